@@ -1,0 +1,59 @@
+# One target for each intent; `make help` lists them.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check fmt bench up
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Newer than what it was installed from: `setup` has nothing to do.
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
+QUESTION := What is the capital of France?
+YAML_RULES := {extends: default, rules: {document-start: disable, line-length: {max: 120}, \
+	indentation: {indent-sequences: whatever}}}
+
+help: ## Show these targets
+	@sed -nE 's/^([a-z]+):[^#]*## (.+)/\1\t\2/p' $(MAKEFILE_LIST) \
+	| while IFS=$$'\t' read -r target text; do printf '  make %-6s %s\n' "$$target" "$$text"; done
+
+setup: $(STAMP) ## Create .venv with everything that is needed
+
+demo: setup ## Serve SmolLM2 at http://127.0.0.1:8000 and watch it answer (ONCE=1: end then)
+	$(BIN)/warren pull smollm2
+	$(BIN)/warren serve --model smollm2 --dtype float32 --log-level warning --ask "$(QUESTION)" \
+	    $(if $(ONCE),--once --port 0)
+
+test: setup ## Run all tests, with a RabbitMQ of their own; installs it where it is missing
+	infra/rabbitmq/with_rabbitmq.sh $(BIN)/pytest -m "not gpu"
+
+check: setup ## Check format, lint, types, imports, duplicates and YAML
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pylint shared gateway worker kernels warren.py tests bench infra
+	$(BIN)/yamllint --strict -d '$(YAML_RULES)' docker-compose.yml infra
+
+fmt: setup ## Format the code and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## Measure what the queue costs a request
+	$(BIN)/python -m bench.queue
+
+up: .env ## Start RabbitMQ, a gateway and a worker in Docker
+	docker compose up --build
+
+.env: | .env.example
+	@umask 077 && while IFS= read -r line; do \
+	    [[ $$line != *= ]] || line+=$$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n'); \
+	    printf '%s\n' "$$line"; \
+	done <.env.example >$@
+
+$(STAMP): pyproject.toml constraints.txt
+	@python=$$(infra/find_python.sh) && "$$python" -m venv $(VENV)
+	$(PIP) pip setuptools
+	PYTHONWARNINGS=ignore $(PIP) --no-build-isolation --editable '.[gateway,worker,dev]'
+	@touch $@

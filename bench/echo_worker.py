@@ -1,0 +1,81 @@
+"""A worker whose engine is synthetic: all is real but the arithmetic.
+
+Its tokens are a function of the tokens before them (`worker.model.echo`), so that queue, relay and
+failures can be measured and tested at any rate without a model's cost. It serves the name ``echo``
+with SmolLM2's tokenizer.
+"""
+
+import asyncio
+import functools
+import signal
+from typing import Annotated
+
+import typer
+
+from shared import settings, telemetry
+from shared.bus.base import Bus
+from shared.bus.rabbit import RabbitBus
+from shared.settings import WorkerSettings
+from worker.engine.engine import Engine
+from worker.engine.scheduler import SchedulerLimits
+from worker.model import store
+from worker.model.echo import EchoRunner
+from worker.served_model import ServedModel
+from worker.service import run_worker
+from worker.text import Tokenizer
+
+MODEL = "echo"
+
+
+@functools.cache
+def _tokenizer() -> Tokenizer:
+    return Tokenizer.load(store.resolve(settings.DEFAULT_MODEL))
+
+
+def echo_model(worker: WorkerSettings, step_s: float = 0.0, num_blocks: int = 8192) -> ServedModel:
+    """The synthetic model: each step takes ``step_s`` whatever its batch."""
+    tokenizer = _tokenizer()
+    runner = EchoRunner(
+        num_blocks=num_blocks,
+        block_size=worker.block_size,
+        vocab_size=tokenizer.vocab_size,
+        max_seq_len=worker.max_seq_len or 8192,
+        step_s=step_s,
+    )
+    limits = SchedulerLimits(
+        max_num_seqs=worker.max_num_seqs,
+        max_num_batched_tokens=worker.max_num_batched_tokens,
+        batch_reserve=worker.batch_reserve,
+    )
+    return ServedModel(
+        name=MODEL,
+        tokenizer=tokenizer,
+        engine=Engine(runner, limits),
+        max_seq_len=min(runner.max_seq_len, num_blocks * worker.block_size),
+        fingerprint=MODEL,
+    )
+
+
+async def _run(bus: Bus, worker: WorkerSettings, model: ServedModel) -> None:
+    stop = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    async with bus:
+        await run_worker(worker, bus, stop=stop, model=model)
+
+
+def main(
+    broker: Annotated[str, typer.Option(help="AMQP URL.")],
+    health_port: int | None = None,
+    drain_grace_s: float | None = None,
+    step_ms: Annotated[float, typer.Option(help="Duration of one step.")] = 0.0,
+) -> None:
+    worker = settings.load(
+        WorkerSettings, broker=broker, health_port=health_port, drain_grace_s=drain_grace_s
+    )
+    telemetry.configure(worker, "warren-echo-worker")
+    asyncio.run(_run(RabbitBus(broker), worker, echo_model(worker, step_ms / 1e3)))
+
+
+if __name__ == "__main__":
+    typer.run(main)

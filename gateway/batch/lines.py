@@ -1,0 +1,138 @@
+"""The input of a batch: all of it is checked before the first line is answered."""
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal, Self, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from gateway import schemas
+from shared.bus.base import MAX_MESSAGE_BYTES
+from shared.errors import InvalidRequest
+from shared.messages import GenerationJob, encode
+
+_MAX_PROBLEMS_SHOWN = 20
+
+Url: TypeAlias = Literal["/v1/chat/completions", "/v1/completions"]
+
+
+class BatchLine(msgspec.Struct, frozen=True):
+    """One request, as OpenAI's batches have it."""
+
+    custom_id: Annotated[str, Meta(min_length=1, max_length=512)]
+    method: Literal["POST"]
+    url: Url
+    body: msgspec.Raw
+
+    def job(self, request_id: str, created_at: float) -> GenerationJob:
+        """What is published. Raises `InvalidRequest`."""
+        body = bytes(self.body)
+        request: schemas.ChatRequest | schemas.CompletionRequest
+        if self.url == "/v1/chat/completions":
+            request = schemas.parse(schemas.ChatRequest, body)
+        else:
+            request = schemas.parse(schemas.CompletionRequest, body)
+        if request.stream:
+            raise InvalidRequest("stream: a batch has no streams", param="stream")
+        job = schemas.to_job(request, request_id=request_id, created_at=created_at, mode="final")
+        # Nobody reads between two runs, and work goes on.
+        return msgspec.structs.replace(job, is_detached=True)
+
+
+_DECODER = msgspec.json.Decoder(BatchLine)
+
+
+class BatchFile:
+    """A checked input. It knows where its lines are, not what they say: files are large.
+
+    A line is known by its position in the file.
+    """
+
+    def __init__(self, path: Path, index: "_Index") -> None:
+        self.path = path
+        self.digest = index.digest.hexdigest()
+        self.model = index.model
+        self.custom_ids = tuple(index.offsets)
+        self._offsets = tuple(index.offsets.values())
+        self._positions = {self.request_id(k): k for k in range(len(self))}
+
+    @classmethod
+    def check(cls, path: Path) -> Self:
+        """Read the whole file. Raises `InvalidRequest` naming each bad line, `OSError`."""
+        index = _Index()
+        offset = 0
+        with path.open("rb") as file:
+            for number, text in enumerate(file, start=1):
+                index.digest.update(text)
+                if not text.isspace():
+                    index.add(number, offset, text)
+                offset += len(text)
+        if not index.offsets and not index.problems:
+            raise InvalidRequest(f"{path.name} holds no requests")
+        if index.problems:
+            raise InvalidRequest(_report(path, index.problems))
+        return cls(path, index)
+
+    def __len__(self) -> int:
+        return len(self.custom_ids)
+
+    @property
+    def run_id(self) -> str:
+        """The same for the same input, wherever and whenever it runs."""
+        return f"batch-{self.digest[:32]}"
+
+    def request_id(self, position: int) -> str:
+        """The same in every run."""
+        name = hashlib.sha256(self.custom_ids[position].encode()).hexdigest()
+        return f"{self.run_id}-{name[:32]}"
+
+    def position(self, request_id: str) -> int | None:
+        """The line whose job bears ``request_id``."""
+        return self._positions.get(request_id)
+
+    def line(self, position: int) -> BatchLine:
+        """Read a line again."""
+        with self.path.open("rb") as file:
+            file.seek(self._offsets[position])
+            return _DECODER.decode(file.readline())
+
+    def job(self, position: int, created_at: float) -> GenerationJob:
+        """The job of a line; ``created_at`` is Unix time in seconds."""
+        return self.line(position).job(self.request_id(position), created_at)
+
+
+@dataclass(slots=True)
+class _Index:
+    """What a first reading of the file finds."""
+
+    digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
+    model: str = ""
+    offsets: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, number: int, offset: int, text: bytes) -> None:
+        try:
+            line = _DECODER.decode(text)
+            job = line.job("check", created_at=0)
+        except (msgspec.MsgspecError, InvalidRequest) as error:
+            self.problems.append(f"line {number}: {error}")
+            return
+        self.model = self.model or job.model
+        if job.model != self.model:
+            self.problems.append(
+                f"line {number}: model {job.model!r}, but the first line has {self.model!r}"
+            )
+        if line.custom_id in self.offsets:
+            self.problems.append(f"line {number}: custom_id {line.custom_id!r} is not unique")
+        if len(encode(job)) > MAX_MESSAGE_BYTES - 1024:
+            self.problems.append(f"line {number}: longer than a message may be")
+        self.offsets[line.custom_id] = offset
+
+
+def _report(path: Path, problems: list[str]) -> str:
+    shown = problems[:_MAX_PROBLEMS_SHOWN]
+    num_more = len(problems) - len(shown)
+    more = [f"and {num_more} more"] if num_more else []
+    return "\n".join([f"{path.name}: {len(problems)} bad lines", *shown, *more])

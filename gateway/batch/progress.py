@@ -1,0 +1,51 @@
+"""How far a batch is."""
+
+import time
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class BatchProgress:
+    num_lines: int
+    num_done: int
+    """Lines with an answer, failed ones and those of earlier runs included."""
+    num_failed: int
+    num_tokens: int
+    """Generated in this run."""
+    tokens_per_s: float
+    seconds_left: float | None
+    """None until this run has its first answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSummary:
+    num_lines: int
+    num_failed: int
+    num_tokens: int
+    """Generated in this run."""
+    elapsed_s: float
+
+
+@dataclass(slots=True)
+class Pace:
+    """What this run has done since it began."""
+
+    num_answers: int = 0
+    num_tokens: int = 0
+    started_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.started_at
+
+    def progress(self, num_lines: int, num_done: int, num_failed: int) -> BatchProgress:
+        elapsed_s = self.elapsed_s
+        num_left = num_lines - num_done
+        return BatchProgress(
+            num_lines=num_lines,
+            num_done=num_done,
+            num_failed=num_failed,
+            num_tokens=self.num_tokens,
+            tokens_per_s=self.num_tokens / elapsed_s if elapsed_s > 0 else 0.0,
+            seconds_left=num_left * elapsed_s / self.num_answers if self.num_answers else None,
+        )

@@ -1,0 +1,98 @@
+"""The reply queue of a batch, read through lost connections."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+
+from shared import topology
+from shared.bus.base import Bus, Delivery
+from shared.errors import BusUnavailable, QueueBusy, QueueNotFound
+
+REPLIES_EXPIRE_S = 7 * 24 * 3600.0
+_PAUSE_S = 0.1
+_BUSY_TIMEOUT_S = 30.0
+
+
+class Replies:
+    """Answers to all jobs of a run, and those that an earlier run has left behind.
+
+    What is taken and not acknowledged comes again, in this run or the next.
+    """
+
+    def __init__(self, bus: Bus, run_id: str, *, prefetch: int) -> None:
+        self._bus = bus
+        self._queue = topology.reply_queue(run_id, REPLIES_EXPIRE_S)
+        self._prefetch = prefetch
+        self._deliveries: asyncio.Queue[Delivery] = asyncio.Queue()
+
+    @property
+    def routing_key(self) -> str:
+        """The ``reply_to`` of the run's jobs."""
+        return self._queue.bindings[0].routing_key
+
+    async def declare(self) -> None:
+        """Create the queue if it is not there. Raises `BusUnavailable`."""
+        await self._bus.declare(self._queue)
+
+    async def delete(self) -> None:
+        """Remove the queue. Raises `BusUnavailable`."""
+        await self._bus.delete_queue(self._queue.name)
+
+    async def take(self) -> list[Delivery]:
+        """Wait for answers; returns all that are there."""
+        taken = [await self._deliveries.get()]
+        while not self._deliveries.empty():
+            taken.append(self._deliveries.get_nowait())
+        return taken
+
+    async def ack(self, deliveries: Iterable[Delivery]) -> None:
+        """What was taken is safe."""
+        for delivery in deliveries:
+            await delivery.ack()
+            self._deliveries.task_done()
+
+    async def caught_up(self) -> None:
+        """Return when no answer waits, neither at the broker nor here."""
+        while True:
+            try:
+                state = await self._bus.inspect(self._queue.name)
+            except BusUnavailable:
+                await self._bus.wait_connected()
+                continue
+            if state is None or state.num_ready == 0:
+                break
+            await asyncio.sleep(_PAUSE_S)
+        await self._deliveries.join()
+
+    async def collect(self, on_lost: Callable[[], None]) -> None:
+        """Read for ever. ``on_lost`` is called when the queue was lost, and with it answers.
+
+        Raises `QueueBusy` if somebody else reads the queue and goes on to do so: the connection
+        of a run that was killed lives on until the broker misses its heartbeat.
+        """
+        busy_since: float | None = None
+        while True:
+            try:
+                async with self._bus.consume(
+                    self._queue.name, prefetch=self._prefetch, is_exclusive=True
+                ) as consumer:
+                    busy_since = None
+                    async for delivery in consumer:
+                        self._deliveries.put_nowait(delivery)
+            except BusUnavailable:
+                await self._bus.wait_connected()
+            except QueueNotFound:
+                await self._redeclare()
+                on_lost()
+            except QueueBusy:
+                busy_since = busy_since or time.monotonic()
+                if time.monotonic() - busy_since > _BUSY_TIMEOUT_S:
+                    raise
+                await asyncio.sleep(_PAUSE_S)
+
+    async def _redeclare(self) -> None:
+        while True:
+            try:
+                return await self.declare()
+            except BusUnavailable:
+                await self._bus.wait_connected()

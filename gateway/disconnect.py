@@ -1,0 +1,45 @@
+"""Work that ends with the client's connection."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.types import Receive
+
+
+class ClientGone(Exception):
+    """The client closed the connection; nobody reads an answer."""
+
+
+@asynccontextmanager
+async def until_disconnect(receive: Receive) -> AsyncIterator[None]:
+    """Cancel what runs inside when the client goes away, and raise `ClientGone` then.
+
+    The request's body must have been read, and the response's last bytes must be sent outside:
+    servers report a complete response as a disconnect.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    is_inside = True
+
+    def cancel(watch: asyncio.Task[None]) -> None:
+        if is_inside and not watch.cancelled():
+            task.cancel()
+
+    watch = asyncio.create_task(_wait_disconnect(receive))
+    watch.add_done_callback(cancel)
+    try:
+        yield
+    except asyncio.CancelledError:
+        # Somebody else may have cancelled the task as well: that is not ours to swallow.
+        if watch.done() and not task.uncancel():
+            raise ClientGone from None
+        raise
+    finally:
+        is_inside = False
+        watch.cancel()
+
+
+async def _wait_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

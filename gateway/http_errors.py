@@ -1,0 +1,125 @@
+"""The one place where errors get their HTTP status, and OpenAI's shape."""
+
+import http
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from gateway.metrics import Metrics
+from shared import errors
+from shared.errors import InternalError, InvalidRequest, Overloaded, WarrenError
+
+_RETRY_AFTER_S = 1.0
+_ENCODER = msgspec.json.Encoder()
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """What OpenAI's clients look for, in a response and in a stream."""
+
+    error: ErrorDetail
+
+
+@dataclass(frozen=True, slots=True)
+class HttpStatus:
+    code: int
+    type: Literal["invalid_request_error", "rate_limit_error", "server_error"] = "server_error"
+    is_retryable: bool | None = None
+    """False, True: the client is told so. None: it decides by the status."""
+
+
+_INTERNAL = HttpStatus(500)
+_STATUS: dict[str, HttpStatus] = {
+    errors.InvalidRequest.code: HttpStatus(400, "invalid_request_error"),
+    errors.ContextLengthExceeded.code: HttpStatus(400, "invalid_request_error"),
+    errors.ModelNotFound.code: HttpStatus(404, "invalid_request_error"),
+    errors.TakenOver.code: HttpStatus(409, "invalid_request_error", is_retryable=False),
+    errors.Overloaded.code: HttpStatus(429, "rate_limit_error"),
+    errors.PublishRefused.code: HttpStatus(429, "rate_limit_error"),
+    errors.Unavailable.code: HttpStatus(503),
+    errors.BusUnavailable.code: HttpStatus(503),
+    errors.PublishUnconfirmed.code: HttpStatus(503),
+    errors.DeadlineExceeded.code: HttpStatus(504, is_retryable=False),
+}
+
+
+def status_of(error: WarrenError) -> HttpStatus:
+    return _STATUS.get(error.code, _INTERNAL)
+
+
+def error_body(error: WarrenError) -> ErrorBody:
+    kind = status_of(error).type
+    return ErrorBody(
+        ErrorDetail(message=error.message, type=kind, param=error.param, code=error.code)
+    )
+
+
+def error_response(error: WarrenError) -> Response:
+    status = status_of(error)
+    headers = {}
+    if status.code in (429, 503):
+        retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else _RETRY_AFTER_S
+        headers["Retry-After"] = str(math.ceil(retry_after_s))
+        headers["retry-after-ms"] = str(round(retry_after_s * 1000))
+    if status.is_retryable is not None:
+        headers["x-should-retry"] = str(status.is_retryable).lower()
+    return _response(status.code, error_body(error), headers)
+
+
+def internal_error_response() -> Response:
+    """For what nobody expected: tells the client nothing but that."""
+    return error_response(InternalError("The gateway failed on this request."))
+
+
+def install(app: FastAPI, metrics: Metrics) -> None:
+    """Answer every error of ``app`` in OpenAI's shape."""
+
+    async def on_warren_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, WarrenError)
+        metrics.count_error(error.code)
+        return error_response(error)
+
+    async def on_http_exception(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        metrics.count_error(_http_code(error.status_code))
+        return _framework_response(error)
+
+    async def on_validation_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        problem: dict[str, Any] = error.errors()[0]
+        param = ".".join(str(part) for part in problem["loc"][1:])
+        return await on_warren_error(
+            request, InvalidRequest(f"{param}: {problem['msg']}", param=param)
+        )
+
+    app.add_exception_handler(WarrenError, on_warren_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(RequestValidationError, on_validation_error)
+
+
+def _http_code(status: int) -> str:
+    """404 -> "not_found"."""
+    return http.HTTPStatus(status).phrase.lower().replace(" ", "_")
+
+
+def _framework_response(error: HTTPException) -> Response:
+    detail = ErrorDetail(
+        message=error.detail, type="invalid_request_error", code=_http_code(error.status_code)
+    )
+    return _response(error.status_code, ErrorBody(detail), dict(error.headers or {}))
+
+
+def _response(status: int, body: ErrorBody, headers: dict[str, str]) -> Response:
+    return Response(_ENCODER.encode(body), status, headers, media_type="application/json")

@@ -1,0 +1,76 @@
+"""What the client wants continued, as the prompts of a job in the making.
+
+The lists are cut one beyond their limit, so that the limit's own check refuses them and a huge body
+does not hold up the event loop before.
+"""
+
+from typing import Any, TypeAlias
+
+from shared.errors import InvalidRequest
+from shared.messages import MAX_MESSAGES, MAX_PROMPTS
+
+UncheckedPrompt: TypeAlias = dict[str, Any]
+
+
+def chat_prompt(messages: list[Any]) -> UncheckedPrompt:
+    """The one prompt of a conversation. Raises `InvalidRequest`."""
+    return {
+        "type": "chat",
+        "messages": [
+            _message(message, f"messages[{k}]")
+            for k, message in enumerate(messages[: MAX_MESSAGES + 1])
+        ],
+    }
+
+
+def completion_prompts(prompt: Any) -> list[UncheckedPrompt]:
+    """One prompt, or each of a list. Raises `InvalidRequest`."""
+    is_one = not isinstance(prompt, list) or isinstance(prompt[0], int)
+    return [
+        _completion_prompt(item) for item in ([prompt] if is_one else prompt[: MAX_PROMPTS + 1])
+    ]
+
+
+def _completion_prompt(prompt: Any) -> UncheckedPrompt:
+    if isinstance(prompt, str):
+        return {"type": "text", "text": prompt}
+    if isinstance(prompt, list):
+        return {"type": "tokens", "token_ids": prompt}
+    raise InvalidRequest(
+        "prompt: expected a string, token ids, or a list of either.", param="prompt"
+    )
+
+
+def _message(message: Any, path: str) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise InvalidRequest(f"{path}: expected an object.", param=path)
+    for name in ("tool_calls", "function_call", "audio"):
+        if message.get(name):
+            raise InvalidRequest(f"{path}.{name} is not supported.", param=f"{path}.{name}")
+    known = {name: message[name] for name in ("role", "name") if message.get(name) is not None}
+    return known | {"content": _content(message, f"{path}.content")}
+
+
+def _content(message: dict[str, Any], path: str) -> str:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join(_text(part, f"{path}[{k}]") for k, part in enumerate(content))
+    if content is None and message.get("role") == "assistant":
+        return ""
+    raise InvalidRequest(f"{path}: expected a string or a list of parts.", param=path)
+
+
+def _text(part: Any, path: str) -> str:
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        raise InvalidRequest(f"{path}: expected an object with a type.", param=path)
+    if part["type"] != "text":
+        kind = part["type"][:64]
+        raise InvalidRequest(
+            f"{path}: parts of type '{kind}' are not supported, only text.", param=path
+        )
+    if not isinstance(part.get("text"), str):
+        raise InvalidRequest(f"{path}.text: expected a string.", param=f"{path}.text")
+    text: str = part["text"]
+    return text

@@ -1,0 +1,41 @@
+"""GET /v1/models: what live workers serve."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter
+
+from gateway.deps import Gateway
+from shared.errors import ModelNotFound
+from shared.messages import Announcement
+
+
+def router(gateway: Gateway) -> APIRouter:
+    routes = APIRouter(tags=["models"])
+
+    def describe(model: str, workers: Sequence[Announcement]) -> dict[str, Any]:
+        return {
+            "id": model,
+            "object": "model",
+            "created": gateway.workers.first_seen_at(model),
+            "owned_by": "warren",
+            "root": model,
+            "parent": None,
+            "max_model_len": min(worker.max_seq_len for worker in workers),
+        }
+
+    @routes.get("/v1/models")
+    async def list_models() -> dict[str, Any]:
+        """List the models that have a live worker."""
+        models = sorted(gateway.workers.models().items())
+        return {"object": "list", "data": [describe(*model) for model in models]}
+
+    @routes.get("/v1/models/{model:path}")
+    async def get_model(model: str) -> dict[str, Any]:
+        """Describe one model."""
+        workers = gateway.workers.models().get(model)
+        if workers is None:
+            raise ModelNotFound(f"The model '{model}' has no live worker.", param="model")
+        return describe(model, workers)
+
+    return routes

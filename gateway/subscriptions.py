@@ -1,0 +1,61 @@
+"""What a gateway hears besides replies: announcements of workers, commands to all gateways."""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from shared import topology
+from shared.bus.base import Bus, Message, Queue
+from shared.errors import BusError, UndecodableMessage
+
+logger = logging.getLogger(__name__)
+
+_RETRY_PAUSE_S = 0.2
+
+Handler = Callable[[Message], None]
+
+
+@asynccontextmanager
+async def listening(bus: Bus, on_announcement: Handler, on_command: Handler) -> AsyncIterator[None]:
+    """Declare what a gateway needs and call the handlers from then on, as soon as the broker is
+    there and whenever it is there again. A handler may raise `UndecodableMessage`."""
+    gateway_id = uuid.uuid4().hex
+    listeners = [
+        asyncio.create_task(_listen(bus, gateway_id, queue, handle))
+        for queue, handle in (
+            (topology.announcements_queue(gateway_id), on_announcement),
+            (topology.gateway_queue(gateway_id), on_command),
+        )
+    ]
+    try:
+        yield
+    finally:
+        for listener in listeners:
+            listener.cancel()
+        await asyncio.wait(listeners)
+
+
+async def _listen(bus: Bus, gateway_id: str, queue: Queue, handle: Handler) -> None:
+    while True:
+        try:
+            await bus.wait_connected()
+            await topology.declare_gateway(bus, gateway_id)
+            async with bus.consume(queue.name) as consumer:
+                async for delivery in consumer:
+                    await delivery.ack()
+                    _handle(delivery.message, handle)
+        except BusError as error:
+            logger.warning("not listening", extra={"queue": queue.name, "reason": error.message})
+            await asyncio.sleep(_RETRY_PAUSE_S)
+        except Exception:  # whatever it was, a deaf gateway is worse
+            logger.exception("not listening", extra={"queue": queue.name})
+            await asyncio.sleep(_RETRY_PAUSE_S)
+
+
+def _handle(message: Message, handle: Handler) -> None:
+    try:
+        handle(message)
+    except UndecodableMessage as error:
+        logger.warning("message dropped", extra={"reason": error.message})

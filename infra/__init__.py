@@ -1,0 +1,1 @@
+"""What stands around the processes: images, broker, observability, the AMQP contract."""

@@ -1,0 +1,321 @@
+"""Writes ``infra/asyncapi.yaml``: what any AMQP client may send to Warren and read from it.
+
+Names come from ``shared.topology``, schemas from ``shared.messages``, codes from ``shared.errors``.
+Run ``python -m infra.asyncapi`` after a change to one of these; a test compares.
+"""
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+import yaml
+
+from shared import topology
+from shared.bus.base import Exchange, Queue
+from shared.errors import InvalidRequest, RequestError, ServiceError, WarrenError
+from shared.messages import (
+    JSON,
+    MSGPACK,
+    Announcement,
+    Cancel,
+    Completed,
+    Continue,
+    Failed,
+    Finished,
+    GenerationJob,
+    HandedOver,
+    Started,
+    TokenDelta,
+)
+
+FILE = Path(__file__).with_name("asyncapi.yaml")
+ASYNCAPI_VERSION = "3.0.0"
+
+Json: TypeAlias = dict[str, Any]
+
+ANSWERS = (Completed, Failed)
+EVENTS = (Started, TokenDelta, Finished, HandedOver, Failed)
+COMMANDS = (Cancel, Continue)
+MESSAGES: tuple[type[msgspec.Struct], ...] = (
+    GenerationJob,
+    Completed,
+    *EVENTS,
+    *COMMANDS,
+    Announcement,
+)
+
+_DESCRIPTION = f"""\
+Text generation as durable jobs on RabbitMQ, seen from a client: `send` is what the client sends.
+
+1. Declare a durable queue `reply.<id>` with `x-expires`, so that it goes when you do not come back,
+   and bind it to `{topology.REPLIES.name}` under its own name. The id is any name of letters,
+   digits, `.`, `_` and `-`; one queue may take the answers to many jobs. A job of mode `stream`
+   is cancelled when nobody consumes its queue, unless it says `is_detached`. One of mode `final`
+   needs no consumer: its queue's expiry starts again and again while the job runs, but not while
+   it waits for a worker.
+2. Publish the job to `{topology.JOBS.name}` under `<model>.batch`, or `<model>.interactive` if
+   somebody waits for it: those go first. Publish persistent, mandatory and with confirms: a return
+   means that no worker has ever served that model, a nack that the queue is full; try later.
+3. Read the answers and acknowledge each once it is safe with you. `correlation_id` says which job
+   it belongs to. A job runs at least once, so an answer may come twice: drop the second.
+
+Bodies are JSON (content_type `{JSON}`) or MessagePack (`{MSGPACK}`); answers come
+in the encoding of the job. New optional fields may appear at any time. What is not a valid job
+goes to `{topology.DEAD_LETTERS.name}`; if its reply_to is valid, it is answered first, with
+`Failed` of code `{InvalidRequest.code}`.
+"""
+_PROPERTIES = {
+    "type": "object",
+    "description": "AMQP basic properties.",
+    "required": ["content_type", "correlation_id", "reply_to"],
+    "properties": {
+        "content_type": {"enum": [JSON, MSGPACK]},
+        "correlation_id": {"type": "string", "description": "Comes back with each answer."},
+        "reply_to": {
+            "type": "string",
+            "pattern": r"^reply\.[A-Za-z0-9._-]{1,200}$",
+            "description": f"The routing key of your queue at `{topology.REPLIES.name}`.",
+        },
+    },
+}
+
+
+def document() -> Json:
+    """The AsyncAPI document."""
+    return {
+        "asyncapi": ASYNCAPI_VERSION,
+        "info": {"title": "Warren for AMQP clients", "version": "1", "description": _DESCRIPTION},
+        "defaultContentType": JSON,
+        "channels": _channels(),
+        "operations": _operations(),
+        "components": {
+            "messages": {message.__name__: _message(message) for message in MESSAGES},
+            "schemas": _schemas(),
+        },
+    }
+
+
+def render() -> str:
+    return yaml.dump(document(), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _channels() -> Json:
+    job = topology.jobs_binding("{model}", "batch")
+    reply = topology.reply_binding("reply.{id}")
+    command = topology.worker_binding("{worker}")
+    model = {"description": "A name that `/v1/models` or an announcement lists."}
+    return {
+        "batchJobs": {
+            "address": job.routing_key,
+            "description": "Jobs that nobody waits for.",
+            "parameters": {"model": model},
+            "messages": _message_refs(GenerationJob),
+            "bindings": _exchange(job.exchange),
+        },
+        "interactiveJobs": {
+            "address": topology.jobs_binding("{model}", "interactive").routing_key,
+            "description": "Jobs that somebody waits for; they go ahead of the others.",
+            "parameters": {"model": model},
+            "messages": _message_refs(GenerationJob),
+            "bindings": _exchange(job.exchange),
+        },
+        "replies": {
+            "address": reply.routing_key,
+            "description": "Your own queue, bound under this routing key.",
+            "parameters": {"id": {"description": "Your choice: letters, digits, `.`, `_`, `-`."}},
+            "messages": _message_refs(Completed, *EVENTS),
+            "bindings": _exchange(reply.exchange),
+        },
+        "commands": {
+            "address": command.routing_key,
+            "description": "Commands to one worker, always MessagePack.",
+            "parameters": {"worker": {"description": "As the job's last `Started` says."}},
+            "messages": _message_refs(*COMMANDS),
+            "bindings": _exchange(command.exchange),
+        },
+        "workers": {
+            "address": "",
+            "description": "What workers say of themselves every few seconds, always MessagePack. "
+            "For operators: a publisher's user may not bind here.",
+            "messages": _message_refs(Announcement),
+            "bindings": _exchange(topology.WORKERS),
+        },
+        "deadLetters": {
+            "address": topology.DEAD_LETTERS.name,
+            "description": "Jobs that no worker could read, that expired in the queue, or that "
+            "came back too often; the header `x-death` says which. For operators.",
+            "messages": _message_refs(GenerationJob),
+            "bindings": _queue(topology.DEAD_LETTERS),
+        },
+    }
+
+
+def _operations() -> Json:
+    return {
+        "submitBatchJob": _submit("batchJobs"),
+        "submitInteractiveJob": _submit("interactiveJobs"),
+        "readStream": {
+            "action": "receive",
+            "channel": _ref("channels", "replies"),
+            "description": "A job of mode `stream` needs a queue of its own, which holds its log. "
+            "A `Started` with the last one's ticket is a repetition. Any other event counts only "
+            "if its attempt is the number of `Started` so far, its index the number of the "
+            "choice's tokens so far, and its prefix_hash their FNV-1a hash (64 bits, over whole "
+            "token ids); drop all others. The job ends with the `Finished` of its last choice, or "
+            "with `Failed`.",
+            "messages": [_channel_message("replies", event) for event in EVENTS],
+        },
+        "continueStream": {
+            "action": "send",
+            "channel": _ref("channels", "commands"),
+            "description": "The answer to every `Started` of a log but the first, and to the first "
+            "too if its `is_waiting` is true; it bears that `Started`'s ticket. The worker before "
+            "was lost or has handed the job over, and this one goes on from the tokens that you "
+            "have. `is_waiting` says that the job was delivered before, so that its worker "
+            "generates nothing until this answer comes.",
+            "messages": [_channel_message("commands", Continue)],
+        },
+        "cancelStream": {
+            "action": "send",
+            "channel": _ref("channels", "commands"),
+            "description": "Stops a job of mode `stream`.",
+            "messages": [_channel_message("commands", Cancel)],
+        },
+        "watchWorkers": {"action": "receive", "channel": _ref("channels", "workers")},
+        "readDeadLetters": {"action": "receive", "channel": _ref("channels", "deadLetters")},
+    }
+
+
+def _submit(channel: str) -> Json:
+    return {
+        "action": "send",
+        "channel": _ref("channels", channel),
+        "messages": [_channel_message(channel, GenerationJob)],
+        "bindings": {"amqp": {"deliveryMode": 2, "mandatory": True, "bindingVersion": "0.3.0"}},
+        "reply": {
+            "channel": _ref("channels", "replies"),
+            "messages": [_channel_message("replies", answer) for answer in ANSWERS],
+        },
+    }
+
+
+def _message(message: type[msgspec.Struct]) -> Json:
+    entry: Json = {
+        "name": _tag(message),
+        "summary": _docstring(message).split("\n")[0],
+        "payload": _ref("components/schemas", message.__name__),
+    }
+    if message is GenerationJob:
+        entry |= {"headers": _PROPERTIES, "examples": [_example()]}
+    if message is Failed:
+        entry["x-codes"] = _codes()
+    if message in (*COMMANDS, Announcement):
+        entry["contentType"] = MSGPACK
+    return entry
+
+
+def _example() -> Json:
+    return {
+        "name": "A question",
+        "headers": {
+            "content_type": JSON,
+            "correlation_id": "row-17",
+            "reply_to": "reply.my-results",
+        },
+        "payload": {
+            "type": _tag(GenerationJob),
+            "request_id": "row-17",
+            "model": "smollm2",
+            "prompts": [
+                {
+                    "type": "chat",
+                    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+                }
+            ],
+            "sampling": {"max_tokens": 32, "temperature": 0},
+        },
+    }
+
+
+def _codes() -> dict[str, str]:
+    """What the code of a `Failed` may be: those of the request's fault can never succeed."""
+    faults = {error.code: "The request is at fault." for error in _leaves(RequestError)}
+    return faults | {error.code: "The service could not." for error in _leaves(ServiceError)}
+
+
+def _leaves(root: type[WarrenError]) -> list[type[WarrenError]]:
+    # Subclasses elsewhere than in shared.errors never reach the wire.
+    return [error for error in root.__subclasses__() if error.__module__ == root.__module__]
+
+
+def _schemas() -> Json:
+    _, components = msgspec.json.schema_components(
+        MESSAGES, ref_template="#/components/schemas/{name}"
+    )
+    schemas: Json = _plain(components)
+    return schemas
+
+
+def _plain(schema: Any) -> Any:
+    """A schema as AsyncAPI and other languages read it."""
+    if isinstance(schema, list):
+        return [_plain(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    # msgspec writes discriminators as OpenAPI does; AsyncAPI's are names, and tags need none.
+    plain = {name: _plain(value) for name, value in schema.items() if name != "discriminator"}
+    if isinstance(plain.get("pattern"), str):
+        plain["pattern"] = re.sub(r"\\Z$", "$", plain["pattern"])  # \Z is Python's alone
+    if isinstance(plain.get("description"), str):
+        plain["description"] = inspect.cleandoc(plain["description"])
+    return plain
+
+
+def _exchange(exchange: Exchange) -> Json:
+    properties = {"name": exchange.name, "type": exchange.kind, "durable": True}
+    return {"amqp": {"is": "routingKey", "exchange": properties, "bindingVersion": "0.3.0"}}
+
+
+def _queue(queue: Queue) -> Json:
+    properties = {"name": queue.name, "durable": True, "exclusive": False, "autoDelete": False}
+    return {"amqp": {"is": "queue", "queue": properties, "bindingVersion": "0.3.0"}}
+
+
+def _message_refs(*messages: type[msgspec.Struct]) -> Json:
+    return {message.__name__: _ref("components/messages", message.__name__) for message in messages}
+
+
+def _channel_message(channel: str, message: type[msgspec.Struct]) -> Json:
+    return _ref(f"channels/{channel}/messages", message.__name__)
+
+
+def _ref(place: str, name: str) -> Json:
+    return {"$ref": f"#/{place}/{name}"}
+
+
+def _tag(message: type[msgspec.Struct]) -> str:
+    return str(message.__struct_config__.tag)
+
+
+def _docstring(message: type[msgspec.Struct]) -> str:
+    return inspect.getdoc(message) or ""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Text of several lines as it is, and no anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+if __name__ == "__main__":
+    FILE.write_text(render(), encoding="utf-8")

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Run COMMAND where the tests find a RabbitMQ: installed, or in a container that ends with COMMAND.
+# Usage: with_rabbitmq.sh COMMAND [ARGUMENT...]
+set -euo pipefail
+
+directory=$(cd "$(dirname "$0")" && pwd)
+image=rabbitmq:4.1
+
+is_installed() {
+    [[ -n ${WARREN_TEST_AMQP_URL:-} ]] || command -v rabbitmq-server >/dev/null ||
+        [[ -x /usr/sbin/rabbitmq-server || -x /usr/lib/rabbitmq/bin/rabbitmq-server ]]
+}
+
+install_debian_package() {
+    # Without this Debian starts every service that it installs; the tests start their own node.
+    local policy=/usr/sbin/policy-rc.d
+    if [[ ! -e $policy ]]; then
+        trap "rm -f $policy" EXIT
+        printf '#!/bin/sh\nexit 101\n' >$policy
+        chmod +x $policy
+    fi
+    apt-get update
+    DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends rabbitmq-server
+}
+
+run_in_container() {
+    local password secrets
+    password=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+    secrets=$(mktemp -d)
+    GATEWAY_PASSWORD=$password WORKER_PASSWORD=$password PUBLISHER_PASSWORD=$password \
+        OPERATOR_PASSWORD=$password \
+        python3 "$directory/render_definitions.py" "$secrets/definitions.json"
+    chmod 755 "$secrets"
+    local container
+    container=$(docker run --detach --rm --publish 127.0.0.1::5672 \
+        --volume "$directory/rabbitmq.conf:/etc/rabbitmq/rabbitmq.conf:ro" \
+        --volume "$secrets:/etc/rabbitmq/definitions:ro" "$image")
+    trap "docker stop '$container' >/dev/null; rm -rf '$secrets'" EXIT
+    docker exec "$container" sh -c \
+        'timeout 60 sh -c "until rabbitmq-diagnostics -q check_port_listener 5672; do sleep 1; done"'
+    local address
+    address=$(docker port "$container" 5672/tcp)
+    WARREN_TEST_AMQP_URL="amqp://operator:$password@$address/warren" "$@"
+}
+
+if is_installed; then
+    exec "$@"
+elif [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
+    install_debian_package
+    "$@"
+elif docker info >/dev/null 2>&1; then
+    run_in_container "$@"
+else
+    echo "The tests need RabbitMQ: install rabbitmq-server, start Docker, or name a broker that" \
+        "they may use with WARREN_TEST_AMQP_URL=amqp://user:password@host/vhost" >&2
+    exit 1
+fi

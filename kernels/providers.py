@@ -1,0 +1,112 @@
+"""The operations that a model is written against, and the choice of who provides them.
+
+Every provider is a package of this one with a function per op, named and called like its twin in
+`kernels.reference`, which is the specification.
+"""
+
+import importlib
+from dataclasses import dataclass, fields
+from typing import Literal, Protocol, TypeAlias
+
+from torch import Tensor
+
+Provider: TypeAlias = Literal["reference"]
+
+
+class RmsNorm(Protocol):
+    """See `kernels.reference.rms_norm`."""
+
+    def __call__(self, hidden: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+
+
+class AddRmsNorm(Protocol):
+    """See `kernels.reference.add_rms_norm`."""
+
+    def __call__(
+        self, hidden: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+class Rope(Protocol):
+    """See `kernels.reference.rope`."""
+
+    def __call__(
+        self, query: Tensor, key: Tensor, positions: Tensor, rope_table: Tensor
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+class StoreKv(Protocol):
+    """See `kernels.reference.store_kv`."""
+
+    def __call__(
+        self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor
+    ) -> None: ...
+
+
+class PagedAttention(Protocol):
+    """See `kernels.reference.paged_attention`."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        block_tables: Tensor,
+        query_starts: Tensor,
+        context_lens: Tensor,
+        *,
+        num_decodes: int,
+        max_query_len: int,
+        scale: float,
+        sliding_window: int | None = None,
+    ) -> Tensor: ...
+
+
+class SiluMul(Protocol):
+    """See `kernels.reference.silu_mul`."""
+
+    def __call__(self, gate_up: Tensor) -> Tensor: ...
+
+
+class Logits(Protocol):
+    """See `kernels.reference.logits`."""
+
+    def __call__(self, hidden: Tensor, weight: Tensor) -> Tensor: ...
+
+
+class FilterFloors(Protocol):
+    """See `kernels.reference.filter_floors`."""
+
+    def __call__(
+        self, logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor
+    ) -> Tensor: ...
+
+
+class DrawRows(Protocol):
+    """See `kernels.reference.draw_rows`."""
+
+    def __call__(
+        self, logits: Tensor, temperatures: Tensor, floors: Tensor, uniforms: Tensor
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """One provider's operations."""
+
+    rms_norm: RmsNorm
+    add_rms_norm: AddRmsNorm
+    rope: Rope
+    store_kv: StoreKv
+    paged_attention: PagedAttention
+    silu_mul: SiluMul
+    logits: Logits
+    filter_floors: FilterFloors
+    draw_rows: DrawRows
+
+
+def load_ops(provider: Provider = "reference") -> Ops:
+    """Import a provider: op ``x`` is function ``x`` of module ``kernels.<provider>.x``."""
+    names = [field.name for field in fields(Ops)]
+    modules = {name: importlib.import_module(f"kernels.{provider}.{name}") for name in names}
+    return Ops(**{name: getattr(module, name) for name, module in modules.items()})

@@ -1,0 +1,1 @@
+"""Plain torch: the specification of every operation."""

@@ -1,0 +1,168 @@
+"""Causal attention of packed queries over keys and values that lie in blocks."""
+
+from collections import defaultdict
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.shapes import check_shape
+
+_MIN_PADDED_LEN = 64
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    *,
+    num_decodes: int,
+    max_query_len: int,
+    scale: float,
+    sliding_window: int | None = None,
+) -> Tensor:
+    """Attend from each token to its sequence's tokens up to itself; returns ``query``'s shape.
+
+    ``query`` is [num_tokens, num_heads, head_dim]; its rows ``query_starts[s]`` ..
+    ``query_starts[s + 1] - 1`` are the last tokens of sequence s, whose whole context of
+    ``context_lens[s]`` tokens, these included, is in the cache already. The caches are contiguous
+    [num_blocks, block_size, num_kv_heads, head_dim] of ``query``'s dtype; token t of sequence s
+    lies in slot t % block_size of block ``block_tables[s, t // block_size]``. num_heads is a
+    multiple of num_kv_heads, and adjacent heads share theirs. The index tensors are int32:
+    ``block_tables`` [num_seqs, max_num_blocks], ``query_starts`` [num_seqs + 1], ``context_lens``
+    [num_seqs].
+
+    The first ``num_decodes`` sequences have one token each, none has more than ``max_query_len``.
+    With a ``sliding_window`` of w a token sees itself and the w - 1 tokens before it. Slots that
+    belong to no token of the batch are never read: they may hold NaN. Raises `ValueError` where
+    shapes differ.
+
+    This provider reads the lengths on the host, which waits for any device but the CPU. A
+    sequence's result does not depend on what else is in the batch.
+    """
+    _check(query, key_cache, value_cache, block_tables, query_starts, context_lens)
+    cache = _PagedCache(key_cache, value_cache, block_tables)
+    lens = context_lens.tolist()
+    starts = query_starts.tolist()
+    out = torch.empty_like(query)
+    for padded_len, rows in _by_padded_len(lens[:num_decodes], sliding_window).items():
+        index = torch.tensor(rows, device=query.device)
+        out[index] = _decode(
+            query[index], cache, index, context_lens[index], padded_len, scale, sliding_window
+        )
+    for row in range(num_decodes, len(lens)):
+        chunk = slice(starts[row], starts[row + 1])
+        out[chunk] = _prefill(query[chunk], cache, row, lens[row], scale, sliding_window)
+    return out
+
+
+class _PagedCache:
+    """Picks tokens' keys and values out of their blocks."""
+
+    def __init__(self, keys: Tensor, values: Tensor, block_tables: Tensor) -> None:
+        self._keys = keys.view(-1, *keys.shape[2:])
+        self._values = values.view(-1, *values.shape[2:])
+        self._block_size = keys.shape[1]
+        self._block_tables = block_tables
+
+    def gather(self, rows: Tensor | slice, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values of the tokens at ``positions`` of the sequences ``rows``.
+
+        ``positions`` is [num_rows, length] int64; the results are [num_rows, num_kv_heads, length,
+        head_dim].
+        """
+        blocks = self._block_tables[rows].gather(1, positions // self._block_size)
+        slots = (blocks * self._block_size + positions % self._block_size).flatten()
+        shape = (*positions.shape, *self._keys.shape[1:])
+        keys = self._keys.index_select(0, slots).view(shape)
+        values = self._values.index_select(0, slots).view(shape)
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
+
+def _by_padded_len(lens: list[int], sliding_window: int | None) -> dict[int, list[int]]:
+    """Group sequences that are attended to at one length, less than a quarter or 64 longer.
+
+    The padded length depends on the sequence alone, and with it the order of its sums.
+    """
+    groups: dict[int, list[int]] = defaultdict(list)
+    for row, context_len in enumerate(lens):
+        visible = context_len if sliding_window is None else min(context_len, sliding_window)
+        step = max(_MIN_PADDED_LEN, (1 << (visible - 1).bit_length()) // 8)
+        groups[-(-visible // step) * step].append(row)
+    return groups
+
+
+def _decode(
+    query: Tensor,
+    cache: _PagedCache,
+    rows: Tensor,
+    context_lens: Tensor,
+    padded_len: int,
+    scale: float,
+    sliding_window: int | None,
+) -> Tensor:
+    """One token of each sequence in ``rows``, all at ``padded_len``."""
+    lens = context_lens.long().unsqueeze(1)
+    first = 0 if sliding_window is None else (lens - sliding_window).clamp(min=0)
+    positions = first + torch.arange(padded_len, device=query.device)
+    is_visible = positions < lens
+    # Padding reads the sequence's own last token again: no mask hides the NaN of other slots.
+    keys, values = cache.gather(rows, positions.minimum(lens - 1))
+    num_rows, num_heads, head_dim = query.shape
+    num_kv_heads = keys.shape[1]
+    # Query heads that share keys stand where a prompt has its tokens, so that no key is repeated.
+    shared = query.view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    mask = is_visible[:, None, None, :].expand(*shared.shape[:3], padded_len)
+    out = functional.scaled_dot_product_attention(shared, keys, values, attn_mask=mask, scale=scale)
+    return out.reshape(query.shape)
+
+
+def _prefill(
+    query: Tensor,
+    cache: _PagedCache,
+    row: int,
+    context_len: int,
+    scale: float,
+    sliding_window: int | None,
+) -> Tensor:
+    """The last tokens of one sequence."""
+    num_tokens = query.shape[0]
+    start = context_len - num_tokens
+    first = 0 if sliding_window is None else max(0, start + 1 - sliding_window)
+    positions = torch.arange(first, context_len, device=query.device)
+    keys, values = cache.gather(slice(row, row + 1), positions.unsqueeze(0))
+    queries = torch.arange(start, context_len, device=query.device).unsqueeze(1)
+    is_visible = positions <= queries
+    if sliding_window is not None:
+        is_visible &= positions > queries - sliding_window
+    out = functional.scaled_dot_product_attention(
+        query.transpose(0, 1).unsqueeze(0),
+        keys,
+        values,
+        attn_mask=is_visible,
+        scale=scale,
+        enable_gqa=True,
+    )
+    return out.squeeze(0).transpose(0, 1)
+
+
+def _check(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+) -> None:
+    _, num_heads, head_dim = query.shape
+    check_shape("key_cache", key_cache, (None, None, None, head_dim))
+    check_shape("value_cache", value_cache, key_cache.shape)
+    num_kv_heads = key_cache.shape[2]
+    if num_heads % num_kv_heads:
+        raise ValueError(f"{num_heads} query heads are no multiple of {num_kv_heads} key heads")
+    num_seqs = context_lens.shape[0]
+    check_shape("block_tables", block_tables, (num_seqs, None))
+    check_shape("query_starts", query_starts, (num_seqs + 1,))

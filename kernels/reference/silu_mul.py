@@ -1,0 +1,15 @@
+"""The gate of a gated linear unit (Shazeer, arXiv:2002.05202), with SiLU as its activation."""
+
+from torch import Tensor
+from torch.nn import functional
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """Return ``silu(gate) * up`` for ``gate_up`` [num_tokens, 2 * width], gate first.
+
+    The result is [num_tokens, width]. Raises `ValueError` where the last length is odd.
+    """
+    if gate_up.shape[-1] % 2:
+        raise ValueError(f"gate_up has shape {list(gate_up.shape)}, expected [*, 2 * width]")
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate) * up

@@ -1,0 +1,1 @@
+"""The contract between gateway and worker: messages, bus, stream log, errors, settings."""

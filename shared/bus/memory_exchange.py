@@ -1,0 +1,47 @@
+"""One exchange of the broker in memory: which queues get a message of which routing key."""
+
+import re
+
+from shared.bus.base import Exchange
+from shared.bus.memory_queue import MemoryQueue
+
+
+class MemoryExchange:
+    """Keys without wildcards, which are nearly all, are found without a search."""
+
+    def __init__(self, declared: Exchange) -> None:
+        self.declared = declared
+        self._exact: dict[str, dict[str, MemoryQueue]] = {}
+        self._patterns: list[tuple[re.Pattern[str], MemoryQueue]] = []
+
+    def bind(self, routing_key: str, queue: MemoryQueue) -> None:
+        if self.declared.kind == "topic" and re.search(r"[*#]", routing_key):
+            self._patterns.append((_compile(routing_key), queue))
+        else:
+            self._exact.setdefault(self._key(routing_key), {})[queue.declared.name] = queue
+
+    def unbind(self, routing_key: str, queue: MemoryQueue) -> None:
+        key = self._key(routing_key)
+        bound = self._exact.get(key, {})
+        bound.pop(queue.declared.name, None)
+        if not bound:
+            self._exact.pop(key, None)
+        self._patterns = [(regex, other) for regex, other in self._patterns if other is not queue]
+
+    def route(self, routing_key: str) -> list[MemoryQueue]:
+        """The queues of a key, each once."""
+        queues = self._exact.get(self._key(routing_key), {})
+        if self._patterns:
+            matching = [q for regex, q in self._patterns if regex.fullmatch(f".{routing_key}")]
+            queues = queues | {queue.declared.name: queue for queue in matching}
+        return list(queues.values())
+
+    def _key(self, routing_key: str) -> str:
+        return "" if self.declared.kind == "fanout" else routing_key
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    """A topic pattern, for keys with a dot before each word: ``*`` one word, ``#`` any number."""
+    wildcards = {"*": r"\.[^.]*", "#": r"(?:\.[^.]*)*"}
+    words = (wildcards.get(word, rf"\.{re.escape(word)}") for word in pattern.split("."))
+    return re.compile("".join(words))

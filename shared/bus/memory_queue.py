@@ -1,0 +1,262 @@
+"""One queue of the broker in memory: order, returns, expiry, limits and dead letters."""
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from shared.bus.base import Binding, Message, Queue, QueueState
+from shared.bus.inbox import Inbox
+from shared.errors import BusError, PublishRefused, QueueBusy, QueueNotFound
+from shared.topology import DEATH_QUEUE_HEADER, DEATH_REASON_HEADER
+
+
+@dataclass(slots=True, eq=False)
+class StoredMessage:
+    """A message in its queue. ``position`` orders the queue and never changes."""
+
+    message: Message
+    position: int
+    expires_at: float | None
+    """In the event loop's time."""
+    num_returns: int = 0
+
+
+class MemoryDelivery:
+    """A `Delivery`."""
+
+    __slots__ = ("_consumer", "num_returns", "stored")
+
+    def __init__(self, consumer: "MemoryConsumer", stored: StoredMessage) -> None:
+        self._consumer = consumer
+        self.stored = stored
+        self.num_returns = stored.num_returns
+
+    @property
+    def message(self) -> Message:
+        return self.stored.message
+
+    async def ack(self) -> None:
+        self._consumer.ack(self)
+
+    async def reject(self, *, requeue: bool = False) -> None:
+        self._consumer.reject(self, requeue=requeue)
+
+
+class MemoryConsumer:
+    """A `Consumer` of one queue, and what it has not settled yet."""
+
+    def __init__(self, queue: "MemoryQueue", *, prefetch: int, is_exclusive: bool) -> None:
+        self.is_exclusive = is_exclusive
+        self.inbox: Inbox[MemoryDelivery] = Inbox()
+        self._queue = queue
+        self._prefetch = prefetch
+        self._unsettled: dict[int, MemoryDelivery] = {}
+
+    def __aiter__(self) -> "MemoryConsumer":
+        return self
+
+    async def __anext__(self) -> MemoryDelivery:
+        return await self.inbox.get()
+
+    async def stop(self) -> None:
+        self.detach()
+        self.inbox.end()
+
+    def detach(self) -> None:
+        """Take no further deliveries."""
+        self._queue.detach(self)
+
+    def close(self, error: BusError) -> None:
+        """Give back what is not settled; iteration raises ``error``."""
+        self.detach()
+        unsettled = [delivery.stored for delivery in self._unsettled.values()]
+        self._unsettled.clear()
+        self._queue.give_back(unsettled)
+        self.inbox.fail(error)
+
+    @property
+    def has_room(self) -> bool:
+        return not self._prefetch or len(self._unsettled) < self._prefetch
+
+    def take(self, stored: StoredMessage) -> None:
+        delivery = MemoryDelivery(self, stored)
+        self._unsettled[stored.position] = delivery
+        self.inbox.put(delivery)
+
+    def ack(self, delivery: MemoryDelivery) -> None:
+        if self._settle(delivery):
+            self._queue.dispatch()
+
+    def reject(self, delivery: MemoryDelivery, *, requeue: bool) -> None:
+        if not self._settle(delivery):
+            return
+        if requeue:
+            self._queue.give_back([delivery.stored])
+        else:
+            self._queue.bury(delivery.stored, "rejected")
+            self._queue.dispatch()
+
+    def _settle(self, delivery: MemoryDelivery) -> bool:
+        """Forget a delivery; False if it was settled before or the consumer is gone."""
+        position = delivery.stored.position
+        is_unsettled = self._unsettled.get(position) is delivery
+        if is_unsettled:
+            del self._unsettled[position]
+        return is_unsettled
+
+
+class MemoryQueue:
+    """A declared queue. ``dead_letter`` publishes what dies here, ``expire`` deletes the queue."""
+
+    def __init__(
+        self,
+        declared: Queue,
+        owner: object | None,
+        dead_letter: Callable[[Binding, Message], None],
+        expire: Callable[["MemoryQueue"], None],
+    ) -> None:
+        self.declared = declared
+        self.owner = owner
+        """The connection that alone may use it."""
+        self._dead_letter = dead_letter
+        self._expire = expire
+        self._loop = asyncio.get_running_loop()
+        self._fresh: deque[StoredMessage] = deque()
+        self._returned: list[tuple[int, StoredMessage]] = []  # a heap; all before the fresh ones
+        self._num_stored = 0
+        self._consumers: deque[MemoryConsumer] = deque()
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._used_at = 0.0
+        self._is_deleted = False
+        self.touch()
+
+    @property
+    def state(self) -> QueueState:
+        return QueueState(num_ready=self._num_ready, num_consumers=len(self._consumers))
+
+    @property
+    def _num_ready(self) -> int:
+        return len(self._fresh) + len(self._returned)
+
+    def put(self, message: Message) -> None:
+        """Store a message. Raises `PublishRefused` when full."""
+        limit = self.declared.max_length
+        if limit is not None and self._num_ready >= limit:
+            raise PublishRefused(f"queue {self.declared.name} is full")
+        lifetime = message.expires_s
+        expires_at = None if lifetime is None else self._loop.time() + lifetime
+        self._num_stored += 1
+        self._fresh.append(StoredMessage(message, self._num_stored, expires_at))
+        self.dispatch()
+
+    def attach(self, *, prefetch: int, is_exclusive: bool) -> MemoryConsumer:
+        """Add a consumer. Raises `QueueBusy` where one of them wants to be the only one."""
+        if self._consumers and (is_exclusive or self._consumers[0].is_exclusive):
+            raise QueueBusy(f"another consumer holds queue {self.declared.name}")
+        consumer = MemoryConsumer(self, prefetch=prefetch, is_exclusive=is_exclusive)
+        self._consumers.append(consumer)
+        self.dispatch()
+        return consumer
+
+    def detach(self, consumer: MemoryConsumer) -> None:
+        if consumer in self._consumers:
+            self._consumers.remove(consumer)
+            self.touch()
+
+    def give_back(self, returned: list[StoredMessage]) -> None:
+        """Put deliveries back in their old places, or bury those that came back too often."""
+        if self._is_deleted:
+            return
+        limit = self.declared.delivery_limit
+        for stored in returned:
+            stored.num_returns += 1
+            if limit is not None and stored.num_returns > limit:
+                self.bury(stored, "delivery_limit")
+            else:
+                heapq.heappush(self._returned, (stored.position, stored))
+        self.dispatch()
+
+    def bury(self, stored: StoredMessage, reason: str) -> None:
+        """Send a message that nobody will get from here to the dead letters, if there are any."""
+        if self.declared.dead_letter is None or self._is_deleted:
+            return
+        headers = {DEATH_REASON_HEADER: reason, DEATH_QUEUE_HEADER: self.declared.name}
+        message = stored.message
+        dead = replace(message, expires_s=None, headers={**headers, **message.headers})
+        self._dead_letter(self.declared.dead_letter, dead)
+
+    def dispatch(self) -> None:
+        """Deliver as long as there are messages and consumers with room for them."""
+        while (stored := self._head()) is not None:
+            consumer = self._next_consumer()
+            if consumer is None:
+                return self._watch(stored)
+            self._pop_head()
+            consumer.take(stored)
+        return None
+
+    def touch(self) -> None:
+        """Somebody used the queue: its expiry starts again."""
+        expires_s = self.declared.expires_s
+        if expires_s is not None:
+            self._used_at = self._loop.time()
+            if self._idle_timer is None:
+                self._idle_timer = self._loop.call_later(expires_s, self._check_idle, expires_s)
+
+    def close(self) -> None:
+        """The queue is deleted, with what it holds and what its consumers hold."""
+        self._is_deleted = True
+        for timer in (self._head_timer, self._idle_timer):
+            if timer is not None:
+                timer.cancel()
+        for consumer in self._consumers:
+            consumer.inbox.end(QueueNotFound(f"queue {self.declared.name} was deleted"))
+        self._consumers.clear()
+        self._fresh.clear()
+        self._returned.clear()
+
+    def _head(self) -> StoredMessage | None:
+        """The first message that has not expired."""
+        while self._returned or self._fresh:
+            stored = self._returned[0][1] if self._returned else self._fresh[0]
+            if stored.expires_at is None or stored.expires_at > self._loop.time():
+                return stored
+            self._pop_head()
+            self.bury(stored, "expired")
+        return None
+
+    def _pop_head(self) -> None:
+        if self._returned:
+            heapq.heappop(self._returned)
+        else:
+            self._fresh.popleft()
+
+    def _next_consumer(self) -> MemoryConsumer | None:
+        for _ in range(len(self._consumers)):
+            consumer = self._consumers[0]
+            self._consumers.rotate(-1)
+            if consumer.has_room:
+                return consumer
+        return None
+
+    def _watch(self, head: StoredMessage) -> None:
+        """Come back when the head expires."""
+        if head.expires_at is not None and self._head_timer is None:
+            self._head_timer = self._loop.call_at(head.expires_at, self._check_head)
+
+    def _check_head(self) -> None:
+        self._head_timer = None
+        self.dispatch()
+
+    def _check_idle(self, expires_s: float) -> None:
+        self._idle_timer = None
+        if self._consumers:
+            return
+        if self._loop.time() >= self._used_at + expires_s:
+            self._expire(self)
+        else:
+            expires_at = self._used_at + expires_s
+            self._idle_timer = self._loop.call_at(expires_at, self._check_idle, expires_s)

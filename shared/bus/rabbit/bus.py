@@ -1,0 +1,150 @@
+"""`RabbitBus`: what `base.Bus` promises, over RabbitMQ."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Self
+
+from shared.bus.base import MAX_MESSAGE_BYTES, Binding, Exchange, Message, Queue, QueueState
+from shared.bus.rabbit.channels import ConfirmChannels
+from shared.bus.rabbit.codec import to_properties
+from shared.bus.rabbit.consumer import RabbitConsumer
+from shared.bus.rabbit.failures import translated_publish
+from shared.bus.rabbit.link import Link, OpenChannel, Restore, parse_url
+from shared.bus.rabbit.resources import Resources
+from shared.errors import MessageTooLarge
+
+
+class RabbitBus:
+    """Two connections that restore themselves: one publishes, the other does all the rest.
+
+    They are apart because a broker that is short of memory stops reading from connections that
+    publish, acknowledgements included. Each consumer has a channel of its own; when they exceed
+    ``max_channels``, further connections are opened for them.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str = "warren",
+        timeout_s: float = 5.0,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        max_channels: int = 2000,
+        num_confirm_channels: int = 4,
+    ) -> None:
+        """``name`` is what operators see; ``timeout_s`` bounds every wait for the broker.
+
+        RabbitMQ allows 2,047 channels on a connection; ``max_channels`` leaves some for calls.
+        Raises `StartupError` for a URL that is none.
+        """
+        self._url = parse_url(url)
+        self._name = name
+        self._timeout_s = timeout_s
+        self._max_message_bytes = max_message_bytes
+        self._max_channels = max_channels
+        self._publishing = self._link("publish")
+        self._confirms = ConfirmChannels(self._publishing, num_confirm_channels)
+        self._home = self._link("consume", self._restore)
+        """Calls go over this connection, and exclusive queues belong to it."""
+        self._consuming = [self._home]
+        self._growing = asyncio.Lock()
+        self._resources = Resources(self._home.open_channel, timeout_s)
+        self._exclusive: dict[str, Queue] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            for link in (self._publishing, self._home):
+                await link.open()
+                stack.push_async_callback(link.close)
+            stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await asyncio.gather(*self._closing)
+        await asyncio.gather(*(link.close() for link in (self._publishing, *self._consuming)))
+
+    @property
+    def is_connected(self) -> bool:
+        return self._publishing.is_connected and self._home.is_connected
+
+    async def wait_connected(self) -> None:
+        while not self.is_connected:
+            await self._publishing.wait_connected()
+            await self._home.wait_connected()
+
+    async def declare(self, *resources: Exchange | Queue) -> None:
+        for resource in resources:
+            if isinstance(resource, Exchange):
+                await self._resources.declare_exchange(resource)
+                continue
+            await self._resources.declare_queue(resource)
+            if resource.is_exclusive:
+                self._exclusive[resource.name] = resource
+
+    async def delete_queue(self, name: str) -> None:
+        await self._resources.delete_queue(name)
+        self._exclusive.pop(name, None)
+
+    async def inspect(self, queue: str) -> QueueState | None:
+        return await self._resources.inspect(queue)
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        if len(message.body) > self._max_message_bytes:
+            raise MessageTooLarge(f"the message has more than {self._max_message_bytes} bytes")
+        channel = await self._confirms.take()
+        with translated_publish(binding, len(message.body)):
+            await channel.basic_publish(
+                message.body,
+                exchange=binding.exchange.name,
+                routing_key=binding.routing_key,
+                properties=to_properties(message),
+                mandatory=True,
+                timeout=self._timeout_s,
+                wait=False,
+            )
+
+    @asynccontextmanager
+    async def consume(
+        self, queue: str, *, prefetch: int = 0, is_exclusive: bool = False
+    ) -> AsyncIterator[RabbitConsumer]:
+        link = await self._link_for(queue)
+        channel = await link.open_channel()
+        consumer = RabbitConsumer(channel, queue, self._resources, self._timeout_s)
+        try:
+            await consumer.start(prefetch=prefetch, is_exclusive=is_exclusive)
+            yield consumer
+        finally:
+            await self._finish(consumer)
+
+    def _link(self, purpose: str, restore: Restore | None = None) -> Link:
+        name = f"{self._name} {purpose}"
+        return Link(self._url, name=name, timeout_s=self._timeout_s, restore=restore)
+
+    async def _restore(self, open_channel: OpenChannel) -> None:
+        resources = Resources(open_channel, self._timeout_s)
+        for queue in self._exclusive.values():
+            await resources.declare_queue(queue)
+        self._resources = resources
+
+    async def _link_for(self, queue: str) -> Link:
+        """A connection with room for one more consumer."""
+        if queue in self._exclusive:
+            return self._home
+        async with self._growing:
+            for link in self._consuming:
+                if link.num_channels < self._max_channels:
+                    return link
+            link = self._link(f"consume {len(self._consuming) + 1}")
+            await link.open()
+            self._consuming.append(link)
+            return link
+
+    async def _finish(self, consumer: RabbitConsumer) -> None:
+        """Close a consumer, to the end even where this task is cancelled again: a channel that
+        stays open would hold its deliveries and lock others out."""
+        closing = asyncio.create_task(consumer.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        await asyncio.shield(closing)

@@ -1,0 +1,63 @@
+"""Channels that are kept for many calls."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from aiormq import Channel
+
+from shared.bus.rabbit.link import Link
+
+_MAX_CALLS = 16
+
+
+class ConfirmChannels:
+    """The channels to publish on, taken in turn.
+
+    Any number of publishes may wait for their confirmation on one channel. There are several of
+    them because an error closes a channel with all that is in flight on it.
+    """
+
+    def __init__(self, link: Link, num_channels: int) -> None:
+        self._link = link
+        self._channels: list[Channel | None] = [None] * num_channels
+        self._locks = [asyncio.Lock() for _ in range(num_channels)]
+        self._turns = itertools.cycle(range(num_channels))
+
+    async def take(self) -> Channel:
+        """An open channel. Raises `BusUnavailable`."""
+        turn = next(self._turns)
+        channel = self._channels[turn]
+        if channel is not None and not channel.is_closed:
+            return channel
+        async with self._locks[turn]:
+            channel = self._channels[turn]
+            if channel is None or channel.is_closed:
+                channel = await self._link.open_channel(confirms=True)
+                self._channels[turn] = channel
+            return channel
+
+
+class CallChannels:
+    """The channels for calls that the broker answers, each lent to one caller at a time."""
+
+    def __init__(self, open_channel: Callable[[], Awaitable[Channel]]) -> None:
+        self._open_channel = open_channel
+        self._idle: list[Channel] = []
+        self._slots = asyncio.Semaphore(_MAX_CALLS)
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[Channel]:
+        """Lend a channel. A call that fails closes it, so that one is not lent again."""
+        async with self._slots:
+            channel = self._take_idle() or await self._open_channel()
+            yield channel
+            self._idle.append(channel)
+
+    def _take_idle(self) -> Channel | None:
+        while self._idle:
+            channel = self._idle.pop()
+            if not channel.is_closed:
+                return channel
+        return None

@@ -1,0 +1,172 @@
+"""One connection to the broker, made anew whenever it is lost."""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+
+import aio_pika
+from aiormq import Channel, Connection
+from aiormq.connection import DEFAULT_PORTS
+from aiormq.exceptions import AuthenticationError, InvalidFrameError, ProbableAuthenticationError
+from yarl import URL
+
+from shared.bus.rabbit.failures import AMQP_FAILURES, raise_if_cancelled, translated
+from shared.errors import BusError, BusUnavailable, StartupError
+
+logger = logging.getLogger(__name__)
+
+_HEARTBEAT_S = 5
+_RECONNECT_S = (0.3, 1.0)
+_HIGHEST_CHANNEL = 65535
+
+_REFUSALS = (AuthenticationError, ProbableAuthenticationError, InvalidFrameError)
+"""The last is how aiormq reports that the broker refused the virtual host."""
+
+OpenChannel = Callable[[], Awaitable[Channel]]
+Restore = Callable[[OpenChannel], Awaitable[None]]
+
+
+def parse_url(url: str) -> URL:
+    """Check a broker's URL. Raises `StartupError`, which does not repeat it: it has a password."""
+    try:
+        parsed = URL(url)
+    except ValueError:
+        raise StartupError("the broker's URL cannot be read") from None
+    if parsed.scheme not in DEFAULT_PORTS or not parsed.host:
+        raise StartupError("the broker's URL must look like amqp://user:password@host:port/vhost")
+    return parsed.with_port(parsed.port or DEFAULT_PORTS[parsed.scheme])
+
+
+class Link:
+    """Keeps one connection open, until `close`."""
+
+    def __init__(
+        self, url: URL, *, name: str, timeout_s: float, restore: Restore | None = None
+    ) -> None:
+        """``restore`` prepares each new connection, on channels of it, before anybody uses it."""
+        self._url = url.update_query({"heartbeat": _HEARTBEAT_S, **url.query, "name": name})
+        self._log_fields = {"broker": f"{url.host}:{url.port}", "link": name}
+        self._timeout_s = timeout_s
+        self._restore = restore
+        self._connection: Connection | None = None
+        self._connected = asyncio.Event()
+        self._last_number = 0
+        self._last_warning = ""
+        self._supervisor: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Return after the first attempt; if it failed, others follow by themselves.
+
+        Raises `StartupError` where the broker refuses the login.
+        """
+        attempted = asyncio.Event()
+        self._supervisor = asyncio.create_task(self._supervise(attempted))
+        try:
+            await attempted.wait()
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+        if self._supervisor.done():
+            await self._supervisor
+
+    async def close(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.wait([self._supervisor])
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connection is not None and not self._connection.is_closed
+
+    @property
+    def num_channels(self) -> int:
+        return len(self._connection.channels) if self._connection is not None else 0
+
+    async def wait_connected(self) -> None:
+        while not self.is_connected:
+            self._connected.clear()
+            await self._connected.wait()
+
+    async def open_channel(self, *, confirms: bool = False) -> Channel:
+        """Open a channel. Raises `BusUnavailable`."""
+        if self._connection is None:
+            raise BusUnavailable("not connected to the broker")
+        return await self._open_channel(self._connection, confirms=confirms)
+
+    async def _supervise(self, attempted: asyncio.Event) -> None:
+        is_first = True
+        while True:
+            try:
+                async with self._connection_to_use() as connection:
+                    attempted.set()
+                    await self._lost(connection)
+            except _REFUSALS as error:
+                if is_first:
+                    attempted.set()
+                    raise StartupError(f"the broker refuses the login: {error}") from error
+                self._warn("the broker refuses the login", error)
+            except (BusError, *AMQP_FAILURES, asyncio.CancelledError) as error:
+                raise_if_cancelled(error)
+                self._warn("broker not reached", error)
+            except Exception:
+                logger.exception("broker link failed", extra=self._log_fields)
+            attempted.set()
+            is_first = False
+            await asyncio.sleep(random.uniform(*_RECONNECT_S))  # noqa: S311
+
+    @asynccontextmanager
+    async def _connection_to_use(self) -> AsyncIterator[Connection]:
+        handle = await aio_pika.connect(self._url, timeout=self._timeout_s)
+        assert handle.transport is not None
+        connection = handle.transport.connection
+        assert isinstance(connection, Connection)
+        try:
+            if self._restore is not None:
+                await self._restore(partial(self._open_channel, connection))
+            self._connection = connection
+            self._connected.set()
+            self._last_warning = ""
+            yield connection
+        finally:
+            self._connection = None
+            with suppress(*AMQP_FAILURES):
+                async with asyncio.timeout(self._timeout_s):
+                    await handle.close()
+
+    async def _lost(self, connection: Connection) -> None:
+        closing = connection.closing
+        await asyncio.wait([closing])
+        if closing.cancelled():
+            self._warn("broker connection lost", None)
+        else:
+            self._warn("broker connection lost", closing.exception())
+
+    async def _open_channel(self, connection: Connection, *, confirms: bool = False) -> Channel:
+        if connection.is_closed:
+            raise BusUnavailable("the connection to the broker was lost")
+        number = self._free_number(connection)
+        with translated("open a channel"):
+            async with asyncio.timeout(self._timeout_s):
+                channel = await connection.channel(number, publisher_confirms=confirms)
+        assert isinstance(channel, Channel)
+        return channel
+
+    def _free_number(self, connection: Connection) -> int:
+        """The next free channel number. aiormq's own choice climbs while channels overlap, and
+        passes the broker's limit in the end."""
+        highest = connection.connection_tune.channel_max or _HIGHEST_CHANNEL
+        for _ in range(highest):
+            self._last_number = self._last_number % highest + 1
+            if self._last_number not in connection.channels:
+                return self._last_number
+        raise BusUnavailable("all channels of the connection are in use")
+
+    def _warn(self, event: str, error: BaseException | None) -> None:
+        """Tell operators once of each trouble until the link is up again, not at each attempt."""
+        level = logging.DEBUG if event == self._last_warning else logging.WARNING
+        self._last_warning = event
+        reason = f"{type(error).__name__}: {error}" if error is not None else "closed"
+        logger.log(level, event, extra={**self._log_fields, "reason": reason})

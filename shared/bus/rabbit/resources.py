@@ -1,0 +1,95 @@
+"""Exchanges and queues over one connection: declare, inspect, delete."""
+
+import asyncio
+from contextlib import suppress
+
+from aiormq import Channel
+from aiormq.exceptions import ChannelInvalidStateError
+
+from shared.bus.base import Exchange, Queue, QueueState
+from shared.bus.rabbit.channels import CallChannels
+from shared.bus.rabbit.failures import translated
+from shared.bus.rabbit.link import OpenChannel
+from shared.errors import QueueNotFound
+from shared.topology import queue_arguments
+
+
+class Resources:
+    """Knows which exchanges it has seen, so that a request's reply queue costs one round trip."""
+
+    def __init__(self, open_channel: OpenChannel, timeout_s: float) -> None:
+        self._calls = CallChannels(open_channel)
+        self._timeout_s = timeout_s
+        self._known: set[Exchange] = set()
+
+    async def declare_exchange(self, exchange: Exchange) -> None:
+        """Create the exchange unless it is there, which needs no permission to find out."""
+        if exchange in self._known:
+            return
+        with suppress(QueueNotFound):
+            await self._declare_exchange(exchange, is_passive=True)
+            return
+        await self._declare_exchange(exchange, is_passive=False)
+
+    async def declare_queue(self, queue: Queue) -> None:
+        for binding in (*queue.bindings, *([queue.dead_letter] if queue.dead_letter else [])):
+            await self.declare_exchange(binding.exchange)
+        async with self._calls.lend() as channel:
+            with translated(f"declare {queue.name}"):
+                try:
+                    await self._send_declaration(channel, queue)
+                except ChannelInvalidStateError:
+                    await self._raise_reason(channel)
+                    raise
+
+    async def delete_queue(self, name: str) -> None:
+        async with self._calls.lend() as channel:
+            with translated(f"delete {name}"):
+                await channel.queue_delete(name, timeout=self._timeout_s)
+
+    async def inspect(self, name: str) -> QueueState | None:
+        with suppress(QueueNotFound):
+            async with self._calls.lend() as channel:
+                with translated(f"inspect {name}"):
+                    answer = await channel.queue_declare(
+                        name, passive=True, timeout=self._timeout_s
+                    )
+            return QueueState(
+                num_ready=answer.message_count or 0, num_consumers=answer.consumer_count or 0
+            )
+        return None
+
+    async def _declare_exchange(self, exchange: Exchange, *, is_passive: bool) -> None:
+        async with self._calls.lend() as channel:
+            with translated(f"declare {exchange.name}"):
+                await channel.exchange_declare(
+                    exchange.name,
+                    exchange_type=exchange.kind,
+                    passive=is_passive,
+                    durable=True,
+                    timeout=self._timeout_s,
+                )
+        self._known.add(exchange)
+
+    async def _send_declaration(self, channel: Channel, queue: Queue) -> None:
+        """Declare and bind in one round trip: a broker works on a channel in order, so that the
+        last call, which does nothing, is answered when all is done, or fails with what failed."""
+        await channel.queue_declare(
+            queue.name,
+            durable=not queue.is_exclusive,
+            exclusive=queue.is_exclusive,
+            arguments=dict(queue_arguments(queue)),
+            nowait=True,
+        )
+        for binding in queue.bindings:
+            await channel.queue_bind(
+                queue.name, binding.exchange.name, binding.routing_key, nowait=True
+            )
+        await channel.basic_qos(timeout=self._timeout_s)
+
+    async def _raise_reason(self, channel: Channel) -> None:
+        """The broker closed the channel before the last call was sent: raise what it said."""
+        closing = channel.closing
+        await asyncio.wait([closing], timeout=self._timeout_s)
+        if closing.done():
+            closing.result()

@@ -1,0 +1,177 @@
+"""Every error that crosses a module border, as one tree with stable codes.
+
+    WarrenError
+    ├── RequestError                  the request itself is at fault
+    │   ├── InvalidRequest              invalid_request
+    │   ├── ModelNotFound               model_not_found
+    │   └── ContextLengthExceeded       context_length_exceeded
+    ├── ServiceError                  the request was fine, the service could not
+    │   ├── Overloaded                  rate_limit_exceeded
+    │   ├── Unavailable                 service_unavailable
+    │   ├── DeadlineExceeded            deadline_exceeded
+    │   ├── Cancelled                   cancelled
+    │   ├── WorkerLost                  worker_lost
+    │   ├── TakenOver                   taken_over
+    │   ├── Superseded                  superseded
+    │   └── InternalError               internal_error
+    ├── BusError                      the broker, or the way to it
+    │   ├── BusUnavailable              no connection, or it broke under the call
+    │   ├── PublishUnconfirmed          no answer in time: the message may have arrived
+    │   ├── PublishRefused              the queue is full
+    │   ├── Unroutable                  no queue is bound to that key
+    │   ├── QueueNotFound
+    │   ├── QueueBusy                   another connection or exclusive consumer holds the queue
+    │   ├── AccessRefused               the broker's user lacks the permission
+    │   └── MessageTooLarge
+    ├── UndecodableMessage            bytes that are not a message of this version
+    └── StartupError                  a setting, model or environment that cannot work
+
+A code is part of the public contract and never changes its meaning; the HTTP status of each is
+decided in ``gateway.http_errors`` alone.
+"""
+
+from typing import ClassVar
+
+
+class WarrenError(Exception):
+    """Root of the tree. ``str(error)`` is fit for a client's eyes: no paths, no prompts."""
+
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class RequestError(WarrenError):
+    """The request can never succeed as it is; a retry would fail again."""
+
+
+class InvalidRequest(RequestError):
+    code = "invalid_request"
+
+
+class ModelNotFound(RequestError):
+    code = "model_not_found"
+
+
+class ContextLengthExceeded(RequestError):
+    code = "context_length_exceeded"
+
+
+class ServiceError(WarrenError):
+    """The request was valid but did not succeed."""
+
+
+class Overloaded(ServiceError):
+    """Too many requests. ``retry_after_s`` says when to come back."""
+
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(ServiceError):
+    """This process takes no more work; another one may."""
+
+    code = "service_unavailable"
+
+
+class DeadlineExceeded(ServiceError):
+    code = "deadline_exceeded"
+
+
+class Cancelled(ServiceError):
+    code = "cancelled"
+
+
+class WorkerLost(ServiceError):
+    code = "worker_lost"
+
+
+class TakenOver(ServiceError):
+    code = "taken_over"
+
+
+class Superseded(ServiceError):
+    """Another worker has taken the job over."""
+
+    code = "superseded"
+
+
+class InternalError(ServiceError):
+    code = "internal_error"
+
+
+class BusError(WarrenError):
+    """The broker refused, or could not be reached."""
+
+    code = "broker_error"
+
+
+class BusUnavailable(BusError):
+    code = "broker_unavailable"
+
+
+class PublishUnconfirmed(BusError):
+    code = "publish_unconfirmed"
+
+
+class PublishRefused(BusError):
+    code = "queue_full"
+
+
+class Unroutable(BusError):
+    code = "unroutable"
+
+
+class QueueNotFound(BusError):
+    code = "queue_not_found"
+
+
+class QueueBusy(BusError):
+    code = "queue_busy"
+
+
+class AccessRefused(BusError):
+    code = "broker_access_refused"
+
+
+class MessageTooLarge(BusError):
+    code = "message_too_large"
+
+
+class UndecodableMessage(WarrenError):
+    code = "undecodable_message"
+
+
+class StartupError(WarrenError):
+    code = "startup_error"
+
+
+_FROM_WIRE: dict[str, type[WarrenError]] = {
+    error.code: error
+    for error in (
+        InvalidRequest,
+        ModelNotFound,
+        ContextLengthExceeded,
+        Overloaded,
+        Unavailable,
+        DeadlineExceeded,
+        Cancelled,
+        WorkerLost,
+        TakenOver,
+        Superseded,
+        InternalError,
+    )
+}
+
+
+def from_code(code: str, message: str, param: str | None = None) -> WarrenError:
+    """Rebuild the error that a `Failed` event carries; an unknown code is an `InternalError`."""
+    error = _FROM_WIRE.get(code, InternalError)(message)
+    error.param = param
+    return error

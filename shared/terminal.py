@@ -1,0 +1,62 @@
+"""What commands show on a terminal while they work."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+output = Console(highlight=False)
+"""Results: standard output."""
+notices = Console(highlight=False, stderr=True)
+"""All else: standard error."""
+
+
+@contextmanager
+def stages() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for each stage of something long: call with its name, what is done, and the total.
+
+    A total of 0 is not known.
+    """
+    columns = (TextColumn("{task.description:<10}"), BarColumn(), TaskProgressColumn())
+    progress = Progress(*columns, TimeElapsedColumn(), console=notices)
+    tasks: dict[str, TaskID] = {}
+
+    def show(stage: str, done: int, total: int) -> None:
+        progress.start()
+        if stage not in tasks:
+            for earlier in tasks.values():
+                progress.update(earlier, total=1, completed=1)
+            tasks[stage] = progress.add_task(stage, total=None)
+        progress.update(tasks[stage], completed=done, total=total or None)
+
+    try:
+        yield show
+    finally:
+        if tasks:
+            progress.stop()
+
+
+@contextmanager
+def counted(description: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A bar of things done: call with how many are, the total, and a remark."""
+    columns = (
+        TextColumn(description),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[remark]}"),
+    )
+    with Progress(*columns, TimeRemainingColumn(), console=notices) as progress:
+        task = progress.add_task("", total=None, remark="")
+        yield lambda done, total, remark: progress.update(
+            task, completed=done, total=total, remark=remark
+        )

@@ -1,0 +1,111 @@
+"""Every exchange, queue, routing key and argument name, and who declares what.
+
+warren.jobs     direct  <model>.<class>   -> jobs.<model>.<class>   declared by workers
+warren.replies  topic   reply.<id>        -> reply.<id>             declared by who waits for it
+warren.control  topic   worker.<id>       -> control.worker.<id>    commands to one worker
+                        gateways          -> control.gateway.<id>   commands to all gateways
+warren.workers  fanout                    -> workers.<gateway id>   announcements
+warren.dead     fanout                    -> jobs.dead              rejected and expired jobs
+"""
+
+from typing import get_args
+
+from shared.bus.base import Binding, Bus, Exchange, Queue
+from shared.messages import JobClass
+
+JOBS = Exchange("warren.jobs", "direct")
+REPLIES = Exchange("warren.replies", "topic")
+CONTROL = Exchange("warren.control", "topic")
+WORKERS = Exchange("warren.workers", "fanout")
+DEAD = Exchange("warren.dead", "fanout")
+
+DEAD_LETTERS = Queue("jobs.dead", (Binding(DEAD, ""),), kind="quorum", max_length=100_000)
+ALL_GATEWAYS = Binding(CONTROL, "gateways")
+ANNOUNCEMENTS = Binding(WORKERS, "")
+
+JOB_CLASSES: tuple[JobClass, ...] = get_args(JobClass)
+JOBS_MAX_LENGTH = 50_000
+JOBS_DELIVERY_LIMIT = 20
+
+RETURNS_HEADER = "x-delivery-count"
+"""Set by quorum queues: how often a message came back."""
+DEATH_REASON_HEADER = "x-first-death-reason"
+"""On dead letters: ``rejected``, ``expired`` or ``delivery_limit``."""
+DEATH_QUEUE_HEADER = "x-first-death-queue"
+"""On dead letters: the queue they died in."""
+
+
+def jobs_binding(model: str, job_class: JobClass) -> Binding:
+    """Where jobs of one model and class are published."""
+    return Binding(JOBS, f"{model}.{job_class}")
+
+
+def jobs_queue(model: str, job_class: JobClass) -> Queue:
+    binding = jobs_binding(model, job_class)
+    return Queue(
+        f"jobs.{binding.routing_key}",
+        (binding,),
+        kind="quorum",
+        max_length=JOBS_MAX_LENGTH,
+        delivery_limit=JOBS_DELIVERY_LIMIT,
+        dead_letter=Binding(DEAD, ""),
+    )
+
+
+def reply_binding(routing_key: str) -> Binding:
+    """Where the events of one request are published; ``routing_key`` is the job's reply_to."""
+    return Binding(REPLIES, routing_key)
+
+
+def reply_queue(name: str, expires_s: float) -> Queue:
+    """The log of request ``name``, kept for ``expires_s`` after its last reader left."""
+    binding = reply_binding(f"reply.{name}")
+    return Queue(binding.routing_key, (binding,), expires_s=expires_s)
+
+
+def worker_binding(address: str) -> Binding:
+    """Where commands to one worker are published; ``address`` is what its `Started` says."""
+    return Binding(CONTROL, address)
+
+
+def worker_queue(worker_id: str) -> Queue:
+    binding = worker_binding(f"worker.{worker_id}")
+    return Queue(f"control.{binding.routing_key}", (binding,), is_exclusive=True)
+
+
+def gateway_queue(gateway_id: str) -> Queue:
+    return Queue(f"control.gateway.{gateway_id}", (ALL_GATEWAYS,), is_exclusive=True)
+
+
+def announcements_queue(gateway_id: str) -> Queue:
+    return Queue(f"workers.{gateway_id}", (ANNOUNCEMENTS,), is_exclusive=True)
+
+
+def queue_arguments(queue: Queue) -> dict[str, str | int]:
+    """The AMQP arguments of a declaration; times in milliseconds."""
+    arguments: dict[str, str | int] = {"x-queue-type": queue.kind}
+    if queue.expires_s is not None:
+        arguments["x-expires"] = max(1, round(queue.expires_s * 1000))
+    if queue.max_length is not None:
+        arguments |= {"x-max-length": queue.max_length, "x-overflow": "reject-publish"}
+    if queue.delivery_limit is not None:
+        arguments["x-delivery-limit"] = queue.delivery_limit
+    if queue.dead_letter is not None:
+        arguments["x-dead-letter-exchange"] = queue.dead_letter.exchange.name
+        arguments["x-dead-letter-routing-key"] = queue.dead_letter.routing_key
+    if queue.dead_letter is not None and queue.kind == "quorum":
+        # At-least-once dead-lettering is refused without this overflow.
+        arguments["x-dead-letter-strategy"] = "at-least-once"
+        arguments["x-overflow"] = "reject-publish"
+    return arguments
+
+
+async def declare_worker(bus: Bus, model: str, worker_id: str) -> None:
+    """Everything that a worker of ``model`` needs."""
+    jobs = (jobs_queue(model, job_class) for job_class in JOB_CLASSES)
+    await bus.declare(REPLIES, WORKERS, DEAD_LETTERS, *jobs, worker_queue(worker_id))
+
+
+async def declare_gateway(bus: Bus, gateway_id: str) -> None:
+    """Everything that a gateway needs before its first request."""
+    await bus.declare(JOBS, REPLIES, gateway_queue(gateway_id), announcements_queue(gateway_id))

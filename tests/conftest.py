@@ -1,0 +1,37 @@
+"""What all tests share: a quiet, equal environment, and the real model."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from shared.settings import PREFIX
+from tests.support.broker import broker, pytest_runtest_setup
+from tests.support.spans import spans
+
+__all__ = ["broker", "pytest_runtest_setup", "spans"]
+
+# Before any test module imports torch or the hub's client, which read these once.
+os.environ["OMP_NUM_THREADS"] = "2"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["HF_HUB_OFFLINE"] = "1"
+for _variable in [name for name in os.environ if name.startswith(PREFIX)]:
+    if not _variable.startswith(f"{PREFIX}TEST_"):
+        del os.environ[_variable]
+
+_PULL_TIMEOUT_S = 900
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test that asks for the model may have to download and convert it."""
+    users = [item for item in items if "smollm2" in getattr(item, "fixturenames", ())]
+    for item in users[:1]:
+        item.add_marker(pytest.mark.timeout(_PULL_TIMEOUT_S))
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The directory of SmolLM2-135M-Instruct in the user's cache, pulled if it is not there."""
+    from worker.model import store
+
+    return store.pull("smollm2", lambda stage, done, total: None)

@@ -1,0 +1,32 @@
+from collections.abc import AsyncIterator
+
+import pytest
+
+from shared import topology
+from shared.bus.memory import MemoryBroker, MemoryBus
+from tests.support.batch_worker import MODEL, BatchWorker, working
+
+
+@pytest.fixture
+async def memory_broker() -> MemoryBroker:
+    """A broker that a worker of `MODEL` has prepared."""
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as bus:
+        await topology.declare_worker(bus, MODEL, "w")
+    return broker
+
+
+@pytest.fixture
+async def bus(memory_broker: MemoryBroker) -> AsyncIterator[MemoryBus]:
+    """The connection of the run."""
+    async with MemoryBus(memory_broker) as bus:
+        yield bus
+
+
+@pytest.fixture
+async def worker(memory_broker: MemoryBroker) -> AsyncIterator[BatchWorker]:
+    """A worker that works during the test."""
+    async with MemoryBus(memory_broker) as bus:
+        worker = BatchWorker(bus)
+        async with working(worker):
+            yield worker

@@ -1,0 +1,71 @@
+"""Bytes that are no HTTP request: refused where that is possible, and nobody else notices."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from tests.support.http import LiveGateway
+
+CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: warren\r\nContent-Type: application/json\r\n"
+
+
+async def send_raw(gateway: LiveGateway, request: bytes) -> bytes:
+    """What comes back until the gateway closes, after ``request`` and the end of the sending."""
+    url = httpx.URL(gateway.url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(request)
+    writer.write_eof()
+    async with asyncio.timeout(10):
+        answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
+async def is_healthy(gateway: LiveGateway) -> bool:
+    return (await gateway.http.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        pytest.param(b"\x00\xff\x16\x03\x01" * 100, id="garbage"),
+        pytest.param(CHAT + b"Content-Length: many\r\n\r\n{}", id="length is no number"),
+        pytest.param(CHAT + b"Content-Length: -2\r\n\r\n{}", id="negative length"),
+        pytest.param(CHAT + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n{}", id="endless length"),
+        pytest.param(CHAT + b"Content-Length: 2\r\n\r\n{}{}{}", id="length below the body's"),
+        pytest.param(CHAT + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}", id="broken chunk"),
+    ],
+)
+async def test_what_is_no_request_is_refused(gateway: LiveGateway, request_bytes: bytes) -> None:
+    answer = await send_raw(gateway, request_bytes)
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert await is_healthy(gateway)
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        pytest.param(CHAT + b"Content-Length: 99\r\n\r\n{", id="body"),
+        pytest.param(CHAT + b"X-Name: " + b"a" * (1 << 20), id="huge header"),
+    ],
+)
+async def test_a_request_that_breaks_off_is_dropped(
+    gateway: LiveGateway, request_bytes: bytes
+) -> None:
+    answer = await send_raw(gateway, request_bytes)
+
+    assert answer == b""
+    assert await gateway.sample("warren:num_requests_running") == 0
+    assert await is_healthy(gateway)
+
+
+async def test_a_huge_header_harms_nobody(gateway: LiveGateway) -> None:
+    header = b"X-Name: " + b"a" * (1 << 20)
+
+    answer = await send_raw(gateway, CHAT + header + b"\r\nContent-Length: 2\r\n\r\n{}")
+
+    assert answer.startswith(b"HTTP/1.1 4")
+    assert await is_healthy(gateway)

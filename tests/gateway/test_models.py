@@ -1,0 +1,55 @@
+"""GET /v1/models, and which models there are."""
+
+import asyncio
+
+import openai
+import pytest
+
+from shared import topology
+from shared.bus.memory import MemoryBus
+from tests.support.http import LiveGateway, eventually, live_gateway
+from tests.support.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
+
+
+async def test_announced_models_are_listed(gateway: LiveGateway) -> None:
+    async def is_listed() -> bool:
+        return [model.id for model in (await gateway.openai.models.list()).data] == [MODEL]
+
+    await eventually(is_listed)
+
+
+async def test_a_model_is_described(gateway: LiveGateway) -> None:
+    async def is_known() -> bool:
+        return (await gateway.http.get(f"/v1/models/{MODEL}")).status_code == 200
+
+    await eventually(is_known)
+
+    model = (await gateway.http.get(f"/v1/models/{MODEL}")).json()
+    assert (model["object"], model["owned_by"], model["max_model_len"]) == ("model", "warren", 2048)
+    assert isinstance(model["created"], int)
+
+
+async def test_a_model_that_nobody_serves_is_not_found(gateway: LiveGateway) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        await gateway.openai.models.retrieve("meta/llama")
+
+    assert caught.value.code == "model_not_found"
+
+
+async def test_a_known_model_without_a_worker_queues_until_there_is_one(
+    bus: MemoryBus, worker_bus: MemoryBus
+) -> None:
+    await bus.declare(topology.jobs_queue(MODEL, "interactive"))
+
+    async def say_yes(job: ScriptedJob) -> None:
+        await job.start()
+        await job.finish("yes")
+
+    async with live_gateway(bus) as gateway:
+        asking = asyncio.create_task(gateway.chat())
+        await asyncio.sleep(0.1)
+        assert not asking.done()
+        async with ScriptedWorker(worker_bus, say_yes):
+            answer = (await asking).json()
+
+    assert answer["choices"][0]["message"]["content"] == "yes"

@@ -1,0 +1,131 @@
+"""What every request meets: ids, CORS, the last resort for errors, its line in the log, spans."""
+
+import logging
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from shared import topology
+from shared.bus.base import Exchange, Queue
+from shared.bus.memory import MemoryBroker, MemoryBus
+from tests.support.http import LiveGateway, chat_body, live_gateway
+from tests.support.scripted_worker import ScriptedWorker
+
+ORIGIN = "https://app.example"
+TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+class HaywireBus(MemoryBus):
+    """Fails in a way that no bus may, wherever a reply queue is declared."""
+
+    async def declare(self, *resources: Exchange | Queue) -> None:
+        if any(resource.name.startswith("reply.") for resource in resources):
+            raise ZeroDivisionError("a secret of /etc/passwd")
+        await super().declare(*resources)
+
+
+async def test_every_response_bears_an_id_of_its_own(gateway: LiveGateway) -> None:
+    paths = ("/live", "/health", "/v1/models", "/nowhere", "/live")
+
+    ids = [(await gateway.http.get(path)).headers["x-request-id"] for path in paths]
+
+    assert len(set(ids)) == len(paths)
+
+
+async def test_browsers_of_other_origins_are_not_served_by_default(gateway: LiveGateway) -> None:
+    response = await gateway.http.post(
+        "/v1/chat/completions", json=chat_body(), headers={"origin": ORIGIN}
+    )
+
+    assert "access-control-allow-origin" not in response.headers
+
+
+async def test_allowed_origins_are_served_errors_included(
+    bus: MemoryBus, worker: ScriptedWorker
+) -> None:
+    async with live_gateway(bus, cors_origins=ORIGIN) as gateway:
+        headers = {"origin": ORIGIN, "access-control-request-method": "POST"}
+        preflight = await gateway.http.options("/v1/chat/completions", headers=headers)
+        error = await gateway.http.post(
+            "/v1/chat/completions", json=chat_body(temperature=9), headers={"origin": ORIGIN}
+        )
+        other = await gateway.http.get("/live", headers={"origin": "https://evil.example"})
+
+    assert preflight.headers["access-control-allow-origin"] == ORIGIN
+    assert (error.status_code, error.headers["access-control-allow-origin"]) == (400, ORIGIN)
+    assert "x-request-id" in error.headers["access-control-expose-headers"]
+    assert "access-control-allow-origin" not in other.headers
+
+
+async def test_what_nobody_expected_tells_the_client_nothing_and_the_log_everything(
+    broker: MemoryBroker, worker: ScriptedWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with HaywireBus(broker) as bus, live_gateway(bus) as gateway:
+        response = await gateway.chat()
+
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "internal_error"
+    assert "secret" not in response.text
+    (record,) = [record for record in caplog.records if record.message == "request failed"]
+    assert record.__dict__["request_id"] == response.headers["x-request-id"]
+    assert record.exc_info is not None
+
+
+async def test_a_request_has_one_line_in_the_log_without_its_content(
+    gateway: LiveGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    response = await gateway.chat()
+
+    (record,) = [record for record in caplog.records if record.message == "request ended"]
+    facts: dict[str, Any] = record.__dict__
+    assert facts["request_id"] == response.headers["x-request-id"]
+    assert (facts["model"], facts["status"], facts["code"]) == ("scripted", 200, None)
+    assert (facts["prompt_tokens"], facts["completion_tokens"]) == (3, 3)
+    assert facts["duration_s"] > 0
+    assert "three" not in caplog.text
+
+
+async def test_a_request_is_a_span_whose_context_travels_in_the_job(
+    gateway: LiveGateway, worker: ScriptedWorker, spans: InMemorySpanExporter
+) -> None:
+    response = await gateway.http.post(
+        "/v1/chat/completions",
+        json=chat_body(),
+        headers={"traceparent": f"00-{TRACE_ID}-{SPAN_ID}-01"},
+    )
+
+    (span,) = _named(spans, "gateway.request")
+    assert span.parent is not None
+    assert f"{span.parent.span_id:016x}" == SPAN_ID
+    context = span.context
+    assert context is not None
+    assert worker.jobs[0].job.trace["traceparent"] == f"00-{TRACE_ID}-{context.span_id:016x}-01"
+    assert span.attributes is not None
+    assert span.attributes["request_id"] == response.headers["x-request-id"]
+
+
+async def test_the_openapi_page_knows_the_parameters(gateway: LiveGateway) -> None:
+    page = (await gateway.http.get("/openapi.json")).json()
+
+    body = page["paths"]["/v1/chat/completions"]["post"]["requestBody"]
+    schema = body["content"]["application/json"]["schema"]
+    assert {"messages", "temperature", "max_completion_tokens"} <= set(schema["properties"])
+
+
+async def test_a_job_is_answered_by_its_own_reply_queue(
+    gateway: LiveGateway, worker: ScriptedWorker
+) -> None:
+    await gateway.chat()
+
+    message = worker.jobs[0].message
+    request_id = worker.jobs[0].job.request_id
+    assert message.correlation_id == request_id
+    assert message.reply_to == topology.reply_queue(request_id, 60).bindings[0].routing_key
+
+
+def _named(spans: InMemorySpanExporter, name: str) -> list[ReadableSpan]:
+    return [span for span in spans.get_finished_spans() if span.name == name]

@@ -1,0 +1,39 @@
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from shared import topology
+from shared.bus.rabbit import RabbitBus
+from tests.support.batch_worker import BatchWorker, answer_text, working
+from tests.support.broker import Broker
+
+EXAMPLE = Path(__file__).parents[2] / "infra" / "examples" / "publish_with_pika.py"
+MODEL = "smollm2"
+
+
+async def run_example(url: str, question: str) -> tuple[int | None, str, str]:
+    """Exit code, output and errors of the example."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        EXAMPLE,
+        url,
+        question,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await process.communicate()
+    return process.returncode, output.decode(), errors.decode()
+
+
+@pytest.mark.rabbit
+async def test_the_example_asks_with_a_publishers_permissions(broker: Broker) -> None:
+    async with RabbitBus(broker.url_of("worker")) as bus:
+        await topology.declare_worker(bus, MODEL, "pika")
+        async with working(BatchWorker(bus, model=MODEL)):
+            answered = await run_example(broker.url_of("publisher"), "Where is Paris?")
+            refused = await run_example(broker.url_of("publisher"), "too long")
+
+    assert answered == (0, f"{answer_text('Where is Paris?')}\n", "")
+    assert refused == (1, "", "context_length_exceeded: Too long.\n")

@@ -1,0 +1,71 @@
+"""infra/rabbitmq agrees with the code, and holds no secret."""
+
+import base64
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared import topology
+from shared.bus.base import MAX_MESSAGE_BYTES, Exchange
+from tests.support.broker import INFRA
+
+DEFINITIONS: dict[str, Any] = json.loads((INFRA / "definitions.json").read_text())
+EXCHANGES = [value for value in vars(topology).values() if isinstance(value, Exchange)]
+
+
+def render(output: Path, **passwords: str) -> dict[str, dict[str, Any]]:
+    """Run the script; returns the users by name."""
+    subprocess.run(
+        [sys.executable, INFRA / "render_definitions.py", output],
+        env={"PATH": os.environ["PATH"], **passwords},
+        check=True,
+    )
+    return {user["name"]: user for user in json.loads(output.read_text())["users"]}
+
+
+def test_the_exchanges_are_those_of_the_topology() -> None:
+    defined = {(exchange["name"], exchange["type"]) for exchange in DEFINITIONS["exchanges"]}
+
+    assert defined == {(exchange.name, exchange.kind) for exchange in EXCHANGES}
+    assert all(exchange["durable"] for exchange in DEFINITIONS["exchanges"])
+
+
+def test_the_broker_takes_the_largest_message_that_the_bus_sends() -> None:
+    settings = dict(
+        line.split(" = ")
+        for line in (INFRA / "rabbitmq.conf").read_text().splitlines()
+        if " = " in line
+    )
+
+    assert int(settings["max_message_size"]) == MAX_MESSAGE_BYTES
+
+
+def test_no_password_is_shipped() -> None:
+    assert {user["password_hash"] for user in DEFINITIONS["users"]} == {""}
+
+
+def test_a_rendered_hash_is_that_of_the_password(tmp_path: Path) -> None:
+    users = render(tmp_path / "definitions.json", GATEWAY_PASSWORD="pässword")
+
+    salted = base64.b64decode(users["gateway"]["password_hash"])
+    assert salted[4:] == hashlib.sha256(salted[:4] + "pässword".encode()).digest()
+
+
+def test_a_user_without_a_password_cannot_log_in(tmp_path: Path) -> None:
+    users = render(tmp_path / "definitions.json", GATEWAY_PASSWORD="x")
+
+    assert users["gateway"]["password_hash"] != ""
+    assert {users[name]["password_hash"] for name in ("worker", "publisher", "operator")} == {""}
+
+
+@pytest.mark.parametrize("name", ["gateway", "worker", "publisher"])
+def test_only_operators_have_a_tag(name: str) -> None:
+    [user] = [user for user in DEFINITIONS["users"] if user["name"] == name]
+
+    assert user["tags"] == []

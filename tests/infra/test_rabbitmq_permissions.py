@@ -1,0 +1,228 @@
+"""The users of infra/rabbitmq: each may do what its role needs, and nothing else."""
+
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from shared import topology
+from shared.bus.base import Binding, Bus, Exchange, Message, Queue
+from shared.bus.rabbit import RabbitBus
+from shared.errors import AccessRefused, BusError, StartupError
+from tests.support.broker import Broker
+
+pytestmark = pytest.mark.rabbit
+
+MODEL = "permissions-test"
+WORKER_ID = "permissions-test"
+
+
+@pytest.fixture
+async def gateway(broker: Broker) -> AsyncIterator[RabbitBus]:
+    async with RabbitBus(broker.url_of("gateway")) as bus:
+        await topology.declare_gateway(bus, uuid.uuid4().hex)
+        yield bus
+
+
+@pytest.fixture
+async def worker(broker: Broker) -> AsyncIterator[RabbitBus]:
+    async with RabbitBus(broker.url_of("worker")) as bus:
+        await topology.declare_worker(bus, MODEL, WORKER_ID)
+        yield bus
+
+
+@pytest.fixture
+async def publisher(broker: Broker) -> AsyncIterator[RabbitBus]:
+    async with RabbitBus(broker.url_of("publisher")) as bus:
+        yield bus
+
+
+@pytest.fixture(params=["gateway", "publisher"])
+async def requester(request: pytest.FixtureRequest, broker: Broker) -> AsyncIterator[RabbitBus]:
+    """Whoever puts jobs into the queues."""
+    async with RabbitBus(broker.url_of(request.param)) as bus:
+        yield bus
+
+
+@pytest.fixture
+async def reply(requester: RabbitBus) -> AsyncIterator[Queue]:
+    queue = topology.reply_queue(uuid.uuid4().hex, expires_s=60)
+    await requester.declare(queue)
+    yield queue
+    await requester.delete_queue(queue.name)
+
+
+async def receive(bus: Bus, queue: str, *, is_exclusive: bool = False) -> bytes:
+    async with bus.consume(queue, is_exclusive=is_exclusive) as consumer:
+        delivery = await anext(consumer)
+        await delivery.ack()
+    return delivery.message.body
+
+
+async def test_a_request_runs_from_a_job_to_its_answer(
+    requester: RabbitBus, worker: RabbitBus, reply: Queue
+) -> None:
+    jobs = topology.jobs_queue(MODEL, "interactive")
+    await requester.publish(jobs.bindings[0], Message(b"job"))
+    assert await receive(worker, jobs.name) == b"job"
+
+    await worker.publish(reply.bindings[0], Message(b"event"))
+    assert await worker.inspect(reply.name) is not None
+    await requester.publish(topology.worker_binding(f"worker.{WORKER_ID}"), Message(b"cancel"))
+
+    assert await receive(requester, reply.name, is_exclusive=True) == b"event"
+    assert await receive(worker, topology.worker_queue(WORKER_ID).name) == b"cancel"
+
+
+async def test_a_worker_reads_a_log_that_nobody_reads(
+    requester: RabbitBus, worker: RabbitBus, reply: Queue
+) -> None:
+    await worker.publish(reply.bindings[0], Message(b"event"))
+
+    assert await receive(worker, reply.name, is_exclusive=True) == b"event"
+
+
+async def test_a_worker_rejects_to_the_dead_letters(gateway: RabbitBus, worker: RabbitBus) -> None:
+    jobs = topology.jobs_queue(MODEL, "batch")
+    await gateway.publish(jobs.bindings[0], Message(b"no job"))
+    async with worker.consume(jobs.name) as consumer:
+        await (await anext(consumer)).reject()
+
+    assert await receive(worker, topology.DEAD_LETTERS.name) == b"no job"
+
+
+async def test_gateways_hear_workers_and_each_other(gateway: RabbitBus, worker: RabbitBus) -> None:
+    announcements, commands = (make("x") for make in (announcements_queue, gateway_queue))
+    await gateway.declare(announcements, commands)
+
+    await worker.publish(topology.ANNOUNCEMENTS, Message(b"here"))
+    await gateway.publish(topology.ALL_GATEWAYS, Message(b"release"))
+
+    assert await receive(gateway, announcements.name) == b"here"
+    assert await receive(gateway, commands.name) == b"release"
+
+
+def announcements_queue(suffix: str) -> Queue:
+    return topology.announcements_queue(f"{uuid.uuid4().hex}-{suffix}")
+
+
+def gateway_queue(suffix: str) -> Queue:
+    return topology.gateway_queue(f"{uuid.uuid4().hex}-{suffix}")
+
+
+async def test_a_gateway_writes_into_the_log_of_its_request(gateway: RabbitBus) -> None:
+    queue = topology.reply_queue(uuid.uuid4().hex, expires_s=60)
+    await gateway.declare(queue)
+
+    await gateway.publish(queue.bindings[0], Message(b"accepted"))
+
+    assert await receive(gateway, queue.name) == b"accepted"
+    await gateway.delete_queue(queue.name)
+
+
+JOBS = topology.jobs_queue(MODEL, "interactive")
+STOLEN = f"reply.{uuid.uuid4().hex}"
+Act = Callable[[Bus], Awaitable[object]]
+
+
+def publishing(binding: Binding) -> Act:
+    return lambda bus: bus.publish(binding, Message(b"forged"))
+
+
+def declaring(queue: Queue | Exchange) -> Act:
+    return lambda bus: bus.declare(queue)
+
+
+def consuming(queue: str) -> Act:
+    return lambda bus: receive(bus, queue)
+
+
+def deleting(queue: str) -> Act:
+    return lambda bus: bus.delete_queue(queue)
+
+
+NEW_EXCHANGE = declaring(Exchange("warren.other", "direct"))
+NEW_QUEUE = declaring(Queue("other"))
+FORGED_EVENT = publishing(topology.reply_binding("reply.x"))
+FORGED_ANNOUNCEMENT = publishing(topology.ANNOUNCEMENTS)
+STOLEN_JOBS = declaring(Queue(STOLEN, (JOBS.bindings[0],), expires_s=1))
+STOLEN_COMMANDS = declaring(Queue(STOLEN, (topology.worker_binding("worker.#"),), expires_s=1))
+STOLEN_EVENTS = declaring(Queue("jobs.stolen", (topology.reply_binding("reply.#"),), expires_s=1))
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        consuming(JOBS.name),
+        deleting(JOBS.name),
+        declaring(JOBS),
+        STOLEN_JOBS,
+        STOLEN_COMMANDS,
+        consuming(topology.DEAD_LETTERS.name),
+        FORGED_ANNOUNCEMENT,
+        NEW_EXCHANGE,
+        NEW_QUEUE,
+    ],
+)
+async def test_a_gateway_may_not(worker: RabbitBus, gateway: RabbitBus, act: Act) -> None:
+    with pytest.raises(AccessRefused):
+        await act(gateway)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        publishing(JOBS.bindings[0]),
+        publishing(topology.ALL_GATEWAYS),
+        declaring(topology.reply_queue("x", 1)),
+        deleting("reply.x"),
+        STOLEN_EVENTS,
+        declaring(topology.gateway_queue("x")),
+        NEW_EXCHANGE,
+        NEW_QUEUE,
+    ],
+)
+async def test_a_worker_may_not(broker: Broker, worker: RabbitBus, act: Act) -> None:
+    async with RabbitBus(broker.url) as operator:
+        reply = topology.reply_queue("x", 1)
+        await operator.declare(reply)
+        with pytest.raises(AccessRefused):
+            await act(worker)
+        await operator.delete_queue(reply.name)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        consuming(JOBS.name),
+        deleting(JOBS.name),
+        STOLEN_JOBS,
+        STOLEN_COMMANDS,
+        FORGED_EVENT,
+        FORGED_ANNOUNCEMENT,
+        declaring(topology.announcements_queue("x")),
+        NEW_EXCHANGE,
+        NEW_QUEUE,
+    ],
+)
+async def test_a_publisher_may_not(worker: RabbitBus, publisher: RabbitBus, act: Act) -> None:
+    with pytest.raises(AccessRefused):
+        await act(publisher)
+
+
+@pytest.mark.parametrize("user", ["gateway", "worker", "publisher"])
+async def test_nobody_goes_around_the_exchanges(
+    broker: Broker, worker: RabbitBus, user: str
+) -> None:
+    async with RabbitBus(broker.url_of(user)) as bus:
+        with pytest.raises(BusError):
+            await bus.publish(Binding(Exchange("", "direct"), JOBS.name), Message(b"forged"))
+    state = await worker.inspect(JOBS.name)
+    assert state is not None
+    assert state.num_ready == 0
+
+
+async def test_there_is_no_guest(broker: Broker) -> None:
+    with pytest.raises(StartupError):
+        async with RabbitBus(broker.url_of("guest")):
+            pass

@@ -1,0 +1,23 @@
+"""The package's name, and what a provider must look like."""
+
+import inspect
+from dataclasses import fields
+
+from transformers.utils.import_utils import is_kernels_available
+
+import kernels
+from kernels import providers
+from kernels.providers import Ops
+
+
+def test_transformers_does_not_take_our_package_for_the_one_it_probes_for() -> None:
+    assert kernels.__version__ == "0.0.0"
+    assert not is_kernels_available()
+
+
+def test_every_op_has_the_parameters_that_models_pass(ops: Ops) -> None:
+    for field in fields(Ops):
+        protocol = getattr(providers, "".join(word.title() for word in field.name.split("_")))
+        declared = inspect.signature(protocol.__call__).parameters
+        provided = inspect.signature(getattr(ops, field.name)).parameters
+        assert list(declared)[1:] == list(provided), field.name

@@ -1,0 +1,52 @@
+"""Connections of both buses, and queues that go when their test ends."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from shared.bus.base import Bus
+from shared.bus.rabbit import RabbitBus
+from tests.shared.bus.wires import MemoryWires, QueueMaker, RabbitWires, Wires, queue_maker
+from tests.support.broker import Broker
+
+
+@pytest.fixture(params=["memory", pytest.param("rabbit", marks=pytest.mark.rabbit)])
+async def wires(request: pytest.FixtureRequest) -> AsyncIterator[Wires]:
+    async with AsyncExitStack() as stack:
+        if request.param == "memory":
+            yield MemoryWires(stack)
+        else:
+            broker: Broker = request.getfixturevalue("broker")
+            yield RabbitWires(stack, broker.url)
+
+
+@pytest.fixture
+async def bus(wires: Wires) -> Bus:
+    return await wires.connect()
+
+
+@pytest.fixture
+async def other_bus(wires: Wires) -> Bus:
+    return await wires.connect()
+
+
+@pytest.fixture
+async def rabbit_bus(broker: Broker) -> AsyncIterator[RabbitBus]:
+    async with RabbitBus(broker.url) as bus:
+        yield bus
+
+
+@pytest.fixture
+async def make_queue(bus: Bus) -> AsyncIterator[QueueMaker]:
+    """Names a new queue and removes it in the end."""
+    async with AsyncExitStack() as stack:
+        yield queue_maker(bus, stack)
+        await bus.wait_connected()
+
+
+@pytest.fixture
+async def make_rabbit_queue(rabbit_bus: RabbitBus) -> AsyncIterator[QueueMaker]:
+    async with AsyncExitStack() as stack:
+        yield queue_maker(rabbit_bus, stack)
+        await rabbit_bus.wait_connected()

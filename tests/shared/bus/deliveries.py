@@ -1,0 +1,50 @@
+"""Short words for what bus tests do all the time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+
+from shared.bus.base import Bus, Consumer, Delivery, Message, Queue
+
+PATIENCE_S = 5.0
+"""How long a test waits for what must happen."""
+QUIET_S = 0.1
+"""How long a test waits to see that nothing happens."""
+
+
+async def publish(bus: Bus, queue: Queue, bodies: Iterable[bytes]) -> None:
+    for body in bodies:
+        await bus.publish(queue.bindings[0], Message(body))
+
+
+async def take(consumer: Consumer, count: int = 1) -> list[Delivery]:
+    async with asyncio.timeout(PATIENCE_S):
+        return [await anext(consumer) for _ in range(count)]
+
+
+async def take_bodies(consumer: Consumer, count: int) -> list[bytes]:
+    return [delivery.message.body for delivery in await take(consumer, count)]
+
+
+async def take_to_the_end(consumer: Consumer) -> None:
+    while True:
+        await take(consumer)
+
+
+async def is_quiet(consumer: Consumer) -> bool:
+    """Whether no further delivery comes."""
+    try:
+        await asyncio.wait_for(anext(consumer), QUIET_S)
+    except TimeoutError:
+        return True
+    return False
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until the condition holds. Raises TimeoutError if it never does."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not await condition():  # noqa: ASYNC110 (a broker's state tells nobody of changes)
+            await asyncio.sleep(0.02)
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"%d" % k for k in range(count)]

@@ -1,0 +1,19 @@
+"""What the broker is told about queues, where its behaviour does not show it."""
+
+from shared.topology import jobs_queue, queue_arguments, reply_queue
+
+
+def test_jobs_are_dead_lettered_at_least_once() -> None:
+    assert queue_arguments(jobs_queue("m", "batch")) == {
+        "x-queue-type": "quorum",
+        "x-max-length": 50_000,
+        "x-overflow": "reject-publish",
+        "x-delivery-limit": 20,
+        "x-dead-letter-exchange": "warren.dead",
+        "x-dead-letter-routing-key": "",
+        "x-dead-letter-strategy": "at-least-once",
+    }
+
+
+def test_a_reply_queue_expires_in_milliseconds() -> None:
+    assert queue_arguments(reply_queue("r", 1.5)) == {"x-queue-type": "classic", "x-expires": 1500}

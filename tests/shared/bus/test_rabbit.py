@@ -1,0 +1,245 @@
+"""What only a real broker and a real network can do to the bus."""
+
+import asyncio
+import logging
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from yarl import URL
+
+from shared.bus.base import Message
+from shared.bus.rabbit import RabbitBus
+from shared.bus.rabbit.link import Link
+from shared.errors import BusUnavailable, PublishUnconfirmed, StartupError
+from tests.shared.bus.deliveries import (
+    eventually,
+    numbered,
+    publish,
+    take,
+    take_bodies,
+    take_to_the_end,
+)
+from tests.shared.bus.wires import QueueMaker
+from tests.support.broker import Broker, RabbitNode
+from tests.support.processes import free_port
+from tests.support.tcp_proxy import TcpProxy
+
+pytestmark = pytest.mark.rabbit
+
+PASSWORD = "a-secret-that-must-not-leak"
+
+
+@pytest.fixture
+def node(broker: Broker) -> RabbitNode:
+    """The broker, for tests that break it."""
+    assert isinstance(broker, RabbitNode)
+    return broker
+
+
+@pytest.fixture
+async def proxy(broker: Broker) -> AsyncIterator[TcpProxy]:
+    async with TcpProxy(broker.url) as proxy:
+        yield proxy
+
+
+@pytest.mark.breaks_broker
+async def test_a_connection_that_the_broker_closes_comes_back(
+    node: RabbitNode, rabbit_bus: RabbitBus, make_rabbit_queue: QueueMaker
+) -> None:
+    queue, command_queue = make_rabbit_queue(), make_rabbit_queue(is_exclusive=True)
+    await rabbit_bus.declare(queue, command_queue)
+    await publish(rabbit_bus, queue, numbered(2))
+
+    async with rabbit_bus.consume(queue.name) as consumer:
+        await take(consumer, 2)
+        await asyncio.to_thread(node.ctl, "close_all_connections", "--vhost=warren", "test")
+        with pytest.raises(BusUnavailable):
+            await take_to_the_end(consumer)
+    await rabbit_bus.wait_connected()
+
+    await publish(rabbit_bus, command_queue, [b"command"])
+    async with rabbit_bus.consume(command_queue.name) as consumer:
+        assert await take_bodies(consumer, 1) == [b"command"]
+    async with rabbit_bus.consume(queue.name) as consumer:
+        returned = await take(consumer, 2)
+    assert [delivery.message.body for delivery in returned] == numbered(2)
+
+
+@pytest.mark.breaks_broker
+async def test_confirmed_messages_survive_a_broker_that_is_killed(
+    node: RabbitNode, rabbit_bus: RabbitBus, make_rabbit_queue: QueueMaker
+) -> None:
+    jobs, log = make_rabbit_queue(kind="quorum"), make_rabbit_queue(expires_s=60)
+    await rabbit_bus.declare(jobs, log)
+    for queue in (jobs, log):
+        await publish(rabbit_bus, queue, numbered(50))
+    # RabbitMQ 3.10 writes the register of its quorum queues, unlike their messages, with this
+    # delay (Erlang's dets): a queue that is younger than that has no leader after a kill.
+    await asyncio.sleep(3.5)
+
+    node.kill()
+    await eventually(lambda: is_disconnected(rabbit_bus))
+    await asyncio.to_thread(node.start)
+    await rabbit_bus.wait_connected()
+
+    for queue in (jobs, log):
+        async with rabbit_bus.consume(queue.name) as consumer:
+            assert await take_bodies(consumer, 50) == numbered(50)
+
+
+async def test_nothing_waits_longer_than_the_timeout_on_a_dead_network(
+    proxy: TcpProxy, rabbit_bus: RabbitBus, make_rabbit_queue: QueueMaker
+) -> None:
+    queue = make_rabbit_queue()
+    async with RabbitBus(proxy.url, timeout_s=0.3) as bus:
+        await rabbit_bus.declare(queue)
+        await publish(bus, queue, numbered(8))
+        async with asyncio.timeout(5):
+            async with bus.consume(queue.name) as consumer:
+                [delivery, *_] = await take(consumer, 8)
+                proxy.stall()
+                with pytest.raises(PublishUnconfirmed):
+                    await publish(bus, queue, [b"y"])
+                with pytest.raises(BusUnavailable):
+                    await bus.inspect(queue.name)
+                with pytest.raises(BusUnavailable):
+                    await bus.declare(queue)
+                await delivery.ack()
+
+
+async def test_consumers_spread_over_as_many_connections_as_they_need(
+    broker: Broker, make_rabbit_queue: QueueMaker
+) -> None:
+    async with RabbitBus(broker.url, max_channels=3) as bus, AsyncExitStack() as stack:
+        queues = [make_rabbit_queue() for _ in range(10)]
+        await bus.declare(*queues)
+        opening = (stack.enter_async_context(bus.consume(queue.name)) for queue in queues)
+        consumers = await asyncio.gather(*opening)
+
+        for queue in queues:
+            await publish(bus, queue, [queue.name.encode()])
+        bodies = [await take_bodies(consumer, 1) for consumer in consumers]
+
+    assert bodies == [[queue.name.encode()] for queue in queues]
+
+
+async def test_channel_numbers_stay_within_the_brokers_limit(broker: Broker) -> None:
+    link = Link(URL(broker.url), name="test", timeout_s=5)
+    await link.open()
+    try:
+        previous = await link.open_channel()
+        for _ in range(2100):
+            channel = await link.open_channel()
+            await previous.close()
+            previous = channel
+        assert link.is_connected
+    finally:
+        await link.close()
+
+
+async def test_a_broker_that_is_not_there_yet_is_waited_for(broker: Broker) -> None:
+    port = free_port()
+    late = str(URL(broker.url).with_host("127.0.0.1").with_port(port))
+    async with RabbitBus(late) as bus:
+        with pytest.raises(BusUnavailable):
+            await bus.inspect("anything")
+        async with TcpProxy(broker.url, port=port):
+            async with asyncio.timeout(5):
+                await bus.wait_connected()
+            assert await bus.inspect("test.nothing") is None
+
+
+async def test_a_refused_login_stops_the_start(broker: Broker) -> None:
+    url = str(URL(broker.url).with_password(PASSWORD))
+
+    with pytest.raises(StartupError, match="refuses the login") as caught:
+        async with RabbitBus(url):
+            pass
+
+    assert PASSWORD not in repr(caught.value)
+
+
+async def test_a_refused_virtual_host_stops_the_start(broker: Broker) -> None:
+    with pytest.raises(StartupError):
+        async with RabbitBus(str(URL(broker.url).with_path("/no-such-vhost"))):
+            pass
+
+
+@pytest.mark.parametrize(
+    "url",
+    [f"amqp://u:{PASSWORD}@h:port/", f"http://u:{PASSWORD}@h/", f"u:{PASSWORD}", ""],
+)
+def test_a_wrong_url_is_refused_without_being_repeated(url: str) -> None:
+    with pytest.raises(StartupError) as caught:
+        RabbitBus(url)
+
+    assert PASSWORD not in str(caught.value)
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+async def test_the_password_is_never_logged(
+    broker: Broker, proxy: TcpProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    password = URL(broker.url).password
+    assert password is not None
+    caplog.set_level(logging.INFO)
+    async with RabbitBus(proxy.url) as bus:
+        proxy.sever()
+        await eventually(lambda: is_disconnected(bus))
+        await bus.wait_connected()
+    async with RabbitBus(str(URL(broker.url).with_port(free_port()))):
+        pass
+
+    shared_records = [record for record in caplog.records if record.name.startswith("shared")]
+    assert shared_records
+    assert password not in caplog.text
+    assert password not in str([record.__dict__ for record in caplog.records])
+
+
+async def test_tls(broker: Broker, tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    make_certificate(certificate, key)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+
+    async with TcpProxy(broker.url, tls) as proxy:
+        async with RabbitBus(f"{proxy.url}?cafile={certificate}") as bus:
+            assert await bus.inspect("test.nothing") is None
+        async with RabbitBus(proxy.url) as distrustful:
+            assert not distrustful.is_connected
+
+
+async def test_a_foreign_message_is_read_as_far_as_it_can_be(
+    broker: Broker, rabbit_bus: RabbitBus, make_rabbit_queue: QueueMaker
+) -> None:
+    queue = make_rabbit_queue()
+    await rabbit_bus.declare(queue)
+    link = Link(URL(broker.url), name="foreign", timeout_s=5)
+    await link.open()
+    channel = await link.open_channel()
+    await channel.basic_publish(
+        b"{}", exchange=queue.bindings[0].exchange.name, routing_key=queue.name
+    )
+    await link.close()
+
+    async with rabbit_bus.consume(queue.name) as consumer:
+        [delivery] = await take(consumer)
+
+    message = delivery.message
+    assert message == Message(b"{}", message_id=message.message_id)
+
+
+async def is_disconnected(bus: RabbitBus) -> bool:
+    return not bus.is_connected
+
+
+def make_certificate(certificate: Path, key: Path) -> None:
+    options = (
+        f"-x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=127.0.0.1"
+        f" -addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {certificate}"
+    )
+    subprocess.run(["openssl", "req", *options.split()], check=True, capture_output=True)

@@ -1,0 +1,43 @@
+"""What a bus does where no broker listens."""
+
+import asyncio
+import logging
+
+import pytest
+
+from shared.bus.rabbit import RabbitBus
+from tests.support.processes import free_port
+
+
+@pytest.mark.parametrize("delay_ms", [0.0, 0.4, 0.8, 1.2, 1.6, 2.0, 4.0, 8.0])
+async def test_it_can_be_cancelled_whenever(delay_ms: float) -> None:
+    url = f"amqp://nobody:secret@127.0.0.1:{free_port()}/warren"
+
+    async def wait_in_vain() -> None:
+        async with RabbitBus(url) as bus:
+            await bus.wait_connected()
+
+    waiting = [asyncio.create_task(wait_in_vain()) for _ in range(8)]
+    await asyncio.sleep(delay_ms / 1e3)
+    for task in waiting:
+        task.cancel()
+        await asyncio.sleep(2e-4)
+
+    done, _ = await asyncio.wait(waiting, timeout=10)
+
+    assert len(done) == len(waiting)
+    assert all(task.cancelled() for task in done)
+
+
+async def test_operators_are_told_once_of_a_broker_that_is_away(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with RabbitBus(f"amqp://nobody:secret@127.0.0.1:{free_port()}/warren"):
+        await asyncio.sleep(2.5)
+
+    ours = [record for record in caplog.records if record.name.startswith("shared.")]
+    warnings = [record for record in ours if record.levelno >= logging.WARNING]
+    assert {record.message for record in warnings} == {"broker not reached"}
+    links = [vars(record)["link"] for record in warnings]
+    assert sorted(links) == sorted(set(links))
+    assert "secret" not in str([vars(record) for record in ours])

@@ -1,0 +1,73 @@
+"""Both buses behind one face, so that one suite specifies them."""
+
+import uuid
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from typing import Any, Protocol
+
+from shared.bus.base import Binding, Bus, Exchange, Queue
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.bus.rabbit import RabbitBus
+from shared.errors import QueueBusy
+from tests.support.tcp_proxy import TcpProxy
+
+DIRECT = Exchange("warren.test", "direct")
+MAX_BYTES = 1 << 20
+
+QueueMaker = Callable[..., Queue]
+
+
+class Wires(Protocol):
+    """Connections to one broker."""
+
+    async def connect(self) -> Bus:
+        """A connected bus, closed when the test ends."""
+        ...
+
+    def sever(self, bus: Bus) -> None:
+        """Break the connection of one bus as a broker or a network does."""
+        ...
+
+
+class MemoryWires:
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+        self._broker = MemoryBroker()
+
+    async def connect(self) -> Bus:
+        bus = MemoryBus(self._broker, max_message_bytes=MAX_BYTES)
+        return await self._stack.enter_async_context(bus)
+
+    def sever(self, bus: Bus) -> None:
+        assert isinstance(bus, MemoryBus)
+        bus.sever()
+
+
+class RabbitWires:
+    def __init__(self, stack: AsyncExitStack, url: str) -> None:
+        self._stack = stack
+        self._url = url
+        self._proxies: dict[Bus, TcpProxy] = {}
+
+    async def connect(self) -> Bus:
+        proxy = await self._stack.enter_async_context(TcpProxy(self._url))
+        bus = RabbitBus(proxy.url, max_message_bytes=MAX_BYTES)
+        self._proxies[bus] = proxy
+        return await self._stack.enter_async_context(bus)
+
+    def sever(self, bus: Bus) -> None:
+        self._proxies[bus].sever()
+
+
+def queue_maker(bus: Bus, stack: AsyncExitStack) -> QueueMaker:
+    async def remove(name: str) -> None:
+        with suppress(QueueBusy):  # another connection's, and gone with it
+            await bus.delete_queue(name)
+
+    def make(exchange: Exchange = DIRECT, routing_key: str | None = None, **promises: Any) -> Queue:
+        name = f"test.{uuid.uuid4().hex}"
+        stack.push_async_callback(remove, name)
+        key = name if routing_key is None else routing_key
+        return Queue(name, (Binding(exchange, key),), **promises)
+
+    return make

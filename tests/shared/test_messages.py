@@ -1,0 +1,254 @@
+"""The bytes on the wire are a contract: a change here is a change for everyone who is deployed."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared import messages
+from shared.errors import UndecodableMessage
+from shared.messages import (
+    JSON,
+    MSGPACK,
+    Accepted,
+    Announcement,
+    Cancel,
+    ChatMessage,
+    ChatPrompt,
+    Choice,
+    Completed,
+    Continue,
+    Failed,
+    Finished,
+    GenerationJob,
+    HandedOver,
+    Progress,
+    Release,
+    SamplingParams,
+    Started,
+    TextPrompt,
+    TokenDelta,
+    TokenPrompt,
+)
+
+JOB = GenerationJob(
+    request_id="chatcmpl-1",
+    model="smollm2",
+    prompts=(
+        ChatPrompt(messages=(ChatMessage(role="user", content="hi"),)),
+        TextPrompt(text="a"),
+        TokenPrompt(token_ids=(1, 2)),
+    ),
+    sampling=SamplingParams(max_tokens=3, temperature=0.5, stop=("x",)),
+    mode="stream",
+    deadline=1.5,
+)
+GOLDEN_JOB = (
+    '{"type":"generation_job","request_id":"chatcmpl-1","model":"smollm2","prompts":['
+    '{"type":"chat","messages":[{"role":"user","content":"hi","name":null}]},'
+    '{"type":"text","text":"a"},{"type":"tokens","token_ids":[1,2]}],'
+    '"sampling":{"max_tokens":3,"temperature":0.5,"top_p":1.0,"top_k":0,"seed":null,"stop":["x"],'
+    '"ignore_eos":false},"mode":"stream","deadline":1.5,"created_at":0.0,"tenant":"",'
+    '"is_detached":false,"trace":{},"version":1}'
+)
+GOLDEN_EVENTS = [
+    (Accepted(body_hash="h"), '{"type":"accepted","body_hash":"h"}'),
+    (
+        Started(worker="worker.1", ticket="t", num_prompt_tokens=(7,)),
+        '{"type":"started","worker":"worker.1","ticket":"t","num_prompt_tokens":[7],"is_waiting":false}',
+    ),
+    (HandedOver(attempt=1), '{"type":"handed_over","attempt":1}'),
+    (
+        TokenDelta(choice=0, attempt=1, index=2, prefix_hash=9, token_ids=(5,), text="a"),
+        '{"type":"token_delta","choice":0,"attempt":1,"index":2,"prefix_hash":9,"token_ids":[5],'
+        '"text":"a"}',
+    ),
+    (
+        Finished(
+            choice=0,
+            attempt=1,
+            index=2,
+            prefix_hash=9,
+            token_ids=(),
+            text="",
+            finish_reason="stop",
+            stop_reason="x",
+        ),
+        '{"type":"finished","choice":0,"attempt":1,"index":2,"prefix_hash":9,"token_ids":[],'
+        '"text":"","finish_reason":"stop","stop_reason":"x"}',
+    ),
+    (
+        Failed(code="cancelled", message="m"),
+        '{"type":"failed","code":"cancelled","message":"m","param":null,"choice":0,"attempt":0,'
+        '"index":0,"prefix_hash":0}',
+    ),
+    (
+        Completed(
+            request_id="r",
+            choices=(
+                Choice(token_ids=(1,), text="a", finish_reason="length", num_prompt_tokens=2),
+            ),
+        ),
+        '{"type":"completed","request_id":"r","choices":[{"token_ids":[1],"text":"a",'
+        '"finish_reason":"length","stop_reason":null,"num_prompt_tokens":2}]}',
+    ),
+]
+GOLDEN_COMMANDS = [
+    (Cancel(request_id="r"), '{"type":"cancel","request_id":"r","ticket":null}'),
+    (
+        Continue(request_id="r", ticket="t", attempt=2, choices=(Progress(token_ids=(1,)),)),
+        '{"type":"continue","request_id":"r","ticket":"t","attempt":2,"choices":[{"token_ids":[1],'
+        '"is_finished":false}]}',
+    ),
+    (Release(request_id="r"), '{"type":"release","request_id":"r"}'),
+]
+GOLDEN_ANNOUNCEMENT = (
+    '{"type":"announcement","worker":"worker.1","model":"m","vocab_size":9,"max_seq_len":8,'
+    '"fingerprint":"f","max_num_seqs":4,"num_running":0,"num_waiting":0,"kv_usage":0.0,'
+    '"is_leaving":false}'
+)
+
+
+def as_msgpack(json: str) -> bytes:
+    return msgspec.msgpack.encode(msgspec.json.decode(json))
+
+
+def test_a_job_has_these_bytes_and_no_others() -> None:
+    assert messages.encode(JOB, JSON).decode() == GOLDEN_JOB
+    assert messages.encode(JOB) == as_msgpack(GOLDEN_JOB)
+    assert messages.decode_job(GOLDEN_JOB.encode(), JSON) == JOB
+    assert messages.decode_job(as_msgpack(GOLDEN_JOB)) == JOB
+
+
+@pytest.mark.parametrize(("event", "golden"), GOLDEN_EVENTS, ids=lambda v: type(v).__name__)
+def test_reply_events_have_these_bytes(event: messages.ReplyEvent, golden: str) -> None:
+    assert messages.encode(event, JSON).decode() == golden
+    assert messages.decode_event(golden.encode(), JSON) == event
+    assert messages.decode_event(as_msgpack(golden)) == event
+
+
+@pytest.mark.parametrize(("command", "golden"), GOLDEN_COMMANDS, ids=lambda v: type(v).__name__)
+def test_commands_have_these_bytes(command: messages.Command, golden: str) -> None:
+    assert messages.encode(command) == as_msgpack(golden)
+    assert messages.decode_command(as_msgpack(golden)) == command
+
+
+def test_an_announcement_has_these_bytes() -> None:
+    announcement = Announcement(
+        worker="worker.1", model="m", vocab_size=9, max_seq_len=8, fingerprint="f", max_num_seqs=4
+    )
+    assert messages.encode(announcement) == as_msgpack(GOLDEN_ANNOUNCEMENT)
+    assert messages.decode_announcement(as_msgpack(GOLDEN_ANNOUNCEMENT)) == announcement
+
+
+def test_the_least_that_another_program_must_say_is_a_job() -> None:
+    body = b'{"request_id":"r","model":"m","prompts":[{"type":"text","text":"a"}]}'
+
+    job = messages.decode_job(body, JSON)
+
+    assert (job.mode, job.version) == ("final", messages.WIRE_VERSION)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("request_id", "with space"),
+        ("request_id", "newline\n"),
+        ("model", "../etc"),
+        ("prompts", []),
+        ("prompts", [{"type": "tokens", "token_ids": []}]),
+        ("prompts", [{"type": "tokens", "token_ids": [-1]}]),
+        ("prompts", [{"type": "image", "text": ""}]),
+        ("sampling", {"temperature": 2.1}),
+        ("sampling", {"temperature": float("nan")}),
+        ("sampling", {"top_p": 0.0}),
+        ("sampling", {"top_k": -1}),
+        ("sampling", {"max_tokens": -1}),
+        ("sampling", {"seed": 1 << 63}),
+        ("sampling", {"stop": [""]}),
+        ("sampling", {"stop": ["x"] * (messages.MAX_STOP_STRINGS + 1)}),
+        ("mode", "both"),
+        ("deadline", -1.0),
+        ("version", messages.WIRE_VERSION + 1),
+    ],
+)
+def test_a_job_beyond_the_limits_is_refused(path: str, value: object) -> None:
+    fields = msgspec.json.decode(GOLDEN_JOB)
+    body = msgspec.msgpack.encode({**fields, path: value})
+
+    with pytest.raises(UndecodableMessage):
+        messages.decode_job(body)
+
+
+def test_a_newer_version_is_refused_before_the_rest_is_read() -> None:
+    body = msgspec.msgpack.encode({"version": messages.WIRE_VERSION + 1, "prompts": "unreadable"})
+
+    with pytest.raises(UndecodableMessage, match="wire version"):
+        messages.decode_job(body)
+
+
+@pytest.mark.parametrize(
+    ("golden", "secret"),
+    [
+        ('"text":"a"', '"text":["secret"]'),
+        ('"type":"text"', '"type":"secret"'),
+        ('"role":"user"', '"role":"a secret, \'quoted\' - at `$`\\n"'),
+        ('"mode":"stream"', '"mode":"secret"'),
+        ('"model":"smollm2"', '"model":"sec ret"'),
+    ],
+)
+def test_the_error_names_the_field_and_not_the_content(golden: str, secret: str) -> None:
+    body = GOLDEN_JOB.replace(golden, secret)
+
+    with pytest.raises(UndecodableMessage) as caught:
+        messages.decode_job(body.encode(), JSON)
+
+    assert "$." in caught.value.message
+    assert "sec" not in caught.value.message
+
+
+@given(st.binary(max_size=200), st.sampled_from([JSON, MSGPACK, "text/plain", ""]))
+def test_any_bytes_decode_or_raise_one_error(body: bytes, content_type: str) -> None:
+    for decode in (messages.decode_job, messages.decode_event):
+        try:
+            decode(body, content_type)
+        except UndecodableMessage:
+            continue
+
+
+@given(st.data())
+def test_a_damaged_job_decodes_or_raises_one_error(data: st.DataObject) -> None:
+    body = bytearray(messages.encode(JOB))
+    for _ in range(data.draw(st.integers(1, 4))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+
+    try:
+        messages.decode_job(bytes(body))
+    except UndecodableMessage:
+        return
+
+
+def test_deep_nesting_is_an_error_and_not_a_crash() -> None:
+    with pytest.raises(UndecodableMessage):
+        messages.decode_job(b'{"prompts":' + b"[" * 100_000, JSON)
+
+
+def test_a_job_without_a_seed_draws_one_from_its_id() -> None:
+    first, again, other = (
+        GenerationJob(request_id=request_id, model="m", prompts=(TextPrompt(text="a"),))
+        for request_id in ("one", "one", "two")
+    )
+
+    assert first.seed == again.seed != other.seed
+    assert 0 <= first.seed < 1 << 64
+
+
+def test_a_negative_seed_is_the_unsigned_number_of_the_same_bits() -> None:
+    job = GenerationJob(
+        request_id="r",
+        model="m",
+        prompts=(TextPrompt(text="a"),),
+        sampling=SamplingParams(seed=-1),
+    )
+
+    assert job.seed == (1 << 64) - 1

@@ -1,0 +1,91 @@
+"""Log lines: structured, with the request's id, and silent where libraries print bodies.
+Spans: sent to the endpoint that the settings name."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
+import pytest
+
+SCRIPT = """
+import logging
+from shared import telemetry
+from shared.settings import WorkerSettings
+telemetry.configure(WorkerSettings(log_format="json", log_level="debug"), "warren-test")
+logging.getLogger("worker.answer").info("job failed", extra={"request_id": "r1"})
+logging.getLogger("aiormq.connection").error("returned: %s", "a prompt")
+logging.getLogger("aio_pika.queue").debug("body: %s", "a prompt")
+"""
+
+SPAN_SCRIPT = """
+import sys
+from opentelemetry import trace
+from shared import telemetry
+from shared.settings import WorkerSettings
+telemetry.configure(WorkerSettings(otlp_endpoint=sys.argv[1]), "warren-test")
+telemetry.tracer.start_span("worker.queue").end()
+trace.get_tracer_provider().shutdown()
+"""
+
+
+class Collector(HTTPServer):
+    """Takes what is posted to it."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.posts: list[tuple[str, bytes]] = []
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.posts.append((self.path, body))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Stay silent."""
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with Collector() as collector:
+        serving = Thread(target=collector.serve_forever, kwargs={"poll_interval": 0.01})
+        serving.start()
+        yield collector
+        collector.shutdown()
+        serving.join()
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[str]:
+    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    return run.stderr.splitlines()
+
+
+def test_a_line_is_json_with_its_request_id(lines: list[str]) -> None:
+    (line,) = lines
+
+    record = json.loads(line)
+
+    assert (record["event"], record["request_id"], record["level"]) == ("job failed", "r1", "info")
+    assert record["logger"] == "worker.answer"
+
+
+def test_libraries_that_print_bodies_are_silent(lines: list[str]) -> None:
+    assert "a prompt" not in "".join(lines)
+
+
+def test_spans_go_to_the_configured_endpoint(collector: Collector) -> None:
+    subprocess.run([sys.executable, "-c", SPAN_SCRIPT, collector.url], check=True)
+
+    ((path, body),) = collector.posts
+    assert path == "/v1/traces"
+    assert b"worker.queue" in body
+    assert b"warren-test" in body

@@ -1,0 +1,38 @@
+"""Builders for what a scheduler hands to a runner."""
+
+from collections.abc import Sequence
+
+from shared.messages import SamplingParams
+from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def share(
+    token_ids: Sequence[int],
+    blocks: Sequence[int],
+    *,
+    start: int = 0,
+    is_sampled: bool = True,
+    sampling: SamplingParams = GREEDY,
+    seed: int = 0,
+    choice: int = 0,
+    position: int = 0,
+    previous_row: int | None = None,
+) -> ScheduledSequence:
+    """One sequence's share of a step."""
+    return ScheduledSequence(
+        sequence_id=SequenceId("request", choice),
+        start=start,
+        token_ids=token_ids,
+        block_table=blocks,
+        is_sampled=is_sampled,
+        sampling=sampling,
+        seed=seed,
+        position=position,
+        previous_row=previous_row,
+    )
+
+
+def batch(*shares: ScheduledSequence) -> ScheduledBatch:
+    return ScheduledBatch(shares)

@@ -1,0 +1,208 @@
+"""A RabbitMQ node that belongs to the test session, or the broker that the environment names.
+
+Nothing of it is shared with other nodes of the machine: it has its own name, ports, cookie, data
+and port mapper, and all of it is gone when the session ends.
+"""
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from yarl import URL
+
+from tests.support.processes import free_port
+
+ROOT = Path(__file__).parents[2]
+INFRA = ROOT / "infra" / "rabbitmq"
+URL_VARIABLE = "WARREN_TEST_AMQP_URL"
+BREAKS_BROKER = "breaks_broker"
+
+_START_TIMEOUT_S = 60
+_STOP_TIMEOUT_S = 20
+_SCRIPTS = (Path("/usr/lib/rabbitmq/bin"), Path("/opt/rabbitmq/sbin"))
+"""Debian's scripts in PATH insist on another user; those behind them do not."""
+
+
+class Broker:
+    """A broker whose ``url`` may do everything."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def url_of(self, user: str) -> str:
+        """The URL of one of infra/rabbitmq's users, all of whom have the same password."""
+        if URL(self.url).user != "operator":
+            pytest.skip(f"the broker of {URL_VARIABLE} does not have Warren's users")
+        return str(URL(self.url).with_user(user))
+
+
+class RabbitNode(Broker):
+    """An own node with Warren's configuration. ``kill`` is a power cut; data survives it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._port = free_port()
+        self._mapper_port = free_port()
+        self._password = secrets.token_hex(16)
+        self._node: subprocess.Popen[bytes] | None = None
+        self._mapper: subprocess.Popen[bytes] | None = None
+        super().__init__(f"amqp://operator:{self._password}@127.0.0.1:{self._port}/warren")
+        self._write_files()
+
+    def start(self) -> None:
+        """Start the node and wait until it takes connections."""
+        if self._mapper is None:
+            self._mapper = self._spawn("epmd", "-port", str(self._mapper_port))
+        self._node = self._spawn(self._script("rabbitmq-server"))
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not self._is_listening():
+            assert self._node.poll() is None, f"the broker died at its start:\n{self.log}"
+            assert time.monotonic() < deadline, f"the broker does not start:\n{self.log}"
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """Shut the node down in order."""
+        if self._node is not None:
+            self.ctl("shutdown", f"--timeout={_STOP_TIMEOUT_S}")
+            self._node.wait(_STOP_TIMEOUT_S)
+            self._node = None
+
+    def kill(self) -> None:
+        """End the node at once, without a last word to anybody."""
+        if self._node is not None:
+            with suppress(FileNotFoundError, ProcessLookupError):
+                # The machine before the shell that started it and that collects it.
+                os.kill(int((self._directory / "pid").read_text()), signal.SIGKILL)
+                self._node.wait(_STOP_TIMEOUT_S)
+            _kill_group(self._node)
+            self._node = None
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self.kill()
+        if self._mapper is not None:
+            _kill_group(self._mapper)
+            self._mapper = None
+
+    def ctl(self, *args: str) -> str:
+        """Run rabbitmqctl; returns what it prints."""
+        return subprocess.run(
+            [self._script("rabbitmqctl"), *args],
+            env=self._environment,
+            check=True,
+            text=True,
+            capture_output=True,
+            timeout=_STOP_TIMEOUT_S,
+        ).stdout
+
+    @property
+    def log(self) -> str:
+        return (self._directory / "output").read_text()
+
+    def _write_files(self) -> None:
+        definitions = self._directory / "definitions.json"
+        users = ("GATEWAY", "WORKER", "PUBLISHER", "OPERATOR")
+        subprocess.run(
+            [sys.executable, INFRA / "render_definitions.py", definitions],
+            env={f"{user}_PASSWORD": self._password for user in users},
+            check=True,
+        )
+        overrides = {
+            "load_definitions": str(definitions),
+            "listeners.tcp.1": f"127.0.0.1:{self._port}",
+            "disk_free_limit.absolute": "50MB",
+            "consumer_timeout": "86400000",
+        }
+        shipped = (INFRA / "rabbitmq.conf").read_text().splitlines()
+        kept = [line for line in shipped if line.split("=")[0].strip() not in overrides]
+        lines = kept + [f"{key} = {value}" for key, value in overrides.items()]
+        (self._directory / "rabbitmq.conf").write_text("\n".join(lines) + "\n")
+        (self._directory / "enabled_plugins").write_text("[].")
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self._directory),  # where Erlang keeps its cookie
+            "LANG": "C.UTF-8",
+            "ERL_EPMD_PORT": str(self._mapper_port),
+            "RABBITMQ_NODENAME": f"warren-test-{self._port}@localhost",
+            "RABBITMQ_DIST_PORT": str(self._port + 1 if self._port < 65535 else self._port - 1),
+            "RABBITMQ_MNESIA_BASE": str(self._directory / "data"),
+            "RABBITMQ_PID_FILE": str(self._directory / "pid"),
+            "RABBITMQ_LOG_BASE": str(self._directory / "log"),
+            "RABBITMQ_CONFIG_FILE": str(self._directory / "rabbitmq.conf"),
+            "RABBITMQ_CONF_ENV_FILE": str(self._directory / "no-such-file"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self._directory / "enabled_plugins"),
+        }
+
+    def _script(self, name: str) -> str:
+        found = next((str(d / name) for d in _SCRIPTS if (d / name).exists()), shutil.which(name))
+        assert found is not None, f"{name} is not installed; `make test` installs RabbitMQ"
+        return found
+
+    def _spawn(self, *command: str) -> subprocess.Popen[bytes]:
+        with (self._directory / "output").open("ab") as output:
+            return subprocess.Popen(
+                command,
+                env=self._environment,
+                cwd=self._directory,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def _is_listening(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self._port), timeout=1) as connection:
+                connection.sendall(b"AMQP\x00\x00\x09\x01")
+                return bool(connection.recv(1))
+        except OSError:
+            return False
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@contextmanager
+def running_node() -> Iterator[RabbitNode]:
+    """A node that is gone with all its data afterwards."""
+    directory = Path(tempfile.mkdtemp(prefix="warren-broker-"))
+    node = RabbitNode(directory)
+    try:
+        node.start()
+        yield node
+    finally:
+        node.close()
+        shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[Broker]:
+    """The session's broker."""
+    foreign = os.environ.get(URL_VARIABLE)
+    if foreign:
+        yield Broker(foreign)
+        return
+    with running_node() as node:
+        yield node
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Never break a broker that is not ours."""
+    if item.get_closest_marker(BREAKS_BROKER) and os.environ.get(URL_VARIABLE):
+        pytest.skip(f"{URL_VARIABLE} names a broker that this test would break")

@@ -1,0 +1,80 @@
+"""A GGUF file of a tiny Llama with a byte-level tokenizer, complete enough to be converted."""
+
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
+
+HIDDEN, INTERMEDIATE, HEADS, LAYERS = 64, 96, 2, 2
+CHAT_TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
+_SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+_NORMAL, _CONTROL = 1, 3
+EOS_ID = 2
+
+
+def write_tiny_gguf(
+    path: Path, matrices: GGMLQuantizationType = GGMLQuantizationType.F32, seed: int = 0
+) -> Path:
+    """Random weights, the matrices of the given type; the output is tied to the embedding."""
+    writer = GGUFWriter(path, "llama")
+    tokens = [*_SPECIAL, *_byte_alphabet(), "he", "hel"]
+    _add_config(writer, len(tokens))
+    _add_tokenizer(writer, tokens)
+    random = np.random.default_rng(seed)
+    for name, shape in _shapes(len(tokens)).items():
+        weight = random.normal(0, 0.2, shape).astype(np.float32)
+        kind = matrices if len(shape) > 1 else GGMLQuantizationType.F32
+        writer.add_tensor(name, quantize(weight, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add_config(writer: GGUFWriter, vocab_size: int) -> None:
+    writer.add_context_length(128)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(INTERMEDIATE)
+    writer.add_block_count(LAYERS)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(HEADS)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_dimension_count(HIDDEN // HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(vocab_size)
+
+
+def _add_tokenizer(writer: GGUFWriter, tokens: list[str]) -> None:
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([_CONTROL if t in _SPECIAL else _NORMAL for t in tokens])
+    writer.add_token_merges(["h e", "he l"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(EOS_ID)
+    writer.add_unk_token_id(0)
+    writer.add_pad_token_id(EOS_ID)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(CHAT_TEMPLATE)
+
+
+def _shapes(vocab_size: int) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (vocab_size, HIDDEN),
+        "output_norm.weight": (HIDDEN,),
+    }
+    for layer in range(LAYERS):
+        block = f"blk.{layer}"
+        shapes |= {f"{block}.attn_{x}.weight": (HIDDEN, HIDDEN) for x in ("q", "k", "v", "output")}
+        shapes |= {f"{block}.ffn_{x}.weight": (INTERMEDIATE, HIDDEN) for x in ("gate", "up")}
+        shapes[f"{block}.ffn_down.weight"] = (HIDDEN, INTERMEDIATE)
+        shapes |= {f"{block}.{x}_norm.weight": (HIDDEN,) for x in ("attn", "ffn")}
+    return shapes
+
+
+def _byte_alphabet() -> list[str]:
+    """GPT-2's 256 printable stand-ins for bytes."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte) for byte in printable] + [chr(256 + k) for k in range(len(others))]

@@ -1,0 +1,86 @@
+"""A gateway on a real port, inside the test's own event loop."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import openai
+
+from gateway.app import create_app
+from gateway.server import Server, listen, opened, url_of
+from shared import settings
+from shared.bus.base import Bus
+from shared.settings import GatewaySettings
+
+
+@dataclass
+class LiveGateway:
+    """A gateway that listens at ``url``, and clients of it that do not retry."""
+
+    url: str
+    server: Server
+    http: httpx.AsyncClient
+    openai: openai.AsyncOpenAI
+
+    async def post(self, path: str, **body: Any) -> httpx.Response:
+        return await self.http.post(path, json=body)
+
+    async def chat(self, **more: Any) -> httpx.Response:
+        return await self.post("/v1/chat/completions", **chat_body(**more))
+
+    async def sample(self, name: str) -> float:
+        """The sum over all labels of one metric."""
+        lines = (await self.http.get("/metrics")).text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.split("{")[0] == name)
+
+
+@asynccontextmanager
+async def live_gateway(bus: Bus, **options: Any) -> AsyncIterator[LiveGateway]:
+    chosen = settings.load(GatewaySettings, **{"port": 0, "drain_grace_s": 5, **options})
+    with listen(chosen) as listener:
+        async with opened(create_app(chosen, bus), chosen) as server:
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            try:
+                # The clients close first: a server that stops waits for open connections.
+                async with _clients(url_of(listener)) as (http, client):
+                    yield LiveGateway(url_of(listener), server, http, client)
+            finally:
+                server.stop()
+                await serving
+
+
+@asynccontextmanager
+async def _clients(url: str) -> AsyncIterator[tuple[httpx.AsyncClient, openai.AsyncOpenAI]]:
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=20) as http,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield http, client
+
+
+async def eventually(is_true: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for what nobody announces."""
+    for _ in range(300):
+        if await is_true():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never became true")
+
+
+def chat_body(**more: Any) -> dict[str, Any]:
+    """A small valid chat request."""
+    return {
+        "model": "scripted",
+        "messages": [{"role": "user", "content": "one two three"}],
+        **more,
+    }
+
+
+def events(body: str) -> list[Any]:
+    """The data of a finished SSE stream: JSON, or the string that ends it."""
+    data = [line.removeprefix("data: ") for line in body.splitlines() if line.startswith("data: ")]
+    return [item if item == "[DONE]" else json.loads(item) for item in data]

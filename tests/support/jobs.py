@@ -1,0 +1,137 @@
+"""A reader of request logs, as small as it can be and as strict as a gateway."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import msgspec
+
+from shared import topology
+from shared.bus.base import Bus, Consumer, Message
+from shared.errors import Unroutable
+from shared.messages import (
+    MSGPACK,
+    Completed,
+    Failed,
+    Finished,
+    GenerationJob,
+    JobClass,
+    Prompt,
+    ReplyEvent,
+    SamplingParams,
+    Started,
+    TextPrompt,
+    TokenDelta,
+    decode_event,
+    encode,
+)
+from shared.stream import LogReader, Relay, Send
+
+_NUMBERS = itertools.count()
+SHORT = SamplingParams(max_tokens=8, temperature=0.0)
+
+
+def new_job(
+    model: str,
+    *prompts: Prompt,
+    mode: str = "stream",
+    sampling: SamplingParams | None = None,
+    deadline: float | None = None,
+) -> GenerationJob:
+    """A job with an id of its own; equal arguments get equal answers. Streams by default."""
+    return GenerationJob(
+        request_id=f"test-{next(_NUMBERS)}",
+        model=model,
+        prompts=prompts or (TextPrompt(text="Once upon a time"),),
+        sampling=msgspec.structs.replace(sampling or SHORT, seed=1),
+        mode="final" if mode == "final" else "stream",
+        deadline=deadline,
+    )
+
+
+@dataclass
+class Log:
+    """What a reader has seen of one request."""
+
+    reader: LogReader
+    raw: list[ReplyEvent] = field(default_factory=list)
+    accepted: list[Started | TokenDelta | Finished | Failed] = field(default_factory=list)
+    completed: Completed | None = None
+
+    @property
+    def text(self) -> str:
+        events = [e for e in self.accepted if isinstance(e, TokenDelta | Finished)]
+        return "".join(event.text for event in events)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.reader.chains[0].token_ids
+
+    @property
+    def last(self) -> ReplyEvent:
+        return self.raw[-1]
+
+    @property
+    def is_ended(self) -> bool:
+        return self.reader.is_ended or self.completed is not None
+
+
+async def publish(
+    bus: Bus, job: GenerationJob, job_class: JobClass = "interactive", content_type: str = MSGPACK
+) -> None:
+    message = Message(
+        encode(job, content_type),
+        content_type=content_type,
+        correlation_id=job.request_id,
+        reply_to=f"reply.{job.request_id}",
+    )
+    await bus.publish(topology.jobs_binding(job.model, job_class), message)
+
+
+@asynccontextmanager
+async def reading(bus: Bus, job: GenerationJob) -> AsyncIterator[Consumer]:
+    """Hold the job's reply queue exclusively, as a gateway does."""
+    queue = topology.reply_queue(job.request_id, expires_s=30)
+    await bus.declare(queue)
+    async with bus.consume(queue.name, is_exclusive=True) as consumer:
+        yield consumer
+
+
+async def read(
+    bus: Bus, job: GenerationJob, consumer: Consumer, log: Log | None = None, num_tokens: int = 0
+) -> Log:
+    """Read to the log's end, or until ``num_tokens`` were accepted, and answer its workers."""
+    log = log or Log(LogReader(job.request_id, len(job.prompts)))
+    while not log.is_ended and not 0 < num_tokens <= len(log.token_ids):
+        delivery = await anext(consumer)
+        event = decode_event(delivery.message.body, delivery.message.content_type)
+        log.raw.append(event)
+        if isinstance(event, Completed):
+            log.completed = event
+        for action in log.reader.read(event):
+            await _act(bus, action, log)
+    if log.is_ended:
+        await bus.delete_queue(f"reply.{job.request_id}")
+    return log
+
+
+async def _act(bus: Bus, action: Relay | Send, log: Log) -> None:
+    if isinstance(action, Relay):
+        log.accepted.append(action.event)
+        return
+    # A worker that another one replaced may be gone.
+    with suppress(Unroutable):
+        await bus.publish(topology.worker_binding(action.address), Message(encode(action.command)))
+
+
+async def ask(bus: Bus, job: GenerationJob, job_class: JobClass = "interactive") -> Log:
+    """Publish a job and read its whole log."""
+    async with reading(bus, job) as consumer:
+        await publish(bus, job, job_class)
+        return await read(bus, job, consumer)
+
+
+async def ask_all(bus: Bus, jobs: Sequence[GenerationJob]) -> list[Log]:
+    return list(await asyncio.gather(*(ask(bus, job) for job in jobs)))

@@ -1,0 +1,22 @@
+"""How tests compare tensors."""
+
+import torch
+from torch import Tensor
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """The greatest difference over the greatest magnitude; infinite where shapes or NaN differ."""
+    if actual.shape != expected.shape or not actual.isfinite().all():
+        return float("inf")
+    actual, expected = actual.double(), expected.double()
+    return float((actual - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
+
+
+def assert_close(actual: Tensor, expected: Tensor, max_relative_error: float) -> None:
+    error = relative_error(actual, expected)
+    assert error <= max_relative_error, f"relative error {error:.2e} over {max_relative_error:.0e}"
+
+
+def poisoned(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """NaN throughout: whoever reads what was never written shows it."""
+    return torch.full(shape, torch.nan, dtype=dtype)

@@ -1,0 +1,235 @@
+"""A worker on the bus that says what a test tells it to, and is honest in all else.
+
+It writes real events at their positions, acknowledges a job after its last word, obeys `Cancel`,
+asks for `Continue` when a job comes again, and drops what nobody reads.
+"""
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Self, TypeAlias
+
+from shared import topology
+from shared.bus.base import Bus, Delivery, Message
+from shared.errors import BusError, BusUnavailable, Unroutable
+from shared.messages import (
+    Announcement,
+    Cancel,
+    ChatPrompt,
+    Command,
+    Continue,
+    FinishReason,
+    GenerationJob,
+    Prompt,
+    ReplyEvent,
+    Started,
+    TextPrompt,
+    decode_command,
+    decode_job,
+    encode,
+)
+from shared.stream import LogWriter
+
+MODEL = "scripted"
+_IDS = itertools.count()
+_ANNOUNCE_INTERVAL_S = 0.05
+
+
+class ScriptedJob:
+    """One delivery of a job, and the words of its answer."""
+
+    def __init__(self, worker: "ScriptedWorker", delivery: Delivery) -> None:
+        self.job: GenerationJob = decode_job(delivery.message.body, delivery.message.content_type)
+        self.message = delivery.message
+        self.is_first = delivery.num_returns == 0
+        self.ticket = secrets.token_hex(8)
+        self.log = LogWriter(1, len(self.job.prompts))
+        self.continued: asyncio.Future[Continue] = asyncio.get_running_loop().create_future()
+        self._worker = worker
+
+    async def publish(self, event: ReplyEvent) -> None:
+        """Raises `Unroutable` when the reply queue is gone."""
+        binding = topology.reply_binding(self.message.reply_to)
+        while True:
+            try:
+                return await self._worker.bus.publish(binding, Message(encode(event)))
+            except BusUnavailable:
+                await self._worker.bus.wait_connected()
+
+    def is_meant_by(self, command: Cancel) -> bool:
+        return command.ticket in (None, self.ticket)
+
+    async def start(self) -> None:
+        """Open an attempt; one that is not the first goes on where the reader says."""
+        counts = tuple(len(words(prompt)) for prompt in self.job.prompts)
+        await self.publish(
+            Started(worker=self._worker.address, ticket=self.ticket, num_prompt_tokens=counts)
+        )
+        if not self.is_first:
+            self.log = LogWriter.resume(await self.continued)
+
+    async def is_unread(self) -> bool:
+        """Whether the reply queue is gone."""
+        return await self._worker.bus.inspect(self.message.reply_to) is None
+
+    async def say(self, text: str, choice: int = 0) -> None:
+        """One token."""
+        await self.publish(self.log.delta(choice, [len(text)], text))
+
+    async def finish(
+        self,
+        text: str = "",
+        choice: int = 0,
+        reason: FinishReason = "stop",
+        stop_reason: str | None = None,
+    ) -> None:
+        """The last token of a choice."""
+        await self.publish(self.log.finish(choice, [len(text)], text, reason, stop_reason))
+
+    async def fail(self, code: str, message: str, param: str | None = None) -> None:
+        await self.publish(self.log.fail(code, message, param))
+
+
+Script: TypeAlias = Callable[[ScriptedJob], Awaitable[None]]
+
+
+async def repeat_the_prompt(job: ScriptedJob) -> None:
+    """Say each word of each prompt, as many as the request allows."""
+    await job.start()
+    limit = job.job.sampling.max_tokens
+    for choice, prompt in enumerate(job.job.prompts):
+        said = words(prompt)
+        kept = said if limit is None else said[:limit]
+        for word in kept[:-1]:
+            await job.say(f"{word} ", choice)
+        reason: FinishReason = "stop" if len(kept) == len(said) else "length"
+        await job.finish(kept[-1] if kept else "", choice, reason)
+
+
+class ScriptedWorker:
+    """Runs ``script`` for every job of `MODEL`, until its ``async with`` ends."""
+
+    def __init__(self, bus: Bus, script: Script = repeat_the_prompt) -> None:
+        self.bus = bus
+        self.script = script
+        self.commands: list[Command] = []
+        self.jobs: list[ScriptedJob] = []
+        self.num_dropped = 0
+        """Jobs whose reply queue was gone."""
+        self._id = f"scripted-{next(_IDS)}"
+        self._control = topology.worker_queue(self._id)
+        self.address = self._control.bindings[0].routing_key
+        self._running: dict[ScriptedJob, asyncio.Task[None]] = {}
+        self._changed = asyncio.Condition()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        await topology.declare_worker(self.bus, MODEL, self._id)
+        for work in (self._take_jobs(), self._obey(), self._announce()):
+            self._tasks.add(asyncio.create_task(work))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    async def wait_until(self, is_true: Callable[[], bool]) -> None:
+        """Wait for something that this worker sees."""
+        async with asyncio.timeout(5), self._changed:
+            await self._changed.wait_for(is_true)
+
+    async def wait_cancelled(self, request_id: str) -> None:
+        """Wait for the `Cancel` of a request."""
+        await self.wait_until(
+            lambda: any(
+                isinstance(command, Cancel) and command.request_id == request_id
+                for command in self.commands
+            )
+        )
+
+    async def _take_jobs(self) -> None:
+        queue = topology.jobs_queue(MODEL, "interactive").name
+        while True:
+            try:
+                async with self.bus.consume(queue) as consumer, asyncio.TaskGroup() as runs:
+                    async for delivery in consumer:
+                        runs.create_task(self._serve(delivery))
+            except* BusUnavailable:
+                await self.bus.wait_connected()
+
+    async def _serve(self, delivery: Delivery) -> None:
+        job = ScriptedJob(self, delivery)
+        run = asyncio.create_task(self._run(job))
+        self.jobs.append(job)
+        self._running[job] = run
+        await self._notify()
+        try:
+            await asyncio.wait([run])
+            if not run.cancelled():
+                run.result()
+            await delivery.ack()
+        finally:
+            run.cancel()
+            del self._running[job]
+        await self._notify()
+
+    async def _run(self, job: ScriptedJob) -> None:
+        try:
+            await self.script(job)
+        except Unroutable:
+            self.num_dropped += 1
+
+    async def _obey(self) -> None:
+        while True:
+            with suppress(BusUnavailable):
+                async with self.bus.consume(self._control.name) as commands:
+                    async for delivery in commands:
+                        await delivery.ack()
+                        self._obey_one(decode_command(delivery.message.body))
+                        await self._notify()
+            await self.bus.wait_connected()
+
+    def _obey_one(self, command: Command) -> None:
+        self.commands.append(command)
+        for job, run in self._running.items():
+            if job.job.request_id != command.request_id:
+                continue
+            if isinstance(command, Continue) and not job.continued.done():
+                job.continued.set_result(command)
+            if isinstance(command, Cancel) and job.is_meant_by(command):
+                run.cancel()
+
+    async def _announce(self) -> None:
+        announcement = Announcement(
+            worker=self.address,
+            model=MODEL,
+            vocab_size=100,
+            max_seq_len=2048,
+            fingerprint="f",
+            max_num_seqs=8,
+        )
+        while True:
+            with suppress(BusError):
+                await self.bus.publish(topology.ANNOUNCEMENTS, Message(encode(announcement)))
+            await asyncio.sleep(_ANNOUNCE_INTERVAL_S)
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+
+def words(prompt: Prompt) -> list[str]:
+    match prompt:
+        case ChatPrompt(messages=messages):
+            return messages[-1].content.split()
+        case TextPrompt(text=text):
+            return text.split()
+        case _:
+            return [str(token_id) for token_id in prompt.token_ids]

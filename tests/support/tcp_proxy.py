@@ -1,0 +1,76 @@
+"""A stretch of network between a client and a server, which tests can break."""
+
+import asyncio
+import ssl
+from contextlib import suppress
+from typing import Self
+
+from yarl import URL
+
+_CHUNK_BYTES = 1 << 16
+
+
+class TcpProxy:
+    """Forwards connections to where ``url`` points; its own ``url`` is otherwise the same.
+
+    With ``tls`` clients speak TLS to it.
+    """
+
+    def __init__(self, url: str, tls: ssl.SSLContext | None = None, port: int = 0) -> None:
+        self._target = URL(url)
+        self._port = port
+        self._tls = tls
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._open = asyncio.Event()
+        self._open.set()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(
+            self._serve, "127.0.0.1", self._port, ssl=self._tls
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.resume()
+        self.sever()
+
+    @property
+    def url(self) -> str:
+        assert self._server is not None
+        url = self._target.with_host("127.0.0.1").with_port(
+            self._server.sockets[0].getsockname()[1]
+        )
+        return str(url.with_scheme("amqps") if self._tls else url)
+
+    def sever(self) -> None:
+        """Reset all connections; new ones get through."""
+        for writer in self._writers:
+            writer.transport.abort()
+
+    def stall(self) -> None:
+        """Swallow everything without a word, as a dead network does."""
+        self._open.clear()
+
+    def resume(self) -> None:
+        self._open.set()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        with suppress(OSError):
+            target = await asyncio.open_connection(self._target.host, self._target.port or 5672)
+            self._writers.add(target[1])
+            async with asyncio.TaskGroup() as directions:
+                directions.create_task(self._forward(reader, target[1]))
+                directions.create_task(self._forward(target[0], writer))
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(_CHUNK_BYTES):
+                await self._open.wait()
+                writer.write(data)
+                await writer.drain()
+        writer.transport.abort()
+        self._writers.discard(writer)

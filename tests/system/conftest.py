@@ -1,0 +1,59 @@
+"""Whole deployments: every process is real, and so are the broker and the model."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.support import processes
+from tests.support.broker import Broker
+from tests.support.processes import WarrenProcess
+
+FP32 = ("--dtype=float32", "--compute-threads=1")
+
+
+@pytest.fixture(scope="session")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="session")
+def workers(broker: Broker, smollm2: Path, logs: Path) -> Iterator[list[WarrenProcess]]:
+    """Two workers of SmolLM2 in fp32 on the broker."""
+    with ExitStack() as stack:
+        started = [processes.worker(broker.url, logs / f"worker{k}", *FP32) for k in range(2)]
+        for worker in started:
+            worker.start()
+            stack.callback(worker.terminate)
+        for worker in started:
+            worker.wait_healthy()
+        yield started
+
+
+@pytest.fixture(scope="session")
+def gateway(broker: Broker, workers: list[WarrenProcess], logs: Path) -> Iterator[WarrenProcess]:
+    with processes.gateway(broker.url, logs / "gateway") as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def embedded(smollm2: Path, logs: Path) -> Iterator[WarrenProcess]:
+    """``warren serve``: the same in one process."""
+    with processes.serve(logs / "serve", "--dtype=float32") as process:
+        yield process
+
+
+@pytest.fixture(
+    params=["embedded", pytest.param("gateway", marks=pytest.mark.rabbit)], scope="session"
+)
+def deployment(request: pytest.FixtureRequest) -> WarrenProcess:
+    """Each way to deploy Warren, in turn."""
+    process: WarrenProcess = request.getfixturevalue(request.param)
+    return process
+
+
+@pytest.fixture(scope="session")
+def client(deployment: WarrenProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{deployment.url}/v1", api_key="none", max_retries=0)

@@ -1,0 +1,193 @@
+"""A gateway and two workers over RabbitMQ: what a cluster does that one process cannot."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import openai
+import pika
+import pytest
+
+from shared import topology
+from tests.support import processes
+from tests.support.broker import Broker
+from tests.support.processes import ROOT, WarrenProcess
+
+pytestmark = pytest.mark.rabbit
+
+MODEL = "smollm2"
+QUESTION = "What is the capital of France?"
+GENERATED = "warren:generation_tokens_total"
+RUNNING = "warren:num_requests_running"
+
+
+@pytest.fixture
+def openai_client(gateway: WarrenProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
+
+
+def answer(client: openai.OpenAI, prompt: str, *, max_tokens: int = 24, model: str = MODEL) -> str:
+    chunks = client.completions.create(
+        model=model, prompt=prompt, max_tokens=max_tokens, temperature=0, seed=1, stream=True
+    )
+    return "".join(chunk.choices[0].text for chunk in chunks)
+
+
+def sample(worker: WarrenProcess, name: str) -> float:
+    """What the worker says of one metric now."""
+    lines = httpx.get(f"{worker.url}/metrics").text.splitlines()
+    return sum(float(line.split()[1]) for line in lines if line.startswith(name))
+
+
+def wait_until(is_true: Callable[[], bool], within_s: float = 30) -> None:
+    deadline = time.monotonic() + within_s
+    while not is_true():
+        assert time.monotonic() < deadline, "it never became true"
+        time.sleep(0.01)
+
+
+def test_two_workers_share_the_work(
+    openai_client: openai.OpenAI, workers: list[WarrenProcess]
+) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda k: answer(openai_client, f"Number {k} is"), range(16)))
+
+    assert min(sample(worker, GENERATED) for worker in workers) > 0
+
+
+def test_health_lists_the_live_workers(gateway: WarrenProcess) -> None:
+    health = httpx.get(f"{gateway.url}/health").json()
+
+    assert MODEL in json.dumps(health)
+
+
+def test_a_killed_workers_stream_goes_on_in_another(
+    broker: Broker, gateway: WarrenProcess, openai_client: openai.OpenAI, logs: Path
+) -> None:
+    def echo(name: str) -> WarrenProcess:
+        return processes.echo_worker(broker.url, logs / name, "--step-ms=20")
+
+    with echo("survivor"):
+        undisturbed = answer(openai_client, "Long ago", max_tokens=100, model="echo")
+        with echo("victim") as victim, ThreadPoolExecutor(4) as pool:
+            streams = [
+                pool.submit(answer, openai_client, "Long ago", max_tokens=100, model="echo")
+                for _ in range(4)
+            ]
+            wait_until(lambda: sample(victim, GENERATED) > 20)
+            num_held = sample(victim, RUNNING)
+            victim.kill()
+            answers = [stream.result(timeout=30) for stream in streams]
+
+    assert num_held > 0
+    assert answers == [undisturbed] * 4
+
+
+def test_a_worker_that_is_told_to_stop_hands_its_streams_over(
+    broker: Broker, gateway: WarrenProcess, openai_client: openai.OpenAI, logs: Path
+) -> None:
+    def echo(name: str) -> WarrenProcess:
+        return processes.echo_worker(broker.url, logs / name, "--step-ms=20", "--drain-grace-s=0.2")
+
+    with echo("drained") as drained, ThreadPoolExecutor(1) as pool:
+        undisturbed = answer(openai_client, "Long ago", max_tokens=100, model="echo")
+        stream = pool.submit(answer, openai_client, "Long ago", max_tokens=100, model="echo")
+        time.sleep(0.7)
+        with echo("successor"):
+            assert drained.terminate() == 0
+            assert stream.result(timeout=30) == undisturbed
+
+
+def test_a_client_that_leaves_frees_its_worker(
+    broker: Broker, gateway: WarrenProcess, openai_client: openai.OpenAI, logs: Path
+) -> None:
+    with processes.echo_worker(broker.url, logs / "left", "--step-ms=20") as worker:
+        stream = openai_client.completions.create(
+            model="echo", prompt="Long ago", max_tokens=2000, stream=True
+        )
+        next(iter(stream))
+        stream.close()
+
+        wait_until(lambda: sample(worker, RUNNING) == 0, within_s=5)
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"\xc1" * 100, b"[" * 10_000], ids=len)
+def test_a_malformed_message_is_dead_lettered_and_takes_nobody_down(
+    broker: Broker, openai_client: openai.OpenAI, workers: list[WarrenProcess], body: bytes
+) -> None:
+    with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+        channel = connection.channel()
+        before = channel.queue_declare(topology.DEAD_LETTERS.name, passive=True).method
+        channel.basic_publish(topology.JOBS.name, f"{MODEL}.interactive", body)
+
+        assert "Paris" in answer(openai_client, "The capital of France is")
+        for _ in range(50):
+            after = channel.queue_declare(topology.DEAD_LETTERS.name, passive=True).method
+            if after.message_count > before.message_count:
+                break
+            time.sleep(0.1)
+
+    assert after.message_count == before.message_count + 1
+
+
+def test_the_pika_example_gets_an_answer(
+    broker: Broker, gateway: WarrenProcess, workers: list[WarrenProcess]
+) -> None:
+    run = subprocess.run(
+        [sys.executable, "infra/examples/publish_with_pika.py", broker.url, QUESTION],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+    assert "Paris" in run.stdout
+
+
+def test_a_batch_survives_the_kill_of_a_worker_and_of_itself(
+    broker: Broker, tmp_path: Path, logs: Path
+) -> None:
+    questions, output = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
+    journal = tmp_path / "answers.jsonl.part"
+    # All run at once, and each one longer than the one before: the answers come one by one.
+    lines = [
+        {
+            "custom_id": f"q{k}",
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {"model": "echo", "prompt": f"Question {k}", "max_tokens": 10 + 5 * k},
+        }
+        for k in range(60)
+    ]
+    questions.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ["warren.py", "batch", str(questions), str(output), f"--broker={broker.url}"]
+
+    def echo(name: str) -> WarrenProcess:
+        return processes.echo_worker(broker.url, logs / name, "--step-ms=10")
+
+    def num_answered() -> int:
+        """Lines of the journal without its header."""
+        return journal.read_bytes().count(b"\n") - 1 if journal.exists() else 0
+
+    with echo("batch-survivor"):
+        with echo("batch-victim") as victim:
+            first = subprocess.Popen([sys.executable, *command], cwd=ROOT)
+            wait_until(lambda: num_answered() >= 1)
+            num_held = sample(victim, RUNNING)
+            victim.kill()
+            first.kill()
+            first.wait()
+        num_done = num_answered()
+        subprocess.run([sys.executable, *command], cwd=ROOT, check=True, timeout=120)
+
+    assert num_held > 0
+    assert 1 <= num_done < len(lines)
+    answers = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [line["custom_id"] for line in answers] == [line["custom_id"] for line in lines]
+    assert all(line["response"]["status_code"] == 200 for line in answers)

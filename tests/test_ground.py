@@ -1,0 +1,144 @@
+"""The ground that all stands on: README, Makefile, packages and versions say what is there."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from fnmatch import fnmatch
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from shared.options import table
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+TARGETS = ["setup", "demo", "test", "check", "fmt", "bench", "up"]
+
+
+def block(name: str) -> str:
+    found = re.search(rf"<!-- {name} -->\n(.*?)\n<!-- /{name} -->", README, re.DOTALL)
+    assert found is not None, f"README.md has no block {name}"
+    return found[1]
+
+
+def tree_paths() -> list[str]:
+    """The paths of the README's tree, whose levels are two spaces deep."""
+    paths: list[str] = []
+    parents: list[str] = []
+    for line in block("tree").strip("`\n").splitlines():
+        name = line.split()[0]
+        depth = (len(line) - len(line.lstrip())) // 2
+        parents[depth:] = [name]
+        paths.append("".join(parents))
+    return paths
+
+
+def top_level() -> list[str]:
+    """What lies in the root and is not ignored."""
+    ignored = [".git", *(line.strip("/") for line in (ROOT / ".gitignore").read_text().split())]
+    return [
+        f"{path.name}/" if path.is_dir() else path.name
+        for path in ROOT.iterdir()
+        if not any(fnmatch(path.name, pattern) for pattern in ignored)
+    ]
+
+
+def test_the_readmes_tree_names_only_what_exists() -> None:
+    missing = [
+        path
+        for path in tree_paths()
+        if not ((ROOT / path).is_dir() if path.endswith("/") else (ROOT / path).is_file())
+    ]
+
+    assert missing == []
+
+
+def test_everything_in_the_root_is_in_the_readmes_tree() -> None:
+    assert sorted(set(top_level()) - set(tree_paths())) == []
+
+
+def test_the_readmes_settings_are_those_of_the_code() -> None:
+    assert block("settings") == table(), "run python -m shared.options"
+
+
+def test_every_package_is_installed() -> None:
+    packages = {
+        str(init.parent.relative_to(ROOT)).replace("/", ".")
+        for side in ("gateway", "kernels", "shared", "worker")
+        for init in (ROOT / side).rglob("__init__.py")
+    }
+
+    assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == packages
+
+
+def test_the_version_stays_below_that_of_the_package_transformers_looks_for() -> None:
+    version = [int(part) for part in PYPROJECT["project"]["version"].split(".")]
+
+    assert version < [0, 9]
+
+
+def test_every_requirement_has_an_exact_version() -> None:
+    project = PYPROJECT["project"]
+    lines = chain(project["dependencies"], *project["optional-dependencies"].values())
+    pinned = dict(
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+    )
+
+    names = [re.split(r"[^\w-]", line.lower().replace("_", "-"))[0] for line in lines]
+
+    assert [name for name in names if name not in pinned] == []
+    assert pinned["torch"] == "2.13.0"
+
+
+def test_make_alone_lists_every_target() -> None:
+    shown = subprocess.run(["make"], cwd=ROOT, check=True, text=True, capture_output=True).stdout
+
+    assert re.findall(r"^  make (\w+) +\S", shown, re.MULTILINE) == ["help", *TARGETS]
+
+
+def test_set_up_does_nothing_the_second_time(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / ".installed").touch()
+
+    again = subprocess.run(["make", "setup"], cwd=tmp_path, text=True, capture_output=True)
+
+    assert (again.returncode, "Nothing to be done" in again.stdout) == (0, True)
+
+
+def test_a_python_that_warren_does_not_run_on_is_refused() -> None:
+    refused = subprocess.run(
+        ["infra/find_python.sh"],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "PYTHON": "/bin/true-python-9"},
+    )
+
+    assert refused.returncode == 1
+    assert "Python 3.11 or 3.12" in refused.stderr
+
+
+def test_a_supported_python_is_found() -> None:
+    found = subprocess.run(
+        ["infra/find_python.sh"],
+        cwd=ROOT,
+        check=True,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "PYTHON": f"no-such-python {sys.executable}"},
+    )
+
+    assert found.stdout.strip() == sys.executable
+
+
+@pytest.mark.parametrize("script", [".ci/run", "infra/find_python.sh"])
+def test_scripts_can_be_run(script: str) -> None:
+    assert os.access(ROOT / script, os.X_OK)

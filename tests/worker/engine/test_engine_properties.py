@@ -1,0 +1,169 @@
+"""Whatever comes in whatever order, every sequence yields exactly its undisturbed stream."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from shared.messages import JobClass
+from tests.support.engine import SmallEngine, expected_outputs, new_submit
+from worker.engine.engine import Command
+from worker.engine.interface import Cancel, ScheduledBatch, SequenceId, StepOutput, Submit
+
+EOS_IDS = frozenset(range(4))
+"""One token in 16 ends a sequence that does not ignore them."""
+
+
+class Request(NamedTuple):
+    num_prompt: int
+    max_tokens: int
+    ignore_eos: bool
+    job_class: JobClass
+
+
+requests = st.lists(
+    st.builds(
+        Request,
+        num_prompt=st.integers(1, 30),
+        max_tokens=st.integers(1, 30),
+        ignore_eos=st.booleans(),
+        job_class=st.sampled_from(["interactive", "batch"]),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+class Service(RuleBasedStateMachine):
+    """A client that submits, cancels and waits, and remembers what it must get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = SmallEngine()
+        self.commands: list[Command] = []
+        self.owed: dict[SequenceId, list[StepOutput]] = {}
+        self.submits: dict[SequenceId, Submit] = {}
+        self.last_position: dict[SequenceId, int] = {}
+        self.num_submitted = 0
+        self.max_num_seqs_with_batch = 1
+
+    @initialize(
+        num_blocks=st.integers(2, 14),
+        block_size=st.sampled_from([1, 2, 4]),
+        max_num_seqs=st.integers(1, 5),
+        extra_tokens=st.integers(0, 12),
+        batch_reserve=st.integers(0, 3),
+        requests=requests,
+    )
+    def start(
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        extra_tokens: int,
+        batch_reserve: int,
+        requests: list[Request],
+    ) -> None:
+        self.engine = SmallEngine(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_seqs + extra_tokens,
+            batch_reserve=batch_reserve,
+        )
+        self.max_num_seqs_with_batch = max(1, max_num_seqs - batch_reserve)
+        self.submit(requests)
+
+    @rule(requests=requests)
+    def submit(self, requests: list[Request]) -> None:
+        for request in requests:
+            num_prompt = min(request.num_prompt, self.engine.max_seq_len - 1)
+            submit = new_submit(
+                f"s{self.num_submitted}",
+                num_prompt=num_prompt,
+                max_tokens=min(request.max_tokens, self.engine.max_seq_len - num_prompt),
+                eos_ids=EOS_IDS,
+                ignore_eos=request.ignore_eos,
+                seed=self.num_submitted,
+                job_class=request.job_class,
+            )
+            self.num_submitted += 1
+            self._send(submit)
+
+    @rule(count=st.integers(1, 12))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self._step()
+
+    @rule(pick=st.integers(0, 99))
+    def cancel(self, pick: int) -> None:
+        if self.owed:
+            sequence_id = sorted(self.owed)[pick % len(self.owed)]
+            del self.owed[sequence_id]
+            self.commands.append(Cancel(sequence_id))
+
+    @rule(pick=st.integers(0, 99))
+    def cancel_and_continue(self, pick: int) -> None:
+        """As when a worker dies: what was received is the start of the same sequence elsewhere."""
+        if not self.owed:
+            return
+        sequence_id = sorted(self.owed)[pick % len(self.owed)]
+        submit = self.submits[sequence_id]
+        owed = self.owed.pop(sequence_id)
+        num_received = len(expected_outputs(submit)) - len(owed)
+        received = [output.token_id for output in expected_outputs(submit)[:num_received]]
+        self.commands.append(Cancel(sequence_id))
+        self._send(replace(submit, output_ids=[*submit.output_ids, *received]))
+
+    def teardown(self) -> None:
+        """Everything ends, and no later than if the sequences ran one after another, twice."""
+        max_num_steps = 2 * sum(
+            len(submit.prompt_ids) + submit.max_tokens for submit in self.submits.values()
+        )
+        for _ in range(max_num_steps + 1):
+            if not (self.engine.has_work or self.commands):
+                break
+            self._step()
+        assert self.owed == {}
+        assert self.engine.load().num_free_blocks == self.engine.load().num_blocks
+
+    def _send(self, submit: Submit) -> None:
+        self.submits[submit.sequence_id] = submit
+        self.last_position[submit.sequence_id] = -1
+        self.owed[submit.sequence_id] = expected_outputs(submit)
+        self.commands.append(submit)
+
+    def _step(self) -> None:
+        commands, self.commands = self.commands, []
+        num_launched = len(self.engine.runner.batches)
+        outputs = self.engine.step(commands)
+        for output in outputs:
+            owed = self.owed[output.sequence_id]
+            assert output == owed.pop(0)
+            if not owed:
+                del self.owed[output.sequence_id]
+        for batch in self.engine.runner.batches[num_launched:]:
+            self._check_that_batch_yields(batch)
+
+    def _check_that_batch_yields(self, batch: ScheduledBatch) -> None:
+        """A step that begins a batch sequence has no interactive one waiting, and keeps the
+        reserve: it computes something of every sequence that runs."""
+        for share in batch.sequences:
+            assert share.previous_row is None or share.num_tokens == 1
+            if share.is_sampled:
+                self.last_position[share.sequence_id] = share.position
+        begun = [self.submits[share.sequence_id] for share in batch.sequences if share.start == 0]
+        if not any(submit.job_class == "batch" for submit in begun):
+            return
+        computed = {share.sequence_id for share in batch.sequences}
+        for sequence_id in self.owed:
+            submit = self.submits[sequence_id]
+            if submit.job_class == "interactive" and sequence_id not in computed:
+                assert self.last_position[sequence_id] == submit.max_tokens - 1, "it waits"
+        assert len(computed) <= self.max_num_seqs_with_batch
+
+
+TestService = Service.TestCase
+TestService.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)

@@ -1,0 +1,59 @@
+"""How many blocks the cache gets."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from shared.errors import StartupError
+from worker.model.kv_cache import BlockShape, KVCache, container_free_bytes, num_blocks_for
+
+CPU = torch.device("cpu")
+BLOCK = BlockShape(num_layers=2, block_size=16, num_kv_heads=3, head_dim=8, dtype=torch.bfloat16)
+
+
+def test_a_block_takes_what_its_tensors_take() -> None:
+    cache = KVCache.allocate(BLOCK, 5, CPU)
+    assert cache.keys.nbytes + cache.values.nbytes == 5 * BLOCK.num_bytes
+    assert (cache.num_blocks, cache.block_size) == (5, 16)
+
+
+def test_the_given_bytes_are_filled_and_not_exceeded() -> None:
+    for given, expected in ((7 * BLOCK.num_bytes, 7), (8 * BLOCK.num_bytes - 1, 7)):
+        blocks = num_blocks_for(BLOCK, CPU, kv_cache_bytes=given, max_num_seqs=1, max_seq_len=16)
+        assert blocks == expected
+
+
+def test_without_a_size_it_takes_no_more_than_all_sequences_fill() -> None:
+    blocks = num_blocks_for(BLOCK, CPU, kv_cache_bytes=None, max_num_seqs=3, max_seq_len=33)
+    assert blocks == 3 * 3
+
+
+def test_without_a_size_it_takes_no_more_than_a_share_of_the_memory() -> None:
+    blocks = num_blocks_for(
+        BLOCK, CPU, kv_cache_bytes=None, max_num_seqs=1 << 30, max_seq_len=1 << 20
+    )
+    meminfo = Path("/proc/meminfo").read_text().split()
+    total_bytes = int(meminfo[meminfo.index("MemTotal:") + 1]) * 1024
+    assert 0 < blocks * BLOCK.num_bytes < total_bytes / 2
+
+
+def test_a_cache_without_a_block_is_refused() -> None:
+    with pytest.raises(StartupError, match=f"one takes {BLOCK.num_bytes} bytes"):
+        num_blocks_for(BLOCK, CPU, kv_cache_bytes=10, max_num_seqs=1, max_seq_len=1)
+
+
+def test_a_container_has_what_its_limit_leaves(tmp_path: Path) -> None:
+    assert container_free_bytes(tmp_path) == math.inf
+    (tmp_path / "memory.max").write_text("max\n")
+    assert container_free_bytes(tmp_path) == math.inf
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("300\n")
+    (tmp_path / "memory.stat").write_text("anon 90\ninactive_file 210\nactive_file 0\n")
+    assert container_free_bytes(tmp_path) == 910
+
+
+def test_a_cache_that_no_memory_holds_stops_the_start() -> None:
+    with pytest.raises(StartupError, match="no memory for a KV cache"):
+        KVCache.allocate(BLOCK, 1 << 40, CPU)

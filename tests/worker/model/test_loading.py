@@ -1,0 +1,136 @@
+"""What a runner is loaded from, and what keeps it from starting."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from kernels.providers import load_ops
+from shared.errors import StartupError
+from tests.support.models import VOCAB_SIZE, write_tiny_model
+from worker.model.loading import fingerprint, load_decoder, load_runner, refuse_foreign_kernels
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("original")
+    write_tiny_model(directory, "llama")
+    (directory / "tokenizer.json").write_text("{}")
+    return directory
+
+
+@pytest.fixture
+def model(original: Path, tmp_path: Path) -> Path:
+    """A copy that a test may spoil."""
+    return Path(shutil.copytree(original, tmp_path / "model"))
+
+
+def test_a_runner_is_as_large_as_it_was_asked_to_be(model: Path) -> None:
+    runner = load_runner(
+        model, device="cpu", block_size=8, max_num_seqs=3, max_seq_len=50, compute_threads=2
+    )
+    runner.close()
+    assert (runner.block_size, runner.num_blocks) == (8, 3 * 7)
+    assert (runner.vocab_size, runner.max_seq_len) == (VOCAB_SIZE, 50)
+    assert torch.get_num_threads() == 2
+
+
+def test_a_sequence_is_no_longer_than_the_cache_unless_that_was_asked_for(model: Path) -> None:
+    runner = load_runner(model, device="cpu", dtype="float32", kv_cache_bytes=10_000)
+    runner.close()
+    assert runner.max_seq_len == runner.num_blocks * 16 < 256
+    with pytest.raises(StartupError, match=f"is 200, the KV cache holds {runner.max_seq_len} tok"):
+        load_runner(model, device="cpu", dtype="float32", kv_cache_bytes=10_000, max_seq_len=200)
+
+
+def test_a_context_beyond_the_model_is_refused(model: Path) -> None:
+    with pytest.raises(StartupError, match="max_seq_len is 257, the model's is 256"):
+        load_runner(model, device="cpu", max_seq_len=257)
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+def test_dtype_auto_is_that_of_the_stored_weights(model: Path, stored: torch.dtype) -> None:
+    path = model / "model.safetensors"
+    save_file({name: tensor.to(stored) for name, tensor in load_file(path).items()}, path)
+    decoder = load_decoder(model, load_ops(), dtype="auto", device=torch.device("cpu"))
+    assert decoder.dtype == stored
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("dtype", "int8", "dtype 'int8' is not one of auto, float32, bfloat16, float16"),
+        ("device", "toaster", "there is no device 'toaster'"),
+        ("device", "meta", "device 'meta' is not supported"),
+        ("device", "cuda:63", "torch finds no device 'cuda:63'"),
+    ],
+)
+def test_an_option_that_cannot_work_is_named(
+    model: Path, option: str, value: str, message: str
+) -> None:
+    options: dict[str, Any] = {"device": "cpu", option: value}
+    with pytest.raises(StartupError, match=message):
+        load_runner(model, **options)
+
+
+def test_pickled_weights_are_never_read(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    with pytest.raises(StartupError, match=r"no model\.safetensors"):
+        load_runner(model, device="cpu")
+
+
+def test_broken_files_are_named(model: Path) -> None:
+    (model / "model.safetensors").write_bytes(b"\x00" * 64)
+    with pytest.raises(StartupError, match=r"model\.safetensors cannot be read"):
+        load_runner(model, device="cpu")
+    (model / "config.json").write_text("{")
+    with pytest.raises(StartupError, match=r"config\.json is not JSON"):
+        load_runner(model, device="cpu")
+    (model / "config.json").unlink()
+    with pytest.raises(StartupError, match=r"no config\.json"):
+        load_runner(model, device="cpu")
+
+
+def test_an_index_cannot_lead_out_of_the_directory(model: Path, tmp_path: Path) -> None:
+    (model / "model.safetensors").rename(tmp_path / "outside.safetensors")
+    index = model / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"model.norm.weight": "../outside.safetensors"}}')
+    with pytest.raises(StartupError, match=r"outside\.safetensors cannot be read"):
+        load_runner(model, device="cpu")
+
+
+def test_a_family_that_is_not_native_goes_through_transformers(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, "phi")
+    runner = load_runner(tmp_path, device="cpu", max_num_seqs=1)
+    runner.close()
+    assert (runner.vocab_size, runner.max_seq_len) == (VOCAB_SIZE, 256)
+
+
+def test_copies_have_one_fingerprint_and_any_change_gives_another(
+    original: Path, model: Path
+) -> None:
+    expected = fingerprint(original)
+    assert fingerprint(model) == expected
+    weights = load_file(model / "model.safetensors")
+    weights["model.norm.weight"][0] += 1
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    assert fingerprint(model) != expected
+    shutil.copy(original / "model.safetensors", model)
+    assert fingerprint(model) == expected
+    (model / "tokenizer.json").write_text("{ }")
+    assert fingerprint(model) != expected
+
+
+def test_an_installed_distribution_named_kernels_stops_the_start(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_foreign_kernels()
+    info = tmp_path / "kernels-0.11.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kernels\nVersion: 0.11.1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(StartupError, match=r"kernels 0\.11\.1 is installed"):
+        load_runner(model, device="cpu")

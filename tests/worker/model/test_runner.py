@@ -1,0 +1,143 @@
+"""Two-phase steps: launched in order, computed elsewhere, chained on the device."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.providers import load_ops
+from tests.support.batches import batch, share
+from tests.support.models import VOCAB_SIZE, write_tiny_model
+from worker.engine.interface import ModelRunner
+from worker.model.interface import Decoder, ForwardInputs
+from worker.model.kv_cache import BlockShape, KVCache
+from worker.model.loading import load_runner
+from worker.model.runner import TorchRunner
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+BLOCKS = [2, 0, 3]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("llama")
+    write_tiny_model(directory, "llama")
+    return directory
+
+
+@pytest.fixture
+def runner(model: Path) -> Iterator[ModelRunner]:
+    runner = load_runner(model, dtype="float32", device="cpu", max_num_batched_tokens=16)
+    yield runner
+    runner.close()
+
+
+def waiting(runner: ModelRunner, num_tokens: int) -> list[int]:
+    """Greedy tokens of PROMPT, each step's token handed to the next by the host."""
+    tokens = runner.launch(batch(share(PROMPT, BLOCKS))).result()
+    while len(tokens) < num_tokens:
+        start = len(PROMPT) + len(tokens) - 1
+        tokens += runner.launch(batch(share(tokens[-1:], BLOCKS, start=start))).result()
+    return tokens
+
+
+def test_steps_that_carry_tokens_on_the_device_give_what_waiting_gives(
+    runner: ModelRunner,
+) -> None:
+    expected = waiting(runner, 8)
+    handles = [runner.launch(batch(share(PROMPT, BLOCKS)))]
+    for start in range(len(PROMPT), len(PROMPT) + 7):
+        step = batch(share([0], BLOCKS, start=start, previous_row=0))
+        handles.append(runner.launch(step))
+    assert [handle.result() for handle in handles] == [[token] for token in expected]
+
+
+def test_a_row_is_carried_to_wherever_its_sequence_goes(runner: ModelRunner) -> None:
+    expected = waiting(runner, 2)
+    other = share([7, 7], [4])
+    runner.launch(batch(other, share(PROMPT, BLOCKS)))
+    carried = share([0], BLOCKS, start=len(PROMPT), previous_row=1)
+    step = runner.launch(batch(carried, share([7], [4], start=2)))
+    assert step.result()[0] == expected[1]
+
+
+def test_a_step_that_samples_nothing_gives_nothing(runner: ModelRunner) -> None:
+    assert runner.launch(batch(share(PROMPT, BLOCKS, is_sampled=False))).result() == []
+
+
+def test_a_batch_beyond_the_limit_is_refused_with_both(runner: ModelRunner) -> None:
+    with pytest.raises(ValueError, match="17 tokens, at most 16"):
+        runner.launch(batch(share([1] * 17, BLOCKS)))
+
+
+def test_a_closed_runner_finishes_what_was_launched_and_takes_no_more(model: Path) -> None:
+    runner = load_runner(model, dtype="float32", device="cpu")
+    handle = runner.launch(batch(share(PROMPT, BLOCKS)))
+    runner.close()
+    assert len(handle.result()) == 1
+    with pytest.raises(RuntimeError):
+        runner.launch(batch(share(PROMPT, BLOCKS)))
+
+
+class GatedDecoder:
+    """Predicts token + 1; computes a step when it is allowed to, and fails on token 99."""
+
+    num_layers = num_kv_heads = head_dim = 1
+    vocab_size = VOCAB_SIZE
+    max_seq_len = 64
+    dtype = torch.float32
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.allowed = threading.Semaphore(0)
+
+    def forward(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
+        assert self.allowed.acquire(timeout=10)
+        token_ids = inputs.token_ids[inputs.sampled_rows]
+        if (token_ids == 99).any():
+            raise ArithmeticError("token 99")
+        return torch.nn.functional.one_hot(token_ids + 1, VOCAB_SIZE).float()
+
+
+@pytest.fixture
+def decoder() -> GatedDecoder:
+    return GatedDecoder()
+
+
+@pytest.fixture
+def gated(decoder: Decoder) -> Iterator[TorchRunner]:
+    block = BlockShape(1, 8, 1, 1, torch.float32)
+    cache = KVCache.allocate(block, 4, decoder.device)
+    runner = TorchRunner(decoder, cache, load_ops(), max_seq_len=64, max_num_batched_tokens=64)
+    yield runner
+    runner.close()
+
+
+def test_launch_returns_before_the_step_is_computed(
+    gated: TorchRunner, decoder: GatedDecoder
+) -> None:
+    first = gated.launch(batch(share([5], [0])))
+    second = gated.launch(batch(share([0], [0], start=1, previous_row=0)))
+    decoder.allowed.release(2)
+    assert (first.result(), second.result()) == ([6], [7])
+
+
+def test_a_step_that_fails_raises_in_its_result_and_is_not_gone_on_from(
+    gated: TorchRunner, decoder: GatedDecoder
+) -> None:
+    decoder.allowed.release(4)
+    runner_steps = [
+        gated.launch(batch(share([5], [0]))),
+        gated.launch(batch(share([99], [0]))),
+        gated.launch(batch(share([0], [0], start=1, previous_row=0))),
+        gated.launch(batch(share([8], [0]))),
+    ]
+    assert runner_steps[0].result() == [6]
+    with pytest.raises(ArithmeticError, match="token 99"):
+        runner_steps[1].result()
+    with pytest.raises(IndexError):
+        runner_steps[2].result()
+    assert runner_steps[3].result() == [9]

@@ -1,0 +1,191 @@
+"""SmolLM2 through engine and runner says what transformers says, however its steps are cut."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from kernels.providers import load_ops
+from shared.messages import SamplingParams, TextPrompt
+from tests.support.batches import GREEDY, batch, share
+from tests.support.numerics import assert_close
+from worker.engine.engine import Engine
+from worker.engine.interface import SequenceId, StepOutput, Submit
+from worker.engine.scheduler import SchedulerLimits
+from worker.model.inputs import build_inputs
+from worker.model.interface import Decoder
+from worker.model.kv_cache import BlockShape, KVCache
+from worker.model.loading import load_decoder
+from worker.model.runner import TorchRunner
+from worker.text import Tokenizer
+
+CPU = torch.device("cpu")
+MAX_TOKENS = 20
+PROMPT_LENS = [1, 2, 5, 7, 8, 9, 15, 16, 17, 23, 31, 33, 40, 63, 65, 90]
+TEXT = (
+    "The lighthouse keeper wrote down the weather every evening. On the first day of spring the "
+    "wind came from the south, and with it a small boat without a sail. Nobody was on board, but "
+    "under the bench lay a letter, dry and sealed, with a name that he had not heard for twenty "
+    "years. He put it on the table, made tea, and looked at it until the lamp had to be lit. "
+)
+NUM_PROMPTS = len(PROMPT_LENS)
+
+
+@pytest.fixture(scope="session")
+def decoder(smollm2: Path) -> Decoder:
+    return load_decoder(smollm2, load_ops(), dtype="float32", device=CPU)
+
+
+@pytest.fixture(scope="session")
+def prompts(tokenizer: Tokenizer) -> list[list[int]]:
+    """Token ids that start at different words."""
+    token_ids = list(tokenizer.encode(TextPrompt(text=TEXT * 4)))
+    return [token_ids[3 * i : 3 * i + length] for i, length in enumerate(PROMPT_LENS)]
+
+
+@pytest.fixture(scope="session")
+def expected(smollm2: Path, prompts: list[list[int]]) -> list[list[int]]:
+    """What transformers generates greedily, in one batch padded on the left."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
+    longest = max(PROMPT_LENS)
+    generated = model.generate(
+        torch.tensor([[0] * (longest - len(ids)) + ids for ids in prompts]),
+        attention_mask=torch.tensor(
+            [[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]
+        ),
+        max_new_tokens=MAX_TOKENS,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    token_ids: list[list[int]] = generated[:, longest:].tolist()
+    return token_ids
+
+
+class Cut(NamedTuple):
+    """How the work is cut into steps."""
+
+    block_size: int
+    max_num_batched_tokens: int = 512
+    num_blocks: int = 256
+    arrivals_per_step: int = 1
+
+
+def make_runner(decoder: Decoder, cut: Cut) -> TorchRunner:
+    block = BlockShape(
+        decoder.num_layers, cut.block_size, decoder.num_kv_heads, decoder.head_dim, decoder.dtype
+    )
+    cache = KVCache.allocate(block, cut.num_blocks, CPU)
+    # Whoever reads a slot that was never written shows it.
+    cache.keys.fill_(torch.nan)
+    cache.values.fill_(torch.nan)
+    return TorchRunner(
+        decoder,
+        cache,
+        load_ops(),
+        max_seq_len=min(decoder.max_seq_len, cut.block_size * cut.num_blocks),
+        max_num_batched_tokens=cut.max_num_batched_tokens,
+    )
+
+
+class Answers(NamedTuple):
+    token_ids: list[list[int]]
+    num_preemptions: int
+
+
+def run(decoder: Decoder, cut: Cut, submits: Sequence[Submit]) -> Answers:
+    """Let sequences join one after another and collect what each of them says."""
+    engine = Engine(make_runner(decoder, cut), SchedulerLimits(16, cut.max_num_batched_tokens))
+    answers: dict[SequenceId, list[int]] = {submit.sequence_id: [] for submit in submits}
+    arriving: Iterator[Submit] = iter(submits)
+    try:
+        while True:
+            joining = list(itertools.islice(arriving, cut.arrivals_per_step))
+            collect(engine.step(joining), answers)
+            if not joining and not engine.has_work:
+                return Answers(list(answers.values()), engine.load().num_preemptions)
+    finally:
+        engine.close()
+
+
+def collect(outputs: Sequence[StepOutput], answers: dict[SequenceId, list[int]]) -> None:
+    for output in outputs:
+        answers[output.sequence_id].append(output.token_id)
+
+
+def submit(
+    name: int, prompt_ids: list[int], sampling: SamplingParams = GREEDY, seed: int = 0
+) -> Submit:
+    return Submit(SequenceId(str(name), 0), prompt_ids, sampling, seed, MAX_TOKENS)
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        pytest.param(Cut(8, max_num_batched_tokens=37), id="blocks of 8, chunks"),
+        pytest.param(Cut(16), id="blocks of 16, whole prompts"),
+        pytest.param(Cut(32, arrivals_per_step=3), id="blocks of 32, three at a time"),
+    ],
+)
+def test_sequences_that_join_at_different_steps_say_what_transformers_says(
+    decoder: Decoder, prompts: list[list[int]], expected: list[list[int]], cut: Cut
+) -> None:
+    answers = run(decoder, cut, [submit(i, ids) for i, ids in enumerate(prompts)])
+    assert answers.token_ids == expected
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        pytest.param(Cut(8, num_blocks=48, arrivals_per_step=16), id="whole prompts"),
+        pytest.param(
+            Cut(8, num_blocks=60, max_num_batched_tokens=50, arrivals_per_step=16), id="chunks"
+        ),
+    ],
+)
+def test_preempted_sequences_say_what_transformers_says(
+    decoder: Decoder, prompts: list[list[int]], expected: list[list[int]], cut: Cut
+) -> None:
+    answers = run(decoder, cut, [submit(i, ids) for i, ids in enumerate(prompts)])
+    assert answers.num_preemptions > 0
+    assert answers.token_ids == expected
+
+
+def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch_of_16(
+    decoder: Decoder, prompts: list[list[int]]
+) -> None:
+    params = [
+        SamplingParams(temperature=0.9),
+        SamplingParams(temperature=1.3, top_k=40),
+        SamplingParams(temperature=1.0, top_p=0.9),
+        GREEDY,
+    ]
+    submits = [
+        submit(i, ids, params[i % len(params)], seed=100 + i) for i, ids in enumerate(prompts)
+    ]
+    together = run(decoder, Cut(16, arrivals_per_step=4), submits).token_ids
+    for row in (4, 5, 10):
+        assert run(decoder, Cut(16), [submits[row]]).token_ids == [together[row]]
+    assert len({tuple(answer) for answer in together}) == NUM_PROMPTS
+
+
+def test_bfloat16_agrees_with_float32(
+    smollm2: Path, decoder: Decoder, prompts: list[list[int]]
+) -> None:
+    """To 4 % of the greatest logit: 8 bits of mantissa through 30 layers."""
+    rounded = load_decoder(smollm2, load_ops(), dtype="bfloat16", device=CPU)
+    logits = []
+    for model in (rounded, decoder):
+        block = BlockShape(model.num_layers, 16, model.num_kv_heads, model.head_dim, model.dtype)
+        cache = KVCache.allocate(block, 32, CPU)
+        shares = [share(prompts[13], range(10)), share(prompts[15], range(10, 20))]
+        with torch.inference_mode():
+            inputs = build_inputs(batch(*shares), 16, CPU).forward
+            logits.append(model.forward(inputs, cache))
+    assert rounded.dtype == torch.bfloat16
+    assert_close(logits[0], logits[1], 0.04)

@@ -1,0 +1,328 @@
+"""A whole worker on the in-memory bus; its engine is synthetic, all else is real."""
+
+import asyncio
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+
+from shared import messages, topology
+from shared.bus.base import Message
+from shared.bus.memory import MemoryBus
+from shared.messages import (
+    JSON,
+    Cancel,
+    ChatMessage,
+    ChatPrompt,
+    Completed,
+    Failed,
+    Finished,
+    SamplingParams,
+    Started,
+    TextPrompt,
+    TokenPrompt,
+)
+from tests.support.jobs import Log, ask, ask_all, new_job, publish, read, reading
+from tests.support.processes import free_port
+from tests.support.workers import echo_worker
+from worker.text import Tokenizer
+
+HELLO = ChatPrompt(messages=(ChatMessage(role="user", content="hello"),))
+SECRET_ROLE = messages.encode(new_job("echo", HELLO)).replace(b"\xa4user", b"\xa6secret")
+LONG = SamplingParams(max_tokens=2000, temperature=0.0, ignore_eos=True)
+
+
+def failure(log: Log) -> Failed:
+    assert isinstance(log.last, Failed)
+    return log.last
+
+
+async def test_a_job_is_answered_with_a_log_that_ends() -> None:
+    async with MemoryBus() as bus, echo_worker(bus):
+        log = await ask(bus, new_job("echo", sampling=SamplingParams(max_tokens=8)))
+
+    assert isinstance(log.raw[0], Started)
+    assert isinstance(log.last, Finished)
+    assert log.accepted == log.raw
+    assert len(log.token_ids) == 8
+
+
+async def test_the_text_is_that_of_the_tokens(tokenizer: Tokenizer) -> None:
+    async with MemoryBus() as bus, echo_worker(bus):
+        log = await ask(bus, new_job("echo", sampling=SamplingParams(max_tokens=40)))
+
+    stream = tokenizer.text_stream()
+    assert log.text == "".join(map(stream.push, log.token_ids)) + stream.flush()
+
+
+async def test_an_answer_does_not_depend_on_its_neighbours() -> None:
+    jobs = [
+        new_job("echo", TextPrompt(text=f"Prompt {k}"), sampling=SamplingParams(max_tokens=k + 1))
+        for k in range(24)
+    ]
+    async with MemoryBus() as bus, echo_worker(bus, max_num_seqs=8, num_blocks=40):
+        alone = [await ask(bus, job) for job in jobs]
+        together = await ask_all(bus, jobs)
+
+    assert [log.token_ids for log in together] == [log.token_ids for log in alone]
+
+
+async def test_final_mode_is_one_message_with_the_same_answer() -> None:
+    async with MemoryBus() as bus, echo_worker(bus):
+        streamed = await ask(bus, new_job("echo"))
+        final = await ask(bus, new_job("echo", mode="final"))
+
+    assert isinstance(final.last, Completed)
+    assert len(final.raw) == 1
+    (choice,) = final.last.choices
+    assert (list(choice.token_ids), choice.text) == (streamed.token_ids, streamed.text)
+
+
+async def test_a_json_job_is_answered_in_json() -> None:
+    async with MemoryBus() as bus, echo_worker(bus):
+        job = new_job("echo", mode="final")
+        async with reading(bus, job) as consumer:
+            await publish(bus, job, content_type=JSON)
+            delivery = await anext(consumer)
+
+    assert delivery.message.content_type == JSON
+    assert delivery.message.correlation_id == job.request_id
+    assert isinstance(messages.decode_event(delivery.message.body, JSON), Completed)
+
+
+async def test_several_prompts_end_with_the_last_choice() -> None:
+    prompts = [TextPrompt(text=text) for text in ("a", "b", "c")]
+    async with MemoryBus() as bus, echo_worker(bus):
+        log = await ask(bus, new_job("echo", *prompts))
+
+    ends = [event for event in log.raw if isinstance(event, Finished)]
+    assert sorted(event.choice for event in ends) == [0, 1, 2]
+    assert log.last == ends[-1]
+
+
+async def test_no_tokens_may_be_asked_for() -> None:
+    async with MemoryBus() as bus, echo_worker(bus):
+        log = await ask(bus, new_job("echo", sampling=SamplingParams(max_tokens=0)))
+
+    assert isinstance(log.last, Finished)
+    assert (log.last.finish_reason, log.token_ids, log.text) == ("length", [], "")
+
+
+async def test_a_stop_string_ends_the_answer_before_it(tokenizer: Tokenizer) -> None:
+    async with MemoryBus() as bus, echo_worker(bus):
+        whole = await ask(bus, new_job("echo", sampling=SamplingParams(max_tokens=40)))
+        stop = whole.text[20:24]
+        sampling = SamplingParams(max_tokens=40, stop=(stop,))
+        log = await ask(bus, new_job("echo", sampling=sampling))
+
+    assert isinstance(log.last, Finished)
+    assert log.text == whole.text[: whole.text.index(stop)]
+    assert (log.last.finish_reason, log.last.stop_reason) == ("stop", stop)
+
+
+@pytest.mark.parametrize(
+    ("job", "code", "param"),
+    [
+        (new_job("echo", TokenPrompt(token_ids=(1 << 30,))), "invalid_request", "prompt"),
+        (new_job("echo", TextPrompt(text="word " * 9000)), "context_length_exceeded", "prompt"),
+        (
+            new_job("echo", ChatPrompt(messages=(ChatMessage(role="user", content="a " * 9000),))),
+            "context_length_exceeded",
+            "messages",
+        ),
+        (
+            new_job("echo", sampling=SamplingParams(max_tokens=9000)),
+            "context_length_exceeded",
+            "prompt",
+        ),
+        (new_job("echo", deadline=1.0), "deadline_exceeded", None),
+    ],
+    ids=["unknown token", "long text", "long chat", "long answer", "too late"],
+)
+async def test_a_job_that_cannot_be_answered_is_refused_with_a_code(
+    job: messages.GenerationJob, code: str, param: str | None
+) -> None:
+    async with MemoryBus() as bus, echo_worker(bus):
+        log = await ask(bus, job)
+
+    assert len(log.raw) == 1
+    assert (failure(log).code, failure(log).param) == (code, param)
+
+
+async def test_a_deadline_ends_a_running_answer() -> None:
+    async with MemoryBus() as bus, echo_worker(bus, step_s=0.01):
+        log = await ask(bus, new_job("echo", sampling=LONG, deadline=time.time() + 0.3))
+
+    assert failure(log).code == "deadline_exceeded"
+    assert 0 < len(log.token_ids) < 2000
+
+
+async def test_a_body_that_is_no_job_goes_to_the_dead_letters_and_harms_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bodies = [b"", b"\xff", messages.encode(Cancel(request_id="r")), SECRET_ROLE]
+    async with MemoryBus() as bus, echo_worker(bus, max_num_seqs=len(bodies) - 1):
+        for body in bodies:
+            await bus.publish(topology.jobs_binding("echo", "interactive"), Message(body))
+        log = await ask(bus, new_job("echo"))
+        dead = await bus.inspect(topology.DEAD_LETTERS.name)
+
+    assert isinstance(log.last, Finished)
+    assert dead is not None
+    assert dead.num_ready == len(bodies)
+    rejected = [vars(record) for record in caplog.records if record.message == "job rejected"]
+    assert len(rejected) == len(bodies)
+    assert "secret" not in str(rejected)
+
+
+async def test_the_publisher_of_what_is_no_job_is_told() -> None:
+    job = new_job("echo")
+    async with MemoryBus() as bus, echo_worker(bus), reading(bus, job) as consumer:
+        message = Message(SECRET_ROLE, reply_to=f"reply.{job.request_id}", correlation_id="mine")
+        await bus.publish(topology.jobs_binding("echo", "interactive"), message)
+        answer = (await anext(consumer)).message
+
+    event = messages.decode_event(answer.body)
+    assert isinstance(event, Failed)
+    assert (event.code, answer.correlation_id) == ("invalid_request", "mine")
+    assert "role" in event.message
+
+
+async def test_a_reply_address_outside_the_replies_is_refused() -> None:
+    job = new_job("echo")
+    async with MemoryBus() as bus, echo_worker(bus):
+        await bus.publish(
+            topology.jobs_binding("echo", "interactive"),
+            Message(messages.encode(job), reply_to="jobs.echo.interactive"),
+        )
+        await ask(bus, new_job("echo"))
+        dead = await bus.inspect(topology.DEAD_LETTERS.name)
+
+    assert dead is not None
+    assert dead.num_ready == 1
+
+
+async def test_a_command_that_is_none_is_dropped() -> None:
+    async with MemoryBus() as bus, echo_worker(bus):
+        started = (await ask(bus, new_job("echo"))).raw[0]
+        assert isinstance(started, Started)
+        await bus.publish(topology.worker_binding(started.worker), Message(b"\xc1"))
+        log = await ask(bus, new_job("echo"))
+
+    assert isinstance(log.last, Finished)
+
+
+async def test_cancel_ends_the_log_and_frees_the_engine_for_others() -> None:
+    job = new_job("echo", sampling=LONG)
+    async with MemoryBus() as bus, echo_worker(bus, step_s=0.005, max_num_seqs=1):
+        async with reading(bus, job) as consumer:
+            await publish(bus, job)
+            log = await read(bus, job, consumer, num_tokens=3)
+            (send,) = log.reader.cancel()
+            await bus.publish(
+                topology.worker_binding(send.address), Message(messages.encode(send.command))
+            )
+            log = await read(bus, job, consumer, log)
+        other = await ask(bus, new_job("echo"))
+
+    assert failure(log).code == "cancelled"
+    assert len(log.token_ids) < 2000
+    assert isinstance(other.last, Finished)
+
+
+async def test_a_job_whose_reader_left_before_it_began_is_dropped() -> None:
+    job = new_job("echo", sampling=LONG)
+    async with MemoryBus() as bus:
+        await bus.declare(topology.jobs_queue("echo", "interactive"))
+        await publish(bus, job)
+        async with echo_worker(bus, max_num_seqs=1):
+            log = await ask(bus, new_job("echo"))
+        queue = await bus.inspect(topology.jobs_queue("echo", "interactive").name)
+
+    assert isinstance(log.last, Finished)
+    assert queue is not None
+    assert queue.num_ready == 0
+
+
+async def test_a_worker_announces_itself_and_says_goodbye() -> None:
+    queue = topology.announcements_queue("test")
+    async with MemoryBus() as bus:
+        await bus.declare(queue)
+        async with bus.consume(queue.name) as consumer:
+            async with echo_worker(bus, max_num_seqs=7):
+                hello = messages.decode_announcement((await anext(consumer)).message.body)
+            async for delivery in consumer:
+                last = messages.decode_announcement(delivery.message.body)
+                if last.is_leaving:
+                    break
+
+    assert (hello.model, hello.max_num_seqs, hello.is_leaving) == ("echo", 7, False)
+    assert last.worker == hello.worker
+
+
+async def test_batch_jobs_wait_for_interactive_ones() -> None:
+    """With one slot in all, an interactive job that comes later overtakes the queued batch."""
+    sampling = SamplingParams(max_tokens=30, ignore_eos=True)
+    batch = [new_job("echo", sampling=sampling) for _ in range(6)]
+    async with MemoryBus() as bus, echo_worker(bus, step_s=0.005, max_num_seqs=2, batch_reserve=1):
+        running = [asyncio.create_task(ask(bus, job, "batch")) for job in batch]
+        await asyncio.sleep(0.05)
+        await ask(bus, new_job("echo", sampling=sampling))
+        num_done = sum(task.done() for task in running)
+        await asyncio.gather(*running)
+
+    assert num_done <= 2
+
+
+async def test_the_health_port_tells_of_life_health_and_load() -> None:
+    port = free_port()
+
+    def get(path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, ""
+
+    async with MemoryBus() as bus, echo_worker(bus, health_port=port):
+        await ask(bus, new_job("echo"))
+        answers = {
+            path: await asyncio.to_thread(get, path)
+            for path in ("/live", "/health", "/metrics", "/else")
+        }
+
+    assert [answers[path][0] for path in answers] == [200, 200, 200, 404]
+    assert [line for line in answers["/metrics"][1].splitlines() if line[0] != "#"] == [
+        "warren:num_requests_running 0.0",
+        "warren:num_requests_waiting 0.0",
+        "warren:kv_cache_usage_perc 0.0",
+        "warren:num_preemptions_total 0.0",
+        "warren:prompt_tokens_total 4.0",
+        "warren:generation_tokens_total 8.0",
+    ]
+
+
+async def test_a_worker_whose_engine_hangs_is_not_live() -> None:
+    port = free_port()
+
+    def live() -> int:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/live") as response:
+                return int(response.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    options: dict[str, Any] = {"health_port": port, "stall_timeout_s": 0.1}
+    async with MemoryBus() as bus, echo_worker(bus, step_s=0.5, **options):
+        asking = asyncio.create_task(
+            ask(bus, new_job("echo", sampling=SamplingParams(max_tokens=1)))
+        )
+        before = await asyncio.to_thread(live)
+        await asyncio.sleep(0.4)
+        during = await asyncio.to_thread(live)
+        await asking
+        after = await asyncio.to_thread(live)
+
+    assert (before, during, after) == (200, 503, 200)

@@ -1,0 +1,165 @@
+"""A worker when things go wrong around it: it answers, or it says why not, and lives on."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from shared import messages, topology
+from shared.bus.base import Binding, Message, Queue
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.errors import BusUnavailable, PublishUnconfirmed
+from shared.messages import Cancel, Completed, Failed, Finished, SamplingParams, Started
+from tests.support.jobs import ask, new_job, publish, read, reading
+from tests.support.workers import echo_worker
+
+SHORT = SamplingParams(max_tokens=30, ignore_eos=True)
+LONG = SamplingParams(max_tokens=2000, ignore_eos=True)
+
+
+class LossyBus(MemoryBus):
+    """Loses the confirmation of the first `Started`, or with it the connection."""
+
+    def __init__(self, broker: MemoryBroker, *, is_connection_lost: bool) -> None:
+        super().__init__(broker)
+        self._is_connection_lost = is_connection_lost
+        self._is_harmless = False
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        if self._is_harmless or not is_started(binding, message):
+            return await super().publish(binding, message)
+        self._is_harmless = True
+        if self._is_connection_lost:
+            self.sever()
+            await asyncio.sleep(0.01)
+            raise BusUnavailable("the connection was lost")
+        await super().publish(binding, message)
+        raise PublishUnconfirmed("no confirmation in time")
+
+
+def is_started(binding: Binding, message: Message) -> bool:
+    if binding.exchange != topology.REPLIES:
+        return False
+    return isinstance(messages.decode_event(message.body), Started)
+
+
+@pytest.mark.parametrize("is_connection_lost", [False, True])
+async def test_a_started_of_unknown_fate_opens_one_attempt(is_connection_lost: bool) -> None:
+    job = new_job("echo", sampling=SHORT)
+    broker = MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        LossyBus(broker, is_connection_lost=is_connection_lost) as lossy,
+        echo_worker(lossy, step_s=0.005),
+        reading(bus, job) as consumer,
+    ):
+        await publish(bus, job)
+        log = await read(bus, job, consumer)
+
+    assert len(log.token_ids) == 30
+    assert log.reader.attempt == 1
+
+
+async def test_a_reply_queue_that_refuses_costs_its_own_job_alone() -> None:
+    job = new_job("echo", mode="final")
+    key = topology.reply_binding(f"reply.{job.request_id}")
+    async with MemoryBus() as bus, echo_worker(bus):
+        await bus.declare(Queue(key.routing_key, (key,), max_length=0))
+        await publish(bus, job)
+        log = await ask(bus, new_job("echo"))
+        dead = await bus.inspect(topology.DEAD_LETTERS.name)
+
+    assert isinstance(log.last, Finished)
+    assert dead is not None
+    assert dead.num_ready == 1
+
+
+async def test_a_reply_queue_that_nobody_else_may_see_harms_nobody() -> None:
+    job = new_job("echo", sampling=SamplingParams(max_tokens=150, ignore_eos=True))
+    key = topology.reply_binding(f"reply.{job.request_id}")
+    broker = MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        MemoryBus(broker) as theirs,
+        echo_worker(theirs, step_s=0.01),
+    ):
+        await bus.declare(Queue(key.routing_key, (key,), is_exclusive=True))
+        await publish(bus, job)
+        async with bus.consume(key.routing_key) as consumer:
+            log = await read(bus, job, consumer)
+
+    assert len(log.token_ids) == 150
+
+
+async def test_a_job_whose_id_another_publisher_uses_is_refused() -> None:
+    job = new_job("echo", sampling=SamplingParams(max_tokens=50, ignore_eos=True))
+    other = new_job("echo")
+    async with (
+        MemoryBus() as bus,
+        echo_worker(bus, step_s=0.005),
+        reading(bus, job) as consumer,
+        reading(bus, other) as their_consumer,
+    ):
+        await publish(bus, job)
+        log = await read(bus, job, consumer, num_tokens=2)
+        stolen = Message(messages.encode(job), reply_to=f"reply.{other.request_id}")
+        await bus.publish(topology.jobs_binding("echo", "interactive"), stolen)
+        refusal = messages.decode_event((await anext(their_consumer)).message.body)
+        log = await read(bus, job, consumer, log)
+
+    assert isinstance(refusal, Failed)
+    assert len(log.token_ids) == 50
+
+
+async def test_cancelling_twice_frees_the_place_for_the_next_job() -> None:
+    job = new_job("echo", sampling=LONG)
+    async with MemoryBus() as bus, echo_worker(bus, step_s=0.005, max_num_seqs=1):
+        async with reading(bus, job) as consumer:
+            await publish(bus, job)
+            log = await read(bus, job, consumer, num_tokens=2)
+            address = topology.worker_binding(str(log.reader.worker))
+            for _ in range(2):
+                await bus.publish(
+                    address, Message(messages.encode(Cancel(request_id=job.request_id)))
+                )
+        async with asyncio.timeout(5):
+            other = await ask(bus, new_job("echo"))
+
+    assert isinstance(other.last, Finished)
+
+
+async def test_draining_says_nothing_to_who_waits_for_one_message() -> None:
+    job = new_job("echo", mode="final", sampling=SHORT)
+    async with MemoryBus() as bus, reading(bus, job) as consumer:
+        async with echo_worker(bus, step_s=0.05, drain_grace_s=0.05) as stop:
+            await publish(bus, job)
+            await asyncio.sleep(0.2)
+            stop.set()
+        async with echo_worker(bus):
+            log = await read(bus, job, consumer)
+
+    assert isinstance(log.last, Completed)
+    assert len(log.raw) == 1
+
+
+async def test_a_worker_that_is_stopped_before_it_takes_jobs_ends() -> None:
+    async with asyncio.timeout(5):
+        async with MemoryBus() as bus, echo_worker(bus) as stop:
+            stop.set()
+
+
+async def test_a_health_probe_is_answered_while_a_connection_says_nothing(
+    unused_tcp_port: int,
+) -> None:
+    async with MemoryBus() as bus, echo_worker(bus, health_port=unused_tcp_port):
+        _, silent = await asyncio.open_connection("127.0.0.1", unused_tcp_port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", unused_tcp_port)
+        writer.write(b"GET /live HTTP/1.0\r\n\r\n")
+        async with asyncio.timeout(2):
+            answer = await reader.readline()
+        for connection in (silent, writer):
+            connection.close()
+            with suppress(ConnectionError):
+                await connection.wait_closed()
+
+    assert b"200 OK" in answer

@@ -1,0 +1,123 @@
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as Encoder
+from tokenizers import processors
+
+from shared.errors import InvalidRequest, StartupError
+from shared.messages import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
+from tests.support.tokenizers import byte_level_tokenizer, save_tokenizer, word_tokenizer
+from worker.text import Tokenizer
+
+HELLO = ChatPrompt(messages=(ChatMessage(role="user", content="one"),))
+
+
+def test_text_gets_the_special_tokens_and_a_chat_only_those_of_its_template(tmp_path: Path) -> None:
+    words = word_tokenizer()
+    words.post_processor = processors.TemplateProcessing(
+        single="</s> $A", special_tokens=[("</s>", 1)]
+    )
+    tokenizer = Tokenizer.load(
+        save_tokenizer(
+            words, tmp_path, tokenizer_config={"chat_template": "two {{ messages[0].content }}"}
+        )
+    )
+
+    assert tokenizer.encode(TextPrompt(text="one")) == [1, 2]
+    assert tokenizer.encode(HELLO) == [3, 2]
+
+
+def test_token_ids_are_taken_as_they_are(smollm2: Path) -> None:
+    assert Tokenizer.load(smollm2).encode(TokenPrompt(token_ids=(49151, 0))) == [49151, 0]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        (TokenPrompt(token_ids=(5,)), "prompt"),
+        (TextPrompt(text=""), "prompt"),
+        (HELLO, "messages"),
+    ],
+    ids=["an id past the vocabulary", "an empty text", "a chat without a template"],
+)
+def test_a_prompt_that_the_model_cannot_read_is_refused(
+    prompt: TokenPrompt | TextPrompt | ChatPrompt, param: str, tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.load(save_tokenizer(word_tokenizer(), tmp_path))
+
+    with pytest.raises(InvalidRequest) as error:
+        tokenizer.encode(prompt)
+
+    assert error.value.param == param
+
+
+def test_text_with_a_token_that_the_model_has_no_weights_for_is_refused(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(save_tokenizer(word_tokenizer(), tmp_path, config={"vocab_size": 4}))
+
+    assert tokenizer.encode(TextPrompt(text="two")) == [3]
+    with pytest.raises(InvalidRequest, match="vocabulary of 4"):
+        tokenizer.encode(TextPrompt(text="three"))
+
+
+def test_every_end_of_sequence_that_any_file_names_counts(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(
+        save_tokenizer(
+            word_tokenizer(),
+            tmp_path,
+            config={"eos_token_id": 2},
+            generation_config={"eos_token_id": [3, 4]},
+            tokenizer_config={"eos_token": {"content": "</s>"}},
+        )
+    )
+
+    assert tokenizer.eos_ids == {1, 2, 3, 4}
+
+
+def test_truncation_and_padding_of_the_training_are_off(tmp_path: Path) -> None:
+    words = word_tokenizer()
+    words.enable_truncation(1)
+    words.enable_padding(length=4)
+
+    tokenizer = Tokenizer.load(save_tokenizer(words, tmp_path))
+
+    assert tokenizer.encode(TextPrompt(text="one two")) == [2, 3]
+
+
+def test_smollm2_knows_its_vocabulary_and_its_end(smollm2: Path) -> None:
+    tokenizer = Tokenizer.load(smollm2)
+
+    assert tokenizer.vocab_size == 49152
+    assert tokenizer.eos_ids == {2}
+
+
+def test_a_stop_string_across_tokens_ends_the_text_before_it(smollm2: Path) -> None:
+    encoder = Encoder.from_file(str(smollm2 / "tokenizer.json"))
+    stream = Tokenizer.load(smollm2).text_stream(["\n\nUser:"])
+
+    pieces = [stream.push(token_id) for token_id in encoder.encode("Paris.\n\nUser: and").ids]
+
+    assert "".join(pieces) + stream.flush() == "Paris."
+    assert stream.stop_reason == "\n\nUser:"
+
+
+def test_the_last_bytes_may_complete_a_stop_string(tmp_path: Path) -> None:
+    encoder = byte_level_tokenizer()
+    stream = Tokenizer.load(save_tokenizer(encoder, tmp_path)).text_stream(["�"])
+    stream.push(encoder.encode("é").ids[0])
+
+    assert stream.flush() == ""
+    assert stream.stop_reason == "�"
+
+
+def test_a_directory_without_a_tokenizer_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
+def test_a_broken_file_stops_the_start(name: str, tmp_path: Path) -> None:
+    save_tokenizer(word_tokenizer(), tmp_path)
+    (tmp_path / name).write_text("{")
+
+    with pytest.raises(StartupError, match=name):
+        Tokenizer.load(tmp_path)

@@ -1,0 +1,1 @@
+"""Jobs in, events out: the process that computes."""

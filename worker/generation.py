@@ -1,0 +1,138 @@
+"""The event loop's side of the engine thread: submit sequences, await their tokens."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Self
+
+from worker.engine.driver import EngineThread
+from worker.engine.engine import Engine
+from worker.engine.interface import Cancel, EngineLoad, SequenceId, StepOutput, Submit
+
+
+class Generation:
+    """The tokens of one request's sequences, in batches: all that came since the last look.
+
+    A consumer that is slow, because the broker is, sees fewer and larger batches; the engine never
+    waits for it. Leaving the ``async with`` cancels whatever still runs.
+    """
+
+    def __init__(self, engine: EngineThread, sequence_ids: Sequence[SequenceId]) -> None:
+        self._engine = engine
+        self._open = set(sequence_ids)
+        self._outputs: list[StepOutput] = []
+        self._has_news = asyncio.Event()
+
+    def put(self, output: StepOutput) -> None:
+        if output.sequence_id not in self._open:
+            return
+        self._outputs.append(output)
+        if output.finish_reason is not None:
+            self._open.discard(output.sequence_id)
+        self._has_news.set()
+
+    def close(self, sequence_id: SequenceId) -> None:
+        """This sequence has said enough: a stop string was met."""
+        if sequence_id in self._open:
+            self._open.discard(sequence_id)
+            self._engine.send(Cancel(sequence_id))
+
+    def close_all(self) -> None:
+        for sequence_id in tuple(self._open):
+            self.close(sequence_id)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[StepOutput]:
+        if not self._outputs and not self._open:
+            raise StopAsyncIteration
+        await self._has_news.wait()
+        self._has_news.clear()
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+
+class Generations:
+    """Owns the engine thread and hands each of its outputs to the generation that waits for it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = EngineThread(engine, self._on_outputs, self._on_failure)
+        self._loop = asyncio.get_running_loop()
+        self._generations: dict[SequenceId, Generation] = {}
+        self.num_prompt_tokens = 0
+        self.num_generated_tokens = 0
+        self._failure: asyncio.Future[None] = self._loop.create_future()
+
+    async def __aenter__(self) -> Self:
+        self._engine.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._failure.cancel()
+        await asyncio.to_thread(self._engine.stop)
+
+    @property
+    def load(self) -> EngineLoad:
+        return self._engine.load()
+
+    @property
+    def stalled_s(self) -> float:
+        """For how long the engine has had work and not ended a step."""
+        return self._engine.stalled_s
+
+    async def watch(self) -> None:
+        """Raise what the engine died of, if it does."""
+        await self._failure
+
+    def open(self, submits: Sequence[Submit]) -> "_OpenGeneration":
+        """``async with generations.open(submits) as generation``: run these sequences."""
+        self.num_prompt_tokens += sum(len(submit.prompt_ids) for submit in submits)
+        return _OpenGeneration(self._engine, self._generations, submits)
+
+    def _on_outputs(self, outputs: list[StepOutput]) -> None:
+        self._loop.call_soon_threadsafe(self._dispatch, outputs)
+
+    def _on_failure(self, error: BaseException) -> None:
+        self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _dispatch(self, outputs: list[StepOutput]) -> None:
+        self.num_generated_tokens += len(outputs)
+        for output in outputs:
+            generation = self._generations.get(output.sequence_id)
+            if generation is not None:
+                generation.put(output)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._failure.done():
+            self._failure.set_exception(error)
+
+
+class _OpenGeneration:
+    def __init__(
+        self,
+        engine: EngineThread,
+        generations: dict[SequenceId, Generation],
+        submits: Sequence[Submit],
+    ) -> None:
+        self._engine = engine
+        self._generations = generations
+        self._submits = submits
+        self._generation = Generation(engine, [submit.sequence_id for submit in submits])
+
+    async def __aenter__(self) -> Generation:
+        try:
+            for submit in self._submits:
+                self._generations[submit.sequence_id] = self._generation
+                self._engine.send(submit)
+        except BaseException:
+            self._close()
+            raise
+        return self._generation
+
+    async def __aexit__(self, *_: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        self._generation.close_all()
+        for submit in self._submits:
+            self._generations.pop(submit.sequence_id, None)

@@ -1,0 +1,1 @@
+"""Computes: the only importer of kernels."""

@@ -1,0 +1,93 @@
+"""The safetensors files of a model's directory."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from shared.errors import StartupError
+
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+class Checkpoint:
+    """Named tensors, mapped into memory; remembers which were read.
+
+    Raises `StartupError` where the directory holds no safetensors, or broken ones.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._files: dict[str, Any] = {}
+        for path in weight_files(directory):
+            opened = _open(path)
+            self._files.update(dict.fromkeys(opened.keys(), opened))
+        self._unread = set(self._files)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the largest tensor. Raises `StartupError` unless it is a float of 16 or 32 bits."""
+        slices = [file.get_slice(name) for name, file in self._files.items()]
+        name = max(slices, key=lambda view: math.prod(view.get_shape())).get_dtype()
+        if name not in _DTYPES:
+            raise StartupError(f"weights of type {name} are not supported")
+        return _DTYPES[name]
+
+    @property
+    def unread(self) -> list[str]:
+        """Names of the tensors that nobody has asked for."""
+        return sorted(self._unread)
+
+    def has(self, name: str) -> bool:
+        return name in self._files
+
+    def skip(self, name: str) -> None:
+        """Count a tensor as read."""
+        self._unread.discard(name)
+
+    def read(
+        self, names: list[str], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """Return the named tensors one below the other, [*shape] in all.
+
+        Raises `StartupError` where one is missing or has another shape.
+        """
+        parts = [self._get(name) for name in names]
+        have = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+        if have != shape or any(part.shape[1:] != parts[0].shape[1:] for part in parts):
+            raise StartupError(f"{names[0]} has shape {have}, config.json says {shape}")
+        stacked = torch.empty(shape, dtype=dtype, device=device)
+        num_rows = [len(part) for part in parts]
+        for rows, part in zip(torch.split(stacked, num_rows), parts, strict=True):
+            rows.copy_(part)
+        return stacked
+
+    def _get(self, name: str) -> Tensor:
+        if name not in self._files:
+            raise StartupError(f"the checkpoint has no tensor {name}")
+        self._unread.discard(name)
+        tensor: Tensor = self._files[name].get_tensor(name)
+        return tensor
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise StartupError(f"{path.name} cannot be read: {error}") from None
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The files that the index names, else ``model.safetensors``. Raises `StartupError`."""
+    index = directory / "model.safetensors.index.json"
+    if index.exists():
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        # A name from a foreign file must not lead out of the directory.
+        return [directory / Path(name).name for name in names]
+    single = directory / "model.safetensors"
+    if not single.exists():
+        raise StartupError("the model's directory has no model.safetensors")
+    return [single]

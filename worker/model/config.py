@@ -1,0 +1,99 @@
+"""What ``config.json`` says about a decoder of the Llama family."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shared.errors import StartupError
+
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """Sizes and constants of a native decoder."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_seq_len: int
+    has_tied_embeddings: bool
+    sliding_windows: tuple[int | None, ...]
+    """The window of each layer; None where a layer sees the whole context."""
+    rope: dict[str, Any]
+    """``rope_theta``, ``rope_type`` and what that type needs."""
+
+
+def read_json_config(directory: Path) -> dict[str, Any]:
+    """Read ``config.json``. Raises `StartupError` where there is none, or none that is JSON."""
+    try:
+        config: dict[str, Any] = json.loads((directory / "config.json").read_bytes())
+    except FileNotFoundError:
+        raise StartupError("the model's directory has no config.json") from None
+    except ValueError as error:
+        raise StartupError(f"the model's config.json is not JSON: {error}") from None
+    return config
+
+
+def is_native(config: dict[str, Any]) -> bool:
+    """Whether `NativeDecoder` computes what this configuration describes."""
+    return (
+        config.get("model_type") in _FAMILIES
+        and config.get("hidden_act") == "silu"
+        and _rope(config).get("partial_rotary_factor", 1.0) == 1.0
+    )
+
+
+def decoder_config(config: dict[str, Any]) -> DecoderConfig:
+    """Raises `StartupError` naming the first key that is missing."""
+    try:
+        num_heads = config["num_attention_heads"]
+        head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
+        return DecoderConfig(
+            vocab_size=config["vocab_size"],
+            hidden_size=config["hidden_size"],
+            intermediate_size=config["intermediate_size"],
+            num_layers=config["num_hidden_layers"],
+            num_heads=num_heads,
+            num_kv_heads=config.get("num_key_value_heads") or num_heads,
+            head_dim=head_dim,
+            rms_norm_eps=config["rms_norm_eps"],
+            max_seq_len=config["max_position_embeddings"],
+            has_tied_embeddings=config.get("tie_word_embeddings", False),
+            sliding_windows=_sliding_windows(config),
+            rope=_rope(config),
+        )
+    except KeyError as error:
+        raise StartupError(f"the model's config.json has no {error}") from None
+
+
+def _sliding_windows(config: dict[str, Any]) -> tuple[int | None, ...]:
+    num_layers: int = config["num_hidden_layers"]
+    window: int | None = config.get("sliding_window")
+    if config["model_type"] == "mistral":
+        return (window,) * num_layers
+    if config["model_type"] == "llama" or not config.get("use_sliding_window", False):
+        return (None,) * num_layers
+    first = config["max_window_layers"]
+    kinds = config.get("layer_types") or [
+        "sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)
+    ]
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _rope(config: dict[str, Any]) -> dict[str, Any]:
+    """Both spellings as one: ``rope_parameters``, and ``rope_theta`` with ``rope_scaling``."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return {
+        "rope_theta": config.get("rope_theta", 10_000.0),
+        "rope_type": rope.get("type", "default"),
+        "original_max_position_embeddings": config.get("max_position_embeddings"),
+        "partial_rotary_factor": config.get("partial_rotary_factor", 1.0),
+        **rope,
+    }

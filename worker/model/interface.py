@@ -1,0 +1,75 @@
+"""What a runner asks of a decoder: one packed step in, the logits of the sampled rows out."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from worker.model.kv_cache import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardInputs:
+    """One step, packed: the tokens of all sequences one after another, without padding.
+
+    Sequences with a single token come first, then the chunks of prompts. All tensors are on the
+    decoder's device.
+    """
+
+    token_ids: Tensor
+    """[num_tokens] int64."""
+    positions: Tensor
+    """[num_tokens] int64: each token's place in its sequence, from 0."""
+    slots: Tensor
+    """[num_tokens] int64: where keys and values go, block * block_size + slot in the block."""
+    query_starts: Tensor
+    """[num_seqs + 1] int32: sequence s has the tokens query_starts[s] .. query_starts[s + 1]."""
+    context_lens: Tensor
+    """[num_seqs] int32: tokens of each sequence so far, those of this step included."""
+    block_tables: Tensor
+    """[num_seqs, max_num_blocks] int32; what lies beyond a sequence's context is 0."""
+    sampled_rows: Tensor
+    """[num_sampled] int64: the tokens whose logits are wanted, in the order of the result."""
+    num_decodes: int
+    """How many sequences, all of them at the front, have a single token."""
+    max_query_len: int
+    """Most tokens that one sequence has in this step."""
+
+
+class Decoder(Protocol):
+    """A model's weights and how they are applied. Holds no state between steps."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Length of a row of logits."""
+        ...
+
+    @property
+    def max_seq_len(self) -> int:
+        """The longest context that the model was made for."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, activations and cache."""
+        ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def forward(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
+        """Write the step's keys and values and return logits [num_sampled, vocab_size].
+
+        Called in inference mode; must not wait for the device.
+        """
+        ...

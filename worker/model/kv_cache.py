@@ -1,0 +1,120 @@
+"""The keys and values of all sequences, in blocks, and how many blocks fit."""
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shared.errors import StartupError
+
+_SHARE = {"cpu": 0.4, "cuda": 0.85}
+"""Of the memory that is free once the weights are loaded; activations need the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """What decides how much memory a block takes."""
+
+    num_layers: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one block: keys and values of all layers."""
+        elements = self.num_layers * self.block_size * self.num_kv_heads * self.head_dim
+        return 2 * elements * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """Keys and values, each [num_layers, num_blocks, block_size, num_kv_heads, head_dim]."""
+
+    keys: Tensor
+    values: Tensor
+
+    @classmethod
+    def allocate(cls, block: BlockShape, num_blocks: int, device: torch.device) -> "KVCache":
+        """Take the memory without clearing it: no slot is read before it is written.
+
+        On the CPU the system commits a block's pages at its first use. Raises `StartupError` where
+        there is not so much.
+        """
+        shape = (
+            block.num_layers,
+            num_blocks,
+            block.block_size,
+            block.num_kv_heads,
+            block.head_dim,
+        )
+        try:
+            keys = torch.empty(shape, dtype=block.dtype, device=device)
+            return cls(keys, torch.empty_like(keys))
+        except RuntimeError as error:
+            raise StartupError(f"no memory for a KV cache of {num_blocks} blocks") from error
+
+    @property
+    def num_blocks(self) -> int:
+        return self.keys.shape[1]
+
+    @property
+    def block_size(self) -> int:
+        return self.keys.shape[2]
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer, each [num_blocks, block_size, num_kv_heads, head_dim]."""
+        return self.keys[index], self.values[index]
+
+
+def num_blocks_for(
+    block: BlockShape,
+    device: torch.device,
+    *,
+    kv_cache_bytes: int | None,
+    max_num_seqs: int,
+    max_seq_len: int,
+) -> int:
+    """How many blocks to allocate: what ``kv_cache_bytes`` holds.
+
+    Without it a share of the free memory, but no more than ``max_num_seqs`` sequences of
+    ``max_seq_len`` tokens can fill. Raises `StartupError` where not one block fits.
+    """
+    if kv_cache_bytes is not None:
+        num_blocks = kv_cache_bytes // block.num_bytes
+    else:
+        most = max_num_seqs * math.ceil(max_seq_len / block.block_size)
+        share = _free_bytes(device) * _SHARE[device.type]
+        num_blocks = min(most, int(share) // block.num_bytes)
+    if num_blocks < 1:
+        raise StartupError(f"the KV cache holds no block: one takes {block.num_bytes} bytes")
+    return num_blocks
+
+
+def _free_bytes(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min(_available_bytes(), container_free_bytes())
+
+
+def _available_bytes() -> int:
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    lines = (line.split() for line in meminfo.read_text().splitlines())
+    return next(int(line[1]) * 1024 for line in lines if line[0] == "MemAvailable:")
+
+
+def container_free_bytes(folder: Path = Path("/sys/fs/cgroup")) -> float:
+    """What the control group (version 2) still allows; infinite where nothing bounds it."""
+    limit = folder / "memory.max"
+    if not limit.exists() or (allowed := limit.read_text().strip()) == "max":
+        return math.inf
+    stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    # The system drops cached files before it refuses memory, and the weights are such files.
+    used = int((folder / "memory.current").read_text()) - int(stat["inactive_file"])
+    return int(allowed) - used

@@ -1,0 +1,60 @@
+"""Events out: one request's replies, in order, in the encoding its job came in."""
+
+import asyncio
+
+from shared import topology
+from shared.bus.base import Binding, Bus, Delivery, Message
+from shared.errors import BusUnavailable, PublishUnconfirmed
+from shared.messages import ReplyEvent, encode
+
+_RETRY_PAUSE_S = 0.2
+
+
+class ReplyPublisher:
+    """Publishes the events of one request to its reply queue."""
+
+    def __init__(self, bus: Bus, delivery: Delivery, request_id: str) -> None:
+        self._bus = bus
+        self._binding: Binding = topology.reply_binding(delivery.message.reply_to)
+        self._content_type = delivery.message.content_type
+        self._correlation_id = delivery.message.correlation_id or request_id
+        self._first: asyncio.Task[None] | None = None
+
+    @property
+    def queue(self) -> str:
+        """The reply queue's name, where the gateway named it after its key."""
+        return self._binding.routing_key
+
+    def begin(self, event: ReplyEvent) -> None:
+        """Publish the first event while the caller goes on; `publish` waits for it."""
+        self._first = asyncio.create_task(self._publish(event))
+        # Whatever it raises, the next `publish` raises it; a cancelled answer has no next one.
+        self._first.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    async def publish(self, event: ReplyEvent) -> None:
+        """Return once the broker has the event. Raises `Unroutable` when nobody wants it.
+
+        An event whose fate is unknown is sent again: its position in the log, or its ticket,
+        tells readers that it is a repetition.
+        """
+        if self._first is not None:
+            await asyncio.shield(self._first)
+        await self._publish(event)
+
+    def close(self) -> None:
+        """Publish no more: what `begin` has begun must not outlive its answer."""
+        if self._first is not None:
+            self._first.cancel()
+
+    async def _publish(self, event: ReplyEvent) -> None:
+        message = Message(
+            encode(event, self._content_type),
+            content_type=self._content_type,
+            correlation_id=self._correlation_id,
+        )
+        while True:
+            try:
+                return await self._bus.publish(self._binding, message)
+            except (BusUnavailable, PublishUnconfirmed):
+                await asyncio.sleep(_RETRY_PAUSE_S)
+                await self._bus.wait_connected()

@@ -1,0 +1,165 @@
+"""Token ids to text, one token at a time.
+
+The pieces that `push` and `flush` return, joined, are exactly ``tokenizer.decode(token_ids)`` with
+special tokens skipped. tokenizers' own ``DecodeStream`` will not do: it raises where a run of byte
+tokens turns out not to be text, and takes quadratic time until bytes become text (0.23).
+"""
+
+import codecs
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import tokenizers
+
+from shared.errors import StartupError
+
+
+class Detokenizer(Protocol):
+    """The text of one choice."""
+
+    def push(self, token_id: int) -> str:
+        """The text that is certain once this token is known; never half a character."""
+        ...
+
+    def flush(self) -> str:
+        """The rest, at the end of the tokens: incomplete bytes become U+FFFD."""
+        ...
+
+
+DetokenizerFactory: TypeAlias = Callable[[], Detokenizer]
+
+
+def detokenizer_factory(
+    tokenizer: tokenizers.Tokenizer, decoder: Mapping[str, Any] | None
+) -> DetokenizerFactory:
+    """Choose how to detokenize; ``decoder`` is that entry of tokenizer.json.
+
+    Raises `StartupError` for a decoder whose text cannot be told before the last token.
+    """
+    pieces = _Pieces(tokenizer)
+    steps = _steps(decoder)
+    names = [step["type"] for step in steps]
+    if names == ["ByteLevel"]:
+        table = _ByteLevelTable(pieces)
+        return lambda: ByteLevelDetokenizer(table)
+    for step in steps:
+        _check_step(step)
+    decode = " ".join if decoder is None else tokenizer.decoder.decode
+    has_bytes = "ByteFallback" in names
+    return lambda: PieceDetokenizer(pieces, decode, has_bytes=has_bytes)
+
+
+class ByteLevelDetokenizer:
+    """For vocabularies of byte strings (GPT-2 and most after it)."""
+
+    def __init__(self, table: "_ByteLevelTable") -> None:
+        self._table = table
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        return self._decoder.decode(self._table[token_id])
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class PieceDetokenizer:
+    """For vocabularies of text pieces (SentencePiece), where a piece's text depends on what is
+    before it: the first one loses its space.
+
+    Each group of new pieces is decoded after the group before it, whose own text is then cut off.
+    Byte pieces are held until their run ends, because one wrong byte spoils the whole run.
+    """
+
+    def __init__(
+        self, pieces: "_Pieces", decode: Callable[[Sequence[str]], str], *, has_bytes: bool
+    ) -> None:
+        self._pieces = pieces
+        self._decode = decode
+        self._has_bytes = has_bytes
+        self._context: list[str] = []
+        self._context_text = ""
+        self._held: list[str] = []
+
+    def push(self, token_id: int) -> str:
+        piece = self._pieces[token_id]
+        if not piece:
+            return ""
+        self._held.append(piece)
+        if self._has_bytes and _BYTE_PIECE.fullmatch(piece):
+            return ""
+        return self.flush()
+
+    def flush(self) -> str:
+        group, self._held = self._held, []
+        text = self._decode(self._context + group)
+        new_text = text[len(self._context_text) :]
+        if new_text:
+            self._context, self._context_text = group, self._decode(group)
+        else:
+            # Not yet a context: the piece after an empty start would be taken for the first one.
+            self._context, self._context_text = self._context + group, text
+        return new_text
+
+
+class _Pieces(dict[int, str]):
+    """Token id to vocabulary entry; empty for special tokens and ids that nothing stands for."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder().values()
+        self._special = {token.content for token in added if token.special}
+
+    def __missing__(self, token_id: int) -> str:
+        piece = self._tokenizer.id_to_token(token_id) or ""
+        self[token_id] = "" if piece in self._special else piece
+        return self[token_id]
+
+
+class _ByteLevelTable(dict[int, bytes]):
+    """Token id to bytes."""
+
+    def __init__(self, pieces: _Pieces) -> None:
+        super().__init__()
+        self._pieces = pieces
+
+    def __missing__(self, token_id: int) -> bytes:
+        piece = self._pieces[token_id]
+        try:
+            self[token_id] = bytes(_BYTE_OF_CHAR[char] for char in piece)
+        except KeyError:  # an added token that is written as it is
+            self[token_id] = piece.encode()
+        return self[token_id]
+
+
+def _byte_of_char() -> dict[str, int]:
+    """GPT-2's alphabet: a printable character for each byte, itself where it is one."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + k): byte for k, byte in enumerate(others)
+    }
+
+
+_BYTE_OF_CHAR = _byte_of_char()
+_BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+def _steps(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    if decoder is None:
+        return []
+    if decoder["type"] == "Sequence":
+        return [step for part in decoder["decoders"] for step in _steps(part)]
+    return [decoder]
+
+
+def _check_step(step: Mapping[str, Any]) -> None:
+    """Refuse what looks beyond the piece before it."""
+    match step:
+        case {"type": "Replace" | "ByteFallback" | "Fuse" | "Metaspace" | "BPEDecoder"}:
+            return
+        case {"type": "Strip", "start": 0 | 1, "stop": 0}:
+            return
+    raise StartupError(f"the tokenizer's decoder {step['type']} is not supported")

@@ -1,0 +1,51 @@
+"""When things happened to a job, and the spans that tell of it."""
+
+import time
+
+from opentelemetry.trace import SpanKind
+
+from shared import telemetry
+from shared.messages import GenerationJob
+
+
+class Timeline:
+    """The moments of one job's life, as Unix times in seconds.
+
+    Queue, prefill and decode are recorded as spans of the publisher's trace once they are over.
+    """
+
+    def __init__(self, job: GenerationJob) -> None:
+        self._context = telemetry.extract(job.trace)
+        self._request_id = job.request_id
+        self._last = time.time()
+        self._has_token = False
+        if job.created_at:
+            self._record("worker.queue", min(job.created_at, self._last), self._last)
+
+    def submitted(self) -> None:
+        self._last = time.time()
+
+    def token(self) -> None:
+        """A token came; the first one ends the prefill."""
+        if not self._has_token:
+            self._has_token = True
+            self._end("worker.prefill")
+
+    def ended(self) -> None:
+        if self._has_token:
+            self._end("worker.decode")
+
+    def _end(self, name: str) -> None:
+        now = time.time()
+        self._record(name, self._last, now)
+        self._last = now
+
+    def _record(self, name: str, start_s: float, end_s: float) -> None:
+        span = telemetry.tracer.start_span(
+            name,
+            context=self._context,
+            kind=SpanKind.CONSUMER,
+            attributes={"warren.request_id": self._request_id},
+            start_time=int(start_s * 1e9),
+        )
+        span.end(end_time=int(end_s * 1e9))
