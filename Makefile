@@ -40,8 +40,9 @@ fmt: setup ## Format the code and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup ## Measure what the queue costs a request
-	$(BIN)/python -m bench.queue
+bench: setup ## Measure beside the peers that are in PATH, and what the queue costs
+	infra/rabbitmq/with_rabbitmq.sh $(BIN)/python -m bench.serving
+	infra/rabbitmq/with_rabbitmq.sh $(BIN)/python -m bench.queue
 
 up: .env ## Start RabbitMQ, a gateway and a worker in Docker
 	docker compose up --build
@@ -55,5 +56,6 @@ up: .env ## Start RabbitMQ, a gateway and a worker in Docker
 $(STAMP): pyproject.toml constraints.txt
 	@python=$$(infra/find_python.sh) && "$$python" -m venv $(VENV)
 	$(PIP) pip setuptools
-	PYTHONWARNINGS=ignore $(PIP) --no-build-isolation --editable '.[gateway,worker,dev]'
+	PYTHONWARNINGS=ignore $(PIP) --no-build-isolation --editable '.[gateway,worker,bench,dev]'
+	$(BIN)/python -m kernels.native
 	@touch $@

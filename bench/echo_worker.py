@@ -46,6 +46,8 @@ def echo_model(worker: WorkerSettings, step_s: float = 0.0, num_blocks: int = 81
         max_num_seqs=worker.max_num_seqs,
         max_num_batched_tokens=worker.max_num_batched_tokens,
         batch_reserve=worker.batch_reserve,
+        prefix_cache=worker.prefix_cache,
+        max_step_s=worker.max_step_ms / 1000,
     )
     return ServedModel(
         name=MODEL,

@@ -1,153 +1,164 @@
-"""What the queue costs: time to first token through gateway, broker and worker, less the engine's.
+"""What the queue costs: time to first token, tokens relayed, streams held, memory.
 
-    python -m bench.queue [--broker URL] [--requests N]
+    python -m bench.queue [--broker URL] [--requests N] [--seconds S]
 
-The engine is synthetic and only waits, so that what remains is the way there and back. The client
-is a bare socket, because an HTTP library would cost as much as what is measured.
+The engine is synthetic. Time to first token is that of `bench.echo_worker`, whose engine only
+waits, less that of its engine alone. For the rest `bench.queue_source` publishes tokens by the
+clock: the subject is one gateway process. All processes share the machine, so each one's CPU time
+is shown: what a gateway relays in one second of it is what it would relay with a core to itself.
 """
 
 import asyncio
-import json
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from collections.abc import Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated
-from urllib.parse import urlsplit
+from typing import Annotated, Any, TypeVar
 
+import httpx
+import psutil
 import typer
+import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from bench.echo_worker import MODEL, echo_model
-from shared import settings, topology
-from shared.bus.base import Message
-from shared.bus.rabbit import RabbitBus
-from shared.messages import SamplingParams
-from shared.settings import WorkerSettings
+from bench import machine, queue_latency
+from bench.broker import BrokerNode, broker_node
+from bench.interrupt import ends_on_sigterm
+from bench.queue_load import LoadFigures, Processes, measure_load
+from bench.queue_source import MODEL
+from bench.report import write_json
 from tests.support import processes
-from tests.support.broker import running_node
-from worker.engine.interface import SequenceId, Submit
-from worker.generation import Generations
+from tests.support.processes import ROOT, START_TIMEOUT_S
 
-PROMPT_IDS = list(range(100, 228))
-WARM_UP = 20
-STEP_S = 0.005
-"""A step of a small model: the first token takes one."""
-PAUSE_S = 0.02
-"""Between an answer and the next request: cleaning up after an answer is not part of the next."""
+RESULTS = ROOT / "bench" / "results"
+_MAX_REQUESTS = 4096
+_RELAY = (200, 125.0)
+"""Streams and tokens/s of each: a quarter more than the goal of 20,000 tokens/s."""
+_HOLD_STREAMS = 2000
 
-Measure = Callable[[int], Awaitable[float]]
+_Result = TypeVar("_Result")
 
 
-async def _sample(measure: Measure, num_requests: int) -> list[float]:
-    """Times in seconds of requests one after another, the first few left out."""
-    times = []
-    for k in range(WARM_UP + num_requests):
-        times.append(await measure(k))
-        await asyncio.sleep(PAUSE_S)
-    return times[WARM_UP:]
+@contextmanager
+def _token_source(broker: str, tokens_per_s: float) -> Iterator[psutil.Process]:
+    args = ["-m", "bench.queue_source", f"--broker={broker}", f"--tokens-per-s={tokens_per_s}"]
+    process = subprocess.Popen([sys.executable, *args], cwd=ROOT)
+    try:
+        yield psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.wait()
 
 
-async def _bare_engine(num_requests: int) -> list[float]:
-    model = echo_model(settings.load(WorkerSettings), STEP_S)
-    async with Generations(model.engine) as generations:
-
-        async def measure(k: int) -> float:
-            submit = Submit(
-                sequence_id=SequenceId(f"bench-{k}", 0),
-                prompt_ids=PROMPT_IDS,
-                sampling=SamplingParams(temperature=0.0),
-                seed=0,
-                max_tokens=4,
-            )
-            start = time.perf_counter()
-            async with generations.open([submit]) as generation:
-                await anext(generation)
-                return time.perf_counter() - start
-
-        return await _sample(measure, num_requests)
-
-
-async def _bare_broker(url: str, num_requests: int) -> list[float]:
-    """One message to a job queue and one to a reply queue: no way over a broker is shorter."""
-    jobs = topology.jobs_queue("bare", "interactive")
-    replies = topology.reply_queue("bare", expires_s=60)
-    async with RabbitBus(url) as bus:
-        await bus.declare(jobs, replies)
-        async with bus.consume(jobs.name) as taken, bus.consume(replies.name) as answered:
-
-            async def measure(_: int) -> float:
-                start = time.perf_counter()
-                await bus.publish(jobs.bindings[0], Message(bytes(800)))
-                await (await anext(taken)).ack()
-                await bus.publish(replies.bindings[0], Message(bytes(100)))
-                await (await anext(answered)).ack()
-                return time.perf_counter() - start
-
-            return await _sample(measure, num_requests)
-
-
-async def _http(url: str, num_requests: int) -> list[float]:
-    address = urlsplit(url)
-    body = json.dumps(
-        {
-            "model": MODEL,
-            "prompt": PROMPT_IDS,
-            "max_tokens": 4,
-            "temperature": 0,
-            "stream": True,
-            "ignore_eos": True,
-        }
-    )
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    request = (head + body).encode()
-    reader, writer = await asyncio.open_connection(address.hostname, address.port)
-
-    async def measure(_: int) -> float:
-        start = time.perf_counter()
-        writer.write(request)
-        await reader.readuntil(b'"text":')
-        first_token = time.perf_counter() - start
-        await reader.readuntil(b"0\r\n\r\n")
-        return first_token
-
-    times = await _sample(measure, num_requests)
-    writer.close()
-    return times
-
-
-def _show(rows: dict[str, list[float]]) -> None:
-    table = Table("path", "p50 ms", "p99 ms", title="Time to first token")
-    for name, times in rows.items():
-        p50, p99 = statistics.median(times), statistics.quantiles(times, n=100)[-1]
-        table.add_row(name, f"{p50 * 1e3:.2f}", f"{p99 * 1e3:.2f}")
-    Console().print(table)
-    engine, broker, whole = (statistics.median(times) for times in rows.values())
-    added = whole - engine
-    Console().print(f"added: {added * 1e3:.2f} ms, {added / broker:.1f} x the bare broker")
-
-
-def main(
-    broker: Annotated[str | None, typer.Option(help="AMQP URL; none: a node of its own.")] = None,
-    requests: Annotated[int, typer.Option(help="Requests for each row.")] = 300,
-) -> None:
-    rows = {"bare engine": asyncio.run(_bare_engine(requests))}
+def _latencies(broker: str, num_requests: int) -> dict[str, list[float]]:
+    """Seconds to the first token, by the way that was measured."""
     with ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        url = broker or stack.enter_context(running_node()).url
-        stack.enter_context(
-            processes.echo_worker(url, logs / "worker", f"--step-ms={STEP_S * 1e3}")
+        step = f"--step-ms={queue_latency.STEP_S * 1e3}"
+        stack.enter_context(processes.echo_worker(broker, logs / "worker", step))
+        gateway = stack.enter_context(processes.gateway(broker, logs / "gateway"))
+        return {
+            "bare engine": _run(queue_latency.bare_engine(num_requests)),
+            "bare broker, there and back": _run(queue_latency.bare_broker(broker, num_requests)),
+            "gateway, RabbitMQ, worker": _run(queue_latency.over_http(gateway.url, num_requests)),
+        }
+
+
+def _load(broker: BrokerNode, num_streams: int, tokens_per_s: float, seconds: float) -> LoadFigures:
+    with ExitStack() as stack:
+        log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "gateway"
+        source = stack.enter_context(_token_source(broker.url, tokens_per_s))
+        options = (f"--max-requests={_MAX_REQUESTS}", "--log-level=warning")
+        gateway = stack.enter_context(processes.gateway(broker.url, log, *options))
+        _wait_served(gateway.url)
+        roles: Processes = {
+            "gateway": [psutil.Process(gateway.pid)],
+            "broker": [p for top in broker.processes for p in (top, *top.children(True))],
+            "worker": [source],
+            "client": [psutil.Process()],
+        }
+        measuring = measure_load(
+            gateway.url, broker.url, roles, num_streams=num_streams, seconds=seconds
         )
-        gateway = stack.enter_context(processes.gateway(url, logs / "gateway"))
-        rows["bare broker, there and back"] = asyncio.run(_bare_broker(url, requests))
-        rows["gateway, RabbitMQ, worker"] = asyncio.run(_http(gateway.url, requests))
-    _show(rows)
+        return _run(measuring)
+
+
+def _wait_served(url: str) -> None:
+    """Return once the gateway knows the model. Raises `TimeoutError`."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while MODEL not in httpx.get(f"{url}/v1/models").text:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no worker serves {MODEL}")
+        time.sleep(0.1)
+
+
+def _run(main: Coroutine[Any, Any, _Result]) -> _Result:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+def _show_goals(latency_ms: dict[str, float], relay: LoadFigures, hold: LoadFigures) -> None:
+    engine, broker, whole = latency_ms.values()
+    kib = hold.memory_bytes_per_stream / 1024
+    table = Table("", "goal", "here", "bare broker", title="What the queue costs")
+    for row in (
+        ("added to the first token, p50", "3 ms", f"{whole - engine:.2f} ms", f"{broker:.2f} ms"),
+        (f"relayed, {relay.num_streams} streams", "20000 tok/s", f"{relay.tokens_per_s:.0f}", ""),
+        ("  tokens in one event", "", f"{relay.tokens_per_event:.1f}", ""),
+        ("  by a gateway with its own core", "", f"{relay.tokens_per_gateway_core_s:.0f}", ""),
+        (
+            f"delay, {hold.num_streams} streams, p99",
+            "50 ms",
+            f"{hold.delay_p99_ms:.1f} ms",
+            f"{hold.bare_delay_p99_ms:.1f} ms",
+        ),
+        ("  at tokens/s", "4000", f"{hold.tokens_per_s:.0f}", ""),
+        ("  p50", "", f"{hold.delay_p50_ms:.1f} ms", f"{hold.bare_delay_p50_ms:.1f} ms"),
+        ("gateway memory a stream", "50 KiB", f"{kib:.1f} KiB", ""),
+    ):
+        table.add_row(*row)
+    Console(width=100).print(table)
+
+
+def _show_costs(loads: dict[str, LoadFigures]) -> None:
+    table = Table("process", title="CPU milliseconds for 1,000 tokens (for 1,000 events; cores)")
+    for name in loads:
+        table.add_column(name, justify="right")
+    for role in ("gateway", "broker", "worker", "client"):
+        cells = (
+            f"{1e3 * load.cpu_s_per_1000_tokens[role]:.0f}"
+            f" ({1e3 * load.cpu_s_per_1000_events[role]:.0f}; {load.cores_used[role]:.2f})"
+            for load in loads.values()
+        )
+        table.add_row(role, *cells)
+    Console(width=100).print(table)
+
+
+@ends_on_sigterm
+def main(
+    broker: Annotated[str | None, typer.Option(help="AMQP URL; none: a node of its own.")] = None,
+    requests: Annotated[int, typer.Option(help="Requests for each latency.")] = 300,
+    seconds: Annotated[float, typer.Option(help="Of each load.")] = 15.0,
+    hold_tokens_per_s: Annotated[
+        float, typer.Option(help="Of each of 2,000 streams; less where the broker is too slow.")
+    ] = 2.0,
+    results: Annotated[Path, typer.Option(help="Where the JSON goes.")] = RESULTS / "queue.json",
+) -> None:
+    with broker_node(broker) as node:
+        times = _latencies(node.url, requests)
+        relay = _load(node, *_RELAY, seconds)
+        hold = _load(node, _HOLD_STREAMS, hold_tokens_per_s, seconds)
+    latency_ms = {name: 1e3 * statistics.median(sample) for name, sample in times.items()}
+    loads = {"relay": relay, "hold": hold}
+    _show_goals(latency_ms, relay, hold)
+    _show_costs(loads)
+    figures = {name: load.as_json() for name, load in loads.items()}
+    write_json(results, {**machine.describe([]), "first_token_p50_ms": latency_ms, **figures})
 
 
 if __name__ == "__main__":

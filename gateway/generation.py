@@ -86,7 +86,7 @@ class GenerationResponse(Response):
         body = msgspec.json.encode(answer)
         headers = [*_WHOLE_HEADERS, (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await _send_body(send, body, more_body=False)
+        await _send_last(send, body)
 
     async def _stream(self, relay: JobRelay, receive: Receive, send: Send) -> None:
         async with until_disconnect(receive):
@@ -94,19 +94,23 @@ class GenerationResponse(Response):
             _raise_failure(first)
             await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
             last = await self._relay_events(relay, first, send)
-        await _send_body(send, last, more_body=False)
+        await _send_last(send, last)
 
     async def _relay_events(self, relay: JobRelay, relays: list[Relay], send: Send) -> bytes:
         """Send the stream but for its end, which is returned and is never missing."""
+        ping_s = self._gateway.settings.ping_interval_s
         try:
-            while not relay.is_ended:
-                self._observation.read(relays)
-                data = self._encoder.encode(relays) if relays else PING
-                if data:
-                    await _send_body(send, data, more_body=True)
-                relays = await relay.take(self._gateway.settings.ping_interval_s)
+            async with asyncio.timeout(None) as patience:
+                while not relay.is_ended:
+                    self._observation.read(relays)
+                    _extend(patience, _SEND_TIMEOUT_S + ping_s)
+                    if data := self._encoder.encode(relays) if relays else PING:
+                        await send({"type": "http.response.body", "body": data, "more_body": True})
+                    relays = await relay.take(ping_s)
             self._observation.read(relays)
             return self._encoder.encode(relays) + self._end(relays)
+        except (TimeoutError, OSError):  # a client that does not read is as good as gone
+            raise ClientGone from None
         except WarrenError as error:
             return self._failed(error)
         except ClientGone:
@@ -149,12 +153,20 @@ class GenerationResponse(Response):
         )
 
 
-async def _send_body(send: Send, data: bytes, *, more_body: bool) -> None:
+async def _send_last(send: Send, data: bytes) -> None:
     try:
         async with asyncio.timeout(_SEND_TIMEOUT_S):
-            await send({"type": "http.response.body", "body": data, "more_body": more_body})
-    except (TimeoutError, OSError):  # a client that does not read is as good as gone
+            await send({"type": "http.response.body", "body": data, "more_body": False})
+    except (TimeoutError, OSError):
         raise ClientGone from None
+
+
+def _extend(timeout: asyncio.Timeout, seconds: float) -> None:
+    """Let ``timeout`` strike after ``seconds``, or one more: a timer is set once a second and not
+    for each token, whose text would cost no more."""
+    now = asyncio.get_running_loop().time()
+    if (timeout.when() or 0) < now + seconds:
+        timeout.reschedule(now + seconds + 1)
 
 
 def _failure(relays: list[Relay]) -> WarrenError | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
-from gateway.formats import Usage
+from gateway.formats import PromptTokensDetails, Usage
 from gateway.http_errors import status_of
 from gateway.metrics import Metrics
 from shared.errors import WarrenError
@@ -27,6 +27,7 @@ class Observation:
         self.error: WarrenError | None = None
         """What ended a stream whose status was already sent."""
         self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
         self.num_tokens = 0
         self._metrics = metrics
         self._job = job
@@ -63,6 +64,7 @@ class Observation:
             prompt_tokens=self.num_prompt_tokens,
             completion_tokens=self.num_tokens,
             total_tokens=self.num_prompt_tokens + self.num_tokens,
+            prompt_tokens_details=PromptTokensDetails(self.num_cached_tokens),
         )
 
     def read(self, relays: Iterable[Relay]) -> None:
@@ -93,6 +95,7 @@ class Observation:
 
     def _count_tokens(self, event: TokenDelta | Finished, now: float) -> None:
         if isinstance(event, Finished):
+            self.num_cached_tokens += event.num_cached_tokens
             self._metrics.success.labels(self._job.model, event.finish_reason).inc()
         num_tokens = len(event.token_ids)
         if not num_tokens:
@@ -113,6 +116,7 @@ class Observation:
             "status": self.status,
             "code": self.error.code if self.error is not None else None,
             "prompt_tokens": self.num_prompt_tokens,
+            "cached_tokens": self.num_cached_tokens,
             "completion_tokens": self.num_tokens,
             "duration_s": round(duration_s, 4),
         }

@@ -18,9 +18,9 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from gateway.reply_queues import ReplyQueues
+from gateway.reply_queues import ReplyLog, ReplyQueues
 from shared import topology
-from shared.bus.base import Bus, Message, Queue
+from shared.bus.base import Bus, Message
 from shared.errors import (
     BusError,
     BusUnavailable,
@@ -49,17 +49,17 @@ _REATTACH_PAUSE_S = 0.05
 class JobRelay:
     """Relays the log of one job. Made by `Relays.open`."""
 
-    def __init__(self, bus: Bus, job: GenerationJob, queue: Queue) -> None:
+    def __init__(self, bus: Bus, job: GenerationJob, log: ReplyLog) -> None:
         self._bus = bus
         self._job = job
-        self._queue = queue
+        self._log = log
         self._deadline = _loop_time(job.deadline)
         self._reader = LogReader(job.request_id, len(job.prompts))
         self._log_task: asyncio.Task[None] | None = None
         self._has_started = False
         self._ordinal = 0
         self._relays: list[Relay] = []
-        self._news = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
         self._error: WarrenError | None = None
         self._is_ended = False
         self._is_closing = False
@@ -79,14 +79,13 @@ class JobRelay:
             await self._wait(timeout_s)
         if not self._relays and self._error is not None:
             raise self._error
-        self._news.clear()
         relays, self._relays = self._relays, []
         return relays
 
     def fail(self, error: WarrenError) -> None:
         """End with ``error`` after the events that are here already."""
         self._error = self._error or error
-        self._news.set()
+        self._wake()
 
     def let_go(self) -> None:
         """Stop reading, so that another gateway can, and end with `TakenOver`."""
@@ -122,23 +121,31 @@ class JobRelay:
             if self._log_task is not None:
                 self._log_task.cancel()
                 await asyncio.wait([self._log_task])
+            await self._log.close()  # if that task had no time to begin
 
     async def _wait(self, timeout_s: float | None) -> None:
         loop = asyncio.get_running_loop()
         until = min(self._deadline, loop.time() + (timeout_s or float("inf")))
+        # There is one wait for each token: `asyncio.timeout` would cost as much as its relay, and
+        # an Event 1 KiB a stream.
+        self._waiter = loop.create_future()
+        alarm = loop.call_at(until, self._wake)
         try:
-            async with asyncio.timeout_at(until if until < float("inf") else None):
-                await self._news.wait()
-        except TimeoutError:
-            pass
+            await self._waiter
+        finally:
+            alarm.cancel()
         if loop.time() >= self._deadline and not self._is_ended:
             raise DeadlineExceeded("The request's deadline has passed.")
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def _publish(self) -> None:
         message = Message(
             encode(self._job),
             correlation_id=self._job.request_id,
-            reply_to=self._queue.bindings[0].routing_key,
+            reply_to=self._log.queue.bindings[0].routing_key,
             expires_s=self._job.deadline and max(0.001, self._job.deadline - time.time()),
         )
         await self._bus.publish(topology.jobs_binding(self._job.model, "interactive"), message)
@@ -146,7 +153,7 @@ class JobRelay:
     async def _end_job(self) -> None:
         for send in self._reader.cancel():
             await self._send(send)
-        await self._bus.delete_queue(self._queue.name)
+        await self._bus.delete_queue(self._log.queue.name)
 
     async def _read_log(self) -> None:
         """Read until cancelled, through lost connections."""
@@ -172,7 +179,8 @@ class JobRelay:
 
     async def _read_from_start(self) -> None:
         """Attach and read. Nothing is acknowledged: the queue keeps the log."""
-        async with self._bus.consume(self._queue.name, is_exclusive=True) as consumer:
+        consumer = await self._log.attach()
+        try:
             self._reader = LogReader(self._job.request_id, len(self._job.prompts))
             async for delivery in consumer:
                 message = delivery.message
@@ -181,6 +189,8 @@ class JobRelay:
                         await self._send(action)
                     else:
                         self._relay(action)
+        finally:
+            await self._log.close()
 
     def _relay(self, relay: Relay) -> None:
         """Pass on what was not passed on before the last reconnect."""
@@ -192,7 +202,7 @@ class JobRelay:
         if is_new:
             self._relays.append(relay)
             self._is_ended = self._reader.is_ended
-            self._news.set()
+            self._wake()
 
     async def _send(self, send: Send) -> None:
         # A worker that another one replaced may be gone, and its queue with it.
@@ -217,8 +227,8 @@ class Relays:
 
         The relay closes after this has returned: no answer waits for its queue to be deleted.
         """
-        queue = await self._queues.declare(job.request_id)
-        relay = self._relays[job.request_id] = JobRelay(self._bus, job, queue)
+        log = await self._queues.take(job.request_id)
+        relay = self._relays[job.request_id] = JobRelay(self._bus, job, log)
         try:
             await relay.open()
             yield relay

@@ -1,17 +1,18 @@
-"""The reply queues of requests, some of them declared before their request comes.
+"""The reply queues of requests, some of them declared and attached to before their request comes.
 
-To declare a queue takes the broker longer than all else on a request's way to its first token
-(2.7 of 6 ms on two cores), so a few wait ready, each with the id that its request will bear.
+To declare a queue and to attach to it takes the broker longer than all else on a request's way to
+its first token, so a few wait ready, each with the id that its request will bear. A spare queue is
+kept by its reader: the broker deletes only those that nobody reads.
 """
 
 import asyncio
-import math
 import secrets
 import time
 from collections import defaultdict, deque
+from contextlib import AbstractAsyncContextManager
 
 from shared import topology
-from shared.bus.base import Bus, Queue
+from shared.bus.base import Bus, Consumer, Queue
 from shared.errors import BusError
 
 _NUM_SPARE = 8
@@ -19,61 +20,111 @@ _REFILL_PAUSE_S = 0.1
 _RETRY_PAUSE_S = 1.0
 
 
-class ReplyQueues:
-    """Gives out request ids and the queues that go with them."""
+class ReplyLog:
+    """The reply queue of one request, and who reads it already, if anybody does."""
 
-    def __init__(self, bus: Bus, retention_s: float) -> None:
+    def __init__(self, bus: Bus, request_id: str, retention_s: float) -> None:
+        self.request_id = request_id
+        self.queue: Queue = topology.reply_queue(request_id, retention_s)
+        self.given_at = 0.0
+        self._bus = bus
+        self._consuming: AbstractAsyncContextManager[Consumer] | None = None
+        self._consumer: Consumer | None = None
+
+    @property
+    def is_attached(self) -> bool:
+        return self._consumer is not None and self._consumer.is_open
+
+    async def declare(self) -> None:
+        """Let the queue exist. Raises `BusError`."""
+        await self._bus.declare(self.queue)
+
+    async def attach(self) -> Consumer:
+        """Consume the log from its start, or go on with it. Raises what `Bus.consume` raises."""
+        if self._consumer is None:
+            consuming = self._bus.consume(self.queue.name, is_exclusive=True)
+            self._consumer = await consuming.__aenter__()
+            self._consuming = consuming
+        return self._consumer
+
+    async def close(self) -> None:
+        """Give the log back to the broker, unless that was done."""
+        consuming, self._consuming, self._consumer = self._consuming, None, None
+        if consuming is not None:
+            await consuming.__aexit__(None, None, None)
+
+
+class ReplyQueues:
+    """Gives out request ids and the logs that go with them."""
+
+    def __init__(self, bus: Bus, retention_s: float, unused_s: float = 5.0) -> None:
+        """``unused_s``: a request that does not use its id for so long was refused."""
         self._bus = bus
         self._retention_s = retention_s
-        self._spare: defaultdict[str, deque[str]] = defaultdict(deque)
-        self._declared_at: dict[str, float] = {}
-        """Of those that are spare or were given out and not used yet."""
+        self._unused_s = unused_s
+        self._spare: defaultdict[str, deque[ReplyLog]] = defaultdict(deque)
+        self._given: dict[str, ReplyLog] = {}
+        """Whose ids were given out and not used yet."""
         self._is_wanted = asyncio.Event()
 
     def new_id(self, kind: str) -> str:
-        """An id ``kind-...`` that cannot be guessed; its queue may be there already."""
-        spare = self._spare[kind]
+        """An id ``kind-...`` that cannot be guessed; its log may be there already."""
         self._is_wanted.set()
+        spare = self._spare[kind]
         while spare:
-            request_id = spare.popleft()
-            if self._is_fresh(request_id):
-                return request_id
+            log = spare.popleft()
+            log.given_at = time.monotonic()
+            self._given[log.request_id] = log
+            if log.is_attached:
+                return log.request_id
         return _new_id(kind)
 
-    async def declare(self, request_id: str) -> Queue:
-        """The queue of a request, which exists from now on. Raises `BusError`."""
-        queue = topology.reply_queue(request_id, self._retention_s)
-        if not self._is_fresh(request_id):
-            await self._bus.declare(queue)
-        self._declared_at.pop(request_id, None)
-        return queue
+    async def take(self, request_id: str) -> ReplyLog:
+        """The log of a request, whose queue exists from now on. Raises `BusError`.
+
+        Whoever takes it closes it.
+        """
+        log = self._given.pop(request_id, None)
+        if log is None:
+            log = ReplyLog(self._bus, request_id, self._retention_s)
+            await log.declare()
+        return log
 
     async def keep_spares(self) -> None:
-        """Declare queues ahead, for each kind of id that was ever asked for; never returns."""
-        while True:
-            await self._is_wanted.wait()
-            # Not in the way of the request that has just taken one.
-            await asyncio.sleep(_REFILL_PAUSE_S)
-            self._is_wanted.clear()
-            self._declared_at = {i: t for i, t in self._declared_at.items() if self._is_fresh(i)}
-            try:
-                for kind, spare in list(self._spare.items()):
-                    while len(spare) < _NUM_SPARE:
-                        spare.append(await self._declare_spare(kind))
-            except BusError:
-                await asyncio.sleep(_RETRY_PAUSE_S)
-                await self._bus.wait_connected()
+        """Have logs ready, of each kind of id that was ever asked for; never returns."""
+        try:
+            while True:
+                await self._is_wanted.wait()
+                # Not in the way of the request that has just taken one.
+                await asyncio.sleep(_REFILL_PAUSE_S)
+                self._is_wanted.clear()
+                await self._close_unused()
+                try:
+                    await self._refill()
+                except BusError:
+                    self._is_wanted.set()
+                    await asyncio.sleep(_RETRY_PAUSE_S)
+                    await self._bus.wait_connected()
+        finally:
+            for spare in self._spare.values():
+                while spare:
+                    await spare.popleft().close()
 
-    async def _declare_spare(self, kind: str) -> str:
-        request_id = _new_id(kind)
-        await self._bus.declare(topology.reply_queue(request_id, self._retention_s))
-        self._declared_at[request_id] = time.monotonic()
-        return request_id
+    async def _refill(self) -> None:
+        for kind, spare in list(self._spare.items()):
+            while len(spare) < _NUM_SPARE:
+                log = ReplyLog(self._bus, _new_id(kind), self._retention_s)
+                await log.declare()
+                await log.attach()
+                spare.append(log)
 
-    def _is_fresh(self, request_id: str) -> bool:
-        """Whether its queue is there: one without a reader goes after the retention."""
-        declared_at = self._declared_at.get(request_id, -math.inf)
-        return time.monotonic() - declared_at < self._retention_s / 2
+    async def _close_unused(self) -> None:
+        unused_since = time.monotonic() - self._unused_s
+        unused = [log for log in self._given.values() if log.given_at < unused_since]
+        for log in unused:
+            del self._given[log.request_id]
+        for log in unused:
+            await log.close()
 
 
 def _new_id(kind: str) -> str:

@@ -19,6 +19,8 @@ PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 
 _ENCODER = msgspec.json.Encoder()
+_MARK = "\0"
+_MARK_JSON = _ENCODER.encode(_MARK)
 
 
 def error_event(error: WarrenError, ordinal: int | None = None) -> bytes:
@@ -41,6 +43,7 @@ class ChunkEncoder:
         # With the usage asked for, all chunks but the last say null.
         self._usage = None if include_usage else msgspec.UNSET
         self._include_usage = include_usage
+        self._frames: dict[int, tuple[bytes, bytes]] = {}
 
     def encode(self, relays: Iterable[Relay]) -> bytes:
         return b"".join(self._encode(relay) for relay in relays)
@@ -71,11 +74,21 @@ class ChunkEncoder:
         # Half a character, or what may be a stop string, is held back by the worker.
         if not event.text:
             return b""
-        return self._chunk(self._words.piece(event.choice, event.text), ordinal)
+        before, after = self._frames.get(event.choice) or self._new_frame(event.choice)
+        return b"id: %d\ndata: %b%b%b\n\n" % (ordinal, before, _ENCODER.encode(event.text), after)
+
+    def _new_frame(self, choice: int) -> tuple[bytes, bytes]:
+        """What stands around the text in each chunk of a choice."""
+        chunk = self._encode_chunk(self._words.piece(choice, _MARK))
+        before, _, after = chunk.partition(_MARK_JSON)
+        self._frames[choice] = before, after
+        return before, after
 
     def _chunk(self, choice: Choice, ordinal: int | None = None) -> bytes:
-        chunk = Answer(**self._head, choices=(choice,), usage=self._usage)
-        return _event(_ENCODER.encode(chunk), ordinal)
+        return _event(self._encode_chunk(choice), ordinal)
+
+    def _encode_chunk(self, choice: Choice) -> bytes:
+        return _ENCODER.encode(Answer(**self._head, choices=(choice,), usage=self._usage))
 
 
 def _event(data: bytes, ordinal: int | None = None) -> bytes:

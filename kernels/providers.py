@@ -1,16 +1,18 @@
 """The operations that a model is written against, and the choice of who provides them.
 
 Every provider is a package of this one with a function per op, named and called like its twin in
-`kernels.reference`, which is the specification.
+`kernels.reference`, which is the specification and stands in where a provider has none of its own.
 """
 
 import importlib
+import importlib.util
 from dataclasses import dataclass, fields
+from types import ModuleType
 from typing import Literal, Protocol, TypeAlias
 
 from torch import Tensor
 
-Provider: TypeAlias = Literal["reference"]
+Provider: TypeAlias = Literal["reference", "native"]
 
 
 class RmsNorm(Protocol):
@@ -108,5 +110,11 @@ class Ops:
 def load_ops(provider: Provider = "reference") -> Ops:
     """Import a provider: op ``x`` is function ``x`` of module ``kernels.<provider>.x``."""
     names = [field.name for field in fields(Ops)]
-    modules = {name: importlib.import_module(f"kernels.{provider}.{name}") for name in names}
-    return Ops(**{name: getattr(module, name) for name, module in modules.items()})
+    return Ops(**{name: getattr(_module(provider, name), name) for name in names})
+
+
+def _module(provider: Provider, name: str) -> ModuleType:
+    own = f"kernels.{provider}.{name}"
+    return importlib.import_module(
+        own if importlib.util.find_spec(own) else f"kernels.reference.{name}"
+    )

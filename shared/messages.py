@@ -181,6 +181,8 @@ class Finished(_Wire, frozen=True, kw_only=True):
     finish_reason: FinishReason
     stop_reason: str | None = None
     """The stop string that was met."""
+    num_cached_tokens: Count = 0
+    """Tokens of the choice's prompt that the worker did not have to compute."""
 
 
 class Failed(_Wire, frozen=True, kw_only=True):
@@ -204,6 +206,8 @@ class Choice(Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason
     stop_reason: str | None = None
     num_prompt_tokens: Count
+    num_cached_tokens: Count = 0
+    """Those of them that the worker did not have to compute."""
 
 
 class Completed(_Wire, frozen=True, kw_only=True):

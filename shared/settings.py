@@ -83,6 +83,12 @@ class WorkerSettings(CommonSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Weights and activations; auto: as in the checkpoint."
     )
+    weight_format: Literal["auto", "q8_0", "q4_0", "q4_1"] = Field(
+        "auto", description="Weights in 8 or 4 bits, on the CPU; auto: as --dtype."
+    )
+    kernels: Literal["auto", "native", "reference"] = Field(
+        "auto", description="Who computes on the CPU; auto: native where that can."
+    )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     max_num_seqs: int = Field(64, gt=0, description="Sequences that run at once.")
     max_num_batched_tokens: int = Field(
@@ -100,6 +106,14 @@ class WorkerSettings(CommonSettings):
     )
     batch_reserve: int = Field(
         4, ge=0, description="Sequence slots that batch jobs leave to interactive ones."
+    )
+    prefix_cache: bool = Field(
+        True, description="Whether prompts of one tenant share the KV cache of how they begin."
+    )
+    max_step_ms: float = Field(
+        200,
+        gt=0,
+        description="Longest step while answers stream: long prompts are cut to keep to it.",
     )
     compute_threads: int | None = Field(
         None, gt=0, description="CPU threads that compute; none: one for each core."

@@ -200,6 +200,7 @@ class Answer:
                 finish_reason=ends[k].finish_reason,
                 stop_reason=ends[k].stop_reason,
                 num_prompt_tokens=len(choice.prompt_ids),
+                num_cached_tokens=ends[k].num_cached_tokens,
             )
             for k, choice in enumerate(plans)
         )
@@ -289,4 +290,5 @@ class Answer:
             eos_ids=self._eos_ids,
             output_ids=tuple(log.chains[choice].token_ids),
             job_class=self._job_class,
+            tenant=self.job.tenant,
         )

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from shared.messages import Finished, FinishReason, TokenDelta
 from shared.stream import LogWriter
 from worker.engine.interface import StepOutput
@@ -29,6 +31,7 @@ class ChoiceWriter:
         self._text = text
         self._max_tokens = max_tokens
         self._eos_ids = eos_ids
+        self._num_cached_tokens = 0
         for token_id in self.output_ids:
             if token_id not in eos_ids:
                 text.push(token_id)
@@ -56,6 +59,7 @@ class ChoiceWriter:
         token_ids: list[int] = []
         text = ""
         for output in outputs:
+            self._num_cached_tokens = output.num_cached_tokens
             token_ids.append(output.token_id)
             if output.token_id not in self._eos_ids:
                 text += self._text.push(output.token_id)
@@ -70,4 +74,5 @@ class ChoiceWriter:
         text += self._text.flush()
         stop_reason = self._text.stop_reason
         reason = reason if stop_reason is None else "stop"
-        return self._log.finish(self._choice, token_ids, text, reason, stop_reason)
+        finished = self._log.finish(self._choice, token_ids, text, reason, stop_reason)
+        return msgspec.structs.replace(finished, num_cached_tokens=self._num_cached_tokens)

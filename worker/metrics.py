@@ -38,6 +38,16 @@ class _EngineCollector(Collector):
             "warren:num_preemptions", "Preemptions since the start.", load.num_preemptions
         )
         yield CounterMetricFamily(
+            "warren:prefix_cache_queries",
+            "Tokens of prompts looked up in the prefix cache.",
+            load.num_begun_tokens,
+        )
+        yield CounterMetricFamily(
+            "warren:prefix_cache_hits",
+            "Tokens of prompts found in the prefix cache.",
+            load.num_cached_tokens,
+        )
+        yield CounterMetricFamily(
             "warren:prompt_tokens", "Tokens of prompts taken.", self._generations.num_prompt_tokens
         )
         yield CounterMetricFamily(

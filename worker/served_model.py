@@ -27,6 +27,8 @@ def load(settings: WorkerSettings) -> ServedModel:
     runner = loading.load_runner(
         directory,
         dtype=settings.dtype,
+        weight_format=settings.weight_format,
+        kernels=settings.kernels,
         device=settings.device,
         block_size=settings.block_size,
         max_num_seqs=settings.max_num_seqs,
@@ -39,11 +41,13 @@ def load(settings: WorkerSettings) -> ServedModel:
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         batch_reserve=settings.batch_reserve,
+        prefix_cache=settings.prefix_cache,
+        max_step_s=settings.max_step_ms / 1000,
     )
     return ServedModel(
         name=settings.served_name or store.served_name(settings.model),
         tokenizer=Tokenizer.load(directory),
         engine=Engine(runner, limits),
         max_seq_len=min(runner.max_seq_len, runner.num_blocks * runner.block_size),
-        fingerprint=loading.fingerprint(directory),
+        fingerprint=loading.fingerprint(directory, settings.weight_format),
     )

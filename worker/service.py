@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -33,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 _READER_CHECK_INTERVAL_S = 1.0
 _HAND_OVER_TIMEOUT_S = 5.0
+_SWITCH_INTERVAL_S = 2e-4
+"""The engine's threads come back to Python many times a step, and each time wait so long for the
+event loop while it publishes; Python's own 5 ms would be a third of a step."""
 
 
 async def run_worker(
@@ -50,6 +54,7 @@ async def run_worker(
     """
     if model is None:
         model = await asyncio.to_thread(served_model.load, settings)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     async with Generations(model.engine) as generations:
         worker = Worker(settings, bus, model, generations)
         await worker.run(stop, ready or (lambda: None))

@@ -4,7 +4,14 @@ import msgspec
 
 from gateway import http_errors
 from gateway.batch.lines import BatchLine
-from gateway.formats import Answer, AnswerFormat, ChatFormat, CompletionFormat, Usage
+from gateway.formats import (
+    Answer,
+    AnswerFormat,
+    ChatFormat,
+    CompletionFormat,
+    PromptTokensDetails,
+    Usage,
+)
 from gateway.http_errors import ErrorBody
 from shared import errors
 from shared.messages import Completed, Failed
@@ -51,6 +58,7 @@ def _completed(
 ) -> Response:
     num_prompt_tokens = sum(choice.num_prompt_tokens for choice in completed.choices)
     num_output_tokens = sum(len(choice.token_ids) for choice in completed.choices)
+    num_cached_tokens = sum(choice.num_cached_tokens for choice in completed.choices)
     answer = Answer(
         id=completed.request_id,
         object=words.answer_object,
@@ -61,6 +69,7 @@ def _completed(
             prompt_tokens=num_prompt_tokens,
             completion_tokens=num_output_tokens,
             total_tokens=num_prompt_tokens + num_output_tokens,
+            prompt_tokens_details=PromptTokensDetails(num_cached_tokens),
         ),
     )
     return Response(status_code=200, request_id=completed.request_id, body=answer)

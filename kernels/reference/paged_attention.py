@@ -40,8 +40,8 @@ def paged_attention(
     belong to no token of the batch are never read: they may hold NaN. Raises `ValueError` where
     shapes differ.
 
-    This provider reads the lengths on the host, which waits for any device but the CPU. A
-    sequence's result does not depend on what else is in the batch.
+    This provider reads the lengths on the host, which waits for any device but the CPU. Up to
+    rounding a sequence's result does not depend on what else is in the batch.
     """
     _check(query, key_cache, value_cache, block_tables, query_starts, context_lens)
     cache = _PagedCache(key_cache, value_cache, block_tables)

@@ -7,8 +7,10 @@ or when the connection is lost, is delivered again, in its old place at the head
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol, Self
+
+import msgspec
 
 from shared.messages import MSGPACK
 
@@ -56,8 +58,7 @@ class Queue:
             raise ValueError(f"queue {self.name!r}: quorum queues cannot be exclusive")
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(msgspec.Struct, frozen=True):
     body: bytes
     content_type: str = MSGPACK
     correlation_id: str = ""
@@ -66,8 +67,8 @@ class Message:
     """The routing key under which the answer is published to `topology.REPLIES`."""
     expires_s: float | None = None
     """Dead-lettered when it reaches the head of its queue later than this."""
-    headers: Mapping[str, str | int] = field(default_factory=dict)
-    message_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    headers: Mapping[str, str | int] = {}
+    message_id: str = msgspec.field(default_factory=lambda: uuid.uuid4().hex)
     """Unique for each publish, also of the same job: brokers match returns by it."""
 
 
@@ -109,6 +110,11 @@ class Consumer(Protocol):
     def __aiter__(self) -> AsyncIterator[Delivery]: ...
 
     async def __anext__(self) -> Delivery: ...
+
+    @property
+    def is_open(self) -> bool:
+        """Whether further deliveries may come."""
+        ...
 
     async def stop(self) -> None:
         """Take no further deliveries; those in hand stay in hand. Iteration ends after them."""

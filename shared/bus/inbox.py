@@ -1,7 +1,6 @@
 """What a consumer holds for whoever iterates over it."""
 
 import asyncio
-from collections import deque
 from typing import Generic, TypeVar
 
 from shared.errors import BusError
@@ -13,34 +12,49 @@ class Inbox(Generic[_Item]):
     """Items in order, then the end: nothing more, or an error. The first end counts."""
 
     def __init__(self) -> None:
-        self._items: deque[_Item] = deque()
-        self._news = asyncio.Event()
-        self._is_ended = False
+        self.is_ended = False
+        self._items: list[_Item] = []
+        self._next: list[_Item] = []
+        """Those that come before the items, the last one first."""
         self._error: BusError | None = None
+        # Lists and a bare future: there is an inbox for each stream, a deque has 3/4 KiB and an
+        # Event one more.
+        self._waiter: asyncio.Future[None] | None = None
 
     def put(self, item: _Item) -> None:
-        if not self._is_ended:
+        if not self.is_ended:
             self._items.append(item)
-            self._news.set()
+            self._wake()
 
     def end(self, error: BusError | None = None) -> None:
         """After the items that are here already, raise ``error`` or end the iteration."""
-        if not self._is_ended:
-            self._is_ended = True
+        if not self.is_ended:
+            self.is_ended = True
             self._error = error
-            self._news.set()
+            self._wake()
 
     def fail(self, error: BusError) -> None:
         """Drop the items, which the broker will deliver again, and raise ``error``."""
-        if not self._is_ended:
+        if not self.is_ended:
             self._items.clear()
+            self._next.clear()
         self.end(error)
 
     async def get(self) -> _Item:
-        """Return the next item. Raises StopAsyncIteration or the error at the end."""
-        while not self._items:
-            if self._is_ended:
+        """Return the next item. Raises StopAsyncIteration or the error at the end.
+
+        One task at a time.
+        """
+        while not self._next:
+            if self._items:
+                self._next, self._items = self._items[::-1], []
+            elif self.is_ended:
                 raise self._error or StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
-        return self._items.popleft()
+            else:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+        return self._next.pop()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -4,7 +4,9 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from shared.bus.base import Binding, Message, Queue, QueueState
 from shared.bus.inbox import Inbox
@@ -59,6 +61,10 @@ class MemoryConsumer:
 
     async def __anext__(self) -> MemoryDelivery:
         return await self.inbox.get()
+
+    @property
+    def is_open(self) -> bool:
+        return not self.inbox.is_ended
 
     async def stop(self) -> None:
         self.detach()
@@ -185,7 +191,9 @@ class MemoryQueue:
             return
         headers = {DEATH_REASON_HEADER: reason, DEATH_QUEUE_HEADER: self.declared.name}
         message = stored.message
-        dead = replace(message, expires_s=None, headers={**headers, **message.headers})
+        dead = msgspec.structs.replace(
+            message, expires_s=None, headers={**headers, **message.headers}
+        )
         self._dead_letter(self.declared.dead_letter, dead)
 
     def dispatch(self) -> None:

@@ -6,13 +6,15 @@ from contextlib import asynccontextmanager
 
 from gateway.reply_queues import ReplyQueues
 from shared import topology
-from shared.bus.base import Exchange, Queue
+from shared.bus.base import Exchange, Message, Queue
 from shared.bus.memory import MemoryBus
 
 
 @asynccontextmanager
-async def kept(bus: MemoryBus, retention_s: float) -> AsyncIterator[ReplyQueues]:
-    queues = ReplyQueues(bus, retention_s)
+async def kept(
+    bus: MemoryBus, retention_s: float, unused_s: float = 5.0
+) -> AsyncIterator[ReplyQueues]:
+    queues = ReplyQueues(bus, retention_s, unused_s)
     keeping = asyncio.create_task(queues.keep_spares())
     try:
         yield queues
@@ -20,8 +22,10 @@ async def kept(bus: MemoryBus, retention_s: float) -> AsyncIterator[ReplyQueues]
         keeping.cancel()
 
 
-async def exists(bus: MemoryBus, request_id: str) -> bool:
-    return await bus.inspect(topology.reply_queue(request_id, 1).name) is not None
+async def num_readers(bus: MemoryBus, request_id: str) -> int | None:
+    """None: there is no such queue."""
+    state = await bus.inspect(topology.reply_queue(request_id, 1).name)
+    return None if state is None else state.num_consumers
 
 
 async def test_an_id_tells_its_kind_and_is_given_out_once() -> None:
@@ -34,23 +38,26 @@ async def test_an_id_tells_its_kind_and_is_given_out_once() -> None:
     assert {request_id.split("-")[0] for request_id in ids} == {"cmpl"}
 
 
-async def test_later_requests_find_their_queue_declared() -> None:
+async def test_later_requests_find_their_queue_with_its_reader() -> None:
     async with MemoryBus() as bus, kept(bus, retention_s=60) as queues:
-        first = queues.new_id("cmpl")
-        was_there_at_first = await exists(bus, first)
+        at_first = await num_readers(bus, queues.new_id("cmpl"))
         await asyncio.sleep(0.3)
-        is_there = await exists(bus, queues.new_id("cmpl"))
+        later = await num_readers(bus, queues.new_id("cmpl"))
 
-    assert (was_there_at_first, is_there) == (False, True)
+    assert (at_first, later) == (None, 1)
 
 
-async def test_a_declared_queue_exists_whether_it_was_spare_or_not() -> None:
+async def test_a_log_is_read_from_its_start_and_again_whether_it_was_spare_or_not() -> None:
     async with MemoryBus() as bus, kept(bus, retention_s=60) as queues:
-        for _ in range(2):
+        for is_spare in (False, True):
             request_id = queues.new_id("cmpl")
-            queue = await queues.declare(request_id)
-            assert await exists(bus, request_id)
-            assert queue.name == topology.reply_queue(request_id, 60).name
+            log = await queues.take(request_id)
+            assert log.is_attached == is_spare
+            await bus.publish(log.queue.bindings[0], Message(b"first"))
+            for _ in range(2):
+                assert (await anext(await log.attach())).message.body == b"first"
+                await log.close()
+                assert await num_readers(bus, request_id) == 0
             await asyncio.sleep(0.3)
 
 
@@ -67,18 +74,41 @@ async def test_both_kinds_of_ids_get_spares_though_one_is_first_asked_for_meanwh
         queues.new_id("cmpl")
         await asyncio.sleep(0.4)
 
-        assert await exists(bus, queues.new_id("chatcmpl"))
-        assert await exists(bus, queues.new_id("cmpl"))
+        assert await num_readers(bus, queues.new_id("chatcmpl")) == 1
+        assert await num_readers(bus, queues.new_id("cmpl")) == 1
 
 
-async def test_a_spare_queue_that_is_about_to_expire_is_not_used() -> None:
-    async with MemoryBus() as bus, kept(bus, retention_s=0.4) as queues:
+async def test_a_spare_queue_does_not_expire_while_it_waits() -> None:
+    async with MemoryBus() as bus, kept(bus, retention_s=0.2) as queues:
         queues.new_id("cmpl")
         await asyncio.sleep(0.7)
-        request_id = queues.new_id("cmpl")
-        await queues.declare(request_id)
 
-        assert await exists(bus, request_id)
+        assert await num_readers(bus, queues.new_id("cmpl")) == 1
+
+
+async def test_spares_that_lost_their_connection_are_not_given_out() -> None:
+    async with MemoryBus() as bus, kept(bus, retention_s=60) as queues:
+        queues.new_id("cmpl")
+        await asyncio.sleep(0.3)
+        bus.sever()
+        await bus.wait_connected()
+        request_id = queues.new_id("cmpl")
+
+        assert await num_readers(bus, request_id) is None
+        assert not (await queues.take(request_id)).is_attached
+
+
+async def test_the_log_of_a_request_that_was_refused_is_given_back() -> None:
+    async with MemoryBus() as bus, kept(bus, retention_s=60, unused_s=0.1) as queues:
+        queues.new_id("cmpl")
+        await asyncio.sleep(0.3)
+        refused = queues.new_id("cmpl")
+        assert await num_readers(bus, refused) == 1
+        await asyncio.sleep(0.3)
+        queues.new_id("cmpl")
+        await asyncio.sleep(0.3)
+
+        assert await num_readers(bus, refused) == 0
 
 
 async def test_spares_are_declared_again_after_the_connection_was_lost() -> None:
@@ -87,4 +117,4 @@ async def test_spares_are_declared_again_after_the_connection_was_lost() -> None
         queues.new_id("cmpl")
         await asyncio.sleep(1.5)
 
-        assert await exists(bus, queues.new_id("cmpl"))
+        assert await num_readers(bus, queues.new_id("cmpl")) == 1

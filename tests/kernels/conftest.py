@@ -1,10 +1,43 @@
 """Every provider passes the same tests."""
 
-import pytest
+from dataclasses import replace
+from typing import Any
 
+import pytest
+from torch import Tensor
+
+from kernels.native.build import build
+from kernels.native.library import Library, library
+from kernels.native.paged_attention import attend
 from kernels.providers import Ops, load_ops
 
+WIDE = ("-DWARREN_LANES=16", "-DWARREN_BF16_DOT", "-O1", "-Wno-psabi")
+"""The code for AVX-512, run in halves on a processor that has only AVX2."""
 
-@pytest.fixture(params=["reference"], scope="session")
+
+@pytest.fixture(scope="session")
+def wide() -> Library:
+    return Library(build("avx2", extra_flags=WIDE))
+
+
+@pytest.fixture(scope="session", params=["own", "wide"])
+def native(request: pytest.FixtureRequest) -> Library:
+    """This processor's library, and the one for wider vectors."""
+    wide: Library = request.getfixturevalue("wide") if request.param == "wide" else library()
+    return wide
+
+
+@pytest.fixture(params=["reference", "native", "native, wide"], scope="session")
 def ops(request: pytest.FixtureRequest) -> Ops:
-    return load_ops(request.param)
+    if request.param == "reference":
+        return load_ops("reference")
+    ops = load_ops("native")
+    if request.param == "native":
+        return ops
+    wide = request.getfixturevalue("wide")
+
+    def paged_attention(*tensors: Tensor, scale: float, **options: Any) -> Tensor:
+        window = options.get("sliding_window")
+        return attend(wide, *tensors, scale=scale, sliding_window=window)
+
+    return replace(ops, paged_attention=paged_attention)

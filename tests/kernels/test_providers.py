@@ -2,12 +2,14 @@
 
 import inspect
 from dataclasses import fields
+from typing import get_args
 
+import pytest
 from transformers.utils.import_utils import is_kernels_available
 
 import kernels
 from kernels import providers
-from kernels.providers import Ops
+from kernels.providers import Ops, Provider, load_ops
 
 
 def test_transformers_does_not_take_our_package_for_the_one_it_probes_for() -> None:
@@ -15,7 +17,9 @@ def test_transformers_does_not_take_our_package_for_the_one_it_probes_for() -> N
     assert not is_kernels_available()
 
 
-def test_every_op_has_the_parameters_that_models_pass(ops: Ops) -> None:
+@pytest.mark.parametrize("provider", get_args(Provider))
+def test_every_op_has_the_parameters_that_models_pass(provider: Provider) -> None:
+    ops = load_ops(provider)
     for field in fields(Ops):
         protocol = getattr(providers, "".join(word.title() for word in field.name.split("_")))
         declared = inspect.signature(protocol.__call__).parameters

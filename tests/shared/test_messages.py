@@ -75,7 +75,7 @@ GOLDEN_EVENTS = [
             stop_reason="x",
         ),
         '{"type":"finished","choice":0,"attempt":1,"index":2,"prefix_hash":9,"token_ids":[],'
-        '"text":"","finish_reason":"stop","stop_reason":"x"}',
+        '"text":"","finish_reason":"stop","stop_reason":"x","num_cached_tokens":0}',
     ),
     (
         Failed(code="cancelled", message="m"),
@@ -90,7 +90,8 @@ GOLDEN_EVENTS = [
             ),
         ),
         '{"type":"completed","request_id":"r","choices":[{"token_ids":[1],"text":"a",'
-        '"finish_reason":"length","stop_reason":null,"num_prompt_tokens":2}]}',
+        '"finish_reason":"length","stop_reason":null,"num_prompt_tokens":2,'
+        '"num_cached_tokens":0}]}',
     ),
 ]
 GOLDEN_COMMANDS = [

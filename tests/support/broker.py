@@ -136,6 +136,8 @@ class RabbitNode(Broker):
             "HOME": str(self._directory),  # where Erlang keeps its cookie
             "LANG": "C.UTF-8",
             "ERL_EPMD_PORT": str(self._mapper_port),
+            # As docker-compose.yml: schedulers that wait for work do not spin.
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +sbwtdcpu none +sbwtdio none",
             "RABBITMQ_NODENAME": f"warren-test-{self._port}@localhost",
             "RABBITMQ_DIST_PORT": str(self._port + 1 if self._port < 65535 else self._port - 1),
             "RABBITMQ_MNESIA_BASE": str(self._directory / "data"),

@@ -56,9 +56,12 @@ class SmallEngine(Engine):
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 64,
         batch_reserve: int = 0,
+        prefix_cache: bool = False,
     ) -> None:
         self.runner = RecordingRunner(num_blocks, block_size)
-        limits = SchedulerLimits(max_num_seqs, max_num_batched_tokens, batch_reserve)
+        limits = SchedulerLimits(
+            max_num_seqs, max_num_batched_tokens, batch_reserve, prefix_cache=prefix_cache
+        )
         super().__init__(self.runner, limits)
 
     def step(self, commands: Iterable[Command] = ()) -> list[StepOutput]:
@@ -93,6 +96,7 @@ def new_submit(
     seed: int = 7,
     choice: int = 0,
     job_class: JobClass = "interactive",
+    tenant: str = "",
 ) -> Submit:
     """A submit whose prompt is a function of its name."""
     if prompt_ids is None:
@@ -106,6 +110,7 @@ def new_submit(
         eos_ids=eos_ids,
         output_ids=output_ids,
         job_class=job_class,
+        tenant=tenant,
     )
 
 

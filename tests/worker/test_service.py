@@ -299,6 +299,8 @@ async def test_the_health_port_tells_of_life_health_and_load() -> None:
         "warren:num_requests_waiting 0.0",
         "warren:kv_cache_usage_perc 0.0",
         "warren:num_preemptions_total 0.0",
+        "warren:prefix_cache_queries_total 4.0",
+        "warren:prefix_cache_hits_total 0.0",
         "warren:prompt_tokens_total 4.0",
         "warren:generation_tokens_total 8.0",
     ]

@@ -1,5 +1,6 @@
-"""The KV cache's blocks: which are free, and how many sequences hold each of the others."""
+"""The KV cache's blocks: which are free, who holds the others, and which can be found again."""
 
+from collections import OrderedDict
 from collections.abc import Iterable
 
 
@@ -8,6 +9,9 @@ class BlockPool:
 
     A block is free when nobody holds it. Steps execute in the order of their launch, so a block may
     be freed and given away again while a step that reads it is still under way.
+
+    A block that was named is found by that name until its memory is given away: a free one keeps
+    its content, and those that were freed first are given away first, after all that bear no name.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -17,10 +21,13 @@ class BlockPool:
         self.block_size = block_size
         self._num_holders = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
+        self._free_named: OrderedDict[int, None] = OrderedDict()
+        self._names: list[bytes | None] = [None] * num_blocks
+        self._by_name: dict[bytes, int] = {}
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._free) + len(self._free_named)
 
     @property
     def num_slots(self) -> int:
@@ -30,19 +37,39 @@ class BlockPool:
         """How many blocks it takes to hold so many tokens."""
         return -(-num_tokens // self.block_size)
 
+    def num_holders(self, block: int) -> int:
+        """How many sequences hold a block."""
+        return self._num_holders[block]
+
+    def name_of(self, block: int) -> bytes | None:
+        """By which name a block is found, if by any."""
+        return self._names[block]
+
     def allocate(self, num_blocks: int) -> list[int]:
         """Take free blocks. Raises `ValueError`, and takes none, where there are fewer."""
-        if num_blocks > len(self._free):
-            raise ValueError(f"{num_blocks} blocks wanted, {len(self._free)} free")
-        blocks = [self._free.pop() for _ in range(num_blocks)]
+        if num_blocks > self.num_free:
+            raise ValueError(f"{num_blocks} blocks wanted, {self.num_free} free")
+        blocks = [self._free.pop() if self._free else self._evict() for _ in range(num_blocks)]
         for block in blocks:
             self._num_holders[block] = 1
         return blocks
 
+    def name(self, block: int, name: bytes) -> None:
+        """Make a block that is in use findable; where two have one content, the first is found."""
+        if name not in self._by_name:
+            self._by_name[name] = block
+            self._names[block] = name
+
+    def find(self, name: bytes) -> int | None:
+        """The block of this name, in use or free."""
+        return self._by_name.get(name)
+
     def share(self, block: int) -> None:
-        """One more sequence holds a block that is in use."""
+        """One more sequence holds a block that is in use, or that was found."""
         if self._num_holders[block] == 0:
-            raise ValueError(f"block {block} is free and cannot be shared")
+            if self._names[block] is None:
+                raise ValueError(f"block {block} is free and cannot be shared")
+            del self._free_named[block]
         self._num_holders[block] += 1
 
     def free(self, block: int) -> None:
@@ -51,14 +78,31 @@ class BlockPool:
             raise ValueError(f"block {block} is free already")
         self._num_holders[block] -= 1
         if self._num_holders[block] == 0:
-            self._free.append(block)
+            if self._names[block] is None:
+                self._free.append(block)
+            else:
+                self._free_named[block] = None
+
+    def _evict(self) -> int:
+        """Forget the content of the named block that was freed first."""
+        block, _ = self._free_named.popitem(last=False)
+        name = self._names[block]
+        assert name is not None, f"block {block} is kept for a name that it does not have"
+        del self._by_name[name]
+        self._names[block] = None
+        return block
 
     def check_invariants(self, block_tables: Iterable[Iterable[int]]) -> None:
-        """Assert that the holders are exactly these tables and that all other blocks are free."""
+        """Assert that the holders are exactly these tables, that all other blocks are free, and
+        that names and blocks belong together."""
         expected = [0] * self.num_blocks
         for block_table in block_tables:
             for block in block_table:
                 expected[block] += 1
         assert self._num_holders == expected, (self._num_holders, expected)
         free = [block for block, num_holders in enumerate(expected) if num_holders == 0]
-        assert sorted(self._free) == free, (self._free, free)
+        assert sorted([*self._free, *self._free_named]) == free, (self._free, free)
+        named = {name: block for block, name in enumerate(self._names) if name is not None}
+        assert self._by_name == named, (self._by_name, named)
+        assert not any(self._names[block] for block in self._free)
+        assert all(self._names[block] for block in self._free_named)

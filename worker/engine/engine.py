@@ -1,6 +1,7 @@
 """The heart: one step of all sequences at a time, planned while the step before it computes."""
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -16,18 +17,20 @@ from worker.engine.interface import (
     StepOutput,
     Submit,
 )
-from worker.engine.scheduler import Scheduler, SchedulerLimits, StepPlan
+from worker.engine.scheduler import Scheduler, SchedulerLimits
 from worker.engine.sequence import Sequence
+from worker.engine.step_plan import StepPlan
 
 Command: TypeAlias = Submit | Cancel
 
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """A step that computes. Row r of its result belongs to ``sampled[r]``."""
+    """A step that computes. Row r of its result belongs to ``plan.sampled[r]``."""
 
     handle: StepHandle
-    sampled: list[Sequence]
+    plan: StepPlan
+    launched_at: float
 
 
 class Engine:
@@ -37,13 +40,21 @@ class Engine:
     again.
     """
 
-    def __init__(self, runner: ModelRunner, limits: SchedulerLimits) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        limits: SchedulerLimits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``clock`` says the time in seconds: the engine learns how long its steps take."""
         pool = BlockPool(runner.num_blocks, runner.block_size)
         self.max_seq_len = min(runner.max_seq_len, pool.num_slots)
         """Longest prompt and output together that this engine can run, in tokens."""
         self._runner = runner
         self._pool = pool
         self._scheduler = Scheduler(limits, pool)
+        self._clock = clock
+        self._collected_at = clock()
         self._sequences: dict[SequenceId, Sequence] = {}
         self._num_submitted = 0
         self._in_flight: _Launch | None = None
@@ -92,6 +103,8 @@ class Engine:
             num_blocks=self._pool.num_blocks,
             num_free_blocks=self._pool.num_free,
             num_preemptions=self._scheduler.num_preemptions,
+            num_begun_tokens=self._scheduler.num_begun_tokens,
+            num_cached_tokens=self._scheduler.num_cached_tokens,
         )
 
     def close(self) -> None:
@@ -101,7 +114,7 @@ class Engine:
     def check_invariants(self) -> None:
         """Assert between steps that all blocks and sequences are accounted for."""
         self._scheduler.check_invariants()
-        rows = self._in_flight.sampled if self._in_flight is not None else []
+        rows = self._in_flight.plan.sampled if self._in_flight is not None else []
         for sequence in self._sequences.values():
             assert sequence.num_pending == rows.count(sequence)
 
@@ -129,20 +142,30 @@ class Engine:
     def _launch(self, plan: StepPlan) -> _Launch | None:
         if not plan.shares:
             return None
-        return _Launch(self._runner.launch(ScheduledBatch(plan.shares)), plan.sampled)
+        launched_at = self._clock()
+        return _Launch(self._runner.launch(ScheduledBatch(plan.shares)), plan, launched_at)
 
     def _collect(self, launch: _Launch | None) -> list[StepOutput]:
         if launch is None:
             return []
-        rows = zip(launch.sampled, launch.handle.result(), strict=True)
+        rows = zip(launch.plan.sampled, launch.handle.result(), strict=True)
+        self._learn(launch)
         # Those that were cancelled, or ended by the token before, have no use for another.
         return [self._advance(sequence, token) for sequence, token in rows if not sequence.is_ended]
+
+    def _learn(self, launch: _Launch) -> None:
+        """A step takes from its launch, or from the end of the one before, to its result."""
+        began_at = max(launch.launched_at, self._collected_at)
+        self._collected_at = self._clock()
+        self._scheduler.learn(launch.plan.work, self._collected_at - began_at)
 
     def _advance(self, sequence: Sequence, token_id: int) -> StepOutput:
         finish_reason = sequence.append(token_id)
         if finish_reason is not None:
             self._end(sequence)
-        return StepOutput(sequence.submit.sequence_id, token_id, finish_reason)
+        return StepOutput(
+            sequence.submit.sequence_id, token_id, finish_reason, sequence.num_cached or 0
+        )
 
     def _end(self, sequence: Sequence) -> None:
         sequence.is_ended = True

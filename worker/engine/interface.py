@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from msgspec import Struct
+
 from shared.messages import FinishReason, JobClass, SamplingParams
 
 
@@ -27,6 +29,8 @@ class Submit:
     output_ids: Sequence[int] = ()
     """Tokens that were generated before; the first new one is at position len(output_ids)."""
     job_class: JobClass = "interactive"
+    tenant: str = ""
+    """Only sequences of one tenant share blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,8 @@ class StepOutput:
     sequence_id: SequenceId
     token_id: int
     finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
+    """Tokens of the sequence's prompt that came out of the prefix cache; so with each token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +59,16 @@ class EngineLoad:
     num_waiting: int
     num_blocks: int
     num_free_blocks: int
+    """Those included whose content can still be found."""
     num_preemptions: int
-    """Since the start."""
+    """Since the start, as the two that follow."""
+    num_begun_tokens: int = 0
+    """Tokens of the prompts of all sequences that began."""
+    num_cached_tokens: int = 0
+    """Those of them that the prefix cache held."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
+class ScheduledSequence(Struct, frozen=True, kw_only=True):
     """One sequence's share of a step: the tokens at ``start`` .. ``start + num_tokens - 1``."""
 
     sequence_id: SequenceId

@@ -2,17 +2,22 @@
 
 Sequences wait and run in one order: interactive before batch, then by arrival. The order decides
 who is admitted first, and its end who is preempted first, so the oldest sequence always moves on.
-A preempted sequence loses its blocks, keeps its place, and computes its tokens again.
+A preempted sequence loses its blocks, keeps its place, and computes again those of its tokens whose
+blocks it does not find any more.
 """
 
 from bisect import insort
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from operator import attrgetter
 
 from shared.errors import StartupError
 from worker.engine.block_pool import BlockPool
-from worker.engine.interface import ScheduledSequence
+from worker.engine.prefix_cache import PrefixCache
 from worker.engine.sequence import Sequence
+from worker.engine.step_cost import StepCost, StepWork
+from worker.engine.step_plan import StepPlan
 
 HEADROOM_BLOCKS = 2
 """Free blocks that admission leaves for each running sequence to grow into.
@@ -21,7 +26,18 @@ On a mixed workload in tight memory 0, 1, 2 and 4 lead to 32, 7, 2 and 0 % of to
 and to batches of 20.2, 19.9, 19.5 and 18.1 sequences (tests/worker/engine/test_utilisation.py).
 """
 
+MIN_PROMPT_TOKENS = 32
+"""Tokens of prompts that a step computes however long it takes; more where it decodes more.
+
+A step with as many prompt tokens as decodes keeps up with requests that are answered at the length
+of their prompts; with fewer, sequences would wait for their prompts while the batch runs empty.
+"""
+
+_AIM = 0.9
+"""Share of the limit that a step is planned to take: its time scatters about what is foretold."""
+
 _priority = attrgetter("priority")
+_prompt_order = attrgetter("is_batch", "num_uncomputed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +50,17 @@ class SchedulerLimits:
     """Tokens of one step."""
     batch_reserve: int = 0
     """Places that batch sequences leave free for interactive ones; one can always run."""
+    prefix_cache: bool = True
+    """Whether sequences share the blocks of what they begin with."""
+    max_step_s: float | None = None
+    """How long a step may take while an interactive sequence decodes; None: as it likes.
+
+    Prompts are cut so that a step keeps to it, as far as its time can be foretold and except for
+    `MIN_PROMPT_TOKENS`: running streams pause for no longer. They pay for it with the time to first
+    token of the others: a prompt goes through more steps, each of which decodes for the streams as
+    well, and until it is through, its sequence is missing in the batch. So a limit that is hardly
+    longer than the decodes alone costs throughput, and one below them is not kept.
+    """
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
@@ -51,32 +78,17 @@ class SchedulerLimits:
         return self.max_num_seqs
 
 
-@dataclass(slots=True)
-class StepPlan:
-    """One step as it grows: its sequences' shares, and whose the rows of its result are."""
-
-    num_tokens_left: int
-    block_size: int
-    shares: list[ScheduledSequence] = field(default_factory=list)
-    sampled: list[Sequence] = field(default_factory=list)
-
-    def add(self, sequence: Sequence) -> None:
-        """Compute as much of the sequence as the step still has room for."""
-        num_tokens = min(sequence.num_uncomputed, self.num_tokens_left)
-        share = sequence.take(num_tokens, len(self.sampled), self.block_size)
-        self.num_tokens_left -= num_tokens
-        self.shares.append(share)
-        if share.is_sampled:
-            self.sampled.append(sequence)
-
-
 class Scheduler:
     """Owns the sequences that wait and run, and the pool."""
 
     def __init__(self, limits: SchedulerLimits, pool: BlockPool) -> None:
         self.num_preemptions = 0
+        self.num_begun_tokens = 0
+        self.num_cached_tokens = 0
         self._limits = limits
         self._pool = pool
+        self._prefixes = PrefixCache(pool, is_on=limits.prefix_cache)
+        self._cost = StepCost()
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
 
@@ -102,15 +114,21 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Plan the next step; it has no shares when there is nothing to compute.
 
-        Every planned step must be launched: sequences count its tokens as computed.
+        Every planned step must be launched: sequences count its tokens as computed, and from then
+        on others find them.
         """
         plan = StepPlan(self._limits.max_num_batched_tokens, self._pool.block_size)
         self._yield_to_interactive()
         self._decode(plan)
         self._prefill(plan)
         self._admit(plan)
+        self._publish(plan)
         self._retire(plan)
         return plan
+
+    def learn(self, work: StepWork, seconds: float) -> None:
+        """Take note of how long a planned step has taken."""
+        self._cost.learn(work, seconds)
 
     def _yield_to_interactive(self) -> None:
         """Preempt batch sequences if, and as far as, that lets the first interactive one in."""
@@ -118,8 +136,7 @@ class Scheduler:
             return
         first = self._waiting[0]
         batch = [sequence for sequence in self._running if sequence.is_batch]
-        num_freed = sum(len(sequence.block_table) for sequence in batch)
-        if self._has_room(first, len(batch), num_freed):
+        if batch and self._has_room(first, batch):
             while not self._has_room(first):
                 self._preempt_last()
 
@@ -128,25 +145,91 @@ class Scheduler:
         # Preemption shortens the list at its end, behind the sequence that is looked at.
         for sequence in self._running:
             if sequence.num_uncomputed == 1 and self._has_next_slot(sequence):
-                plan.add(sequence)
+                plan.add_decode(sequence)
 
     def _prefill(self, plan: StepPlan) -> None:
-        """Go on with the prompt that an earlier step began.
+        """Go on with the prompts that earlier steps began.
 
-        There is at most one: the next is begun with what a step has left after it.
+        The longest gets half of the step at least. The other half is for those that are at most
+        half as long as what is left of it, or interactive where it is not: nobody waits behind a
+        prompt for its whole length.
         """
-        for sequence in self._running:
-            if sequence.num_uncomputed > 1:
-                plan.add(sequence)
+        begun = [sequence for sequence in self._running if sequence.num_uncomputed > 1]
+        if not begun:
+            return
+        *short, longest = sorted(begun, key=_prompt_order)
+        num_for_short = self._max_prompt_tokens(plan, start=0) // 2
+        for sequence in short:
+            num_for_short -= plan.add_prompt(sequence, num_for_short)
+        while num_for_short and self._is_shorter(longest) and self._has_room(self._waiting[0]):
+            num_for_short -= self._begin_first(plan, num_for_short)
+        plan.add_prompt(longest, max(1, self._max_prompt_tokens(plan, longest.num_computed)))
+
+    def _is_shorter(self, longest: Sequence) -> bool:
+        """Whether the first that waits is soon through beside a prompt that was begun."""
+        if not self._waiting:
+            return False
+        first = self._waiting[0]
+        if first.is_batch != longest.is_batch:
+            return longest.is_batch
+        return 2 * self._num_uncached(first) <= longest.num_uncomputed
 
     def _admit(self, plan: StepPlan) -> None:
         """Begin with waiting sequences, strictly in order: none is passed by a smaller one."""
-        while self._waiting and plan.num_tokens_left and self._has_room(self._waiting[0]):
-            sequence = self._waiting.pop(0)
-            insort(self._running, sequence, key=_priority)
-            num_blocks = self._pool.num_blocks_for(sequence.num_tokens)
-            sequence.block_table = self._pool.allocate(num_blocks)
-            plan.add(sequence)
+        while (
+            self._waiting
+            and not plan.is_cut
+            and (num_tokens := self._max_prompt_tokens(plan, start=0))
+            and self._has_room(self._waiting[0])
+        ):
+            self._begin_first(plan, num_tokens)
+
+    def _begin_first(self, plan: StepPlan, max_tokens: int) -> int:
+        """Give the first that waits its blocks; returns how many of its tokens are computed."""
+        sequence = self._waiting.pop(0)
+        insort(self._running, sequence, key=_priority)
+        self._take_blocks(sequence)
+        # Behind a long prefix there may be time for less.
+        in_time = self._max_prompt_tokens(plan, sequence.num_computed)
+        return plan.add_prompt(sequence, max(1, min(max_tokens, in_time)))
+
+    def _take_blocks(self, sequence: Sequence) -> None:
+        """Share the blocks that hold its first tokens already, and allocate the others."""
+        found = self._prefixes.find(sequence)
+        for block in found:
+            self._pool.share(block)
+        num_missing = self._pool.num_blocks_for(sequence.num_tokens) - len(found)
+        sequence.block_table = found + self._pool.allocate(num_missing)
+        sequence.num_published = len(found)
+        sequence.num_computed = len(found) * self._pool.block_size
+        if sequence.num_cached is None:
+            num_prompt = len(sequence.submit.prompt_ids)
+            sequence.num_cached = min(sequence.num_computed, num_prompt)
+            self.num_begun_tokens += num_prompt
+            self.num_cached_tokens += sequence.num_cached
+
+    def _max_prompt_tokens(self, plan: StepPlan, start: int) -> int:
+        """How many tokens of a prompt, from ``start`` on, the step has room and time for."""
+        max_step_s = self._limits.max_step_s
+        if max_step_s is None or not plan.has_streams:
+            return plan.num_tokens_left
+        at_least = max(MIN_PROMPT_TOKENS, plan.work.num_decodes) - plan.work.num_prompt_tokens
+        seconds_left = _AIM * max_step_s - self._cost.seconds(plan.work)
+        in_time = self._cost.num_prompt_tokens(start, seconds_left)
+        return int(min(plan.num_tokens_left, max(0, at_least, in_time)))
+
+    def _num_uncached(self, sequence: Sequence) -> int:
+        """Tokens that a waiting sequence would have to compute."""
+        num_found = len(self._prefixes.find(sequence))
+        return sequence.num_tokens - num_found * self._pool.block_size
+
+    def _publish(self, plan: StepPlan) -> None:
+        """From the next step on, others find what this one computes.
+
+        What decodes fill is published with the block after it.
+        """
+        for sequence in plan.prompts:
+            self._prefixes.publish(sequence)
 
     def _retire(self, plan: StepPlan) -> None:
         """Sequences whose last token is under way need neither place nor blocks any more."""
@@ -154,18 +237,25 @@ class Scheduler:
             if sequence.is_complete:
                 self.remove(sequence)
 
-    def _has_room(self, sequence: Sequence, num_leaving: int = 0, num_freed: int = 0) -> bool:
-        """Whether a waiting sequence may run, once ``num_leaving`` others have freed their blocks.
+    def _has_room(self, sequence: Sequence, leaving: Items[Sequence] = ()) -> bool:
+        """Whether a waiting sequence may run, once those ``leaving`` have freed their blocks.
 
         It must fit with all tokens it has, and leave head-room for the others: else somebody would
         be preempted soon, and what was computed would be lost. So nobody is preempted and admitted
         in one step either.
         """
-        num_others = len(self._running) - num_leaving
+        num_others = len(self._running) - len(leaving)
+        if num_others >= self._limits.max_num_seqs_for(sequence):
+            return False
         num_wanted = self._pool.num_blocks_for(sequence.num_tokens) + HEADROOM_BLOCKS * num_others
-        return (
-            num_others < self._limits.max_num_seqs_for(sequence)
-            and num_wanted <= self._pool.num_free + num_freed
+        num_left = Counter(block for other in leaving for block in other.block_table)
+        num_free = self._pool.num_free + sum(
+            self._pool.num_holders(block) == count for block, count in num_left.items()
+        )
+        # Blocks that stay in use by others need not be free; to look for them takes longer.
+        return num_wanted <= num_free or num_wanted <= num_free + sum(
+            self._pool.num_holders(block) > num_left[block]
+            for block in self._prefixes.find(sequence)
         )
 
     def _has_next_slot(self, sequence: Sequence) -> bool:
@@ -175,28 +265,32 @@ class Scheduler:
         while not self._pool.num_free:
             if self._preempt_last() is sequence:
                 return False
+        self._prefixes.publish(sequence)
         sequence.block_table += self._pool.allocate(1)
         return True
 
     def _preempt_last(self) -> Sequence:
         sequence = self._running.pop()
         self._free_blocks(sequence)
-        sequence.num_computed = 0
         self.add(sequence)
         self.num_preemptions += 1
         return sequence
 
     def _free_blocks(self, sequence: Sequence) -> None:
-        for block in sequence.block_table:
+        self._prefixes.publish(sequence)
+        # From the end: what comes first in many sequences is to be found longest.
+        for block in reversed(sequence.block_table):
             self._pool.free(block)
         sequence.block_table = []
+        sequence.num_published = sequence.num_computed = 0
 
     def check_invariants(self) -> None:
         """Assert that no block is lost or held twice and that all is in order."""
         self._pool.check_invariants(sequence.block_table for sequence in self._running)
         for sequences in (self._running, self._waiting):
             assert sequences == sorted(sequences, key=_priority)
-        for sequence in self._running:
+        for sequence in [*self._running, *self._waiting]:
+            self._prefixes.check_invariants(sequence)
             num_slots = len(sequence.block_table) * self._pool.block_size
             assert sequence.num_computed <= num_slots
         assert len(self._running) <= self._limits.max_num_seqs

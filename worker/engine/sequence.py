@@ -25,6 +25,12 @@ class Sequence:
         self.num_computed = 0
         self.num_pending = 0
         self.block_table: list[int] = []
+        self.block_names: list[bytes] = []
+        """Of its first full blocks, as far as they were asked for; they outlive preemption."""
+        self.num_published = 0
+        """Blocks at the front of the table that other sequences may find."""
+        self.num_cached: int | None = None
+        """Tokens of the prompt that need not be computed when it first began."""
         self.is_ended = False
         """Finished or cancelled: what is still on its way is dropped."""
         self._row = 0

@@ -21,6 +21,7 @@ class Checkpoint:
     """
 
     def __init__(self, directory: Path) -> None:
+        self.directory = directory
         self._files: dict[str, Any] = {}
         for path in weight_files(directory):
             opened = _open(path)
@@ -53,17 +54,25 @@ class Checkpoint:
     ) -> Tensor:
         """Return the named tensors one below the other, [*shape] in all.
 
+        Raises `StartupError` like `parts`.
+        """
+        parts = self.parts(names, shape)
+        stacked = torch.empty(shape, dtype=dtype, device=device)
+        num_rows = [len(part) for part in parts]
+        for rows, part in zip(torch.split(stacked, num_rows), parts, strict=True):
+            rows.copy_(part)
+        return stacked
+
+    def parts(self, names: list[str], shape: tuple[int, ...]) -> list[Tensor]:
+        """The named tensors as they are stored, not yet read from the disk; [*shape] if stacked.
+
         Raises `StartupError` where one is missing or has another shape.
         """
         parts = [self._get(name) for name in names]
         have = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         if have != shape or any(part.shape[1:] != parts[0].shape[1:] for part in parts):
             raise StartupError(f"{names[0]} has shape {have}, config.json says {shape}")
-        stacked = torch.empty(shape, dtype=dtype, device=device)
-        num_rows = [len(part) for part in parts]
-        for rows, part in zip(torch.split(stacked, num_rows), parts, strict=True):
-            rows.copy_(part)
-        return stacked
+        return parts
 
     def _get(self, name: str) -> Tensor:
         if name not in self._files:

@@ -31,14 +31,33 @@ class DecoderConfig:
 
 
 def read_json_config(directory: Path) -> dict[str, Any]:
-    """Read ``config.json``. Raises `StartupError` where there is none, or none that is JSON."""
+    """Read ``config.json``.
+
+    Raises `StartupError` where there is none or none that is JSON, and where it says that the
+    weights are quantized: there is no code for such layouts, and as floats they would be noise.
+    """
     try:
         config: dict[str, Any] = json.loads((directory / "config.json").read_bytes())
     except FileNotFoundError:
         raise StartupError("the model's directory has no config.json") from None
     except ValueError as error:
         raise StartupError(f"the model's config.json is not JSON: {error}") from None
+    if method := _quantization(config):
+        raise StartupError(
+            f"the model's weights are quantized with {method}, which is not supported: take the "
+            "model in its original precision, or as a GGUF file"
+        )
     return config
+
+
+def _quantization(config: dict[str, Any]) -> str | None:
+    """The method's name, as gptq, awq, bitsandbytes or fp8; None for plain weights."""
+    for holder in (config, config.get("text_config") or {}):
+        found = holder.get("quantization_config") or holder.get("compression_config")
+        if found:
+            # bitsandbytes did not always name itself.
+            return str(found.get("quant_method") or "bitsandbytes")
+    return None
 
 
 def is_native(config: dict[str, Any]) -> bool:

@@ -21,7 +21,7 @@ class NativeDecoder:
     """
 
     def __init__(
-        self, config: DecoderConfig, weights: DecoderWeights, ops: Ops, max_seq_len: int
+        self, config: DecoderConfig, weights: DecoderWeights[Tensor], ops: Ops, max_seq_len: int
     ) -> None:
         """Raises `StartupError` where the rotary scaling is not known.
 
@@ -78,7 +78,7 @@ class NativeDecoder:
     def _attention(
         self,
         index: int,
-        layer: LayerWeights,
+        layer: LayerWeights[Tensor],
         hidden: Tensor,
         inputs: ForwardInputs,
         kv_cache: KVCache,
@@ -105,5 +105,5 @@ class NativeDecoder:
         return _linear(attended.flatten(1), layer.attention_output)
 
 
-def _linear(hidden: Tensor, linear: Linear) -> Tensor:
+def _linear(hidden: Tensor, linear: Linear[Tensor]) -> Tensor:
     return functional.linear(hidden, linear.weight, linear.bias)

@@ -70,6 +70,7 @@ class Decoder(Protocol):
     def forward(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
         """Write the step's keys and values and return logits [num_sampled, vocab_size].
 
-        Called in inference mode; must not wait for the device.
+        Called in inference mode; must not wait for the device. The result may be overwritten by
+        the next call.
         """
         ...

@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kernels.native.memory import allocate
 from shared.errors import StartupError
 
-_SHARE = {"cpu": 0.4, "cuda": 0.85}
+_SHARE = {"cpu": 0.15, "cuda": 0.85}
 """Of the memory that is free once the weights are loaded; activations need the rest."""
 
 
@@ -42,7 +43,7 @@ class KVCache:
     def allocate(cls, block: BlockShape, num_blocks: int, device: torch.device) -> "KVCache":
         """Take the memory without clearing it: no slot is read before it is written.
 
-        On the CPU the system commits a block's pages at its first use. Raises `StartupError` where
+        On the CPU the system commits pages at their first use. Raises `StartupError` where
         there is not so much.
         """
         shape = (
@@ -53,9 +54,13 @@ class KVCache:
             block.head_dim,
         )
         try:
+            if device.type == "cpu":
+                num_bytes = num_blocks * block.num_bytes // 2
+                keys, values = (allocate(num_bytes).view(block.dtype).view(shape) for _ in range(2))
+                return cls(keys, values)
             keys = torch.empty(shape, dtype=block.dtype, device=device)
             return cls(keys, torch.empty_like(keys))
-        except RuntimeError as error:
+        except (MemoryError, RuntimeError) as error:
             raise StartupError(f"no memory for a KV cache of {num_blocks} blocks") from error
 
     @property

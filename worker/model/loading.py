@@ -1,13 +1,17 @@
 """From a model's directory to a runner that is ready to compute."""
 
 import hashlib
+import logging
+import os
 from importlib import metadata
 from pathlib import Path
 
 import torch
 
-from kernels.providers import Ops, load_ops
+from kernels.providers import load_ops
+from kernels.quantized import QuantFormat
 from shared.errors import StartupError
+from worker.model import fused
 from worker.model.checkpoint import Checkpoint, weight_files
 from worker.model.config import decoder_config, is_native, read_json_config
 from worker.model.decoder import NativeDecoder
@@ -15,6 +19,8 @@ from worker.model.interface import Decoder
 from worker.model.kv_cache import BlockShape, KVCache, num_blocks_for
 from worker.model.runner import TorchRunner
 from worker.model.weights import read_weights
+
+logger = logging.getLogger(__name__)
 
 _SAMPLES = 64
 _SAMPLE_BYTES = 4096
@@ -24,6 +30,8 @@ def load_runner(
     directory: Path,
     *,
     dtype: str = "auto",
+    weight_format: str = "auto",
+    kernels: str = "auto",
     device: str = "auto",
     block_size: int = 16,
     max_num_seqs: int = 64,
@@ -34,16 +42,24 @@ def load_runner(
 ) -> TorchRunner:
     """Load config.json and safetensors from ``directory`` and allocate the KV cache.
 
-    ``dtype`` is auto (as the weights are stored), float32, bfloat16 or float16; ``device`` is auto,
-    cpu, cuda or cuda:N. Without ``kv_cache_bytes`` the cache takes a share of the free memory, but
-    no more than ``max_num_seqs`` sequences of ``max_seq_len`` can fill. Without ``max_seq_len`` a
-    sequence may be as long as the model and the cache allow. No code of the checkpoint is run.
-    Raises `StartupError` saying what cannot work.
+    ``dtype`` is auto (as the weights are stored), float32, bfloat16 or float16; ``weight_format``
+    is auto (that same type), q8_0, q4_0 or q4_1; ``kernels`` is auto (native where they can compute
+    this model), native or reference; ``device`` is auto, cpu, cuda or cuda:N. Without
+    ``kv_cache_bytes`` the cache takes a share of the free memory, but no more than ``max_num_seqs``
+    sequences of ``max_seq_len`` can fill. Without ``max_seq_len`` a sequence may be as long as the
+    model and the cache allow. No code of the checkpoint is run. Raises `StartupError` saying what
+    cannot work.
     """
     refuse_foreign_kernels()
-    ops = load_ops()
+    num_threads = compute_threads or len(os.sched_getaffinity(0))
     decoder = load_decoder(
-        directory, ops, dtype=dtype, device=_device(device), max_seq_len=max_seq_len
+        directory,
+        dtype=dtype,
+        weight_format=weight_format,
+        kernels=kernels,
+        device=_device(device),
+        max_seq_len=max_seq_len,
+        num_threads=num_threads,
     )
     longest = max_seq_len or decoder.max_seq_len
     if longest > decoder.max_seq_len:
@@ -61,18 +77,31 @@ def load_runner(
     num_slots = num_blocks * block_size
     if max_seq_len is not None and max_seq_len > num_slots:
         raise StartupError(f"max_seq_len is {max_seq_len}, the KV cache holds {num_slots} tokens")
+    kv_cache = KVCache.allocate(block, num_blocks, decoder.device)
+    if isinstance(decoder, fused.FusedDecoder):
+        decoder.commit(kv_cache)
+        # What is left to torch is short, and its threads would be in the way of the decoder's.
+        torch.set_num_threads(1)
+    else:
+        torch.set_num_threads(num_threads)
     return TorchRunner(
         decoder,
-        KVCache.allocate(block, num_blocks, decoder.device),
-        ops,
+        kv_cache,
+        load_ops(),
         max_seq_len=min(longest, num_slots),
         max_num_batched_tokens=max_num_batched_tokens,
-        compute_threads=compute_threads,
     )
 
 
 def load_decoder(
-    directory: Path, ops: Ops, *, dtype: str, device: torch.device, max_seq_len: int | None = None
+    directory: Path,
+    *,
+    dtype: str = "auto",
+    weight_format: str = "auto",
+    kernels: str = "auto",
+    device: torch.device,
+    max_seq_len: int | None = None,
+    num_threads: int = 1,
 ) -> Decoder:
     """Load the weights, through transformers where the family has no decoder of its own.
 
@@ -82,29 +111,49 @@ def load_decoder(
     checkpoint = Checkpoint(directory)
     wanted = checkpoint.dtype if dtype == "auto" else _dtype(dtype)
     if not is_native(config):
+        if weight_format != "auto":
+            raise StartupError(
+                f"weight_format {weight_format}: only the Llama family has packed weights"
+            )
         # transformers takes seconds to import and no native family needs it.
         from worker.model import foreign
 
-        return foreign.load(directory, dtype=wanted, device=device, ops=ops)
+        return foreign.load(directory, dtype=wanted, device=device, ops=load_ops())
     native = decoder_config(config)
     longest = min(max_seq_len or native.max_seq_len, native.max_seq_len)
-    weights = read_weights(checkpoint, native, wanted, device)
-    return NativeDecoder(native, weights, ops, longest)
+    packed = _quant_format(weight_format)
+    if packed is not None and dtype == "auto":
+        wanted = torch.bfloat16
+    is_fused = _is_fused(kernels, fused.why_not(native, wanted, device))
+    vectors = torch.float32 if is_fused else wanted
+    weights = read_weights(checkpoint, native, packed or wanted, device, vector_dtype=vectors)
+    if is_fused:
+        return fused.FusedDecoder(native, weights, longest, dtype=wanted, num_threads=num_threads)
+    return NativeDecoder(native, weights.dequantized(wanted), load_ops(), longest)
 
 
-def fingerprint(directory: Path) -> str:
+def _is_fused(kernels: str, obstacle: str | None) -> bool:
+    if kernels == "native" and obstacle is not None:
+        raise StartupError(obstacle)
+    if kernels == "auto" and obstacle is not None:
+        logger.warning("reference kernels", extra={"reason": obstacle})
+    return kernels != "reference" and obstacle is None
+
+
+def fingerprint(directory: Path, weight_format: str = "auto") -> str:
     """Tell weights and tokenizer apart from others, in milliseconds: 32 hexadecimal digits.
 
-    Covers config.json, tokenizer.json, and of each safetensors file its size and 64 samples of
-    4 KiB spread evenly, the header's beginning among them. Two fine-tunes of one model differ
-    throughout; a file with a few weights changed by hand may go unnoticed. Raises `StartupError`
-    where there are no weights.
+    Covers the weight format, config.json, tokenizer.json, and of each safetensors file, and of
+    GGUF files where weights are packed, its size and 64 samples of 4 KiB spread evenly, the
+    header's beginning among them. Two fine-tunes of one model differ throughout; a file with a few
+    weights changed by hand may go unnoticed. Raises `StartupError` where there are no weights.
     """
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(weight_format.encode())
     for name in ("config.json", "tokenizer.json"):
         path = directory / name
         digest.update(hashlib.sha256(path.read_bytes() if path.exists() else b"").digest())
-    for path in weight_files(directory):
+    packed = sorted(directory.glob("*.gguf")) if weight_format != "auto" else []
+    for path in [*weight_files(directory), *packed]:
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:
@@ -127,6 +176,13 @@ def refuse_foreign_kernels() -> None:
         f"the distribution kernels {version} is installed; its package hides Warren's of the same "
         "name: uninstall it"
     )
+
+
+def _quant_format(name: str) -> QuantFormat | None:
+    known: dict[str, QuantFormat] = {"q8_0": "q8_0", "q4_0": "q4_0", "q4_1": "q4_1"}
+    if name != "auto" and name not in known:
+        raise StartupError(f"weight_format {name!r} is not one of auto, {', '.join(known)}")
+    return known.get(name)
 
 
 def _dtype(name: str) -> torch.dtype:

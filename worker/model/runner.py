@@ -43,14 +43,7 @@ class TorchRunner:
         *,
         max_seq_len: int,
         max_num_batched_tokens: int,
-        compute_threads: int | None = None,
     ) -> None:
-        """``compute_threads`` is how many CPU threads one operation uses; None lets torch decide.
-
-        It holds for the whole process, as torch knows no other way.
-        """
-        if compute_threads is not None:
-            torch.set_num_threads(compute_threads)
         self._decoder = decoder
         self._kv_cache = kv_cache
         self._ops = ops

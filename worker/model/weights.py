@@ -2,59 +2,85 @@
 
 import re
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from kernels.quantized import Matrix, QuantFormat, QuantizedWeight, dequantize
 from shared.errors import StartupError
 from worker.model.checkpoint import Checkpoint
 from worker.model.config import DecoderConfig
+from worker.model.matrices import MatrixReader, matrix_reader
 
 _WITHOUT_EFFECT = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 """Stored by old versions of transformers; follows from the configuration."""
 
 
+M_co = TypeVar("M_co", bound=Matrix, covariant=True)
+"""What matrices are: Tensor once `DecoderWeights.dequantized` has been through them."""
+
+
 @dataclass(frozen=True, slots=True)
-class Linear:
+class Linear(Generic[M_co]):
     """``weight`` is [outputs, inputs], ``bias`` [outputs]."""
 
-    weight: Tensor
+    weight: M_co
     bias: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWeights:
+class LayerWeights(Generic[M_co]):
     """One layer. The weights of norms are [hidden_size] or [head_dim]."""
 
     input_norm: Tensor
-    qkv: Linear
+    qkv: Linear[M_co]
     query_norm: Tensor | None
     key_norm: Tensor | None
-    attention_output: Linear
+    attention_output: Linear[M_co]
     mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: Linear[M_co]
+    down: Linear[M_co]
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderWeights:
+class DecoderWeights(Generic[M_co]):
     """``embedding`` and ``lm_head`` are [vocab_size, hidden_size], and the same where tied."""
 
-    embedding: Tensor
-    layers: tuple[LayerWeights, ...]
+    embedding: M_co
+    layers: tuple[LayerWeights[M_co], ...]
     norm: Tensor
-    lm_head: Tensor
+    lm_head: M_co
+
+    def dequantized(self, dtype: torch.dtype) -> "DecoderWeights[Tensor]":
+        """Everything as plain tensors of one type, for those who compute with nothing else."""
+        embedding = _dense(self.embedding, dtype)
+        is_tied = self.lm_head is self.embedding
+        return DecoderWeights(
+            embedding=embedding,
+            layers=tuple(_dense_layer(layer, dtype) for layer in self.layers),
+            norm=self.norm.to(dtype),
+            lm_head=embedding if is_tied else _dense(self.lm_head, dtype),
+        )
 
 
 def read_weights(
-    checkpoint: Checkpoint, config: DecoderConfig, dtype: torch.dtype, device: torch.device
-) -> DecoderWeights:
-    """Read every tensor of the checkpoint.
+    checkpoint: Checkpoint,
+    config: DecoderConfig,
+    weight_format: torch.dtype | QuantFormat,
+    device: torch.device,
+    *,
+    vector_dtype: torch.dtype | None = None,
+) -> DecoderWeights[Matrix]:
+    """Read every tensor of the checkpoint, its matrices by `matrix_reader`.
 
-    Raises `StartupError` where one is missing, has the wrong shape or has no place in this model:
-    one that is left out would change the model without a word.
+    ``vector_dtype`` is that of norms and biases: without it the matrices', float32 for packed ones.
+    Raises `StartupError` where a tensor is missing, has the wrong shape, cannot be packed or has no
+    place in this model: one that is left out would change the model without a word.
     """
-    weights = _Reader(checkpoint, config, dtype, device).read()
+    matrices = matrix_reader(checkpoint, config.head_dim, weight_format, device)
+    vectors = weight_format if isinstance(weight_format, torch.dtype) else torch.float32
+    weights = _Reader(checkpoint, config, matrices, vector_dtype or vectors, device).read()
     left = [name for name in checkpoint.unread if not _WITHOUT_EFFECT.fullmatch(name)]
     if left:
         raise StartupError(f"{len(left)} tensors have no place in the model, {left[0]} first")
@@ -66,53 +92,83 @@ class _Reader:
         self,
         checkpoint: Checkpoint,
         config: DecoderConfig,
-        dtype: torch.dtype,
+        matrices: MatrixReader,
+        vector_dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self._checkpoint = checkpoint
         self._config = config
-        self._dtype = dtype
+        self._matrices = matrices
+        self._vector_dtype = vector_dtype
         self._device = device
 
-    def read(self) -> DecoderWeights:
+    def read(self) -> DecoderWeights[Matrix]:
         config = self._config
         table = (config.vocab_size, config.hidden_size)
-        embedding = self._stack(["model.embed_tokens.weight"], *table)
+        embedding = self._matrices.table("model.embed_tokens.weight", table)
         if config.has_tied_embeddings:
             self._checkpoint.skip("lm_head.weight")
             lm_head = embedding
         else:
-            lm_head = self._stack(["lm_head.weight"], *table)
+            lm_head = self._matrices.table("lm_head.weight", table)
         layers = tuple(self._layer(f"model.layers.{i}.") for i in range(config.num_layers))
-        norm = self._stack(["model.norm.weight"], config.hidden_size)
+        norm = self._vector(["model.norm.weight"], config.hidden_size)
         return DecoderWeights(embedding, layers, norm, lm_head)
 
-    def _layer(self, layer: str) -> LayerWeights:
+    def _layer(self, layer: str) -> LayerWeights[Matrix]:
         config = self._config
         hidden = config.hidden_size
         attended = config.num_heads * config.head_dim
         attention, mlp = f"{layer}self_attn.", f"{layer}mlp."
         qkv_size = attended + 2 * config.num_kv_heads * config.head_dim
         return LayerWeights(
-            input_norm=self._stack([f"{layer}input_layernorm.weight"], hidden),
+            input_norm=self._vector([f"{layer}input_layernorm.weight"], hidden),
             qkv=self._linear(attention, ("q_proj", "k_proj", "v_proj"), qkv_size, hidden),
             query_norm=self._optional([f"{attention}q_norm.weight"], config.head_dim),
             key_norm=self._optional([f"{attention}k_norm.weight"], config.head_dim),
             attention_output=self._linear(attention, ("o_proj",), hidden, attended),
-            mlp_norm=self._stack([f"{layer}post_attention_layernorm.weight"], hidden),
+            mlp_norm=self._vector([f"{layer}post_attention_layernorm.weight"], hidden),
             gate_up=self._linear(
                 mlp, ("gate_proj", "up_proj"), 2 * config.intermediate_size, hidden
             ),
             down=self._linear(mlp, ("down_proj",), hidden, config.intermediate_size),
         )
 
-    def _linear(self, module: str, names: tuple[str, ...], outputs: int, inputs: int) -> Linear:
-        weight = self._stack([f"{module}{name}.weight" for name in names], outputs, inputs)
-        return Linear(weight, self._optional([f"{module}{name}.bias" for name in names], outputs))
+    def _linear(
+        self, module: str, names: tuple[str, ...], outputs: int, inputs: int
+    ) -> Linear[Matrix]:
+        weights = [f"{module}{name}.weight" for name in names]
+        return Linear(
+            self._matrices.linear(weights, (outputs, inputs)),
+            self._optional([f"{module}{name}.bias" for name in names], outputs),
+        )
 
-    def _optional(self, names: list[str], *shape: int) -> Tensor | None:
+    def _optional(self, names: list[str], size: int) -> Tensor | None:
         """Whether a family has these shows in the checkpoint."""
-        return self._stack(names, *shape) if self._checkpoint.has(names[0]) else None
+        return self._vector(names, size) if self._checkpoint.has(names[0]) else None
 
-    def _stack(self, names: list[str], *shape: int) -> Tensor:
-        return self._checkpoint.read(names, shape, self._dtype, self._device)
+    def _vector(self, names: list[str], size: int) -> Tensor:
+        return self._checkpoint.read(names, (size,), self._vector_dtype, self._device)
+
+
+def _dense_layer(layer: LayerWeights[Matrix], dtype: torch.dtype) -> LayerWeights[Tensor]:
+    return LayerWeights(
+        input_norm=layer.input_norm.to(dtype),
+        qkv=_dense_linear(layer.qkv, dtype),
+        query_norm=None if layer.query_norm is None else layer.query_norm.to(dtype),
+        key_norm=None if layer.key_norm is None else layer.key_norm.to(dtype),
+        attention_output=_dense_linear(layer.attention_output, dtype),
+        mlp_norm=layer.mlp_norm.to(dtype),
+        gate_up=_dense_linear(layer.gate_up, dtype),
+        down=_dense_linear(layer.down, dtype),
+    )
+
+
+def _dense_linear(linear: Linear[Matrix], dtype: torch.dtype) -> Linear[Tensor]:
+    bias = None if linear.bias is None else linear.bias.to(dtype)
+    return Linear(_dense(linear.weight, dtype), bias)
+
+
+def _dense(matrix: Matrix, dtype: torch.dtype) -> Tensor:
+    dense = dequantize(matrix) if isinstance(matrix, QuantizedWeight) else matrix
+    return dense.to(dtype)

@@ -215,7 +215,13 @@ def test_the_load_counts_sequences_and_blocks() -> None:
     engine.step([new_submit(name, num_prompt=5) for name in "abc"])
 
     assert engine.load() == EngineLoad(
-        num_running=2, num_waiting=1, num_blocks=10, num_free_blocks=6, num_preemptions=0
+        num_running=2,
+        num_waiting=1,
+        num_blocks=10,
+        num_free_blocks=6,
+        num_preemptions=0,
+        num_begun_tokens=10,
+        num_cached_tokens=0,
     )
 
 

@@ -17,6 +17,8 @@ EOS_IDS = frozenset(range(4))
 
 
 class Request(NamedTuple):
+    prompt: str
+    """Requests of one name begin alike."""
     num_prompt: int
     max_tokens: int
     ignore_eos: bool
@@ -26,6 +28,7 @@ class Request(NamedTuple):
 requests = st.lists(
     st.builds(
         Request,
+        prompt=st.sampled_from("abc"),
         num_prompt=st.integers(1, 30),
         max_tokens=st.integers(1, 30),
         ignore_eos=st.booleans(),
@@ -55,6 +58,7 @@ class Service(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 5),
         extra_tokens=st.integers(0, 12),
         batch_reserve=st.integers(0, 3),
+        prefix_cache=st.booleans(),
         requests=requests,
     )
     def start(
@@ -64,6 +68,7 @@ class Service(RuleBasedStateMachine):
         max_num_seqs: int,
         extra_tokens: int,
         batch_reserve: int,
+        prefix_cache: bool,
         requests: list[Request],
     ) -> None:
         self.engine = SmallEngine(
@@ -72,6 +77,7 @@ class Service(RuleBasedStateMachine):
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_seqs + extra_tokens,
             batch_reserve=batch_reserve,
+            prefix_cache=prefix_cache,
         )
         self.max_num_seqs_with_batch = max(1, max_num_seqs - batch_reserve)
         self.submit(requests)
@@ -82,7 +88,7 @@ class Service(RuleBasedStateMachine):
             num_prompt = min(request.num_prompt, self.engine.max_seq_len - 1)
             submit = new_submit(
                 f"s{self.num_submitted}",
-                num_prompt=num_prompt,
+                prompt_ids=new_submit(request.prompt, num_prompt).prompt_ids,
                 max_tokens=min(request.max_tokens, self.engine.max_seq_len - num_prompt),
                 eos_ids=EOS_IDS,
                 ignore_eos=request.ignore_eos,
@@ -141,7 +147,9 @@ class Service(RuleBasedStateMachine):
         outputs = self.engine.step(commands)
         for output in outputs:
             owed = self.owed[output.sequence_id]
-            assert output == owed.pop(0)
+            assert replace(output, num_cached_tokens=0) == owed.pop(0)
+            num_prompt = len(self.submits[output.sequence_id].prompt_ids)
+            assert 0 <= output.num_cached_tokens <= num_prompt
             if not owed:
                 del self.owed[output.sequence_id]
         for batch in self.engine.runner.batches[num_launched:]:
@@ -149,7 +157,7 @@ class Service(RuleBasedStateMachine):
 
     def _check_that_batch_yields(self, batch: ScheduledBatch) -> None:
         """A step that begins a batch sequence has no interactive one waiting, and keeps the
-        reserve: it computes something of every sequence that runs."""
+        reserve."""
         for share in batch.sequences:
             assert share.previous_row is None or share.num_tokens == 1
             if share.is_sampled:

@@ -42,6 +42,43 @@ def test_a_long_interactive_prompt_does_not_halt_the_decodes_of_batch_sequences(
     assert engine.num_tokens_by_step[1:5] == [[1, 7], [1, 7], [1, 6], [1, 1]]
 
 
+def test_a_short_prompt_gets_half_of_the_steps_of_a_long_one() -> None:
+    engine = SmallEngine(max_num_batched_tokens=8)
+    engine.step([new_submit("long", num_prompt=40, max_tokens=1)])
+
+    outputs = engine.run(new_submit("short", num_prompt=7, max_tokens=1))
+
+    assert engine.num_tokens_by_step == [[8], [4, 4], [3, 5], [8], [8], [7]]
+    assert order_of_ends(outputs) == ["short", "long"]
+
+
+def test_a_prompt_that_is_no_shorter_waits_for_the_one_before_it() -> None:
+    engine = SmallEngine(max_num_batched_tokens=8)
+    engine.step([new_submit("first", num_prompt=20, max_tokens=1)])
+
+    engine.run(new_submit("second", num_prompt=7, max_tokens=1))
+
+    assert engine.num_tokens_by_step == [[8], [8], [4, 4], [3]]
+
+
+def test_an_interactive_prompt_does_not_wait_for_a_batch_one_however_short() -> None:
+    engine = SmallEngine(max_num_batched_tokens=8)
+    engine.step([new_submit("batch", num_prompt=20, max_tokens=1, job_class="batch")])
+
+    engine.run(new_submit("interactive", num_prompt=10, max_tokens=1))
+
+    assert engine.num_tokens_by_step == [[8], [4, 4], [4, 4], [2, 4]]
+
+
+def test_a_batch_prompt_waits_for_an_interactive_one_however_long() -> None:
+    engine = SmallEngine(max_num_batched_tokens=8)
+    engine.step([new_submit("interactive", num_prompt=20, max_tokens=1)])
+
+    engine.run(new_submit("batch", num_prompt=2, max_tokens=1, job_class="batch"))
+
+    assert engine.num_tokens_by_step == [[8], [8], [4, 2]]
+
+
 def test_prompts_share_a_step() -> None:
     engine = SmallEngine(max_num_batched_tokens=16)
 

@@ -40,7 +40,8 @@ class Usage:
 def run(submits: list[Submit], num_blocks: int) -> Usage:
     """Schedule a whole workload; every drawn token is 0."""
     pool = BlockPool(num_blocks, BLOCK_SIZE)
-    scheduler = Scheduler(SchedulerLimits(max_num_seqs=64, max_num_batched_tokens=512), pool)
+    limits = SchedulerLimits(max_num_seqs=64, max_num_batched_tokens=512, prefix_cache=False)
+    scheduler = Scheduler(limits, pool)
     sequences = [Sequence(submit, arrival) for arrival, submit in enumerate(submits)]
     for sequence in sequences:
         scheduler.add(sequence)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kernels.providers import load_ops
 from shared.errors import StartupError
 from tests.support.models import VOCAB_SIZE, write_tiny_model
 from worker.model.loading import fingerprint, load_decoder, load_runner, refuse_foreign_kernels
@@ -17,7 +16,7 @@ from worker.model.loading import fingerprint, load_decoder, load_runner, refuse_
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("original")
-    write_tiny_model(directory, "llama")
+    write_tiny_model(directory, "llama", hidden_size=48, head_dim=8)
     (directory / "tokenizer.json").write_text("{}")
     return directory
 
@@ -55,7 +54,7 @@ def test_a_context_beyond_the_model_is_refused(model: Path) -> None:
 def test_dtype_auto_is_that_of_the_stored_weights(model: Path, stored: torch.dtype) -> None:
     path = model / "model.safetensors"
     save_file({name: tensor.to(stored) for name, tensor in load_file(path).items()}, path)
-    decoder = load_decoder(model, load_ops(), dtype="auto", device=torch.device("cpu"))
+    decoder = load_decoder(model, dtype="auto", device=torch.device("cpu"))
     assert decoder.dtype == stored
 
 
@@ -114,6 +113,7 @@ def test_copies_have_one_fingerprint_and_any_change_gives_another(
 ) -> None:
     expected = fingerprint(original)
     assert fingerprint(model) == expected
+    assert fingerprint(model, "q8_0") != expected
     weights = load_file(model / "model.safetensors")
     weights["model.norm.weight"][0] += 1
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})

@@ -1,0 +1,30 @@
+"""The broker of a measured system."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psutil
+
+from tests.support.broker import running_node
+
+
+@dataclass(frozen=True)
+class BrokerNode:
+    url: str
+    processes: Sequence[psutil.Process]
+    """Of a node that was started here: only those can be measured."""
+
+
+NO_BROKER = BrokerNode("", ())
+
+
+@contextmanager
+def broker_node(url: str | None) -> Iterator[BrokerNode]:
+    """The broker at ``url``, or a node that ends with the ``with``."""
+    if url is not None:
+        yield BrokerNode(url, ())
+        return
+    before = set(psutil.Process().children())
+    with running_node() as node:
+        yield BrokerNode(node.url, list(set(psutil.Process().children()) - before))

@@ -1,0 +1,123 @@
+"""Systems one after another under the same load, as often as it takes to trust the figures."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import uvloop
+
+from bench.figures import Figures, Measurement, figures_of
+from bench.load import random_requests, run_load
+from bench.other_load import OtherLoad
+from bench.servers import Server, running
+from bench.systems import Room, System
+from shared.terminal import notices
+
+_WARM_UP_TOKENS = 16
+_WARM_UP_SEED = 1 << 20
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The load of one measurement; all systems get the same requests."""
+
+    num_users: int
+    num_requests: int
+    prompt_len: int
+    max_tokens: int
+    seed: int
+
+
+Client = Callable[[str, Setting], Figures]
+"""Puts a load on the server at a URL."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The settings of one run."""
+
+    users: Sequence[int]
+    requests_per_user: int
+    min_requests: int
+    prompt_len: int = 128
+    max_tokens: int = 128
+
+    @property
+    def room(self) -> Room:
+        # llama-server keeps one place free.
+        return Room(max(self.users), self.prompt_len + self.max_tokens + 1)
+
+    def settings(self, run: int) -> Iterator[Setting]:
+        """Runs and settings differ in their prompts: no cache helps any but the first."""
+        for num_users in self.users:
+            yield Setting(
+                num_users=num_users,
+                num_requests=max(self.min_requests, self.requests_per_user * num_users),
+                prompt_len=self.prompt_len,
+                max_tokens=self.max_tokens,
+                seed=1000 * run + num_users,
+            )
+
+
+def own_client(url: str, setting: Setting) -> Figures:
+    """`bench.load`. Raises `bench.load.LoadError` inside an `ExceptionGroup`."""
+    requests = random_requests(
+        setting.num_requests,
+        seed=setting.seed,
+        prompt_len=setting.prompt_len,
+        max_tokens=setting.max_tokens,
+    )
+    return figures_of(run_loop(run_load(url, requests, setting.num_users)))
+
+
+def compare(
+    systems: Sequence[System],
+    plan: Plan,
+    num_runs: int,
+    client: Client,
+) -> Iterator[Measurement]:
+    """Every system in every run, so that a drift of the machine meets all of them."""
+    for run in range(1, num_runs + 1):
+        for system in systems:
+            notices.print(f"run {run} of {num_runs}: {system.name}, {system.weights}")
+            with running(system) as server:
+                yield from _measure(server, system, plan, run, client)
+
+
+def run_loop(main: Coroutine[Any, Any, _Result]) -> _Result:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+def _measure(
+    server: Server, system: System, plan: Plan, run: int, client: Client
+) -> Iterator[Measurement]:
+    for setting in plan.settings(run):
+        _warm_up(server, setting)
+        others = OtherLoad()
+        figures = client(server.url, setting)
+        notices.print(f"  {setting.num_users} users: {figures.tokens_per_s:.1f} tok/s")
+        yield Measurement(
+            system=system.name,
+            weights=system.weights,
+            is_peer=system.is_peer,
+            num_users=setting.num_users,
+            run=run,
+            start_s=server.start_s,
+            memory_bytes=server.peak_memory_bytes(),
+            other_cores=others.cores(),
+            figures=figures,
+        )
+
+
+def _warm_up(server: Server, setting: Setting) -> None:
+    requests = random_requests(
+        setting.num_users,
+        seed=_WARM_UP_SEED + setting.seed,
+        prompt_len=setting.prompt_len,
+        max_tokens=_WARM_UP_TOKENS,
+    )
+    run_loop(run_load(server.url, requests, setting.num_users))

@@ -1,0 +1,256 @@
+"""What a step of the engine costs on the CPU, and where its time goes.
+
+    python -m bench.engine [--model NAME] [--format FORMAT ...] [--threads N]
+
+Decode steps against batch size and context, and prompts, each computed alone by the decoder, with
+the time of each part of it; then the whole engine, whose steps take longer by what planning, laying
+out and sampling cost. The fastest of several repetitions counts: others were disturbed.
+"""
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.table import Table
+
+from bench.machine import describe
+from bench.options import RESULTS, Out
+from bench.plots import label_axis, new_figure, save
+from bench.quality import load
+from bench.report import console, write_json
+from kernels.providers import load_ops
+from shared.messages import SamplingParams
+from worker.engine.engine import Engine
+from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId, Submit
+from worker.engine.scheduler import SchedulerLimits
+from worker.model import store
+from worker.model.fused import FusedDecoder
+from worker.model.inputs import build_inputs
+from worker.model.kv_cache import BlockShape, KVCache
+from worker.model.runner import TorchRunner
+
+FORMATS = ("float32", "bfloat16", "q8_0", "q4_1")
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+CONTEXTS = (192, 1024, 4096)
+PROMPTS = ((128, 0), (512, 0), (512, 3584))
+"""Tokens of a chunk, and tokens before it."""
+_BLOCK_SIZE = 16
+_NUM_BLOCKS = 64 * 192 // _BLOCK_SIZE + 4096
+_GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """``parts`` are milliseconds of ``step_ms``."""
+
+    weights: str
+    num_seqs: int
+    num_new_tokens: int
+    """Of each sequence."""
+    context: int
+    """Tokens of each sequence before."""
+    step_ms: float
+    parts: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineTime:
+    """Steps of the whole engine while ``num_seqs`` sequences decode."""
+
+    weights: str
+    num_seqs: int
+    step_ms: float
+    decoder_ms: float
+    """Of these, in the decoder."""
+
+    @property
+    def host_ms(self) -> float:
+        return self.step_ms - self.decoder_ms
+
+
+class Bench:
+    """One format's decoder, and a cache of random keys and values."""
+
+    def __init__(self, directory: Path, weights: str, num_threads: int) -> None:
+        torch.set_num_threads(num_threads)
+        decoder = load(directory, weights, "native")
+        torch.set_num_threads(1)  # as in a worker
+        if not isinstance(decoder, FusedDecoder):
+            raise typer.BadParameter("the native kernels do not compute this model")
+        self._weights = weights
+        self._decoder = decoder
+        block = BlockShape(
+            decoder.num_layers, _BLOCK_SIZE, decoder.num_kv_heads, decoder.head_dim, decoder.dtype
+        )
+        self._cache = KVCache.allocate(block, _NUM_BLOCKS, decoder.device)
+        for values in (self._cache.keys, self._cache.values):
+            values.view(-1)[: 1 << 16].normal_()
+
+    def decodes(self, num_seqs: int, context: int) -> StepTime:
+        return self._step(num_seqs, 1, context)
+
+    def prompt(self, num_tokens: int, context: int) -> StepTime:
+        return self._step(1, num_tokens, context)
+
+    def engine(self, num_seqs: int, num_steps: int = 64) -> EngineTime:
+        """Sequences of 128 tokens that decode, in the engine."""
+        runner = TorchRunner(
+            self._decoder,
+            self._cache,
+            load_ops(),
+            max_seq_len=512,
+            max_num_batched_tokens=num_seqs * 128,
+        )
+        engine = Engine(runner, SchedulerLimits(num_seqs, num_seqs * 128))
+        engine.step([self._submit(i, num_steps + 8) for i in range(num_seqs)])
+        for _ in range(4):
+            engine.step()
+        self._decoder.profile()
+        began = time.perf_counter()
+        for _ in range(num_steps):
+            engine.step()
+        step_s = (time.perf_counter() - began) / num_steps
+        decoder_s = sum(self._decoder.profile().values()) / num_steps
+        engine.close()
+        return EngineTime(
+            weights=self._weights,
+            num_seqs=num_seqs,
+            step_ms=step_s * 1e3,
+            decoder_ms=decoder_s * 1e3,
+        )
+
+    def _submit(self, name: int, max_tokens: int) -> Submit:
+        prompt = torch.randint(0, self._decoder.vocab_size, (128,)).tolist()
+        return Submit(SequenceId(str(name), 0), prompt, _GREEDY, 0, max_tokens)
+
+    @torch.inference_mode()
+    def _step(self, num_seqs: int, num_tokens: int, context: int) -> StepTime:
+        batch = ScheduledBatch(list(self._shares(num_seqs, num_tokens, context)))
+        inputs = build_inputs(batch, _BLOCK_SIZE, self._decoder.device).forward
+        self._decoder.forward(inputs, self._cache)
+        best_s = float("inf")
+        best_parts: dict[str, float] = {}
+        until = time.perf_counter() + 1
+        while time.perf_counter() < until or not best_parts:
+            self._decoder.profile()
+            began = time.perf_counter()
+            self._decoder.forward(inputs, self._cache)
+            taken = time.perf_counter() - began
+            parts = self._decoder.profile()
+            if taken < best_s:
+                best_s, best_parts = taken, parts
+        return StepTime(
+            weights=self._weights,
+            num_seqs=num_seqs,
+            num_new_tokens=num_tokens,
+            context=context,
+            step_ms=best_s * 1e3,
+            parts={name: seconds * 1e3 for name, seconds in best_parts.items()},
+        )
+
+    def _shares(self, num_seqs: int, num_tokens: int, context: int) -> Iterator[ScheduledSequence]:
+        num_blocks = -(-(context + num_tokens) // _BLOCK_SIZE)
+        for i in range(num_seqs):
+            # Blocks far apart, as they are after hours.
+            blocks = [(i + num_seqs * k * 37) % _NUM_BLOCKS for k in range(num_blocks)]
+            yield ScheduledSequence(
+                sequence_id=SequenceId(str(i), 0),
+                start=context,
+                token_ids=torch.randint(0, self._decoder.vocab_size, (num_tokens,)).tolist(),
+                block_table=blocks,
+                is_sampled=True,
+                sampling=_GREEDY,
+                seed=0,
+                position=0,
+                previous_row=None,
+            )
+
+
+def measure(
+    directory: Path, weights: str, num_threads: int
+) -> tuple[list[StepTime], list[EngineTime]]:
+    bench = Bench(directory, weights, num_threads)
+    steps = [bench.decodes(num_seqs, CONTEXTS[0]) for num_seqs in BATCHES]
+    steps += [bench.decodes(num_seqs, context) for context in CONTEXTS[1:] for num_seqs in (1, 8)]
+    steps += [bench.prompt(*prompt) for prompt in PROMPTS]
+    return steps, [bench.engine(num_seqs) for num_seqs in (1, 8, 32)]
+
+
+def _show_steps(steps: Sequence[StepTime]) -> None:
+    table = Table("weights", "step", title="Steps of the decoder, ms")
+    names = list(steps[0].parts)
+    for heading in ("total", "tok/s", *names):
+        table.add_column(heading, justify="right")
+    for step in steps:
+        rate = step.num_seqs * step.num_new_tokens / step.step_ms * 1e3
+        table.add_row(
+            step.weights,
+            f"{step.num_seqs} x {step.num_new_tokens} after {step.context}",
+            f"{step.step_ms:.1f}",
+            f"{rate:.0f}",
+            *(f"{step.parts[name]:.1f}" for name in names),
+        )
+    console().print(table)
+
+
+def _show_engine(rows: Sequence[EngineTime]) -> None:
+    table = Table("weights", "sequences", title="Steps of the engine, ms")
+    for heading in ("total", "decoder", "the rest"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        times = (row.step_ms, row.decoder_ms, row.host_ms)
+        table.add_row(row.weights, str(row.num_seqs), *(f"{ms:.2f}" for ms in times))
+    console().print(table)
+
+
+def _draw(path: Path, steps: Sequence[StepTime]) -> None:
+    figure, (axis,) = new_figure(1)
+    for weights in dict.fromkeys(step.weights for step in steps):
+        line = [
+            step
+            for step in steps
+            if (step.weights, step.num_new_tokens, step.context) == (weights, 1, CONTEXTS[0])
+        ]
+        axis.plot(
+            [step.num_seqs for step in line],
+            [step.step_ms for step in line],
+            marker="o",
+            label=weights,
+        )
+    axis.legend(fontsize="small")
+    label_axis(axis, f"sequences, {CONTEXTS[0]} tokens each", "ms a step")
+    save(figure, path)
+
+
+def main(
+    model: Annotated[str, typer.Option(help="As `warren worker` takes it.")] = "smollm2",
+    formats: Annotated[
+        list[str], typer.Option("--format", help="Weight formats. Repeatable.")
+    ] = list(FORMATS),  # noqa: B006 (typer copies it)
+    threads: Annotated[int, typer.Option(help="That compute.")] = torch.get_num_threads(),
+    out: Out = RESULTS,
+) -> None:
+    directory = store.resolve(model)
+    measured = [measure(directory, weights, threads) for weights in formats]
+    steps = [step for found, _ in measured for step in found]
+    engine = [row for _, rows in measured for row in rows]
+    _show_steps(steps)
+    _show_engine(engine)
+    content = {
+        **describe([]),
+        "model": store.served_name(model),
+        "threads": threads,
+        "steps": [dataclasses.asdict(step) for step in steps],
+        "engine": [dataclasses.asdict(row) for row in engine],
+    }
+    write_json(out / "engine.json", content)
+    _draw(out / "engine.svg", steps)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,149 @@
+"""What is computed from streams, with the definitions of ``vllm bench serve``.
+
+TTFT: from sending the request to the first chunk. ITL: between two chunks of a stream. TPOT: of one
+stream, from its first chunk to its last over its tokens but the first. Output tokens per second:
+all tokens over the time that all requests took together.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from bench.load import Load, Stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Of one setting. Percentiles are taken over requests, those of ITL over chunks."""
+
+    tokens_per_s: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    tpot_p50_ms: float
+    itl_p99_ms: float
+    response_mean_ms: float
+    response_p90_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One setting of one system in one run. The same system with other weights is another one."""
+
+    system: str
+    weights: str
+    is_peer: bool
+    num_users: int
+    run: int
+    start_s: float
+    memory_bytes: int
+    other_cores: float
+    """How many were kept busy by others meanwhile."""
+    figures: Figures
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """The medians of one setting over all runs, beside its peers."""
+
+    system: str
+    weights: str
+    is_peer: bool
+    num_users: int
+    num_runs: int
+    start_s: float
+    memory_bytes: float
+    other_cores: float
+    """The most of all runs."""
+    figures: Figures
+    slowest_tokens_per_s: float
+    fastest_tokens_per_s: float
+    to_best_peer: float | None
+    """Tokens per second over those of the fastest peer with as many users; None without one."""
+    to_same_weights: float | None
+    """The same over peers of the same weight format."""
+
+
+def ttft_s(stream: Stream) -> float:
+    return stream.chunk_times[0] - stream.sent_at
+
+
+def itls_s(stream: Stream) -> list[float]:
+    return [after - before for before, after in pairwise(stream.chunk_times)]
+
+
+def tpot_s(stream: Stream) -> float:
+    """Raises `ZeroDivisionError` for a stream of one token."""
+    return (stream.chunk_times[-1] - stream.chunk_times[0]) / (stream.num_tokens - 1)
+
+
+def response_s(stream: Stream) -> float:
+    return stream.chunk_times[-1] - stream.sent_at
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Interpolated between the nearest two. Raises `ValueError` for no values."""
+    if not values:
+        raise ValueError("no values have no percentile")
+    return float(np.percentile(values, percent))
+
+
+def figures_of(load: Load) -> Figures:
+    ttfts = [ttft_s(stream) for stream in load.streams]
+    itls = [gap for stream in load.streams for gap in itls_s(stream)]
+    responses = [response_s(stream) for stream in load.streams]
+    return Figures(
+        tokens_per_s=sum(stream.num_tokens for stream in load.streams) / load.duration_s,
+        ttft_p50_ms=1e3 * percentile(ttfts, 50),
+        ttft_p99_ms=1e3 * percentile(ttfts, 99),
+        tpot_p50_ms=1e3 * percentile([tpot_s(stream) for stream in load.streams], 50),
+        itl_p99_ms=1e3 * percentile(itls, 99),
+        response_mean_ms=1e3 * sum(responses) / len(responses),
+        response_p90_ms=1e3 * percentile(responses, 90),
+    )
+
+
+def rows_of(measurements: Sequence[Measurement]) -> list[Row]:
+    """One row for each setting, in the order of their first runs."""
+    settings: dict[tuple[str, str, int], list[Measurement]] = {}
+    for one in measurements:
+        settings.setdefault((one.system, one.weights, one.num_users), []).append(one)
+    rows = [_row(runs) for runs in settings.values()]
+    return [_beside_peers(row, rows) for row in rows]
+
+
+def _row(runs: Sequence[Measurement]) -> Row:
+    rates = [one.figures.tokens_per_s for one in runs]
+    names = [entry.name for entry in dataclasses.fields(Figures)]
+    medians = {name: percentile([getattr(one.figures, name) for one in runs], 50) for name in names}
+    return Row(
+        system=runs[0].system,
+        weights=runs[0].weights,
+        is_peer=runs[0].is_peer,
+        num_users=runs[0].num_users,
+        num_runs=len(runs),
+        start_s=percentile([one.start_s for one in runs], 50),
+        memory_bytes=percentile([one.memory_bytes for one in runs], 50),
+        other_cores=max(one.other_cores for one in runs),
+        figures=Figures(**medians),
+        slowest_tokens_per_s=min(rates),
+        fastest_tokens_per_s=max(rates),
+        to_best_peer=None,
+        to_same_weights=None,
+    )
+
+
+def _beside_peers(row: Row, rows: Sequence[Row]) -> Row:
+    peers = [other for other in rows if other.is_peer and other.num_users == row.num_users]
+    same = [peer for peer in peers if peer.weights == row.weights]
+    return dataclasses.replace(
+        row, to_best_peer=_ratio(row, peers), to_same_weights=_ratio(row, same)
+    )
+
+
+def _ratio(row: Row, peers: Sequence[Row]) -> float | None:
+    if not peers:
+        return None
+    return row.figures.tokens_per_s / max(peer.figures.tokens_per_s for peer in peers)

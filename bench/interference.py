@@ -1,0 +1,170 @@
+"""What a long prompt does to streams that run: their ITL while it is prefilled.
+
+    python -m bench.interference --max-step-ms 50 --max-step-ms 200 --llama-server PATH ...
+
+Streams run until all have their first tokens; then one more request comes with a long prompt. The
+table speaks of the time from there to its first token, the picture of some seconds around it.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from bench import options, plots, report
+from bench.checks import check_output
+from bench.comparison import run_loop
+from bench.figures import percentile, ttft_s
+from bench.interrupt import ends_on_sigterm
+from bench.load import Stream, complete, follow, random_requests
+from bench.machine import describe
+from bench.servers import running
+from bench.systems import Room, System, peers
+from shared.terminal import notices
+
+_STREAM_TOKENS = 4000
+"""More than any stream gets before all of them are cut off."""
+_FIRST_CHUNKS = 16
+_AROUND_S = 3.0
+_MOMENT_S = 0.05
+
+
+@dataclass(frozen=True)
+class Interference:
+    """One system with its options. Times in seconds count from the long prompt's request."""
+
+    system: str
+    weights: str
+    options: str
+    """Of our workers."""
+    gaps: Sequence[tuple[float, float]]
+    """Of all running streams: when a chunk came, and how long after the one before."""
+    prefill_s: float
+    """The long prompt's time to first token."""
+
+    def during_ms(self) -> list[float]:
+        """The gaps that end in the prefill, or that it ends in."""
+        return [1e3 * gap for at, gap in self.gaps if at >= 0 and at - gap <= self.prefill_s]
+
+    def before_ms(self) -> list[float]:
+        return [1e3 * gap for at, gap in self.gaps if at < 0]
+
+
+async def interfere(
+    url: str, num_streams: int, prompt_len: int
+) -> tuple[list[tuple[float, float]], float]:
+    """The gaps and the prefill of an `Interference`. Raises `bench.load.LoadError` in a group."""
+    streams = [Stream() for _ in range(num_streams)]
+    requests = random_requests(num_streams, seed=1, max_tokens=_STREAM_TOKENS)
+    [long] = random_requests(1, seed=2, prompt_len=prompt_len, max_tokens=1)
+    async with asyncio.TaskGroup() as tasks:
+        running_streams = [
+            tasks.create_task(follow(url, request, stream))
+            for request, stream in zip(requests, streams, strict=True)
+        ]
+        while min(len(stream.chunk_times) for stream in streams) < _FIRST_CHUNKS:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(_AROUND_S)
+        disturbance = await complete(url, long)
+        await asyncio.sleep(_AROUND_S)
+        for task in running_streams:
+            task.cancel()
+    start = disturbance.sent_at
+    gaps = [
+        (after - start, after - before)
+        for stream in streams
+        for before, after in pairwise(stream.chunk_times)
+        if after - start > -_AROUND_S
+    ]
+    return sorted(gaps), ttft_s(disturbance)
+
+
+def measure(system: System, num_streams: int, prompt_len: int) -> Interference:
+    """Start ``system`` and disturb it."""
+    notices.print(f"{system.name}, {system.weights} {' '.join(system.options)}")
+    with running(system) as server:
+        gaps, prefill_s = run_loop(interfere(server.url, num_streams, prompt_len))
+    return Interference(system.name, system.weights, " ".join(system.options), gaps, prefill_s)
+
+
+def show(measured: Sequence[Interference], title: str) -> None:
+    table = Table("system", "weights", "options", title=title)
+    for heading in ("before: p50", "p99", "during: p50", "p99", "max", "prefill s"):
+        table.add_column(heading, justify="right")
+    for one in measured:
+        before, during = one.before_ms(), one.during_ms()
+        table.add_row(
+            one.system,
+            one.weights,
+            one.options,
+            *(f"{percentile(before, percent):.0f}" for percent in (50, 99)),
+            *(f"{percentile(during, percent):.0f}" for percent in (50, 99, 100)),
+            f"{one.prefill_s:.1f}",
+        )
+    report.console().print(table)
+
+
+def draw(path: Path, measured: Sequence[Interference]) -> None:
+    """The longest gap of any stream at each moment, against time; a bar ends each prefill."""
+    figure, [axis] = plots.new_figure(1)
+    for one in measured:
+        name = " ".join(filter(None, (one.system, one.weights, one.options)))
+        [line] = axis.plot(*_longest(one), linewidth=1.2, label=name)
+        axis.axvline(one.prefill_s, color=line.get_color(), linewidth=0.8, linestyle=":")
+    axis.set_yscale("log")
+    axis.legend(fontsize="small")
+    plots.label_axis(axis, "seconds since the long prompt came", "longest ITL, ms")
+    plots.save(figure, path)
+
+
+def _longest(one: Interference) -> tuple[list[float], list[float]]:
+    longest: dict[float, float] = {}
+    for at, gap in one.gaps:
+        moment = round(at / _MOMENT_S) * _MOMENT_S
+        longest[moment] = max(longest.get(moment, 0.0), 1e3 * gap)
+    return list(longest), list(longest.values())
+
+
+@ends_on_sigterm
+def main(
+    max_step_ms: Annotated[
+        list[float] | None, typer.Option(help="Of our workers; none: their default. Repeatable.")
+    ] = None,
+    formats: options.Formats = ["bfloat16"],  # noqa: B006 (typer copies it)
+    llama_server: options.LlamaServer = None,
+    llama_model: options.LlamaModels = None,
+    vllm: options.Vllm = None,
+    vllm_dtype: options.VllmDtypes = ["bfloat16"],  # noqa: B006
+    only: options.Only = None,
+    streams: Annotated[int, typer.Option(min=1, help="Streams that run.")] = 32,
+    prompt_len: Annotated[int, typer.Option(help="Tokens of the long prompt.")] = 4000,
+    broker: options.Broker = None,
+    worker_option: options.WorkerOptions = None,
+    out: options.Out = options.RESULTS,
+) -> None:
+    own = worker_option or []
+    bounds = [[f"--max-step-ms={value:g}"] for value in max_step_ms or ()]
+    ours = [
+        system
+        for bound in bounds or [[]]
+        for system in options.ours(formats, broker, [*own, *bound])
+    ]
+    room = Room(streams + 1, max(prompt_len, 128 + _STREAM_TOKENS) + 1)
+    theirs = peers(llama_server, llama_model or (), vllm, vllm_dtype, needed=room)
+    systems = options.selected([*ours, *theirs], only)
+    check_output(systems, own)
+    measured = [measure(system, streams, prompt_len) for system in systems]
+    show(measured, f"ITL in ms of {streams} streams while {prompt_len} tokens are prefilled")
+    runs = [dataclasses.asdict(one) for one in measured]
+    report.write_json(out / "interference.json", {**describe(systems), "runs": runs})
+    draw(out / "interference.svg", measured)
+
+
+if __name__ == "__main__":
+    typer.run(main)

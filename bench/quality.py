@@ -1,0 +1,157 @@
+"""What a weight format costs in quality: perplexity, and agreement with float32, on a fixed text.
+
+    python -m bench.quality [--model NAME] [--format FORMAT ...]
+
+The text is `texts/alice.txt`, the beginning of Lewis Carroll's "Alice's Adventures in Wonderland"
+(1865, in the public domain). Every format reads it once, each token after the true ones before.
+
+A model that came as a GGUF file is quantized already. Its own format then loses nothing but what
+float32 lost when it was rounded for the conversion, and other formats lose what they add to that.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, get_args
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from bench.agreement import Agreement, compare, perplexity
+from bench.machine import describe
+from bench.options import RESULTS, Out
+from bench.report import write_json
+from kernels.quantized import QuantFormat
+from shared.messages import SamplingParams, TextPrompt
+from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId
+from worker.model import store
+from worker.model.inputs import build_inputs
+from worker.model.interface import Decoder
+from worker.model.kv_cache import BlockShape, KVCache
+from worker.model.loading import load_decoder
+from worker.text import Tokenizer
+
+TEXT = Path(__file__).parent / "texts" / "alice.txt"
+_PACKED = get_args(QuantFormat)
+FORMATS = ("bfloat16", *_PACKED)
+_CPU = torch.device("cpu")
+_BLOCK_SIZE = 16
+_CHUNK = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """Of one format on one text; ``agreement`` is that with float32."""
+
+    weights: str
+    perplexity: float
+    agreement: Agreement
+
+
+def load(directory: Path, weights: str, kernels: str) -> Decoder:
+    """Activations are of the weights' dtype, float32 for packed ones. Raises `StartupError`."""
+    is_packed = weights in _PACKED
+    return load_decoder(
+        directory,
+        dtype="float32" if is_packed else weights,
+        weight_format=weights if is_packed else "auto",
+        kernels=kernels,
+        device=_CPU,
+        num_threads=torch.get_num_threads(),
+    )
+
+
+@torch.inference_mode()
+def text_logits(decoder: Decoder, token_ids: Sequence[int]) -> Tensor:
+    """Return [len(token_ids), vocab_size] float32: what follows each of the tokens."""
+    num_blocks = -(-len(token_ids) // _BLOCK_SIZE)
+    block = BlockShape(
+        decoder.num_layers, _BLOCK_SIZE, decoder.num_kv_heads, decoder.head_dim, decoder.dtype
+    )
+    cache = KVCache.allocate(block, num_blocks, decoder.device)
+    chunks = [
+        _forward(decoder, cache, token_ids[start : start + _CHUNK], start)
+        for start in range(0, len(token_ids), _CHUNK)
+    ]
+    return torch.cat(chunks).float()
+
+
+def _forward(decoder: Decoder, cache: KVCache, token_ids: Sequence[int], start: int) -> Tensor:
+    sequence = ScheduledSequence(
+        sequence_id=SequenceId("text", 0),
+        start=start,
+        token_ids=token_ids,
+        block_table=range(cache.num_blocks),
+        is_sampled=True,
+        sampling=SamplingParams(temperature=0.0),
+        seed=0,
+        position=0,
+        previous_row=None,
+    )
+    inputs = build_inputs(ScheduledBatch((sequence,)), _BLOCK_SIZE, decoder.device).forward
+    every_token = replace(inputs, sampled_rows=torch.arange(len(token_ids), device=decoder.device))
+    return decoder.forward(every_token, cache).clone()
+
+
+def qualities(
+    directory: Path, token_ids: Sequence[int], formats: Sequence[str], kernels: str = "reference"
+) -> list[Quality]:
+    """Float32 by the reference ops first, then each of ``formats``. Raises `StartupError`."""
+    reference = text_logits(load(directory, "float32", "reference"), token_ids)
+    rows = [_quality("float32", reference, reference, token_ids)]
+    for weights in formats:
+        logits = text_logits(load(directory, weights, kernels), token_ids)
+        rows.append(_quality(weights, reference, logits, token_ids))
+    return rows
+
+
+def _quality(weights: str, reference: Tensor, logits: Tensor, token_ids: Sequence[int]) -> Quality:
+    return Quality(
+        weights=weights,
+        perplexity=perplexity(logits, torch.tensor(token_ids)),
+        agreement=compare(reference, logits),
+    )
+
+
+def _show(rows: Sequence[Quality], num_tokens: int) -> None:
+    table = Table("weights", title=f"Quality on {num_tokens} tokens of {TEXT.name}")
+    for heading in ("perplexity", "KL mean", "KL p99", "same best token"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        found = row.agreement
+        kls = (f"{found.kl_mean:.2e}", f"{found.kl_p99:.2e}")
+        table.add_row(row.weights, f"{row.perplexity:.3f}", *kls, f"{found.top1:.2%}")
+    Console(highlight=False).print(table)
+
+
+def main(
+    model: Annotated[str, typer.Option(help="As `warren worker` takes it.")] = "smollm2",
+    formats: Annotated[
+        list[str], typer.Option("--format", help="Beside float32. Repeatable.")
+    ] = list(FORMATS),  # noqa: B006 (typer copies it)
+    kernels: Annotated[
+        str, typer.Option(help="reference: the loss of the weights alone; native: what is served.")
+    ] = "reference",
+    out: Out = RESULTS,
+) -> None:
+    directory = store.resolve(model)
+    token_ids = Tokenizer.load(directory).encode(TextPrompt(text=TEXT.read_text()))
+    rows = qualities(directory, token_ids, formats, kernels)
+    _show(rows, len(token_ids))
+    content = {
+        **describe([]),
+        "model": store.served_name(model),
+        "kernels": kernels,
+        "text": TEXT.name,
+        "num_tokens": len(token_ids),
+        "rows": [dataclasses.asdict(row) for row in rows],
+    }
+    write_json(out / "quality.json", content)
+
+
+if __name__ == "__main__":
+    typer.run(main)

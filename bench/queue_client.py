@@ -1,0 +1,119 @@
+"""A client that holds many streams and costs as little as it can: bare sockets."""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from bench.figures import percentile
+from bench.queue_source import MODEL, TOKEN_TEXT
+
+_EVENT = re.compile(rb'id: (\d+)\ndata: [^\n]*"text":"([\d.]+) ([^"]*)"')
+_OPEN_AT_ONCE = 100
+_OPEN_TIMEOUT_S = 120
+
+
+def http_request(host: str, body: dict[str, object]) -> bytes:
+    content = json.dumps(body)
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    return (head + content).encode()
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came in while it was counted."""
+
+    num_tokens: int = 0
+    num_events: int = 0
+    delays_s: list[float] = field(default_factory=list)
+    """Of each event, from the moment when the worker published it."""
+
+    def count(self, published_at: float, num_tokens: int) -> None:
+        self.num_events += 1
+        self.num_tokens += num_tokens
+        self.delays_s.append(time.monotonic() - published_at)
+
+    def delay_ms(self, percent: float) -> float:
+        return 1e3 * percentile(self.delays_s, percent)
+
+
+class Stream(asyncio.Protocol):
+    """One stream. Its events' ids must count up by one: what is lost or repeated is an error."""
+
+    def __init__(self, client: "Streams") -> None:
+        self.opened = asyncio.get_running_loop().create_future()
+        self._client = client
+        self._rest = b""
+        self._ordinal = 0
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.opened.done():
+            self.opened.set_exception(exc or ConnectionError(repr(self._rest)))
+
+    def data_received(self, data: bytes) -> None:
+        data = self._rest + data
+        if not self.opened.done() and data.startswith(b"HTTP/1.1 200"):
+            self.opened.set_result(None)
+        end = 0
+        for event in _EVENT.finditer(data):
+            end = event.end()
+            self._take(int(event[1]), float(event[2]), len(event[3]) // len(TOKEN_TEXT))
+        self._rest = data[end:]
+
+    def _take(self, ordinal: int, published_at: float, num_tokens: int) -> None:
+        if ordinal != self._ordinal + 1:
+            self._client.errors.append(f"event {ordinal} follows {self._ordinal}")
+        self._ordinal = ordinal
+        self._client.tally.count(published_at, num_tokens)
+
+
+class Streams:
+    """Open streams, and the tally that all of them write to."""
+
+    def __init__(self) -> None:
+        self.tally = Tally()
+        self.errors: list[str] = []
+
+    async def measure(self, seconds: float) -> Tally:
+        """What comes in from now on. Raises `RuntimeError` for what was lost or repeated."""
+        self.tally = Tally()
+        await asyncio.sleep(seconds)
+        tally, self.tally = self.tally, Tally()
+        if self.errors:
+            raise RuntimeError(f"{len(self.errors)} gaps, the first: {self.errors[0]}")
+        return tally
+
+
+@asynccontextmanager
+async def open_streams(url: str, num_streams: int) -> AsyncIterator[Streams]:
+    """Streams that a worker has started; they end with the ``async with``."""
+    address = urlsplit(url)
+    body = {"model": MODEL, "prompt": [1], "max_tokens": 1 << 18, "stream": True}
+    request = http_request(address.netloc, body)
+    streams, transports = Streams(), []
+    places = asyncio.Semaphore(_OPEN_AT_ONCE)
+
+    async def open_one() -> None:
+        async with places:
+            transport, stream = await asyncio.get_running_loop().create_connection(
+                lambda: Stream(streams), address.hostname or "", address.port or 0
+            )
+            transports.append(transport)
+            transport.write(request)
+            await stream.opened
+
+    try:
+        async with asyncio.timeout(_OPEN_TIMEOUT_S), asyncio.TaskGroup() as opening:
+            for _ in range(num_streams):
+                opening.create_task(open_one())
+        yield streams
+    finally:
+        for transport in transports:
+            transport.abort()

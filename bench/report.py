@@ -1,0 +1,69 @@
+"""Figures as a table in the terminal and as a JSON file."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.figures import Measurement, Row
+
+_WIDTH = 132
+"""Of the table where there is no terminal."""
+
+Column = tuple[str, Callable[[Row], str]]
+"""Its heading, and its text in a row."""
+
+
+def show(title: str, rows: Sequence[Row], columns: Sequence[Column]) -> None:
+    """Print one line a row; a rule stands between two numbers of users."""
+    table = Table("users", "system", "weights", title=title)
+    for heading, _ in columns:
+        table.add_column(heading, justify="right")
+    ordered = sorted(rows, key=lambda row: row.num_users)
+    for row, following in zip(ordered, [*ordered[1:], None], strict=True):
+        cells = [text(row) for _, text in columns]
+        is_last = following is not None and following.num_users != row.num_users
+        table.add_row(str(row.num_users), row.system, row.weights, *cells, end_section=is_last)
+    console().print(table)
+
+
+def console() -> Console:
+    """Where tables go: the terminal, or a file with room for them."""
+    terminal = Console(highlight=False)
+    return terminal if terminal.is_terminal else Console(highlight=False, width=_WIDTH)
+
+
+def write(
+    path: Path,
+    about: dict[str, Any],
+    rows: Sequence[Row],
+    measurements: Sequence[Measurement],
+) -> None:
+    """Write what was measured where, with the medians and each run."""
+    content = {
+        **about,
+        "rows": [dataclasses.asdict(row) for row in rows],
+        "runs": [dataclasses.asdict(one) for one in measurements],
+    }
+    write_json(path, content)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def rate(row: Row) -> str:
+    """The median of tokens per second, and the range of several runs."""
+    median = f"{row.figures.tokens_per_s:.0f}"
+    if row.num_runs == 1:
+        return median
+    return f"{median} ({row.slowest_tokens_per_s:.0f}-{row.fastest_tokens_per_s:.0f})"
+
+
+def ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}x"

@@ -1,0 +1,137 @@
+"""Systems while they run: started, waited for, and ended with all their processes."""
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
+import psutil
+
+from bench.broker import NO_BROKER
+from bench.load import MODEL
+from bench.systems import Command, System
+from tests.support.processes import free_port
+
+_READY_TIMEOUT_S = 600
+_STOP_TIMEOUT_S = 30
+_POLL_S = 0.02
+
+
+class ServerDied(Exception):
+    """A server ended or was not ready in time; the text is the end of its log."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A system that answers at ``url``."""
+
+    url: str
+    start_s: float
+    """From its start to its first answer."""
+    roots: Sequence[psutil.Process]
+
+    def peak_memory_bytes(self) -> int:
+        """The peaks of the resident memory of all its processes, added up.
+
+        What they share counts for each; those that ended before do not count.
+        """
+        return sum(map(_peak_memory_bytes, trees(self.roots)))
+
+
+@contextmanager
+def running(system: System) -> Iterator[Server]:
+    """Start ``system`` and end it with the ``with``; its broker stands before the clock starts.
+
+    Raises `ServerDied`.
+    """
+    port = free_port()
+    with ExitStack() as stack:
+        broker = stack.enter_context(system.broker()) if system.broker else NO_BROKER
+        start = time.perf_counter()
+        log = Path(stack.enter_context(TemporaryDirectory(prefix="warren-bench-"))) / "log"
+        processes = [
+            stack.enter_context(_process(command, system, log))
+            for command in system.commands(port, broker.url)
+        ]
+        url = f"http://127.0.0.1:{port}"
+        _wait_until_it_answers(url, processes, log)
+        start_s = time.perf_counter() - start
+        yield Server(url, start_s, [*processes, *broker.processes])
+
+
+def trees(roots: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """The processes and all that they started."""
+    return [*roots, *(child for root in roots for child in root.children(recursive=True))]
+
+
+@contextmanager
+def _process(command: Command, system: System, log: Path) -> Iterator[psutil.Popen]:
+    with log.open("ab") as output:
+        process = psutil.Popen(
+            list(command),
+            stdout=output,
+            stderr=output,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **system.environment},
+            # Ctrl-C is for the bench, which ends its servers in order.
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+def _end(process: psutil.Popen) -> None:
+    """Let it end in order; what it leaves behind, or what does not end, is killed."""
+    with suppress(psutil.NoSuchProcess):
+        tree = trees([process])
+        process.terminate()
+        psutil.wait_procs([process], timeout=_STOP_TIMEOUT_S)
+        for one in tree:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        psutil.wait_procs(tree, timeout=_STOP_TIMEOUT_S)
+
+
+def _wait_until_it_answers(url: str, processes: Sequence[psutil.Popen], log: Path) -> None:
+    deadline = time.monotonic() + _READY_TIMEOUT_S
+    with httpx.Client(base_url=url, timeout=60) as client:
+        while not _answers(client):
+            if any(process.poll() is not None for process in processes):
+                raise ServerDied(f"died at its start:\n{_end_of(log)}")
+            if time.monotonic() > deadline:
+                raise ServerDied(f"no answer in {_READY_TIMEOUT_S} s:\n{_end_of(log)}")
+            time.sleep(_POLL_S)
+
+
+def _answers(client: httpx.Client) -> bool:
+    """Healthy, lists a model and completes with it."""
+    body = {"model": MODEL, "prompt": [1000], "max_tokens": 1}
+    try:
+        return (
+            client.get("/health").status_code == 200
+            and bool(client.get("/v1/models").json()["data"])
+            and client.post("/v1/completions", json=body).status_code == 200
+        )
+    except httpx.TransportError:
+        return False
+
+
+def _end_of(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-30:])
+
+
+def _peak_memory_bytes(process: psutil.Process) -> int:
+    try:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    peak = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return int(peak[1]) * 1024 if peak else 0

@@ -1,0 +1,124 @@
+"""The systems that are compared, as the commands that start them."""
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from bench.broker import BrokerNode, broker_node
+from bench.load import MODEL
+from worker.model import store
+
+Command = Sequence[str]
+
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a peer must have room for; ours makes room by itself."""
+
+    num_users: int
+    max_len: int
+    """Tokens of one prompt and its output together."""
+
+
+@dataclass(frozen=True)
+class System:
+    """``commands`` start it for a port and a broker's URL; all run together, one listens there."""
+
+    name: str
+    weights: str
+    commands: Callable[[int, str], Sequence[Command]]
+    options: Sequence[str] = ()
+    """Of our workers, beyond what the bench itself asks of them."""
+    is_peer: bool = False
+    broker: Callable[[], AbstractContextManager[BrokerNode]] | None = None
+    """Provides the broker, for those who need one."""
+    program: str | None = None
+    """A peer's own command, which tells its version."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def warren(weights: str, broker_url: str | None, options: Sequence[str] = ()) -> System:
+    """Gateway and worker as two processes, over the broker at a URL or a node of their own."""
+
+    def commands(port: int, broker: str) -> list[Command]:
+        common = (f"--broker={broker}", "--log-level=warning")
+        return [
+            [*_WARREN, "gateway", f"--port={port}", *common],
+            [*_WARREN, "worker", *_worker_options(weights), *common, *options],
+        ]
+
+    return System("Warren", weights, commands, options, broker=partial(broker_node, broker_url))
+
+
+def warren_serve(weights: str, options: Sequence[str] = ()) -> System:
+    """Both in one process, without a broker."""
+
+    def commands(port: int, _: str) -> list[Command]:
+        common = (f"--port={port}", "--log-level=warning")
+        return [[*_WARREN, "serve", *_worker_options(weights), *common, *options]]
+
+    return System("warren serve", weights, commands, options)
+
+
+def llama_server(program: str, gguf: Path, needed: Room) -> System:
+    """One slot for each user, each with a cache of its own."""
+
+    def commands(port: int, _: str) -> list[Command]:
+        slots = needed.num_users
+        room = ["--parallel", str(slots), "--ctx-size", str(slots * needed.max_len)]
+        served = ["--model", str(gguf), "--alias", MODEL, "--port", str(port)]
+        return [[program, *served, *room, "--no-webui"]]
+
+    return System("llama-server", gguf_weights(gguf), commands, is_peer=True, program=program)
+
+
+def vllm(program: str, dtype: str, needed: Room) -> System:
+    """vLLM on the CPU, with its own defaults but for the length of the context."""
+
+    def commands(port: int, _: str) -> list[Command]:
+        directory = str(store.resolve(MODEL))
+        served = ["--served-model-name", MODEL, "--port", str(port), "--dtype", dtype]
+        return [[program, "serve", directory, *served, "--max-model-len", str(needed.max_len)]]
+
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_NO_USAGE_STATS": "1"}
+    return System("vLLM", dtype, commands, is_peer=True, program=program, environment=environment)
+
+
+def gguf_weights(gguf: Path) -> str:
+    """The weight format that a GGUF file declares, in our words."""
+    from gguf import GGUFReader, LlamaFileType
+
+    declared = GGUFReader(gguf).fields["general.file_type"].contents()
+    name = LlamaFileType(declared).name.removeprefix("MOSTLY_").removeprefix("ALL_").lower()
+    return {"bf16": "bfloat16", "f32": "float32", "f16": "float16"}.get(name, name)
+
+
+def peers(
+    llama: str | None,
+    ggufs: Sequence[Path],
+    vllm_program: str | None,
+    dtypes: Sequence[str],
+    *,
+    needed: Room,
+) -> Iterator[System]:
+    """Those that are given or in PATH."""
+    llama = llama or shutil.which("llama-server")
+    vllm_program = vllm_program or shutil.which("vllm")
+    if llama:
+        yield from (llama_server(llama, gguf, needed) for gguf in ggufs)
+    if vllm_program:
+        yield from (vllm(vllm_program, dtype, needed) for dtype in dtypes)
+
+
+_WARREN = (sys.executable, str(Path(__file__).parents[1] / "warren.py"))
+
+
+def _worker_options(weights: str) -> list[str]:
+    chosen = f"--dtype={weights}" if weights in _DTYPES else f"--weight-format={weights}"
+    return [f"--model={MODEL}", chosen]

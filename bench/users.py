@@ -1,0 +1,69 @@
+"""What more users cost each of them: response times of Warren and its peers.
+
+    python -m bench.users --llama-server PATH --llama-model GGUF --vllm PATH
+
+Each user sends one request after another: 128 random tokens in, 64 greedy tokens out.
+"""
+
+from typing import Annotated
+
+import typer
+
+from bench import options, report
+from bench.checks import check_output
+from bench.comparison import Plan, compare, own_client
+from bench.figures import Row, rows_of
+from bench.interrupt import ends_on_sigterm
+from bench.machine import describe
+from bench.plots import Panel, draw_rows
+from bench.systems import peers
+
+PANELS: list[Panel] = [
+    ("mean response time, ms", lambda row: row.figures.response_mean_ms),
+    ("90th percentile, ms", lambda row: row.figures.response_p90_ms),
+]
+
+
+def to_fewest_users(row: Row, rows: list[Row]) -> float:
+    """Mean response time over that of the same system with the fewest users."""
+    own = [other for other in rows if (other.system, other.weights) == (row.system, row.weights)]
+    fewest = min(own, key=lambda other: other.num_users)
+    return row.figures.response_mean_ms / fewest.figures.response_mean_ms
+
+
+@ends_on_sigterm
+def main(
+    formats: options.Formats = ["bfloat16"],  # noqa: B006 (typer copies it)
+    llama_server: options.LlamaServer = None,
+    llama_model: options.LlamaModels = None,
+    vllm: options.Vllm = None,
+    vllm_dtype: options.VllmDtypes = ["bfloat16"],  # noqa: B006
+    only: options.Only = None,
+    users: options.Users = [1, 3, 9],  # noqa: B006
+    runs: options.Runs = 1,
+    requests_per_user: Annotated[int, typer.Option(min=1, help="At least 8 a setting.")] = 5,
+    broker: options.Broker = None,
+    worker_option: options.WorkerOptions = None,
+    out: options.Out = options.RESULTS,
+) -> None:
+    plan = Plan(users, requests_per_user, min_requests=8, max_tokens=64)
+    ours = options.ours(formats, broker, worker_option)
+    theirs = peers(llama_server, llama_model or (), vllm, vllm_dtype, needed=plan.room)
+    systems = options.selected([*ours, *theirs], only)
+    check_output(systems, worker_option)
+    measurements = list(compare(systems, plan, runs, own_client))
+    rows = rows_of(measurements)
+    columns: list[report.Column] = [
+        ("mean ms", lambda row: f"{row.figures.response_mean_ms:.0f}"),
+        ("p90 ms", lambda row: f"{row.figures.response_p90_ms:.0f}"),
+        ("to fewest users", lambda row: f"{to_fewest_users(row, rows):.2f}x"),
+        ("tok/s", report.rate),
+        ("others", lambda row: f"{row.other_cores:.1f}"),
+    ]
+    report.show(f"Response time, 128 tokens in, 64 out, {runs} runs", rows, columns)
+    report.write(out / "users.json", describe(systems), rows, measurements)
+    draw_rows(out / "users.svg", rows, PANELS)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,1 @@
+"""C++ for the CPU: compiled on first use, called through a plain C interface."""

@@ -1,0 +1,16 @@
+"""Compiles ahead of the first use, for this processor; with --all for every one, for an image."""
+
+import sys
+
+from kernels.native.build import BUILT, VARIANTS, Unavailable, best_variant, build
+
+if __name__ == "__main__":
+    try:
+        if "--all" in sys.argv:
+            libraries = [build(variant, directory=BUILT) for variant in VARIANTS]
+        else:
+            libraries = [build(best_variant())]
+        sys.stdout.write("".join(f"{library}\n" for library in libraries))
+    except Unavailable as error:
+        sys.stdout.write(f"no native kernels: {error}\n")
+        sys.exit("--all" in sys.argv)

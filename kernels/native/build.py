@@ -1,0 +1,98 @@
+"""Compiles the sources for a kind of processor, once, and keeps the result."""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+_SOURCES = Path(__file__).with_name("src")
+BUILT = Path(__file__).with_name("built")
+"""Where an image has them compiled beforehand: it brings no compiler."""
+_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread")
+_TIMEOUT_S = 600
+
+VARIANTS: Mapping[str, tuple[frozenset[str], tuple[str, ...]]] = MappingProxyType(
+    {
+        "avx512": (
+            frozenset(
+                {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni"}
+            ),
+            ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
+        ),
+        "avx2": (frozenset({"avx2", "fma", "f16c", "bmi2"}), ("-march=x86-64-v3",)),
+    }
+)
+"""What /proc/cpuinfo has to list, and how to compile for it; the best first."""
+
+
+class Unavailable(Exception):
+    """This machine cannot compile or run the library; the message says why."""
+
+
+def best_variant() -> str:
+    """The first variant that this processor runs. Raises `Unavailable`."""
+    flags = _cpu_flags()
+    for name, (needed, _) in VARIANTS.items():
+        if needed <= flags:
+            return name
+    raise Unavailable(f"the processor ({platform.machine()}) has no AVX2")
+
+
+def build(
+    variant: str, *, directory: Path | None = None, extra_flags: tuple[str, ...] = ()
+) -> Path:
+    """Return the library of a variant, compiled into ``directory`` unless that was done before.
+
+    The directory is the user's cache where none is named. Of several processes the last one to
+    finish wins, with the same bytes. Raises `Unavailable` where there is no compiler or it fails.
+    """
+    flags = (*_FLAGS, *VARIANTS[variant][1], *extra_flags)
+    name = f"{variant}-{_digest(flags)}.so"
+    library = (directory or user_directory()) / name
+    if directory is None and (BUILT / name).exists():
+        return BUILT / name
+    if not library.exists():
+        _compile(library, flags)
+    return library
+
+
+def _compile(library: Path, flags: tuple[str, ...]) -> None:
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise Unavailable("there is no C++ compiler: install g++")
+    library.parent.mkdir(parents=True, exist_ok=True)
+    partial = library.with_name(f".{library.name}.{os.getpid()}")
+    command = [compiler, *flags, "-o", str(partial), str(_SOURCES / "native.cpp")]
+    try:
+        done = subprocess.run(  # noqa: S603 (our own sources and flags)
+            command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
+        )
+        if done.returncode:
+            raise Unavailable(f"{compiler} failed: {done.stderr.strip()[:500]}")
+        partial.rename(library)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _digest(flags: tuple[str, ...]) -> str:
+    digest = hashlib.sha256(repr(flags).encode())
+    for source in sorted(_SOURCES.iterdir()):
+        digest.update(source.name.encode() + source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def user_directory() -> Path:
+    """As worker.model.cache.cache_directory, which is out of reach here."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "warren" / "native"
+
+
+def _cpu_flags() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())

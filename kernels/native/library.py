@@ -1,0 +1,204 @@
+"""The C interface of the compiled library: its structures and functions, and a team of threads."""
+
+import ctypes
+import threading
+import weakref
+from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from kernels.native.build import best_variant, build
+
+
+class WeightView(Structure):
+    """`Weight` of src/packed.hpp."""
+
+    _fields_ = (
+        ("panels", c_void_p),
+        ("bias", c_void_p),
+        ("format", c_int32),
+        ("outputs", c_int32),
+        ("inputs", c_int32),
+    )
+
+
+class LayerView(Structure):
+    """`Layer` of src/decoder.hpp."""
+
+    _fields_ = (
+        ("input_norm", c_void_p),
+        ("qkv", WeightView),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("attention_output", WeightView),
+        ("mlp_norm", c_void_p),
+        ("gate_up", WeightView),
+        ("down", WeightView),
+        ("window", c_int32),
+    )
+
+
+class ModelView(Structure):
+    """`Model` of src/decoder.hpp."""
+
+    _fields_ = (
+        ("layers", POINTER(LayerView)),
+        ("embedding", WeightView),
+        ("norm", c_void_p),
+        ("lm_head", WeightView),
+        ("rope_table", c_void_p),
+        ("num_layers", c_int32),
+        ("num_heads", c_int32),
+        ("eps", c_float),
+        ("scale", c_float),
+    )
+
+
+class CacheView(Structure):
+    """`Cache` of src/attention.hpp."""
+
+    _fields_ = (
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("type", c_int32),
+        ("block_size", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+    )
+
+
+class BatchView(Structure):
+    """`Batch` of src/attention.hpp."""
+
+    _fields_ = (
+        ("block_tables", c_void_p),
+        ("query_starts", c_void_p),
+        ("context_lens", c_void_p),
+        ("num_seqs", c_int32),
+        ("max_num_blocks", c_int32),
+    )
+
+
+class HeadsView(Structure):
+    """`Heads` of src/attention.hpp."""
+
+    _fields_ = (
+        ("query", c_void_p),
+        ("stride", c_int64),
+        ("out", c_void_p),
+        ("num_heads", c_int32),
+        ("scale", c_float),
+        ("window", c_int32),
+    )
+
+
+class StepView(Structure):
+    """`Step` of src/decoder.hpp."""
+
+    _fields_ = (
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("sampled_rows", c_void_p),
+        ("logits", c_void_p),
+        ("batch", BatchView),
+        ("num_tokens", c_int32),
+        ("num_sampled", c_int32),
+        ("seconds", c_void_p),
+    )
+
+
+PARTS = (
+    "embedding",
+    "norms",
+    "qkv",
+    "rope and store",
+    "attention",
+    "attention output",
+    "gate and up",
+    "silu",
+    "down",
+    "logits",
+)
+"""`Part` of src/decoder.hpp."""
+
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "warren_lanes": (c_int, []),
+    "warren_team": (c_void_p, [c_int]),
+    "warren_disband": (None, [c_void_p]),
+    "warren_panel_bytes": (c_int64, [c_int32, c_int64]),
+    "warren_pack": (
+        None,
+        [c_void_p, c_int32, c_void_p, c_int64, c_int32, c_int32, c_void_p],
+    ),
+    "warren_unpack_rows": (None, [POINTER(WeightView), c_void_p, c_int32, c_void_p]),
+    "warren_linear": (None, [c_void_p, c_void_p, c_int32, POINTER(WeightView), c_void_p]),
+    "warren_attention": (
+        None,
+        [c_void_p, POINTER(CacheView), POINTER(BatchView), POINTER(HeadsView)],
+    ),
+    "warren_commit": (None, [c_void_p, c_int64]),
+    "warren_workspace": (c_void_p, []),
+    "warren_free_workspace": (None, [c_void_p]),
+    "warren_forward": (
+        c_int,
+        [
+            c_void_p,
+            c_void_p,
+            POINTER(ModelView),
+            POINTER(CacheView),
+            c_int64,
+            POINTER(StepView),
+        ],
+    ),
+}
+
+
+class Library:
+    """The functions of a compiled library, and the threads that they run on."""
+
+    def __init__(self, path: Path) -> None:
+        self.functions = ctypes.CDLL(str(path))
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(self.functions, name)
+            function.restype, function.argtypes = result, arguments
+        self._teams: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def lanes(self) -> int:
+        """Floats in a vector."""
+        lanes: int = self.functions.warren_lanes()
+        return lanes
+
+    def team(self, num_threads: int) -> int:
+        """Threads that run one operation at a time; shared by all who want as many."""
+        with self._lock:
+            if num_threads not in self._teams:
+                self._teams[num_threads] = self.functions.warren_team(num_threads)
+            return self._teams[num_threads]
+
+    def workspace(self, owner: object) -> int:
+        """Memory for activations, freed with its owner."""
+        workspace: int = self.functions.warren_workspace()
+        weakref.finalize(owner, self.functions.warren_free_workspace, workspace)
+        return workspace
+
+
+@cache
+def library() -> Library:
+    """The library for this processor, compiled if need be. Raises `Unavailable`."""
+    return Library(build(best_variant()))
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    """Where a contiguous tensor lies. Raises `ValueError` for others."""
+    if tensor is None:
+        return None
+    if not tensor.is_contiguous():
+        raise ValueError(f"a tensor of strides {tensor.stride()} is not contiguous")
+    return tensor.data_ptr()

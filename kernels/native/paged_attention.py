@@ -1,0 +1,117 @@
+"""Causal attention of packed queries over keys and values that lie in blocks."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from kernels.native.library import (
+    BatchView,
+    CacheView,
+    HeadsView,
+    Library,
+    library,
+    pointer,
+)
+from kernels.shapes import check_shape
+
+SPAN = 32
+HEAD_STEP = 16
+MAX_HEAD_DIM = 256
+CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    *,
+    num_decodes: int,
+    max_query_len: int,
+    scale: float,
+    sliding_window: int | None = None,
+) -> Tensor:
+    """See `kernels.reference.paged_attention`.
+
+    Caches are float32 or bfloat16; head_dim is a multiple of 16, at most 256, and block_size
+    divides 32. Computed in float32. A token's result depends on its own context alone, to the last
+    bit.
+    """
+    return attend(
+        library(),
+        query,
+        key_cache,
+        value_cache,
+        block_tables,
+        query_starts,
+        context_lens,
+        scale=scale,
+        sliding_window=sliding_window,
+    )
+
+
+def attend(
+    native: Library,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    *,
+    scale: float,
+    sliding_window: int | None,
+) -> Tensor:
+    """`paged_attention` of a library that need not be this processor's own."""
+    num_heads, head_dim = query.shape[1:]
+    check_shape("key_cache", key_cache, (None, None, None, head_dim))
+    check_shape("value_cache", value_cache, key_cache.shape)
+    check_shape("block_tables", block_tables, (context_lens.shape[0], None))
+    check_shape("query_starts", query_starts, (context_lens.shape[0] + 1,))
+    wide = query.float().contiguous()
+    out = torch.empty_like(wide)
+    cache = cache_view(key_cache, value_cache)
+    if num_heads % cache.num_kv_heads:
+        raise ValueError(
+            f"{num_heads} query heads are no multiple of {cache.num_kv_heads} key heads"
+        )
+    batch = BatchView(
+        pointer(block_tables),
+        pointer(query_starts),
+        pointer(context_lens),
+        context_lens.shape[0],
+        block_tables.shape[1],
+    )
+    heads = HeadsView(
+        pointer(wide), num_heads * head_dim, pointer(out), num_heads, scale, sliding_window or 0
+    )
+    native.functions.warren_attention(
+        native.team(torch.get_num_threads()),
+        ctypes.byref(cache),
+        ctypes.byref(batch),
+        ctypes.byref(heads),
+    )
+    return out.to(query.dtype)
+
+
+def cache_view(key_cache: Tensor, value_cache: Tensor) -> CacheView:
+    """One layer's cache, [num_blocks, block_size, num_kv_heads, head_dim].
+
+    Raises `ValueError` where the library cannot read it.
+    """
+    _, block_size, num_kv_heads, head_dim = key_cache.shape
+    if key_cache.dtype not in CACHE_TYPES or value_cache.dtype != key_cache.dtype:
+        raise ValueError(f"a cache of {key_cache.dtype}, expected float32 or bfloat16")
+    if head_dim % HEAD_STEP or head_dim > MAX_HEAD_DIM or SPAN % block_size:
+        raise ValueError(f"head_dim {head_dim} with blocks of {block_size} slots")
+    return CacheView(
+        pointer(key_cache),
+        pointer(value_cache),
+        CACHE_TYPES[key_cache.dtype],
+        block_size,
+        num_kv_heads,
+        head_dim,
+    )

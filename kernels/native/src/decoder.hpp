@@ -1,0 +1,207 @@
+// One step of a decoder of the Llama family: the loop of worker/model/decoder.py in one call.
+#pragma once
+
+#include <chrono>
+#include <memory>
+
+#include "elementwise.hpp"
+#include "linear.hpp"
+
+namespace warren {
+
+struct Layer {
+    const float* input_norm;
+    Weight qkv;
+    const float* query_norm;  // null where the family has none
+    const float* key_norm;
+    Weight attention_output;
+    const float* mlp_norm;
+    Weight gate_up;
+    Weight down;
+    int32_t window;
+};
+
+struct Model {
+    const Layer* layers;
+    Weight embedding;
+    const float* norm;
+    Weight lm_head;
+    const float* rope_table;  // [max_positions, head_dim]: cosines, then sines
+    int32_t num_layers;
+    int32_t num_heads;
+    float eps;
+    float scale;
+};
+
+struct Step {
+    const int64_t* token_ids;
+    const int64_t* positions;
+    const int64_t* slots;
+    const int64_t* sampled_rows;
+    float* logits;  // [num_sampled, outputs of lm_head]
+    Batch batch;
+    int32_t num_tokens;
+    int32_t num_sampled;
+    double* seconds;  // [kNumParts], added to; or null
+};
+
+// What the time of a step is made of.
+enum Part { kEmbedding, kNorms, kQkv, kRopeStore, kAttention, kAttentionOutput, kGateUp, kSilu, kDown, kLogits, kNumParts };
+
+// The activations of a step; grows to the largest step there was.
+class Workspace {
+   public:
+    template <class T>
+    T* take(size_t count) {
+        const size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
+        auto* at = static_cast<T*>(static_cast<void*>(memory_.get() + used_));
+        used_ += bytes;
+        return at;
+    }
+
+    void reserve(size_t bytes) {
+        used_ = 0;
+        if (bytes <= size_) return;
+        memory_.reset(static_cast<uint8_t*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)));
+        if (!memory_) throw std::bad_alloc();
+        size_ = bytes;
+    }
+
+   private:
+    struct Free {
+        void operator()(uint8_t* memory) const { std::free(memory); }
+    };
+    std::unique_ptr<uint8_t, Free> memory_;
+    size_t size_ = 0;
+    size_t used_ = 0;
+};
+
+class Forward {
+   public:
+    Forward(Team& team, Workspace& workspace, const Model& model, const Cache& cache, int64_t layer_bytes, const Step& step)
+        : team_(team), model_(model), cache_(cache), layer_bytes_(layer_bytes), step_(step),
+          tasks_(attention_tasks(step.batch)), caller_(std::this_thread::get_id()), since_(Clock::now()) {
+        const Layer& layer = model.layers[0];
+        hidden_size_ = model.embedding.inputs;
+        qkv_size_ = layer.qkv.outputs;
+        attended_size_ = model.num_heads * cache.head_dim;
+        mlp_size_ = layer.down.inputs;
+        const size_t rows = step.num_tokens;
+        const size_t widest = std::max({hidden_size_, attended_size_, mlp_size_});
+        workspace.reserve(rows * 4 * (2 * hidden_size_ + qkv_size_ + attended_size_ + 2 * mlp_size_ + widest) + 1024);
+        hidden_ = workspace.take<float>(rows * hidden_size_);
+        normed_ = workspace.take<float>(rows * hidden_size_);
+        qkv_ = workspace.take<float>(rows * qkv_size_);
+        attended_ = workspace.take<float>(rows * attended_size_);
+        gate_up_ = workspace.take<float>(rows * 2 * mlp_size_);
+        codes_.codes = workspace.take<int16_t>(rows * widest);
+        codes_.scales = workspace.take<float>(rows * (widest / kBlock + 1));
+        codes_.totals = workspace.take<float>(rows * (widest / kBlock + 1));
+    }
+
+    // Called by all threads of the team.
+    void run() {
+        team_.share(step_.num_tokens, [&](int t) { unpack_row(model_.embedding, step_.token_ids[t], row(hidden_, t)); });
+        lap(kEmbedding);
+        for (int index = 0; index < model_.num_layers; index++) {
+            const Layer& layer = model_.layers[index];
+            norm(layer.input_norm);
+            product(kQkv, normed_, hidden_size_, layer.qkv, qkv_);
+            rope_store(layer, layer_cache(index));
+            attention(layer, layer_cache(index));
+            product(kAttentionOutput, attended_, attended_size_, layer.attention_output, hidden_, true);
+            norm(layer.mlp_norm);
+            product(kGateUp, normed_, hidden_size_, layer.gate_up, gate_up_);
+            gate();
+            product(kDown, gate_up_, 2 * mlp_size_, layer.down, hidden_, true);
+        }
+        logits();
+    }
+
+   private:
+    using Clock = std::chrono::steady_clock;
+
+    float* row(float* rows, int64_t index) const { return rows + index * hidden_size_; }
+
+    // The time since the last lap was this part's.
+    void lap(Part part) {
+        if (step_.seconds == nullptr || std::this_thread::get_id() != caller_) return;
+        const auto now = Clock::now();
+        step_.seconds[part] += std::chrono::duration<double>(now - since_).count();
+        since_ = now;
+    }
+
+    void norm(const float* weight) {
+        team_.share(step_.num_tokens, [&](int t) {
+            rms_norm(row(hidden_, t), weight, hidden_size_, model_.eps, row(normed_, t));
+        });
+        lap(kNorms);
+    }
+
+    void product(Part part, const float* from, int64_t stride, const Weight& weight, float* to, bool is_added = false) {
+        linear(team_, {from, stride, step_.num_tokens}, codes_, weight, {to, weight.outputs, is_added});
+        lap(part);
+    }
+
+    Cache layer_cache(int index) const {
+        Cache cache = cache_;
+        cache.keys += index * layer_bytes_;
+        cache.values += index * layer_bytes_;
+        return cache;
+    }
+
+    void rope_store(const Layer& layer, const Cache& cache) {
+        const int num_kv_heads = cache.num_kv_heads, head_dim = cache.head_dim;
+        team_.share(step_.num_tokens, [&](int t) {
+            float* heads = qkv_ + int64_t(t) * qkv_size_;
+            const float* angles = model_.rope_table + step_.positions[t] * head_dim;
+            for (int h = 0; h < model_.num_heads + num_kv_heads; h++) {
+                float* head = heads + h * head_dim;
+                const float* weight = h < model_.num_heads ? layer.query_norm : layer.key_norm;
+                if (weight != nullptr) rms_norm(head, weight, head_dim, model_.eps, head);
+                rotate(head, angles, head_dim);
+            }
+            const float* key = heads + attended_size_;
+            store_slot(cache, cache.keys, step_.slots[t], key);
+            store_slot(cache, cache.values, step_.slots[t], key + num_kv_heads * head_dim);
+        });
+        lap(kRopeStore);
+    }
+
+    void attention(const Layer& layer, const Cache& cache) {
+        const Heads heads{qkv_, qkv_size_, attended_, model_.num_heads, model_.scale, layer.window};
+        warren::attention(team_, cache, step_.batch, heads, tasks_);
+        lap(kAttention);
+    }
+
+    void logits() {
+        team_.share(step_.num_sampled, [&](int s) {
+            rms_norm(row(hidden_, step_.sampled_rows[s]), model_.norm, hidden_size_, model_.eps, row(normed_, s));
+        });
+        linear(team_, {normed_, hidden_size_, step_.num_sampled}, codes_, model_.lm_head,
+               {step_.logits, model_.lm_head.outputs, false});
+        lap(kLogits);
+    }
+
+    void gate() {
+        team_.share(step_.num_tokens, [&](int t) {
+            float* gate = gate_up_ + int64_t(t) * 2 * mlp_size_;
+            silu_mul(gate, gate + mlp_size_, mlp_size_);
+        });
+        lap(kSilu);
+    }
+
+    Team& team_;
+    const Model& model_;
+    const Cache& cache_;
+    const int64_t layer_bytes_;
+    const Step& step_;
+    const std::vector<AttentionTask> tasks_;
+    const std::thread::id caller_;
+    Clock::time_point since_;
+    int hidden_size_, qkv_size_, attended_size_, mlp_size_;
+    float *hidden_, *normed_, *qkv_, *attended_, *gate_up_;
+    Codes codes_{};
+};
+
+}  // namespace warren

@@ -1,0 +1,58 @@
+// What happens between the matrix products, a row at a time.
+#pragma once
+
+#include <cmath>
+
+#include "attention.hpp"
+
+namespace warren {
+
+// Root mean square normalisation (Zhang and Sennrich, arXiv:1910.07467); `to` may be `from`.
+inline void rms_norm(const float* from, const float* weight, int width, float eps, float* to) {
+    Floats squares[2] = {};
+    int d = 0;
+    for (; d + 2 * kLanes <= width; d += 2 * kLanes)
+        for (int i = 0; i < 2; i++) {
+            const Floats value = load(from + d + i * kLanes);
+            squares[i] = multiply_add(value, value, squares[i]);
+        }
+    float total = sum(squares[0] + squares[1]);
+    for (; d < width; d++) total += from[d] * from[d];
+    const float factor = 1.0f / std::sqrt(total / width + eps);
+    for (d = 0; d < width; d++) to[d] = from[d] * factor * weight[d];
+}
+
+// Rotary position embedding (Su et al., arXiv:2104.09864) of one head; `angles` holds head_dim / 2 cosines, then sines.
+inline void rotate(float* head, const float* angles, int head_dim) {
+    const int half = head_dim / 2;
+    for (int i = 0; i < half; i++) {
+        const float first = head[i], second = head[i + half];
+        head[i] = first * angles[i] - second * angles[i + half];
+        head[i + half] = second * angles[i] + first * angles[i + half];
+    }
+}
+
+inline void store_slot(const Cache& cache, uint8_t* layer, int64_t slot, const float* row) {
+    const int width = cache.num_kv_heads * cache.head_dim;
+    uint8_t* to = layer + slot * cache.slot_bytes();
+    if (cache.type == kCacheFloat32) {
+        std::memcpy(to, row, size_t(width) * 4);
+    } else {
+        for (int i = 0; i < width; i++) reinterpret_cast<uint16_t*>(to)[i] = to_bf16(row[i]);
+    }
+}
+
+// silu(gate) * up (Shazeer, arXiv:2002.05202), written over the gate. The width is a multiple of kLanes or ends in a rest.
+inline void silu_mul(float* gate, const float* up, int width) {
+    int d = 0;
+    for (; d + kLanes <= width; d += kLanes) {
+        const Floats x = load(gate + d);
+        store(gate + d, x / (exponential(-x) + 1.0f) * load(up + d));
+    }
+    for (; d < width; d++) {
+        const Floats x = broadcast(gate[d]);
+        gate[d] = (x / (exponential(-x) + 1.0f))[0] * up[d];
+    }
+}
+
+}  // namespace warren

@@ -1,0 +1,203 @@
+// Matrix products with packed weights, cut into tasks for a team of threads.
+#pragma once
+
+#include <vector>
+
+#include "threads.hpp"
+#include "tiles.hpp"
+
+namespace warren {
+
+struct Rows {
+    const float* at;
+    int64_t stride;  // floats from a row to the next
+    int count;
+};
+
+struct Product {
+    float* at;
+    int64_t stride;
+    bool is_added;  // to what is there: the residual connection
+};
+
+// What a task computes: rows first .. last - 1 against panels panel .. end - 1.
+struct Task {
+    int first, last, panel, end;
+};
+
+// How many panels go together with so many rows: as many sums as registers hold beside the weights.
+constexpr int panels_for(int rows) {
+    if (kLanes == 16) return rows == 1 ? 8 : rows == 2 ? 4 : 2;
+    return rows == 1 ? 4 : rows <= 3 ? 2 : 1;
+}
+
+// 16 outputs of one row, or as many as there are.
+inline void write(const Floats (&sums)[kVectors], const Weight& weight, int first, float* to, bool is_added) {
+    float values[kPanel];
+    for (int v = 0; v < kVectors; v++) store(values + v * kLanes, sums[v]);
+    const int count = std::min(kPanel, weight.outputs - first);
+    for (int n = 0; n < count; n++) {
+        const float value = weight.bias == nullptr ? values[n] : values[n] + weight.bias[first + n];
+        to[first + n] = is_added ? to[first + n] + value : value;
+    }
+}
+
+// What a task multiplies: `panels` begin with the task's first one, `out` is where the product goes.
+struct Operands {
+    const Rows& x;
+    const Codes& codes;  // the same rows, encoded, where the weight asks for that
+    const Weight& weight;
+    const uint8_t* panels;
+    const Product& out;
+};
+
+// The three ways to a tile's sums; each belongs to a layout of panels.
+template <class Panels>
+struct FloatTile {
+    static constexpr int32_t kFormat = Panels::kFormat;
+    static constexpr int kMaxRows = kLanes == 16 ? 12 : 6;
+
+    template <int kRows, int kPanels>
+    static void add(const Operands& o, int row, const uint8_t* panels, Sums<kRows, kPanels>& sums) {
+        tile<Panels, kRows, kPanels>(o.x.at + row * o.x.stride, o.x.stride, panels, o.weight.inputs, sums);
+    }
+};
+
+struct DotTile {
+    static constexpr int32_t kFormat = kBfloat16;
+    static constexpr int kMaxRows = kLanes == 16 ? 12 : 6;
+
+    template <int kRows, int kPanels>
+    static void add(const Operands& o, int row, const uint8_t* panels, Sums<kRows, kPanels>& sums) {
+        dot_tile<kRows, kPanels>(o.codes.codes + int64_t(row) * o.weight.inputs, panels, o.weight.inputs, sums);
+    }
+};
+
+template <int32_t kFormat_>
+struct QuantizedTile {
+    static constexpr int32_t kFormat = kFormat_;
+    static constexpr int kMaxRows = kLanes == 16 ? 12 : 5;
+
+    template <int kRows, int kPanels>
+    static void add(const Operands& o, int row, const uint8_t* panels, Sums<kRows, kPanels>& sums) {
+        const int64_t block = int64_t(row) * (o.weight.inputs / kBlock);
+        const Codes codes{o.codes.codes + block * kBlock, o.codes.scales + block, o.codes.totals + block};
+        quantized_tile<kFormat, kRows, kPanels>(codes, panels, o.weight.inputs, sums);
+    }
+};
+
+template <class Tile, int kRows, int kPanels>
+inline void write_tile(const Operands& o, int row, const uint8_t* panels, int panel) {
+    Sums<kRows, kPanels> sums = {};
+    Tile::template add<kRows, kPanels>(o, row, panels, sums);
+    for (int r = 0; r < kRows; r++)
+        for (int p = 0; p < kPanels; p++)
+            write(sums[r][p], o.weight, (panel + p) * kPanel, o.out.at + (row + r) * o.out.stride, o.out.is_added);
+}
+
+template <class Tile, int kRows>
+inline void panel_tiles(const Operands& o, int row, int panel, int end) {
+    constexpr int kPanels = panels_for(kRows);
+    const int64_t bytes = panel_bytes(Tile::kFormat, o.weight.inputs);
+    const uint8_t* at = o.panels;
+    for (; panel + kPanels <= end; panel += kPanels, at += kPanels * bytes)
+        write_tile<Tile, kRows, kPanels>(o, row, at, panel);
+    for (; panel < end; panel++, at += bytes) write_tile<Tile, kRows, 1>(o, row, at, panel);
+}
+
+template <class Tile, int kRows = Tile::kMaxRows>
+inline void row_tiles(const Operands& o, int rows, int row, int panel, int end) {
+    if (rows == kRows) return panel_tiles<Tile, kRows>(o, row, panel, end);
+    if constexpr (kRows > 1) row_tiles<Tile, kRows - 1>(o, rows, row, panel, end);
+}
+
+// Tiles are as even as can be: a small one leaves registers, and so half of the core, unused.
+template <class Tile>
+inline void multiply(const Operands& o, const Task& task) {
+    const int num_tiles = (task.last - task.first + Tile::kMaxRows - 1) / Tile::kMaxRows;
+    for (int t = 0, row = task.first; t < num_tiles; t++) {
+        const int rows = (task.last - row) / (num_tiles - t);
+        row_tiles<Tile>(o, rows, row, task.panel, task.end);
+        row += rows;
+    }
+}
+
+// From so many rows on it pays to turn a panel of bfloat16 into floats once rather than for each tile.
+constexpr int kUnpackRows = 2 * FloatTile<Float32Panels>::kMaxRows;
+
+inline void unpack_panel(const uint8_t* panel, int inputs, float* to) {
+    for (int pair = 0; pair < inputs / 2; pair++, to += 2 * kPanel) {
+        Floats weights[kVectors];
+        Bfloat16Panels::read<false>(panel, pair, weights);
+        for (int v = 0; v < kVectors; v++) store(to + v * kLanes, weights[v]);
+        Bfloat16Panels::read<true>(panel, pair, weights);
+        for (int v = 0; v < kVectors; v++) store(to + kPanel + v * kLanes, weights[v]);
+    }
+}
+
+inline void multiply_unpacked(const Operands& o, const Task& task) {
+    thread_local std::vector<float> floats;
+    const int inputs = o.weight.inputs;
+    const int64_t bytes = panel_bytes(kBfloat16, inputs);
+    constexpr int kStep = panels_for(FloatTile<Float32Panels>::kMaxRows);
+    floats.resize(std::max(floats.size(), size_t(inputs) * kPanel * kStep));
+    const Operands unpacked{o.x, o.codes, o.weight, reinterpret_cast<const uint8_t*>(floats.data()), o.out};
+    for (int panel = task.panel; panel < task.end; panel += kStep) {
+        const int end = std::min(panel + kStep, task.end);
+        for (int p = panel; p < end; p++)
+            unpack_panel(o.panels + (p - task.panel) * bytes, inputs, floats.data() + (p - panel) * inputs * kPanel);
+        multiply<FloatTile<Float32Panels>>(unpacked, {task.first, task.last, panel, end});
+    }
+}
+
+inline void multiply_any(const Operands& o, const Task& task) {
+    switch (o.weight.format) {
+        case kFloat32: return multiply<FloatTile<Float32Panels>>(o, task);
+        case kBfloat16:
+            if (kHasBf16Dot) return multiply<DotTile>(o, task);
+            if (task.last - task.first >= kUnpackRows) return multiply_unpacked(o, task);
+            return multiply<FloatTile<Bfloat16Panels>>(o, task);
+        case kQ8_0: return multiply<QuantizedTile<kQ8_0>>(o, task);
+        case kQ4_0: return multiply<QuantizedTile<kQ4_0>>(o, task);
+        default: return multiply<QuantizedTile<kQ4_1>>(o, task);
+    }
+}
+
+// One row as its weights' layout asks for it.
+inline void encode_row(const Rows& x, int row, int32_t format, int inputs, const Codes& to) {
+    const float* from = x.at + row * x.stride;
+    int16_t* codes = to.codes + int64_t(row) * inputs;
+    if (format == kBfloat16) {
+        for (int k = 0; k < inputs; k++) codes[k] = static_cast<int16_t>(to_bf16(from[k]));
+    } else {
+        for (int k = 0; k < inputs; k += kBlock) {
+            const int64_t block = (int64_t(row) * inputs + k) / kBlock;
+            encode_block(from + k, codes + k, to.scales[block], to.totals[block]);
+        }
+    }
+}
+
+// Bytes of rows that stay in the second-level cache while panels pass by.
+constexpr int64_t kRowsBytes = 192 << 10;
+
+// out = x @ weight.T + bias, added to what is in `out` if that is asked for. Called by all threads of a team;
+// `codes` has room for the rows of x.
+inline void linear(Team& team, const Rows& x, const Codes& codes, const Weight& weight, const Product& out) {
+    if (weight.format >= kQ8_0 || (weight.format == kBfloat16 && kHasBf16Dot))
+        team.share(x.count, [&](int row) { encode_row(x, row, weight.format, weight.inputs, codes); });
+    const int num_panels = (weight.outputs + kPanel - 1) / kPanel;
+    constexpr int kTileRows = FloatTile<Float32Panels>::kMaxRows;
+    const int rows_fit = std::max<int64_t>(1, kRowsBytes / (int64_t(weight.inputs) * 4 * kTileRows)) * kTileRows;
+    const int num_blocks = (x.count + rows_fit - 1) / rows_fit;
+    // Several tasks a thread: one that is held up by another process leaves the rest to its neighbours.
+    const int num_parts = std::clamp(num_panels / 8, 1, 8 * team.size());
+    team.share(num_blocks * num_parts, [&](int index) {
+        const int block = index / num_parts, part = index % num_parts;
+        const Task task{x.count * block / num_blocks, x.count * (block + 1) / num_blocks, num_panels * part / num_parts,
+                        num_panels * (part + 1) / num_parts};
+        const uint8_t* panels = weight.panels + task.panel * panel_bytes(weight.format, weight.inputs);
+        multiply_any({x, codes, weight, panels, out}, task);
+    });
+}
+
+}  // namespace warren

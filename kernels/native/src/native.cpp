@@ -1,0 +1,72 @@
+// The plain C interface that kernels/native/library.py calls. Pointers belong to the caller; nothing is checked here.
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <new>
+
+#include "decoder.hpp"
+
+using namespace warren;
+
+extern "C" {
+
+int warren_lanes() { return kLanes; }
+
+Team* warren_team(int size) { return new Team(size); }
+void warren_disband(Team* team) { delete team; }
+
+int64_t warren_panel_bytes(int32_t format, int64_t inputs) { return panel_bytes(format, inputs); }
+
+void warren_pack(Team* team, int32_t format, const uint8_t* rows, int64_t row_bytes, int32_t outputs, int32_t inputs,
+                 uint8_t* panels) {
+    const auto pack = [&](int panel) {
+        const int first = panel * kPanel;
+        pack_panel(format, rows + first * row_bytes, std::min(kPanel, outputs - first), inputs,
+                   panels + panel * panel_bytes(format, inputs));
+    };
+    team->run([&] { team->share((outputs + kPanel - 1) / kPanel, pack); });
+}
+
+void warren_unpack_rows(const Weight* weight, const int64_t* rows, int32_t count, float* to) {
+    for (int i = 0; i < count; i++) unpack_row(*weight, rows[i], to + int64_t(i) * weight->inputs);
+}
+
+void warren_linear(Team* team, const float* x, int32_t rows, const Weight* weight, float* out) {
+    const int64_t num_blocks = weight->inputs / kBlock;
+    std::vector<int16_t> codes(int64_t(rows) * weight->inputs);
+    std::vector<float> scales(rows * num_blocks + 1), totals(rows * num_blocks + 1);
+    const Codes encoded{codes.data(), scales.data(), totals.data()};
+    team->run([&] { linear(*team, {x, weight->inputs, rows}, encoded, *weight, {out, weight->outputs, false}); });
+}
+
+void warren_attention(Team* team, const Cache* cache, const Batch* batch, const Heads* heads) {
+    const auto tasks = attention_tasks(*batch);
+    team->run([&] { attention(*team, *cache, *batch, *heads, tasks); });
+}
+
+// Commits the pages of some memory, unless the system cannot be asked for that; the content stays.
+void warren_commit(uint8_t* memory, int64_t bytes) {
+#ifdef MADV_POPULATE_WRITE
+    const auto first = reinterpret_cast<uintptr_t>(memory) & ~uintptr_t{4095};
+    madvise(reinterpret_cast<void*>(first), reinterpret_cast<uintptr_t>(memory) + bytes - first, MADV_POPULATE_WRITE);
+#else
+    (void)memory, (void)bytes;
+#endif
+}
+
+Workspace* warren_workspace() { return new Workspace; }
+void warren_free_workspace(Workspace* workspace) { delete workspace; }
+
+// 0, or 1 where there is no memory for the activations.
+int warren_forward(Team* team, Workspace* workspace, const Model* model, const Cache* cache, int64_t layer_bytes,
+                   const Step* step) {
+    try {
+        Forward forward(*team, *workspace, *model, *cache, layer_bytes, *step);
+        team->run([&] { forward.run(); });
+        return 0;
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+}
+
+}

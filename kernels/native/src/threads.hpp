@@ -1,0 +1,127 @@
+// The threads of one forward pass: they run the same code side by side and meet at barriers.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <immintrin.h>
+#include <sched.h>
+
+namespace warren {
+
+// Keeps the calling thread on one core while it lives.
+class Pinned {
+   public:
+    explicit Pinned(int core) : is_set_(core >= 0 && sched_getaffinity(0, sizeof before_, &before_) == 0) {
+        if (!is_set_) return;
+        cpu_set_t only;
+        CPU_ZERO(&only);
+        CPU_SET(core, &only);
+        sched_setaffinity(0, sizeof only, &only);
+    }
+    ~Pinned() {
+        if (is_set_) sched_setaffinity(0, sizeof before_, &before_);
+    }
+    Pinned(const Pinned&) = delete;
+    Pinned& operator=(const Pinned&) = delete;
+
+   private:
+    cpu_set_t before_;
+    const bool is_set_;
+};
+
+class Team {
+   public:
+    // A team of all cores has one for each of its threads. Left to itself the system puts those that wake one another
+    // on the same core, where they wait for each other.
+    explicit Team(int size) : size_(size) {
+        cpu_set_t allowed;
+        if (sched_getaffinity(0, sizeof allowed, &allowed) == 0 && CPU_COUNT(&allowed) == size)
+            for (int core = 0; core < CPU_SETSIZE; core++)
+                if (CPU_ISSET(core, &allowed)) cores_.push_back(core);
+        for (int index = 1; index < size; index++) members_.emplace_back([this, index] { serve(index); });
+    }
+
+    ~Team() {
+        is_closing_ = true;
+        announce();
+        for (auto& member : members_) member.join();
+    }
+
+    int size() const { return size_; }
+
+    // Run `work` on every thread of the team and return when all have ended.
+    void run(const std::function<void()>& work) {
+        const std::lock_guard<std::mutex> alone(mutex_);
+        const Pinned pinned(core(0));
+        work_ = &work;
+        next_ = 0;
+        announce();
+        work();
+        barrier();
+    }
+
+    // Tasks 0 .. count - 1, each done once by whichever thread comes first; ends at a barrier.
+    template <class Task>
+    void share(int count, const Task& task) {
+        for (int index; (index = next_.fetch_add(1, std::memory_order_relaxed)) < count;) task(index);
+        barrier();
+    }
+
+   private:
+    // A thread sleeps after some 20 us: the cores may be needed by whoever feeds the model.
+    static constexpr int kSpins = 1000;
+
+    void barrier() {
+        const int round = round_.load(std::memory_order_acquire);
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
+            arrived_.store(0, std::memory_order_relaxed);
+            next_.store(0, std::memory_order_relaxed);
+            round_.store(round + 1, std::memory_order_release);
+            round_.notify_all();
+        } else {
+            await(round_, round);
+        }
+    }
+
+    void announce() {
+        calls_.fetch_add(1, std::memory_order_release);
+        calls_.notify_all();
+    }
+
+    static void await(const std::atomic<int>& value, int old) {
+        for (int spin = 0; spin < kSpins; spin++) {
+            if (value.load(std::memory_order_acquire) != old) return;
+            _mm_pause();
+        }
+        while (value.load(std::memory_order_acquire) == old) value.wait(old);
+    }
+
+    int core(int index) const { return cores_.empty() ? -1 : cores_[index]; }
+
+    void serve(int index) {
+        const Pinned pinned(core(index));
+        for (int call = 0;; call++) {
+            await(calls_, call);
+            if (is_closing_) return;
+            (*work_)();
+            barrier();
+        }
+    }
+
+    const int size_;
+    std::vector<int> cores_;  // one for each thread; empty where they are not pinned
+    std::vector<std::thread> members_;
+    std::mutex mutex_;
+    const std::function<void()>* work_ = nullptr;
+    std::atomic<bool> is_closing_{false};
+    alignas(64) std::atomic<int> calls_{0};
+    alignas(64) std::atomic<int> next_{0};
+    alignas(64) std::atomic<int> arrived_{0};
+    alignas(64) std::atomic<int> round_{0};
+};
+
+}  // namespace warren

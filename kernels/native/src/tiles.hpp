@@ -1,0 +1,215 @@
+// Tiles of matrix products: a few rows against a few panels, their sums in registers.
+//
+// An output is the sum over its inputs in their order, in one accumulator, whatever else is computed beside it. So a
+// row's result depends neither on how many rows there are nor on how they are cut into tiles.
+#pragma once
+
+#include <algorithm>
+
+#include "packed.hpp"
+
+namespace warren {
+
+template <int kRows, int kPanels>
+using Sums = Floats[kRows][kPanels][kVectors];
+
+struct Float32Panels {
+    static constexpr int32_t kFormat = kFloat32;
+
+    template <bool is_odd>
+    static void read(const uint8_t* panel, int pair, Floats (&to)[kVectors]) {
+        const auto* at = reinterpret_cast<const float*>(panel) + (2 * pair + is_odd) * kPanel;
+        for (int v = 0; v < kVectors; v++) to[v] = load(at + v * kLanes);
+    }
+};
+
+struct Bfloat16Panels {
+    static constexpr int32_t kFormat = kBfloat16;
+
+    template <bool is_odd>
+    static void read(const uint8_t* panel, int pair, Floats (&to)[kVectors]) {
+        const auto* at = reinterpret_cast<const uint32_t*>(panel) + pair * kPanel;
+        for (int v = 0; v < kVectors; v++) {
+            const Words words = load<Words>(at + v * kLanes);
+            to[v] = is_odd ? high_bf16(words) : low_bf16(words);
+        }
+    }
+};
+
+// Adds one input's part. The even input is done before the odd one is read: together they would not fit the registers.
+template <bool is_odd, class Panels, int kRows, int kPanels>
+inline void add_input(const float* x, int64_t stride, const uint8_t* panels, int64_t bytes, int pair,
+                      Sums<kRows, kPanels>& sums) {
+    Floats weights[kPanels][kVectors];
+    for (int p = 0; p < kPanels; p++) Panels::template read<is_odd>(panels + p * bytes, pair, weights[p]);
+    for (int r = 0; r < kRows; r++) {
+        const Floats input = broadcast(x[r * stride + 2 * pair + is_odd]);
+        for (int p = 0; p < kPanels; p++)
+            for (int v = 0; v < kVectors; v++) sums[r][p][v] = multiply_add(input, weights[p][v], sums[r][p][v]);
+    }
+}
+
+template <class Panels, int kRows, int kPanels>
+inline void tile(const float* x, int64_t stride, const uint8_t* panels, int inputs, Sums<kRows, kPanels>& sums) {
+    const int64_t bytes = panel_bytes(Panels::kFormat, inputs);
+#pragma GCC unroll 4
+    for (int pair = 0; pair < inputs / 2; pair++) {
+        add_input<false, Panels>(x, stride, panels, bytes, pair, sums);
+        add_input<true, Panels>(x, stride, panels, bytes, pair, sums);
+    }
+}
+
+#ifdef __AVX512BF16__
+constexpr bool kHasBf16Dot = true;
+inline Floats dot_bf16(Floats sums, Words a, Words b) {
+    return reinterpret_cast<Floats>(_mm512_dpbf16_ps(sums, (__m512bh)a, (__m512bh)b));
+}
+#else
+#ifdef WARREN_BF16_DOT  // what such a processor does, to be tested on others
+constexpr bool kHasBf16Dot = true;
+#else
+constexpr bool kHasBf16Dot = false;
+#endif
+inline Floats dot_bf16(Floats sums, Words a, Words b) {
+    return multiply_add(low_bf16(a), low_bf16(b), multiply_add(high_bf16(a), high_bf16(b), sums));
+}
+#endif
+
+// As `tile`, two inputs at a time, which are rounded to bfloat16.
+template <int kRows, int kPanels>
+inline void dot_tile(const int16_t* x, const uint8_t* panels, int inputs, Sums<kRows, kPanels>& sums) {
+    const int64_t bytes = panel_bytes(kBfloat16, inputs);
+#pragma GCC unroll 4
+    for (int pair = 0; pair < inputs / 2; pair++) {
+        Words weights[kPanels][kVectors];
+        for (int p = 0; p < kPanels; p++)
+            for (int v = 0; v < kVectors; v++)
+                weights[p][v] = load<Words>(panels + p * bytes + (pair * kPanel + v * kLanes) * 4);
+        for (int r = 0; r < kRows; r++) {
+            uint32_t both;
+            std::memcpy(&both, x + int64_t(r) * inputs + 2 * pair, sizeof both);
+            const Words input = both - Words{};
+            for (int p = 0; p < kPanels; p++)
+                for (int v = 0; v < kVectors; v++) sums[r][p][v] = dot_bf16(sums[r][p][v], weights[p][v], input);
+        }
+    }
+}
+
+// Inputs as 16-bit integers with a scale for each block of 32: a relative step of 2^-15 of the block's largest, finer
+// than bfloat16's 2^-8, and products with 8-bit and 4-bit codes add up exactly.
+struct Codes {
+    int16_t* codes;  // [rows, inputs]; bfloat16 numbers where the weights are
+    float* scales;   // [rows, inputs / 32]
+    float* totals;   // [rows, inputs / 32]: the scale times the sum of the codes
+};
+
+inline void encode_block(const float* x, int16_t* codes, float& scale, float& total) {
+    float most = 0;
+    for (int k = 0; k < kBlock; k++) most = std::max(most, std::abs(x[k]));
+    scale = most / 32767.0f;
+    const float inverse = most > 0 ? 32767.0f / most : 0;
+    int32_t sum = 0;
+    for (int k = 0; k < kBlock; k++) {
+        codes[k] = static_cast<int16_t>(_mm_cvtss_si32(_mm_set_ss(x[k] * inverse)));
+        sum += codes[k];
+    }
+    total = scale * sum;
+}
+
+// 16-bit products of neighbouring lanes, added in pairs to 32-bit sums.
+inline Ints add_products(Ints sums, Ints a, Ints b) {
+#if WARREN_LANES == 8
+    return sums + reinterpret_cast<Ints>(_mm256_madd_epi16((__m256i)a, (__m256i)b));
+#elif defined(__AVX512VNNI__)
+    return reinterpret_cast<Ints>(_mm512_dpwssd_epi32((__m512i)sums, (__m512i)a, (__m512i)b));
+#elif defined(__AVX512BW__)
+    return sums + reinterpret_cast<Ints>(_mm512_madd_epi16((__m512i)a, (__m512i)b));
+#else
+    const auto *x = reinterpret_cast<const __m256i*>(&a), *y = reinterpret_cast<const __m256i*>(&b);
+    __m256i both[2] = {_mm256_madd_epi16(x[0], y[0]), _mm256_madd_epi16(x[1], y[1])};
+    return sums + load<Ints>(both);
+#endif
+}
+
+// 2 * kLanes bytes, widened to 16 bits each.
+template <bool is_signed>
+inline Ints widen(const uint8_t* from) {
+#if WARREN_LANES == 16 && defined(__AVX512BW__)
+    const __m256i bytes = load<__m256i>(from);
+    return reinterpret_cast<Ints>(is_signed ? _mm512_cvtepi8_epi16(bytes) : _mm512_cvtepu8_epi16(bytes));
+#else
+    __m256i parts[kLanes / 8];
+    for (int i = 0; i < kLanes / 8; i++) {
+        const __m128i bytes = load<__m128i>(from + i * 16);
+        parts[i] = is_signed ? _mm256_cvtepi8_epi16(bytes) : _mm256_cvtepu8_epi16(bytes);
+    }
+    return load<Ints>(parts);
+#endif
+}
+
+template <int kRows, int kPanels>
+using Counts = Ints[kRows][kPanels][kVectors];
+
+template <int kRows, int kPanels>
+inline void add_pairs(const int16_t* x, int64_t stride, const Ints (&weights)[kPanels][kVectors],
+                      Counts<kRows, kPanels>& counts) {
+    for (int r = 0; r < kRows; r++) {
+        int32_t pair;
+        std::memcpy(&pair, x + r * stride, sizeof pair);
+        const Ints input = pair - Ints{};
+        for (int p = 0; p < kPanels; p++)
+            for (int v = 0; v < kVectors; v++) counts[r][p][v] = add_products(counts[r][p][v], input, weights[p][v]);
+    }
+}
+
+// The codes of one block, in integers.
+template <int32_t kFormat, int kRows, int kPanels>
+inline void count_block(const int16_t* x, int64_t stride, const uint8_t* codes, int64_t bytes,
+                        Counts<kRows, kPanels>& counts) {
+    constexpr int kSteps = code_bytes(kFormat) / 2;
+#pragma GCC unroll 4
+    for (int i = 0; i < kSteps; i++) {
+        Ints weights[kPanels][kVectors];
+        for (int p = 0; p < kPanels; p++)
+            for (int v = 0; v < kVectors; v++)
+                weights[p][v] = widen<kFormat == kQ8_0>(codes + p * bytes + (i * kPanel + v * kLanes) * 2);
+        if constexpr (kFormat == kQ8_0) {
+            add_pairs<kRows, kPanels>(x + 2 * i, stride, weights, counts);
+        } else {
+            Ints low[kPanels][kVectors];
+            for (int p = 0; p < kPanels; p++)
+                for (int v = 0; v < kVectors; v++) {
+                    low[p][v] = weights[p][v] & 0x000f000f;
+                    weights[p][v] = reinterpret_cast<Ints>(reinterpret_cast<Words>(weights[p][v]) >> 4) & 0x000f000f;
+                }
+            add_pairs<kRows, kPanels>(x + 2 * i, stride, low, counts);
+            add_pairs<kRows, kPanels>(x + 2 * i + 16, stride, weights, counts);
+        }
+    }
+}
+
+template <int32_t kFormat, int kRows, int kPanels>
+inline void quantized_tile(const Codes& x, const uint8_t* panels, int inputs, Sums<kRows, kPanels>& sums) {
+    const int64_t bytes = panel_bytes(kFormat, inputs);
+    const int num_blocks = inputs / kBlock;
+    for (int b = 0; b < num_blocks; b++) {
+        const uint8_t* block = panels + b * block_bytes(kFormat);
+        Counts<kRows, kPanels> counts = {};
+        count_block<kFormat, kRows, kPanels>(x.codes + b * kBlock, inputs, block + kPanel * header_bytes(kFormat), bytes,
+                                             counts);
+        for (int p = 0; p < kPanels; p++)
+            for (int v = 0; v < kVectors; v++) {
+                const auto* scales = reinterpret_cast<const uint16_t*>(block + p * bytes) + v * kLanes;
+                const Floats scale = from_half(scales);
+                const Floats least = kFormat == kQ4_1 ? from_half(scales + kPanel) : scale * -8.0f;
+                for (int r = 0; r < kRows; r++) {
+                    Floats& sum = sums[r][p][v];
+                    const Floats count = __builtin_convertvector(counts[r][p][v], Floats);
+                    sum = multiply_add(count * x.scales[r * num_blocks + b], scale, sum);
+                    if (kFormat != kQ8_0) sum = multiply_add(broadcast(x.totals[r * num_blocks + b]), least, sum);
+                }
+            }
+    }
+}
+
+}  // namespace warren

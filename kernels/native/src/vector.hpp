@@ -1,0 +1,157 @@
+// One vector of floats and what is done with it. The width is the machine's: 8 with AVX2, 16 with AVX-512.
+// WARREN_LANES=16 on a machine with AVX2 alone runs the wide code in two halves: so it is tested anywhere.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#ifndef WARREN_LANES
+#ifdef __AVX512F__
+#define WARREN_LANES 16
+#else
+#define WARREN_LANES 8
+#endif
+#endif
+
+namespace warren {
+
+constexpr int kLanes = WARREN_LANES;
+constexpr int kPanel = 16;  // outputs that lie side by side in packed weights
+constexpr int kVectors = kPanel / kLanes;
+
+using Floats = float __attribute__((vector_size(kLanes * 4), may_alias));
+using Words = uint32_t __attribute__((vector_size(kLanes * 4), may_alias));
+using Ints = int32_t __attribute__((vector_size(kLanes * 4), may_alias));
+using Floats4 = float __attribute__((vector_size(16), may_alias));
+using Floats8 = float __attribute__((vector_size(32), may_alias));
+
+template <class Vector>
+inline Vector load(const void* from) {
+    Vector vector;
+    std::memcpy(&vector, from, sizeof vector);
+    return vector;
+}
+
+template <class Vector>
+inline void store(void* to, Vector vector) {
+    std::memcpy(to, &vector, sizeof vector);
+}
+
+inline Floats load(const float* from) { return load<Floats>(from); }
+
+inline Floats broadcast(float value) { return value - Floats{}; }
+
+// a * b + c, rounded once.
+inline Floats multiply_add(Floats a, Floats b, Floats c) {
+#if WARREN_LANES == 8
+    return reinterpret_cast<Floats>(_mm256_fmadd_ps(a, b, c));
+#elif defined(__AVX512F__)
+    return reinterpret_cast<Floats>(_mm512_fmadd_ps(a, b, c));
+#else
+    Floats sum;
+    for (int half = 0; half < 2; half++) {
+        const auto* x = reinterpret_cast<const __m256*>(&a) + half;
+        const auto* y = reinterpret_cast<const __m256*>(&b) + half;
+        const auto* z = reinterpret_cast<const __m256*>(&c) + half;
+        reinterpret_cast<__m256*>(&sum)[half] = _mm256_fmadd_ps(*x, *y, *z);
+    }
+    return sum;
+#endif
+}
+
+inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
+
+// The two bfloat16 numbers in each word, as floats.
+inline Floats low_bf16(Words pairs) { return reinterpret_cast<Floats>(pairs << 16); }
+inline Floats high_bf16(Words pairs) { return reinterpret_cast<Floats>(pairs & 0xffff0000u); }
+
+inline float from_bf16(uint16_t value) {
+    const uint32_t word = static_cast<uint32_t>(value) << 16;
+    float result;
+    std::memcpy(&result, &word, sizeof result);
+    return result;
+}
+
+// To the nearest, ties to even; NaN stays NaN.
+inline uint16_t to_bf16(float value) {
+    uint32_t word;
+    std::memcpy(&word, &value, sizeof word);
+    if ((word & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((word >> 16) | 0x40u);
+    return static_cast<uint16_t>((word + 0x7fffu + ((word >> 16) & 1u)) >> 16);
+}
+
+inline Floats from_bf16(const uint16_t* from) {
+    using Halves = uint16_t __attribute__((vector_size(kLanes * 2), may_alias));
+    const Words words = __builtin_convertvector(load<Halves>(from), Words);
+    return reinterpret_cast<Floats>(words << 16);
+}
+
+// kLanes numbers of IEEE half precision.
+inline Floats from_half(const uint16_t* from) {
+    Floats result;
+    for (int i = 0; i < kLanes; i += 8) {
+        const __m256 eight = _mm256_cvtph_ps(load<__m128i>(from + i));
+        std::memcpy(reinterpret_cast<char*>(&result) + i * 4, &eight, sizeof eight);
+    }
+    return result;
+}
+
+inline Floats8 fold(Floats value) {
+#if WARREN_LANES == 8
+    return value;
+#else
+    return load<Floats8>(&value) + load<Floats8>(reinterpret_cast<char*>(&value) + 32);
+#endif
+}
+
+// Element i is the sum of all elements of values[i]; the order of additions never changes.
+inline Floats4 sums(const Floats (&values)[4]) {
+    const __m256 ab = _mm256_hadd_ps(fold(values[0]), fold(values[1]));
+    const __m256 cd = _mm256_hadd_ps(fold(values[2]), fold(values[3]));
+    const __m256 abcd = _mm256_hadd_ps(ab, cd);
+    return _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1));
+}
+
+inline float sum(Floats value) {
+    const __m256 eight = fold(value);
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+inline float largest(Floats value) {
+#if WARREN_LANES == 8
+    const __m256 eight = value;
+#else
+    const Floats8 low = load<Floats8>(&value), high = load<Floats8>(reinterpret_cast<char*>(&value) + 32);
+    const __m256 eight = low > high ? low : high;
+#endif
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
+// e to the power of each element, within 2 units of the last place; below -87 it stays at e^-87.
+// Cody and Waite's reduction and the polynomial of Cephes' expf.
+inline Floats exponential(Floats x) {
+    x = maximum(x, broadcast(-87.0f));
+    x = x < 88.0f ? x : broadcast(88.0f);
+    const Floats magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    const Floats shifted = multiply_add(x, broadcast(1.44269504088896341f), magic);
+    const Floats power = shifted - magic;
+    Floats rest = multiply_add(power, broadcast(-0.693359375f), x);
+    rest = multiply_add(power, broadcast(2.12194440e-4f), rest);
+    Floats series = broadcast(1.9875691500e-4f);
+    series = multiply_add(series, rest, broadcast(1.3981999507e-3f));
+    series = multiply_add(series, rest, broadcast(8.3334519073e-3f));
+    series = multiply_add(series, rest, broadcast(4.1665795894e-2f));
+    series = multiply_add(series, rest, broadcast(1.6666665459e-1f));
+    series = multiply_add(series, rest, broadcast(5.0000001201e-1f));
+    series = multiply_add(series, rest * rest, rest) + 1.0f;
+    const Ints exponent = __builtin_convertvector(power, Ints) << 23;
+    return reinterpret_cast<Floats>(reinterpret_cast<Ints>(series) + exponent);
+}
+
+}  // namespace warren

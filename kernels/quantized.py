@@ -1,0 +1,177 @@
+"""Matrices packed as GGUF packs them: blocks of 32 inputs that share a scale.
+
+Layouts, rounding and arithmetic are those of ggml's reference (ggml-quants.c: quantize_row_*_ref,
+dequantize_row_*). `dequantize` is the specification of whoever multiplies with packed blocks.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from kernels.shapes import check_shape
+
+QuantFormat = Literal["q8_0", "q4_0", "q4_1"]
+
+BLOCK_INPUTS = 32
+BLOCK_BYTES: dict[QuantFormat, int] = {"q8_0": 34, "q4_0": 18, "q4_1": 20}
+
+_CHUNK = 1 << 20
+"""Elements converted at a time: what an operation leaves, the next one finds in the cache."""
+_HALF = 0.5 - 2**-25
+"""Added before truncation, the greatest float below 0.5 rounds halves away from zero, and exactly:
+0.5 itself would lift its predecessor to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """A matrix [outputs, inputs] as uint8 ``blocks`` [outputs, inputs // 32, bytes of a block].
+
+    A block begins with its float16 scale. q8_0: 32 int8. q4_0: 16 bytes, input i in the low half
+    of byte i and input i + 16 in the high half, 8 too great. q4_1: the same, not shifted, behind a
+    float16 minimum.
+    """
+
+    format: QuantFormat
+    blocks: Tensor
+
+    def __post_init__(self) -> None:
+        check_shape("blocks", self.blocks, [None, None, BLOCK_BYTES[self.format]])
+        if self.blocks.dtype != torch.uint8:
+            raise ValueError(f"blocks are {self.blocks.dtype}, expected {torch.uint8}")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(outputs, inputs)."""
+        return self.blocks.shape[0], self.blocks.shape[1] * BLOCK_INPUTS
+
+    @property
+    def device(self) -> torch.device:
+        return self.blocks.device
+
+    def rows(self, index: Tensor) -> "QuantizedWeight":
+        """The outputs that ``index``, [any] int64, names, in its order."""
+        return QuantizedWeight(self.format, self.blocks[index])
+
+
+Matrix: TypeAlias = Tensor | QuantizedWeight
+
+
+def quantize(weight: Tensor, quant_format: QuantFormat) -> QuantizedWeight:
+    """Pack [outputs, inputs] of any float type.
+
+    Raises `ValueError` where inputs are no multiple of 32, or a scale is NaN or beyond float16.
+    """
+    check_shape("weight", weight, [None, None])
+    outputs, inputs = weight.shape
+    if inputs % BLOCK_INPUTS:
+        raise ValueError(f"weight has {inputs} inputs, expected a multiple of {BLOCK_INPUTS}")
+    shape = (outputs, inputs // BLOCK_INPUTS, BLOCK_BYTES[quant_format])
+    blocks = torch.empty(shape, dtype=torch.uint8, device=weight.device)
+    pack = _PACK[quant_format]
+    for source, target in _chunks(weight, blocks):
+        pack(source.float().reshape(*target.shape[:2], BLOCK_INPUTS), target)
+    return QuantizedWeight(quant_format, blocks)
+
+
+def dequantize(weight: QuantizedWeight) -> Tensor:
+    """Return [outputs, inputs] float32."""
+    outputs, inputs = weight.shape
+    values = torch.empty(outputs, inputs // BLOCK_INPUTS, BLOCK_INPUTS, device=weight.device)
+    unpack = _UNPACK[weight.format]
+    for source, target in _chunks(weight.blocks, values):
+        unpack(source, target)
+    return values.view(outputs, inputs)
+
+
+def _chunks(source: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Both in pieces of as many rows."""
+    outputs = len(source)
+    num_rows = max(1, _CHUNK * outputs // max(1, target.numel(), source.numel()))
+    return zip(torch.split(source, num_rows), torch.split(target, num_rows), strict=True)
+
+
+def _pack_q8_0(values: Tensor, blocks: Tensor) -> None:
+    scale = values.abs().amax(dim=-1, keepdim=True).div_(127)
+    scaled = values * _inverse(scale)
+    scaled += torch.copysign(scaled.new_tensor(_HALF), scaled)
+    _put_float16(scale, blocks[..., :2])
+    blocks[..., 2:] = scaled.to(torch.int8).view(torch.uint8)
+
+
+def _pack_q4_0(values: Tensor, blocks: Tensor) -> None:
+    """The value that is farthest from zero becomes -8, so that the scale may be negative."""
+    farthest = values.gather(-1, values.abs().argmax(dim=-1, keepdim=True))
+    scale = farthest.div_(-8)
+    scaled = (values * _inverse(scale)).add_(8.5)
+    _put_float16(scale, blocks[..., :2])
+    _put_nibbles(scaled, blocks[..., 2:])
+
+
+def _pack_q4_1(values: Tensor, blocks: Tensor) -> None:
+    least, greatest = values.aminmax(dim=-1, keepdim=True)
+    scale = (greatest - least).div_(15)
+    scaled = (values - least).mul_(_inverse(scale)).add_(0.5)
+    _put_float16(scale, blocks[..., :2])
+    _put_float16(least, blocks[..., 2:4])
+    _put_nibbles(scaled, blocks[..., 4:])
+
+
+def _inverse(scale: Tensor) -> Tensor:
+    """0 also where a scale is so small that it has none: such a block is zero in float16."""
+    inverse = scale.reciprocal()
+    return inverse.masked_fill_(inverse.isinf(), 0)
+
+
+def _put_float16(values: Tensor, target: Tensor) -> None:
+    halves = values.half()
+    if not halves.isfinite().all():
+        raise ValueError("weight has NaN, or values too great for a float16 scale")
+    target.copy_(halves.view(torch.uint8))
+
+
+def _put_nibbles(scaled: Tensor, target: Tensor) -> None:
+    nibbles = scaled.to(torch.uint8).clamp_(max=15)
+    low, high = nibbles.chunk(2, dim=-1)
+    torch.bitwise_or(low, high << 4, out=target)
+
+
+def _unpack_q8_0(blocks: Tensor, values: Tensor) -> None:
+    values.copy_(blocks[..., 2:].view(torch.int8)).mul_(_float16(blocks[..., :2]))
+
+
+def _unpack_q4_0(blocks: Tensor, values: Tensor) -> None:
+    _unpack_nibbles(blocks[..., 2:], values)
+    values.sub_(8).mul_(_float16(blocks[..., :2]))
+
+
+def _unpack_q4_1(blocks: Tensor, values: Tensor) -> None:
+    _unpack_nibbles(blocks[..., 4:], values)
+    values.mul_(_float16(blocks[..., :2])).add_(_float16(blocks[..., 2:4]))
+
+
+def _unpack_nibbles(packed: Tensor, values: Tensor) -> None:
+    low, high = values.chunk(2, dim=-1)
+    low.copy_(packed & 15)
+    high.copy_(packed >> 4)
+
+
+def _float16(two_bytes: Tensor) -> Tensor:
+    return two_bytes.contiguous().view(torch.float16).float()
+
+
+_Convert: TypeAlias = Callable[[Tensor, Tensor], None]
+"""From the first into the second: [rows, blocks of a row, 32 or the bytes of a block]."""
+
+_PACK: dict[QuantFormat, _Convert] = {
+    "q8_0": _pack_q8_0,
+    "q4_0": _pack_q4_0,
+    "q4_1": _pack_q4_1,
+}
+_UNPACK: dict[QuantFormat, _Convert] = {
+    "q8_0": _unpack_q8_0,
+    "q4_0": _unpack_q4_0,
+    "q4_1": _unpack_q4_1,
+}

@@ -1,0 +1,65 @@
+"""A channel's incoming frames, put together to messages where they arrive.
+
+aiormq passes every frame through a queue to a task of the channel and starts a task for every
+message: most of what a message costs (measured with aiormq 7.2.4: 2/5 of a gateway's CPU time).
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from aiormq import Channel
+from aiormq.abc import DeliveredMessage, FrameType
+from pamqp.body import ContentBody
+from pamqp.commands import Basic
+from pamqp.header import ContentHeader
+
+_NO_HEADER = ContentHeader()
+
+OnDelivered = Callable[[DeliveredMessage], None]
+
+
+class Frames:
+    """Takes the place of ``channel.frames``: deliveries go to ``on_delivered``, the rest on.
+
+    Not a queue itself: an empty ``asyncio.Queue`` has 3 KiB, and there is one of these a stream.
+    """
+
+    __slots__ = (
+        "_channel", "_deliver", "_header", "_num_missing", "_on_delivered", "_others", "_parts",
+    )  # fmt: skip
+
+    def __init__(self, channel: Channel, on_delivered: OnDelivered) -> None:
+        self._channel = channel
+        self._others: asyncio.Queue[tuple[int, FrameType]] = channel.frames
+        self._on_delivered = on_delivered
+        self._deliver: Basic.Deliver | None = None
+        self._header = _NO_HEADER
+        self._parts: list[bytes] = []
+        self._num_missing = 0
+
+    async def put(self, item: tuple[int, FrameType]) -> None:
+        frame = item[1]
+        if isinstance(frame, Basic.Deliver):
+            self._deliver = frame
+        elif self._deliver is None:
+            await self._others.put(item)
+        elif isinstance(frame, ContentHeader):
+            self._header, self._parts = frame, []
+            self._num_missing = frame.body_size or 0
+            self._end_if_complete(self._deliver)
+        elif isinstance(frame, ContentBody):
+            self._parts.append(frame.value)
+            self._num_missing -= len(frame.value)
+            self._end_if_complete(self._deliver)
+
+    async def get(self) -> tuple[int, FrameType]:
+        return await self._others.get()
+
+    def task_done(self) -> None:
+        self._others.task_done()
+
+    def _end_if_complete(self, deliver: Basic.Deliver) -> None:
+        if self._num_missing <= 0:
+            body = b"".join(self._parts)
+            self._on_delivered(DeliveredMessage(deliver, self._header, body, self._channel))
+            self._deliver, self._header, self._parts = None, _NO_HEADER, []

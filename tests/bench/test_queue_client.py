@@ -1,0 +1,65 @@
+"""What the bench's own client makes of a stream's bytes."""
+
+import asyncio
+import time
+
+import pytest
+
+from bench.queue_client import Stream, Streams
+from bench.queue_source import TOKEN_TEXT, published_at
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+
+
+def event(ordinal: int, num_tokens: int, age_s: float = 0.0) -> bytes:
+    text = f"{time.monotonic() - age_s:.6f} {TOKEN_TEXT * num_tokens}"
+    data = b'id: %d\ndata: {"choices":[{"index":0,"text":"%s"}]}\n\n' % (ordinal, text.encode())
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 7, 100, 10_000])
+async def test_tokens_are_counted_however_the_bytes_are_cut(piece_bytes: int) -> None:
+    streams = Streams()
+    stream = Stream(streams)
+    data = HEAD + event(1, 2, age_s=0.5) + event(2, 3, age_s=0.5)
+
+    for start in range(0, len(data), piece_bytes):
+        stream.data_received(data[start : start + piece_bytes])
+
+    assert (streams.tally.num_events, streams.tally.num_tokens) == (2, 5)
+    assert streams.tally.delay_ms(50) == pytest.approx(500, abs=100)
+
+
+async def test_a_lost_event_is_an_error() -> None:
+    streams = Streams()
+    stream = Stream(streams)
+    stream.data_received(HEAD + event(1, 1) + event(3, 1))
+
+    with pytest.raises(RuntimeError, match="event 3 follows 1"):
+        await streams.measure(0)
+
+
+async def test_a_refused_stream_says_why() -> None:
+    stream = Stream(Streams())
+    stream.data_received(b"HTTP/1.1 404 Not Found\r\n\r\nno such model")
+    stream.connection_lost(None)
+
+    with pytest.raises(ConnectionError, match="no such model"):
+        await stream.opened
+
+
+async def test_a_measurement_leaves_out_what_came_before_and_after_it() -> None:
+    streams = Streams()
+    stream = Stream(streams)
+    stream.data_received(HEAD + event(1, 1))
+    measuring = asyncio.create_task(streams.measure(0.01))
+    await asyncio.sleep(0)
+    stream.data_received(event(2, 4))
+    tally = await measuring
+    stream.data_received(event(3, 1))
+
+    assert tally.num_tokens == 4
+
+
+def test_the_text_says_when_it_was_published() -> None:
+    assert published_at(f"12.500000 {TOKEN_TEXT}") == 12.5

@@ -1,0 +1,43 @@
+"""What is compiled, for whom, and what is said where that cannot be."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kernels.native import build as module
+from kernels.native.build import Unavailable, best_variant, build
+from kernels.native.library import Library
+
+
+def test_the_second_start_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = build(best_variant())
+    monkeypatch.setenv("PATH", "")
+    assert build(best_variant()) == first
+
+
+def test_without_a_compiler_the_message_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Unavailable, match=r"no C\+\+ compiler: install g\+\+"):
+        build("avx2", directory=tmp_path)
+
+
+def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\necho out of luck >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.defpath}")
+    with pytest.raises(Unavailable, match="out of luck"):
+        build("avx2", directory=tmp_path / "built")
+    assert not list((tmp_path / "built").iterdir())
+
+
+def test_every_variant_needs_what_it_is_compiled_for() -> None:
+    assert list(module.VARIANTS) == ["avx512", "avx2"]
+    assert "avx512_bf16" in module.VARIANTS["avx512"][0]
+
+
+def test_a_team_is_shared_by_those_who_want_as_many_threads(native: Library) -> None:
+    assert native.team(2) == native.team(2) != native.team(3)

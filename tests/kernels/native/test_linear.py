@@ -1,0 +1,101 @@
+"""Products with packed matrices against float64, in every format and for any number of rows."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.native.library import Library
+from kernels.native.linear import linear
+from kernels.native.packed import PackedWeight, pack, unpack_rows
+from kernels.quantized import Matrix, QuantizedWeight, dequantize, quantize
+from tests.support.numerics import assert_close
+
+FORMATS = ["float32", "bfloat16", "q8_0", "q4_0", "q4_1"]
+ROUNDED_CODES = 2.0**-14
+"""Inputs of quantized weights are rounded to 16 bits."""
+ROUNDED_INPUTS = 4e-3
+"""With bfloat16's own instructions the inputs are rounded too."""
+SIZES = [(1, 32), (37, 64), (160, 96)]
+NUM_ROWS = [1, 2, 3, 5, 6, 7, 11, 12, 13, 25, 100]
+
+
+def matrix(name: str, outputs: int, inputs: int) -> Matrix:
+    torch.manual_seed(outputs)
+    weight = torch.randn(outputs, inputs)
+    match name:
+        case "float32":
+            return weight
+        case "bfloat16":
+            return weight.bfloat16()
+        case "q8_0" | "q4_0" | "q4_1":
+            return quantize(weight, name)
+    raise AssertionError(name)
+
+
+def dense(weight: Matrix) -> Tensor:
+    return (dequantize(weight) if isinstance(weight, QuantizedWeight) else weight).double()
+
+
+def tolerance(native: Library, name: str) -> float:
+    if name == "bfloat16" and native.lanes == 16:
+        return ROUNDED_INPUTS
+    return 1e-6 if name in ("float32", "bfloat16") else ROUNDED_CODES
+
+
+def rows(count: int, inputs: int) -> Tensor:
+    return torch.randn(100, inputs, generator=torch.Generator().manual_seed(1))[:count].contiguous()
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("name", FORMATS)
+def test_agrees_with_float64(native: Library, name: str, size: tuple[int, int]) -> None:
+    weight, bias = matrix(name, *size), torch.randn(size[0])
+    packed = pack(native, weight, bias)
+    for num_rows in NUM_ROWS:
+        hidden = rows(num_rows, size[1])
+        expected = hidden.double() @ dense(weight).T + bias.double()
+        actual = linear(native, hidden, packed, num_threads=2)
+        assert_close(actual, expected, tolerance(native, name))
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_inputs_need_no_whole_blocks(native: Library, name: str) -> None:
+    weight = matrix(name, 17, 34)
+    hidden = rows(9, 34)
+    actual = linear(native, hidden, pack(native, weight))
+    assert_close(actual, hidden.double() @ dense(weight).T, tolerance(native, name))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_row_does_not_depend_on_the_others_to_the_last_bit(native: Library, name: str) -> None:
+    packed = pack(native, matrix(name, 160, 96))
+    alone = linear(native, rows(1, 96), packed)
+    for num_rows in NUM_ROWS:
+        assert torch.equal(linear(native, rows(num_rows, 96), packed, num_threads=2)[:1], alone)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_packed_rows_are_the_weights_exactly(native: Library, name: str) -> None:
+    weight = matrix(name, 37, 64)
+    index = torch.tensor([0, 36, 15, 16])
+    rows = unpack_rows(native, pack(native, weight), index)
+    assert torch.equal(rows.double(), dense(weight)[index])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_weight_in_the_wrong_place_is_caught(native: Library, name: str) -> None:
+    weight = matrix(name, 37, 64)
+    packed = pack(native, weight)
+    fault = PackedWeight(packed.panels.roll(64), None, packed.format, 37, 64)
+    hidden = rows(3, 64)
+    with pytest.raises(AssertionError, match="relative error"):
+        assert_close(
+            linear(native, hidden, fault), hidden.double() @ dense(weight).T, ROUNDED_INPUTS
+        )
+
+
+def test_odd_inputs_and_other_types_are_refused(native: Library) -> None:
+    with pytest.raises(ValueError, match="33 inputs"):
+        pack(native, torch.zeros(4, 33))
+    with pytest.raises(ValueError, match="float16 cannot be packed"):
+        pack(native, torch.zeros(4, 32, dtype=torch.float16))

@@ -1,0 +1,117 @@
+"""SmolLM2 says the same tokens whether or not it computes what was computed before."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from shared.messages import JobClass, TextPrompt
+from tests.support.batches import GREEDY
+from worker.engine.engine import Engine
+from worker.engine.interface import SequenceId, StepOutput, Submit
+from worker.engine.scheduler import SchedulerLimits
+from worker.model.loading import load_runner
+from worker.text import Tokenizer
+
+BLOCK_SIZE = 8
+BLOCK_BYTES = BLOCK_SIZE * 2 * 30 * 3 * 64 * 4
+"""Keys and values of 30 layers with 3 heads of 64 float32 each."""
+MAX_TOKENS = 8
+SYSTEM = "You are a patient assistant who answers in one short sentence and never repeats himself. "
+QUESTIONS = ["What is rain?", "Who wrote it down?", "What is rain?", "Where? " * 9]
+JOB_CLASSES: list[JobClass] = ["batch", "interactive", "batch", "interactive"]
+
+
+@pytest.fixture(scope="module")
+def prompts(tokenizer: Tokenizer) -> list[list[int]]:
+    """Questions behind one system prompt; two of them are the same."""
+    return [list(tokenizer.encode(TextPrompt(text=SYSTEM + question))) for question in QUESTIONS]
+
+
+class Run(NamedTuple):
+    first: list[list[int]]
+    second: list[list[int]]
+    """What is said to the prompts with their first answers and another question behind them."""
+    num_cached: int
+    num_preemptions: int
+
+
+def run(
+    smollm2: Path,
+    prompts: list[list[int]],
+    *,
+    prefix_cache: bool,
+    num_blocks: int = 256,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 256,
+) -> Run:
+    """Two turns of a chat with each prompt, all at once; every other one is a batch job."""
+    runner = load_runner(
+        smollm2,
+        dtype="float32",
+        device="cpu",
+        block_size=BLOCK_SIZE,
+        max_num_batched_tokens=max_num_batched_tokens,
+        kv_cache_bytes=num_blocks * BLOCK_BYTES,
+    )
+    limits = SchedulerLimits(max_num_seqs, max_num_batched_tokens, prefix_cache=prefix_cache)
+    engine = Engine(runner, limits)
+    try:
+        first = answers(engine, "first", prompts)
+        turns = [
+            prompt + answer + prompts[0][-4:] for prompt, answer in zip(prompts, first, strict=True)
+        ]
+        second = answers(engine, "second", turns)
+        load = engine.load()
+        return Run(first, second, load.num_cached_tokens, load.num_preemptions)
+    finally:
+        engine.close()
+
+
+def answers(engine: Engine, turn: str, prompts: list[list[int]]) -> list[list[int]]:
+    submits = [
+        Submit(SequenceId(turn, k), prompt, GREEDY, 0, MAX_TOKENS, job_class=job_class)
+        for k, (prompt, job_class) in enumerate(zip(prompts, JOB_CLASSES, strict=True))
+    ]
+    outputs: list[StepOutput] = []
+    for submit in submits:
+        outputs += engine.step([submit])
+    while engine.has_work:
+        outputs += engine.step()
+    return [
+        [output.token_id for output in outputs if output.sequence_id == submit.sequence_id]
+        for submit in submits
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(smollm2: Path, prompts: list[list[int]]) -> Run:
+    """Everything computed anew."""
+    return run(smollm2, prompts, prefix_cache=False)
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [256, 19], ids=["whole prompts", "chunks"])
+def test_what_was_found_in_the_cache_gives_the_same_tokens(
+    smollm2: Path, prompts: list[list[int]], expected: Run, max_num_batched_tokens: int
+) -> None:
+    found = run(smollm2, prompts, prefix_cache=True, max_num_batched_tokens=max_num_batched_tokens)
+
+    assert (found.first, found.second) == (expected.first, expected.second)
+    assert expected.num_cached == 0
+    assert found.num_cached > 0.5 * sum(map(len, prompts))
+
+
+def test_so_it_does_where_sequences_are_preempted_and_blocks_are_evicted(
+    smollm2: Path, prompts: list[list[int]], expected: Run
+) -> None:
+    found = run(
+        smollm2,
+        prompts,
+        prefix_cache=True,
+        num_blocks=14,
+        max_num_seqs=2,
+        max_num_batched_tokens=19,
+    )
+
+    assert (found.first, found.second) == (expected.first, expected.second)
+    assert found.num_preemptions > 0

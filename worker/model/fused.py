@@ -1,0 +1,160 @@
+"""The decoder of worker.model.decoder on the CPU, with a whole step as one call of the library."""
+
+import logging
+
+import torch
+from torch import Tensor
+
+from kernels.native.build import Unavailable
+from kernels.native.decoder import PackedDecoder, PackedLayer, PackedModel
+from kernels.native.library import Library, library
+from kernels.native.memory import commit_behind
+from kernels.native.packed import PackedWeight, pack
+from kernels.native.paged_attention import HEAD_STEP, MAX_HEAD_DIM
+from kernels.quantized import Matrix
+from worker.model.config import DecoderConfig
+from worker.model.interface import ForwardInputs
+from worker.model.kv_cache import KVCache
+from worker.model.rope_table import rope_table
+from worker.model.weights import DecoderWeights, LayerWeights, Linear
+
+logger = logging.getLogger(__name__)
+
+
+class FusedDecoder:
+    """A `Decoder` of the Llama family.
+
+    Activations are float32 throughout. A token's logits do not depend on what else is in the step
+    nor on how its prompt was cut, to the last bit.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights[Matrix],
+        max_seq_len: int,
+        *,
+        dtype: torch.dtype,
+        num_threads: int,
+    ) -> None:
+        """``dtype`` is the cache's: float32 or bfloat16. Raises `StartupError` as its twin does."""
+        self._config = config
+        self._dtype = dtype
+        self._rope_table = rope_table(config.rope, config.head_dim, max_seq_len)
+        packing = _Packing(library(), num_threads)
+        model = packing.model(config, weights, self._rope_table)
+        self._decoder = PackedDecoder(library(), model, num_threads)
+
+    @property
+    def num_layers(self) -> int:
+        return self._config.num_layers
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self._config.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self._config.head_dim
+
+    @property
+    def vocab_size(self) -> int:
+        return self._config.vocab_size
+
+    @property
+    def max_seq_len(self) -> int:
+        return self._rope_table.shape[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def commit(self, kv_cache: KVCache) -> None:
+        """Have the cache's memory committed, in the background."""
+        commit_behind(library(), kv_cache.keys, kv_cache.values)
+
+    def profile(self) -> dict[str, float]:
+        """See `PackedDecoder.profile`."""
+        return self._decoder.profile()
+
+    def forward(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
+        """See `Decoder.forward`."""
+        return self._decoder.forward(
+            inputs.token_ids,
+            inputs.positions,
+            inputs.slots,
+            inputs.sampled_rows,
+            kv_cache.keys,
+            kv_cache.values,
+            inputs.block_tables,
+            inputs.query_starts,
+            inputs.context_lens,
+        )
+
+
+def why_not(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> str | None:
+    """What keeps `FusedDecoder` from computing this model; None if nothing does."""
+    if device.type != "cpu":
+        return f"the native kernels run on the CPU, not on {device.type}"
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"the native kernels know float32 and bfloat16, not {str(dtype)[6:]}"
+    if config.head_dim % HEAD_STEP or config.head_dim > MAX_HEAD_DIM:
+        return f"the native kernels have no head_dim of {config.head_dim}"
+    if config.hidden_size % 2 or config.intermediate_size % 2:
+        return "the native kernels need even sizes"
+    try:
+        library()
+    except Unavailable as error:
+        return f"the native kernels are not available: {error}"
+    return None
+
+
+class _Packing:
+    """Packs weights; `weights` is not kept."""
+
+    def __init__(self, native: Library, num_threads: int) -> None:
+        self._library = native
+        self._num_threads = num_threads
+
+    def model(
+        self, config: DecoderConfig, weights: DecoderWeights[Matrix], table: Tensor
+    ) -> PackedModel:
+        embedding = self._pack(weights.embedding)
+        is_tied = weights.lm_head is weights.embedding
+        layers = [
+            self._layer(layer, window)
+            for layer, window in zip(weights.layers, config.sliding_windows, strict=True)
+        ]
+        return PackedModel(
+            layers=layers,
+            embedding=embedding,
+            norm=weights.norm.float(),
+            lm_head=embedding if is_tied else self._pack(weights.lm_head),
+            rope_table=table,
+            num_heads=config.num_heads,
+            eps=config.rms_norm_eps,
+            scale=config.head_dim**-0.5,
+        )
+
+    def _layer(self, layer: LayerWeights[Matrix], window: int | None) -> PackedLayer:
+        return PackedLayer(
+            input_norm=layer.input_norm.float(),
+            qkv=self._linear(layer.qkv),
+            query_norm=None if layer.query_norm is None else layer.query_norm.float(),
+            key_norm=None if layer.key_norm is None else layer.key_norm.float(),
+            attention_output=self._linear(layer.attention_output),
+            mlp_norm=layer.mlp_norm.float(),
+            gate_up=self._linear(layer.gate_up),
+            down=self._linear(layer.down),
+            sliding_window=window,
+        )
+
+    def _linear(self, linear: Linear[Matrix]) -> PackedWeight:
+        return self._pack(linear.weight, linear.bias)
+
+    def _pack(self, matrix: Matrix, bias: Tensor | None = None) -> PackedWeight:
+        return pack(self._library, matrix, bias, num_threads=self._num_threads)
