@@ -124,7 +124,7 @@ def load_decoder(
     packed = _quant_format(weight_format)
     if packed is not None and dtype == "auto":
         wanted = torch.bfloat16
-    is_fused = _is_fused(kernels, fused.why_not(native, wanted, device))
+    is_fused = kernels != "reference" and _is_fused(kernels, fused.why_not(native, wanted, device))
     vectors = torch.float32 if is_fused else wanted
     weights = read_weights(checkpoint, native, packed or wanted, device, vector_dtype=vectors)
     if is_fused:
@@ -135,9 +135,9 @@ def load_decoder(
 def _is_fused(kernels: str, obstacle: str | None) -> bool:
     if kernels == "native" and obstacle is not None:
         raise StartupError(obstacle)
-    if kernels == "auto" and obstacle is not None:
+    if obstacle is not None:
         logger.warning("reference kernels", extra={"reason": obstacle})
-    return kernels != "reference" and obstacle is None
+    return obstacle is None
 
 
 def fingerprint(directory: Path, weight_format: str = "auto") -> str:
