@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from rich.markup import escape
 
-from shared import settings
+from gateway import key_commands
+from shared import dead_commands, settings
 from shared.errors import StartupError, WarrenError
 from shared.options import EPILOG, chosen, takes_settings
 from shared.settings import DEFAULT_MODEL, CommonSettings, GatewaySettings, WorkerSettings
@@ -40,6 +41,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # it shows local variables, and prompts are among them
     rich_markup_mode="rich",
 )
+app.add_typer(dead_commands.app, name="dead")
+app.add_typer(key_commands.app, name="keys")
 
 
 @app.command(epilog=EPILOG)
@@ -110,6 +113,9 @@ def chat(
         str | None, typer.Option(help="Who answers; without it the server's first model.")
     ] = None,
     temperature: Annotated[float, typer.Option(help="How freely it answers; 0 is greedy.")] = 0.7,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="OPENAI_API_KEY", help="Where the server wants one.")
+    ] = None,
 ) -> None:
     """Talk to a model in the terminal.
 
@@ -118,7 +124,7 @@ def chat(
     with _needs("gateway"):
         from gateway.chat import Conversation, connect, converse, first_model
 
-    with connect(url) as client:
+    with connect(url, api_key) as client:
         converse(Conversation(client, model or first_model(client), temperature), output)
 
 

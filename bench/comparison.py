@@ -1,21 +1,23 @@
 """Systems one after another under the same load, as often as it takes to trust the figures."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import uvloop
 
 from bench.figures import Figures, Measurement, figures_of
 from bench.load import random_requests, run_load
-from bench.other_load import OtherLoad
+from bench.other_load import undisturbed
 from bench.servers import Server, running
 from bench.systems import Room, System
 from shared.terminal import notices
 
 _WARM_UP_TOKENS = 16
 _WARM_UP_SEED = 1 << 20
+_ATTEMPT_SEEDS = 1 << 21
 
 _Result = TypeVar("_Result")
 
@@ -76,13 +78,13 @@ def own_client(url: str, setting: Setting) -> Figures:
 def compare(
     systems: Sequence[System],
     plan: Plan,
-    num_runs: int,
+    runs: Iterable[int],
     client: Client,
 ) -> Iterator[Measurement]:
-    """Every system in every run, so that a drift of the machine meets all of them."""
-    for run in range(1, num_runs + 1):
+    """Every system in every one of ``runs``, so that a drift of the machine meets all of them."""
+    for run in runs:
         for system in systems:
-            notices.print(f"run {run} of {num_runs}: {system.name}, {system.weights}")
+            notices.print(f"run {run}: {system.name}, {system.weights}")
             with running(system) as server:
                 yield from _measure(server, system, plan, run, client)
 
@@ -97,8 +99,7 @@ def _measure(
 ) -> Iterator[Measurement]:
     for setting in plan.settings(run):
         _warm_up(server, setting)
-        others = OtherLoad()
-        figures = client(server.url, setting)
+        figures, other_cores = undisturbed(partial(_once, server.url, setting, client))
         notices.print(f"  {setting.num_users} users: {figures.tokens_per_s:.1f} tok/s")
         yield Measurement(
             system=system.name,
@@ -108,9 +109,13 @@ def _measure(
             run=run,
             start_s=server.start_s,
             memory_bytes=server.peak_memory_bytes(),
-            other_cores=others.cores(),
+            other_cores=other_cores,
             figures=figures,
         )
+
+
+def _once(url: str, setting: Setting, client: Client, attempt: int) -> Figures:
+    return client(url, replace(setting, seed=setting.seed + _ATTEMPT_SEEDS * attempt))
 
 
 def _warm_up(server: Server, setting: Setting) -> None:

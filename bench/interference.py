@@ -17,15 +17,16 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from bench import options, plots, report
+from bench import plots, report
 from bench.checks import check_output
 from bench.comparison import run_loop
 from bench.figures import percentile, ttft_s
-from bench.interrupt import ends_on_sigterm
 from bench.load import Stream, complete, follow, random_requests
 from bench.machine import describe
+from bench.options import Choice, comparison
+from bench.other_load import undisturbed
 from bench.servers import running
-from bench.systems import Room, System, peers
+from bench.systems import Room, System
 from shared.terminal import notices
 
 _STREAM_TOKENS = 4000
@@ -47,6 +48,8 @@ class Interference:
     """Of all running streams: when a chunk came, and how long after the one before."""
     prefill_s: float
     """The long prompt's time to first token."""
+    other_cores: float
+    """How many were kept busy by others."""
 
     def during_ms(self) -> list[float]:
         """The gaps that end in the prefill, or that it ends in."""
@@ -57,12 +60,12 @@ class Interference:
 
 
 async def interfere(
-    url: str, num_streams: int, prompt_len: int
+    url: str, num_streams: int, prompt_len: int, attempt: int
 ) -> tuple[list[tuple[float, float]], float]:
     """The gaps and the prefill of an `Interference`. Raises `bench.load.LoadError` in a group."""
     streams = [Stream() for _ in range(num_streams)]
-    requests = random_requests(num_streams, seed=1, max_tokens=_STREAM_TOKENS)
-    [long] = random_requests(1, seed=2, prompt_len=prompt_len, max_tokens=1)
+    requests = random_requests(num_streams, seed=2 * attempt, max_tokens=_STREAM_TOKENS)
+    [long] = random_requests(1, seed=2 * attempt + 1, prompt_len=prompt_len, max_tokens=1)
     async with asyncio.TaskGroup() as tasks:
         running_streams = [
             tasks.create_task(follow(url, request, stream))
@@ -89,13 +92,18 @@ def measure(system: System, num_streams: int, prompt_len: int) -> Interference:
     """Start ``system`` and disturb it."""
     notices.print(f"{system.name}, {system.weights} {' '.join(system.options)}")
     with running(system) as server:
-        gaps, prefill_s = run_loop(interfere(server.url, num_streams, prompt_len))
-    return Interference(system.name, system.weights, " ".join(system.options), gaps, prefill_s)
+
+        def once(attempt: int) -> tuple[list[tuple[float, float]], float]:
+            return run_loop(interfere(server.url, num_streams, prompt_len, attempt))
+
+        (gaps, prefill_s), other_cores = undisturbed(once)
+    options = " ".join(system.options)
+    return Interference(system.name, system.weights, options, gaps, prefill_s, other_cores)
 
 
 def show(measured: Sequence[Interference], title: str) -> None:
     table = Table("system", "weights", "options", title=title)
-    for heading in ("before: p50", "p99", "during: p50", "p99", "max", "prefill s"):
+    for heading in ("before: p50", "p99", "during: p50", "p99", "max", "prefill s", "others"):
         table.add_column(heading, justify="right")
     for one in measured:
         before, during = one.before_ms(), one.during_ms()
@@ -106,6 +114,7 @@ def show(measured: Sequence[Interference], title: str) -> None:
             *(f"{percentile(before, percent):.0f}" for percent in (50, 99)),
             *(f"{percentile(during, percent):.0f}" for percent in (50, 99, 100)),
             f"{one.prefill_s:.1f}",
+            f"{one.other_cores:.1f}",
         )
     report.console().print(table)
 
@@ -131,39 +140,24 @@ def _longest(one: Interference) -> tuple[list[float], list[float]]:
     return list(longest), list(longest.values())
 
 
-@ends_on_sigterm
+@comparison
 def main(
+    choice: Choice,
     max_step_ms: Annotated[
         list[float] | None, typer.Option(help="Of our workers; none: their default. Repeatable.")
     ] = None,
-    formats: options.Formats = ["bfloat16"],  # noqa: B006 (typer copies it)
-    llama_server: options.LlamaServer = None,
-    llama_model: options.LlamaModels = None,
-    vllm: options.Vllm = None,
-    vllm_dtype: options.VllmDtypes = ["bfloat16"],  # noqa: B006
-    only: options.Only = None,
     streams: Annotated[int, typer.Option(min=1, help="Streams that run.")] = 32,
     prompt_len: Annotated[int, typer.Option(help="Tokens of the long prompt.")] = 4000,
-    broker: options.Broker = None,
-    worker_option: options.WorkerOptions = None,
-    out: options.Out = options.RESULTS,
 ) -> None:
-    own = worker_option or []
-    bounds = [[f"--max-step-ms={value:g}"] for value in max_step_ms or ()]
-    ours = [
-        system
-        for bound in bounds or [[]]
-        for system in options.ours(formats, broker, [*own, *bound])
-    ]
+    bounds = [f"--max-step-ms={value:g}" for value in max_step_ms or ()]
     room = Room(streams + 1, max(prompt_len, 128 + _STREAM_TOKENS) + 1)
-    theirs = peers(llama_server, llama_model or (), vllm, vllm_dtype, needed=room)
-    systems = options.selected([*ours, *theirs], only)
-    check_output(systems, own)
+    systems = choice.systems(room, bounds)
+    check_output(systems, choice.worker_options)
     measured = [measure(system, streams, prompt_len) for system in systems]
     show(measured, f"ITL in ms of {streams} streams while {prompt_len} tokens are prefilled")
     runs = [dataclasses.asdict(one) for one in measured]
-    report.write_json(out / "interference.json", {**describe(systems), "runs": runs})
-    draw(out / "interference.svg", measured)
+    report.write_json(choice.out / "interference.json", {**describe(systems), "runs": runs})
+    draw(choice.out / "interference.svg", measured)
 
 
 if __name__ == "__main__":

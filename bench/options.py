@@ -1,53 +1,106 @@
 """Options that the comparing benchmarks share, and the systems that they choose."""
 
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from bench.systems import System, warren, warren_serve
+from bench.interrupt import ends_on_sigterm
+from bench.systems import Room, System, peers, warren, warren_serve
 
 RESULTS = Path(__file__).parent / "results"
 
-Formats: TypeAlias = Annotated[
-    list[str],
-    typer.Option("--format", help="Our weights: float32, bfloat16, q8_0, q4_0, q4_1. Repeatable."),
-]
-Only: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(help="Measure this system alone, named as in the table. Repeatable."),
-]
-LlamaServer: TypeAlias = Annotated[
-    str | None, typer.Option(help="llama.cpp's llama-server; none: the one in PATH.")
-]
-LlamaModels: TypeAlias = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--llama-model", exists=True, help="A GGUF file for it, one for each format. Repeatable."
-    ),
-]
-Vllm: TypeAlias = Annotated[
-    str | None, typer.Option(help="vLLM's command vllm; none: the one in PATH.")
-]
-VllmDtypes: TypeAlias = Annotated[
-    list[str], typer.Option("--vllm-dtype", help="Its weights. Repeatable.")
-]
-Broker: TypeAlias = Annotated[
-    str | None,
-    typer.Option(envvar="WARREN_TEST_AMQP_URL", help="AMQP URL; none: a node of its own."),
-]
-WorkerOptions: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option("--worker-option", help="Given to our workers, as --compute-threads=1."),
-]
+Out: TypeAlias = Annotated[Path, typer.Option(help="Where the JSON file and the picture go.")]
 Runs: TypeAlias = Annotated[
     int, typer.Option(min=1, help="Runs over all systems; the table shows medians.")
 ]
 Users: TypeAlias = Annotated[
     list[int], typer.Option(min=1, help="Concurrent users of one setting. Repeatable.")
 ]
-Out: TypeAlias = Annotated[Path, typer.Option(help="Where the JSON file and the picture go.")]
+
+
+def _bfloat16() -> list[str]:
+    return ["bfloat16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What the shared options say."""
+
+    formats: Annotated[
+        list[str],
+        typer.Option(
+            "--format",
+            default_factory=_bfloat16,
+            help="Our weights: float32, bfloat16, q8_0, q4_0, q4_1. Repeatable.",
+        ),
+    ]
+    llama_server: Annotated[
+        str | None, typer.Option(help="llama.cpp's llama-server; none: the one in PATH.")
+    ] = None
+    llama_models: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--llama-model",
+            exists=True,
+            help="A GGUF file for it, one for each format. Repeatable.",
+        ),
+    ] = None
+    vllm: Annotated[
+        str | None, typer.Option(help="vLLM's command vllm; none: the one in PATH.")
+    ] = None
+    vllm_dtypes: Annotated[
+        list[str],
+        typer.Option("--vllm-dtype", default_factory=_bfloat16, help="Its weights. Repeatable."),
+    ]
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Measure this system alone, named as in the table. Repeatable."),
+    ] = None
+    broker: Annotated[
+        str | None,
+        typer.Option(envvar="WARREN_TEST_AMQP_URL", help="AMQP URL; none: a node of its own."),
+    ] = None
+    worker_options: Annotated[
+        list[str] | None,
+        typer.Option("--worker-option", help="Given to our workers, as --compute-threads=1."),
+    ] = None
+    out: Out = RESULTS
+
+    def systems(self, needed: Room, bounds: Sequence[str] = ()) -> list[System]:
+        """Ours, once with each of ``bounds`` as one more option, then the peers.
+
+        Raises `typer.BadParameter`.
+        """
+        given = self.worker_options or []
+        own = [
+            system
+            for options in [[*given, bound] for bound in bounds] or [given]
+            for system in ours(self.formats, self.broker, options)
+        ]
+        theirs = peers(
+            self.llama_server, self.llama_models or (), self.vllm, self.vllm_dtypes, needed=needed
+        )
+        return selected([*own, *theirs], self.only)
+
+
+def comparison(main: Callable[..., None]) -> Callable[..., None]:
+    """The command whose options are those of ``main(choice, ...)`` and of `Choice`."""
+    _, *own = inspect.signature(main).parameters.values()
+    shared = inspect.signature(Choice).parameters
+
+    @functools.wraps(main)
+    def command(**given: Any) -> None:
+        choice = Choice(**{name: given.pop(name) for name in shared})
+        ends_on_sigterm(main)(choice, **given)
+
+    # Where typer looks.
+    vars(command)["__signature__"] = inspect.Signature([*own, *shared.values()])
+    return command
 
 
 def ours(

@@ -1,11 +1,23 @@
 """How much of the machine others use while something is measured."""
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from operator import itemgetter
+from typing import TypeVar
 
 import psutil
 
 from bench.servers import trees
+from shared.terminal import notices
+
+_Result = TypeVar("_Result")
+
+_MAX_CORES = 0.3
+"""That others may keep busy."""
+_MAX_ATTEMPTS = 3
+_PATIENCE_S = 30.0
+_LOOK_S = 1.0
 
 
 class OtherLoad:
@@ -18,6 +30,32 @@ class OtherLoad:
     def cores(self) -> float:
         """The mean since then. What ended meanwhile and was nobody's child counts as another's."""
         return max(0.0, _busy_s() - self._busy_s) / (time.perf_counter() - self._start)
+
+
+def undisturbed(measure: Callable[[int], _Result]) -> tuple[_Result, float]:
+    """What ``measure`` returns, and how many cores others kept busy meanwhile.
+
+    Waits for others to leave the machine, and measures again where they came back; ``measure`` is
+    given the number of the attempt. Where they never left, the least disturbed attempt counts.
+    """
+    attempts: list[tuple[_Result, float]] = []
+    for attempt in range(_MAX_ATTEMPTS):
+        _wait_for_others()
+        others = OtherLoad()
+        attempts.append((measure(attempt), others.cores()))
+        if attempts[-1][1] <= _MAX_CORES:
+            break
+        notices.print(f"  others kept {attempts[-1][1]:.1f} cores busy")
+    return min(attempts, key=itemgetter(1))
+
+
+def _wait_for_others() -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline:
+        others = OtherLoad()
+        time.sleep(_LOOK_S)
+        if others.cores() <= _MAX_CORES:
+            return
 
 
 def _busy_s() -> float:

@@ -53,11 +53,11 @@ class Quality:
 
 
 def load(directory: Path, weights: str, kernels: str) -> Decoder:
-    """Activations are of the weights' dtype, float32 for packed ones. Raises `StartupError`."""
+    """As a worker loads it for `bench.systems`. Raises `StartupError`."""
     is_packed = weights in _PACKED
     return load_decoder(
         directory,
-        dtype="float32" if is_packed else weights,
+        dtype="auto" if is_packed else weights,
         weight_format=weights if is_packed else "auto",
         kernels=kernels,
         device=_CPU,
@@ -97,8 +97,13 @@ def _forward(decoder: Decoder, cache: KVCache, token_ids: Sequence[int], start: 
     return decoder.forward(every_token, cache).clone()
 
 
+def fixed_text(directory: Path) -> list[int]:
+    """`TEXT` as the tokens of the model in ``directory``."""
+    return Tokenizer.load(directory).encode(TextPrompt(text=TEXT.read_text()))
+
+
 def qualities(
-    directory: Path, token_ids: Sequence[int], formats: Sequence[str], kernels: str = "reference"
+    directory: Path, token_ids: Sequence[int], formats: Sequence[str], kernels: str = "auto"
 ) -> list[Quality]:
     """Float32 by the reference ops first, then each of ``formats``. Raises `StartupError`."""
     reference = text_logits(load(directory, "float32", "reference"), token_ids)
@@ -133,13 +138,11 @@ def main(
     formats: Annotated[
         list[str], typer.Option("--format", help="Beside float32. Repeatable.")
     ] = list(FORMATS),  # noqa: B006 (typer copies it)
-    kernels: Annotated[
-        str, typer.Option(help="reference: the loss of the weights alone; native: what is served.")
-    ] = "reference",
+    kernels: Annotated[str, typer.Option(help="As `warren worker` takes it.")] = "auto",
     out: Out = RESULTS,
 ) -> None:
     directory = store.resolve(model)
-    token_ids = Tokenizer.load(directory).encode(TextPrompt(text=TEXT.read_text()))
+    token_ids = fixed_text(directory)
     rows = qualities(directory, token_ids, formats, kernels)
     _show(rows, len(token_ids))
     content = {

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -13,6 +15,8 @@ from bench.figures import Measurement, Row
 
 _WIDTH = 132
 """Of the table where there is no terminal."""
+
+_SAME = ("machine", "commit", "client")
 
 Column = tuple[str, Callable[[Row], str]]
 """Its heading, and its text in a row."""
@@ -50,6 +54,21 @@ def write(
         "runs": [dataclasses.asdict(one) for one in measurements],
     }
     write_json(path, content)
+
+
+def continued(path: Path, about: dict[str, Any]) -> tuple[dict[str, Any], list[Measurement]]:
+    """``about`` with the versions that `write` left in ``path`` too, and the runs that it left.
+
+    Raises `typer.BadParameter` where those were taken elsewhere or of something else.
+    """
+    if not path.exists():
+        return about, []
+    content = json.loads(path.read_text())
+    for name in _SAME:
+        if content[name] != about[name]:
+            raise typer.BadParameter(f"{path.name} is of another {name}: {content[name]}")
+    versions = {**content["versions"], **about["versions"]}
+    return {**about, "versions": versions}, msgspec.convert(content["runs"], list[Measurement])
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -12,11 +12,10 @@ import typer
 from bench import options, report
 from bench.checks import check_output
 from bench.comparison import Plan, compare, own_client
-from bench.figures import rows_of
-from bench.interrupt import ends_on_sigterm
+from bench.figures import Measurement, rows_of
 from bench.machine import describe
+from bench.options import Choice, comparison
 from bench.plots import Panel, draw_rows
-from bench.systems import peers
 from bench.vllm_client import vllm_client
 
 COLUMNS: list[report.Column] = [
@@ -37,38 +36,38 @@ PANELS: list[Panel] = [
 ]
 
 
-@ends_on_sigterm
+@comparison
 def main(
-    formats: options.Formats = ["bfloat16"],  # noqa: B006 (typer copies it)
-    llama_server: options.LlamaServer = None,
-    llama_model: options.LlamaModels = None,
-    vllm: options.Vllm = None,
-    vllm_dtype: options.VllmDtypes = ["bfloat16"],  # noqa: B006
-    only: options.Only = None,
-    users: options.Users = [1, 8, 32],  # noqa: B006
+    choice: Choice,
+    users: options.Users = [1, 8, 32],  # noqa: B006 (typer copies it)
     runs: options.Runs = 1,
-    requests_per_user: Annotated[int, typer.Option(min=1, help="At least 8 a setting.")] = 4,
+    requests_per_user: Annotated[int, typer.Option(min=1, help="At least 4 a setting.")] = 4,
+    add: Annotated[
+        bool, typer.Option("--add", help="Add the runs to those that the JSON file holds.")
+    ] = False,
     client: Annotated[Literal["own", "vllm"], typer.Option(help="Who measures.")] = "own",
-    broker: options.Broker = None,
-    worker_option: options.WorkerOptions = None,
-    out: options.Out = options.RESULTS,
 ) -> None:
-    plan = Plan(users, requests_per_user, min_requests=8)
-    ours = options.ours(formats, broker, worker_option)
-    theirs = peers(llama_server, llama_model or (), vllm, vllm_dtype, needed=plan.room)
-    systems = options.selected([*ours, *theirs], only)
-    check_output(systems, worker_option)
-    measure = own_client if client == "own" else vllm_client(vllm or "vllm")
-    measurements = list(compare(systems, plan, runs, measure))
+    plan = Plan(users, requests_per_user, min_requests=4)
+    systems = choice.systems(plan.room)
+    check_output(systems, choice.worker_options)
+    measure = own_client if client == "own" else vllm_client(choice.vllm or "vllm")
+    about = {**describe(systems), "client": client}
+    path = choice.out / "serving.json"
+    measurements: list[Measurement] = []
+    if add:
+        about, measurements = report.continued(path, about)
+    first = 1 + max((one.run for one in measurements), default=0)
+    for measurement in compare(systems, plan, range(first, first + runs), measure):
+        measurements.append(measurement)
+        # What was measured is kept, however this ends.
+        report.write(path, about, rows_of(measurements), measurements)
     rows = rows_of(measurements)
     title = (
-        f"128 tokens in, 128 out, {runs} runs, client: {client}; times in ms; "
+        f"128 tokens in, 128 out, client: {client}; times in ms; "
         "tok/s to those of the best peer, and to the best with the same weights"
     )
     report.show(title, rows, COLUMNS)
-    about = {**describe(systems), "client": client}
-    report.write(out / "serving.json", about, rows, measurements)
-    draw_rows(out / "serving.svg", rows, PANELS)
+    draw_rows(choice.out / "serving.svg", rows, PANELS)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,9 @@ from bench import options, report
 from bench.checks import check_output
 from bench.comparison import Plan, compare, own_client
 from bench.figures import Row, rows_of
-from bench.interrupt import ends_on_sigterm
 from bench.machine import describe
+from bench.options import Choice, comparison
 from bench.plots import Panel, draw_rows
-from bench.systems import peers
 
 PANELS: list[Panel] = [
     ("mean response time, ms", lambda row: row.figures.response_mean_ms),
@@ -31,27 +30,17 @@ def to_fewest_users(row: Row, rows: list[Row]) -> float:
     return row.figures.response_mean_ms / fewest.figures.response_mean_ms
 
 
-@ends_on_sigterm
+@comparison
 def main(
-    formats: options.Formats = ["bfloat16"],  # noqa: B006 (typer copies it)
-    llama_server: options.LlamaServer = None,
-    llama_model: options.LlamaModels = None,
-    vllm: options.Vllm = None,
-    vllm_dtype: options.VllmDtypes = ["bfloat16"],  # noqa: B006
-    only: options.Only = None,
-    users: options.Users = [1, 3, 9],  # noqa: B006
+    choice: Choice,
+    users: options.Users = [1, 3, 9],  # noqa: B006 (typer copies it)
     runs: options.Runs = 1,
-    requests_per_user: Annotated[int, typer.Option(min=1, help="At least 8 a setting.")] = 5,
-    broker: options.Broker = None,
-    worker_option: options.WorkerOptions = None,
-    out: options.Out = options.RESULTS,
+    requests_per_user: Annotated[int, typer.Option(min=1, help="At least 4 a setting.")] = 5,
 ) -> None:
-    plan = Plan(users, requests_per_user, min_requests=8, max_tokens=64)
-    ours = options.ours(formats, broker, worker_option)
-    theirs = peers(llama_server, llama_model or (), vllm, vllm_dtype, needed=plan.room)
-    systems = options.selected([*ours, *theirs], only)
-    check_output(systems, worker_option)
-    measurements = list(compare(systems, plan, runs, own_client))
+    plan = Plan(users, requests_per_user, min_requests=4, max_tokens=64)
+    systems = choice.systems(plan.room)
+    check_output(systems, choice.worker_options)
+    measurements = list(compare(systems, plan, range(1, runs + 1), own_client))
     rows = rows_of(measurements)
     columns: list[report.Column] = [
         ("mean ms", lambda row: f"{row.figures.response_mean_ms:.0f}"),
@@ -61,8 +50,8 @@ def main(
         ("others", lambda row: f"{row.other_cores:.1f}"),
     ]
     report.show(f"Response time, 128 tokens in, 64 out, {runs} runs", rows, columns)
-    report.write(out / "users.json", describe(systems), rows, measurements)
-    draw_rows(out / "users.svg", rows, PANELS)
+    report.write(choice.out / "users.json", describe(systems), rows, measurements)
+    draw_rows(choice.out / "users.svg", rows, PANELS)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,34 @@
 """The application: routes, errors and what runs beside them."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
-from gateway import http_errors
+from gateway import documents, http_errors
 from gateway.deps import Gateway
-from gateway.middleware import ErrorBoundary, RequestIds
-from gateway.routes import generation, health, models
+from gateway.middleware import Authentication, ErrorBoundary, RequestIds
+from gateway.routes import generation, health, models, quick, responses, streams
 from gateway.subscriptions import listening
 from shared.bus.base import Bus
 from shared.errors import Unavailable
 from shared.settings import GatewaySettings
+
+logger = logging.getLogger(__name__)
+
+_LAST_WORDS_S = 5.0
+_CLEAN_UP_S = 10.0
 
 
 def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
     """Build the application on a bus. Nothing happens before its lifespan begins.
 
     The lifespan's end drains: /health and new requests are answered 503, streams go on, and those
-    that outlast ``drain_grace_s`` end with an error.
+    that outlast ``drain_grace_s`` end with an error that tells where they go on. Raises
+    `StartupError` for API keys that cannot be read.
     """
     gateway = Gateway.build(settings, bus)
 
@@ -29,29 +36,34 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(listening(bus, gateway.hear_announcement, gateway.obey))
-            keeping = asyncio.create_task(gateway.reply_queues.keep_spares())
-            stack.callback(keeping.cancel)
+            for work in (
+                gateway.reply_queues.keep_spares(),
+                gateway.relays.watch(),
+                gateway.quick.listen(),
+            ):
+                stack.callback(asyncio.create_task(work).cancel)
             stack.push_async_callback(_drain, gateway)
             yield
 
-    app = FastAPI(title="Warren", lifespan=lifespan)
+    app = FastAPI(title="Warren", lifespan=lifespan, responses=documents.errors())
     http_errors.install(app, gateway.metrics)
-    for group in (generation, models, health):
+    for group in (generation, responses, quick, streams, models, health):
         app.include_router(group.router(gateway))
-    _add_middleware(app, settings)
+    _add_middleware(app, gateway)
     return app
 
 
-def _add_middleware(app: FastAPI, settings: GatewaySettings) -> None:
+def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
     """The last one added is the outermost: even the answer to a preflight bears an id."""
+    app.add_middleware(Authentication, keys=gateway.keys, metrics=gateway.metrics)
     app.add_middleware(ErrorBoundary)
-    if settings.cors_origins:
+    if gateway.settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=settings.cors_origins,
-            allow_methods=["GET", "POST"],
+            allow_origins=gateway.settings.cors_origins,
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id"],
+            expose_headers=["x-request-id", "x-stream-token"],
         )
     app.add_middleware(RequestIds)
 
@@ -63,5 +75,15 @@ async def _drain(gateway: Gateway) -> None:
             await gateway.admission.wait_idle()
     except TimeoutError:
         gateway.relays.fail_all(Unavailable("The gateway is shutting down."))
-        await gateway.admission.wait_idle()
-    await gateway.relays.wait_closed()
+        await _at_most(_LAST_WORDS_S, gateway.admission.wait_idle(), "clients do not read")
+    gateway.relays.wait_for_nobody()
+    await _at_most(_CLEAN_UP_S, gateway.relays.wait_closed(), "logs are left to expire")
+
+
+async def _at_most(seconds: float, work: Awaitable[None], trouble: str) -> None:
+    """Wait for what may never end: a client that does not read, a broker that does not answer."""
+    try:
+        async with asyncio.timeout(seconds):
+            await work
+    except TimeoutError:
+        logger.warning("drained in part", extra={"reason": trouble})

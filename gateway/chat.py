@@ -57,9 +57,11 @@ class Conversation:
                     yield choice["delta"].get("content") or ""
 
 
-def connect(url: str) -> httpx.Client:
+def connect(url: str, api_key: str | None = None) -> httpx.Client:
     """A client for the server at ``url``; an answer may take as long as it takes."""
-    return httpx.Client(base_url=url, timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S))
+    headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+    timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
+    return httpx.Client(base_url=url, headers=headers, timeout=timeout)
 
 
 def first_model(client: httpx.Client) -> str:

@@ -2,13 +2,18 @@
 
 from dataclasses import dataclass, field
 
+from gateway import idempotency
 from gateway.admission import Admission
+from gateway.backlog import Backlog
+from gateway.keys import Keys
 from gateway.metrics import Metrics
-from gateway.relay import Relays
+from gateway.quick import QuickLane
+from gateway.relays import Relays
 from gateway.reply_queues import ReplyQueues
+from gateway.signer import Signer
 from gateway.workers import LiveWorkers
 from shared.bus.base import Bus, Message
-from shared.messages import Release, decode_announcement, decode_command
+from shared.messages import Release, Withheld, decode_announcement, decode_command
 from shared.settings import GatewaySettings
 
 
@@ -22,19 +27,38 @@ class Gateway:
     reply_queues: ReplyQueues
     relays: Relays
     workers: LiveWorkers
+    keys: Keys
+    signer: Signer
+    quick: QuickLane
     metrics: Metrics = field(default_factory=Metrics)
 
     @classmethod
     def build(cls, settings: GatewaySettings, bus: Bus) -> "Gateway":
+        """Raises `StartupError`."""
         reply_queues = ReplyQueues(bus, settings.reply_retention_s)
+        workers = LiveWorkers(bus, Backlog(bus, settings.max_queue_wait_s))
         return cls(
             settings=settings,
             bus=bus,
             admission=Admission(settings.max_requests),
             reply_queues=reply_queues,
-            relays=Relays(bus, reply_queues),
-            workers=LiveWorkers(bus),
+            relays=Relays(bus, reply_queues, workers, settings),
+            workers=workers,
+            keys=Keys(settings.keys_file),
+            signer=Signer.of(settings),
+            quick=QuickLane(bus),
         )
+
+    def new_request_id(
+        self, kind: str, *, tenant: str, key: str | None = None, is_detached: bool = False
+    ) -> str:
+        """The id ``kind-...`` of a new request, or the one that its Idempotency-Key stands for.
+
+        Raises `InvalidRequest`.
+        """
+        if key is not None:
+            return self.signer.request_id(kind, tenant, idempotency.check_key(key))
+        return self.reply_queues.new_id(kind, lasts=is_detached)
 
     def hear_announcement(self, message: Message) -> None:
         self.workers.hear(decode_announcement(message.body))
@@ -42,5 +66,5 @@ class Gateway:
     def obey(self, message: Message) -> None:
         """Follow a command that went to all gateways."""
         command = decode_command(message.body)
-        if isinstance(command, Release):
-            self.relays.release(command.request_id)
+        if isinstance(command, Release | Withheld):
+            self.relays.obey(command)

@@ -1,23 +1,17 @@
-"""OpenAI's two shapes of an answer, whole and in chunks."""
+"""OpenAI's shapes of an answer, whole and in chunks."""
 
+import hashlib
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
+from gateway.context import StreamContext
+from gateway.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
+from gateway.usage import Usage
 from shared import messages
-from shared.messages import Finished, FinishReason
 
-
-class PromptTokensDetails(Struct, frozen=True):
-    cached_tokens: int = 0
-
-
-class Usage(Struct, frozen=True, kw_only=True):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
+FinishReason: TypeAlias = messages.FinishReason | Literal["tool_calls"]
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -29,113 +23,83 @@ class Answer(Struct, frozen=True, kw_only=True):
     model: str
     choices: Sequence[Any]
     usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: str | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    """Of a chat's prompt, as in vLLM."""
+
+
+class Function(Struct, frozen=True, kw_only=True):
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(Struct, frozen=True, kw_only=True):
+    """The first of a call bears id, type and name; the others their part of the arguments."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: Function
+
+
+class ToolCall(Struct, frozen=True, kw_only=True):
+    id: str
+    type: Literal["function"] = "function"
+    function: Function
 
 
 class Delta(Struct, frozen=True, kw_only=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: tuple[ToolCallDelta, ...] | UnsetType = UNSET
 
 
 class ChatMessage(Struct, frozen=True, kw_only=True):
     role: str = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: Sequence[ToolCall] | UnsetType = UNSET
 
 
 class _Choice(Struct, frozen=True, kw_only=True):
     index: int
-    logprobs: None = None
     finish_reason: FinishReason | None = None
-    stop_reason: str | UnsetType = UNSET
-    """The stop string that was met, as in vLLM."""
+    stop_reason: str | int | UnsetType = UNSET
+    """The stop string or token id that was met, as in vLLM."""
 
 
 class ChatChunkChoice(_Choice, frozen=True, kw_only=True):
     delta: Delta
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatChoice(_Choice, frozen=True, kw_only=True):
     message: ChatMessage
+    logprobs: ChatLogprobs | None = None
 
 
 class TextChoice(_Choice, frozen=True, kw_only=True):
     text: str
+    logprobs: TextLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 Choice: TypeAlias = ChatChunkChoice | ChatChoice | TextChoice
 
 
-class AnswerFormat(Protocol):
-    """How one endpoint words an answer."""
-
-    @property
-    def id_kind(self) -> str:
-        """What the answer's id begins with."""
-        ...
-
-    @property
-    def answer_object(self) -> str: ...
-
-    @property
-    def chunk_object(self) -> str: ...
-
-    def opening(self, index: int) -> Choice | None:
-        """What a choice's stream begins with, before there is text."""
-        ...
-
-    def piece(self, index: int, text: str) -> Choice: ...
-
-    def ending(self, finished: Finished) -> Choice: ...
-
-    def whole(self, index: int, text: str, end: Finished | messages.Choice) -> Choice: ...
+def call_id(context: StreamContext, choice: int, index: int) -> str:
+    """The same for whoever words this call again. Mistral's chat template wants nine characters."""
+    name = f"{context.request_id} {choice} {index}".encode()
+    digest = hashlib.sha256(name).hexdigest()
+    return digest[:9] if context.tool_parser == "mistral" else f"call_{digest[:24]}"
 
 
-class ChatFormat:
-    id_kind = "chatcmpl"
-    answer_object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-
-    def opening(self, index: int) -> Choice | None:
-        return ChatChunkChoice(index=index, delta=Delta(role="assistant", content=""))
-
-    def piece(self, index: int, text: str) -> Choice:
-        return ChatChunkChoice(index=index, delta=Delta(content=text))
-
-    def ending(self, finished: Finished) -> Choice:
-        return ChatChunkChoice(
-            index=finished.choice,
-            delta=Delta(),
-            finish_reason=finished.finish_reason,
-            stop_reason=finished.stop_reason or UNSET,
-        )
-
-    def whole(self, index: int, text: str, end: Finished | messages.Choice) -> Choice:
-        return ChatChoice(
-            index=index,
-            message=ChatMessage(content=text),
-            finish_reason=end.finish_reason,
-            stop_reason=end.stop_reason or UNSET,
-        )
+def finish_reason(reason: messages.FinishReason | None, num_calls: int) -> FinishReason | None:
+    """A choice that was cut off has not finished its calls."""
+    return "tool_calls" if num_calls and reason == "stop" else reason
 
 
-class CompletionFormat:
-    id_kind = "cmpl"
-    answer_object = "text_completion"
-    chunk_object = "text_completion"
-
-    def opening(self, index: int) -> Choice | None:
-        return None
-
-    def piece(self, index: int, text: str) -> Choice:
-        return TextChoice(index=index, text=text)
-
-    def ending(self, finished: Finished) -> Choice:
-        return self.whole(finished.choice, "", finished)
-
-    def whole(self, index: int, text: str, end: Finished | messages.Choice) -> Choice:
-        return TextChoice(
-            index=index,
-            text=text,
-            finish_reason=end.finish_reason,
-            stop_reason=end.stop_reason or UNSET,
-        )
+def told(stop_reason: str | int | None) -> str | int | UnsetType:
+    return UNSET if stop_reason is None else stop_reason

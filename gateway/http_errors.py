@@ -44,8 +44,13 @@ _INTERNAL = HttpStatus(500)
 _STATUS: dict[str, HttpStatus] = {
     errors.InvalidRequest.code: HttpStatus(400, "invalid_request_error"),
     errors.ContextLengthExceeded.code: HttpStatus(400, "invalid_request_error"),
+    errors.InvalidApiKey.code: HttpStatus(401, "invalid_request_error"),
     errors.ModelNotFound.code: HttpStatus(404, "invalid_request_error"),
+    errors.StreamNotFound.code: HttpStatus(404, "invalid_request_error"),
+    errors.Cancelled.code: HttpStatus(409, "invalid_request_error", is_retryable=False),
     errors.TakenOver.code: HttpStatus(409, "invalid_request_error", is_retryable=False),
+    errors.StreamExpired.code: HttpStatus(410, "invalid_request_error"),
+    errors.IdempotencyMismatch.code: HttpStatus(422, "invalid_request_error"),
     errors.Overloaded.code: HttpStatus(429, "rate_limit_error"),
     errors.PublishRefused.code: HttpStatus(429, "rate_limit_error"),
     errors.Unavailable.code: HttpStatus(503),
@@ -73,6 +78,8 @@ def error_response(error: WarrenError) -> Response:
         retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else _RETRY_AFTER_S
         headers["Retry-After"] = str(math.ceil(retry_after_s))
         headers["retry-after-ms"] = str(round(retry_after_s * 1000))
+    if status.code == 401:
+        headers["WWW-Authenticate"] = "Bearer"
     if status.is_retryable is not None:
         headers["x-should-retry"] = str(status.is_retryable).lower()
     return _response(status.code, error_body(error), headers)

@@ -33,6 +33,9 @@ class Metrics:
         self.success = self._counter(
             "request_success", "Choices that ended, and how.", "finished_reason"
         )
+        self.resumed = Counter(
+            "warren:streams_resumed", "Clients that came back.", registry=self._registry
+        )
         self._errors = Counter(
             "warren:request_errors", "Errors answered.", ["code"], registry=self._registry
         )

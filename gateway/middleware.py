@@ -1,15 +1,21 @@
-"""What surrounds every request: its id, and the last resort for errors."""
+"""What surrounds every request: its id, its key, and the last resort for errors."""
 
 import logging
 import secrets
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.http_errors import internal_error_response
+from gateway.http_errors import error_response, internal_error_response
+from gateway.keys import Keys
+from gateway.metrics import Metrics
+from shared.errors import InvalidApiKey
 
 logger = logging.getLogger(__name__)
+
+_OPEN_PATHS = frozenset({"/live", "/health", "/metrics"})
+_STREAMS = "/v1/streams/"
 
 
 class RequestIds:
@@ -31,6 +37,36 @@ class RequestIds:
             await send(message)
 
         return await self._app(scope, receive, send_with_id)
+
+
+class Authentication:
+    """Refuses requests without a valid API key; puts the key's tenant into ``state["tenant"]``.
+
+    It is None where a stream's token comes in the place of a key, which the route checks then: an
+    ``EventSource`` can send no headers.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics) -> None:
+        self._app = app
+        self._keys = keys
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
+            return await self._app(scope, receive, send)
+        try:
+            scope["state"]["tenant"] = self._tenant_of(scope)
+        except InvalidApiKey as error:
+            self._metrics.count_error(error.code)
+            return await error_response(error)(scope, receive, send)
+        return await self._app(scope, receive, send)
+
+    def _tenant_of(self, scope: Scope) -> str | None:
+        authorization = Headers(scope=scope).get("authorization", "")
+        has_token = scope["path"].startswith(_STREAMS) and b"token=" in scope["query_string"]
+        if not authorization and has_token and self._keys.are_needed:
+            return None
+        return self._keys.tenant_of(authorization)
 
 
 class ErrorBoundary:

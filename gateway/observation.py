@@ -1,4 +1,4 @@
-"""What is measured of one request: usage for its client, metrics and a log line for operators."""
+"""What is measured of one request: metrics and a log line for operators."""
 
 import logging
 import time
@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
-from gateway.formats import PromptTokensDetails, Usage
 from gateway.http_errors import status_of
 from gateway.metrics import Metrics
 from shared.errors import WarrenError
@@ -15,6 +14,7 @@ from shared.stream import Relay
 
 logger = logging.getLogger(__name__)
 
+_TOKENS = (TokenDelta, Finished)
 CLIENT_GONE = 499
 """nginx's status for a client that left; it is logged and never sent."""
 
@@ -58,21 +58,12 @@ class Observation:
         self._metrics.request_s.labels(self._job.model).observe(duration_s)
         logger.info("request ended", extra=self._facts(duration_s))
 
-    @property
-    def usage(self) -> Usage:
-        return Usage(
-            prompt_tokens=self.num_prompt_tokens,
-            completion_tokens=self.num_tokens,
-            total_tokens=self.num_prompt_tokens + self.num_tokens,
-            prompt_tokens_details=PromptTokensDetails(self.num_cached_tokens),
-        )
-
     def read(self, relays: Iterable[Relay]) -> None:
         """Count what the relay has just passed on."""
         now = time.monotonic()
         for relay in relays:
             event = relay.event
-            if isinstance(event, TokenDelta | Finished):
+            if isinstance(event, _TOKENS):
                 self._count_tokens(event, now)
             elif isinstance(event, Started):
                 self._start(event)

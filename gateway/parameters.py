@@ -1,4 +1,4 @@
-"""Parameters of OpenAI and vLLM that are not built yet: refused by name, never ignored.
+"""Parameters of OpenAI and vLLM that are not supported: refused by name, never ignored.
 
 Each is listed with the values that ask for nothing; null, {} and [] never arrive here. Parameters
 that change no answer (``store``, ``metadata``, ``service_tier``, ...) and those that nobody knows
@@ -10,72 +10,79 @@ from typing import Any
 
 from shared.errors import InvalidRequest
 
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
     # OpenAI
     "audio": (),
-    "best_of": (1,),
-    "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": (),
-    "logit_bias": (),
-    "logprobs": (False,),
     "modalities": (["text"],),
-    "n": (1,),
     "prediction": (),
-    "presence_penalty": (0,),
-    "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": (),
-    "top_logprobs": (0,),
     "verbosity": ("medium",),
     "web_search_options": (),
     # vLLM
-    "add_generation_prompt": (True,),
-    "add_special_tokens": (),
-    "allowed_token_ids": (),
-    "bad_words": (),
+    "cache_salt": (),
     "chat_template": (),
-    "chat_template_kwargs": (),
-    "continue_final_message": (False,),
     "detokenize": (True,),
     "documents": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "include_stop_str_in_output": (False,),
+    "guided_whitespace_pattern": (),
+    "kv_transfer_params": (),
     "length_penalty": (1,),
     "logits_processors": (),
-    "min_p": (0,),
-    "min_tokens": (0,),
+    "media_io_kwargs": (),
+    "mm_processor_kwargs": (),
+    "priority": (0,),
     "prompt_embeds": (),
-    "prompt_logprobs": (),
-    "repetition_penalty": (1,),
+    "repetition_detection": (),
     "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "stop_token_ids": (),
-    "structured_outputs": (),
+    "structural_tag": (),
     "thinking_token_budget": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
+    "vllm_xargs": (),
+    # llama.cpp
+    "cache_prompt": (True,),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "grammar": ("",),
+    "json_schema": (),
+    "mirostat": (0,),
+    "n_keep": (0,),
+    "n_predict": (-1,),
+    "n_probs": (0,),
+    "post_sampling_probs": (False,),
+    "samplers": (),
+    "typical_p": (1,),
+    "xtc_probability": (0,),
+}
+_CHAT_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "add_special_tokens": (False,),
+    "best_of": (1,),
+    "echo": (False,),
+    "prompt": (),
+}
+_COMPLETION_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "add_generation_prompt": (True,),
+    "chat_template_kwargs": (),
+    "continue_final_message": (False,),
+    "messages": (),
+    "parallel_tool_calls": (True, False),
+    "tool_choice": ("none", "auto"),
+    "tools": (),
+    "top_logprobs": (0,),
 }
 
 
-def refuse_unsupported(extra: Mapping[str, Any]) -> None:
+def refuse_unsupported(extra: Mapping[str, Any], *, is_chat: bool) -> None:
     """Raise `InvalidRequest` for the first parameter of ``extra`` that asks for something."""
+    listed = {**NEUTRAL, **(_CHAT_NEUTRAL if is_chat else _COMPLETION_NEUTRAL)}
     for name, value in extra.items():
-        neutral = _NEUTRAL.get(name)
+        neutral = listed.get(name)
         if neutral is not None and not any(_is_same(value, other) for other in neutral):
-            raise InvalidRequest(
-                f"{name} is not supported yet, but for its neutral value.", param=name
-            )
+            raise InvalidRequest(f"{name} is not supported, but for its neutral value.", param=name)
 
 
 def _is_same(value: object, other: object) -> bool:
-    # logprobs=0 asks for something and logprobs=False does not, though Python calls them equal.
+    # priority=False is not priority=0, though Python calls them equal.
     return value == other and isinstance(value, bool) == isinstance(other, bool)

@@ -6,8 +6,10 @@ does not hold up the event loop before.
 
 from typing import Any, TypeAlias
 
+import msgspec
+
 from shared.errors import InvalidRequest
-from shared.messages import MAX_MESSAGES, MAX_PROMPTS
+from shared.messages import MAX_MESSAGES, MAX_PROMPTS, MAX_TOOLS
 
 UncheckedPrompt: TypeAlias = dict[str, Any]
 
@@ -23,32 +25,56 @@ def chat_prompt(messages: list[Any]) -> UncheckedPrompt:
     }
 
 
-def completion_prompts(prompt: Any) -> list[UncheckedPrompt]:
-    """One prompt, or each of a list. Raises `InvalidRequest`."""
-    is_one = not isinstance(prompt, list) or isinstance(prompt[0], int)
+def completion_prompts(
+    prompt: Any, *, add_special_tokens: bool = True, name: str = "prompt"
+) -> list[UncheckedPrompt]:
+    """One prompt, or each of a list; ``name`` is the client's. Raises `InvalidRequest`."""
+    is_one = not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int)
     return [
-        _completion_prompt(item) for item in ([prompt] if is_one else prompt[: MAX_PROMPTS + 1])
+        _completion_prompt(item, add_special_tokens, name)
+        for item in ([prompt] if is_one else prompt[: MAX_PROMPTS + 1])
     ]
 
 
-def _completion_prompt(prompt: Any) -> UncheckedPrompt:
+def _completion_prompt(prompt: Any, add_special_tokens: bool, name: str) -> UncheckedPrompt:
     if isinstance(prompt, str):
-        return {"type": "text", "text": prompt}
+        return {"type": "text", "text": prompt, "add_special_tokens": add_special_tokens}
     if isinstance(prompt, list):
         return {"type": "tokens", "token_ids": prompt}
-    raise InvalidRequest(
-        "prompt: expected a string, token ids, or a list of either.", param="prompt"
-    )
+    raise InvalidRequest(f"{name}: expected a string, token ids, or a list of either.", param=name)
 
 
 def _message(message: Any, path: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise InvalidRequest(f"{path}: expected an object.", param=path)
-    for name in ("tool_calls", "function_call", "audio"):
+    for name in ("function_call", "audio"):
         if message.get(name):
             raise InvalidRequest(f"{path}.{name} is not supported.", param=f"{path}.{name}")
-    known = {name: message[name] for name in ("role", "name") if message.get(name) is not None}
+    names = ("role", "name", "tool_call_id", "reasoning_content")
+    known = {name: message[name] for name in names if message.get(name) is not None}
+    if calls := message.get("tool_calls"):
+        known["tool_calls"] = _calls(calls, f"{path}.tool_calls")
     return known | {"content": _content(message, f"{path}.content")}
+
+
+def _calls(calls: Any, path: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise InvalidRequest(f"{path}: expected a list.", param=path)
+    return [_call(call, f"{path}[{k}]") for k, call in enumerate(calls[: MAX_TOOLS + 1])]
+
+
+def _call(call: Any, path: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or call.get("type", "function") != "function":
+        raise InvalidRequest(f"{path}: expected the call of a function.", param=path)
+    arguments = function.get("arguments")
+    if isinstance(arguments, dict):
+        arguments = msgspec.json.encode(arguments).decode()
+    return {
+        "id": call.get("id") or "",
+        "name": function.get("name"),
+        "arguments": arguments or "{}",
+    }
 
 
 def _content(message: dict[str, Any], path: str) -> str:

@@ -1,261 +1,190 @@
-"""The gateway's end of a request's log: publishes the job, reads the log, obeys its rules.
-
-How a relay ends decides what becomes of the job and its log:
-
-* The log came to its end: the reply queue is deleted.
-* It did not (the client left, the deadline passed, something failed): the worker that answers gets
-  `Cancel`, then the reply queue is deleted. A job that no worker has started yet loses its reply
-  queue alone: the worker that takes it finds its first event `Unroutable` and drops the job.
-* Another gateway took over: the log and the job are the other's; nothing is touched.
-
-If the broker is away at that moment, the queue goes by its expiry and the job by the worker's watch
-over its reader.
-"""
+"""One log on its way to one client, and what becomes of both when they part."""
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+import math
+from collections.abc import Awaitable
+from enum import Enum, auto
 
-from gateway.reply_queues import ReplyLog, ReplyQueues
-from shared import topology
-from shared.bus.base import Bus, Message
+from gateway.buffer import RelayBuffer
+from gateway.context import StreamContext
+from gateway.reading import EXPIRED, LogReading
+from gateway.reply_queues import ReplyLog
+from shared.bus.base import Bus
 from shared.errors import (
-    BusError,
-    BusUnavailable,
-    DeadlineExceeded,
+    Cancelled,
+    IdempotencyMismatch,
     InternalError,
-    InvalidRequest,
-    MessageTooLarge,
-    ModelNotFound,
-    Overloaded,
-    PublishRefused,
-    PublishUnconfirmed,
-    QueueBusy,
-    QueueNotFound,
+    StreamExpired,
+    StreamNotFound,
     TakenOver,
-    Unroutable,
+    Unavailable,
     WarrenError,
 )
-from shared.messages import GenerationJob, Started, decode_event, encode
-from shared.stream import LogReader, Relay, Send
+from shared.messages import Accepted, GenerationJob, Release
+from shared.stream import Relay
 
 logger = logging.getLogger(__name__)
 
-_REATTACH_PAUSE_S = 0.05
+
+class Fate(Enum):
+    """What becomes of a job and its log when a relay ends."""
+
+    STAYS = auto()
+    """Both go on without this reader; the log goes by its expiry."""
+    WAITS = auto()
+    """The same for a while; then they end, unless somebody came back."""
+    ENDS = auto()
+    """The job is cancelled, the log deleted."""
 
 
-class JobRelay:
-    """Relays the log of one job. Made by `Relays.open`."""
+_NOT_OURS = (TakenOver, StreamNotFound, StreamExpired, IdempotencyMismatch)
 
-    def __init__(self, bus: Bus, job: GenerationJob, log: ReplyLog) -> None:
-        self._bus = bus
-        self._job = job
-        self._log = log
-        self._deadline = _loop_time(job.deadline)
-        self._reader = LogReader(job.request_id, len(job.prompts))
-        self._log_task: asyncio.Task[None] | None = None
-        self._has_started = False
-        self._ordinal = 0
-        self._relays: list[Relay] = []
-        self._waiter: asyncio.Future[None] | None = None
-        self._error: WarrenError | None = None
-        self._is_ended = False
-        self._is_closing = False
+
+class LogRelay:
+    """Relays one log to one client. `gateway.relays` makes and closes it."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        log: ReplyLog,
+        claim: Release,
+        context: StreamContext | None = None,
+        deadline: float = math.inf,
+    ) -> None:
+        """As `LogReading`; ``deadline`` is in the event loop's time."""
+        self.can_return = False
+        """Whether the client knows how to come back: by the stream's id, or by its key."""
+        self.is_kept = False
+        """Whether the log outlives its end, for those who ask again."""
+        self.job: GenerationJob | None = None
+        """What may be published again, where the client has just sent it."""
+        self.log_name = log.queue.name
+        self.claim = claim
+        self.reading = LogReading(bus, log, claim, context, buffer := RelayBuffer(deadline))
+        self._buffer = buffer
+        self._task: asyncio.Task[None] | None = None
+        self._has_left = False
+
+    @property
+    def request_id(self) -> str:
+        return self.claim.request_id
+
+    @property
+    def body_hash(self) -> str:
+        """Of the request that the log answers; empty without an Idempotency-Key."""
+        return self.reading.reader.body_hash or self.claim.body_hash
+
+    @property
+    def worker(self) -> str | None:
+        """The address of the worker that answers."""
+        return self.reading.reader.worker
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether a worker has taken the job, or refused it."""
+        return self.reading.has_started or self.reading.is_ended
+
+    @property
+    def context(self) -> StreamContext | None:
+        return self.reading.context
 
     @property
     def is_ended(self) -> bool:
         """Whether the terminal event has been taken."""
-        return self._is_ended and not self._relays
+        return self.reading.is_ended and not len(self._buffer)
 
-    async def take(self, timeout_s: float | None = None) -> list[Relay]:
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        """Changes with the log; None while the client takes nothing."""
+        reader = self.reading.reader
+        return None if self._buffer.is_held_up else (reader.attempt, reader.ordinal)
+
+    @property
+    def fate(self) -> Fate:
+        """What becomes of job and log if the relay ends now."""
+        error, is_ended = self._buffer.error, self.reading.is_ended
+        if isinstance(error, _NOT_OURS):
+            return Fate.STAYS
+        if self._has_left or isinstance(error, Unavailable):
+            if not self.can_return:
+                return Fate.ENDS
+            is_detached = self.context is not None and self.context.is_detached
+            return Fate.STAYS if error or is_ended or is_detached else Fate.WAITS
+        is_answered = is_ended and error is None and not self.reading.has_failed
+        return Fate.STAYS if is_answered and self.is_kept else Fate.ENDS
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._task = asyncio.create_task(self._read())
+
+    def take(self, timeout_s: float | None = None) -> Awaitable[list[Relay]]:
         """Wait for accepted events; returns all that are there, or none after ``timeout_s``.
 
         The first `Started` is among them, later ones are not. Raises `DeadlineExceeded`, and
         what ended the relay before the log's end.
         """
-        if not self._relays and self._error is None:
-            await self._wait(timeout_s)
-        if not self._relays and self._error is not None:
-            raise self._error
-        relays, self._relays = self._relays, []
-        return relays
+        return self._buffer.take(timeout_s)
+
+    async def catch_up(self, accepted: Accepted) -> None:
+        """Append ``accepted`` to the log, and return when all is read up to there. Raises what
+        ended the relay, and `BusError`."""
+        assert self._task is not None
+        catching_up = asyncio.create_task(self.reading.catch_up(accepted))
+        try:
+            await asyncio.wait([catching_up, self._task], return_when=asyncio.FIRST_COMPLETED)
+            if catching_up.done():
+                await catching_up
+            if self._buffer.error is not None:
+                raise self._buffer.error
+            if not catching_up.done():
+                raise StreamExpired(EXPIRED)
+        finally:
+            catching_up.cancel()
 
     def fail(self, error: WarrenError) -> None:
         """End with ``error`` after the events that are here already."""
-        self._error = self._error or error
-        self._wake()
+        self._buffer.fail(error)
 
-    def let_go(self) -> None:
-        """Stop reading, so that another gateway can, and end with `TakenOver`."""
-        self.fail(TakenOver("The stream goes on elsewhere."))
-        if self._log_task is not None:
-            self._log_task.cancel()
+    def give_up(self, error: WarrenError) -> None:
+        """The same, and read no more."""
+        self.fail(error)
+        if self._task is not None:
+            self._task.cancel()
 
-    async def open(self) -> None:
-        """Start to read the log, whose queue exists, and publish the job.
+    def leave(self) -> None:
+        """The client has gone away."""
+        self._has_left = True
 
-        Raises `ModelNotFound`, `Overloaded`, `InvalidRequest` and `BusError`.
-        """
-        self._log_task = asyncio.create_task(self._read_log())
-        try:
-            await self._publish()
-        except Unroutable:
-            raise ModelNotFound(
-                f"The model '{self._job.model}' does not exist.", param="model"
-            ) from None
-        except PublishRefused:
-            raise Overloaded("Too many requests wait for this model.") from None
-        except MessageTooLarge:
-            raise InvalidRequest("The request is too large.") from None
+    def objection(self, release: Release) -> str | None:
+        """The code of the error with which to withhold the log from who asks for it."""
+        tenant = self.context.tenant if self.context else self.claim.tenant
+        if release.tenant is not None and tenant not in (None, release.tenant):
+            return StreamNotFound.code
+        if release.body_hash and release.body_hash != self.body_hash:
+            return IdempotencyMismatch.code
+        return None
 
-    async def close(self) -> None:
-        """Leave the log as the module's docstring says."""
-        self._is_closing = True
-        try:
-            if not isinstance(self._error, TakenOver):
-                with suppress(BusError):
-                    await self._end_job()
-        finally:
-            if self._log_task is not None:
-                self._log_task.cancel()
-                await asyncio.wait([self._log_task])
-            await self._log.close()  # if that task had no time to begin
-
-    async def _wait(self, timeout_s: float | None) -> None:
-        loop = asyncio.get_running_loop()
-        until = min(self._deadline, loop.time() + (timeout_s or float("inf")))
-        # There is one wait for each token: `asyncio.timeout` would cost as much as its relay, and
-        # an Event 1 KiB a stream.
-        self._waiter = loop.create_future()
-        alarm = loop.call_at(until, self._wake)
-        try:
-            await self._waiter
-        finally:
-            alarm.cancel()
-        if loop.time() >= self._deadline and not self._is_ended:
-            raise DeadlineExceeded("The request's deadline has passed.")
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def _publish(self) -> None:
-        message = Message(
-            encode(self._job),
-            correlation_id=self._job.request_id,
-            reply_to=self._log.queue.bindings[0].routing_key,
-            expires_s=self._job.deadline and max(0.001, self._job.deadline - time.time()),
-        )
-        await self._bus.publish(topology.jobs_binding(self._job.model, "interactive"), message)
-
-    async def _end_job(self) -> None:
-        for send in self._reader.cancel():
-            await self._send(send)
-        await self._bus.delete_queue(self._log.queue.name)
-
-    async def _read_log(self) -> None:
-        """Read until cancelled, through lost connections."""
-        try:
-            while True:
-                try:
-                    await self._read_from_start()
-                except QueueBusy:  # the broker has not noticed that the old connection is dead
-                    await asyncio.sleep(_REATTACH_PAUSE_S)
-                except (BusUnavailable, PublishUnconfirmed):
-                    await self._bus.wait_connected()
-                    await asyncio.sleep(_REATTACH_PAUSE_S)
-        except QueueNotFound:
-            # Also how a reader learns that `close` has deleted the queue under it.
-            if not self._is_closing:
-                self._fail_logged("log lost")
-        except Exception:  # noqa: BLE001 - logged; one request's bug is one request's failure
-            self._fail_logged("relay failed")
-
-    def _fail_logged(self, what: str) -> None:
-        logger.exception(what, extra={"request_id": self._job.request_id})
-        self.fail(InternalError("The gateway lost the answer."))
-
-    async def _read_from_start(self) -> None:
-        """Attach and read. Nothing is acknowledged: the queue keeps the log."""
-        consumer = await self._log.attach()
-        try:
-            self._reader = LogReader(self._job.request_id, len(self._job.prompts))
-            async for delivery in consumer:
-                message = delivery.message
-                for action in self._reader.read(decode_event(message.body, message.content_type)):
-                    if isinstance(action, Send):
-                        await self._send(action)
-                    else:
-                        self._relay(action)
-        finally:
-            await self._log.close()
-
-    def _relay(self, relay: Relay) -> None:
-        """Pass on what was not passed on before the last reconnect."""
-        if isinstance(relay.event, Started):
-            is_new, self._has_started = not self._has_started, True
+    def release(self, release: Release) -> None:
+        """Let go of the log that another reader wants, or that is to be cancelled."""
+        if release.is_cancelled:
+            self.fail(Cancelled("The request was cancelled."))
         else:
-            is_new = relay.ordinal > self._ordinal
-            self._ordinal = max(self._ordinal, relay.ordinal)
-        if is_new:
-            self._relays.append(relay)
-            self._is_ended = self._reader.is_ended
-            self._wake()
+            self.give_up(TakenOver("The stream goes on elsewhere."))
 
-    async def _send(self, send: Send) -> None:
-        # A worker that another one replaced may be gone, and its queue with it.
-        with suppress(Unroutable):
-            await self._bus.publish(
-                topology.worker_binding(send.address), Message(encode(send.command))
-            )
+    async def stop(self) -> None:
+        """Stop reading, and give the log back."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self.reading.close()
 
-
-class Relays:
-    """The relays in progress, by request id."""
-
-    def __init__(self, bus: Bus, queues: ReplyQueues) -> None:
-        self._bus = bus
-        self._queues = queues
-        self._relays: dict[str, JobRelay] = {}
-        self._closing: set[asyncio.Task[None]] = set()
-
-    @asynccontextmanager
-    async def open(self, job: GenerationJob) -> AsyncIterator[JobRelay]:
-        """Publish ``job`` and relay its log; see `JobRelay.open` for what this raises.
-
-        The relay closes after this has returned: no answer waits for its queue to be deleted.
-        """
-        log = await self._queues.take(job.request_id)
-        relay = self._relays[job.request_id] = JobRelay(self._bus, job, log)
+    async def _read(self) -> None:
         try:
-            await relay.open()
-            yield relay
-        finally:
-            del self._relays[job.request_id]
-            closing = asyncio.create_task(relay.close())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
-
-    async def wait_closed(self) -> None:
-        """Wait until all that has ended is cleaned up."""
-        if self._closing:
-            await asyncio.wait(self._closing)
-
-    def release(self, request_id: str) -> None:
-        """Let go of a request that another gateway takes over, if it is here."""
-        relay = self._relays.get(request_id)
-        if relay is not None:
-            relay.let_go()
-
-    def fail_all(self, error: WarrenError) -> None:
-        for relay in self._relays.values():
-            relay.fail(error)
-
-
-def _loop_time(deadline: float | None) -> float:
-    """A Unix time in the event loop's time."""
-    if deadline is None:
-        return float("inf")
-    return asyncio.get_running_loop().time() + deadline - time.time()
+            await self.reading.run()
+        except (StreamNotFound, StreamExpired, Unavailable) as error:
+            self.fail(error)
+        except Exception:
+            # Logged; one request's bug is one request's failure.
+            logger.exception("relay failed", extra={"request_id": self.request_id})
+            self.fail(InternalError("The gateway lost the answer."))

@@ -67,8 +67,11 @@ class ReplyQueues:
         """Whose ids were given out and not used yet."""
         self._is_wanted = asyncio.Event()
 
-    def new_id(self, kind: str) -> str:
-        """An id ``kind-...`` that cannot be guessed; its log may be there already."""
+    def new_id(self, kind: str, *, lasts: bool = False) -> str:
+        """An id ``kind-...`` that cannot be guessed; its log may be there already, unless it has to
+        last longer than others without a reader."""
+        if lasts:
+            return _new_id(kind)
         self._is_wanted.set()
         spare = self._spare[kind]
         while spare:
@@ -79,16 +82,25 @@ class ReplyQueues:
                 return log.request_id
         return _new_id(kind)
 
-    async def take(self, request_id: str) -> ReplyLog:
-        """The log of a request, whose queue exists from now on. Raises `BusError`.
+    async def take(
+        self, request_id: str, retention_s: float = 0.0, *, may_exist: bool = False
+    ) -> ReplyLog:
+        """The log of a request, whose queue exists from now on and lasts ``retention_s``, or as
+        long as all do, without a reader. Raises `BusError`.
 
         Whoever takes it closes it.
         """
         log = self._given.pop(request_id, None)
         if log is None:
-            log = ReplyLog(self._bus, request_id, self._retention_s)
-            await log.declare()
+            log = ReplyLog(self._bus, request_id, max(retention_s, self._retention_s))
+            # Declared twice, a queue must be what it was: it may have been made to last otherwise.
+            if not may_exist or await self._bus.inspect(log.queue.name) is None:
+                await log.declare()
         return log
+
+    def find(self, request_id: str) -> ReplyLog:
+        """The log of a request that somebody has declared."""
+        return ReplyLog(self._bus, request_id, self._retention_s)
 
     async def keep_spares(self) -> None:
         """Have logs ready, of each kind of id that was ever asked for; never returns."""

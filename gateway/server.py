@@ -1,6 +1,7 @@
 """The gateway's HTTP server, and how it ends without failing a request."""
 
 import asyncio
+import ipaddress
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -48,11 +49,13 @@ class Server(uvicorn.Server):
 
 @contextmanager
 def listen(settings: GatewaySettings) -> Iterator[socket.socket]:
-    """Bind the address that the settings name. Raises `StartupError`."""
+    """Bind the address that the settings name. Raises `StartupError`, also where anybody could
+    use it: without API keys it must be this machine's own, or be open on purpose."""
     try:
         family, *_, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
+        _check_secured(settings, str(address[0]))
         listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
         # Connections inherit it. Without it each answer waits 40 ms for the client's late ACK:
         # asyncio sets it by itself only where the socket's protocol is spelled out.
@@ -62,6 +65,15 @@ def listen(settings: GatewaySettings) -> Iterator[socket.socket]:
         raise StartupError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from None
     with listener:
         yield listener
+
+
+def _check_secured(settings: GatewaySettings, address: str) -> None:
+    is_secured = settings.keys_file is not None or settings.allow_anonymous
+    if not is_secured and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        raise StartupError(
+            f"{settings.host} is open to other machines, and nobody needs an API key: name a file "
+            "with --keys-file, or say --allow-anonymous true"
+        )
 
 
 def url_of(listener: socket.socket) -> str:

@@ -6,13 +6,16 @@ Every provider is a package of this one with a function per op, named and called
 
 import importlib
 import importlib.util
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from types import ModuleType
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from torch import Tensor
 
-Provider: TypeAlias = Literal["reference", "native"]
+Provider: TypeAlias = Literal["reference", "native", "triton"]
 
 
 class RmsNorm(Protocol):
@@ -45,6 +48,22 @@ class StoreKv(Protocol):
     ) -> None: ...
 
 
+class RopeStoreKv(Protocol):
+    """See `kernels.reference.rope_store_kv`."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        positions: Tensor,
+        rope_table: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        slots: Tensor,
+    ) -> Tensor: ...
+
+
 class PagedAttention(Protocol):
     """See `kernels.reference.paged_attention`."""
 
@@ -70,17 +89,57 @@ class SiluMul(Protocol):
     def __call__(self, gate_up: Tensor) -> Tensor: ...
 
 
+class Projection(Protocol):
+    """See `kernels.reference.projection`."""
+
+    def __call__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
+
+
+class AwqLinear(Protocol):
+    """See `kernels.reference.awq_linear`."""
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        qweight: Tensor,
+        scales: Tensor,
+        zeros: Tensor,
+        bias: Tensor | None = None,
+        *,
+        group_size: int,
+    ) -> Tensor: ...
+
+
 class Logits(Protocol):
     """See `kernels.reference.logits`."""
 
     def __call__(self, hidden: Tensor, weight: Tensor) -> Tensor: ...
 
 
+class AdjustLogits(Protocol):
+    """See `kernels.reference.adjust_logits`."""
+
+    def __call__(
+        self, logits: Tensor, rows: Tensor, token_ids: Tensor, repetitions: Tensor, biases: Tensor
+    ) -> Tensor: ...
+
+
+class MaskLogits(Protocol):
+    """See `kernels.reference.mask_logits`."""
+
+    def __call__(self, logits: Tensor, rows: Tensor, masks: Tensor) -> Tensor: ...
+
+
 class FilterFloors(Protocol):
     """See `kernels.reference.filter_floors`."""
 
     def __call__(
-        self, logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor
+        self,
+        logits: Tensor,
+        temperatures: Tensor,
+        top_ks: Tensor,
+        top_ps: Tensor,
+        min_ps: Tensor,
     ) -> Tensor: ...
 
 
@@ -100,17 +159,35 @@ class Ops:
     add_rms_norm: AddRmsNorm
     rope: Rope
     store_kv: StoreKv
+    rope_store_kv: RopeStoreKv
     paged_attention: PagedAttention
     silu_mul: SiluMul
+    projection: Projection
+    awq_linear: AwqLinear
     logits: Logits
+    adjust_logits: AdjustLogits
+    mask_logits: MaskLogits
     filter_floors: FilterFloors
     draw_rows: DrawRows
 
 
-def load_ops(provider: Provider = "reference") -> Ops:
-    """Import a provider: op ``x`` is function ``x`` of module ``kernels.<provider>.x``."""
+def load_ops(provider: Provider = "reference", *, is_batch_invariant: bool = False) -> Ops:
+    """Import a provider: op ``x`` is function ``x`` of module ``kernels.<provider>.x``.
+
+    With ``is_batch_invariant`` a row's result depends on that row alone, to the last bit: ops that
+    would rather look at the batch, because that is faster, are told not to. The native ops never
+    do.
+    """
     names = [field.name for field in fields(Ops)]
-    return Ops(**{name: getattr(_module(provider, name), name) for name in names})
+    ops = {name: getattr(_module(provider, name), name) for name in names}
+    if is_batch_invariant:
+        ops = {name: _invariant(op) for name, op in ops.items()}
+    return Ops(**ops)
+
+
+def _invariant(op: Callable[..., Any]) -> Callable[..., Any]:
+    has_choice = "is_batch_invariant" in inspect.signature(op).parameters
+    return partial(op, is_batch_invariant=True) if has_choice else op
 
 
 def _module(provider: Provider, name: str) -> ModuleType:

@@ -4,7 +4,11 @@
     ├── RequestError                  the request itself is at fault
     │   ├── InvalidRequest              invalid_request
     │   ├── ModelNotFound               model_not_found
-    │   └── ContextLengthExceeded       context_length_exceeded
+    │   ├── ContextLengthExceeded       context_length_exceeded
+    │   ├── InvalidApiKey               invalid_api_key
+    │   ├── IdempotencyMismatch         idempotency_mismatch
+    │   ├── StreamNotFound              stream_not_found
+    │   └── StreamExpired               stream_expired
     ├── ServiceError                  the request was fine, the service could not
     │   ├── Overloaded                  rate_limit_exceeded
     │   ├── Unavailable                 service_unavailable
@@ -58,6 +62,28 @@ class ModelNotFound(RequestError):
 
 class ContextLengthExceeded(RequestError):
     code = "context_length_exceeded"
+
+
+class InvalidApiKey(RequestError):
+    code = "invalid_api_key"
+
+
+class IdempotencyMismatch(RequestError):
+    """The key was used with another body."""
+
+    code = "idempotency_mismatch"
+
+
+class StreamNotFound(RequestError):
+    """Not the name of a stream, or another tenant's."""
+
+    code = "stream_not_found"
+
+
+class StreamExpired(RequestError):
+    """The log is no longer kept."""
+
+    code = "stream_expired"
 
 
 class ServiceError(WarrenError):
@@ -158,6 +184,10 @@ _FROM_WIRE: dict[str, type[WarrenError]] = {
         InvalidRequest,
         ModelNotFound,
         ContextLengthExceeded,
+        InvalidApiKey,
+        IdempotencyMismatch,
+        StreamNotFound,
+        StreamExpired,
         Overloaded,
         Unavailable,
         DeadlineExceeded,

@@ -5,6 +5,7 @@ the start with one clear line.
 """
 
 import os
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
@@ -56,14 +57,43 @@ class GatewaySettings(CommonSettings):
     )
     max_body_bytes: int = Field(4 << 20, gt=0, description="Longest HTTP body; more is 413.")
     request_timeout_s: Seconds = Field(600, description="Deadline of a request.")
+    max_queue_wait_s: Seconds = Field(
+        60, description="A request that would wait longer for a worker is answered 429."
+    )
     first_event_timeout_s: Seconds = Field(
         10, description="How long response headers wait for a worker's first word."
     )
     ping_interval_s: Seconds = Field(
         15, description="A silent stream gets an SSE comment this often."
     )
+    send_timeout_s: Seconds = Field(
+        30, description="A client that reads nothing for so long has left."
+    )
+    disconnect_grace_s: float = Field(
+        5,
+        ge=0,
+        description="How long a request whose client left goes on, so that it can come back; "
+        "a worker's `WARREN_READER_GRACE_S` ends it, too.",
+    )
+    detach_ttl_s: Seconds = Field(
+        3600, description="How long a request with `detach` may take, and its log lasts unread."
+    )
     reply_retention_s: Seconds = Field(
         60, description="How long the log of a request outlives its last reader."
+    )
+    worker_silence_s: Seconds = Field(
+        8, description="A stream whose worker was silent for so long goes to another one."
+    )
+    secret: SecretStr | None = Field(
+        None,
+        description="Signs stream tokens and makes ids of Idempotency-Keys, the same in all "
+        "gateways; none: drawn at each start.",
+    )
+    keys_file: Path | None = Field(
+        None, description="The API keys, as `warren keys` writes them; none: nobody needs one."
+    )
+    allow_anonymous: bool = Field(
+        False, description="Whether to listen beyond this machine without API keys."
     )
     drain_grace_s: Seconds = Field(30, description="How long open streams may go on after SIGTERM.")
     cors_origins: CommaSeparated = Field(
@@ -86,8 +116,13 @@ class WorkerSettings(CommonSettings):
     weight_format: Literal["auto", "q8_0", "q4_0", "q4_1"] = Field(
         "auto", description="Weights in 8 or 4 bits, on the CPU; auto: as --dtype."
     )
-    kernels: Literal["auto", "native", "reference"] = Field(
-        "auto", description="Who computes on the CPU; auto: native where that can."
+    kernels: Literal["auto", "native", "reference", "triton"] = Field(
+        "auto", description="Who computes; auto: triton on a GPU, else native where that can."
+    )
+    batch_invariant: bool = Field(
+        False,
+        description="Whether a GPU computes a token the same whatever else is in its step, at the "
+        "price of speed; the CPU always does.",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     max_num_seqs: int = Field(64, gt=0, description="Sequences that run at once.")
@@ -104,8 +139,16 @@ class WorkerSettings(CommonSettings):
     kv_cache_bytes: int | None = Field(
         None, gt=0, description="Size of the KV cache; none: a share of the free memory."
     )
+    gpu_memory_share: float = Field(
+        0.9, gt=0, le=1, description="Of a GPU's memory, for weights, steps and KV cache together."
+    )
     batch_reserve: int = Field(
         4, ge=0, description="Sequence slots that batch jobs leave to interactive ones."
+    )
+    batch_patience_s: Seconds = Field(
+        60,
+        description="A batch job that waits so long for a token goes on among interactive ones, "
+        "one at a time.",
     )
     prefix_cache: bool = Field(
         True, description="Whether prompts of one tenant share the KV cache of how they begin."
@@ -118,11 +161,17 @@ class WorkerSettings(CommonSettings):
     compute_threads: int | None = Field(
         None, gt=0, description="CPU threads that compute; none: one for each core."
     )
+    tool_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral"] = Field(
+        "auto", description="How the model calls tools; auto: as its chat template says."
+    )
+    reasoning_parser: Literal["auto", "none", "deepseek_r1", "qwen3"] = Field(
+        "auto", description="How the model thinks aloud; auto: as its chat template says."
+    )
     health_port: Port | None = Field(
         None, description="Port of the worker's own /live, /health and /metrics; none: closed."
     )
     stall_timeout_s: Seconds = Field(
-        60, description="A worker whose engine has work and no step for so long is not live."
+        60, description="A worker whose engine has work and no step for so long ends itself."
     )
     announce_interval_s: Seconds = Field(2, description="How often a worker says what it serves.")
     reader_grace_s: Seconds = Field(

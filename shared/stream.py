@@ -3,8 +3,12 @@
 A request's log is its reply queue. Workers append events; whoever reads the log from its start
 comes to the same stream, because acceptance depends on the log's order alone:
 
-* The n-th `Started` opens attempt n; one that repeats the last one's ticket is a repetition. A
-  `Started` that follows no `HandedOver` is a crash.
+* Each `Started` opens an attempt; attempt 1 is that of the job's very first delivery. One that
+  repeats the last one's ticket is a repetition. A run that another one replaces has crashed,
+  unless it says `HandedOver`, be it late.
+* A `Started` of an older delivery of the job than the newest one seen opens nothing: it is the late
+  word of a worker that the broker took for dead, and that worker is told to stop.
+* `PromptScores` count only in the current attempt, each prompt's in order, and once.
 * A `TokenDelta`, `Finished` or `Failed` counts only if its attempt is the current one, its index
   is the number of tokens accepted so far, and its prefix hash is theirs. All else is a late word
   of a worker that was replaced, or a repetition, and is dropped.
@@ -27,9 +31,11 @@ from shared.messages import (
     FinishReason,
     HandedOver,
     Progress,
+    PromptScores,
     ReplyEvent,
     Started,
     TokenDelta,
+    TokenLogprobs,
 )
 
 EMPTY_HASH = 0xCBF29CE484222325
@@ -56,13 +62,9 @@ class TokenChain:
         self.token_ids.extend(token_ids)
         self.prefix_hash = extend_hash(self.prefix_hash, token_ids)
 
-    def is_next(self, index: int, prefix_hash: int) -> bool:
-        """Whether an event at this position continues the chain."""
-        return (
-            not self.is_finished
-            and index == len(self.token_ids)
-            and prefix_hash == self.prefix_hash
-        )
+    def stands_at(self, index: int, prefix_hash: int) -> bool:
+        """Whether what is at this position follows the chain's tokens."""
+        return index == len(self.token_ids) and prefix_hash == self.prefix_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class Relay:
     number of the event before it."""
 
     ordinal: int
-    event: Started | TokenDelta | Finished | Failed
+    event: Started | PromptScores | TokenDelta | Finished | Failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +88,27 @@ Action: TypeAlias = Relay | Send
 
 
 class LogReader:
-    """Reads the log of one request with ``num_choices`` choices, event by event."""
+    """Reads the log of one request with ``num_choices`` choices in all, event by event."""
 
     def __init__(self, request_id: str, num_choices: int) -> None:
         self.request_id = request_id
         self.chains = [TokenChain() for _ in range(num_choices)]
+        self.num_scored: dict[int, int] = {}
+        """Tokens of each prompt whose scores were accepted."""
         self.attempt = 0
-        self.num_crashes = 0
         self.ordinal = 0
         self.worker: str | None = None
         self.ticket: str | None = None
         self.body_hash: str | None = None
         self.is_ended = False
-        self._is_handed_over = False
+        self._delivery = (0, 0)
+        self._replaced: set[str] = set()
+        self._handed_over: set[str] = set()
+
+    @property
+    def num_crashes(self) -> int:
+        """Runs that another one replaced and that have not said, then or later, that they live."""
+        return len(self._replaced - self._handed_over)
 
     def read(self, event: ReplyEvent) -> list[Action]:
         """Take the log's next event; returns what to do about it, in order."""
@@ -111,8 +121,10 @@ class LogReader:
             case Started():
                 return self._start(event)
             case HandedOver():
-                self._is_handed_over = event.attempt == self.attempt
+                self._handed_over.add(event.ticket)
                 return []
+            case PromptScores():
+                return self._score(event)
             case TokenDelta() | Finished():
                 return self._extend(event)
             case Failed():
@@ -122,36 +134,58 @@ class LogReader:
 
     def cancel(self) -> list[Send]:
         """The reader's client is gone: what to send so that no work goes on."""
+        return self._cancel()
+
+    def _cancel(self, *, is_replaced: bool = False) -> list[Send]:
         if self.is_ended or self.worker is None:
             return []
-        return [Send(self.worker, Cancel(request_id=self.request_id, ticket=self.ticket))]
+        command = Cancel(request_id=self.request_id, ticket=self.ticket, is_replaced=is_replaced)
+        return [Send(self.worker, command)]
 
     def _start(self, event: Started) -> list[Action]:
-        if event.ticket == self.ticket:
+        if self._is_repeated(event):
             return []
-        fence = self.cancel()
-        self.num_crashes += bool(fence) and not self._is_handed_over
+        if self._is_late(event):
+            return [Send(event.worker, Cancel(request_id=self.request_id, ticket=event.ticket))]
+        self._delivery = (event.publication, event.num_returns)
+        fence = self._cancel(is_replaced=True)
+        if self.ticket is not None:
+            self._replaced.add(self.ticket)
         self.worker, self.ticket = event.worker, event.ticket
-        self.attempt += 1
-        self._is_handed_over = False
+        # Attempt 1 is that of the worker that did not ask, even if it comes late.
+        self.attempt = max(self.attempt, int(event.is_waiting)) + 1
         start: list[Action] = [Relay(self.ordinal, event), *fence]
         if fence or event.is_waiting:
             start.append(Send(event.worker, self._continue(event.ticket)))
         return start
+
+    def _is_repeated(self, event: Started) -> bool:
+        return event.ticket == self.ticket
+
+    def _is_late(self, event: Started) -> bool:
+        return (event.publication, event.num_returns) < self._delivery
 
     def _continue(self, ticket: str) -> Continue:
         return Continue(
             request_id=self.request_id,
             ticket=ticket,
             attempt=self.attempt,
+            num_crashes=self.num_crashes,
             choices=tuple(
                 Progress(token_ids=tuple(chain.token_ids), is_finished=chain.is_finished)
                 for chain in self.chains
             ),
         )
 
+    def _score(self, event: PromptScores) -> list[Action]:
+        num_scored = self.num_scored.get(event.prompt, 0)
+        if not self._is_current(event) or event.start != num_scored:
+            return []
+        self.num_scored[event.prompt] = num_scored + len(event.token_ids)
+        return [self._relay(event)]
+
     def _extend(self, event: TokenDelta | Finished) -> list[Action]:
-        if not self._fits(event):
+        if not (self._is_current(event) and self._is_next(event)):
             return []
         chain = self.chains[event.choice]
         chain.extend(event.token_ids)
@@ -162,19 +196,21 @@ class LogReader:
 
     def _fail(self, event: Failed) -> list[Action]:
         is_refused = event.attempt == 0 and not any(chain.token_ids for chain in self.chains)
-        if not is_refused and not self._fits(event):
+        if not is_refused and not (self._is_current(event) and self._is_next(event)):
             return []
         self.is_ended = True
         return [self._relay(event)]
 
-    def _fits(self, event: TokenDelta | Finished | Failed) -> bool:
-        return (
-            event.attempt == self.attempt
-            and event.choice < len(self.chains)
-            and self.chains[event.choice].is_next(event.index, event.prefix_hash)
-        )
+    def _is_current(self, event: PromptScores | TokenDelta | Finished | Failed) -> bool:
+        return event.attempt == self.attempt
 
-    def _relay(self, event: TokenDelta | Finished | Failed) -> Relay:
+    def _is_next(self, event: TokenDelta | Finished | Failed) -> bool:
+        if event.choice >= len(self.chains):
+            return False
+        chain = self.chains[event.choice]
+        return not chain.is_finished and chain.stands_at(event.index, event.prefix_hash)
+
+    def _relay(self, event: PromptScores | TokenDelta | Finished | Failed) -> Relay:
         self.ordinal += 1
         return Relay(self.ordinal, event)
 
@@ -199,7 +235,13 @@ class LogWriter:
     def is_ended(self) -> bool:
         return all(chain.is_finished for chain in self.chains)
 
-    def delta(self, choice: int, token_ids: Sequence[int], text: str) -> TokenDelta:
+    def delta(
+        self,
+        choice: int,
+        token_ids: Sequence[int],
+        text: str,
+        logprobs: Sequence[TokenLogprobs] = (),
+    ) -> TokenDelta:
         chain = self.chains[choice]
         event = TokenDelta(
             choice=choice,
@@ -208,6 +250,7 @@ class LogWriter:
             prefix_hash=chain.prefix_hash,
             token_ids=tuple(token_ids),
             text=text,
+            logprobs=tuple(logprobs),
         )
         chain.extend(token_ids)
         return event
@@ -218,7 +261,10 @@ class LogWriter:
         token_ids: Sequence[int],
         text: str,
         finish_reason: FinishReason,
-        stop_reason: str | None = None,
+        stop_reason: str | int | None = None,
+        *,
+        num_cached_tokens: int = 0,
+        logprobs: Sequence[TokenLogprobs] = (),
     ) -> Finished:
         chain = self.chains[choice]
         event = Finished(
@@ -230,6 +276,8 @@ class LogWriter:
             text=text,
             finish_reason=finish_reason,
             stop_reason=stop_reason,
+            num_cached_tokens=num_cached_tokens,
+            logprobs=tuple(logprobs),
         )
         chain.extend(token_ids)
         chain.is_finished = True

@@ -1,6 +1,7 @@
 """Every exchange, queue, routing key and argument name, and who declares what.
 
-warren.jobs     direct  <model>.<class>   -> jobs.<model>.<class>   declared by workers
+warren.jobs     direct  <model>.<lane>    -> jobs.<model>.<lane>    declared by workers
+warren.suspects direct  <model>.suspect   -> jobs.<model>.suspect   jobs that workers put aside
 warren.replies  topic   reply.<id>        -> reply.<id>             declared by who waits for it
 warren.control  topic   worker.<id>       -> control.worker.<id>    commands to one worker
                         gateways          -> control.gateway.<id>   commands to all gateways
@@ -8,22 +9,37 @@ warren.workers  fanout                    -> workers.<gateway id>   announcement
 warren.dead     fanout                    -> jobs.dead              rejected and expired jobs
 """
 
-from typing import get_args
+from typing import Literal, TypeAlias, get_args
 
 from shared.bus.base import Binding, Bus, Exchange, Queue
 from shared.messages import JobClass
 
+Lane: TypeAlias = JobClass | Literal["quick", "suspect"]
+"""Of a model's jobs: the two classes of generations, what does not wait behind these, and what was
+running when workers died."""
+
 JOBS = Exchange("warren.jobs", "direct")
+SUSPECTS = Exchange("warren.suspects", "direct")
+"""Apart from the others, so that workers need no right to publish jobs."""
 REPLIES = Exchange("warren.replies", "topic")
 CONTROL = Exchange("warren.control", "topic")
 WORKERS = Exchange("warren.workers", "fanout")
 DEAD = Exchange("warren.dead", "fanout")
 
-DEAD_LETTERS = Queue("jobs.dead", (Binding(DEAD, ""),), kind="quorum", max_length=100_000)
+JOBS_PREFIX = "jobs."
+DEAD_LETTERS = Queue(
+    f"{JOBS_PREFIX}dead",
+    (Binding(DEAD, ""),),
+    kind="quorum",
+    max_length=100_000,
+    # Each look at it is a delivery, and brokers from 4.0 on drop what came back 20 times.
+    delivery_limit=1_000_000,
+)
 ALL_GATEWAYS = Binding(CONTROL, "gateways")
 ANNOUNCEMENTS = Binding(WORKERS, "")
 
 JOB_CLASSES: tuple[JobClass, ...] = get_args(JobClass)
+LANES: tuple[Lane, ...] = (*JOB_CLASSES, "quick", "suspect")
 JOBS_MAX_LENGTH = 50_000
 JOBS_DELIVERY_LIMIT = 20
 
@@ -35,15 +51,15 @@ DEATH_QUEUE_HEADER = "x-first-death-queue"
 """On dead letters: the queue they died in."""
 
 
-def jobs_binding(model: str, job_class: JobClass) -> Binding:
-    """Where jobs of one model and class are published."""
-    return Binding(JOBS, f"{model}.{job_class}")
+def jobs_binding(model: str, lane: Lane) -> Binding:
+    """Where jobs of one model and lane are published."""
+    return Binding(SUSPECTS if lane == "suspect" else JOBS, f"{model}.{lane}")
 
 
-def jobs_queue(model: str, job_class: JobClass) -> Queue:
-    binding = jobs_binding(model, job_class)
+def jobs_queue(model: str, lane: Lane) -> Queue:
+    binding = jobs_binding(model, lane)
     return Queue(
-        f"jobs.{binding.routing_key}",
+        f"{JOBS_PREFIX}{binding.routing_key}",
         (binding,),
         kind="quorum",
         max_length=JOBS_MAX_LENGTH,
@@ -63,6 +79,12 @@ def reply_queue(name: str, expires_s: float) -> Queue:
     return Queue(binding.routing_key, (binding,), expires_s=expires_s)
 
 
+def quick_replies_queue(gateway_id: str) -> Queue:
+    """Where one gateway gets the answers to all its quick jobs."""
+    binding = reply_binding(f"reply.quick.{gateway_id}")
+    return Queue(binding.routing_key, (binding,), is_exclusive=True)
+
+
 def worker_binding(address: str) -> Binding:
     """Where commands to one worker are published; ``address`` is what its `Started` says."""
     return Binding(CONTROL, address)
@@ -71,6 +93,11 @@ def worker_binding(address: str) -> Binding:
 def worker_queue(worker_id: str) -> Queue:
     binding = worker_binding(f"worker.{worker_id}")
     return Queue(f"control.{binding.routing_key}", (binding,), is_exclusive=True)
+
+
+def peers_queue(worker_id: str) -> Queue:
+    """Where a worker that starts hears those that serve already."""
+    return Queue(f"control.worker.{worker_id}.peers", (ANNOUNCEMENTS,), is_exclusive=True)
 
 
 def gateway_queue(gateway_id: str) -> Queue:
@@ -102,7 +129,7 @@ def queue_arguments(queue: Queue) -> dict[str, str | int]:
 
 async def declare_worker(bus: Bus, model: str, worker_id: str) -> None:
     """Everything that a worker of ``model`` needs."""
-    jobs = (jobs_queue(model, job_class) for job_class in JOB_CLASSES)
+    jobs = (jobs_queue(model, lane) for lane in LANES)
     await bus.declare(REPLIES, WORKERS, DEAD_LETTERS, *jobs, worker_queue(worker_id))
 
 

@@ -15,6 +15,8 @@ __all__ = ["broker", "pytest_runtest_setup", "spans"]
 os.environ["OMP_NUM_THREADS"] = "2"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
 for _variable in [name for name in os.environ if name.startswith(PREFIX)]:
     if not _variable.startswith(f"{PREFIX}TEST_"):
         del os.environ[_variable]

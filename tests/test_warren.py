@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 BROKER = "--broker=amqp://nobody:secret@127.0.0.1:1/warren"
 COMMANDS = ["serve", "gateway", "worker", "pull", "chat", "batch"]
+GROUPS = {"dead": ["list"], "keys": ["add", "list", "revoke"]}
 
 
 def warren(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -29,12 +30,14 @@ def test_help_lists_the_commands() -> None:
     shown = warren("--help")
 
     assert shown.returncode == 0
-    assert re.findall(r"^│ (\w+) +[A-Z]", shown.stdout, re.MULTILINE) == COMMANDS
+    assert re.findall(r"^│ (\w+) +[A-Z]", shown.stdout, re.MULTILINE) == [*COMMANDS, *GROUPS]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command", [*COMMANDS, *(f"{group} {name}" for group in GROUPS for name in GROUPS[group])]
+)
 def test_each_commands_help_has_an_example(command: str) -> None:
-    shown = warren(command, "--help")
+    shown = warren(*command.split(), "--help")
 
     assert shown.returncode == 0
     assert re.search(rf"^ warren {command} \S", shown.stdout, re.MULTILINE)

@@ -1,51 +1,40 @@
 """The life of one job in a worker: from its prompts to its terminal event."""
 
 import asyncio
-import itertools
 import logging
 import secrets
 import time
-from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from enum import Enum, auto
 from typing import TypeAlias
 
+from shared.attempt import Attempt, Verdict
 from shared.errors import (
+    BusError,
     Cancelled,
     DeadlineExceeded,
     InternalError,
     Superseded,
     Unroutable,
     WarrenError,
+    WorkerLost,
 )
-from shared.messages import (
-    Cancel,
-    Choice,
-    Completed,
-    Continue,
-    Failed,
-    Finished,
-    GenerationJob,
-    HandedOver,
-    JobClass,
-    Started,
-    TokenDelta,
-)
+from shared.messages import Cancel, Continue, Failed, HandedOver, Started
 from shared.stream import LogWriter
-from worker.choice import ChoiceWriter
-from worker.engine.interface import SequenceId, StepOutput, Submit
-from worker.generation import Generation, Generations
+from worker.choices import Choices
+from worker.log_reading import read_log
 from worker.plan import ChoicePlan, plan
-from worker.publisher import ReplyPublisher
-from worker.served_model import ServedModel
+from worker.prompt_text import prompt_text
+from worker.quarantine import is_returned_too_often
+from worker.taken import TakenJob, Workplace
 from worker.timeline import Timeline
 
 logger = logging.getLogger(__name__)
 
-_RUNS = itertools.count()
-
-Interrupt: TypeAlias = WarrenError | Continue | HandedOver
-Emit: TypeAlias = Callable[[TokenDelta | Finished], Awaitable[None]]
+_CHECK_INTERVAL_S = 1.0
+_FRESH_S = 0.5
+"""A job that waited longer has time for a round trip to the broker before it costs anything."""
 
 
 class Outcome(Enum):
@@ -53,75 +42,85 @@ class Outcome(Enum):
 
     ANSWERED = auto()
     HANDED_OVER = auto()
+    GIVEN_BACK = auto()
+    SUSPECTED = auto()
+    BURIED = auto()
+
+
+Interrupt: TypeAlias = WarrenError | Verdict | Outcome
+Admission: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
 
 
 class Answer:
     """Answers one delivery of a job.
 
-    A first delivery opens attempt 1 and starts at once. Any other one asks the log's reader where
-    to go on: it writes `Started` and waits for `Continue`.
+    A first delivery starts at once. Any other one asks where to go on (`shared.attempt`): it writes
+    `Started` and waits for the word of the log's reader, whose part it takes where there is none.
     """
 
     def __init__(
-        self,
-        job: GenerationJob,
-        job_class: JobClass,
-        publisher: ReplyPublisher,
-        *,
-        model: ServedModel,
-        generations: Generations,
-        address: str,
-        is_first: bool,
-        timeout_s: float,
+        self, taken: TakenJob, workplace: Workplace, admission: Admission = nullcontext
     ) -> None:
-        self.job = job
-        self.publisher = publisher
-        self._job_class = job_class
-        self._model = model
-        self._generations = generations
-        self._address = address
-        self._is_first = is_first
-        self._deadline = job.deadline or time.time() + timeout_s
-        self._timeline = Timeline(job)
-        self._log: LogWriter | None = None
-        self._continue: asyncio.Future[Continue] = asyncio.get_running_loop().create_future()
-        self._ticket = secrets.token_hex(8)
+        """The job runs inside of ``admission``."""
+        self.job = taken.job
+        self._taken = taken
+        self._workplace = workplace
+        self._admission = admission
+        self.job_class = taken.job_class
+        self._publisher = taken.publisher
+        self._deadline = self.job.deadline or time.time() + workplace.job_timeout_s
+        self._timeline = Timeline(self.job)
+        self._attempt = Attempt(
+            self.job.request_id,
+            self.job.total_choices,
+            ticket=secrets.token_hex(8),
+            num_returns=taken.num_returns + taken.is_copy,
+            publication=self.job.publication,
+            is_suspect=taken.is_suspect,
+        )
+        self._has_started = False
+        """Whether the attempt is in the log; only streams have one."""
+        self._is_told = asyncio.Event()
+        """Where to go on."""
         self._interrupt: Interrupt | None = None
         self._is_ending = False
         self._task: asyncio.Task[object] | None = None
 
+    @property
+    def queue(self) -> str:
+        """The name of the reply queue."""
+        return self._publisher.queue
+
     async def run(self) -> Outcome:
-        """Publish everything up to the terminal event. Raises `Unroutable` when nobody reads."""
+        """Publish everything up to the terminal event.
+
+        Raises `Unroutable` when nobody reads, and `BusError` where the replies are refused.
+        """
         self._task = asyncio.current_task()
-        while True:
-            try:
-                return await self._run_until_interrupted()
-            except asyncio.CancelledError:
-                if self._task is None or self._interrupt is None or self._task.uncancel():
-                    raise
-                interrupt, self._interrupt = self._interrupt, None
-            if not isinstance(interrupt, Continue):
-                self._is_ending = True
-                return await self._end(interrupt)
-            self._log = LogWriter.resume(interrupt)
+        try:
+            while True:
+                try:
+                    return await self._run_until_interrupted()
+                except asyncio.CancelledError:
+                    if self._task is None or self._interrupt is None or self._task.uncancel():
+                        raise
+                    interrupt, self._interrupt = self._interrupt, None
+                if interrupt is not Verdict.GO_ON:
+                    return await self._end(interrupt)
+        finally:
+            self._is_ending = True
+
+    def close(self) -> None:
+        """Publish no more."""
+        self._publisher.close()
 
     def obey(self, command: Cancel | Continue) -> None:
         """Follow the log's reader."""
-        if command.ticket not in (None, self._ticket):
-            return
-        if isinstance(command, Cancel):
-            self.cancel()
-        elif len(command.choices) != len(self.job.prompts):
-            logger.warning("continue dropped", extra={"request_id": self.job.request_id})
-        elif not self._is_first and not self._continue.done():
-            self._continue.set_result(command)
-        elif command.attempt > self._attempt:
-            # The job was published twice and both copies ran: the reader has counted two attempts.
-            self._stop(command)
+        self._follow(self._attempt.obey(command))
 
     def cancel(self) -> None:
         """Nobody waits for the answer any more."""
-        self._stop(Cancelled("The request was cancelled."))
+        self._stop(Verdict.STOP)
 
     def supersede(self) -> None:
         """The same job was delivered again: that delivery answers."""
@@ -129,31 +128,58 @@ class Answer:
 
     def hand_over(self) -> None:
         """Give the job to another worker, which goes on from the log."""
-        self._stop(HandedOver(attempt=self._attempt))
-
-    async def _end(self, interrupt: WarrenError | HandedOver) -> Outcome:
-        if isinstance(interrupt, HandedOver):
-            if self._log is not None:
-                await self.publisher.publish(interrupt)
-            return Outcome.HANDED_OVER
-        if isinstance(interrupt, Superseded):
-            return Outcome.ANSWERED
-        return await self._fail(interrupt)
+        self._stop(Outcome.HANDED_OVER)
 
     @property
-    def _attempt(self) -> int:
-        return self._log.attempt if self._log is not None else 0
+    def starves_s(self) -> float:
+        """For how long a batch job has waited for a token; 0 for all others."""
+        return self._timeline.waits_s if self.job_class == "batch" else 0.0
+
+    def promote(self) -> None:
+        """Go on as an interactive job does."""
+        self.job_class = "interactive"
+        self._stop(Verdict.GO_ON)
+
+    def _follow(self, verdict: Verdict | None) -> None:
+        if verdict is Verdict.GO_ON and not self._is_told.is_set():
+            self._is_told.set()
+        elif verdict is not None:
+            self._stop(verdict)
 
     def _stop(self, interrupt: Interrupt) -> None:
         if self._task is not None and self._interrupt is None and not self._is_ending:
             self._interrupt = interrupt
             self._task.cancel()
 
+    async def _end(self, interrupt: Interrupt) -> Outcome:
+        self._is_ending = True
+        match interrupt:
+            case Outcome.HANDED_OVER:
+                await self._say_handed_over()
+                return Outcome.HANDED_OVER
+            case Verdict.GIVE_BACK:
+                return Outcome.GIVEN_BACK
+            case Verdict.QUARANTINE:
+                await self._say_handed_over()
+                return Outcome.SUSPECTED
+            case Verdict.BURY:
+                await self._fail(WorkerLost("The workers that ran this request died of it."))
+                return Outcome.BURIED
+            case Superseded():
+                return Outcome.ANSWERED
+            case BusError():
+                raise interrupt
+            case WarrenError():
+                return await self._fail(interrupt)
+            case _:
+                return await self._fail(Cancelled("The request was cancelled."))
+
     async def _run_until_interrupted(self) -> Outcome:
         try:
             async with asyncio.timeout(self._deadline - time.time()):
                 await asyncio.sleep(0)  # where a deadline that has passed already is noticed
-                await self._answer()
+                async with self._admission():
+                    return await self._answer()
         except TimeoutError:
             return await self._fail(DeadlineExceeded("The request's deadline has passed."))
         except Unroutable:
@@ -165,130 +191,95 @@ class Answer:
             return await self._fail(InternalError("The worker failed on this request."))
         finally:
             self._timeline.ended()
+
+    async def _answer(self) -> Outcome:
+        taken = self._taken
+        if is_returned_too_often(self.job, taken.num_returns, is_suspect=taken.is_suspect):
+            return await self._condemn()
+        try:
+            plans = await plan(self.job, self._workplace.model)
+        except Exception:
+            if self.job.mode == "stream" and not self._attempt.is_first:
+                # The failure has its place behind what readers have accepted already.
+                await self._open_log([])
+            raise
+        choices = Choices(
+            self.job,
+            self.job_class,
+            plans,
+            model=self._workplace.model,
+            generations=self._workplace.generations,
+            timeline=self._timeline,
+        )
+        if self.job.mode == "final":
+            await self._publisher.publish(await choices.complete())
+        else:
+            await choices.run(await self._open_log(plans), self._publisher.publish)
         return Outcome.ANSWERED
 
-    async def _answer(self) -> None:
-        try:
-            plans = await plan(self.job, self._model)
-        except Exception:
-            if self.job.mode == "stream" and not self._is_first:
-                # The failure has its place behind what readers have accepted already.
-                self._log = self._log or await self._open_log([])
-            raise
-        if self.job.mode == "final":
-            await self._complete(plans)
-        else:
-            self._log = self._log or await self._open_log(plans)
-            await self._generate(plans, self._log, self.publisher.publish)
-
-    async def _complete(self, plans: list[ChoicePlan]) -> None:
-        """Answer with one message."""
-        texts: defaultdict[int, str] = defaultdict(str)
-        ends: dict[int, Finished] = {}
-
-        async def keep(event: TokenDelta | Finished) -> None:
-            texts[event.choice] += event.text
-            if isinstance(event, Finished):
-                ends[event.choice] = event
-
-        log = LogWriter(1, len(plans))
-        await self._generate(plans, log, keep)
-        choices = (
-            Choice(
-                token_ids=tuple(log.chains[k].token_ids),
-                text=texts[k],
-                finish_reason=ends[k].finish_reason,
-                stop_reason=ends[k].stop_reason,
-                num_prompt_tokens=len(choice.prompt_ids),
-                num_cached_tokens=ends[k].num_cached_tokens,
-            )
-            for k, choice in enumerate(plans)
-        )
-        await self.publisher.publish(
-            Completed(request_id=self.job.request_id, choices=tuple(choices))
-        )
+    async def _condemn(self) -> Outcome:
+        """Take a job that comes back again and again away from others."""
+        if not self._taken.is_suspect:
+            return await self._end(Verdict.QUARANTINE)
+        if self.job.mode == "stream":
+            await self._open_log([])
+        return await self._end(Verdict.BURY)
 
     async def _open_log(self, plans: list[ChoicePlan]) -> LogWriter:
-        """Open a new attempt in the request's log."""
-        started = Started(
-            worker=self._address,
-            ticket=self._ticket,
-            num_prompt_tokens=tuple(len(choice.prompt_ids) for choice in plans),
-            is_waiting=not self._is_first,
-        )
-        if self._is_first:
+        """Open a new attempt in the request's log, unless this run has; returns where it stands."""
+        if not self._has_started:
+            self._has_started = True
+            await self._publish_started(self._started(plans))
+        return await self._position()
+
+    async def _publish_started(self, started: Started) -> None:
+        age_s = time.time() - self.job.created_at
+        if self._attempt.is_first and (not self.job.created_at or age_s < _FRESH_S):
             # The engine need not wait for the broker to confirm what comes before its tokens.
-            self.publisher.begin(started)
-            return LogWriter(1, len(plans))
-        await self.publisher.publish(started)
-        return LogWriter.resume(await self._continue)
+            self._publisher.begin(started, self._stop)
+        else:
+            await self._publisher.publish(started)
 
-    async def _generate(self, plans: list[ChoicePlan], log: LogWriter, emit: Emit) -> None:
-        """Run the choices that ``log`` does not hold yet to their ends."""
-        writers = [self._choice_writer(k, choice, log) for k, choice in enumerate(plans)]
-        for writer in writers:
-            if not writer.is_finished and (end := writer.close()) is not None:
-                await emit(end)
-        # A name of its own: late tokens of an earlier run of this job on this worker go nowhere.
-        run = f"{self.job.request_id}/{next(_RUNS)}"
-        submits = [
-            self._submit(run, k, choice, log)
-            for k, choice in enumerate(plans)
-            if not writers[k].is_finished
-        ]
-        self._timeline.submitted()
-        async with self._generations.open(submits) as generation:
-            async for outputs in generation:
-                self._timeline.token()
-                await self._emit(outputs, writers, generation, emit)
+    def _started(self, plans: list[ChoicePlan]) -> Started:
+        job = self.job
+        prompts = zip(job.prompts, plans, strict=True) if job.wants_prompt_text and plans else ()
+        return Started(
+            worker=self._workplace.address,
+            ticket=self._attempt.ticket,
+            num_prompt_tokens=tuple(len(prompt.prompt_ids) for prompt in plans),
+            is_waiting=not self._attempt.is_first,
+            publication=job.publication,
+            num_returns=self._taken.num_returns,
+            context=job.context,
+            prompt_texts=tuple(
+                prompt_text(prompt, plan.prompt_ids, self._workplace.model.tokenizer)
+                for prompt, plan in prompts
+            ),
+        )
 
-    async def _emit(
-        self,
-        outputs: list[StepOutput],
-        writers: list[ChoiceWriter],
-        generation: Generation,
-        emit: Emit,
-    ) -> None:
-        by_sequence: defaultdict[SequenceId, list[StepOutput]] = defaultdict(list)
-        for output in outputs:
-            by_sequence[output.sequence_id].append(output)
-        for sequence_id, tokens in by_sequence.items():
-            event = writers[sequence_id.choice].advance(tokens)
-            if isinstance(event, Finished):
-                generation.close(sequence_id)
-            await emit(event)
+    async def _position(self) -> LogWriter:
+        """Where to go on, as the log's reader says or, where there is none, the log itself."""
+        while self._attempt.log is None:
+            events = await read_log(self._workplace.bus, self.queue, self._attempt.ticket)
+            if events is not None:
+                self._follow(self._attempt.read(events))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CHECK_INTERVAL_S):
+                    await self._is_told.wait()
+        self._is_told.set()
+        return self._attempt.log
+
+    async def _say_handed_over(self) -> None:
+        """Tell the log's readers that the next attempt does not follow a crash."""
+        if self._has_started:
+            await self._publisher.publish(HandedOver(ticket=self._attempt.ticket))
 
     async def _fail(self, error: WarrenError) -> Outcome:
-        if self._log is None:
-            await self.publisher.publish(
-                Failed(code=error.code, message=error.message, param=error.param)
-            )
-        elif not self._log.is_ended:
-            await self.publisher.publish(self._log.fail(error.code, error.message, error.param))
+        failed: Failed | None = None
+        if not self._has_started:
+            failed = Failed(code=error.code, message=error.message, param=error.param)
+        elif self._attempt.log is not None and not self._attempt.log.is_ended:
+            failed = self._attempt.log.fail(error.code, error.message, error.param)
+        if failed is not None:
+            await self._publisher.publish(failed)
         return Outcome.ANSWERED
-
-    @property
-    def _eos_ids(self) -> frozenset[int]:
-        return frozenset() if self.job.sampling.ignore_eos else self._model.tokenizer.eos_ids
-
-    def _choice_writer(self, choice: int, plan: ChoicePlan, log: LogWriter) -> ChoiceWriter:
-        return ChoiceWriter(
-            choice,
-            log,
-            self._model.tokenizer.text_stream(self.job.sampling.stop),
-            max_tokens=plan.max_tokens,
-            eos_ids=self._eos_ids,
-        )
-
-    def _submit(self, run: str, choice: int, plan: ChoicePlan, log: LogWriter) -> Submit:
-        return Submit(
-            sequence_id=SequenceId(run, choice),
-            prompt_ids=plan.prompt_ids,
-            sampling=self.job.sampling,
-            seed=self.job.seed,
-            max_tokens=plan.max_tokens,
-            eos_ids=self._eos_ids,
-            output_ids=tuple(log.chains[choice].token_ids),
-            job_class=self._job_class,
-            tenant=self.job.tenant,
-        )

@@ -1,14 +1,16 @@
-"""Deliveries in: which jobs a worker takes, and when it acknowledges them.
+"""Deliveries in: which jobs a worker takes, and what it does with them in the end.
 
 A job is acknowledged when the broker has confirmed its terminal event, or when nobody is left to
 read one. It goes back to its queue when the worker hands it over, and comes back by itself when the
-worker dies. A body that is no job goes to the dead letters, and its publisher is told.
+worker dies. One that was running at two crashes is published to the suspects, and one that crashes
+there too is rejected to the dead letters. A body that is no job goes there as well, and its
+publisher is told.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 
 from shared import topology
 from shared.bus.base import Bus, Consumer, Delivery
@@ -20,84 +22,121 @@ from shared.errors import (
     UndecodableMessage,
     Unroutable,
 )
-from shared.messages import (
-    Cancel,
-    Continue,
-    Failed,
-    GenerationJob,
-    JobClass,
-    decode_job,
-    is_reply_key,
-)
+from shared.messages import Failed, GenerationJob, decode_job, is_reply_key
+from shared.topology import Lane
 from worker.answer import Answer, Outcome
+from worker.held import HeldJob, HeldJobs
 from worker.publisher import ReplyPublisher
+from worker.quarantine import published_again
+from worker.taken import TakenJob
 
 logger = logging.getLogger(__name__)
 
-AnswerFactory = Callable[[GenerationJob, JobClass, ReplyPublisher, bool], Answer]
+AnswerFactory = Callable[[TakenJob], Answer]
 
-
-class RunningAnswers(dict[str, Answer]):
-    """The answers in progress, by request id."""
-
-    def obey(self, command: Cancel | Continue) -> None:
-        answer = self.get(command.request_id)
-        if answer is not None:
-            answer.obey(command)
+_ADOPTION_S = 2.0
+"""How long an answer goes on after a reconnect without its delivery."""
 
 
 class JobConsumer:
-    """Takes jobs of one class, at most ``prefetch`` at a time, until told to stop."""
+    """Takes jobs of one lane, at most ``prefetch`` at a time, until told to stop."""
 
     def __init__(
         self,
         bus: Bus,
         model: str,
-        job_class: JobClass,
+        lane: Lane,
         *,
         prefetch: int,
-        running: RunningAnswers,
+        held: HeldJobs,
         new_answer: AnswerFactory,
     ) -> None:
         self._bus = bus
         self._model = model
-        self._job_class = job_class
-        self._queue = topology.jobs_queue(model, job_class)
+        self._lane = lane
+        self._queue = topology.jobs_queue(model, lane)
         self._prefetch = prefetch
-        self._running = running
+        self._held = held
         self._new_answer = new_answer
         self._consumer: Consumer | None = None
+        self._serving: dict[asyncio.Task[None], HeldJob | None] = {}
+        self._may_take = asyncio.Event()
+        self._may_take.set()
         self._is_stopped = False
 
     async def run(self) -> None:
         """Consume until `stop`; returns when the jobs in hand are done."""
-        while not self._is_stopped:
-            try:
-                await self._consume()
-            except* BusUnavailable:
-                await self._bus.wait_connected()
-            except* QueueNotFound:
-                with suppress(BusUnavailable):
-                    await self._bus.declare(self._queue)
+        async with asyncio.TaskGroup() as tasks:
+            while not self._is_stopped:
+                try:
+                    tasks.create_task(self._close_when_idle(await self._consume(tasks)))
+                except BusUnavailable:
+                    tasks.create_task(self._give_up(self._lose_deliveries()))
+                    await self._bus.wait_connected()
+                except QueueNotFound:
+                    self._lose_deliveries()
+                    with suppress(BusUnavailable):
+                        await self._bus.declare(self._queue)
+                await self._may_take.wait()
 
     async def stop(self) -> None:
         """Take no more jobs."""
         self._is_stopped = True
+        self._may_take.set()
+        await self._stop_consumer()
+
+    async def pause(self) -> None:
+        """Take no more jobs until `resume`."""
+        self._may_take.clear()
+        await self._stop_consumer()
+
+    async def wait_idle(self) -> None:
+        """Return when the jobs in hand are done."""
+        while self._serving:
+            await asyncio.wait(self._serving)
+
+    def resume(self) -> None:
+        self._may_take.set()
+
+    async def _stop_consumer(self) -> None:
         if self._consumer is not None:
             await self._consumer.stop()
 
-    async def _consume(self) -> None:
-        async with (
-            self._bus.consume(self._queue.name, prefetch=self._prefetch) as consumer,
-            # Inside: answers end before the consumer closes and gives their jobs back. When the
-            # connection breaks they are cancelled, because their jobs come again.
-            asyncio.TaskGroup() as answers,
-        ):
+    async def _consume(self, tasks: asyncio.TaskGroup) -> AsyncExitStack:
+        """Take jobs until told to stop; returns what closes the consumer."""
+        async with AsyncExitStack() as stack:
+            consumer = await stack.enter_async_context(
+                self._bus.consume(self._queue.name, prefetch=self._prefetch)
+            )
             self._consumer = consumer
-            if self._is_stopped:  # while this consumer was being opened
+            if self._is_stopped or not self._may_take.is_set():  # while it was being opened
                 await consumer.stop()
             async for delivery in consumer:
-                answers.create_task(self._serve(delivery))
+                task = tasks.create_task(self._serve(delivery))
+                self._serving[task] = None
+                task.add_done_callback(self._serving.pop)
+            return stack.pop_all()
+
+    async def _close_when_idle(self, stack: AsyncExitStack) -> None:
+        """A consumer that closes gives back what is not settled."""
+        async with stack:
+            if self._serving:
+                await asyncio.wait(tuple(self._serving))
+
+    def _lose_deliveries(self) -> list[HeldJob]:
+        lost = [held for held in self._serving.values() if held is not None]
+        for held in lost:
+            held.lose()
+        return lost
+
+    async def _give_up(self, lost: list[HeldJob]) -> None:
+        await self._bus.wait_connected()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ADOPTION_S):
+                for held in lost:
+                    await held.delivery()
+        for held in lost:
+            held.give_up()
 
     async def _serve(self, delivery: Delivery) -> None:
         try:
@@ -106,28 +145,73 @@ class JobConsumer:
             logger.warning("job rejected", extra={"reason": error.message})
             await self._refuse(delivery, error)
             return await delivery.reject()
-        publisher = ReplyPublisher(self._bus, delivery, job.request_id)
-        previous = self._running.get(job.request_id)
+        previous = self._held.get(job.request_id)
+        if previous is not None and previous.adopt(job, delivery):
+            logger.info("job adopted", extra={"request_id": job.request_id})
+            return None
         if previous is not None:
-            previous.supersede()
-        is_first = delivery.num_returns == 0 and previous is None
-        answer = self._new_answer(job, self._job_class, publisher, is_first)
-        self._running[job.request_id] = answer
+            previous.answer.supersede()
+        publisher = ReplyPublisher(self._bus, delivery, job.request_id)
+        taken = TakenJob(job, self._lane, delivery.num_returns, publisher, previous is not None)
+        held = HeldJob(job, self._new_answer(taken), delivery)
+        await self._answer(held)
+        return None
+
+    async def _answer(self, held: HeldJob) -> None:
+        request_id = held.job.request_id
+        self._held[request_id] = held
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving[task] = held
         try:
-            outcome = await answer.run()
-        except Unroutable:
-            logger.info("job dropped: nobody reads", extra={"request_id": job.request_id})
-            outcome = Outcome.ANSWERED
-        except BusError as error:
-            facts = {"request_id": job.request_id, "reason": error.code}
-            logger.warning("job dropped: its replies are refused", extra=facts)
-            return await delivery.reject()
+            outcome = await self._outcome(held)
+            delivery = await held.delivery()
+            if delivery is not None:
+                await self._settle(held, delivery, outcome)
         finally:
-            publisher.close()
-            if self._running.get(job.request_id) is answer:
-                del self._running[job.request_id]
-        if outcome is Outcome.HANDED_OVER:
+            held.answer.close()
+            if self._held.get(request_id) is held:
+                del self._held[request_id]
+
+    async def _outcome(self, held: HeldJob) -> Outcome:
+        facts = {"request_id": held.job.request_id}
+        try:
+            return await held.answer.run()
+        except Unroutable:
+            logger.info("job dropped: nobody reads", extra=facts)
+            return Outcome.ANSWERED
+        except BusError as error:
+            logger.warning(
+                "job dropped: its replies are refused", extra={**facts, "reason": error.code}
+            )
+            return Outcome.BURIED
+
+    async def _settle(self, held: HeldJob, delivery: Delivery, outcome: Outcome) -> None:
+        match outcome:
+            case Outcome.ANSWERED:
+                self._held.num_answered += 1
+                await delivery.ack()
+            case Outcome.BURIED:
+                await delivery.reject()
+            case Outcome.SUSPECTED:
+                await self._publish_again(held.job, delivery, "suspect")
+            case Outcome.HANDED_OVER if self._lane == "suspect" and held.job.mode == "final":
+                # One more delivery would be taken for a crash.
+                await self._publish_again(held.job, delivery, self._lane)
+            case Outcome.HANDED_OVER | Outcome.GIVEN_BACK:
+                await delivery.reject(requeue=True)
+
+    async def _publish_again(self, job: GenerationJob, delivery: Delivery, lane: Lane) -> None:
+        """Publish the job anew, then acknowledge it; give it back where that fails."""
+        facts = {"request_id": job.request_id, "lane": lane}
+        try:
+            await self._bus.publish(
+                topology.jobs_binding(self._model, lane), published_again(job, delivery.message)
+            )
+        except BusError as error:
+            logger.warning("job not moved", extra={**facts, "reason": error.code})
             return await delivery.reject(requeue=True)
+        logger.warning("job moved", extra=facts)
         return await delivery.ack()
 
     async def _refuse(self, delivery: Delivery, error: UndecodableMessage) -> None:
@@ -140,8 +224,8 @@ class JobConsumer:
     def _decode(self, delivery: Delivery) -> GenerationJob:
         message = delivery.message
         job = decode_job(message.body, message.content_type)
-        running = self._running.get(job.request_id)
-        if running is not None and running.publisher.queue != message.reply_to:
+        held = self._held.get(job.request_id)
+        if held is not None and held.answer.queue != message.reply_to:
             raise UndecodableMessage("another job of this request_id runs")
         if job.model != self._model:
             raise UndecodableMessage("the job names another model than its queue")

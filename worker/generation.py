@@ -4,9 +4,17 @@ import asyncio
 from collections.abc import Sequence
 from typing import Self
 
+from shared.errors import WarrenError
 from worker.engine.driver import EngineThread
-from worker.engine.engine import Engine
-from worker.engine.interface import Cancel, EngineLoad, SequenceId, StepOutput, Submit
+from worker.engine.engine import Engine, Output
+from worker.engine.interface import (
+    Cancel,
+    EngineLoad,
+    SequenceFailed,
+    SequenceId,
+    StepOutput,
+    Submit,
+)
 
 
 class Generation:
@@ -19,16 +27,24 @@ class Generation:
     def __init__(self, engine: EngineThread, sequence_ids: Sequence[SequenceId]) -> None:
         self._engine = engine
         self._open = set(sequence_ids)
-        self._outputs: list[StepOutput] = []
+        self._outputs: list[Output] = []
+        self._error: WarrenError | None = None
         self._has_news = asyncio.Event()
 
-    def put(self, output: StepOutput) -> None:
+    def put(self, output: Output) -> None:
         if output.sequence_id not in self._open:
             return
         self._outputs.append(output)
         if output.finish_reason is not None:
             self._open.discard(output.sequence_id)
         self._has_news.set()
+
+    def fail(self, failed: SequenceFailed) -> None:
+        """One sequence gets no further: neither does the request."""
+        if failed.sequence_id in self._open:
+            self._open.discard(failed.sequence_id)
+            self._error = failed.error
+            self._has_news.set()
 
     def close(self, sequence_id: SequenceId) -> None:
         """This sequence has said enough: a stop string was met."""
@@ -43,12 +59,17 @@ class Generation:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> list[StepOutput]:
-        if not self._outputs and not self._open:
+    async def __anext__(self) -> list[Output]:
+        """Raises the error of a sequence that failed, behind the tokens that came before."""
+        if not self._outputs and not self._open and self._error is None:
             raise StopAsyncIteration
         await self._has_news.wait()
+        if not self._outputs and self._error is not None:
+            raise self._error
         self._has_news.clear()
         outputs, self._outputs = self._outputs, []
+        if self._error is not None:
+            self._has_news.set()
         return outputs
 
 
@@ -56,7 +77,7 @@ class Generations:
     """Owns the engine thread and hands each of its outputs to the generation that waits for it."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = EngineThread(engine, self._on_outputs, self._on_failure)
+        self._engine = EngineThread(engine, self._on_outputs, self._on_failed, self._on_failure)
         self._loop = asyncio.get_running_loop()
         self._generations: dict[SequenceId, Generation] = {}
         self.num_prompt_tokens = 0
@@ -86,21 +107,31 @@ class Generations:
 
     def open(self, submits: Sequence[Submit]) -> "_OpenGeneration":
         """``async with generations.open(submits) as generation``: run these sequences."""
-        self.num_prompt_tokens += sum(len(submit.prompt_ids) for submit in submits)
+        self.num_prompt_tokens += sum(
+            len(submit.prompt_ids) for submit in submits if submit.leader is None
+        )
         return _OpenGeneration(self._engine, self._generations, submits)
 
-    def _on_outputs(self, outputs: list[StepOutput]) -> None:
+    def _on_outputs(self, outputs: Sequence[Output]) -> None:
         self._loop.call_soon_threadsafe(self._dispatch, outputs)
+
+    def _on_failed(self, failed: list[SequenceFailed]) -> None:
+        self._loop.call_soon_threadsafe(self._dispatch_failed, failed)
 
     def _on_failure(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._fail, error)
 
-    def _dispatch(self, outputs: list[StepOutput]) -> None:
-        self.num_generated_tokens += len(outputs)
+    def _dispatch(self, outputs: Sequence[Output]) -> None:
+        self.num_generated_tokens += sum(isinstance(output, StepOutput) for output in outputs)
         for output in outputs:
             generation = self._generations.get(output.sequence_id)
             if generation is not None:
                 generation.put(output)
+
+    def _dispatch_failed(self, failed: list[SequenceFailed]) -> None:
+        for one in failed:
+            if (generation := self._generations.get(one.sequence_id)) is not None:
+                generation.fail(one)
 
     def _fail(self, error: BaseException) -> None:
         if not self._failure.done():

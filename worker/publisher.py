@@ -1,10 +1,12 @@
 """Events out: one request's replies, in order, in the encoding its job came in."""
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 
 from shared import topology
 from shared.bus.base import Binding, Bus, Delivery, Message
-from shared.errors import BusUnavailable, PublishUnconfirmed
+from shared.errors import BusError, BusUnavailable, PublishUnconfirmed
 from shared.messages import ReplyEvent, encode
 
 _RETRY_PAUSE_S = 0.2
@@ -25,11 +27,13 @@ class ReplyPublisher:
         """The reply queue's name, where the gateway named it after its key."""
         return self._binding.routing_key
 
-    def begin(self, event: ReplyEvent) -> None:
-        """Publish the first event while the caller goes on; `publish` waits for it."""
+    def begin(self, event: ReplyEvent, on_failure: Callable[[BusError], None]) -> None:
+        """Publish the first event while the caller goes on; `publish` waits for it.
+
+        Where that fails, calls ``on_failure`` at once: all that the caller does is in vain.
+        """
         self._first = asyncio.create_task(self._publish(event))
-        # Whatever it raises, the next `publish` raises it; a cancelled answer has no next one.
-        self._first.add_done_callback(lambda task: task.cancelled() or task.exception())
+        self._first.add_done_callback(partial(_report, on_failure))
 
     async def publish(self, event: ReplyEvent) -> None:
         """Return once the broker has the event. Raises `Unroutable` when nobody wants it.
@@ -58,3 +62,9 @@ class ReplyPublisher:
             except (BusUnavailable, PublishUnconfirmed):
                 await asyncio.sleep(_RETRY_PAUSE_S)
                 await self._bus.wait_connected()
+
+
+def _report(on_failure: Callable[[BusError], None], first: asyncio.Task[None]) -> None:
+    error = None if first.cancelled() else first.exception()
+    if isinstance(error, BusError):
+        on_failure(error)

@@ -16,24 +16,29 @@ from shared.messages import (
     Announcement,
     Cancel,
     Continue,
-    GenerationJob,
-    JobClass,
     decode_command,
     encode,
 )
 from shared.settings import WorkerSettings
+from shared.topology import Lane
 from worker import served_model
 from worker.answer import Answer
-from worker.consumer import JobConsumer, RunningAnswers
+from worker.consumer import JobConsumer
 from worker.generation import Generations
 from worker.health import HealthServer
-from worker.publisher import ReplyPublisher
+from worker.held import HeldJob, HeldJobs
+from worker.peers import hear_peers, require_same
+from worker.quarantine import Solitude
+from worker.quick import QuickConsumer
 from worker.served_model import ServedModel
+from worker.taken import TakenJob, Workplace
+from worker.watchdog import Watchdog, end_process
 
 logger = logging.getLogger(__name__)
 
 _READER_CHECK_INTERVAL_S = 1.0
 _HAND_OVER_TIMEOUT_S = 5.0
+_PROMOTION_INTERVAL_S = 0.5
 _SWITCH_INTERVAL_S = 2e-4
 """The engine's threads come back to Python many times a step, and each time wait so long for the
 event loop while it publishes; Python's own 5 ms would be a third of a step."""
@@ -46,40 +51,59 @@ async def run_worker(
     stop: asyncio.Event,
     ready: Callable[[], None] | None = None,
     model: ServedModel | None = None,
+    on_stall: Callable[[], object] = end_process,
 ) -> None:
     """Serve one model over ``bus`` until ``stop`` is set; then drain and return.
 
     Loads the model that the settings name unless ``model`` is given, and calls ``ready`` once jobs
-    are taken. Raises `StartupError` when it cannot start and whatever the engine dies of.
+    are taken. Raises `StartupError` when it cannot start and whatever the engine dies of; calls
+    ``on_stall`` when engine or event loop hang.
     """
-    if model is None:
-        model = await asyncio.to_thread(served_model.load, settings)
+    worker_id = uuid.uuid4().hex
+    name = served_model.name_of(settings) if model is None else model.name
+    hearing = asyncio.create_task(hear_peers(bus, name, worker_id, settings.announce_interval_s))
+    try:
+        if model is None:
+            model = await asyncio.to_thread(served_model.load, settings)
+        require_same(await hearing, name, model.fingerprint)
+    finally:
+        hearing.cancel()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    async with Generations(model.engine) as generations:
-        worker = Worker(settings, bus, model, generations)
-        await worker.run(stop, ready or (lambda: None))
+    generations = Generations(model.engine)
+    with Watchdog(lambda: generations.stalled_s, settings.stall_timeout_s, on_stall):
+        async with generations:
+            worker = Worker(worker_id, settings, bus, model, generations)
+            await worker.run(stop, ready or (lambda: None))
 
 
 class Worker:
     """The tasks of one worker: consumers, commands, announcements, the watch over readers."""
 
     def __init__(
-        self, settings: WorkerSettings, bus: Bus, model: ServedModel, generations: Generations
+        self,
+        worker_id: str,
+        settings: WorkerSettings,
+        bus: Bus,
+        model: ServedModel,
+        generations: Generations,
     ) -> None:
         self._settings = settings
         self._bus = bus
         self._model = model
         self._generations = generations
-        self._id = uuid.uuid4().hex
+        self._id = worker_id
         self._control = topology.worker_queue(self._id)
         self._address = self._control.bindings[0].routing_key
-        self._running = RunningAnswers()
+        self._workplace = Workplace(bus, model, generations, self._address, settings.job_timeout_s)
+        self._held = HeldJobs()
         self._is_draining = False
         slots = settings.max_num_seqs
-        self._consumers = [
+        in_company = [
             self._consumer("interactive", slots),
             self._consumer("batch", max(1, slots - settings.batch_reserve)),
         ]
+        self._solitude = Solitude(in_company)
+        self._consumers = [*in_company, self._consumer("suspect", 1)]
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None]) -> None:
         await self._declare()
@@ -99,6 +123,8 @@ class Worker:
                     self._obey(),
                     self._announce(),
                     self._watch_readers(),
+                    self._promote_batch(),
+                    QuickConsumer(self._bus, self._model).run(),
                 )
             ]
             taking = [tasks.create_task(consumer.run()) for consumer in self._consumers]
@@ -117,29 +143,20 @@ class Worker:
             with suppress(BusUnavailable):
                 return await topology.declare_worker(self._bus, self._model.name, self._id)
 
-    def _consumer(self, job_class: JobClass, prefetch: int) -> JobConsumer:
+    def _consumer(self, lane: Lane, prefetch: int) -> JobConsumer:
         return JobConsumer(
             self._bus,
             self._model.name,
-            job_class,
+            lane,
             prefetch=prefetch,
-            running=self._running,
+            held=self._held,
             new_answer=self._new_answer,
         )
 
-    def _new_answer(
-        self, job: GenerationJob, job_class: JobClass, publisher: ReplyPublisher, is_first: bool
-    ) -> Answer:
-        return Answer(
-            job,
-            job_class,
-            publisher,
-            model=self._model,
-            generations=self._generations,
-            address=self._address,
-            is_first=is_first,
-            timeout_s=self._settings.job_timeout_s,
-        )
+    def _new_answer(self, taken: TakenJob) -> Answer:
+        if taken.is_suspect:
+            return Answer(taken, self._workplace, self._solitude.enter)
+        return Answer(taken, self._workplace)
 
     def _is_live(self) -> bool:
         return self._generations.stalled_s < self._settings.stall_timeout_s
@@ -167,7 +184,7 @@ class Worker:
             logger.warning("command dropped", extra={"reason": error.message})
             return
         if isinstance(command, Cancel | Continue):
-            self._running.obey(command)
+            self._held.obey(command)
 
     async def _announce(self) -> None:
         while True:
@@ -185,7 +202,10 @@ class Worker:
             max_num_seqs=self._settings.max_num_seqs,
             num_running=load.num_running,
             num_waiting=load.num_waiting,
+            num_answered=self._held.num_answered,
             kv_usage=1 - load.num_free_blocks / load.num_blocks,
+            tool_parser=self._model.tool_parser,
+            reasoning_parser=self._model.reasoning_parser,
             is_leaving=self._is_draining,
         )
         try:
@@ -200,26 +220,41 @@ class Worker:
         while True:
             await asyncio.sleep(_READER_CHECK_INTERVAL_S)
             now = time.monotonic()
-            answers = list(self._running.values())
-            grace_s = {a.job.request_id: await self._unread_grace_s(a) for a in answers}
+            grace_s = {
+                request_id: await self._unread_grace_s(held)
+                for request_id, held in list(self._held.items())
+            }
             unread_since = {i: unread_since.get(i, now) for i in grace_s if grace_s[i] < math.inf}
             for request_id, since in unread_since.items():
                 if now - since >= grace_s[request_id]:
-                    self._running.obey(Cancel(request_id=request_id))
+                    self._held.obey(Cancel(request_id=request_id))
 
-    async def _unread_grace_s(self, answer: Answer) -> float:
+    async def _unread_grace_s(self, held: HeldJob) -> float:
         """How long the answer may go on as its log is now: for ever while somebody reads it."""
-        try:
-            log = await self._bus.inspect(answer.publisher.queue)
-        except BusError:
-            return math.inf
-        job = answer.job
+        job = held.job
         if job.mode == "final":  # collected later, maybe from a queue of another name
+            return math.inf
+        try:
+            log = await self._bus.inspect(held.answer.queue)
+        except BusError:
             return math.inf
         if log is None:
             return 0
         is_wanted = log.num_consumers > 0 or job.is_detached
         return math.inf if is_wanted else self._settings.reader_grace_s
+
+    async def _promote_batch(self) -> None:
+        """Let batch jobs that starve behind interactive ones take their turn, one at a time."""
+        promoted: Answer | None = None
+        while True:
+            await asyncio.sleep(_PROMOTION_INTERVAL_S)
+            answers = [held.answer for held in self._held.values()]
+            if promoted not in answers:
+                promoted = max(answers, key=lambda answer: answer.starves_s, default=None)
+                if promoted is not None and promoted.starves_s >= self._settings.batch_patience_s:
+                    promoted.promote()
+                else:
+                    promoted = None
 
     async def _drain(self, taking: list[asyncio.Task[None]]) -> None:
         """Finish what ends within the grace and hand over the rest."""
@@ -228,8 +263,8 @@ class Worker:
         for consumer in self._consumers:
             await consumer.stop()
         await asyncio.wait(taking, timeout=self._settings.drain_grace_s)
-        for answer in self._running.values():
-            answer.hand_over()
+        for held in self._held.values():
+            held.answer.hand_over()
         await asyncio.wait(taking, timeout=_HAND_OVER_TIMEOUT_S)
         for task in taking:  # the broker is away: what is left comes back when it misses us
             task.cancel()

@@ -19,14 +19,21 @@ class Timeline:
         self._request_id = job.request_id
         self._last = time.time()
         self._has_token = False
+        self._moved_at = time.monotonic()
         if job.created_at:
             self._record("worker.queue", min(job.created_at, self._last), self._last)
+
+    @property
+    def waits_s(self) -> float:
+        """Since the last token, or since the worker took the job."""
+        return time.monotonic() - self._moved_at
 
     def submitted(self) -> None:
         self._last = time.time()
 
     def token(self) -> None:
         """A token came; the first one ends the prefill."""
+        self._moved_at = time.monotonic()
         if not self._has_token:
             self._has_token = True
             self._end("worker.prefill")

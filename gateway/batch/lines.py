@@ -9,6 +9,8 @@ import msgspec
 from msgspec import Meta
 
 from gateway import schemas
+from gateway.constraints import check_now
+from gateway.jobs import Draft, draft
 from shared.bus.base import MAX_MESSAGE_BYTES
 from shared.errors import InvalidRequest
 from shared.messages import GenerationJob, encode
@@ -26,17 +28,23 @@ class BatchLine(msgspec.Struct, frozen=True):
     url: Url
     body: msgspec.Raw
 
-    def job(self, request_id: str, created_at: float) -> GenerationJob:
-        """What is published. Raises `InvalidRequest`."""
+    def draft(self, request_id: str, created_at: float) -> Draft:
+        """The job, and the constraint that it may have. Raises `InvalidRequest`."""
         body = bytes(self.body)
         request: schemas.ChatRequest | schemas.CompletionRequest
         if self.url == "/v1/chat/completions":
             request = schemas.parse(schemas.ChatRequest, body)
+            if request.tools and request.tool_choice != "none":
+                raise InvalidRequest("tools: a batch has none", param="tools")
         else:
             request = schemas.parse(schemas.CompletionRequest, body)
         if request.stream:
             raise InvalidRequest("stream: a batch has no streams", param="stream")
-        job = schemas.to_job(request, request_id=request_id, created_at=created_at, mode="final")
+        return draft(request, request_id=request_id, created_at=created_at, mode="final")
+
+    def job(self, request_id: str, created_at: float) -> GenerationJob:
+        """What is published, once `draft` was checked."""
+        job = self.draft(request_id, created_at).job
         # Nobody reads between two runs, and work goes on.
         return msgspec.structs.replace(job, is_detached=True)
 
@@ -115,7 +123,9 @@ class _Index:
     def add(self, number: int, offset: int, text: bytes) -> None:
         try:
             line = _DECODER.decode(text)
-            job = line.job("check", created_at=0)
+            job, wanted = line.draft("check", created_at=0)
+            if wanted is not None:
+                check_now(wanted)
         except (msgspec.MsgspecError, InvalidRequest) as error:
             self.problems.append(f"line {number}: {error}")
             return

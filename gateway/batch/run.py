@@ -171,10 +171,8 @@ class BatchRun:
             if position in self._in_flight:
                 self._start(self._publish_later(position))
             return
-        line, request_id = self._file.line(position), message.correlation_id
-        self._journal.append(
-            output_line(line, self._file.model, request_id, answer, created_at=time.time())
-        )
+        job = self._file.job(position, created_at=time.time())
+        self._journal.append(output_line(self._file.line(position), job, answer))
         self._pace.num_answers += 1
         self._pace.num_tokens += _num_tokens(answer)
         self._pauses.pop(position, None)

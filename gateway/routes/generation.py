@@ -1,56 +1,56 @@
 """POST /v1/chat/completions and /v1/completions."""
 
-import time
+from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 
+from gateway.answer_documents import CHAT_COMPLETION, COMPLETION
 from gateway.body import read_body
 from gateway.deps import Gateway
-from gateway.formats import AnswerFormat, ChatFormat, CompletionFormat
+from gateway.documents import documented
 from gateway.generation import GenerationResponse
-from gateway.schemas import ChatRequest, CompletionRequest, parse, to_job
+from gateway.schemas import ChatRequest, CompletionRequest, parse
+from gateway.submission import draft_of, submitted
+
+_CHAT_EXAMPLE: Mapping[str, Any] = {
+    "model": "smollm2",
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "temperature": 0,
+    "max_tokens": 32,
+}
+_COMPLETION_EXAMPLE: Mapping[str, Any] = {
+    "model": "smollm2",
+    "prompt": "Once upon a time",
+    "max_tokens": 16,
+}
 
 
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter(tags=["generation"])
 
-    async def respond(
-        request: Request, body: ChatRequest | CompletionRequest, words: AnswerFormat
+    async def answer(
+        request: Request, kind: type[ChatRequest | CompletionRequest], id_kind: str
     ) -> Response:
-        now = time.time()
-        job = to_job(
-            body,
-            request_id=request.state.request_id,
-            created_at=now,
-            deadline=now + gateway.settings.request_timeout_s,
-        )
-        with gateway.admission.admit():
-            await gateway.workers.require(job.model)
-        # After the checks: a bad request takes no spare queue, and no place among the metrics.
-        request.state.request_id = gateway.reply_queues.new_id(words.id_kind)
-        job = msgspec.structs.replace(job, request_id=request.state.request_id)
-        return GenerationResponse(
-            gateway, job, words, is_stream=body.stream, include_usage=body.include_usage
-        )
+        raw_body = await read_body(request, gateway.settings.max_body_bytes)
+        draft = draft_of(gateway, request, parse(kind, raw_body))
+        job = await submitted(gateway, request, draft, raw_body, id_kind)
+        return GenerationResponse(gateway, job)
 
-    @routes.post("/v1/chat/completions", openapi_extra=_documented(ChatRequest))
+    @routes.post(
+        "/v1/chat/completions",
+        openapi_extra=documented(ChatRequest, _CHAT_EXAMPLE, CHAT_COMPLETION, streams=True),
+    )
     async def create_chat_completion(request: Request) -> Response:
         """Answer a conversation."""
-        body = await read_body(request, gateway.settings.max_body_bytes)
-        return await respond(request, parse(ChatRequest, body), ChatFormat())
+        return await answer(request, ChatRequest, "chatcmpl")
 
-    @routes.post("/v1/completions", openapi_extra=_documented(CompletionRequest))
+    @routes.post(
+        "/v1/completions",
+        openapi_extra=documented(CompletionRequest, _COMPLETION_EXAMPLE, COMPLETION, streams=True),
+    )
     async def create_completion(request: Request) -> Response:
         """Continue one or several prompts."""
-        body = await read_body(request, gateway.settings.max_body_bytes)
-        return await respond(request, parse(CompletionRequest, body), CompletionFormat())
+        return await answer(request, CompletionRequest, "cmpl")
 
     return routes
-
-
-def _documented(kind: type[ChatRequest | CompletionRequest]) -> dict[str, Any]:
-    """The OpenAPI page's view of a body that the handler reads itself, to bound it first."""
-    content = {"application/json": {"schema": kind.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fastapi import APIRouter, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 
 from gateway.deps import Gateway
 
@@ -36,7 +36,7 @@ def router(gateway: Gateway) -> APIRouter:
         """Answer that the process runs."""
         return {"status": "ok"}
 
-    @routes.get("/health")
+    @routes.get("/health", responses={503: {"description": "No requests are taken."}})
     async def health() -> Response:
         """Tell whether requests are taken: 503 while the broker is away or the gateway drains.
         Live workers are listed and not needed: jobs wait for them."""
@@ -44,7 +44,7 @@ def router(gateway: Gateway) -> APIRouter:
         body = {"status": now, "requests": gateway.admission.num_requests, "models": models()}
         return JSONResponse(body, 200 if now == "ok" else 503)
 
-    @routes.get("/metrics")
+    @routes.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Tell everything that is measured, in Prometheus' text format."""
         return Response(gateway.metrics.render(), media_type=gateway.metrics.content_type)

@@ -5,7 +5,9 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from gateway.answer_documents import MODEL, MODELS
 from gateway.deps import Gateway
+from gateway.documents import answered
 from shared.errors import ModelNotFound
 from shared.messages import Announcement
 
@@ -24,13 +26,13 @@ def router(gateway: Gateway) -> APIRouter:
             "max_model_len": min(worker.max_seq_len for worker in workers),
         }
 
-    @routes.get("/v1/models")
+    @routes.get("/v1/models", openapi_extra={"responses": {"200": answered(MODELS)}})
     async def list_models() -> dict[str, Any]:
         """List the models that have a live worker."""
         models = sorted(gateway.workers.models().items())
         return {"object": "list", "data": [describe(*model) for model in models]}
 
-    @routes.get("/v1/models/{model:path}")
+    @routes.get("/v1/models/{model:path}", openapi_extra={"responses": {"200": answered(MODEL)}})
     async def get_model(model: str) -> dict[str, Any]:
         """Describe one model."""
         workers = gateway.workers.models().get(model)

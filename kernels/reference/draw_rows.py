@@ -14,10 +14,8 @@ def draw_rows(logits: Tensor, temperatures: Tensor, floors: Tensor, uniforms: Te
     never drawn, and ``uniforms``, multiples of 2**-24 in [0, 1), decide. A row's token depends on
     that row alone. Raises `ValueError` where shapes differ.
     """
-    num_rows, vocab_size = logits.shape
-    check_shape("temperatures", temperatures, (num_rows,))
-    check_shape("floors", floors, (num_rows,))
-    check_shape("uniforms", uniforms, (num_rows,))
+    check_draws(logits, temperatures, floors, uniforms)
+    vocab_size = logits.shape[1]
     logits = logits.float()
     temperatures = temperatures.unsqueeze(1)
     most, most_likely = logits.max(dim=-1, keepdim=True)
@@ -30,3 +28,11 @@ def draw_rows(logits: Tensor, temperatures: Tensor, floors: Tensor, uniforms: Te
     target = uniforms.unsqueeze(1) * cumulative[:, -1:]
     drawn = torch.searchsorted(cumulative, target, right=True).clamp(max=vocab_size - 1)
     return most_likely.where(is_greedy, drawn).squeeze(1)
+
+
+def check_draws(logits: Tensor, temperatures: Tensor, floors: Tensor, uniforms: Tensor) -> None:
+    """Raise `ValueError` where shapes differ."""
+    num_rows, _ = logits.shape
+    check_shape("temperatures", temperatures, (num_rows,))
+    check_shape("floors", floors, (num_rows,))
+    check_shape("uniforms", uniforms, (num_rows,))

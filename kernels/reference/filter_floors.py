@@ -1,4 +1,4 @@
-"""Top-k and top-p as one number a row: the least logit that may be drawn."""
+"""Top-k, top-p and min-p as one number a row: the least logit that may be drawn."""
 
 import numpy as np
 import torch
@@ -7,19 +7,21 @@ from torch import Tensor
 from kernels.shapes import check_shape
 
 
-def filter_floors(logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor) -> Tensor:
-    """Return the least logit of each row that its top-k and top-p keep, [num_rows] float32.
+def filter_floors(
+    logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor
+) -> Tensor:
+    """Return the least logit of each row that all its filters keep, [num_rows] float32.
 
-    ``logits`` is [num_rows, vocab_size]; ``temperatures`` and ``top_ps`` are [num_rows] float32,
-    temperatures above 0; ``top_ks`` is [num_rows] int64, where 0 keeps all tokens. Top-k keeps the
-    k highest logits; of these, top-p keeps the most likely tokens until their share of the
-    probability, at the row's temperature, reaches p (Holtzman et al., arXiv:1904.09751). Tokens as
-    likely as the last one kept stay too. Raises `ValueError` where shapes differ.
+    ``logits`` is [num_rows, vocab_size]; ``temperatures``, ``top_ps`` and ``min_ps`` are [num_rows]
+    float32, temperatures above 0; ``top_ks`` is [num_rows] int64, where 0 keeps all tokens. Top-k
+    keeps the k highest logits; of these, top-p keeps the most likely tokens until their share of
+    the probability, at the row's temperature, reaches p (Holtzman et al., arXiv:1904.09751). Min-p
+    keeps tokens at least min_p times as likely as the most likely one (Nguyen et al.,
+    arXiv:2407.01082). Tokens as likely as the last one kept stay too, and the most likely one
+    always does. Raises `ValueError` where shapes differ.
     """
-    num_rows, vocab_size = logits.shape
-    check_shape("temperatures", temperatures, (num_rows,))
-    check_shape("top_ks", top_ks, (num_rows,))
-    check_shape("top_ps", top_ps, (num_rows,))
+    check_filters(logits, temperatures, top_ks, top_ps, min_ps)
+    vocab_size = logits.shape[1]
     descending = _sort_descending(logits.float())
     num_kept = top_ks.where(top_ks > 0, vocab_size).clamp(max=vocab_size).unsqueeze(1)
     is_kept = torch.arange(vocab_size, device=logits.device) < num_kept
@@ -28,8 +30,20 @@ def filter_floors(logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: 
     shares_before = shares.cumsum(dim=-1) - shares
     # Rounding may bring the sum to 1 before the row ends: a p of 1 keeps all the same.
     is_kept &= (shares_before < top_ps.unsqueeze(1)) | (top_ps.unsqueeze(1) >= 1)
+    is_kept &= scaled.exp() >= min_ps.unsqueeze(1)
     last = is_kept.sum(dim=-1, keepdim=True).clamp(min=1) - 1
     return descending.gather(1, last).squeeze(1)
+
+
+def check_filters(
+    logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor
+) -> None:
+    """Raise `ValueError` where shapes differ."""
+    num_rows, _ = logits.shape
+    check_shape("temperatures", temperatures, (num_rows,))
+    check_shape("top_ks", top_ks, (num_rows,))
+    check_shape("top_ps", top_ps, (num_rows,))
+    check_shape("min_ps", min_ps, (num_rows,))
 
 
 def _sort_descending(logits: Tensor) -> Tensor:

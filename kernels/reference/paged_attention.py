@@ -43,7 +43,7 @@ def paged_attention(
     This provider reads the lengths on the host, which waits for any device but the CPU. Up to
     rounding a sequence's result does not depend on what else is in the batch.
     """
-    _check(query, key_cache, value_cache, block_tables, query_starts, context_lens)
+    check_attention(query, key_cache, value_cache, block_tables, query_starts, context_lens)
     cache = _PagedCache(key_cache, value_cache, block_tables)
     lens = context_lens.tolist()
     starts = query_starts.tolist()
@@ -149,7 +149,7 @@ def _prefill(
     return out.squeeze(0).transpose(0, 1)
 
 
-def _check(
+def check_attention(
     query: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,

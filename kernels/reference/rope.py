@@ -16,10 +16,7 @@ def rope(
     i + head_dim / 2. Computed in float32; a provider may write over ``query`` and ``key``: use only
     what is returned. Raises `ValueError` where shapes differ.
     """
-    num_tokens, _, head_dim = query.shape
-    check_shape("key", key, (num_tokens, None, head_dim))
-    check_shape("positions", positions, (num_tokens,))
-    check_shape("rope_table", rope_table, (None, head_dim))
+    check_rotation(query, key, positions, rope_table)
     cosines, sines = rope_table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
     return _rotate(query, cosines, sines), _rotate(key, cosines, sines)
 
@@ -28,3 +25,11 @@ def _rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     first, second = heads.float().chunk(2, dim=-1)
     rotated = cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
     return rotated.to(heads.dtype)
+
+
+def check_rotation(query: Tensor, key: Tensor, positions: Tensor, rope_table: Tensor) -> None:
+    """Raise `ValueError` where shapes differ."""
+    num_tokens, _, head_dim = query.shape
+    check_shape("key", key, (num_tokens, None, head_dim))
+    check_shape("positions", positions, (num_tokens,))
+    check_shape("rope_table", rope_table, (None, head_dim))

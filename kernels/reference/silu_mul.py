@@ -9,7 +9,12 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
     The result is [num_tokens, width]. Raises `ValueError` where the last length is odd.
     """
-    if gate_up.shape[-1] % 2:
-        raise ValueError(f"gate_up has shape {list(gate_up.shape)}, expected [*, 2 * width]")
+    check_gate_up(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate) * up
+
+
+def check_gate_up(gate_up: Tensor) -> None:
+    """Raise `ValueError` where the last length is odd."""
+    if gate_up.shape[-1] % 2:
+        raise ValueError(f"gate_up has shape {list(gate_up.shape)}, expected [*, 2 * width]")

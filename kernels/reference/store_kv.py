@@ -8,17 +8,30 @@ from kernels.shapes import check_shape
 def store_kv(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor
 ) -> None:
-    """Write token t to slot ``slots[t]``; no other slot changes.
+    """Write token t to slot ``slots[t]``, or nowhere if that is below 0; no other slot changes.
 
     ``key`` and ``value`` are [num_tokens, num_kv_heads, head_dim], the caches are contiguous
     [num_blocks, block_size, num_kv_heads, head_dim] of the same dtype, ``slots`` is [num_tokens]
-    int64 without repetitions, slot s being place s % block_size of block s // block_size. Raises
-    `ValueError` where shapes differ.
+    int64 without repetitions of those from 0 on, slot s being place s % block_size of block
+    s // block_size. Slots below 0 belong to tokens that only fill a batch up to the size of a CUDA
+    graph. Raises `ValueError` where shapes differ.
+
+    This provider looks at the slots on the host, which waits for any device but the CPU.
     """
+    check_store(key, value, key_cache, value_cache, slots)
+    is_stored = slots >= 0
+    if not bool(is_stored.all()):
+        slots, key, value = slots[is_stored], key[is_stored], value[is_stored]
+    key_cache.view(-1, *key.shape[1:]).index_copy_(0, slots, key)
+    value_cache.view(-1, *value.shape[1:]).index_copy_(0, slots, value)
+
+
+def check_store(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor
+) -> None:
+    """Raise `ValueError` where shapes differ."""
     num_tokens, num_kv_heads, head_dim = key.shape
     check_shape("value", value, key.shape)
     check_shape("key_cache", key_cache, (None, None, num_kv_heads, head_dim))
     check_shape("value_cache", value_cache, key_cache.shape)
     check_shape("slots", slots, (num_tokens,))
-    key_cache.view(-1, num_kv_heads, head_dim).index_copy_(0, slots, key)
-    value_cache.view(-1, num_kv_heads, head_dim).index_copy_(0, slots, value)

@@ -60,7 +60,7 @@ def test_a_foreign_result_is_refused_where_requests_failed() -> None:
 
 def test_a_gap_counts_if_any_of_it_lies_in_the_prefill() -> None:
     gaps = [(-0.1, 0.02), (0.2, 0.3), (1.0, 0.1), (2.5, 0.6), (2.6, 0.5), (3.0, 0.1)]
-    measured = Interference("ours", "bfloat16", "", gaps, prefill_s=2.0)
+    measured = Interference("ours", "bfloat16", "", gaps, prefill_s=2.0, other_cores=0.0)
 
     assert measured.before_ms() == [20]
     assert measured.during_ms() == [300, 100, 600]

@@ -11,6 +11,7 @@ from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBus
 from shared.errors import Overloaded, Unavailable
+from shared.messages import Announcement, encode
 from tests.support.http import LiveGateway, chat_body, live_gateway
 from tests.support.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
 
@@ -66,6 +67,40 @@ async def test_the_official_client_sees_a_rate_limit(bus: MemoryBus) -> None:
             await gateway.openai.completions.create(model=MODEL, prompt="x")
 
         waiting.cancel()
+
+
+async def test_a_request_that_would_wait_too_long_is_told_when_to_come_back(
+    gateway: LiveGateway, worker_bus: MemoryBus
+) -> None:
+    queue = topology.jobs_queue("slow", "interactive")
+    await worker_bus.declare(queue)
+    for _ in range(1000):
+        await worker_bus.publish(queue.bindings[0], Message(b""))
+    for num_answered in (0, 1):  # five a second
+        announcement = Announcement(
+            worker="worker.slow",
+            model="slow",
+            vocab_size=100,
+            max_seq_len=2048,
+            fingerprint="f",
+            max_num_seqs=4,
+            num_running=4,
+            num_answered=num_answered,
+        )
+        await worker_bus.publish(topology.ANNOUNCEMENTS, Message(encode(announcement)))
+        await asyncio.sleep(0.2)
+
+    first = asyncio.create_task(gateway.chat(model="slow", timeout=0.5))  # nobody knows yet
+    await asyncio.sleep(0.2)
+    refused = await gateway.chat(model="slow")
+    await first
+
+    assert refused.status_code == 429
+    assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    state = await worker_bus.inspect(queue.name)
+    assert state is not None
+    assert state.num_ready <= 1001
 
 
 async def test_a_full_queue_is_a_rate_limit(gateway: LiveGateway, worker_bus: MemoryBus) -> None:

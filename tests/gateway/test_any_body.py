@@ -7,13 +7,28 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gateway.responses.schemas import ResponsesRequest
 from gateway.schemas import ChatRequest, CompletionRequest
 from shared.bus.memory import MemoryBroker, MemoryBus
 from tests.support.http import live_gateway
 from tests.support.scripted_worker import ScriptedWorker
 
-NAMES = sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields, "n", "tools", "x"})
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+NAMES = sorted(
+    {
+        *ChatRequest.model_fields,
+        *CompletionRequest.model_fields,
+        *ResponsesRequest.model_fields,
+        "x",
+    }
+)
+PATHS = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/tokenize",
+    "/detokenize",
+    "/v1/embeddings",
+]
 
 scalars = (
     st.none()
@@ -34,12 +49,17 @@ values = st.recursive(
 fields = st.dictionaries(st.sampled_from(NAMES), values, max_size=4)
 valid = st.sampled_from(
     [
-        {"model": "scripted", "prompt": "a b", "messages": [{"role": "user", "content": "a b"}]},
+        {
+            "model": "scripted",
+            "prompt": "a b",
+            "input": "a b",
+            "messages": [{"role": "user", "content": "a b"}],
+        },
         {},
     ]
 )
 bodies = st.tuples(valid, fields).map(lambda parts: json.dumps({**parts[0], **parts[1]}).encode())
-requests = st.tuples(st.sampled_from([CHAT, COMPLETIONS]), bodies | st.binary(max_size=40))
+requests = st.tuples(st.sampled_from(PATHS), bodies | st.binary(max_size=40))
 
 
 async def statuses(batch: list[tuple[str, bytes]]) -> list[tuple[int, Any]]:

@@ -91,7 +91,7 @@ async def test_each_accepted_event_bears_its_ordinal(gateway: LiveGateway) -> No
     body = (await gateway.chat(stream=True)).text
 
     ids = [frame.split("\n")[0] for frame in body.split("\n\n") if frame.startswith("id: ")]
-    assert ids == ["id: 1", "id: 2", "id: 3", "id: 3"]
+    assert ids == ["id: 0.1", "id: 1", "id: 2", "id: 2.1", "id: 3"]
 
 
 async def test_tokens_without_text_are_counted_and_not_shown(

@@ -146,7 +146,7 @@ async def test_a_draining_gateway_finishes_its_streams_and_takes_no_more(
     assert events(body)[-1] == "[DONE]"
 
 
-async def test_a_stream_that_outlasts_the_grace_ends_with_an_error_and_its_job_is_cancelled(
+async def test_a_stream_that_outlasts_the_grace_ends_with_an_error_that_tells_where_it_goes_on(
     bus: MemoryBus, worker: ScriptedWorker
 ) -> None:
     async def go_on_for_ever(job: ScriptedJob) -> None:
@@ -161,8 +161,34 @@ async def test_a_stream_that_outlasts_the_grace_ends_with_an_error_and_its_job_i
         gateway.server.stop()
         body = "".join([piece async for piece in stream.aiter_text()])
 
-    assert events(body)[-1]["error"]["code"] == "service_unavailable"
-    await worker.wait_cancelled(stream.headers["x-request-id"])
+    request_id = stream.headers["x-request-id"]
+    error = events(body)[-1]["error"]
+    assert error["code"] == "service_unavailable"
+    assert f"/v1/streams/{request_id}" in error["message"]
+    assert "\nretry: 1000\n" in body
+    log = await bus.inspect(topology.reply_queue(request_id, 60).name)
+    assert log is not None
+    assert log.num_consumers == 0
+    assert worker.commands == []
+
+
+async def test_an_answer_that_outlasts_the_grace_is_an_error_to_try_again(
+    bus: MemoryBus, worker: ScriptedWorker
+) -> None:
+    async def go_on_for_ever(job: ScriptedJob) -> None:
+        await job.start()
+        await asyncio.Event().wait()
+
+    worker.script = go_on_for_ever
+    async with live_gateway(bus, drain_grace_s=0.1) as gateway:
+        asking = asyncio.create_task(gateway.chat())
+        await worker.wait_until(lambda: bool(worker.jobs))
+        gateway.server.stop()
+        response = await asking
+
+    assert response.status_code == 503
+    assert response.headers["retry-after"]
+    await worker.wait_cancelled(worker.jobs[0].job.request_id)
 
 
 async def test_an_answer_does_not_wait_for_the_clients_acknowledgement(

@@ -10,16 +10,10 @@ from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import Unroutable
 from shared.messages import Cancel, Continue, Progress, Release, Started, encode
 from shared.stream import LogWriter
-from tests.support.http import LiveGateway, chat_body, events, eventually, live_gateway
+from tests.support.http import LiveGateway, chat_body, events, eventually, live_gateway, text_of
 from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
 
 CHAT = "/v1/chat/completions"
-
-
-def text_of(body: str) -> str:
-    *chunks, done = events(body)
-    assert done == "[DONE]", done
-    return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -93,6 +87,7 @@ async def test_a_worker_that_takes_a_job_again_is_told_where_to_go_on(
             ticket=heir.ticket,
             attempt=2,
             choices=(Progress(token_ids=(4, 4)),),
+            num_crashes=1,
         )
     ]
 
@@ -126,13 +121,14 @@ async def test_a_replaced_worker_is_cancelled_and_its_late_words_are_dropped(
         assert text_of(body) == "one two three"
         await successor.wait_until(lambda: bool(successor.commands))
         request_id = job.job.request_id
-        assert worker.commands == [Cancel(request_id=request_id, ticket="zombie")]
+        assert worker.commands == [Cancel(request_id=request_id, ticket="zombie", is_replaced=True)]
         assert successor.commands == [
             Continue(
                 request_id=request_id,
                 ticket="heir",
                 attempt=2,
                 choices=(Progress(token_ids=(1,)),),
+                num_crashes=1,
             )
         ]
 

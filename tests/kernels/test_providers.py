@@ -24,4 +24,6 @@ def test_every_op_has_the_parameters_that_models_pass(provider: Provider) -> Non
         protocol = getattr(providers, "".join(word.title() for word in field.name.split("_")))
         declared = inspect.signature(protocol.__call__).parameters
         provided = inspect.signature(getattr(ops, field.name)).parameters
-        assert list(declared)[1:] == list(provided), field.name
+        # A choice between ways to compute the same, which `load_ops` makes.
+        choices = [name for name in provided if name != "is_batch_invariant"]
+        assert list(declared)[1:] == choices, field.name

@@ -8,11 +8,17 @@ import torch
 from torch import Tensor
 
 from kernels.providers import Ops
+from tests.support.numerics import assert_close
 
 VOCAB_SIZE = 101
 
 
-def naive_kept(row: Tensor, temperature: float, top_k: int, top_p: float) -> set[int]:
+@pytest.fixture
+def ops(provided_ops: Ops) -> Ops:
+    return provided_ops
+
+
+def naive_kept(row: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> set[int]:
     """Walk the tokens from the most likely down."""
     order = sorted(range(len(row)), key=lambda token: -float(row[token]))
     order = order[: top_k or None]
@@ -20,7 +26,7 @@ def naive_kept(row: Tensor, temperature: float, top_k: int, top_p: float) -> set
     kept: set[int] = set()
     mass = 0.0
     for token, weight in zip(order, weights, strict=True):
-        if mass >= top_p * sum(weights) and top_p < 1:
+        if (mass >= top_p * sum(weights) and top_p < 1) or weight < min_p:
             break
         kept.add(token)
         mass += weight
@@ -28,37 +34,44 @@ def naive_kept(row: Tensor, temperature: float, top_k: int, top_p: float) -> set
 
 
 PARAMS = [
-    (0.7, 5, 1.0),
-    (1.0, 0, 0.9),
-    (1.3, 40, 0.5),
-    (2.0, 1, 1.0),
-    (1.0, 0, 1e-6),
-    (0.3, 0, 1.0),
+    (0.7, 5, 1.0, 0.0),
+    (1.0, 0, 0.9, 0.0),
+    (1.3, 40, 0.5, 0.0),
+    (2.0, 1, 1.0, 0.0),
+    (1.0, 0, 1e-6, 0.0),
+    (0.3, 0, 1.0, 0.0),
+    (1.7, 0, 1.0, 0.1),
+    (2.0, 60, 0.95, 0.02),
+    (1.5, 0, 0.99, 0.3),
+    (1.5, 3, 1.0, 1.0),
 ]
 
 
 def check_floors(ops: Ops) -> None:
     torch.manual_seed(3)
     logits = torch.randn(len(PARAMS), VOCAB_SIZE) * 3
-    temperatures, top_ks, top_ps = (torch.tensor(column) for column in zip(*PARAMS, strict=True))
+    params = [torch.tensor(column) for column in zip(*PARAMS, strict=True)]
 
-    floors = ops.filter_floors(logits, temperatures, top_ks, top_ps)
+    floors = ops.filter_floors(logits, *params)
 
-    for row, params in enumerate(PARAMS):
+    for row, of_row in enumerate(PARAMS):
         kept = set(torch.nonzero(logits[row] >= floors[row]).flatten().tolist())
-        assert kept == naive_kept(logits[row], *params)
+        assert kept == naive_kept(logits[row], *of_row)
 
 
-def test_floors_keep_what_top_k_and_top_p_say(ops: Ops) -> None:
+def test_floors_keep_what_the_filters_say(ops: Ops) -> None:
     check_floors(ops)
 
 
 FAULTS: dict[str, Callable[[Ops], Ops]] = {
     "temperature is left out": lambda ops: replace(
-        ops, filter_floors=lambda x, t, k, p: ops.filter_floors(x, torch.ones_like(t), k, p)
+        ops, filter_floors=lambda x, t, *rest: ops.filter_floors(x, torch.ones_like(t), *rest)
     ),
     "one token too many": lambda ops: replace(
-        ops, filter_floors=lambda x, t, k, p: ops.filter_floors(x, t, k + k.gt(0), p)
+        ops, filter_floors=lambda x, t, k, *rest: ops.filter_floors(x, t, k + k.gt(0), *rest)
+    ),
+    "min-p is left out": lambda ops: replace(
+        ops, filter_floors=lambda x, t, k, p, m: ops.filter_floors(x, t, k, p, m * 0)
     ),
 }
 
@@ -71,7 +84,8 @@ def test_a_planted_fault_in_the_floors_is_caught(ops: Ops, fault: str) -> None:
 
 def test_tokens_as_likely_as_the_last_one_kept_stay(ops: Ops) -> None:
     logits = torch.tensor([[2.0, 1.0, 1.0, 0.0]])
-    floors = ops.filter_floors(logits, torch.ones(1), torch.tensor([2]), torch.ones(1))
+    top_ks, ones = torch.tensor([2]), torch.ones(1)
+    floors = ops.filter_floors(logits, ones, top_ks, ones, torch.zeros(1))
     assert (logits >= floors).tolist() == [[True, True, True, False]]
 
 
@@ -115,9 +129,79 @@ def test_nan_logits_still_give_a_token_of_the_vocabulary(ops: Ops) -> None:
     assert draw(ops, torch.full((7,), torch.nan), 1.0, [0.5])[0] in range(7)
 
 
+def check_adjusted(ops: Ops) -> None:
+    """One entry a chosen token: its penalty, then its bias."""
+    torch.manual_seed(6)
+    logits = torch.randn(4, VOCAB_SIZE)
+    entries = {(0, 3): (1.3, 0.0), (0, 100): (2.0, -0.5), (2, 0): (1.0, -torch.inf)}
+    entries |= {(3, token): (0.5, 1.0) for token in range(40)}
+    expected = logits.tolist()
+    for (row, token), (repetition, bias) in entries.items():
+        logit = expected[row][token]
+        expected[row][token] = logit / repetition if logit > 0 else logit * repetition
+        expected[row][token] += bias
+    rows, token_ids = torch.tensor(list(entries)).T
+    repetitions, biases = torch.tensor(list(entries.values())).T
+
+    adjusted = ops.adjust_logits(logits, rows, token_ids, repetitions, biases)
+
+    assert torch.equal(adjusted.isinf(), torch.tensor(expected).isinf())
+    finite = torch.tensor(expected).clamp(min=-99)
+    assert_close(adjusted.clamp(min=-99), finite, 1e-6)
+
+
+def test_entries_penalize_and_bias_their_tokens_and_no_other(ops: Ops) -> None:
+    check_adjusted(ops)
+
+
+@pytest.mark.parametrize("place", range(1, 5))
+def test_entries_of_others_are_caught(ops: Ops, place: int) -> None:
+    def faulty(
+        logits: Tensor, rows: Tensor, token_ids: Tensor, repetitions: Tensor, biases: Tensor
+    ) -> Tensor:
+        given = [logits, rows, token_ids, repetitions, biases]
+        given[place] = given[place].roll(1)
+        return ops.adjust_logits(*given)
+
+    with pytest.raises(AssertionError):
+        check_adjusted(replace(ops, adjust_logits=faulty))
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 101])
+def test_masked_rows_keep_the_tokens_with_a_bit(ops: Ops, vocab_size: int) -> None:
+    torch.manual_seed(7)
+    logits = torch.randn(5, vocab_size)
+    rows = [4, 1, 2]
+    allowed = torch.rand(len(rows), vocab_size) < 0.5
+    masks = torch.zeros(len(rows), -(-vocab_size // 32), dtype=torch.int64)
+    for row, token in torch.nonzero(allowed).tolist():
+        masks[row, token // 32] += 1 << token % 32
+    expected = logits.clone()
+    for row, is_allowed in zip(rows, allowed, strict=True):
+        expected[row] = torch.where(is_allowed, logits[row], -torch.inf)
+
+    # The highest bit is the sign of a word.
+    words = masks.where(masks < 1 << 31, masks - (1 << 32)).int()
+    assert torch.equal(ops.mask_logits(logits, torch.tensor(rows), words), expected)
+
+
+def test_nothing_to_change_changes_nothing(ops: Ops) -> None:
+    logits = torch.randn(2, VOCAB_SIZE)
+    expected = logits.clone()
+    none, empty = torch.zeros(0).long(), torch.zeros(0)
+    assert torch.equal(ops.adjust_logits(logits, none, none, empty, empty), expected)
+    masks = torch.zeros(0, 4, dtype=torch.int32)
+    assert torch.equal(ops.mask_logits(logits, none, masks), expected)
+
+
 def test_shapes_that_do_not_fit_are_refused_with_both(ops: Ops) -> None:
     ones = torch.ones(2)
     with pytest.raises(ValueError, match=r"floors has shape \[3\], expected \[2\]"):
         ops.draw_rows(torch.ones(2, 5), ones, torch.ones(3), ones)
     with pytest.raises(ValueError, match=r"top_ks has shape \[1\], expected \[2\]"):
-        ops.filter_floors(torch.ones(2, 5), ones, torch.ones(1).long(), ones)
+        ops.filter_floors(torch.ones(2, 5), ones, torch.ones(1).long(), ones, ones)
+    rows = torch.zeros(2).long()
+    with pytest.raises(ValueError, match=r"token_ids has shape \[1\], expected \[2\]"):
+        ops.adjust_logits(torch.ones(2, 5), rows, rows[:1], ones, ones)
+    with pytest.raises(ValueError, match=r"masks has shape \[2, 2\], expected \[2, 1\]"):
+        ops.mask_logits(torch.ones(2, 5), rows, torch.zeros(2, 2).int())

@@ -95,7 +95,10 @@ def test_the_second_started_is_answered_with_continue_and_fences_the_first() -> 
     answers = sent(reader, second)
 
     (old, cancel), (new, command) = answers
-    assert (old, cancel) == ("worker.a", Cancel(request_id="r", ticket=first.ticket))
+    assert (old, cancel) == (
+        "worker.a",
+        Cancel(request_id="r", ticket=first.ticket, is_replaced=True),
+    )
     assert new == "worker.b"
     assert isinstance(command, Continue)
     assert command.ticket == second.ticket
@@ -118,7 +121,7 @@ def test_a_first_started_that_waits_is_answered_with_continue() -> None:
     answers = sent(reader, waiting)
 
     assert answers == [
-        ("worker.b", Continue(request_id="r", ticket="t", attempt=1, choices=(Progress(),)))
+        ("worker.b", Continue(request_id="r", ticket="t", attempt=2, choices=(Progress(),)))
     ]
 
 
@@ -154,7 +157,8 @@ def test_a_hand_over_is_not_a_crash() -> None:
     crashed, drained = LogReader("r", 1), LogReader("r", 1)
 
     relayed(crashed, [started(), started()])
-    relayed(drained, [started(), HandedOver(attempt=1), started()])
+    first = started()
+    relayed(drained, [first, HandedOver(ticket=first.ticket), started()])
 
     assert (crashed.num_crashes, drained.num_crashes) == (1, 0)
 
@@ -239,3 +243,13 @@ def test_readers_agree_and_tokens_survive_any_number_of_takeovers(seed: int) -> 
         live.chains[0].token_ids
     )
     assert live.is_ended
+
+
+def test_a_late_hand_over_takes_the_crash_back() -> None:
+    reader, first = LogReader("r", 1), started()
+
+    relayed(reader, [first, started()])
+    assert reader.num_crashes == 1
+    relayed(reader, [HandedOver(ticket=first.ticket)])
+
+    assert reader.num_crashes == 0

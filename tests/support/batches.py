@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from shared.messages import SamplingParams
-from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId
+from worker.engine.interface import LogitEdits, ScheduledBatch, ScheduledSequence, SequenceId
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -19,6 +19,9 @@ def share(
     choice: int = 0,
     position: int = 0,
     previous_row: int | None = None,
+    edits: LogitEdits | None = None,
+    scored_start: int = 0,
+    scored_ids: Sequence[int] = (),
 ) -> ScheduledSequence:
     """One sequence's share of a step."""
     return ScheduledSequence(
@@ -31,6 +34,9 @@ def share(
         seed=seed,
         position=position,
         previous_row=previous_row,
+        edits=edits,
+        scored_start=scored_start,
+        scored_ids=scored_ids,
     )
 
 

@@ -1,14 +1,25 @@
 """Builders for engine tests: submits, small engines, and the streams they must yield."""
 
+from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from shared.messages import FinishReason, JobClass, SamplingParams
-from worker.engine.engine import Command, Engine
-from worker.engine.interface import ScheduledBatch, SequenceId, StepHandle, StepOutput, Submit
+from worker.engine.engine import Command, Engine, Output
+from worker.engine.interface import (
+    LogitEdits,
+    PromptScored,
+    ScheduledBatch,
+    SequenceId,
+    StepHandle,
+    StepOutput,
+    Submit,
+    TokenConstraint,
+    TokenPenalties,
+)
 from worker.engine.scheduler import SchedulerLimits
-from worker.model.echo import EchoRunner, next_token
+from worker.model.echo import EchoRunner, next_score, next_token
 
 VOCAB_SIZE = 64
 
@@ -62,12 +73,15 @@ class SmallEngine(Engine):
         limits = SchedulerLimits(
             max_num_seqs, max_num_batched_tokens, batch_reserve, prefix_cache=prefix_cache
         )
+        self.scored: list[PromptScored] = []
         super().__init__(self.runner, limits)
 
     def step(self, commands: Iterable[Command] = ()) -> list[StepOutput]:
+        """The tokens; what prompts scored goes to ``scored``."""
         outputs = super().step(commands)
         self.check_invariants()
-        return outputs
+        self.scored += [output for output in outputs if isinstance(output, PromptScored)]
+        return [output for output in outputs if isinstance(output, StepOutput)]
 
     def run(self, *commands: Command, max_num_steps: int = 1000) -> list[StepOutput]:
         """Step until all is done."""
@@ -97,6 +111,12 @@ def new_submit(
     choice: int = 0,
     job_class: JobClass = "interactive",
     tenant: str = "",
+    sampling: SamplingParams | None = None,
+    leader: SequenceId | None = None,
+    scores_prompt: bool = False,
+    bad_words: Sequence[Sequence[int]] = (),
+    allowed: bytes | None = None,
+    constraint: TokenConstraint | None = None,
 ) -> Submit:
     """A submit whose prompt is a function of its name."""
     if prompt_ids is None:
@@ -104,13 +124,18 @@ def new_submit(
     return Submit(
         sequence_id=SequenceId(name, choice),
         prompt_ids=prompt_ids,
-        sampling=SamplingParams(ignore_eos=ignore_eos),
+        sampling=sampling or SamplingParams(ignore_eos=ignore_eos),
         seed=seed,
         max_tokens=max_tokens,
         eos_ids=eos_ids,
         output_ids=output_ids,
         job_class=job_class,
         tenant=tenant,
+        leader=leader,
+        scores_prompt=scores_prompt,
+        bad_words=bad_words,
+        allowed=allowed,
+        constraint=constraint,
     )
 
 
@@ -118,21 +143,73 @@ def expected_outputs(submit: Submit) -> list[StepOutput]:
     """What the sequence yields when nothing disturbs it, computed without any engine."""
     token_ids = [*submit.prompt_ids, *submit.output_ids]
     outputs: list[StepOutput] = []
+    depth = submit.sampling.logprobs
     for position in range(len(submit.output_ids), submit.max_tokens):
         choice = submit.sequence_id.choice
-        token_id = next_token(token_ids, submit.seed, choice, position, VOCAB_SIZE)
+        edits = naive_edits(submit, token_ids[len(submit.prompt_ids) :])
+        token_id = next_token(token_ids, submit.seed, choice, position, VOCAB_SIZE, edits)
+        score = None if depth is None else next_score(token_ids, token_id, depth, VOCAB_SIZE)
         token_ids.append(token_id)
         reason = _finish_reason(submit, token_id, position)
-        outputs.append(StepOutput(submit.sequence_id, token_id, reason))
+        outputs.append(StepOutput(submit.sequence_id, token_id, reason, score=score))
         if reason is not None:
             break
     return outputs
 
 
-def by_sequence(outputs: Iterable[StepOutput]) -> dict[SequenceId, list[StepOutput]]:
+def naive_edits(submit: Submit, output_ids: Sequence[int]) -> LogitEdits | None:
+    """What edits the draw behind ``output_ids``, from all tokens each time."""
+    sampling = submit.sampling
+    is_penalized = (
+        sampling.repetition_penalty != 1
+        or sampling.presence_penalty != 0
+        or sampling.frequency_penalty != 0
+    )
+    banned_ids = [
+        word[-1]
+        for word in submit.bad_words
+        if list(word[:-1]) == list(output_ids)[len(output_ids) + 1 - len(word) :]
+        and len(output_ids) >= len(word) - 1
+    ]
+    if len(output_ids) < sampling.min_tokens:
+        banned_ids += [*submit.eos_ids, *sampling.stop_token_ids]
+    mask = submit.allowed
+    if mask is not None:
+        mask = mask_of({k for k in ids_of(mask) if k not in banned_ids})
+        banned_ids = []
+    if not (is_penalized or banned_ids or sampling.logit_bias or mask is not None):
+        return None
+    penalties = _naive_penalties(submit, output_ids) if is_penalized else None
+    return LogitEdits(sampling.logit_bias, penalties, banned_ids, mask)
+
+
+def mask_of(token_ids: Iterable[int]) -> bytes:
+    bits = sum(1 << token_id for token_id in set(token_ids))
+    return bits.to_bytes(-(-VOCAB_SIZE // 32) * 4, "little")
+
+
+def ids_of(mask: bytes) -> set[int]:
+    return {k for k in range(8 * len(mask)) if mask[k // 8] >> k % 8 & 1}
+
+
+def _naive_penalties(submit: Submit, output_ids: Sequence[int]) -> TokenPenalties:
+    sampling = submit.sampling
+    repeated = submit.prompt_ids if sampling.repetition_penalty != 1 else ()
+    seen = list(dict.fromkeys([*repeated, *output_ids]))
+    counts = [list(output_ids).count(token_id) for token_id in seen]
+    subtracted = [
+        sampling.presence_penalty + sampling.frequency_penalty * count if count else 0.0
+        for count in counts
+    ]
+    return TokenPenalties(array("q", seen), array("f", subtracted), sampling.repetition_penalty)
+
+
+def by_sequence(outputs: Iterable[Output]) -> dict[SequenceId, list[StepOutput]]:
+    """The tokens of each sequence."""
     streams: defaultdict[SequenceId, list[StepOutput]] = defaultdict(list)
     for output in outputs:
-        streams[output.sequence_id].append(output)
+        if isinstance(output, StepOutput):
+            streams[output.sequence_id].append(output)
     return dict(streams)
 
 
@@ -141,5 +218,7 @@ def _finish_reason(submit: Submit, token_id: int, position: int) -> FinishReason
     if position == submit.max_tokens - 1:
         reason = "length"
     if token_id in submit.eos_ids and not submit.sampling.ignore_eos:
+        reason = "stop"
+    if token_id in submit.sampling.stop_token_ids:
         reason = "stop"
     return reason

@@ -14,7 +14,10 @@ from gateway.app import create_app
 from gateway.server import Server, listen, opened, url_of
 from shared import settings
 from shared.bus.base import Bus
+from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.settings import GatewaySettings
+
+FAST = {"port": 0, "drain_grace_s": 5, "disconnect_grace_s": 0}
 
 
 @dataclass
@@ -40,7 +43,7 @@ class LiveGateway:
 
 @asynccontextmanager
 async def live_gateway(bus: Bus, **options: Any) -> AsyncIterator[LiveGateway]:
-    chosen = settings.load(GatewaySettings, **{"port": 0, "drain_grace_s": 5, **options})
+    chosen = settings.load(GatewaySettings, **{**FAST, **options})
     with listen(chosen) as listener:
         async with opened(create_app(chosen, bus), chosen) as server:
             serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -51,6 +54,21 @@ async def live_gateway(bus: Bus, **options: Any) -> AsyncIterator[LiveGateway]:
             finally:
                 server.stop()
                 await serving
+
+
+@asynccontextmanager
+async def two_gateways(
+    broker: MemoryBroker, **options: Any
+) -> AsyncIterator[tuple[LiveGateway, LiveGateway]]:
+    """Two gateways of one deployment, whose clients have a while to come back."""
+    options = {"secret": "shared", "disconnect_grace_s": 5, **options}
+    async with (
+        MemoryBus(broker) as one,
+        MemoryBus(broker) as other,
+        live_gateway(one, **options) as first,
+        live_gateway(other, **options) as second,
+    ):
+        yield first, second
 
 
 @asynccontextmanager
@@ -84,3 +102,10 @@ def events(body: str) -> list[Any]:
     """The data of a finished SSE stream: JSON, or the string that ends it."""
     data = [line.removeprefix("data: ") for line in body.splitlines() if line.startswith("data: ")]
     return [item if item == "[DONE]" else json.loads(item) for item in data]
+
+
+def text_of(body: str) -> str:
+    """The text of a chat's one choice, whose stream must have ended well."""
+    *chunks, done = events(body)
+    assert done == "[DONE]", done
+    return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)

@@ -19,6 +19,7 @@ from shared.messages import (
     GenerationJob,
     JobClass,
     Prompt,
+    PromptScores,
     ReplyEvent,
     SamplingParams,
     Started,
@@ -57,8 +58,15 @@ class Log:
 
     reader: LogReader
     raw: list[ReplyEvent] = field(default_factory=list)
-    accepted: list[Started | TokenDelta | Finished | Failed] = field(default_factory=list)
+    accepted: list[Started | PromptScores | TokenDelta | Finished | Failed] = field(
+        default_factory=list
+    )
     completed: Completed | None = None
+
+    @classmethod
+    def of(cls, job: GenerationJob) -> "Log":
+        """The log of ``job`` before anything of it was read."""
+        return cls(LogReader(job.request_id, job.total_choices))
 
     @property
     def text(self) -> str:
@@ -103,7 +111,7 @@ async def read(
     bus: Bus, job: GenerationJob, consumer: Consumer, log: Log | None = None, num_tokens: int = 0
 ) -> Log:
     """Read to the log's end, or until ``num_tokens`` were accepted, and answer its workers."""
-    log = log or Log(LogReader(job.request_id, len(job.prompts)))
+    log = log or Log.of(job)
     while not log.is_ended and not 0 < num_tokens <= len(log.token_ids):
         delivery = await anext(consumer)
         event = decode_event(delivery.message.body, delivery.message.content_type)

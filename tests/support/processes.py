@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -26,10 +26,13 @@ def free_port() -> int:
 class WarrenProcess:
     """``python ARGS`` in the repository's root, healthy once its port answers ``/health``."""
 
-    def __init__(self, args: Sequence[str], port: int, log: Path) -> None:
+    def __init__(
+        self, args: Sequence[str], port: int, log: Path, variables: Mapping[str, str] | None = None
+    ) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self._args = args
         self._log = log
+        self._variables = variables or {}
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -46,6 +49,10 @@ class WarrenProcess:
         return self._process.pid
 
     @property
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def log(self) -> str:
         return self._log.read_text()
 
@@ -56,7 +63,7 @@ class WarrenProcess:
                 cwd=ROOT,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "WARREN_LOG_FORMAT": "json"},
+                env={**os.environ, "WARREN_LOG_FORMAT": "json", **self._variables},
             )
 
     def wait_healthy(self) -> None:

@@ -20,14 +20,24 @@ from shared.messages import (
     ChatPrompt,
     Command,
     Continue,
+    Detokenized,
+    DetokenizeJob,
+    Embedded,
+    EmbeddingJob,
+    Failed,
     FinishReason,
     GenerationJob,
     Prompt,
+    QuickAnswer,
+    QuickJob,
     ReplyEvent,
     Started,
     TextPrompt,
+    Tokenized,
+    TokenizeJob,
     decode_command,
     decode_job,
+    decode_quick_job,
     encode,
 )
 from shared.stream import LogWriter
@@ -43,9 +53,9 @@ class ScriptedJob:
     def __init__(self, worker: "ScriptedWorker", delivery: Delivery) -> None:
         self.job: GenerationJob = decode_job(delivery.message.body, delivery.message.content_type)
         self.message = delivery.message
-        self.is_first = delivery.num_returns == 0
+        self.is_first = delivery.num_returns == 0 and self.job.publication == 0
         self.ticket = secrets.token_hex(8)
-        self.log = LogWriter(1, len(self.job.prompts))
+        self.log = LogWriter(1, self.job.total_choices)
         self.continued: asyncio.Future[Continue] = asyncio.get_running_loop().create_future()
         self._worker = worker
 
@@ -63,9 +73,17 @@ class ScriptedJob:
 
     async def start(self) -> None:
         """Open an attempt; one that is not the first goes on where the reader says."""
-        counts = tuple(len(words(prompt)) for prompt in self.job.prompts)
+        prompts = [words(prompt) for prompt in self.job.prompts]
         await self.publish(
-            Started(worker=self._worker.address, ticket=self.ticket, num_prompt_tokens=counts)
+            Started(
+                worker=self._worker.address,
+                ticket=self.ticket,
+                num_prompt_tokens=tuple(map(len, prompts)),
+                is_waiting=not self.is_first,
+                publication=self.job.publication,
+                context=self.job.context,
+                prompt_texts=tuple(map(" ".join, prompts)) if self.job.wants_prompt_text else (),
+            )
         )
         if not self.is_first:
             self.log = LogWriter.resume(await self.continued)
@@ -95,12 +113,39 @@ class ScriptedJob:
 Script: TypeAlias = Callable[[ScriptedJob], Awaitable[None]]
 
 
+QuickScript: TypeAlias = Callable[[QuickJob], QuickAnswer | Failed | None]
+"""None: say nothing."""
+
+
+def count_words(job: QuickJob) -> QuickAnswer | Failed:
+    """A word is a token, its id is its length, and its vector points along the first axis."""
+    match job:
+        case TokenizeJob():
+            tokens = tuple(words(job.prompt))
+            return Tokenized(
+                request_id=job.request_id,
+                token_ids=tuple(map(len, tokens)),
+                tokens=tokens,
+                max_seq_len=2048,
+            )
+        case DetokenizeJob():
+            text = " ".join("x" * token_id for token_id in job.token_ids)
+            return Detokenized(request_id=job.request_id, text=text)
+        case EmbeddingJob():
+            axis = (1.0, *[0.0] * ((job.num_dimensions or 4) - 1))
+            return Embedded(
+                request_id=job.request_id,
+                vectors=(axis,) * len(job.prompts),
+                num_prompt_tokens=tuple(len(words(prompt)) for prompt in job.prompts),
+            )
+
+
 async def repeat_the_prompt(job: ScriptedJob) -> None:
     """Say each word of each prompt, as many as the request allows."""
     await job.start()
     limit = job.job.sampling.max_tokens
-    for choice, prompt in enumerate(job.job.prompts):
-        said = words(prompt)
+    for choice in range(job.job.total_choices):
+        said = words(job.job.prompts[choice // job.job.num_choices])
         kept = said if limit is None else said[:limit]
         for word in kept[:-1]:
             await job.say(f"{word} ", choice)
@@ -114,20 +159,33 @@ class ScriptedWorker:
     def __init__(self, bus: Bus, script: Script = repeat_the_prompt) -> None:
         self.bus = bus
         self.script = script
+        self.quick_script: QuickScript = count_words
         self.commands: list[Command] = []
         self.jobs: list[ScriptedJob] = []
+        self.is_silent = False
+        """Whether it announces itself no more."""
         self.num_dropped = 0
         """Jobs whose reply queue was gone."""
         self._id = f"scripted-{next(_IDS)}"
         self._control = topology.worker_queue(self._id)
         self.address = self._control.bindings[0].routing_key
+        self.announcement = Announcement(
+            worker=self.address,
+            model=MODEL,
+            vocab_size=100,
+            max_seq_len=2048,
+            fingerprint="f",
+            max_num_seqs=8,
+        )
+        """What it says of itself; a test may replace it."""
         self._running: dict[ScriptedJob, asyncio.Task[None]] = {}
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         await topology.declare_worker(self.bus, MODEL, self._id)
-        for work in (self._take_jobs(), self._obey(), self._announce()):
+        works = (self._take_jobs(), self._take_quick_jobs(), self._obey(), self._announce())
+        for work in works:
             self._tasks.add(asyncio.create_task(work))
         return self
 
@@ -163,6 +221,26 @@ class ScriptedWorker:
                         runs.create_task(self._serve(delivery))
             except* BusUnavailable:
                 await self.bus.wait_connected()
+
+    async def _take_quick_jobs(self) -> None:
+        while True:
+            with suppress(BusUnavailable):
+                async with self.bus.consume(topology.jobs_queue(MODEL, "quick").name) as consumer:
+                    async for delivery in consumer:
+                        await self._answer(delivery)
+            await self.bus.wait_connected()
+
+    async def _answer(self, delivery: Delivery) -> None:
+        message = delivery.message
+        answer = self.quick_script(decode_quick_job(message.body, message.content_type))
+        if answer is None:
+            return await delivery.ack()
+        with suppress(Unroutable):
+            await self.bus.publish(
+                topology.reply_binding(message.reply_to),
+                Message(encode(answer), correlation_id=message.correlation_id),
+            )
+        return await delivery.ack()
 
     async def _serve(self, delivery: Delivery) -> None:
         job = ScriptedJob(self, delivery)
@@ -207,17 +285,11 @@ class ScriptedWorker:
                 run.cancel()
 
     async def _announce(self) -> None:
-        announcement = Announcement(
-            worker=self.address,
-            model=MODEL,
-            vocab_size=100,
-            max_seq_len=2048,
-            fingerprint="f",
-            max_num_seqs=8,
-        )
         while True:
-            with suppress(BusError):
-                await self.bus.publish(topology.ANNOUNCEMENTS, Message(encode(announcement)))
+            if not self.is_silent:
+                with suppress(BusError):
+                    message = Message(encode(self.announcement))
+                    await self.bus.publish(topology.ANNOUNCEMENTS, message)
             await asyncio.sleep(_ANNOUNCE_INTERVAL_S)
 
     async def _notify(self) -> None:

@@ -1,7 +1,7 @@
 """A worker inside the test's own event loop, with the synthetic engine."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,18 +14,52 @@ from worker.service import run_worker
 
 @asynccontextmanager
 async def echo_worker(
-    bus: Bus, *, step_s: float = 0.0, num_blocks: int = 8192, **options: Any
+    bus: Bus,
+    *,
+    step_s: float = 0.0,
+    num_blocks: int = 8192,
+    on_stall: Callable[[], object] = lambda: None,
+    **options: Any,
 ) -> AsyncIterator[asyncio.Event]:
-    """Run a worker of the model ``echo``; yields the event that makes it drain."""
-    worker = settings.load(WorkerSettings, **{"announce_interval_s": 0.05, **options})
-    model = echo_model(worker, step_s, num_blocks)
-    stop, ready = asyncio.Event(), asyncio.Event()
-    task = asyncio.create_task(run_worker(worker, bus, stop=stop, ready=ready.set, model=model))
-    started = asyncio.create_task(ready.wait())
-    await asyncio.wait([task, started], return_when=asyncio.FIRST_COMPLETED)
-    started.cancel()
+    """Run a worker of the model ``echo``; yields the event that makes it drain.
+
+    ``on_stall`` takes the place of the end of the process, which is the test's own.
+    """
+    stop = asyncio.Event()
+    task = await _start(bus, stop, step_s, num_blocks, on_stall, options)
     try:
         yield stop
     finally:
         stop.set()
         await task
+
+
+@asynccontextmanager
+async def doomed_worker(bus: Bus, *, step_s: float = 0.0, **options: Any) -> AsyncIterator[None]:
+    """The same, but it dies without a word when the ``async with`` ends."""
+    task = await _start(bus, asyncio.Event(), step_s, 8192, lambda: None, options)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def _start(
+    bus: Bus,
+    stop: asyncio.Event,
+    step_s: float,
+    num_blocks: int,
+    on_stall: Callable[[], object],
+    options: dict[str, Any],
+) -> asyncio.Task[None]:
+    worker = settings.load(WorkerSettings, **{"announce_interval_s": 0.05, **options})
+    model = echo_model(worker, step_s, num_blocks)
+    ready = asyncio.Event()
+    task = asyncio.create_task(
+        run_worker(worker, bus, stop=stop, ready=ready.set, model=model, on_stall=on_stall)
+    )
+    started = asyncio.create_task(ready.wait())
+    await asyncio.wait([task, started], return_when=asyncio.FIRST_COMPLETED)
+    started.cancel()
+    return task

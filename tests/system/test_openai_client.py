@@ -1,7 +1,11 @@
 """The official client, unmodified, against each way to deploy Warren."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import httpx
+import jsonschema
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
@@ -130,3 +134,110 @@ def test_32_streams_at_once_are_each_what_they_are_alone(client: openai.OpenAI) 
         together = list(pool.map(lambda prompt: streamed(client, prompt), prompts))
 
     assert together == alone
+
+
+def test_several_answers_are_drawn_apart_and_again_the_same(client: openai.OpenAI) -> None:
+    first, again = (
+        client.completions.create(
+            model=MODEL, prompt="A short poem:", n=3, max_tokens=8, temperature=1.0, seed=7
+        )
+        for _ in range(2)
+    )
+
+    assert [choice.index for choice in first.choices] == [0, 1, 2]
+    assert len({choice.text for choice in first.choices}) == 3
+    assert [choice.text for choice in first.choices] == [choice.text for choice in again.choices]
+
+
+def test_logprobs_are_the_same_streamed_and_whole(client: openai.OpenAI) -> None:
+    request: dict[str, Any] = {
+        "model": MODEL,
+        "messages": CAPITAL,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": 3,
+    }
+
+    whole = client.chat.completions.create(**request).choices[0].logprobs
+    streamed = [
+        token
+        for chunk in client.chat.completions.create(**request, stream=True)
+        for choice in chunk.choices
+        if choice.logprobs
+        for token in choice.logprobs.content
+    ]
+
+    assert whole is not None
+    assert whole.content == streamed
+    for token in whole.content or []:
+        assert token.token == token.top_logprobs[0].token
+        assert token.logprob == token.top_logprobs[0].logprob <= 0
+    text = b"".join(bytes(token.bytes or []) for token in whole.content or [])
+    assert text.decode().startswith("The capital of France is Paris.")
+
+
+def test_a_prompt_is_scored_as_it_was_generated(client: openai.OpenAI) -> None:
+    prompt = "Once upon a time, there was"
+    said = client.completions.create(
+        model=MODEL, prompt=prompt, max_tokens=6, temperature=0, logprobs=1
+    ).choices[0]
+    scored = client.completions.create(
+        model=MODEL, prompt=prompt + said.text, max_tokens=0, echo=True, logprobs=1
+    ).choices[0]
+
+    assert said.logprobs is not None
+    assert scored.logprobs is not None
+    assert scored.text == prompt + said.text
+    # The client's types do not know of the null.
+    first, *others = scored.logprobs.model_dump()["token_logprobs"]
+    assert first is None
+    assert others[-6:] == pytest.approx(said.logprobs.token_logprobs, abs=0.05)
+
+
+def test_an_answer_matches_its_schema(client: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}, "is_capital": {"type": "boolean"}},
+        "required": ["city", "is_capital"],
+        "additionalProperties": False,
+    }
+
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=CAPITAL,
+        temperature=1,
+        seed=3,
+        max_tokens=64,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "city", "schema": schema, "strict": True},
+        },
+    )
+
+    jsonschema.validate(json.loads(answer.choices[0].message.content or ""), schema)
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_a_response_is_the_chats_answer(client: openai.OpenAI) -> None:
+    question = str(CAPITAL[0]["content"])
+
+    whole = client.responses.create(model=MODEL, input=question, temperature=0)
+    with client.responses.stream(model=MODEL, input=question, temperature=0) as stream:
+        streamed = stream.get_final_response()
+
+    assert whole.output_text == streamed.output_text == "The capital of France is Paris."
+
+
+def test_tokens_go_there_and_back(client: openai.OpenAI) -> None:
+    url, text = str(client.base_url).removesuffix("/v1/"), "Once upon a time é"
+    headers = {"authorization": f"Bearer {client.api_key}"}
+
+    tokens = httpx.post(
+        f"{url}/tokenize", json={"model": MODEL, "prompt": text}, headers=headers
+    ).json()
+    back = httpx.post(
+        f"{url}/detokenize", json={"model": MODEL, "tokens": tokens["tokens"]}, headers=headers
+    ).json()
+
+    assert tokens["count"] == len(tokens["tokens"]) > 4
+    assert back == {"prompt": text}

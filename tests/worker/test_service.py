@@ -6,6 +6,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+import msgspec
 import pytest
 
 from shared import messages, topology
@@ -274,6 +275,61 @@ async def test_batch_jobs_wait_for_interactive_ones() -> None:
         await asyncio.gather(*running)
 
     assert num_done <= 2
+
+
+@pytest.mark.parametrize(("patience_s", "is_answered"), [(0.3, True), (60, False)])
+async def test_a_batch_job_that_starves_behind_interactive_ones_gets_its_turn(
+    patience_s: float, is_answered: bool
+) -> None:
+    sampling = SamplingParams(max_tokens=20, ignore_eos=True)
+    options: dict[str, Any] = {"batch_patience_s": patience_s, "drain_grace_s": 0.1}
+    prompts = [TextPrompt(text=text) for text in ("a", "b", "c", "d")]
+
+    async def keep_asking(bus: MemoryBus) -> None:
+        while True:
+            await ask(bus, new_job("echo", *prompts, sampling=sampling))
+
+    async with (
+        MemoryBus() as bus,
+        echo_worker(bus, step_s=0.005, max_num_seqs=2, batch_reserve=1, **options),
+    ):
+        load = [asyncio.create_task(keep_asking(bus)) for _ in range(6)]
+        await asyncio.sleep(0.1)
+        batch = asyncio.create_task(ask(bus, new_job("echo", sampling=sampling), "batch"))
+        await asyncio.wait([batch], timeout=2.5)
+        was_answered = batch.done()
+        for task in (*load, batch):
+            task.cancel()
+        await asyncio.gather(*load, batch, return_exceptions=True)
+
+    assert was_answered == is_answered
+
+
+async def test_announcements_count_what_was_answered() -> None:
+    queue = topology.announcements_queue("test")
+    async with MemoryBus() as bus, echo_worker(bus):
+        await asyncio.gather(*(ask(bus, new_job("echo")) for _ in range(3)))
+        await bus.declare(queue)
+        async with bus.consume(queue.name) as consumer:
+            said = messages.decode_announcement((await anext(consumer)).message.body)
+
+    assert said.num_answered == 3
+
+
+async def test_started_repeats_what_readers_need_of_the_job() -> None:
+    job = msgspec.structs.replace(
+        new_job("echo", TextPrompt(text="Once"), TokenPrompt(token_ids=(504, 253))),
+        publication=3,
+        context=b"context",
+        wants_prompt_text=True,
+    )
+    async with MemoryBus() as bus, echo_worker(bus):
+        started = (await ask(bus, job)).raw[0]
+
+    assert isinstance(started, Started)
+    assert (started.publication, started.context) == (3, b"context")
+    assert started.num_prompt_tokens == (1, 2)
+    assert (started.prompt_texts[0], len(started.prompt_texts)) == ("Once", 2)
 
 
 async def test_the_health_port_tells_of_life_health_and_load() -> None:

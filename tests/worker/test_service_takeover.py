@@ -1,20 +1,33 @@
 """Jobs that change hands: after a crash, in a drain, published twice, left by their reader."""
 
 import asyncio
+from itertools import zip_longest
+
+import msgspec
+import pytest
 
 from shared import messages, topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.messages import Continue, Failed, Finished, SamplingParams
-from tests.support.jobs import ask, new_job, publish, read, reading
-from tests.support.workers import echo_worker
+from shared.messages import (
+    Constraint,
+    Continue,
+    Failed,
+    Finished,
+    PromptScores,
+    SamplingParams,
+    TextPrompt,
+    TokenDelta,
+)
+from tests.support.jobs import Log, ask, new_job, publish, read, reading
+from tests.support.workers import doomed_worker, echo_worker
 
 LONG = SamplingParams(max_tokens=2000, temperature=0.0, ignore_eos=True)
 
 
 async def test_a_job_goes_on_in_another_worker_after_its_connection_broke() -> None:
     broker = MemoryBroker()
-    job = new_job("echo", sampling=SamplingParams(max_tokens=60, seed=5, ignore_eos=True))
+    job = new_job("echo", sampling=SamplingParams(max_tokens=200, seed=5, ignore_eos=True))
     async with MemoryBus(broker) as bus, MemoryBus(broker) as first, MemoryBus(broker) as second:
         async with echo_worker(bus):
             undisturbed = await ask(bus, job)
@@ -28,6 +41,71 @@ async def test_a_job_goes_on_in_another_worker_after_its_connection_broke() -> N
     assert log.token_ids == undisturbed.token_ids
     assert log.text == undisturbed.text
     assert log.reader.attempt >= 2
+
+
+DIGITS = Constraint(kind="regex", source=r"([0-9]{1,3} [a-z]{2,9}, ){30}")
+DRAWS = {
+    "penalties": SamplingParams(
+        max_tokens=40,
+        repetition_penalty=1.3,
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+        logit_bias={300: 2.0},
+        ignore_eos=True,
+    ),
+    "bans": SamplingParams(
+        max_tokens=40,
+        min_tokens=30,
+        bad_words=("the end", "a"),
+        allowed_token_ids=tuple(range(0, 49152, 3)),
+    ),
+    "grammar": SamplingParams(max_tokens=40, constraint=DIGITS),
+    "grammar and logprobs": SamplingParams(
+        max_tokens=40, constraint=DIGITS, frequency_penalty=0.5, logprobs=2, prompt_logprobs=1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+async def test_all_choices_go_on_after_their_worker_died(name: str) -> None:
+    """With the state that their draws depend on, and each at its own token."""
+    prompts = TextPrompt(text="Once upon a time"), TextPrompt(text="Far away")
+    job = msgspec.structs.replace(new_job("echo", *prompts, sampling=DRAWS[name]), num_choices=3)
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as bus, MemoryBus(broker) as first, MemoryBus(broker) as second:
+        async with echo_worker(bus):
+            undisturbed = await ask(bus, job)
+        async with reading(bus, job) as consumer:
+            async with doomed_worker(first, step_s=0.01):
+                await publish(bus, job)
+                log = await read(bus, job, consumer, num_tokens=12)
+            async with echo_worker(second):
+                log = await read(bus, job, consumer, log)
+
+    assert log.reader.attempt >= 2
+    assert by_choice(log) == by_choice(undisturbed)
+    assert scores(log) == scores(undisturbed)
+
+
+def by_choice(log: Log) -> dict[int, list[object]]:
+    """Of each choice its tokens with their scores, its text and its end."""
+    token_ids: dict[int, list[object]] = {k: [""] for k in range(len(log.reader.chains))}
+    for event in log.accepted:
+        if isinstance(event, TokenDelta | Finished):
+            choice = token_ids[event.choice]
+            choice[0] = str(choice[0]) + event.text
+            choice += zip_longest(event.token_ids, event.logprobs)
+        if isinstance(event, Finished):
+            choice += [event.finish_reason, event.stop_reason]
+    return token_ids
+
+
+def scores(log: Log) -> list[tuple[int, int, object]]:
+    return sorted(
+        (event.prompt, event.start, event.logprobs)
+        for event in log.accepted
+        if isinstance(event, PromptScores)
+    )
 
 
 async def test_draining_hands_running_jobs_over_without_a_crash() -> None:

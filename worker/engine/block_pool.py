@@ -83,6 +83,13 @@ class BlockPool:
             else:
                 self._free_named[block] = None
 
+    def forget_names(self) -> None:
+        """No block is found by what it held any more."""
+        self._free += self._free_named
+        self._free_named.clear()
+        self._by_name.clear()
+        self._names = [None] * self.num_blocks
+
     def _evict(self) -> int:
         """Forget the content of the named block that was freed first."""
         block, _ = self._free_named.popitem(last=False)

@@ -1,28 +1,33 @@
 """The engine's thread. Commands go in and outputs come out; nothing else is shared with it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from threading import Thread
 
-from worker.engine.engine import Command, Engine
-from worker.engine.interface import EngineLoad, StepOutput, Submit
+from worker.engine.engine import Command, Engine, Output
+from worker.engine.interface import EngineLoad, SequenceFailed, Submit
 
-OnOutputs = Callable[[list[StepOutput]], None]
+OnOutputs = Callable[[Sequence[Output]], None]
+OnFailed = Callable[[list[SequenceFailed]], None]
 OnFailure = Callable[[BaseException], None]
 
 
 class EngineThread:
     """Steps the engine while it has work and sleeps while it has none.
 
-    Both callbacks run in the engine's thread and must not block: ``on_outputs`` after each step
-    that yielded tokens, ``on_failure`` once, with what a step or ``on_outputs`` raised, after which
-    the thread has ended and commands are no longer obeyed.
+    The callbacks run in the engine's thread and must not block: ``on_outputs`` after each step that
+    yielded tokens, ``on_failed`` after each that ended sequences without one, ``on_failure`` once,
+    with what a step or a callback raised, after which the thread has ended and commands are no
+    longer obeyed.
     """
 
-    def __init__(self, engine: Engine, on_outputs: OnOutputs, on_failure: OnFailure) -> None:
+    def __init__(
+        self, engine: Engine, on_outputs: OnOutputs, on_failed: OnFailed, on_failure: OnFailure
+    ) -> None:
         self._engine = engine
         self._on_outputs = on_outputs
+        self._on_failed = on_failed
         self._on_failure = on_failure
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
         self._load = engine.load()
@@ -86,3 +91,5 @@ class EngineThread:
             self._busy_since = None
         if outputs:
             self._on_outputs(outputs)
+        if failed := self._engine.take_failed():
+            self._on_failed(failed)

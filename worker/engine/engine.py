@@ -2,26 +2,36 @@
 
 import time
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TypeAlias
 
-from shared.errors import ContextLengthExceeded
+from shared.errors import ContextLengthExceeded, InvalidRequest, Unavailable, WarrenError
 from worker.engine.block_pool import BlockPool
 from worker.engine.interface import (
     Cancel,
     EngineLoad,
     ModelRunner,
+    PromptScored,
     ScheduledBatch,
+    SequenceFailed,
     SequenceId,
+    StepFailed,
     StepHandle,
     StepOutput,
+    StepScores,
     Submit,
+    TokenScore,
 )
 from worker.engine.scheduler import Scheduler, SchedulerLimits
 from worker.engine.sequence import Sequence
 from worker.engine.step_plan import StepPlan
 
 Command: TypeAlias = Submit | Cancel
+Output: TypeAlias = StepOutput | PromptScored
+
+_NO_SCORES = StepScores({}, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +68,29 @@ class Engine:
         self._sequences: dict[SequenceId, Sequence] = {}
         self._num_submitted = 0
         self._in_flight: _Launch | None = None
+        self._failed: list[SequenceFailed] = []
+        self._followers: dict[SequenceId, list[Sequence]] = {}
+        """Those that wait for their leader to compute their prompt, by that leader."""
 
     @property
     def has_work(self) -> bool:
         return bool(self._sequences) or self._in_flight is not None
 
-    def step(self, commands: Iterable[Command] = ()) -> list[StepOutput]:
+    def step(self, commands: Iterable[Command] = ()) -> Items[Output]:
         """Obey, launch the next step, and return the tokens of the one before it.
 
-        Waits until that step before is computed. Raises what the runner raises, and `ValueError`
-        for a submit that `check` refuses or whose id is in use.
+        Waits until that step before is computed, and does so first where the next draws depend on
+        its tokens. Where it raised `StepFailed`, one of its sequences ends, see `take_failed`, and
+        the others are computed again. Raises what else the runner raises, and `ValueError` for a
+        submit that `check` refuses or whose id is in use.
         """
         self._obey(commands)
         computing = self._in_flight
-        self._in_flight = self._launch(self._scheduler.schedule())
+        if computing is not None and computing.plan.needs_result:
+            outputs = self._collect(computing)
+            self._in_flight = self._launch(self._schedule())
+            return outputs
+        self._in_flight = self._launch(self._schedule())
         return self._collect(computing)
 
     def check(self, submit: Submit) -> None:
@@ -85,7 +104,10 @@ class Engine:
             raise ValueError("a prompt needs at least one token")
         if min(token_ids) < 0 or max(token_ids) >= self._runner.vocab_size:
             raise ValueError(f"a token id lies outside 0 .. {self._runner.vocab_size - 1}")
-        if submit.max_tokens <= len(submit.output_ids):
+        is_only_scored = submit.scores_prompt and not submit.max_tokens and not submit.output_ids
+        if is_only_scored and len(submit.prompt_ids) == 1:
+            raise ValueError("the first token of a prompt has no score")
+        if submit.max_tokens <= len(submit.output_ids) and not is_only_scored:
             raise ValueError(
                 f"max_tokens is {submit.max_tokens} and {len(submit.output_ids)} are there already"
             )
@@ -95,8 +117,13 @@ class Engine:
                 f"completion exceed the {self.max_seq_len} that fit"
             )
 
+    def take_failed(self) -> list[SequenceFailed]:
+        """The sequences that ended without a last token since this was asked before."""
+        failed, self._failed = self._failed, []
+        return failed
+
     def load(self) -> EngineLoad:
-        num_waiting = self._scheduler.num_waiting
+        num_waiting = self._scheduler.num_waiting + sum(map(len, self._followers.values()))
         return EngineLoad(
             num_running=len(self._sequences) - num_waiting,
             num_waiting=num_waiting,
@@ -129,10 +156,31 @@ class Engine:
         self.check(submit)
         if submit.sequence_id in self._sequences:
             raise ValueError(f"sequence {submit.sequence_id} runs already")
-        sequence = Sequence(submit, arrival=self._num_submitted)
+        try:
+            sequence = Sequence(submit, arrival=self._num_submitted)
+        except InvalidRequest as error:
+            self._failed.append(SequenceFailed(submit.sequence_id, error))
+            return
         self._num_submitted += 1
         self._sequences[submit.sequence_id] = sequence
-        self._scheduler.add(sequence)
+        leader = self._sequences.get(submit.leader) if submit.leader is not None else None
+        if leader is None or leader.has_prompt:
+            self._scheduler.add(sequence)
+        else:
+            self._followers.setdefault(leader.submit.sequence_id, []).append(sequence)
+
+    def _schedule(self) -> StepPlan:
+        plan = self._scheduler.schedule()
+        for leader in [*self._followers]:
+            if self._sequences[leader].has_prompt:
+                self._release(leader)
+        return plan
+
+    def _release(self, leader: SequenceId) -> None:
+        """From the next step on, the followers find what their leader has computed."""
+        for follower in self._followers.pop(leader, ()):
+            if not follower.is_ended:
+                self._scheduler.add(follower)
 
     def _cancel(self, cancel: Cancel) -> None:
         sequence = self._sequences.get(cancel.sequence_id)
@@ -145,13 +193,28 @@ class Engine:
         launched_at = self._clock()
         return _Launch(self._runner.launch(ScheduledBatch(plan.shares)), plan, launched_at)
 
-    def _collect(self, launch: _Launch | None) -> list[StepOutput]:
+    def _collect(self, launch: _Launch | None) -> list[Output]:
         if launch is None:
             return []
-        rows = zip(launch.plan.sampled, launch.handle.result(), strict=True)
+        try:
+            token_ids = launch.handle.result()
+            scores = launch.handle.scores() if launch.plan.has_scores else _NO_SCORES
+        except StepFailed:
+            self._recover(launch.plan)
+            return []
         self._learn(launch)
         # Those that were cancelled, or ended by the token before, have no use for another.
-        return [self._advance(sequence, token) for sequence, token in rows if not sequence.is_ended]
+        prompts: list[Output] = [
+            self._advance_prompt(sequence, prompt_scores)
+            for sequence, prompt_scores in zip(launch.plan.scored, scores.prompts, strict=True)
+            if not sequence.is_ended
+        ]
+        rows = enumerate(zip(launch.plan.sampled, token_ids, strict=True))
+        return prompts + [
+            self._advance(sequence, token_id, scores.drawn.get(row))
+            for row, (sequence, token_id) in rows
+            if not sequence.is_ended
+        ]
 
     def _learn(self, launch: _Launch) -> None:
         """A step takes from its launch, or from the end of the one before, to its result."""
@@ -159,15 +222,47 @@ class Engine:
         self._collected_at = self._clock()
         self._scheduler.learn(launch.plan.work, self._collected_at - began_at)
 
-    def _advance(self, sequence: Sequence, token_id: int) -> StepOutput:
-        finish_reason = sequence.append(token_id)
+    def _advance_prompt(self, sequence: Sequence, scores: list[TokenScore]) -> PromptScored:
+        finish_reason = sequence.learn_scores(len(scores))
+        if finish_reason is not None:
+            self._end(sequence)
+        return PromptScored(sequence.submit.sequence_id, scores, finish_reason)
+
+    def _advance(self, sequence: Sequence, token_id: int, score: TokenScore | None) -> StepOutput:
+        finish_reason = None
+        try:
+            finish_reason = sequence.append(token_id)
+            if finish_reason is None:
+                sequence.prepare()
+        except InvalidRequest as error:
+            self._fail(sequence, error)
         if finish_reason is not None:
             self._end(sequence)
         return StepOutput(
-            sequence.submit.sequence_id, token_id, finish_reason, sequence.num_cached or 0
+            sequence.submit.sequence_id, token_id, finish_reason, sequence.num_cached or 0, score
         )
+
+    def _fail(self, sequence: Sequence, error: WarrenError) -> None:
+        self._failed.append(SequenceFailed(sequence.submit.sequence_id, error))
+        self._end(sequence)
+
+    def _recover(self, failed: StepPlan) -> None:
+        """End the sequence with most tokens in the step, the last of equals; restart all others."""
+        # What was launched since goes on from the failed step; what comes next overwrites it.
+        self._in_flight = None
+        shares = [share for share in failed.shares if share.sequence_id in self._sequences]
+        if shares:
+            largest = max(reversed(shares), key=attrgetter("num_tokens"))
+            self._fail(self._sequences[largest.sequence_id], _out_of_memory())
+        self._followers.clear()
+        self._scheduler.restart(self._sequences.values())
 
     def _end(self, sequence: Sequence) -> None:
         sequence.is_ended = True
         self._scheduler.remove(sequence)
         del self._sequences[sequence.submit.sequence_id]
+        self._release(sequence.submit.sequence_id)
+
+
+def _out_of_memory() -> Unavailable:
+    return Unavailable("The worker has not enough memory for this request at present.")

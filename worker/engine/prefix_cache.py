@@ -26,11 +26,11 @@ class PrefixCache:
     def find(self, sequence: Sequence) -> list[int]:
         """The blocks that hold a waiting sequence's first tokens already; nobody holds them for it.
 
-        At least one token is left to compute.
+        No more than its ``num_cacheable``.
         """
         blocks: list[int] = []
         if self._is_on:
-            for k in range((sequence.num_tokens - 1) // self._pool.block_size):
+            for k in range(sequence.num_cacheable // self._pool.block_size):
                 block = self._pool.find(self._name(sequence, k))
                 if block is None:
                     break

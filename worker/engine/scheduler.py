@@ -8,6 +8,7 @@ blocks it does not find any more.
 
 from bisect import insort
 from collections import Counter
+from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from operator import attrgetter
@@ -126,6 +127,22 @@ class Scheduler:
         self._retire(plan)
         return plan
 
+    def restart(self, sequences: Iterable[Sequence]) -> None:
+        """Let ``sequences``, all there are, wait and compute everything again.
+
+        Nothing in the blocks is relied on any more.
+        """
+        self.num_preemptions += len(self._running)
+        for sequence in self._running:
+            for block in sequence.block_table:
+                self._pool.free(block)
+        self._pool.forget_names()
+        self._running.clear()
+        self._waiting.clear()
+        for sequence in sequences:
+            sequence.restart()
+            self.add(sequence)
+
     def learn(self, work: StepWork, seconds: float) -> None:
         """Take note of how long a planned step has taken."""
         self._cost.learn(work, seconds)
@@ -233,7 +250,7 @@ class Scheduler:
 
     def _retire(self, plan: StepPlan) -> None:
         """Sequences whose last token is under way need neither place nor blocks any more."""
-        for sequence in plan.sampled:
+        for sequence in dict.fromkeys([*plan.sampled, *plan.scored]):
             if sequence.is_complete:
                 self.remove(sequence)
 

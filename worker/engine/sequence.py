@@ -2,6 +2,7 @@
 
 from shared.messages import FinishReason
 from worker.engine.interface import ScheduledSequence, Submit
+from worker.engine.logit_edits import editor
 
 _PLACEHOLDER_ID = 0
 
@@ -16,6 +17,7 @@ class Sequence:
     """
 
     def __init__(self, submit: Submit, arrival: int) -> None:
+        """Raises `InvalidRequest` where its first draw has no token to choose."""
         self.submit = submit
         self.priority = (submit.job_class == "batch", arrival)
         """Smaller is served first and preempted last."""
@@ -33,6 +35,10 @@ class Sequence:
         """Tokens of the prompt that need not be computed when it first began."""
         self.is_ended = False
         """Finished or cancelled: what is still on its way is dropped."""
+        self.num_scored = 0
+        """Tokens of the prompt, from the second one on, whose scores are known or on their way."""
+        self._num_scores_known = 0
+        self._editor = editor(submit)
         self._row = 0
 
     @property
@@ -40,9 +46,38 @@ class Sequence:
         return self.submit.job_class == "batch"
 
     @property
+    def is_drawn(self) -> bool:
+        """False where the prompt's scores are all that is wanted."""
+        return self.submit.max_tokens > 0
+
+    @property
+    def needs_last_token(self) -> bool:
+        """Whether its next draw can be planned only when the token before that is known."""
+        return self._editor is not None and self._editor.needs_last_token
+
+    @property
     def num_tokens(self) -> int:
-        """All tokens, the pending one included."""
-        return len(self.token_ids) + self.num_pending
+        """All tokens to compute, the pending one included; nothing follows a prompt's last one
+        that is only scored."""
+        return len(self.token_ids) + self.num_pending - (not self.is_drawn)
+
+    @property
+    def num_unscored(self) -> int:
+        """Tokens of the prompt whose scores are wanted still."""
+        if not self.submit.scores_prompt:
+            return 0
+        return len(self.submit.prompt_ids) - 1 - self.num_scored
+
+    @property
+    def has_prompt(self) -> bool:
+        """Whether its prompt is computed."""
+        return self.num_computed >= len(self.submit.prompt_ids)
+
+    @property
+    def num_cacheable(self) -> int:
+        """Its first tokens that need not be computed if their blocks are found: at least one is
+        left to compute, and nothing is scored without being computed."""
+        return self.num_scored if self.num_unscored else self.num_tokens - 1
 
     @property
     def num_uncomputed(self) -> int:
@@ -52,6 +87,8 @@ class Sequence:
     @property
     def is_complete(self) -> bool:
         """Whether its last token, by count, is known or on its way."""
+        if not self.is_drawn:
+            return not self.num_uncomputed
         return self.num_tokens >= self.max_len
 
     def take(self, num_tokens: int, row: int, block_size: int) -> ScheduledSequence:
@@ -65,7 +102,9 @@ class Sequence:
         is_pending = end > len(self.token_ids)
         if is_pending:
             token_ids.append(_PLACEHOLDER_ID)
-        is_sampled = end == self.num_tokens
+        is_sampled = end == self.num_tokens and self.is_drawn
+        position = end - len(self.submit.prompt_ids)
+        scored_ids = self._take_scored(start, end)
         share = ScheduledSequence(
             sequence_id=self.submit.sequence_id,
             start=start,
@@ -74,8 +113,11 @@ class Sequence:
             is_sampled=is_sampled,
             sampling=self.submit.sampling,
             seed=self.submit.seed,
-            position=end - len(self.submit.prompt_ids),
+            position=position,
             previous_row=self._row if is_pending else None,
+            edits=self._editor.edits(position) if self._editor and is_sampled else None,
+            scored_start=self.num_scored - len(scored_ids),
+            scored_ids=scored_ids,
         )
         self.num_computed = end
         if is_sampled:
@@ -83,10 +125,44 @@ class Sequence:
             self._row = row
         return share
 
+    def restart(self) -> None:
+        """Forget what was computed and what is pending: steps that were launched do not count."""
+        self.num_computed = self.num_pending = self.num_published = 0
+        self.num_scored = self._num_scores_known
+        self.block_table = []
+
+    def learn_scores(self, num_tokens: int) -> FinishReason | None:
+        """Learn the scores of the prompt's next tokens; returns why that is all, if it is."""
+        self._num_scores_known += num_tokens
+        is_last = self._num_scores_known == len(self.submit.prompt_ids) - 1
+        return "length" if is_last and not self.is_drawn else None
+
     def append(self, token_id: int) -> FinishReason | None:
         """Learn the oldest pending token; returns why it is the last one, if it is."""
         self.num_pending -= 1
         self.token_ids.append(token_id)
-        if token_id in self.submit.eos_ids and not self.submit.sampling.ignore_eos:
+        if self._is_end(token_id):
             return "stop"
+        if self._editor is not None:
+            self._editor.take(token_id)
+            if self._editor.is_complete:
+                return "stop"
         return "length" if len(self.token_ids) == self.max_len else None
+
+    def prepare(self) -> None:
+        """Make ready for the next draw. Raises `InvalidRequest` where there is no token for it."""
+        if self._editor is not None:
+            self._editor.prepare(len(self.token_ids) - len(self.submit.prompt_ids))
+
+    def _is_end(self, token_id: int) -> bool:
+        sampling = self.submit.sampling
+        is_eos = token_id in self.submit.eos_ids and not sampling.ignore_eos
+        return is_eos or token_id in sampling.stop_token_ids
+
+    def _take_scored(self, start: int, end: int) -> list[int]:
+        """The tokens of the prompt that computing ``start`` .. ``end`` - 1 scores."""
+        if not self.num_unscored or end <= self.num_scored:
+            return []
+        scored_ids = self.token_ids[self.num_scored + 1 : min(end + 1, len(self.submit.prompt_ids))]
+        self.num_scored += len(scored_ids)
+        return scored_ids

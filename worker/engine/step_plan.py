@@ -6,6 +6,9 @@ from worker.engine.interface import ScheduledSequence
 from worker.engine.sequence import Sequence
 from worker.engine.step_cost import StepWork
 
+MAX_SCORED_TOKENS = 256
+"""Tokens of prompts that one step scores: each takes a row of logits, 200 KB for 50,000 tokens."""
+
 
 @dataclass(slots=True)
 class StepPlan:
@@ -17,11 +20,25 @@ class StepPlan:
     sampled: list[Sequence] = field(default_factory=list)
     prompts: list[Sequence] = field(default_factory=list)
     """Sequences with more than one token in this step."""
+    scored: list[Sequence] = field(default_factory=list)
+    """Whose prompts are scored, in the order of the shares."""
+    num_scores_left: int = MAX_SCORED_TOKENS
     work: StepWork = field(default_factory=StepWork)
     has_streams: bool = False
     """Somebody waits for a token that this step decodes."""
     is_cut: bool = False
     """A prompt did not fit in whole."""
+
+    @property
+    def needs_result(self) -> bool:
+        """Whether the next step can only be planned when this one's tokens are known."""
+        return any(sequence.needs_last_token for sequence in self.sampled)
+
+    @property
+    def has_scores(self) -> bool:
+        return bool(self.scored) or any(
+            sequence.submit.sampling.logprobs is not None for sequence in self.sampled
+        )
 
     def add_decode(self, sequence: Sequence) -> None:
         """Compute the one token that the sequence lacks."""
@@ -31,6 +48,8 @@ class StepPlan:
     def add_prompt(self, sequence: Sequence, max_tokens: int) -> int:
         """Compute as much of the sequence as ``max_tokens`` allow; returns how many that are."""
         num_tokens = min(sequence.num_uncomputed, max_tokens)
+        if sequence.num_unscored:
+            num_tokens = min(num_tokens, self.num_scores_left)
         self.is_cut = self.is_cut or num_tokens < sequence.num_uncomputed
         if num_tokens:
             self.prompts.append(sequence)
@@ -42,5 +61,8 @@ class StepPlan:
         self.num_tokens_left -= num_tokens
         share = sequence.take(num_tokens, len(self.sampled), self.block_size)
         self.shares.append(share)
+        if share.scored_ids:
+            self.scored.append(sequence)
+            self.num_scores_left = max(0, self.num_scores_left - len(share.scored_ids))
         if share.is_sampled:
             self.sampled.append(sequence)

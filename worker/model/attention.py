@@ -13,19 +13,15 @@ def attend(
     kv_cache: KVCache,
     layer: int,
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
     *,
     scale: float,
     sliding_window: int | None = None,
 ) -> Tensor:
-    """Store this step's keys and values, then attend to all of each sequence's context.
+    """Attend to all of each sequence's context, this step's keys and values being stored already.
 
-    ``query`` is [num_tokens, num_heads, head_dim], ``key`` and ``value`` are [num_tokens,
-    num_kv_heads, head_dim], rotary positions already applied. Returns the shape of ``query``.
+    ``query`` is [num_tokens, num_heads, head_dim], rotary positions applied. Returns its shape.
     """
     key_cache, value_cache = kv_cache.layer(layer)
-    ops.store_kv(key, value, key_cache, value_cache, inputs.slots)
     return ops.paged_attention(
         query,
         key_cache,

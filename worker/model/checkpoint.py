@@ -26,13 +26,20 @@ class Checkpoint:
         for path in weight_files(directory):
             opened = _open(path)
             self._files.update(dict.fromkeys(opened.keys(), opened))
+        # What was saved without its head lacks the name of what the head was on.
+        self._prefix = "model." if "embed_tokens.weight" in self._files else ""
+        self._files = {f"{self._prefix}{name}": opened for name, opened in self._files.items()}
         self._unread = set(self._files)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the largest tensor. Raises `StartupError` unless it is a float of 16 or 32 bits."""
-        slices = [file.get_slice(name) for name, file in self._files.items()]
-        name = max(slices, key=lambda view: math.prod(view.get_shape())).get_dtype()
+        """Of the largest tensor but for words of packed bits.
+
+        Raises `StartupError` unless it is a float of 16 or 32 bits.
+        """
+        slices = [file.get_slice(self._stored(name)) for name, file in self._files.items()]
+        floats = [view for view in slices if view.get_dtype() != "I32"]
+        name = max(floats, key=lambda view: math.prod(view.get_shape())).get_dtype()
         if name not in _DTYPES:
             raise StartupError(f"weights of type {name} are not supported")
         return _DTYPES[name]
@@ -68,18 +75,22 @@ class Checkpoint:
 
         Raises `StartupError` where one is missing or has another shape.
         """
-        parts = [self._get(name) for name in names]
+        parts = [self.get(name) for name in names]
         have = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         if have != shape or any(part.shape[1:] != parts[0].shape[1:] for part in parts):
             raise StartupError(f"{names[0]} has shape {have}, config.json says {shape}")
         return parts
 
-    def _get(self, name: str) -> Tensor:
+    def get(self, name: str) -> Tensor:
+        """One tensor as it is stored. Raises `StartupError` where it is missing."""
         if name not in self._files:
             raise StartupError(f"the checkpoint has no tensor {name}")
         self._unread.discard(name)
-        tensor: Tensor = self._files[name].get_tensor(name)
+        tensor: Tensor = self._files[name].get_tensor(self._stored(name))
         return tensor
+
+    def _stored(self, name: str) -> str:
+        return name.removeprefix(self._prefix)
 
 
 def _open(path: Path) -> Any:

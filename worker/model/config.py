@@ -7,6 +7,8 @@ from typing import Any
 
 from shared.errors import StartupError
 
+_AWQ = {"bits": 4, "version": "gemm", "zero_point": True}
+"""The layout of AWQ that there is code for."""
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
@@ -24,6 +26,8 @@ class DecoderConfig:
     rms_norm_eps: float
     max_seq_len: int
     has_tied_embeddings: bool
+    is_awq: bool
+    """Whether the checkpoint holds its matrices in AutoAWQ's layout."""
     sliding_windows: tuple[int | None, ...]
     """The window of each layer; None where a layer sees the whole context."""
     rope: dict[str, Any]
@@ -34,7 +38,8 @@ def read_json_config(directory: Path) -> dict[str, Any]:
     """Read ``config.json``.
 
     Raises `StartupError` where there is none or none that is JSON, and where it says that the
-    weights are quantized: there is no code for such layouts, and as floats they would be noise.
+    weights are quantized, but for AWQ: there is no code for such layouts, and as floats they would
+    be noise.
     """
     try:
         config: dict[str, Any] = json.loads((directory / "config.json").read_bytes())
@@ -42,7 +47,7 @@ def read_json_config(directory: Path) -> dict[str, Any]:
         raise StartupError("the model's directory has no config.json") from None
     except ValueError as error:
         raise StartupError(f"the model's config.json is not JSON: {error}") from None
-    if method := _quantization(config):
+    if (method := _quantization(config)) and not (_is_awq(config) and is_native(config)):
         raise StartupError(
             f"the model's weights are quantized with {method}, which is not supported: take the "
             "model in its original precision, or as a GGUF file"
@@ -51,13 +56,19 @@ def read_json_config(directory: Path) -> dict[str, Any]:
 
 
 def _quantization(config: dict[str, Any]) -> str | None:
-    """The method's name, as gptq, awq, bitsandbytes or fp8; None for plain weights."""
+    """The method and its details, as awq (bits 3) or fp8; None for plain weights."""
     for holder in (config, config.get("text_config") or {}):
         found = holder.get("quantization_config") or holder.get("compression_config")
         if found:
             # bitsandbytes did not always name itself.
-            return str(found.get("quant_method") or "bitsandbytes")
+            method = str(found.get("quant_method") or "bitsandbytes")
+            odd = [f"{key} {found[key]}" for key in _AWQ if found.get(key, _AWQ[key]) != _AWQ[key]]
+            return f"{method} ({', '.join(odd)})" if method == "awq" and odd else method
     return None
+
+
+def _is_awq(config: dict[str, Any]) -> bool:
+    return "quantization_config" in config and _quantization(config) == "awq"
 
 
 def is_native(config: dict[str, Any]) -> bool:
@@ -85,6 +96,7 @@ def decoder_config(config: dict[str, Any]) -> DecoderConfig:
             rms_norm_eps=config["rms_norm_eps"],
             max_seq_len=config["max_position_embeddings"],
             has_tied_embeddings=config.get("tie_word_embeddings", False),
+            is_awq=_is_awq(config),
             sliding_windows=_sliding_windows(config),
             rope=_rope(config),
         )

@@ -7,25 +7,85 @@ that was freed too early, shared wrongly or never written changes the tokens tha
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from shared.stream import EMPTY_HASH, extend_hash
-from worker.engine.interface import ScheduledBatch, ScheduledSequence, StepHandle
+from worker.engine.interface import (
+    LogitEdits,
+    ScheduledBatch,
+    ScheduledSequence,
+    StepHandle,
+    StepScores,
+    TokenScore,
+)
 
 _MASK = (1 << 64) - 1
 
 
-def next_token(context: Iterable[int], seed: int, choice: int, position: int, vocab: int) -> int:
+def next_token(
+    context: Iterable[int],
+    seed: int,
+    choice: int,
+    position: int,
+    vocab: int,
+    edits: LogitEdits | None = None,
+) -> int:
     """What `EchoRunner` draws after ``context``, computed without any cache."""
-    return _draw(extend_hash(EMPTY_HASH, context), (seed, choice, position), vocab)
+    return _draw(extend_hash(EMPTY_HASH, context), (seed, choice, position), vocab, edits)
 
 
-def _draw(context_hash: int, key: tuple[int, int, int], vocab_size: int) -> int:
-    mixed = extend_hash(context_hash, key)
+def next_score(context: Iterable[int], token_id: int, depth: int, vocab: int) -> TokenScore:
+    """How it scores ``token_id`` behind ``context``, beside the ``depth`` most likely tokens."""
+    return _score(extend_hash(EMPTY_HASH, context), token_id, depth, vocab)
+
+
+def _draw(
+    context_hash: int, key: tuple[int, int, int], vocab_size: int, edits: LogitEdits | None
+) -> int:
+    """Every edit changes the token, and what may not be drawn gives way to the next that may."""
+    mixed = _mix(extend_hash(context_hash, key if edits is None else (*key, *_marks(edits))))
+    first = mixed % vocab_size
+    if edits is None:
+        return first
+    ids = chain(range(first, vocab_size), range(first))
+    return next(token_id for token_id in ids if _is_open(edits, token_id))
+
+
+def _score(context_hash: int, token_id: int, depth: int, vocab_size: int) -> TokenScore:
+    first = _mix(context_hash) % vocab_size
+    top_ids = [(first + k) % vocab_size for k in range(depth)]
+    place = (token_id - first) % vocab_size
+    return TokenScore(_logprob(place), top_ids, [_logprob(k) for k in range(depth)])
+
+
+def _logprob(place: int) -> float:
+    return -(1 + place) / 8
+
+
+def _marks(edits: LogitEdits) -> Iterable[int]:
+    for token_id, bias in edits.biases.items():
+        yield from (token_id, _fixed(bias))
+    if edits.penalties is not None:
+        token_ids, subtracted, repetition = edits.penalties
+        yield from (*token_ids, *map(_fixed, subtracted), _fixed(repetition))
+
+
+def _fixed(value: float) -> int:
+    return round(value * 256) & _MASK
+
+
+def _is_open(edits: LogitEdits, token_id: int) -> bool:
+    if token_id in edits.banned_ids:
+        return False
+    return edits.mask is None or bool(edits.mask[token_id // 8] >> token_id % 8 & 1)
+
+
+def _mix(state: int) -> int:
     # The low bits of FNV-1a depend on the low bits of its input alone; the finalizer of MurmurHash3
     # spreads the high ones over them.
-    mixed = ((mixed ^ (mixed >> 33)) * 0xFF51AFD7ED558CCD) & _MASK
-    return (mixed ^ (mixed >> 33)) % vocab_size
+    state = ((state ^ (state >> 33)) * 0xFF51AFD7ED558CCD) & _MASK
+    return state ^ (state >> 33)
 
 
 class _Slot(NamedTuple):
@@ -39,7 +99,11 @@ class _Slot(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class _EchoHandle:
     token_ids: list[int]
+    step_scores: StepScores
     done_at: float
+
+    def scores(self) -> StepScores:
+        return self.step_scores
 
     def result(self) -> list[int]:
         # A sleep of 0 lets other threads run, as the wait for a device does.
@@ -78,33 +142,57 @@ class EchoRunner:
     def launch(self, batch: ScheduledBatch) -> StepHandle:
         if self._is_thorough:
             self._check_writes(batch)
-        token_ids = [
-            token_id
-            for sequence in batch.sequences
-            if (token_id := self._compute(sequence)) is not None
+        hashes = [self._write(sequence) for sequence in batch.sequences]
+        token_ids: list[int] = []
+        drawn: dict[int, TokenScore] = {}
+        for sequence, sequence_hashes in zip(batch.sequences, hashes, strict=True):
+            if sequence.is_sampled:
+                token_id = self._draw(sequence, sequence_hashes[-1])
+                if (depth := sequence.sampling.logprobs) is not None:
+                    drawn[len(token_ids)] = self._score(sequence_hashes[-1], token_id, depth)
+                token_ids.append(token_id)
+        prompts = [
+            self._score_prompt(sequence, sequence_hashes)
+            for sequence, sequence_hashes in zip(batch.sequences, hashes, strict=True)
+            if sequence.scored_ids
         ]
         self._previous = token_ids
         self._done_at = max(self._done_at, time.monotonic()) + self._step_s
-        return _EchoHandle(token_ids, self._done_at)
+        return _EchoHandle(token_ids, StepScores(drawn, prompts), self._done_at)
 
     def close(self) -> None:
         """Nothing to release."""
 
-    def _compute(self, sequence: ScheduledSequence) -> int | None:
-        """Write the sequence's new slots; returns its next token if one is wanted."""
+    def _write(self, sequence: ScheduledSequence) -> list[int]:
+        """Write the sequence's new slots; returns the hash of its context up to each of them."""
         end = sequence.start + sequence.num_tokens
         if not sequence.token_ids:
             raise ValueError(f"{sequence.sequence_id} has no tokens in this step")
         if end > self.max_seq_len or len(sequence.block_table) != -(-end // self.block_size):
             raise ValueError(f"{len(sequence.block_table)} blocks for a context of {end} tokens")
-        context_hash = self._read_context(sequence)
+        hashes = [self._read_context(sequence)]
         for at, token_id in enumerate(self._token_ids(sequence), sequence.start):
-            context_hash = extend_hash(context_hash, (token_id,))
-            self._slots[self._slot(sequence, at)] = _Slot(token_id, context_hash)
-        if not sequence.is_sampled:
-            return None
+            hashes.append(extend_hash(hashes[-1], (token_id,)))
+            self._slots[self._slot(sequence, at)] = _Slot(token_id, hashes[-1])
+        return hashes[1:]
+
+    def _draw(self, sequence: ScheduledSequence, context_hash: int) -> int:
         key = (sequence.seed, sequence.sequence_id.choice, sequence.position)
-        return _draw(context_hash, key, self.vocab_size)
+        return _draw(context_hash, key, self.vocab_size, sequence.edits)
+
+    def _score(self, context_hash: int, token_id: int, depth: int) -> TokenScore:
+        return _score(context_hash, token_id, depth, self.vocab_size)
+
+    def _score_prompt(self, sequence: ScheduledSequence, hashes: list[int]) -> list[TokenScore]:
+        first = sequence.scored_start - sequence.start
+        last = first + len(sequence.scored_ids)
+        if first < 0 or last > len(hashes):
+            raise ValueError(f"{sequence.sequence_id}: scores of tokens that are not computed")
+        depth = sequence.sampling.prompt_logprobs or 0
+        return [
+            self._score(context_hash, token_id, depth)
+            for context_hash, token_id in zip(hashes[first:last], sequence.scored_ids, strict=True)
+        ]
 
     def _token_ids(self, sequence: ScheduledSequence) -> list[int]:
         token_ids = list(sequence.token_ids)

@@ -5,6 +5,7 @@ positions is all such a model needs. `worker.model.probe` proves that at load, f
 or refuses it by name.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,16 @@ from worker.model.probe import AttentionShape
 
 
 def load(
-    directory: Path, *, dtype: torch.dtype, device: torch.device, ops: Ops
+    directory: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    ops: Callable[[AttentionShape], Ops],
 ) -> "ForeignDecoder":
     """Load any causal LM of transformers from safetensors; no code of the checkpoint is run.
 
-    Raises `StartupError` where weights are missing or the model does what our attention cannot.
+    ``ops`` chooses the operations once the model's heads are known. Raises `StartupError` where
+    weights are missing or the model does what our attention cannot.
     """
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     library: Any = transformers
@@ -60,10 +66,10 @@ def load(
 class ForeignDecoder:
     """A `Decoder` around a transformers model. Raises `StartupError` if its probe fails."""
 
-    def __init__(self, model: Any, ops: Ops) -> None:
+    def __init__(self, model: Any, ops: Callable[[AttentionShape], Ops]) -> None:
         self._model = model
-        self._ops = ops
         self._shape = probe.examine(model)
+        self._ops = ops(self._shape)
 
     @property
     def num_layers(self) -> int:
@@ -116,13 +122,16 @@ class PagedAttention:
     def __call__(self, module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
         index: int = module.layer_idx
         layer = self.shape.layers[index]
-        packed = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        query, key, value = (
+            tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value)
+        )
+        self.ops.store_kv(key, value, *self.kv_cache.layer(index), self.inputs.slots)
         return attend(
             self.ops,
             self.inputs,
             self.kv_cache,
             index,
-            *packed,
+            query,
             scale=layer.scale,
             sliding_window=layer.sliding_window,
         )[None]

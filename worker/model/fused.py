@@ -5,23 +5,23 @@ import logging
 import torch
 from torch import Tensor
 
-from kernels.native.build import Unavailable
 from kernels.native.decoder import PackedDecoder, PackedLayer, PackedModel
 from kernels.native.library import Library, library
 from kernels.native.memory import commit_behind
 from kernels.native.packed import PackedWeight, pack
-from kernels.native.paged_attention import HEAD_STEP, MAX_HEAD_DIM
 from kernels.quantized import Matrix
+from worker.model.awq import AwqWeight
 from worker.model.config import DecoderConfig
 from worker.model.interface import ForwardInputs
 from worker.model.kv_cache import KVCache
-from worker.model.rope_table import rope_table
-from worker.model.weights import DecoderWeights, LayerWeights, Linear
+from worker.model.llama import LlamaFamily
+from worker.model.provision import native_obstacle
+from worker.model.weights import LayerWeights, Linear, WeightReader
 
 logger = logging.getLogger(__name__)
 
 
-class FusedDecoder:
+class FusedDecoder(LlamaFamily):
     """A `Decoder` of the Llama family.
 
     Activations are float32 throughout. A token's logits do not depend on what else is in the step
@@ -31,39 +31,21 @@ class FusedDecoder:
     def __init__(
         self,
         config: DecoderConfig,
-        weights: DecoderWeights[Matrix],
+        weights: WeightReader,
         max_seq_len: int,
         *,
         dtype: torch.dtype,
         num_threads: int,
     ) -> None:
-        """``dtype`` is the cache's: float32 or bfloat16. Raises `StartupError` as its twin does."""
-        self._config = config
+        """Pack the weights as they are read, so that no more than one layer is held twice.
+
+        ``dtype`` is the cache's: float32 or bfloat16. Raises `StartupError` as `WeightReader` does.
+        """
+        super().__init__(config, max_seq_len)
         self._dtype = dtype
-        self._rope_table = rope_table(config.rope, config.head_dim, max_seq_len)
         packing = _Packing(library(), num_threads)
         model = packing.model(config, weights, self._rope_table)
         self._decoder = PackedDecoder(library(), model, num_threads)
-
-    @property
-    def num_layers(self) -> int:
-        return self._config.num_layers
-
-    @property
-    def num_kv_heads(self) -> int:
-        return self._config.num_kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self._config.head_dim
-
-    @property
-    def vocab_size(self) -> int:
-        return self._config.vocab_size
-
-    @property
-    def max_seq_len(self) -> int:
-        return self._rope_table.shape[0]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -98,49 +80,39 @@ class FusedDecoder:
 
 def why_not(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> str | None:
     """What keeps `FusedDecoder` from computing this model; None if nothing does."""
-    if device.type != "cpu":
-        return f"the native kernels run on the CPU, not on {device.type}"
-    if dtype not in (torch.float32, torch.bfloat16):
-        return f"the native kernels know float32 and bfloat16, not {str(dtype)[6:]}"
-    if config.head_dim % HEAD_STEP or config.head_dim > MAX_HEAD_DIM:
-        return f"the native kernels have no head_dim of {config.head_dim}"
     if config.hidden_size % 2 or config.intermediate_size % 2:
         return "the native kernels need even sizes"
-    try:
-        library()
-    except Unavailable as error:
-        return f"the native kernels are not available: {error}"
-    return None
+    return native_obstacle(config.head_dim, dtype, device)
 
 
 class _Packing:
-    """Packs weights; `weights` is not kept."""
+    """Packs weights and keeps nothing else of them."""
 
     def __init__(self, native: Library, num_threads: int) -> None:
         self._library = native
         self._num_threads = num_threads
 
-    def model(
-        self, config: DecoderConfig, weights: DecoderWeights[Matrix], table: Tensor
-    ) -> PackedModel:
-        embedding = self._pack(weights.embedding)
-        is_tied = weights.lm_head is weights.embedding
+    def model(self, config: DecoderConfig, weights: WeightReader, table: Tensor) -> PackedModel:
+        embedding = self._pack(weights.embedding())
+        lm_head = embedding if weights.is_tied else self._pack(weights.lm_head())
         layers = [
             self._layer(layer, window)
-            for layer, window in zip(weights.layers, config.sliding_windows, strict=True)
+            for layer, window in zip(weights.layers(), config.sliding_windows, strict=True)
         ]
+        norm = weights.norm()
+        weights.check_complete()
         return PackedModel(
             layers=layers,
             embedding=embedding,
-            norm=weights.norm.float(),
-            lm_head=embedding if is_tied else self._pack(weights.lm_head),
+            norm=norm.float(),
+            lm_head=lm_head,
             rope_table=table,
             num_heads=config.num_heads,
             eps=config.rms_norm_eps,
             scale=config.head_dim**-0.5,
         )
 
-    def _layer(self, layer: LayerWeights[Matrix], window: int | None) -> PackedLayer:
+    def _layer(self, layer: LayerWeights[Matrix | AwqWeight], window: int | None) -> PackedLayer:
         return PackedLayer(
             input_norm=layer.input_norm.float(),
             qkv=self._linear(layer.qkv),
@@ -153,7 +125,8 @@ class _Packing:
             sliding_window=window,
         )
 
-    def _linear(self, linear: Linear[Matrix]) -> PackedWeight:
+    def _linear(self, linear: Linear[Matrix | AwqWeight]) -> PackedWeight:
+        assert not isinstance(linear.weight, AwqWeight), "for the CPU, AWQ is read as floats"
         return self._pack(linear.weight, linear.bias)
 
     def _pack(self, matrix: Matrix, bias: Tensor | None = None) -> PackedWeight:

@@ -1,8 +1,8 @@
 """Turns a scheduled batch into the tensors of one step, prepared on the host."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -11,30 +11,82 @@ from torch import Tensor
 
 from worker.engine.interface import ScheduledBatch, ScheduledSequence
 from worker.model.draws import uniform
+from worker.model.edits import EditInputs, edit_arrays
 from worker.model.interface import ForwardInputs
 from worker.model.sampler import SamplingInputs
-from worker.model.transfer import transfer
+from worker.model.scores import ScoreInputs, ScorePlan
+from worker.model.transfer import Packed
 
 _Arrays: TypeAlias = dict[str, NDArray[Any]]
+_Inputs = TypeVar("_Inputs", SamplingInputs, EditInputs, ScoreInputs)
+
+NO_SLOT = -1
+"""Of a token whose key and value are written nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Everything that one step reads."""
+    """Everything that one step reads, on the device."""
 
     forward: ForwardInputs
+    """Where ``HostStep.graph_size`` is set, padded to so many sequences."""
     sampling: SamplingInputs | None
     """None where all rows are greedy."""
+    edits: EditInputs | None
+    """None where all logits are drawn from as they are."""
+    scores: ScoreInputs | None
+    """None where nobody asks for logprobs."""
     carried_tokens: Tensor
     """[num_carried] int64: where ``forward.token_ids`` lacks tokens that the last step drew."""
     carried_rows: Tensor
     """[num_carried] int64: their rows in the last step's result."""
 
 
-def build_inputs(batch: ScheduledBatch, block_size: int, device: torch.device) -> StepInputs:
-    """Lay a batch out, single tokens first, and move it to ``device`` in one copy.
+@dataclass(frozen=True, slots=True)
+class HostStep:
+    """One step, laid out on the host."""
 
-    Raises `ValueError` where the batch is empty, or a sequence has no tokens or too few blocks.
+    packed: Packed
+    num_decodes: int
+    max_query_len: int
+    num_sampled: int
+    num_previous: int
+    """Rows that the last step's result must have."""
+    score_plan: ScorePlan
+    graph_size: int | None = None
+    """The sequences that it was padded to; None where it was not."""
+
+    def send(self) -> StepInputs:
+        """Move it to the device in one copy, without waiting for that."""
+        tensors = self.packed.send()
+        sampling = _taken(SamplingInputs, tensors)
+        edits = _taken(EditInputs, tensors)
+        scores = _taken(ScoreInputs, tensors)
+        carried = [tensors.pop(name) for name in ("carried_tokens", "carried_rows")]
+        forward = ForwardInputs(
+            **tensors, num_decodes=self.num_decodes, max_query_len=self.max_query_len
+        )
+        return StepInputs(forward, sampling, edits, scores, *carried)
+
+
+def _taken(kind: type[_Inputs], tensors: dict[str, Tensor]) -> _Inputs | None:
+    """One of the groups of tensors, where the step has it."""
+    names = [field.name for field in fields(kind)]
+    return kind(**{name: tensors.pop(name) for name in names}) if names[0] in tensors else None
+
+
+def lay_out(
+    batch: ScheduledBatch,
+    block_size: int,
+    device: torch.device,
+    graph_size: Callable[[int], int | None] = lambda num_seqs: None,
+) -> HostStep:
+    """Lay a batch out on its way to ``device``, single tokens first.
+
+    Where each sequence has a single token and is sampled, ``graph_size`` says to how many sequences
+    the step is padded, if it is: with sequences of one token that is written nowhere, in a context
+    of one. Raises `ValueError` where the batch is empty, or a sequence has no tokens or too few
+    blocks.
     """
     if not batch.sequences:
         raise ValueError("a batch without sequences")
@@ -43,29 +95,28 @@ def build_inputs(batch: ScheduledBatch, block_size: int, device: torch.device) -
     num_decodes = sum(sequence.num_tokens == 1 for sequence in batch.sequences)
     packed = sorted(batch.sequences, key=lambda sequence: sequence.num_tokens > 1)
     query_lens = np.array([sequence.num_tokens for sequence in packed])
-    sampling = _sampling_arrays([s for s in batch.sequences if s.is_sampled])
-    tensors = transfer(
-        _token_arrays(packed, query_lens, block_size)
-        | _row_arrays(batch.sequences, query_lens, num_decodes)
-        | sampling,
-        device,
+    sampled = [sequence for sequence in batch.sequences if sequence.is_sampled]
+    scored = [sequence for sequence in batch.sequences if sequence.scored_ids]
+    is_decode = num_decodes == len(sampled) == len(packed) and not scored
+    size = graph_size(num_decodes) if is_decode else None
+    tokens = _token_arrays(packed, query_lens, block_size)
+    rows = _row_arrays(batch.sequences, query_lens, num_decodes)
+    plan = ScorePlan(sampled, scored)
+    draws = _sampling_arrays(sampled) | edit_arrays(sampled) | plan.arrays()
+    return HostStep(
+        packed=Packed((tokens if size is None else _padded(tokens, size)) | rows | draws, device),
+        num_decodes=size or num_decodes,
+        max_query_len=int(query_lens.max()),
+        num_sampled=len(sampled),
+        num_previous=int(rows["carried_rows"].max(initial=-1)) + 1,
+        score_plan=plan,
+        graph_size=size,
     )
-    return StepInputs(
-        forward=ForwardInputs(
-            token_ids=tensors["token_ids"],
-            positions=tensors["positions"],
-            slots=tensors["slots"],
-            query_starts=tensors["query_starts"],
-            context_lens=tensors["context_lens"],
-            block_tables=tensors["block_tables"],
-            sampled_rows=tensors["sampled_rows"],
-            num_decodes=num_decodes,
-            max_query_len=int(query_lens.max()),
-        ),
-        sampling=SamplingInputs(**{name: tensors[name] for name in sampling}) if sampling else None,
-        carried_tokens=tensors["carried_tokens"],
-        carried_rows=tensors["carried_rows"],
-    )
+
+
+def build_inputs(batch: ScheduledBatch, block_size: int, device: torch.device) -> StepInputs:
+    """Lay a batch out and move it to ``device``. Raises like `lay_out`."""
+    return lay_out(batch, block_size, device).send()
 
 
 def _check(sequence: ScheduledSequence, block_size: int) -> None:
@@ -101,16 +152,37 @@ def _token_arrays(
     }
 
 
+def _padded(decodes: _Arrays, size: int) -> _Arrays:
+    """The arrays of sequences with a token each, made up to ``size`` sequences."""
+    missing = size - len(decodes["token_ids"])
+    by_token = {"token_ids": 0, "positions": 0, "slots": NO_SLOT, "context_lens": 1}
+    padded = {
+        name: np.pad(decodes[name], (0, missing), constant_values=value)
+        for name, value in by_token.items()
+    }
+    return padded | {
+        "query_starts": np.arange(size + 1, dtype=np.int32),
+        "block_tables": np.pad(decodes["block_tables"], ((0, missing), (0, 0))),
+    }
+
+
 def _row_arrays(
     sequences: Sequence[ScheduledSequence], query_lens: NDArray[Any], num_decodes: int
 ) -> _Arrays:
-    """Find the last tokens: those to sample, in the batch's order, and those yet to come."""
+    """Find the tokens to sample and behind them those that score the next one of a prompt, in the
+    batch's order, and the last tokens that are yet to come."""
     is_chunk = np.array([sequence.num_tokens > 1 for sequence in sequences])
     place = np.where(is_chunk, num_decodes + is_chunk.cumsum(), (~is_chunk).cumsum()) - 1
     last_token = query_lens.cumsum()[place] - 1
     carried = [i for i, s in enumerate(sequences) if s.previous_row is not None]
+    scoring = [
+        last_token[i] + 1 - s.num_tokens + s.scored_start - s.start + np.arange(len(s.scored_ids))
+        for i, s in enumerate(sequences)
+        if s.scored_ids
+    ]
+    sampled = last_token[[s.is_sampled for s in sequences]]
     return {
-        "sampled_rows": last_token[[s.is_sampled for s in sequences]],
+        "sampled_rows": np.concatenate([sampled, *scoring]),
         "carried_tokens": last_token[np.array(carried, np.int64)],
         "carried_rows": np.array([sequences[i].previous_row for i in carried], np.int64),
     }
@@ -121,12 +193,15 @@ def _sampling_arrays(sampled: Sequence[ScheduledSequence]) -> _Arrays:
     if all(sequence.sampling.temperature == 0 for sequence in sampled):
         return {}
     params = [sequence.sampling for sequence in sampled]
-    is_filtered = [p.temperature > 0 and (p.top_k > 0 or p.top_p < 1) for p in params]
+    is_filtered = [
+        p.temperature > 0 and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0) for p in params
+    ]
     uniforms = [uniform(s.seed, s.sequence_id.choice, s.position) for s in sampled]
     return {
         "temperatures": np.array([p.temperature for p in params], np.float32),
         "top_ks": np.array([p.top_k for p in params], np.int64),
         "top_ps": np.array([p.top_p for p in params], np.float32),
+        "min_ps": np.array([p.min_p for p in params], np.float32),
         "uniforms": np.array(uniforms, np.float32),
         "filtered_rows": np.flatnonzero(is_filtered),
     }

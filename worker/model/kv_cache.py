@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from kernels.native.memory import allocate
 from shared.errors import StartupError
 
-_SHARE = {"cpu": 0.15, "cuda": 0.85}
+_CPU_SHARE = 0.15
 """Of the memory that is free once the weights are loaded; activations need the rest."""
 
 
@@ -78,32 +79,30 @@ class KVCache:
 
 def num_blocks_for(
     block: BlockShape,
-    device: torch.device,
     *,
     kv_cache_bytes: int | None,
+    free_bytes: Callable[[], int],
     max_num_seqs: int,
     max_seq_len: int,
 ) -> int:
     """How many blocks to allocate: what ``kv_cache_bytes`` holds.
 
-    Without it a share of the free memory, but no more than ``max_num_seqs`` sequences of
+    Without it what ``free_bytes`` leaves, but no more than ``max_num_seqs`` sequences of
     ``max_seq_len`` tokens can fill. Raises `StartupError` where not one block fits.
     """
     if kv_cache_bytes is not None:
         num_blocks = kv_cache_bytes // block.num_bytes
     else:
         most = max_num_seqs * math.ceil(max_seq_len / block.block_size)
-        share = _free_bytes(device) * _SHARE[device.type]
-        num_blocks = min(most, int(share) // block.num_bytes)
+        num_blocks = min(most, free_bytes() // block.num_bytes)
     if num_blocks < 1:
         raise StartupError(f"the KV cache holds no block: one takes {block.num_bytes} bytes")
     return num_blocks
 
 
-def _free_bytes(device: torch.device) -> float:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return min(_available_bytes(), container_free_bytes())
+def cpu_bytes() -> int:
+    """What a cache may take of the machine's memory, or of the container's."""
+    return int(min(_available_bytes(), container_free_bytes()) * _CPU_SHARE)
 
 
 def _available_bytes() -> int:

@@ -1,10 +1,12 @@
 """From a model's directory to a runner that is ready to compute."""
 
 import hashlib
-import logging
 import os
+from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import get_args
 
 import torch
 
@@ -13,14 +15,13 @@ from kernels.quantized import QuantFormat
 from shared.errors import StartupError
 from worker.model import fused
 from worker.model.checkpoint import Checkpoint, weight_files
-from worker.model.config import decoder_config, is_native, read_json_config
+from worker.model.config import DecoderConfig, decoder_config, is_native, read_json_config
 from worker.model.decoder import NativeDecoder
 from worker.model.interface import Decoder
-from worker.model.kv_cache import BlockShape, KVCache, num_blocks_for
-from worker.model.runner import TorchRunner
-from worker.model.weights import read_weights
-
-logger = logging.getLogger(__name__)
+from worker.model.provision import can_be_native, foreign_ops, provider_on
+from worker.model.runner import TorchRunner, use_device
+from worker.model.start import DEFAULT_LIMITS, RunnerLimits, can_record, start_runner
+from worker.model.weights import WeightReader, read_weights
 
 _SAMPLES = 64
 _SAMPLE_BYTES = 4096
@@ -28,69 +29,43 @@ _SAMPLE_BYTES = 4096
 
 def load_runner(
     directory: Path,
+    limits: RunnerLimits = DEFAULT_LIMITS,
     *,
     dtype: str = "auto",
     weight_format: str = "auto",
     kernels: str = "auto",
+    is_batch_invariant: bool = False,
     device: str = "auto",
-    block_size: int = 16,
-    max_num_seqs: int = 64,
-    max_num_batched_tokens: int = 512,
-    max_seq_len: int | None = None,
-    kv_cache_bytes: int | None = None,
     compute_threads: int | None = None,
 ) -> TorchRunner:
     """Load config.json and safetensors from ``directory`` and allocate the KV cache.
 
     ``dtype`` is auto (as the weights are stored), float32, bfloat16 or float16; ``weight_format``
-    is auto (that same type), q8_0, q4_0 or q4_1; ``kernels`` is auto (native where they can compute
-    this model), native or reference; ``device`` is auto, cpu, cuda or cuda:N. Without
-    ``kv_cache_bytes`` the cache takes a share of the free memory, but no more than ``max_num_seqs``
-    sequences of ``max_seq_len`` can fill. Without ``max_seq_len`` a sequence may be as long as the
-    model and the cache allow. No code of the checkpoint is run. Raises `StartupError` saying what
-    cannot work.
+    is auto (that same type), q8_0, q4_0 or q4_1; ``kernels`` is auto (Triton's on a GPU, native on
+    the CPU where they can compute this model), triton, native or reference; ``device`` is auto,
+    cpu, cuda or cuda:N. ``is_batch_invariant`` has a GPU compute each token the same whatever else
+    is in the step, which the CPU's kernels do anyway. No code of the checkpoint is run. Raises
+    `StartupError` saying what cannot work.
     """
     refuse_foreign_kernels()
+    chosen = _device(device)
+    use_device(chosen)
     num_threads = compute_threads or len(os.sched_getaffinity(0))
     decoder = load_decoder(
         directory,
         dtype=dtype,
         weight_format=weight_format,
         kernels=kernels,
-        device=_device(device),
-        max_seq_len=max_seq_len,
+        is_batch_invariant=is_batch_invariant,
+        device=chosen,
+        block_size=limits.block_size,
+        max_seq_len=limits.max_seq_len,
         num_threads=num_threads,
     )
-    longest = max_seq_len or decoder.max_seq_len
-    if longest > decoder.max_seq_len:
-        raise StartupError(f"max_seq_len is {longest}, the model's is {decoder.max_seq_len}")
-    block = BlockShape(
-        decoder.num_layers, block_size, decoder.num_kv_heads, decoder.head_dim, decoder.dtype
-    )
-    num_blocks = num_blocks_for(
-        block,
-        decoder.device,
-        kv_cache_bytes=kv_cache_bytes,
-        max_num_seqs=max_num_seqs,
-        max_seq_len=longest,
-    )
-    num_slots = num_blocks * block_size
-    if max_seq_len is not None and max_seq_len > num_slots:
-        raise StartupError(f"max_seq_len is {max_seq_len}, the KV cache holds {num_slots} tokens")
-    kv_cache = KVCache.allocate(block, num_blocks, decoder.device)
-    if isinstance(decoder, fused.FusedDecoder):
-        decoder.commit(kv_cache)
-        # What is left to torch is short, and its threads would be in the way of the decoder's.
-        torch.set_num_threads(1)
-    else:
-        torch.set_num_threads(num_threads)
-    return TorchRunner(
-        decoder,
-        kv_cache,
-        load_ops(),
-        max_seq_len=min(longest, num_slots),
-        max_num_batched_tokens=max_num_batched_tokens,
-    )
+    # What a fused decoder leaves to torch is short, and torch's threads would be in its way.
+    torch.set_num_threads(1 if isinstance(decoder, fused.FusedDecoder) else num_threads)
+    ops = load_ops(provider_on(chosen, kernels), is_batch_invariant=is_batch_invariant)
+    return start_runner(decoder, ops, limits, has_graphs=can_record(decoder, kernels))
 
 
 def load_decoder(
@@ -99,7 +74,9 @@ def load_decoder(
     dtype: str = "auto",
     weight_format: str = "auto",
     kernels: str = "auto",
+    is_batch_invariant: bool = False,
     device: torch.device,
+    block_size: int = 16,
     max_seq_len: int | None = None,
     num_threads: int = 1,
 ) -> Decoder:
@@ -110,34 +87,72 @@ def load_decoder(
     config = read_json_config(directory)
     checkpoint = Checkpoint(directory)
     wanted = checkpoint.dtype if dtype == "auto" else _dtype(dtype)
-    if not is_native(config):
-        if weight_format != "auto":
-            raise StartupError(
-                f"weight_format {weight_format}: only the Llama family has packed weights"
-            )
-        # transformers takes seconds to import and no native family needs it.
-        from worker.model import foreign
-
-        return foreign.load(directory, dtype=wanted, device=device, ops=load_ops())
-    native = decoder_config(config)
-    longest = min(max_seq_len or native.max_seq_len, native.max_seq_len)
     packed = _quant_format(weight_format)
-    if packed is not None and dtype == "auto":
-        wanted = torch.bfloat16
-    is_fused = kernels != "reference" and _is_fused(kernels, fused.why_not(native, wanted, device))
-    vectors = torch.float32 if is_fused else wanted
-    weights = read_weights(checkpoint, native, packed or wanted, device, vector_dtype=vectors)
+    if is_native(config):
+        native = decoder_config(config)
+        return _native_decoder(
+            native,
+            checkpoint,
+            _Compute(kernels, is_batch_invariant, device, num_threads),
+            torch.bfloat16 if packed is not None and dtype == "auto" else wanted,
+            packed,
+            min(max_seq_len or native.max_seq_len, native.max_seq_len),
+        )
+    if packed is not None:
+        raise StartupError(
+            f"weight_format {weight_format}: only the Llama family has packed weights"
+        )
+    # transformers takes seconds to import and no native family needs it.
+    from worker.model import foreign
+
+    choose = partial(
+        foreign_ops, kernels, device, block_size=block_size, is_batch_invariant=is_batch_invariant
+    )
+    return foreign.load(
+        directory,
+        dtype=wanted,
+        device=device,
+        ops=lambda shape: choose(shape.dtype, head_dim=shape.head_dim),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Compute:
+    """Who computes, and where."""
+
+    kernels: str
+    is_batch_invariant: bool
+    device: torch.device
+    num_threads: int
+
+
+def _native_decoder(
+    config: DecoderConfig,
+    checkpoint: Checkpoint,
+    compute: _Compute,
+    dtype: torch.dtype,
+    packed: QuantFormat | None,
+    max_seq_len: int,
+) -> Decoder:
+    """A decoder of the Llama family; ``packed`` is its weights' format if not ``dtype``."""
+    provider = provider_on(compute.device, compute.kernels)
+    is_fused = provider == "reference" and can_be_native(
+        compute.kernels, partial(fused.why_not, config, dtype, compute.device)
+    )
+    weights = WeightReader(
+        checkpoint,
+        config,
+        packed or dtype,
+        compute.device,
+        vector_dtype=torch.float32 if is_fused else dtype,
+        awq_stays=provider == "triton",
+    )
     if is_fused:
-        return fused.FusedDecoder(native, weights, longest, dtype=wanted, num_threads=num_threads)
-    return NativeDecoder(native, weights.dequantized(wanted), load_ops(), longest)
-
-
-def _is_fused(kernels: str, obstacle: str | None) -> bool:
-    if kernels == "native" and obstacle is not None:
-        raise StartupError(obstacle)
-    if obstacle is not None:
-        logger.warning("reference kernels", extra={"reason": obstacle})
-    return obstacle is None
+        return fused.FusedDecoder(
+            config, weights, max_seq_len, dtype=dtype, num_threads=compute.num_threads
+        )
+    ops = load_ops(provider, is_batch_invariant=compute.is_batch_invariant)
+    return NativeDecoder(config, read_weights(weights).dequantized(dtype), ops, max_seq_len)
 
 
 def fingerprint(directory: Path, weight_format: str = "auto") -> str:
@@ -179,10 +194,10 @@ def refuse_foreign_kernels() -> None:
 
 
 def _quant_format(name: str) -> QuantFormat | None:
-    known: dict[str, QuantFormat] = {"q8_0": "q8_0", "q4_0": "q4_0", "q4_1": "q4_1"}
+    known: tuple[QuantFormat, ...] = get_args(QuantFormat)
     if name != "auto" and name not in known:
         raise StartupError(f"weight_format {name!r} is not one of auto, {', '.join(known)}")
-    return known.get(name)
+    return next((one for one in known if one == name), None)
 
 
 def _dtype(name: str) -> torch.dtype:

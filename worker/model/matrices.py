@@ -14,6 +14,7 @@ from kernels.quantized import (
     quantize,
 )
 from shared.errors import StartupError
+from worker.model.awq import AwqMatrices, AwqWeight
 from worker.model.checkpoint import Checkpoint
 from worker.model.gguf_weights import GgufWeights
 
@@ -27,7 +28,7 @@ class MatrixReader(Protocol):
         """Embedding or output projection, [vocab_size, hidden_size]."""
         ...
 
-    def linear(self, names: list[str], shape: tuple[int, int]) -> Matrix:
+    def linear(self, names: list[str], shape: tuple[int, int]) -> Matrix | AwqWeight:
         """The named tensors one below the other, [outputs of all, inputs]."""
         ...
 
@@ -37,11 +38,22 @@ def matrix_reader(
     head_dim: int,
     weight_format: torch.dtype | QuantFormat,
     device: torch.device,
+    *,
+    is_awq: bool = False,
+    awq_stays: bool = False,
 ) -> MatrixReader:
-    """A dtype reads matrices as plain tensors, a quantized format packs them."""
-    if isinstance(weight_format, torch.dtype):
-        return FloatMatrices(checkpoint, weight_format, device)
-    return PackedMatrices(checkpoint, head_dim, weight_format, device)
+    """A dtype reads matrices as plain tensors, a quantized format packs them.
+
+    Those of an AWQ checkpoint become plain tensors, too, unless ``awq_stays``. Raises
+    `StartupError` where they would have to be packed again.
+    """
+    if not isinstance(weight_format, torch.dtype):
+        if is_awq:
+            raise StartupError(f"weight_format {weight_format}: the checkpoint is packed as AWQ")
+        return PackedMatrices(checkpoint, head_dim, weight_format, device)
+    if is_awq:
+        return AwqMatrices(checkpoint, weight_format, device, stay_packed=awq_stays)
+    return FloatMatrices(checkpoint, weight_format, device)
 
 
 class FloatMatrices:

@@ -1,30 +1,55 @@
 """Runs steps of a decoder on a thread of its own, in order."""
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from kernels.providers import Ops
-from worker.engine.interface import ScheduledBatch
-from worker.model.inputs import StepInputs, build_inputs
+from worker.engine.interface import ScheduledBatch, StepFailed, StepScores
+from worker.model.graphs import DecodeGraphs
+from worker.model.inputs import HostStep, lay_out
 from worker.model.interface import Decoder
 from worker.model.kv_cache import KVCache
 from worker.model.sampler import sample
+from worker.model.scores import RowScores, ScorePlan, score
+
+_Work = TypeVar("_Work")
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What a step leaves, on the host once ``copied`` has happened."""
+
+    token_ids: Tensor
+    scores: RowScores | None
+    copied: torch.Event | None
 
 
 class TorchStep:
     """A `StepHandle`: the token ids are on the host once the device has come so far."""
 
-    def __init__(self, step: "Future[tuple[Tensor, torch.Event | None]]") -> None:
+    def __init__(self, step: "Future[_Result]", score_plan: ScorePlan) -> None:
         self._step = step
+        self._score_plan = score_plan
 
     def result(self) -> list[int]:
-        token_ids, copied = self._step.result()
-        if copied is not None:
-            copied.synchronize()
-        drawn: list[int] = token_ids.tolist()
+        drawn: list[int] = self._wait().token_ids.tolist()
         return drawn
+
+    def scores(self) -> StepScores:
+        scores = self._wait().scores
+        return StepScores({}, ()) if scores is None else self._score_plan.told(scores)
+
+    def _wait(self) -> _Result:
+        result = self._step.result()
+        if result.copied is not None:
+            result.copied.synchronize()
+        return result
 
 
 class TorchRunner:
@@ -43,14 +68,27 @@ class TorchRunner:
         *,
         max_seq_len: int,
         max_num_batched_tokens: int,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
+        """``graphs`` compute the steps that they were recorded for."""
         self._decoder = decoder
         self._kv_cache = kv_cache
         self._ops = ops
         self._max_seq_len = max_seq_len
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._last_drawn = torch.empty(0, dtype=torch.int64, device=decoder.device)
-        self._compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
+        self._graphs = graphs
+        self._drawn = torch.empty(max_num_batched_tokens, dtype=torch.int64, device=decoder.device)
+        self._num_drawn = 0
+        self._compute = ThreadPoolExecutor(
+            max_workers=1,
+            thread_name_prefix="compute",
+            initializer=use_device,
+            initargs=(decoder.device,),
+        )
+
+    @property
+    def decoder(self) -> Decoder:
+        return self._decoder
 
     @property
     def num_blocks(self) -> int:
@@ -72,30 +110,66 @@ class TorchRunner:
         """Start a step. Raises `ValueError` where the batch does not keep to the limits."""
         if batch.num_tokens > self._max_num_batched_tokens:
             raise ValueError(f"{batch.num_tokens} tokens, at most {self._max_num_batched_tokens}")
-        inputs = build_inputs(batch, self.block_size, self._decoder.device)
-        return TorchStep(self._compute.submit(self._step, inputs))
+        step = lay_out(batch, self.block_size, self._decoder.device, self._graph_size)
+        return TorchStep(self._compute.submit(self._run, step), step.score_plan)
+
+    def submit(self, work: Callable[[], _Work]) -> "Future[_Work]":
+        """Have ``work`` done on the compute thread, between steps."""
+        return self._compute.submit(work)
 
     def close(self) -> None:
         """Wait for the steps that were launched; another launch raises `RuntimeError`."""
         self._compute.shutdown()
 
+    def _graph_size(self, num_seqs: int) -> int | None:
+        return None if self._graphs is None else self._graphs.size_for(num_seqs)
+
+    def _run(self, step: HostStep) -> _Result:
+        with suppress(torch.OutOfMemoryError):
+            return self._step(step)
+        # Only here, behind the error, are the step's tensors gone and can their memory be freed.
+        torch.cuda.empty_cache()
+        raise StepFailed("the device has no memory for this step")
+
     @torch.inference_mode()
-    def _step(self, inputs: StepInputs) -> tuple[Tensor, torch.Event | None]:
-        carried = self._last_drawn[inputs.carried_rows]
-        inputs.forward.token_ids[inputs.carried_tokens] = carried
+    def _step(self, step: HostStep) -> _Result:
+        if step.num_previous > self._num_drawn:
+            raise StepFailed("the step before this one failed")
         # Should this step fail, the next one finds nothing to go on with and fails too.
-        self._last_drawn = self._last_drawn[:0]
-        logits = self._decoder.forward(inputs.forward, self._kv_cache)
-        self._last_drawn = sample(self._ops, logits, inputs.sampling)
-        return _to_host(self._last_drawn)
+        self._num_drawn = 0
+        inputs = step.send()
+        inputs.forward.token_ids[inputs.carried_tokens] = self._drawn[inputs.carried_rows]
+        if step.graph_size is None or self._graphs is None:
+            logits = self._decoder.forward(inputs.forward, self._kv_cache)
+        else:
+            logits = self._graphs.logits(inputs.forward)[: step.num_sampled]
+        # A copy: edits are written over the logits.
+        scored = None if inputs.scores is None else logits[inputs.scores.score_rows]
+        drawn = sample(self._ops, logits[: step.num_sampled], inputs.sampling, inputs.edits)
+        self._drawn[: step.num_sampled] = drawn
+        self._num_drawn = step.num_sampled
+        if scored is None or inputs.scores is None:
+            return _to_host(drawn)
+        return _to_host(drawn, score(scored, inputs.scores, drawn, step.score_plan.depth))
 
 
-def _to_host(token_ids: Tensor) -> tuple[Tensor, torch.Event | None]:
-    """Copy without waiting; the event, where there is one, says when the copy is done."""
-    if token_ids.device.type == "cpu":
-        return token_ids, None
-    there = torch.empty_like(token_ids, device="cpu", pin_memory=True)
-    there.copy_(token_ids, non_blocking=True)
+def use_device(device: torch.device) -> None:
+    """Let the calling thread launch its kernels there."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def _to_host(drawn: Tensor, scores: RowScores | None = None) -> _Result:
+    """Copy without waiting."""
+    if drawn.device.type == "cpu":
+        return _Result(drawn, scores, None)
+    there = _pinned(drawn)
+    scores = None if scores is None else RowScores(*map(_pinned, scores))
     copied = torch.Event("cuda")
     copied.record()
-    return there, copied
+    return _Result(there, scores, copied)
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    there = torch.empty_like(tensor, device="cpu", pin_memory=True)
+    return there.copy_(tensor, non_blocking=True)

@@ -1,5 +1,6 @@
 """Moves many small arrays to a device in a single copy."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,27 +16,43 @@ _DTYPES = {
 }
 
 
-def transfer(arrays: dict[str, NDArray[Any]], device: torch.device) -> dict[str, Tensor]:
-    """Return the arrays, int64, int32 or float32, as tensors on ``device``, under their names.
-
-    Does not wait for the copy: work of the same stream that follows sees it done.
-    """
-    starts = []
-    size = 0
-    for array in arrays.values():
-        starts.append(size)
-        size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-    # Pinned memory comes from torch's cache, which waits for copies that still read it.
-    host = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    writable = host.numpy()
-    for start, array in zip(starts, arrays.values(), strict=True):
-        writable[start : start + array.nbytes] = np.ascontiguousarray(array).view(np.uint8).ravel()
-    there = host.to(device, non_blocking=True)
-    return {
-        name: _view(there[start : start + array.nbytes], array)
-        for start, (name, array) in zip(starts, arrays.items(), strict=True)
-    }
+@dataclass(frozen=True, slots=True)
+class _Place:
+    start: int
+    num_bytes: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
 
 
-def _view(data: Tensor, array: NDArray[Any]) -> Tensor:
-    return data.view(_DTYPES[array.dtype]).view(array.shape)
+class Packed:
+    """Arrays behind one another in host memory, ready for the one copy."""
+
+    def __init__(self, arrays: dict[str, NDArray[Any]], device: torch.device) -> None:
+        """Lay out ``arrays``, each int64, int32 or float32, on their way to ``device``."""
+        self._device = device
+        self._places: dict[str, _Place] = {}
+        size = 0
+        for name, array in arrays.items():
+            self._places[name] = _Place(size, array.nbytes, _DTYPES[array.dtype], array.shape)
+            size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+        # Pinned memory comes from torch's cache, a ring that grows with the copies under way: it
+        # gives none away again before the copy that reads it is done.
+        self._host = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        writable = self._host.numpy()
+        for array, place in zip(arrays.values(), self._places.values(), strict=True):
+            flat = np.ascontiguousarray(array).view(np.uint8).ravel()
+            writable[place.start : place.start + place.num_bytes] = flat
+
+    def send(self) -> dict[str, Tensor]:
+        """The arrays as tensors on the device, under their names.
+
+        Does not wait for the copy: work of the same stream that follows sees it done. On the CPU
+        nothing is copied.
+        """
+        there = self._host.to(self._device, non_blocking=True)
+        return {
+            name: there[place.start : place.start + place.num_bytes]
+            .view(place.dtype)
+            .view(place.shape)
+            for name, place in self._places.items()
+        }

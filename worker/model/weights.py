@@ -1,6 +1,7 @@
 """The weights of a native decoder, fused as it multiplies with them."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -9,16 +10,19 @@ from torch import Tensor
 
 from kernels.quantized import Matrix, QuantFormat, QuantizedWeight, dequantize
 from shared.errors import StartupError
+from worker.model.awq import AwqWeight
 from worker.model.checkpoint import Checkpoint
 from worker.model.config import DecoderConfig
-from worker.model.matrices import MatrixReader, matrix_reader
+from worker.model.matrices import matrix_reader
 
 _WITHOUT_EFFECT = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 """Stored by old versions of transformers; follows from the configuration."""
 
 
-M_co = TypeVar("M_co", bound=Matrix, covariant=True)
-"""What matrices are: Tensor once `DecoderWeights.dequantized` has been through them."""
+M_co = TypeVar("M_co", bound=Matrix | AwqWeight, covariant=True)
+"""What the matrices of a layer are."""
+T_co = TypeVar("T_co", bound=Matrix, covariant=True)
+"""What tables are: Tensor once `DecoderWeights.dequantized` has been through them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +48,16 @@ class LayerWeights(Generic[M_co]):
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderWeights(Generic[M_co]):
+class DecoderWeights(Generic[T_co]):
     """``embedding`` and ``lm_head`` are [vocab_size, hidden_size], and the same where tied."""
 
-    embedding: M_co
-    layers: tuple[LayerWeights[M_co], ...]
+    embedding: T_co
+    layers: tuple[LayerWeights[T_co | AwqWeight], ...]
     norm: Tensor
-    lm_head: M_co
+    lm_head: T_co
 
     def dequantized(self, dtype: torch.dtype) -> "DecoderWeights[Tensor]":
-        """Everything as plain tensors of one type, for those who compute with nothing else."""
+        """Everything but AWQ's matrices as plain tensors of one type."""
         embedding = _dense(self.embedding, dtype)
         is_tied = self.lm_head is self.embedding
         return DecoderWeights(
@@ -64,58 +68,74 @@ class DecoderWeights(Generic[M_co]):
         )
 
 
-def read_weights(
-    checkpoint: Checkpoint,
-    config: DecoderConfig,
-    weight_format: torch.dtype | QuantFormat,
-    device: torch.device,
-    *,
-    vector_dtype: torch.dtype | None = None,
-) -> DecoderWeights[Matrix]:
-    """Read every tensor of the checkpoint, its matrices by `matrix_reader`.
+class WeightReader:
+    """Reads the weights of a checkpoint part by part; keeps nothing of them.
 
-    ``vector_dtype`` is that of norms and biases: without it the matrices', float32 for packed ones.
-    Raises `StartupError` where a tensor is missing, has the wrong shape, cannot be packed or has no
-    place in this model: one that is left out would change the model without a word.
+    Raises `StartupError` where a tensor is missing, has the wrong shape or cannot be packed.
     """
-    matrices = matrix_reader(checkpoint, config.head_dim, weight_format, device)
-    vectors = weight_format if isinstance(weight_format, torch.dtype) else torch.float32
-    weights = _Reader(checkpoint, config, matrices, vector_dtype or vectors, device).read()
-    left = [name for name in checkpoint.unread if not _WITHOUT_EFFECT.fullmatch(name)]
-    if left:
-        raise StartupError(f"{len(left)} tensors have no place in the model, {left[0]} first")
-    return weights
 
-
-class _Reader:
     def __init__(
         self,
         checkpoint: Checkpoint,
         config: DecoderConfig,
-        matrices: MatrixReader,
-        vector_dtype: torch.dtype,
+        weight_format: torch.dtype | QuantFormat,
         device: torch.device,
+        *,
+        vector_dtype: torch.dtype | None = None,
+        awq_stays: bool = False,
     ) -> None:
+        """Matrices are read by `matrix_reader`.
+
+        ``vector_dtype`` is that of norms and biases: without it the matrices', float32 for packed
+        ones.
+        """
+        vectors = weight_format if isinstance(weight_format, torch.dtype) else torch.float32
         self._checkpoint = checkpoint
         self._config = config
-        self._matrices = matrices
-        self._vector_dtype = vector_dtype
+        self._matrices = matrix_reader(
+            checkpoint,
+            config.head_dim,
+            weight_format,
+            device,
+            is_awq=config.is_awq,
+            awq_stays=awq_stays,
+        )
+        self._vector_dtype = vector_dtype or vectors
         self._device = device
 
-    def read(self) -> DecoderWeights[Matrix]:
-        config = self._config
-        table = (config.vocab_size, config.hidden_size)
-        embedding = self._matrices.table("model.embed_tokens.weight", table)
-        if config.has_tied_embeddings:
-            self._checkpoint.skip("lm_head.weight")
-            lm_head = embedding
-        else:
-            lm_head = self._matrices.table("lm_head.weight", table)
-        layers = tuple(self._layer(f"model.layers.{i}.") for i in range(config.num_layers))
-        norm = self._vector(["model.norm.weight"], config.hidden_size)
-        return DecoderWeights(embedding, layers, norm, lm_head)
+    @property
+    def is_tied(self) -> bool:
+        """Whether the embedding is the output projection too."""
+        return self._config.has_tied_embeddings
 
-    def _layer(self, layer: str) -> LayerWeights[Matrix]:
+    def embedding(self) -> Matrix:
+        """[vocab_size, hidden_size]."""
+        if self.is_tied:
+            self._checkpoint.skip("lm_head.weight")
+        return self._table("model.embed_tokens.weight")
+
+    def lm_head(self) -> Matrix:
+        """[vocab_size, hidden_size], where it is not tied."""
+        return self._table("lm_head.weight")
+
+    def layers(self) -> Iterator[LayerWeights[Matrix | AwqWeight]]:
+        """One layer after another."""
+        return (self._layer(f"model.layers.{i}.") for i in range(self._config.num_layers))
+
+    def norm(self) -> Tensor:
+        return self._vector(["model.norm.weight"], self._config.hidden_size)
+
+    def check_complete(self) -> None:
+        """Raise `StartupError` where a tensor has no place in this model and was left out, which
+        would change the model without a word."""
+        left = [name for name in self._checkpoint.unread if not _WITHOUT_EFFECT.fullmatch(name)]
+        if left:
+            raise StartupError(f"{len(left)} tensors have no place in the model, {left[0]} first")
+
+    def _table(self, name: str) -> Matrix:
+        return self._matrices.table(name, (self._config.vocab_size, self._config.hidden_size))
+
+    def _layer(self, layer: str) -> LayerWeights[Matrix | AwqWeight]:
         config = self._config
         hidden = config.hidden_size
         attended = config.num_heads * config.head_dim
@@ -136,7 +156,7 @@ class _Reader:
 
     def _linear(
         self, module: str, names: tuple[str, ...], outputs: int, inputs: int
-    ) -> Linear[Matrix]:
+    ) -> Linear[Matrix | AwqWeight]:
         weights = [f"{module}{name}.weight" for name in names]
         return Linear(
             self._matrices.linear(weights, (outputs, inputs)),
@@ -151,7 +171,22 @@ class _Reader:
         return self._checkpoint.read(names, (size,), self._vector_dtype, self._device)
 
 
-def _dense_layer(layer: LayerWeights[Matrix], dtype: torch.dtype) -> LayerWeights[Tensor]:
+def read_weights(reader: WeightReader) -> DecoderWeights[Matrix]:
+    """Read everything. Raises `StartupError` as the reader does."""
+    embedding = reader.embedding()
+    weights = DecoderWeights(
+        embedding=embedding,
+        layers=tuple(reader.layers()),
+        norm=reader.norm(),
+        lm_head=embedding if reader.is_tied else reader.lm_head(),
+    )
+    reader.check_complete()
+    return weights
+
+
+def _dense_layer(
+    layer: LayerWeights[Matrix | AwqWeight], dtype: torch.dtype
+) -> LayerWeights[Tensor | AwqWeight]:
     return LayerWeights(
         input_norm=layer.input_norm.to(dtype),
         qkv=_dense_linear(layer.qkv, dtype),
@@ -164,9 +199,14 @@ def _dense_layer(layer: LayerWeights[Matrix], dtype: torch.dtype) -> LayerWeight
     )
 
 
-def _dense_linear(linear: Linear[Matrix], dtype: torch.dtype) -> Linear[Tensor]:
-    bias = None if linear.bias is None else linear.bias.to(dtype)
-    return Linear(_dense(linear.weight, dtype), bias)
+def _dense_linear(
+    linear: Linear[Matrix | AwqWeight], dtype: torch.dtype
+) -> Linear[Tensor | AwqWeight]:
+    weight, bias = linear.weight, linear.bias
+    return Linear(
+        weight if isinstance(weight, AwqWeight) else _dense(weight, dtype),
+        None if bias is None else bias.to(dtype),
+    )
 
 
 def _dense(matrix: Matrix, dtype: torch.dtype) -> Tensor:

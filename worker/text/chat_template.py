@@ -1,7 +1,7 @@
 """A model's chat template, rendered as transformers renders it."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -12,7 +12,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from shared.errors import InvalidRequest, StartupError
-from shared.messages import ChatMessage
+from shared.messages import ChatMessage, ChatPrompt, Tool, ToolCall
 
 # What a template of correct syntax can raise over messages that it was not written for.
 _RENDER_ERRORS = (
@@ -24,6 +24,9 @@ _RENDER_ERRORS = (
     TypeError,
     ValueError,
 )
+
+
+_END = "<warren-the-final-message-ends-here>"
 
 
 class ChatTemplate:
@@ -39,26 +42,77 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise StartupError(f"the model's chat template is wrong: {error}") from error
         self._special_tokens = dict(special_tokens)
+        self.source = source
 
-    def render(self, messages: Sequence[ChatMessage]) -> str:
-        """The prompt, up to where the answer begins. Raises `InvalidRequest`."""
+    def render(self, prompt: ChatPrompt) -> str:
+        """The prompt, up to where the answer begins or goes on. Raises `InvalidRequest`."""
+        messages = [_message(message) for message in prompt.messages]
+        if prompt.continue_final_message:
+            messages[-1]["content"] += _END
+        text = self._render(messages, prompt)
+        return _up_to_end(text) if prompt.continue_final_message else text
+
+    def _render(self, messages: list[dict[str, Any]], prompt: ChatPrompt) -> str:
+        variables = {
+            **self._special_tokens,
+            **prompt.template_kwargs,
+            "messages": messages,
+            "tools": [_tool(tool) for tool in prompt.tools] or None,
+            "add_generation_prompt": (
+                prompt.add_generation_prompt and not prompt.continue_final_message
+            ),
+        }
         try:
-            return self._template.render(
-                messages=[_to_dict(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._special_tokens,
-            )
+            return self._template.render({"documents": None, **variables})
         except _RENDER_ERRORS as error:
             raise InvalidRequest(
                 f"The model's chat template refuses these messages: {error}", param="messages"
             ) from error
 
 
-def _to_dict(message: ChatMessage) -> dict[str, str]:
-    fields = {"role": message.role, "content": message.content}
-    return fields if message.name is None else fields | {"name": message.name}
+def _up_to_end(text: str) -> str:
+    """What is before the mark at the end of the final message."""
+    before, mark, _ = text.rpartition(_END)
+    if not mark:
+        raise InvalidRequest(
+            "The model's chat template leaves the final message out: it cannot be continued.",
+            param="messages",
+        )
+    return before
+
+
+def _message(message: ChatMessage) -> dict[str, Any]:
+    """As transformers' templates expect it; what is absent has no key."""
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        fields["name"] = message.name
+    if message.tool_calls:
+        fields["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        fields["tool_call_id"] = message.tool_call_id
+    if message.reasoning_content is not None:
+        fields["reasoning_content"] = message.reasoning_content
+    return fields
+
+
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    # Templates write the arguments out as JSON themselves.
+    try:
+        arguments = json.loads(call.arguments)
+    except ValueError:
+        arguments = call.arguments
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": arguments},
+    }
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    return {"type": "function", "function": function | {"parameters": tool.parameters}}
 
 
 class _GenerationTag(Extension):

@@ -1,8 +1,8 @@
 """Token ids to text, one token at a time.
 
-The pieces that `push` and `flush` return, joined, are exactly ``tokenizer.decode(token_ids)`` with
-special tokens skipped. tokenizers' own ``DecodeStream`` will not do: it raises where a run of byte
-tokens turns out not to be text, and takes quadratic time until bytes become text (0.23).
+The pieces that `push` and `flush` return, joined, are exactly ``tokenizer.decode(token_ids)``.
+tokenizers' own ``DecodeStream`` will not do: it raises where a run of byte tokens turns out not to
+be text, and takes quadratic time until bytes become text (0.23).
 """
 
 import codecs
@@ -31,13 +31,17 @@ DetokenizerFactory: TypeAlias = Callable[[], Detokenizer]
 
 
 def detokenizer_factory(
-    tokenizer: tokenizers.Tokenizer, decoder: Mapping[str, Any] | None
+    tokenizer: tokenizers.Tokenizer,
+    decoder: Mapping[str, Any] | None,
+    *,
+    skips_special: bool = True,
 ) -> DetokenizerFactory:
     """Choose how to detokenize; ``decoder`` is that entry of tokenizer.json.
 
-    Raises `StartupError` for a decoder whose text cannot be told before the last token.
+    Special tokens have no text where ``skips_special``. Raises `StartupError` for a decoder whose
+    text cannot be told before the last token.
     """
-    pieces = _Pieces(tokenizer)
+    pieces = _Pieces(tokenizer, skips_special=skips_special)
     steps = _steps(decoder)
     names = [step["type"] for step in steps]
     if names == ["ByteLevel"]:
@@ -48,6 +52,16 @@ def detokenizer_factory(
     decode = " ".join if decoder is None else tokenizer.decoder.decode
     has_bytes = "ByteFallback" in names
     return lambda: PieceDetokenizer(pieces, decode, has_bytes=has_bytes)
+
+
+def token_bytes_of(
+    tokenizer: tokenizers.Tokenizer, decoder: Mapping[str, Any] | None
+) -> Mapping[int, bytes]:
+    """What each token adds to a text that it does not begin, special ones included."""
+    pieces = _Pieces(tokenizer, skips_special=False)
+    if [step["type"] for step in _steps(decoder)] == ["ByteLevel"]:
+        return _ByteLevelTable(pieces)
+    return _PieceBytes(pieces, " ".join if decoder is None else tokenizer.decoder.decode)
 
 
 class ByteLevelDetokenizer:
@@ -104,17 +118,17 @@ class PieceDetokenizer:
 
 
 class _Pieces(dict[int, str]):
-    """Token id to vocabulary entry; empty for special tokens and ids that nothing stands for."""
+    """Token id to vocabulary entry; empty for what is skipped and ids that nothing stands for."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, *, skips_special: bool) -> None:
         super().__init__()
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder().values()
-        self._special = {token.content for token in added if token.special}
+        self._skipped = {token.content for token in added if token.special and skips_special}
 
     def __missing__(self, token_id: int) -> str:
         piece = self._tokenizer.id_to_token(token_id) or ""
-        self[token_id] = "" if piece in self._special else piece
+        self[token_id] = "" if piece in self._skipped else piece
         return self[token_id]
 
 
@@ -131,6 +145,24 @@ class _ByteLevelTable(dict[int, bytes]):
             self[token_id] = bytes(_BYTE_OF_CHAR[char] for char in piece)
         except KeyError:  # an added token that is written as it is
             self[token_id] = piece.encode()
+        return self[token_id]
+
+
+class _PieceBytes(dict[int, bytes]):
+    """Token id to bytes."""
+
+    def __init__(self, pieces: _Pieces, decode: Callable[[Sequence[str]], str]) -> None:
+        super().__init__()
+        self._pieces = pieces
+        self._decode = decode
+
+    def __missing__(self, token_id: int) -> bytes:
+        piece = self._pieces[token_id]
+        if _BYTE_PIECE.fullmatch(piece):
+            self[token_id] = bytes.fromhex(piece[3:-1])
+        else:
+            # Behind another piece: the first one of a text loses its space.
+            self[token_id] = self._decode(["a", piece]).removeprefix("a").encode()
         return self[token_id]
 
 

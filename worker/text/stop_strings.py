@@ -4,21 +4,22 @@ from collections.abc import Sequence
 
 
 class StopFinder:
-    """Passes text on up to the first stop string, which it swallows.
+    """Passes text on up to the first stop string, which it swallows unless told to include it.
 
     The first stop string is the one whose last character comes first; of several that end there,
     the longest. Held back is exactly the longest end of the text that may still become a stop
     string, so what is passed on does not depend on how the text is cut.
     """
 
-    def __init__(self, stop: Sequence[str]) -> None:
+    def __init__(self, stop: Sequence[str], *, includes_stop: bool = False) -> None:
         self.met: str | None = None
         """The stop string that ended the text."""
         self._matchers = [_Matcher(string) for string in stop]
         self._held = ""
+        self._includes_stop = includes_stop
 
     def push(self, text: str) -> str:
-        """The text that is now known to lie before any stop string."""
+        """The text that is now known to lie before any stop string, or within one to include."""
         if self.met is not None:
             return ""
         if not self._matchers:
@@ -28,7 +29,7 @@ class StopFinder:
             ended = [matcher.stop for matcher in self._matchers if matcher.advance(char)]
             if ended:
                 self.met = max(ended, key=len)
-                return pending[: end - len(self.met)]
+                return pending[: end if self._includes_stop else end - len(self.met)]
         num_safe = len(pending) - max(matcher.num_matched for matcher in self._matchers)
         self._held = pending[num_safe:]
         return pending[:num_safe]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import tokenizers
 from shared.errors import InvalidRequest, StartupError
 from shared.messages import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from worker.text.chat_template import ChatTemplate
-from worker.text.detokenizer import DetokenizerFactory, detokenizer_factory
+from worker.text.detokenizer import detokenizer_factory, token_bytes_of
 from worker.text.stop_strings import StopFinder
 from worker.text.stream import TextStream
 
@@ -21,18 +22,21 @@ class Tokenizer:
     def __init__(
         self,
         encoder: tokenizers.Tokenizer,
-        detokenizer: DetokenizerFactory,
+        decoder: Mapping[str, Any] | None,
         template: ChatTemplate | None,
         *,
         vocab_size: int,
         eos_ids: frozenset[int],
     ) -> None:
+        """``decoder`` is that entry of tokenizer.json."""
         self.vocab_size = vocab_size
         """Ids of the model's vocabulary; a larger id in a prompt is refused."""
         self.eos_ids = eos_ids
+        self.template = template
         self._encoder = encoder
-        self._detokenizer = detokenizer
-        self._template = template
+        self._detokenizer = detokenizer_factory(encoder, decoder)
+        self._literal = detokenizer_factory(encoder, decoder, skips_special=False)
+        self._token_bytes = token_bytes_of(encoder, decoder)
 
     @classmethod
     def load(cls, directory: Path) -> "Tokenizer":
@@ -56,7 +60,7 @@ class Tokenizer:
         special_tokens = _special_tokens(tokenizer_config)
         return cls(
             encoder,
-            detokenizer_factory(encoder, json.loads(source).get("decoder")),
+            json.loads(source).get("decoder"),
             _template(directory, tokenizer_config, special_tokens),
             vocab_size=config.get("vocab_size") or encoder.get_vocab_size(),
             eos_ids=_id_set(generation_config.get("eos_token_id"))
@@ -77,20 +81,53 @@ class Tokenizer:
             )
         return token_ids
 
-    def text_stream(self, stop: Sequence[str] = ()) -> TextStream:
+    @cached_property
+    def source(self) -> str:
+        """The tokenizer as JSON."""
+        return self._encoder.to_str()
+
+    @property
+    def num_mask_bytes(self) -> int:
+        """Of a mask with a bit for each token, in whole int32."""
+        return -(-self.vocab_size // 32) * 4
+
+    def has_entry(self, entry: str) -> bool:
+        """Whether this is one token, as it stands in the vocabulary."""
+        return self._encoder.token_to_id(entry) is not None
+
+    def entry(self, token_id: int) -> str:
+        """A token as it stands in the vocabulary; empty where nothing does."""
+        return self._encoder.id_to_token(token_id) or ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to a text that it does not begin; special ones are written out."""
+        return self._token_bytes[token_id]
+
+    def encode_text(self, text: str) -> list[int]:
+        """The tokens of a piece of text, without special ones around it."""
+        return self._encoder.encode(text, add_special_tokens=False).ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+        detokenizer = self._literal()
+        return "".join(map(detokenizer.push, token_ids)) + detokenizer.flush()
+
+    def text_stream(
+        self, stop: Sequence[str] = (), *, includes_stop: bool = False, skips_special: bool = True
+    ) -> TextStream:
         """A new choice's text."""
-        return TextStream(self._detokenizer(), StopFinder(stop))
+        detokenizer = self._detokenizer() if skips_special else self._literal()
+        return TextStream(detokenizer, StopFinder(stop, includes_stop=includes_stop))
 
     def _encode(self, prompt: Prompt) -> list[int]:
         match prompt:
-            case ChatPrompt(messages=messages):
-                if self._template is None:
+            case ChatPrompt():
+                if self.template is None:
                     raise InvalidRequest("The model has no chat template.", param="messages")
                 # The template writes the special tokens itself.
-                text = self._template.render(messages)
-                return self._encoder.encode(text, add_special_tokens=False).ids
-            case TextPrompt(text=text):
-                return self._encoder.encode(text).ids
+                return self.encode_text(self.template.render(prompt))
+            case TextPrompt(text=text, add_special_tokens=add_special_tokens):
+                return self._encoder.encode(text, add_special_tokens=add_special_tokens).ids
             case TokenPrompt(token_ids=token_ids):
                 return list(token_ids)
 

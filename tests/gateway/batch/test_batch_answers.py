@@ -16,10 +16,11 @@ def test_the_usage_sums_over_the_choices() -> None:
         )
         for num_prompt_tokens, num_cached_tokens in ((20, 16), (40, 32))
     )
-    line = BatchLine("row", "POST", "/v1/completions", msgspec.Raw(b"{}"))
+    body = msgspec.Raw(b'{"model": "m", "prompt": ["x", "y"]}')
+    line = BatchLine("row", "POST", "/v1/completions", body)
     completed = Completed(request_id="r", choices=tuple(choices))
 
-    answer = msgspec.json.decode(output_line(line, "m", "r", completed, created_at=0.0))
+    answer = msgspec.json.decode(output_line(line, line.job("r", 0.0), completed))
 
     assert answer["response"]["body"]["usage"] == {
         "prompt_tokens": 60,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from worker.engine.engine import Engine
-from worker.engine.interface import ScheduledBatch, SequenceId, Submit
+from worker.engine.interface import ScheduledBatch, SequenceId, StepScores, Submit
 from worker.engine.scheduler import SchedulerLimits
 from worker.engine.step_cost import StepWork
 
@@ -63,6 +63,9 @@ class _Step:
     def result(self) -> list[int]:
         self.device.now = max(self.device.now, self.done_at)
         return self.token_ids
+
+    def scores(self) -> StepScores:
+        return StepScores({}, ())
 
 
 @dataclass

@@ -1,5 +1,5 @@
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 from threading import Event, Thread
@@ -15,8 +15,14 @@ from tests.support.engine import (
     new_submit,
 )
 from worker.engine.driver import EngineThread
-from worker.engine.engine import Engine
-from worker.engine.interface import Cancel, ModelRunner, ScheduledBatch, StepHandle, StepOutput
+from worker.engine.engine import Engine, Output
+from worker.engine.interface import (
+    Cancel,
+    ModelRunner,
+    ScheduledBatch,
+    SequenceFailed,
+    StepHandle,
+)
 from worker.engine.scheduler import SchedulerLimits
 from worker.model.echo import EchoRunner
 
@@ -27,12 +33,13 @@ class Listener:
     """What an engine thread said."""
 
     def __init__(self) -> None:
-        self.outputs: SimpleQueue[list[StepOutput]] = SimpleQueue()
+        self.outputs: SimpleQueue[Sequence[Output]] = SimpleQueue()
+        self.failed: SimpleQueue[list[SequenceFailed]] = SimpleQueue()
         self.failures: SimpleQueue[BaseException] = SimpleQueue()
 
-    def hear_ends(self, num_ends: int) -> list[StepOutput]:
+    def hear_ends(self, num_ends: int) -> list[Output]:
         """All outputs up to the given number of finished sequences."""
-        outputs: list[StepOutput] = []
+        outputs: list[Output] = []
         while sum(output.finish_reason is not None for output in outputs) < num_ends:
             outputs += self.outputs.get(timeout=PATIENCE_S)
         return outputs
@@ -46,7 +53,7 @@ def echo_runner(step_s: float = 0.0) -> EchoRunner:
 def running(runner: ModelRunner) -> Iterator[tuple[EngineThread, Listener]]:
     listener = Listener()
     engine = Engine(runner, SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=64))
-    thread = EngineThread(engine, listener.outputs.put, listener.failures.put)
+    thread = EngineThread(engine, listener.outputs.put, listener.failed.put, listener.failures.put)
     thread.start()
     try:
         yield thread, listener

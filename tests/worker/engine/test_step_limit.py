@@ -142,7 +142,7 @@ def test_prompts_that_are_cut_by_time_yield_what_they_yield_alone(seed: int) -> 
         for k in range(12)
     ]
 
-    outputs = engine.step(submits)
+    outputs = [*engine.step(submits)]
     while engine.has_work:
         engine.check_invariants()
         outputs += engine.step()

@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from kernels.providers import load_ops
+from kernels.providers import Provider, load_ops
 from shared.errors import StartupError
 from worker.model import foreign
 from worker.model.foreign import ForeignDecoder
@@ -109,9 +109,10 @@ def tiny_model(model_type: str, **sizes: Any) -> Any:
     return model.eval()
 
 
-def load(directory: Path) -> ForeignDecoder:
+def load(directory: Path, provider: Provider = "reference") -> ForeignDecoder:
+    cpu = torch.device("cpu")
     return foreign.load(
-        directory, dtype=torch.float32, device=torch.device("cpu"), ops=load_ops("reference")
+        directory, dtype=torch.float32, device=cpu, ops=lambda shape: load_ops(provider)
     )
 
 
@@ -168,6 +169,19 @@ def test_mixed_steps_over_the_paged_cache_give_the_logits_of_transformers(
     sequences = [torch.randint(1, VOCAB_SIZE, (length,)) for length in SEQUENCE_LENS]
 
     logits = paged_logits(save_and_load(model, tmp_path), sequences)
+
+    with torch.inference_mode():
+        expected = [model(ids[None], use_cache=False).logits[0] for ids in sequences]
+    errors = [relative_error(a, b) for a, b in zip(logits, expected, strict=True)]
+    assert max(errors) < MAX_RELATIVE_ERROR
+
+
+def test_the_native_attention_gives_the_logits_of_transformers(tmp_path: Path) -> None:
+    model = tiny_model("gemma3_text", head_dim=16, sliding_window=6, layer_types=None)
+    model.save_pretrained(tmp_path)
+    sequences = [torch.randint(1, VOCAB_SIZE, (length,)) for length in SEQUENCE_LENS]
+
+    logits = paged_logits(load(tmp_path, "native"), sequences)
 
     with torch.inference_mode():
         expected = [model(ids[None], use_cache=False).logits[0] for ids in sequences]

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from shared.messages import SamplingParams
 from tests.support.batches import batch, share
+from worker.engine.interface import ScheduledBatch
 from worker.model.draws import uniform
-from worker.model.inputs import build_inputs
-from worker.model.transfer import transfer
+from worker.model.inputs import build_inputs, lay_out
+from worker.model.transfer import Packed
 
 CPU = torch.device("cpu")
 
@@ -82,6 +83,37 @@ def test_sampling_lists_the_sampled_rows_and_which_are_filtered() -> None:
     assert sampling.filtered_rows.tolist() == [2]
 
 
+def test_a_step_that_only_decodes_is_padded_for_its_graph() -> None:
+    shares = batch(share([5], [2, 1], start=5), share([0], [3], start=1, previous_row=4))
+
+    step = lay_out(shares, 4, CPU, graph_size=lambda num_seqs: 2 * num_seqs)
+
+    assert (step.graph_size, step.num_sampled, step.num_previous) == (4, 2, 5)
+    inputs = step.send()
+    forward = inputs.forward
+    assert forward.token_ids.tolist() == [5, 0, 0, 0]
+    assert forward.positions.tolist() == [5, 1, 0, 0]
+    assert forward.slots.tolist() == [5, 13, -1, -1]
+    assert forward.query_starts.tolist() == [0, 1, 2, 3, 4]
+    assert forward.context_lens.tolist() == [6, 2, 1, 1]
+    assert forward.block_tables.tolist() == [[2, 1], [3, 0], [0, 0], [0, 0]]
+    assert (forward.num_decodes, forward.max_query_len) == (4, 1)
+    assert inputs.carried_tokens.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [
+        batch(share([1], [0]), share([1, 2], [1])),
+        batch(share([1], [0]), share([1], [1], is_sampled=False)),
+    ],
+)
+def test_a_step_that_does_more_has_no_graph(shares: ScheduledBatch) -> None:
+    step = lay_out(shares, 4, CPU, graph_size=lambda num_seqs: 8)
+    assert step.graph_size is None
+    assert len(step.send().forward.context_lens) == 2
+
+
 def test_a_batch_that_cannot_be_computed_is_refused() -> None:
     with pytest.raises(ValueError, match="without sequences"):
         build_inputs(batch(), 4, CPU)
@@ -98,7 +130,7 @@ def test_a_transfer_keeps_values_shapes_and_types() -> None:
         "matrix": np.arange(6, dtype=np.int64).reshape(2, 3).T,
         "floats": np.array([0.1], np.float32),
     }
-    tensors = transfer(arrays, CPU)
+    tensors = Packed(arrays, CPU).send()
     for name, array in arrays.items():
         assert torch.equal(tensors[name], torch.tensor(array))
         assert tensors[name].dtype == torch.tensor(array).dtype

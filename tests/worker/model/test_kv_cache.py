@@ -7,10 +7,32 @@ import pytest
 import torch
 
 from shared.errors import StartupError
-from worker.model.kv_cache import BlockShape, KVCache, container_free_bytes, num_blocks_for
+from worker.model.kv_cache import (
+    BlockShape,
+    KVCache,
+    container_free_bytes,
+    cpu_bytes,
+    num_blocks_for,
+)
 
 CPU = torch.device("cpu")
 BLOCK = BlockShape(num_layers=2, block_size=16, num_kv_heads=3, head_dim=8, dtype=torch.bfloat16)
+
+
+def blocks_for(
+    *,
+    kv_cache_bytes: int | None = None,
+    free_bytes: int = 1 << 40,
+    max_num_seqs: int = 1,
+    max_seq_len: int = 16,
+) -> int:
+    return num_blocks_for(
+        BLOCK,
+        kv_cache_bytes=kv_cache_bytes,
+        free_bytes=lambda: free_bytes,
+        max_num_seqs=max_num_seqs,
+        max_seq_len=max_seq_len,
+    )
 
 
 def test_a_block_takes_what_its_tensors_take() -> None:
@@ -21,27 +43,26 @@ def test_a_block_takes_what_its_tensors_take() -> None:
 
 def test_the_given_bytes_are_filled_and_not_exceeded() -> None:
     for given, expected in ((7 * BLOCK.num_bytes, 7), (8 * BLOCK.num_bytes - 1, 7)):
-        blocks = num_blocks_for(BLOCK, CPU, kv_cache_bytes=given, max_num_seqs=1, max_seq_len=16)
-        assert blocks == expected
+        assert blocks_for(kv_cache_bytes=given) == expected
 
 
 def test_without_a_size_it_takes_no_more_than_all_sequences_fill() -> None:
-    blocks = num_blocks_for(BLOCK, CPU, kv_cache_bytes=None, max_num_seqs=3, max_seq_len=33)
-    assert blocks == 3 * 3
+    assert blocks_for(max_num_seqs=3, max_seq_len=33) == 3 * 3
 
 
-def test_without_a_size_it_takes_no_more_than_a_share_of_the_memory() -> None:
-    blocks = num_blocks_for(
-        BLOCK, CPU, kv_cache_bytes=None, max_num_seqs=1 << 30, max_seq_len=1 << 20
-    )
+def test_without_a_size_it_takes_no_more_than_what_is_left() -> None:
+    assert blocks_for(free_bytes=5 * BLOCK.num_bytes, max_seq_len=1 << 20) == 5
+
+
+def test_the_cpu_gives_a_share_of_the_memory() -> None:
     meminfo = Path("/proc/meminfo").read_text().split()
     total_bytes = int(meminfo[meminfo.index("MemTotal:") + 1]) * 1024
-    assert 0 < blocks * BLOCK.num_bytes < total_bytes / 2
+    assert 0 < cpu_bytes() < total_bytes / 2
 
 
 def test_a_cache_without_a_block_is_refused() -> None:
     with pytest.raises(StartupError, match=f"one takes {BLOCK.num_bytes} bytes"):
-        num_blocks_for(BLOCK, CPU, kv_cache_bytes=10, max_num_seqs=1, max_seq_len=1)
+        blocks_for(kv_cache_bytes=10)
 
 
 def test_a_container_has_what_its_limit_leaves(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from shared.errors import StartupError
 from tests.support.models import VOCAB_SIZE, write_tiny_model
 from worker.model.loading import fingerprint, load_decoder, load_runner, refuse_foreign_kernels
+from worker.model.start import RunnerLimits
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,10 @@ def model(original: Path, tmp_path: Path) -> Path:
 
 def test_a_runner_is_as_large_as_it_was_asked_to_be(model: Path) -> None:
     runner = load_runner(
-        model, device="cpu", block_size=8, max_num_seqs=3, max_seq_len=50, compute_threads=2
+        model,
+        RunnerLimits(block_size=8, max_num_seqs=3, max_seq_len=50),
+        device="cpu",
+        compute_threads=2,
     )
     runner.close()
     assert (runner.block_size, runner.num_blocks) == (8, 3 * 7)
@@ -38,16 +42,17 @@ def test_a_runner_is_as_large_as_it_was_asked_to_be(model: Path) -> None:
 
 
 def test_a_sequence_is_no_longer_than_the_cache_unless_that_was_asked_for(model: Path) -> None:
-    runner = load_runner(model, device="cpu", dtype="float32", kv_cache_bytes=10_000)
+    runner = load_runner(model, RunnerLimits(kv_cache_bytes=10_000), device="cpu", dtype="float32")
     runner.close()
     assert runner.max_seq_len == runner.num_blocks * 16 < 256
+    limits = RunnerLimits(kv_cache_bytes=10_000, max_seq_len=200)
     with pytest.raises(StartupError, match=f"is 200, the KV cache holds {runner.max_seq_len} tok"):
-        load_runner(model, device="cpu", dtype="float32", kv_cache_bytes=10_000, max_seq_len=200)
+        load_runner(model, limits, device="cpu", dtype="float32")
 
 
 def test_a_context_beyond_the_model_is_refused(model: Path) -> None:
     with pytest.raises(StartupError, match="max_seq_len is 257, the model's is 256"):
-        load_runner(model, device="cpu", max_seq_len=257)
+        load_runner(model, RunnerLimits(max_seq_len=257), device="cpu")
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
@@ -103,7 +108,7 @@ def test_an_index_cannot_lead_out_of_the_directory(model: Path, tmp_path: Path) 
 
 def test_a_family_that_is_not_native_goes_through_transformers(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, "phi")
-    runner = load_runner(tmp_path, device="cpu", max_num_seqs=1)
+    runner = load_runner(tmp_path, RunnerLimits(max_num_seqs=1), device="cpu")
     runner.close()
     assert (runner.vocab_size, runner.max_seq_len) == (VOCAB_SIZE, 256)
 

@@ -136,7 +136,8 @@ import sys
 from pathlib import Path
 from tests.support.batches import batch, share
 from worker.model.loading import load_runner
-runner = load_runner(Path({str(tmp_path)!r}), device="cpu", kv_cache_bytes=1 << 20)
+from worker.model.start import RunnerLimits
+runner = load_runner(Path({str(tmp_path)!r}), RunnerLimits(kv_cache_bytes=1 << 20), device="cpu")
 assert len(runner.launch(batch(share([1, 2, 3], [0]))).result()) == 1
 runner.close()
 assert "transformers" not in sys.modules

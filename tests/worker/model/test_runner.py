@@ -11,11 +11,12 @@ from torch import Tensor
 from kernels.providers import load_ops
 from tests.support.batches import batch, share
 from tests.support.models import VOCAB_SIZE, write_tiny_model
-from worker.engine.interface import ModelRunner
+from worker.engine.interface import ModelRunner, StepFailed
 from worker.model.interface import Decoder, ForwardInputs
 from worker.model.kv_cache import BlockShape, KVCache
 from worker.model.loading import load_runner
 from worker.model.runner import TorchRunner
+from worker.model.start import RunnerLimits
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 BLOCKS = [2, 0, 3]
@@ -30,7 +31,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runner(model: Path) -> Iterator[ModelRunner]:
-    runner = load_runner(model, dtype="float32", device="cpu", max_num_batched_tokens=16)
+    runner = load_runner(
+        model, RunnerLimits(max_num_batched_tokens=16), dtype="float32", device="cpu"
+    )
     yield runner
     runner.close()
 
@@ -83,7 +86,7 @@ def test_a_closed_runner_finishes_what_was_launched_and_takes_no_more(model: Pat
 
 
 class GatedDecoder:
-    """Predicts token + 1; computes a step when it is allowed to, and fails on token 99."""
+    """Predicts token + 1; computes a step when it is allowed to, and fails on tokens 98 and 99."""
 
     num_layers = num_kv_heads = head_dim = 1
     vocab_size = VOCAB_SIZE
@@ -97,6 +100,8 @@ class GatedDecoder:
     def forward(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
         assert self.allowed.acquire(timeout=10)
         token_ids = inputs.token_ids[inputs.sampled_rows]
+        if (token_ids == 98).any():
+            raise torch.OutOfMemoryError("98")
         if (token_ids == 99).any():
             raise ArithmeticError("token 99")
         return torch.nn.functional.one_hot(token_ids + 1, VOCAB_SIZE).float()
@@ -138,6 +143,16 @@ def test_a_step_that_fails_raises_in_its_result_and_is_not_gone_on_from(
     assert runner_steps[0].result() == [6]
     with pytest.raises(ArithmeticError, match="token 99"):
         runner_steps[1].result()
-    with pytest.raises(IndexError):
+    with pytest.raises(StepFailed, match="the step before this one failed"):
         runner_steps[2].result()
     assert runner_steps[3].result() == [9]
+
+
+def test_a_step_without_memory_says_so_and_the_next_is_computed(
+    gated: TorchRunner, decoder: GatedDecoder
+) -> None:
+    decoder.allowed.release(2)
+    failed, following = gated.launch(batch(share([98], [0]))), gated.launch(batch(share([5], [0])))
+    with pytest.raises(StepFailed, match="no memory"):
+        failed.result()
+    assert following.result() == [6]

@@ -11,9 +11,10 @@ import torch
 from kernels.providers import load_ops
 from shared.messages import SamplingParams, TextPrompt
 from tests.support.batches import GREEDY, batch, share
+from tests.support.engine import by_sequence
 from tests.support.numerics import assert_close
-from worker.engine.engine import Engine
-from worker.engine.interface import SequenceId, StepOutput, Submit
+from worker.engine.engine import Engine, Output
+from worker.engine.interface import SequenceId, Submit
 from worker.engine.scheduler import SchedulerLimits
 from worker.model.fused import FusedDecoder
 from worker.model.inputs import build_inputs
@@ -114,9 +115,9 @@ def run(decoder: Decoder, cut: Cut, submits: Sequence[Submit]) -> Answers:
         engine.close()
 
 
-def collect(outputs: Sequence[StepOutput], answers: dict[SequenceId, list[int]]) -> None:
-    for output in outputs:
-        answers[output.sequence_id].append(output.token_id)
+def collect(outputs: Sequence[Output], answers: dict[SequenceId, list[int]]) -> None:
+    for sequence_id, tokens in by_sequence(outputs).items():
+        answers[sequence_id] += [output.token_id for output in tokens]
 
 
 def submit(

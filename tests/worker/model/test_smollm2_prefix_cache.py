@@ -7,10 +7,12 @@ import pytest
 
 from shared.messages import JobClass, TextPrompt
 from tests.support.batches import GREEDY
-from worker.engine.engine import Engine
-from worker.engine.interface import SequenceId, StepOutput, Submit
+from tests.support.engine import by_sequence
+from worker.engine.engine import Engine, Output
+from worker.engine.interface import SequenceId, Submit
 from worker.engine.scheduler import SchedulerLimits
 from worker.model.loading import load_runner
+from worker.model.start import RunnerLimits
 from worker.text import Tokenizer
 
 BLOCK_SIZE = 8
@@ -48,11 +50,13 @@ def run(
     """Two turns of a chat with each prompt, all at once; every other one is a batch job."""
     runner = load_runner(
         smollm2,
+        RunnerLimits(
+            block_size=BLOCK_SIZE,
+            max_num_batched_tokens=max_num_batched_tokens,
+            kv_cache_bytes=num_blocks * BLOCK_BYTES,
+        ),
         dtype="float32",
         device="cpu",
-        block_size=BLOCK_SIZE,
-        max_num_batched_tokens=max_num_batched_tokens,
-        kv_cache_bytes=num_blocks * BLOCK_BYTES,
     )
     limits = SchedulerLimits(max_num_seqs, max_num_batched_tokens, prefix_cache=prefix_cache)
     engine = Engine(runner, limits)
@@ -73,15 +77,13 @@ def answers(engine: Engine, turn: str, prompts: list[list[int]]) -> list[list[in
         Submit(SequenceId(turn, k), prompt, GREEDY, 0, MAX_TOKENS, job_class=job_class)
         for k, (prompt, job_class) in enumerate(zip(prompts, JOB_CLASSES, strict=True))
     ]
-    outputs: list[StepOutput] = []
+    outputs: list[Output] = []
     for submit in submits:
         outputs += engine.step([submit])
     while engine.has_work:
         outputs += engine.step()
-    return [
-        [output.token_id for output in outputs if output.sequence_id == submit.sequence_id]
-        for submit in submits
-    ]
+    streams = by_sequence(outputs)
+    return [[output.token_id for output in streams[submit.sequence_id]] for submit in submits]
 
 
 @pytest.fixture(scope="module")

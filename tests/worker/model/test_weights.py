@@ -19,7 +19,7 @@ from worker.model.config import DecoderConfig, decoder_config, read_json_config
 from worker.model.decoder import NativeDecoder
 from worker.model.inputs import build_inputs
 from worker.model.kv_cache import BlockShape, KVCache
-from worker.model.weights import DecoderWeights, read_weights
+from worker.model.weights import DecoderWeights, WeightReader, read_weights
 
 CPU = torch.device("cpu")
 FORMATS: tuple[QuantFormat, ...] = get_args(QuantFormat)
@@ -32,7 +32,9 @@ def config_of(directory: Path) -> DecoderConfig:
 
 
 def read(directory: Path, weight_format: torch.dtype | QuantFormat) -> DecoderWeights[Any]:
-    return read_weights(Checkpoint(directory), config_of(directory), weight_format, CPU)
+    return read_weights(
+        WeightReader(Checkpoint(directory), config_of(directory), weight_format, CPU)
+    )
 
 
 def matrices(weights: DecoderWeights[Any]) -> list[Any]:
@@ -79,6 +81,18 @@ def test_a_quantized_model_computes_what_transformers_does_with_its_weights(
     assert {matrix.format for matrix in matrices(weights)} == {"q8_0", quant_format}
 
 
+def test_layers_are_read_one_after_another(tmp_path: Path) -> None:
+    """Who packs them need not hold the model twice."""
+    write_tiny_model(tmp_path, "llama", **SIZES)
+    checkpoint = Checkpoint(tmp_path)
+    reader = WeightReader(checkpoint, config_of(tmp_path), torch.float32, CPU)
+    layers = reader.layers()
+    for index in range(3):
+        next(layers)
+        unread = {name.split(".")[2] for name in checkpoint.unread if ".layers." in name}
+        assert unread == {str(later) for later in range(index + 1, 3)}
+
+
 def test_norms_and_biases_stay_floats(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, "qwen2", **SIZES)
     plain, packed = read(tmp_path, torch.float32), read(tmp_path, "q4_0")
@@ -91,9 +105,10 @@ def test_norms_and_biases_stay_floats(tmp_path: Path) -> None:
 
 def test_norms_and_biases_have_the_dtype_that_was_asked_for(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, "qwen2", **SIZES)
-    weights = read_weights(
+    reader = WeightReader(
         Checkpoint(tmp_path), config_of(tmp_path), torch.bfloat16, CPU, vector_dtype=torch.float32
     )
+    weights = read_weights(reader)
     layer = weights.layers[0]
     assert layer.qkv.bias is not None
     vectors = (weights.norm, layer.input_norm, layer.mlp_norm, layer.qkv.bias)
@@ -123,7 +138,9 @@ def test_smollm2_keeps_the_blocks_of_its_gguf_file(smollm2: Path) -> None:
     assert [table.format for table in tables] == ["q8_0", "q8_0"]
     assert {linear.format for linear in linears} == {"q4_1"}
     (gguf,) = smollm2.glob("*.gguf")
-    assert packed.layers[-1].down.weight.blocks.numpy().tobytes() in gguf.read_bytes()
+    down = packed.layers[-1].down.weight
+    assert isinstance(down, QuantizedWeight)
+    assert down.blocks.numpy().tobytes() in gguf.read_bytes()
     rounded = packed.dequantized(torch.bfloat16)
     for ours, theirs in zip(matrices(rounded), matrices(converted), strict=True):
         assert torch.equal(ours, theirs)
@@ -133,7 +150,7 @@ def test_smollm2_keeps_the_blocks_of_its_gguf_file(smollm2: Path) -> None:
     ("declared", "method"),
     [
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
-        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 3}}, r"awq \(bits 3\)"),
         ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
         ({"quantization_config": {"load_in_8bit": True}}, "bitsandbytes"),
         ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),

@@ -4,12 +4,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tokenizers import Tokenizer as Encoder
 from transformers import PreTrainedTokenizerFast
 
 from shared.errors import InvalidRequest, StartupError
-from shared.messages import ChatMessage, ChatPrompt
+from shared.messages import ChatMessage, ChatPrompt, Tool, ToolCall
 from tests.support.tokenizers import byte_level_tokenizer, save_tokenizer
 from worker.text import Tokenizer
 from worker.text.chat_template import ChatTemplate
@@ -57,10 +58,115 @@ def prompt(chat: list[tuple[Any, str]]) -> ChatPrompt:
 
 
 def by_transformers(directory: Path, chat: list[tuple[Any, str]]) -> list[int]:
+    return rendered(directory, [{"role": role, "content": text} for role, text in chat])
+
+
+def rendered(directory: Path, messages: list[dict[str, Any]], **options: Any) -> list[int]:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(str(directory))
-    messages = [{"role": role, "content": text} for role, text in chat]
-    encoding = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    encoding = tokenizer.apply_chat_template(messages, **{"add_generation_prompt": True} | options)
     return list(encoding["input_ids"])
+
+
+HERMES_STYLE = """
+{%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}
+{%- for message in messages %}
+<|{{ message.role }}|>{{ message.content }}
+    {%- if message.reasoning_content is defined %}<think>{{ message.reasoning_content }}</think>
+    {%- endif %}
+    {%- for call in message.tool_calls or [] %}
+<tool_call>{{ {"name": call.function.name, "arguments": call.function.arguments} | tojson }}
+    {%- endfor %}
+    {%- if message.tool_call_id is defined %} of {{ message.tool_call_id }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|assistant|>{{ "" if mood is not defined else mood }}{% endif %}
+"""
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+CALLED = ChatPrompt(
+    messages=(
+        ChatMessage(role="user", content="Weather?"),
+        ChatMessage(
+            role="assistant",
+            tool_calls=(ToolCall(id="c1", name="weather", arguments='{"city": "Rome"}'),),
+            reasoning_content="Rome it is.",
+        ),
+        ChatMessage(role="tool", content="sunny", tool_call_id="c1"),
+    ),
+    tools=(Tool(name="weather", description="Of a city", parameters=SCHEMA), Tool(name="time")),
+    template_kwargs={"mood": "glad", "messages": "not these"},
+)
+AS_TRANSFORMERS_HAS_IT: list[dict[str, Any]] = [
+    {"role": "user", "content": "Weather?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "Rome it is.",
+        "tool_calls": [
+            {
+                "id": "c1",
+                "type": "function",
+                "function": {"name": "weather", "arguments": {"city": "Rome"}},
+            }
+        ],
+    },
+    {"role": "tool", "content": "sunny", "tool_call_id": "c1"},
+]
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {"name": "weather", "description": "Of a city", "parameters": SCHEMA},
+    },
+    {"type": "function", "function": {"name": "time", "parameters": {}}},
+]
+
+
+def with_template(directory: Path, template: str) -> Path:
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "</s>",
+        "eos_token": "</s>",
+        "chat_template": template,
+    }
+    return save_tokenizer(byte_level_tokenizer(), directory, tokenizer_config=config)
+
+
+def test_tools_and_calls_are_rendered_as_transformers_renders_them(tmp_path: Path) -> None:
+    directory = with_template(tmp_path, HERMES_STYLE)
+
+    assert Tokenizer.load(directory).encode(CALLED) == rendered(
+        directory, AS_TRANSFORMERS_HAS_IT, tools=TOOLS, mood="glad"
+    )
+
+
+@pytest.mark.parametrize("template", [LLAMA_STYLE, HERMES_STYLE], ids=["llama", "hermes"])
+def test_the_final_message_is_continued_where_transformers_continues_it(
+    template: str, tmp_path: Path
+) -> None:
+    directory = with_template(tmp_path, template)
+    chat = [("user", "Count."), ("assistant", "One, two,")]
+    asked = msgspec.structs.replace(prompt(chat), continue_final_message=True)
+
+    assert Tokenizer.load(directory).encode(asked) == rendered(
+        directory,
+        [{"role": role, "content": text} for role, text in chat],
+        add_generation_prompt=False,
+        continue_final_message=True,
+    )
+
+
+def test_a_final_message_that_the_template_leaves_out_cannot_be_continued() -> None:
+    asked = msgspec.structs.replace(prompt(CHATS[0]), continue_final_message=True)
+
+    with pytest.raises(InvalidRequest, match="cannot be continued"):
+        ChatTemplate("nothing", {}).render(asked)
+
+
+def test_the_generation_prompt_may_be_left_out(tmp_path: Path) -> None:
+    directory = with_template(tmp_path, HERMES_STYLE)
+    asked = msgspec.structs.replace(prompt(CHATS[0]), add_generation_prompt=False)
+
+    assert Tokenizer.load(directory).encode(asked) == rendered(
+        directory, [{"role": "user", "content": CHATS[0][0][1]}], add_generation_prompt=False
+    )
 
 
 @pytest.mark.parametrize("chat", CHATS)
@@ -110,9 +216,8 @@ def test_of_several_named_templates_the_default_is_taken(tmp_path: Path) -> None
 def test_a_message_bears_its_name() -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.name is defined }},{% endfor %}", {})
 
-    text = template.render(
-        [ChatMessage(role="user", name="ada"), ChatMessage(role="user", content="x")]
-    )
+    messages = ChatMessage(role="user", name="ada"), ChatMessage(role="user", content="x")
+    text = template.render(ChatPrompt(messages=messages))
 
     assert text == "True,False,"
 
@@ -132,7 +237,7 @@ def test_what_a_template_cannot_render_is_the_requests_fault(source: str, reason
     template = ChatTemplate(source, {})
 
     with pytest.raises(InvalidRequest, match=reason) as error:
-        template.render([ChatMessage(role="user", content="secret")])
+        template.render(prompt([("user", "secret")]))
 
     assert error.value.param == "messages"
 

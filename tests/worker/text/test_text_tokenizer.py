@@ -6,7 +6,12 @@ from tokenizers import processors
 
 from shared.errors import InvalidRequest, StartupError
 from shared.messages import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
-from tests.support.tokenizers import byte_level_tokenizer, save_tokenizer, word_tokenizer
+from tests.support.tokenizers import (
+    byte_level_tokenizer,
+    save_tokenizer,
+    sentencepiece_tokenizer,
+    word_tokenizer,
+)
 from worker.text import Tokenizer
 
 HELLO = ChatPrompt(messages=(ChatMessage(role="user", content="one"),))
@@ -121,3 +126,34 @@ def test_a_broken_file_stops_the_start(name: str, tmp_path: Path) -> None:
 
     with pytest.raises(StartupError, match=name):
         Tokenizer.load(tmp_path)
+
+
+def test_a_prompt_may_do_without_special_tokens(tmp_path: Path) -> None:
+    words = word_tokenizer()
+    words.post_processor = processors.TemplateProcessing(
+        single="</s> $A", special_tokens=[("</s>", 1)]
+    )
+    tokenizer = Tokenizer.load(save_tokenizer(words, tmp_path))
+
+    assert tokenizer.encode(TextPrompt(text="one", add_special_tokens=False)) == [2]
+
+
+def test_the_bytes_of_tokens_are_those_of_their_text(smollm2: Path) -> None:
+    tokenizer = Tokenizer.load(smollm2)
+    text = "Zürich, 東京 and 🙂!\n\tdone"
+
+    token_ids = tokenizer.encode_text(text)
+
+    assert b"".join(map(tokenizer.token_bytes, token_ids)).decode() == text
+    assert tokenizer.token_bytes(2) == b"<|im_end|>"
+    assert tokenizer.decode([1, *token_ids, 2]) == f"<|im_start|>{text}<|im_end|>"
+
+
+def test_the_bytes_of_pieces_are_those_within_a_text(tmp_path: Path) -> None:
+    encoder = sentencepiece_tokenizer()
+    tokenizer = Tokenizer.load(save_tokenizer(encoder, tmp_path))
+    text = "one two 🙂"
+
+    token_ids = tokenizer.encode_text(text)
+
+    assert b"".join(map(tokenizer.token_bytes, token_ids)).decode() == f" {text}"

@@ -1,0 +1,293 @@
+"""Each kernel beside its reference twin, for its result, and beside its floor, for its time."""
+
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bench.gpu.figures import Ceilings, Figure, device_ms, failure
+from bench.gpu.model import AWQ_GROUP, RandomWeights
+from bench.gpu.scale import Scale
+from kernels.providers import Ops
+
+_MAX_ERROR = 1e-2
+"""Of a norm: bfloat16 rounds each element by up to 4e-3."""
+_MAX_UNEQUAL = 0.01
+"""Share of drawn tokens: sums in another order may move a boundary."""
+_FAR = 1e4
+
+
+Call = Callable[..., Tensor | tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """``call(ops, *tensors)`` may write over its tensors.
+
+    ``num_bytes`` and ``num_flops`` are what it cannot do without.
+    """
+
+    name: str
+    call: Call
+    tensors: tuple[Tensor, ...]
+    written: tuple[int, ...] = ()
+    """Which of the tensors are results, too."""
+    num_bytes: float
+    num_flops: float = 0.0
+    goal: float | None = None
+    """Of the floor's share of the time."""
+    goal_tflops: float | None = None
+    """Instead of that."""
+
+    def results(self, ops: Ops) -> list[Tensor]:
+        """Of copies of the tensors."""
+        tensors = [tensor.clone() for tensor in self.tensors]
+        returned = self.call(ops, *tensors)
+        outputs = returned if isinstance(returned, tuple) else (returned,)
+        return [*outputs, *(tensors[index] for index in self.written)]
+
+
+class Cases:
+    """Inputs of a model's shape, on a device."""
+
+    def __init__(self, scale: Scale, device: torch.device, dtype: torch.dtype) -> None:
+        self._scale = scale
+        self._model = scale.model
+        self._device = device
+        self._dtype = dtype
+        self._random = RandomWeights(device, dtype)
+
+    def all(self) -> Iterator[Case]:
+        yield from self._by_token()
+        yield self._rope_store_kv()
+        yield from (self._decode(num_seqs) for num_seqs in self._scale.batches[1:])
+        yield self._prefill()
+        yield from (self._projection(num_tokens) for num_tokens in self._scale.batches)
+        yield from (self._awq_linear(num_tokens) for num_tokens in self._scale.batches)
+        yield self._logits()
+        yield from self._sampling()
+
+    def _normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, device=self._device).to(self._dtype)
+
+    def _by_token(self) -> Iterator[Case]:
+        num_tokens, width = self._scale.num_tokens, self._model.hidden_size
+        hidden, residual = self._normal(num_tokens, width), self._normal(num_tokens, width)
+        weight, gate_up = self._random.norm(width), self._normal(num_tokens, 2 * width)
+        yield Case(
+            name="rms_norm",
+            call=lambda ops, *tensors: ops.rms_norm(*tensors, 1e-5),
+            tensors=(hidden, weight),
+            num_bytes=2 * hidden.nbytes,
+        )
+        yield Case(
+            name="add_rms_norm",
+            call=lambda ops, *tensors: ops.add_rms_norm(*tensors, 1e-5),
+            tensors=(hidden, residual, weight),
+            num_bytes=4 * hidden.nbytes,
+        )
+        yield Case(
+            name="silu_mul",
+            call=lambda ops, gate_up: ops.silu_mul(gate_up),
+            tensors=(gate_up,),
+            num_bytes=1.5 * gate_up.nbytes,
+        )
+
+    def _cache(self, num_blocks: int) -> tuple[Tensor, Tensor]:
+        model = self._model
+        shape = (num_blocks, self._scale.block_size, model.num_kv_heads, model.head_dim)
+        return self._normal(*shape), self._normal(*shape)
+
+    def _rope_store_kv(self) -> Case:
+        num_tokens, model = self._scale.num_tokens, self._model
+        query = self._normal(num_tokens, model.num_heads, model.head_dim)
+        key, value = (self._normal(num_tokens, model.num_kv_heads, model.head_dim) for _ in "kv")
+        positions = torch.randint(model.max_seq_len, (num_tokens,), device=self._device)
+        table = torch.randn(model.max_seq_len, model.head_dim, device=self._device)
+        caches = self._cache(-(-num_tokens // self._scale.block_size))
+        slots = torch.randperm(num_tokens, device=self._device)
+        return Case(
+            name="rope_store_kv",
+            call=lambda ops, *tensors: ops.rope_store_kv(*tensors),
+            tensors=(query, key, value, positions, table, *caches, slots),
+            written=(5, 6),
+            num_bytes=2 * (query.nbytes + key.nbytes + value.nbytes),
+        )
+
+    def _attention(self, num_seqs: int, num_tokens: int, context_len: int) -> Case:
+        """``num_tokens`` of each sequence against as long a context."""
+        model = self._model
+        num_blocks = -(-context_len // self._scale.block_size)
+        query = self._normal(num_seqs * num_tokens, model.num_heads, model.head_dim)
+        tables = torch.randperm(num_seqs * num_blocks, device=self._device).int()
+        starts = num_tokens * torch.arange(num_seqs + 1, device=self._device).int()
+        lens = torch.full((num_seqs,), context_len, dtype=torch.int32, device=self._device)
+        kv_elements = 2 * num_seqs * context_len * model.num_kv_heads * model.head_dim
+        options = {
+            "num_decodes": num_seqs if num_tokens == 1 else 0,
+            "max_query_len": num_tokens,
+            "scale": model.head_dim**-0.5,
+        }
+        return Case(
+            name=f"attention, {num_seqs} x {num_tokens} in {context_len}",
+            call=lambda ops, *tensors: ops.paged_attention(*tensors, **options),
+            tensors=(
+                query,
+                *self._cache(num_seqs * num_blocks),
+                tables.view(num_seqs, num_blocks),
+                starts,
+                lens,
+            ),
+            num_bytes=kv_elements * self._dtype.itemsize + 2 * query.nbytes,
+        )
+
+    def _decode(self, num_seqs: int) -> Case:
+        return replace(self._attention(num_seqs, 1, self._scale.context_len), goal=0.85)
+
+    def _prefill(self) -> Case:
+        length = self._scale.prefill_len
+        case = self._attention(1, length, length)
+        # The half of all pairs of tokens, and two products of 2 FLOPs for each element of a head.
+        return replace(case, num_flops=2 * length * case.tensors[0].numel(), goal_tflops=450)
+
+    def _projection(self, num_tokens: int) -> Case:
+        outputs, inputs = 2 * self._model.intermediate_size, self._model.hidden_size
+        weight = self._random.dense(outputs, inputs)
+        return Case(
+            name=f"projection, {num_tokens}",
+            call=lambda ops, *tensors: ops.projection(*tensors, None),
+            tensors=(self._normal(num_tokens, inputs), weight),
+            num_bytes=weight.nbytes,
+            num_flops=2 * num_tokens * outputs * inputs,
+        )
+
+    def _awq_linear(self, num_tokens: int) -> Case:
+        outputs, inputs = 2 * self._model.intermediate_size, self._model.hidden_size
+        weight = self._random.awq(outputs, inputs)
+        packed = (weight.qweight, weight.scales, weight.zeros)
+        return Case(
+            name=f"awq_linear, {num_tokens}",
+            call=lambda ops, *tensors: ops.awq_linear(*tensors, group_size=AWQ_GROUP),
+            tensors=(self._normal(num_tokens, inputs), *packed),
+            num_bytes=sum(tensor.nbytes for tensor in packed),
+            num_flops=2 * num_tokens * outputs * inputs,
+        )
+
+    def _logits(self) -> Case:
+        num_rows = self._scale.batches[-1]
+        head = self._random.dense(self._model.vocab_size, self._model.hidden_size)
+        return Case(
+            name=f"logits, {num_rows}",
+            call=lambda ops, *tensors: ops.logits(*tensors),
+            tensors=(self._normal(num_rows, self._model.hidden_size), head),
+            num_bytes=head.nbytes + 4 * num_rows * self._model.vocab_size,
+            num_flops=2 * num_rows * head.numel(),
+        )
+
+    def _sampling(self) -> Iterator[Case]:
+        num_rows, vocab = self._scale.batches[-1], self._model.vocab_size
+        logits = torch.randn(num_rows, vocab, device=self._device) * 3
+        ones = torch.ones(num_rows, device=self._device)
+        rows = torch.arange(num_rows, device=self._device)
+        bounds = -(1 << 31), 1 << 31
+        shape = num_rows, -(-vocab // 32)
+        masks = torch.randint(*bounds, shape, dtype=torch.int32, device=self._device)
+        yield Case(
+            name=f"adjust_logits, {num_rows}",
+            call=lambda ops, *tensors: ops.adjust_logits(*tensors),
+            tensors=(logits, rows, rows % vocab, 1.1 * ones, -ones),
+            num_bytes=8 * num_rows,
+        )
+        yield Case(
+            name=f"mask_logits, {num_rows}",
+            call=lambda ops, *tensors: ops.mask_logits(*tensors),
+            tensors=(logits, rows, masks),
+            num_bytes=logits.nbytes + masks.nbytes,
+        )
+        yield Case(
+            name=f"filter_floors, {num_rows}",
+            call=lambda ops, *tensors: ops.filter_floors(*tensors),
+            tensors=(logits, ones, torch.full_like(rows, 50), 0.9 * ones, 0 * ones),
+            num_bytes=logits.nbytes,
+        )
+        yield Case(
+            name=f"draw_rows, {num_rows}",
+            call=lambda ops, *tensors: ops.draw_rows(*tensors),
+            tensors=(logits, ones, -100 * ones, (rows + 0.5) / num_rows),
+            num_bytes=logits.nbytes,
+        )
+
+
+@torch.inference_mode()
+def measure(
+    scale: Scale,
+    ops: Ops,
+    reference: Ops,
+    ceilings: Ceilings,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> list[Figure]:
+    """Two lines a kernel: how far it is from the reference, and its time beside its floor.
+
+    One that raises has a line that says so.
+    """
+    torch.manual_seed(0)
+    figures: list[Figure] = []
+    for case in Cases(scale, device, dtype).all():
+        try:
+            figures += _figures(case, ops, reference, ceilings, device)
+        except Exception as error:  # noqa: BLE001 (the other kernels are worth something)
+            traceback.print_exc()
+            figures.append(failure("correct", case.name, error))
+    return figures
+
+
+def _figures(
+    case: Case, ops: Ops, reference: Ops, ceilings: Ceilings, device: torch.device
+) -> Iterator[Figure]:
+    agreements = map(_agreement, case.results(ops), case.results(reference))
+    yield max(agreements, key=lambda agreement: agreement.error).figure(case.name)
+    taken_ms = device_ms(lambda: case.call(ops, *case.tensors), device)
+    ratio, goal = ceilings.floor_ms(case.num_bytes, case.num_flops) / taken_ms, case.goal
+    note = "share of the floor"
+    if case.goal_tflops is not None:
+        ratio, goal = case.num_flops / taken_ms / 1e9 / case.goal_tflops, 1.0
+        note = f"to {case.goal_tflops:.0f} TFLOP/s"
+    yield Figure(
+        section="kernels",
+        name=case.name,
+        value=1e3 * taken_ms,
+        unit="us",
+        ratio=ratio,
+        goal=goal,
+        note=note,
+    )
+
+
+@dataclass(frozen=True)
+class _Agreement:
+    error: float
+    agrees: bool
+
+    def figure(self, name: str) -> Figure:
+        return Figure(
+            section="correct",
+            name=name,
+            value=self.error,
+            unit="error",
+            ratio=float(self.agrees),
+            goal=1.0,
+            note="1 where it agrees with the reference",
+        )
+
+
+def _agreement(ours: Tensor, theirs: Tensor) -> _Agreement:
+    if ours.dtype == torch.int64:
+        unequal = float((ours != theirs).double().mean())
+        return _Agreement(unequal, unequal <= _MAX_UNEQUAL)
+    # Who never draws a token may call its logit the least float or -inf.
+    ours, theirs = (tensor.double().clamp(-_FAR, _FAR) for tensor in (ours, theirs))
+    error = float((ours - theirs).norm() / theirs.norm().clamp(min=1e-30))
+    return _Agreement(error, error <= _MAX_ERROR)

@@ -1,0 +1,32 @@
+"""The same requests for everybody: random token ids, mixed lengths."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.gpu.scale import Scale
+
+_SPREAD = 0.6
+"""Of the logarithm of a length."""
+
+
+@dataclass(frozen=True)
+class Request:
+    prompt_ids: list[int]
+    num_outputs: int
+
+
+def mixed(scale: Scale, seed: int = 0) -> list[Request]:
+    """Log-normal lengths of the scale's means, between 1 and four times as much."""
+    draw = np.random.default_rng(seed)
+
+    def lengths(mean: int) -> list[int]:
+        drawn = draw.lognormal(np.log(mean) - _SPREAD**2 / 2, _SPREAD, scale.num_requests)
+        return [int(n) for n in drawn.round().clip(1, 4 * mean)]
+
+    return [
+        Request(draw.integers(1, scale.model.vocab_size, num_prompt).tolist(), num_outputs)
+        for num_prompt, num_outputs in zip(
+            lengths(scale.mean_prompt_len), lengths(scale.mean_output_len), strict=True
+        )
+    ]

@@ -1,0 +1,105 @@
+"""How large the model and the measurements are."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from worker.model.config import DecoderConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """A model's shape and what is measured of it."""
+
+    model: DecoderConfig
+    copy_bytes: int
+    matmul_size: int
+    num_tokens: int
+    """Of a step that measures the kernels that work on single tokens."""
+    prefill_len: int
+    context_len: int
+    """Of the decode steps."""
+    batches: tuple[int, ...]
+    num_requests: int
+    mean_prompt_len: int
+    mean_output_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int = 16
+
+    @property
+    def max_request_len(self) -> int:
+        """Longest prompt and output together of the requests; see `bench.gpu.requests`."""
+        return 4 * (self.mean_prompt_len + self.mean_output_len)
+
+
+def _llama(*, vocab: int, hidden: int, mlp: int, layers: int, heads: int, kv: int) -> DecoderConfig:
+    return DecoderConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv,
+        head_dim=hidden // heads,
+        rms_norm_eps=1e-5,
+        max_seq_len=8192,
+        has_tied_embeddings=False,
+        is_awq=False,
+        sliding_windows=(None,) * layers,
+        rope={"rope_theta": 500_000.0, "rope_type": "default"},
+    )
+
+
+SCALES = {
+    "llama-3.1-8b": Scale(
+        model=_llama(vocab=128_256, hidden=4096, mlp=14_336, layers=32, heads=32, kv=8),
+        copy_bytes=4 << 30,
+        matmul_size=8192,
+        num_tokens=8192,
+        prefill_len=8192,
+        context_len=1024,
+        batches=(1, 16, 64, 256),
+        num_requests=1000,
+        mean_prompt_len=220,
+        mean_output_len=200,
+        max_num_seqs=512,
+        max_num_batched_tokens=8192,
+    ),
+    "tiny": Scale(
+        model=_llama(vocab=512, hidden=128, mlp=256, layers=2, heads=4, kv=2),
+        copy_bytes=1 << 20,
+        matmul_size=128,
+        num_tokens=24,
+        prefill_len=48,
+        context_len=40,
+        batches=(1, 4),
+        num_requests=12,
+        mean_prompt_len=12,
+        mean_output_len=6,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+    ),
+}
+
+
+def transformers_config(scale: Scale) -> dict[str, Any]:
+    """The arguments of transformers' ``LlamaConfig`` for the same model."""
+    model = scale.model
+    return {
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "max_position_embeddings": model.max_seq_len,
+        "rms_norm_eps": model.rms_norm_eps,
+        "rope_parameters": dict(model.rope),
+        "tie_word_embeddings": False,
+    }
+
+
+def with_requests(scale: Scale, num_requests: int | None) -> Scale:
+    """The scale with another number of requests, if one is given."""
+    return dataclasses.replace(scale, num_requests=num_requests or scale.num_requests)

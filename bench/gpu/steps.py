@@ -1,0 +1,134 @@
+"""Decode steps and prompts on a runner, as the engine has them computed."""
+
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from bench.gpu.figures import Ceilings, Figure, seconds_of
+from bench.gpu.model import step_bytes, weight_bytes
+from bench.gpu.scale import Scale
+from shared.messages import SamplingParams
+from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId, StepHandle
+from worker.model.runner import TorchRunner
+
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+DRAWN = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, ignore_eos=True)
+_NUM_STEPS = 30
+_GOALS = {1: 0.85, 64: 0.7, 256: 0.7}
+"""Shares of the floor, by batch size."""
+
+
+class Steps:
+    """Runs steps of a runner whose cache holds whatever lies there: values cost nothing."""
+
+    def __init__(self, scale: Scale, runner: TorchRunner, device: torch.device) -> None:
+        self._scale = scale
+        self._runner = runner
+        self._device = device
+
+    def decode_ms(self, num_seqs: int, sampling: SamplingParams = GREEDY) -> float:
+        """One step, each launched while the one before it computes, as the engine does."""
+        self._decode(num_seqs, 5, sampling)
+        with seconds_of(self._device) as seconds:
+            self._decode(num_seqs, _NUM_STEPS, sampling)
+        return seconds() / _NUM_STEPS * 1e3
+
+    def prefill_ms(self, num_tokens: int) -> float:
+        """One prompt, alone in its step."""
+        prompt = ScheduledBatch([self._share(0, 0, num_tokens, None, GREEDY)])
+        self._runner.launch(prompt).result()
+        taken: list[float] = []
+        for _ in range(5):
+            began = time.perf_counter()
+            self._runner.launch(prompt).result()
+            taken.append(time.perf_counter() - began)
+        return sorted(taken)[2] * 1e3
+
+    def decode(self, num_seqs: int, num_steps: int) -> None:
+        """So many steps; the tokens of each are those that the one before has drawn."""
+        self._decode(num_seqs, num_steps, GREEDY)
+
+    def _decode(self, num_seqs: int, num_steps: int, sampling: SamplingParams) -> None:
+        context = self._scale.context_len - 1
+        in_flight: StepHandle | None = None
+        for step in range(num_steps):
+            row = range(num_seqs) if step else [None] * num_seqs
+            shares = [self._share(k, context, 1, row[k], sampling) for k in range(num_seqs)]
+            launched = self._runner.launch(ScheduledBatch(shares))
+            if in_flight is not None:
+                in_flight.result()
+            in_flight = launched
+        assert in_flight is not None
+        in_flight.result()
+
+    def _share(
+        self,
+        k: int,
+        start: int,
+        num_tokens: int,
+        previous_row: int | None,
+        sampling: SamplingParams,
+    ) -> ScheduledSequence:
+        num_blocks = -(-(start + num_tokens) // self._runner.block_size)
+        return ScheduledSequence(
+            sequence_id=SequenceId("bench", k),
+            start=start,
+            token_ids=[(7919 * (k + at)) % self._runner.vocab_size for at in range(num_tokens)],
+            # Blocks far apart, as they are after hours; where there are few, some are shared.
+            block_table=[(k + 37 * at) % self._runner.num_blocks for at in range(num_blocks)],
+            is_sampled=True,
+            sampling=sampling,
+            seed=k,
+            position=0,
+            previous_row=previous_row,
+        )
+
+
+def decodes(scale: Scale, steps: Steps, ceilings: Ceilings, dtype: torch.dtype) -> Iterator[Figure]:
+    """A step at each batch size."""
+    for num_seqs in scale.batches:
+        taken_ms = steps.decode_ms(num_seqs)
+        floor_ms = ceilings.floor_ms(step_bytes(scale, dtype, num_seqs))
+        yield Figure(
+            section="decode",
+            name=f"{num_seqs} x 1 after {scale.context_len - 1}",
+            value=taken_ms,
+            unit="ms",
+            ratio=floor_ms / taken_ms,
+            goal=_GOALS.get(num_seqs),
+            note=f"floor {floor_ms:.2f} ms: all weights and the KV cache read once",
+        )
+
+
+def drawn(scale: Scale, steps: Steps) -> Figure:
+    """What it costs to draw instead of taking the most likely token."""
+    num_seqs = scale.batches[-1]
+    greedy_ms, drawn_ms = steps.decode_ms(num_seqs), steps.decode_ms(num_seqs, DRAWN)
+    return Figure(
+        section="decode",
+        name=f"{num_seqs} x 1, top-k and top-p",
+        value=drawn_ms,
+        unit="ms",
+        ratio=greedy_ms / drawn_ms,
+        note="greedy over drawn",
+    )
+
+
+def prefills(
+    scale: Scale, steps: Steps, ceilings: Ceilings, lengths: Sequence[int]
+) -> Iterator[Figure]:
+    """Prompts alone, against the products that they cannot do without."""
+    parameters = weight_bytes(scale, torch.uint8)
+    for length in lengths:
+        taken_ms = steps.prefill_ms(length)
+        attention = 2 * length * length * scale.model.num_heads * scale.model.head_dim
+        flops = 2 * length * parameters + scale.model.num_layers * attention
+        yield Figure(
+            section="prefill",
+            name=f"1 x {length}",
+            value=taken_ms,
+            unit="ms",
+            ratio=ceilings.floor_ms(0, flops) / taken_ms,
+            note="share of the floor, by the matmul's rate",
+        )

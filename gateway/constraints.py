@@ -1,0 +1,216 @@
+"""What an answer has to match: taken from the body, and checked before anything is queued.
+
+A check compiles the grammar without a tokenizer, in some milliseconds even where it is refused:
+a regular expression is expanded only as the text goes on, under the worker's limits.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import llguidance
+import msgspec
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from gateway.reasoning import CLOSE, OPEN
+from shared.errors import InvalidRequest
+from shared.messages import MAX_GRAMMAR_CHARS, Constraint
+
+MAX_SCHEMA_DEPTH = 64
+_MAX_ALTERNATIVES = 1024
+_LONG_CHARS = 2048
+_KINDS = ("json", "json_object", "regex", "choice", "grammar")
+
+
+class Wanted(NamedTuple):
+    """A constraint, and the parameter that asks for it."""
+
+    param: str
+    constraint: Constraint
+
+
+def wanted_constraint(fields: Mapping[str, Any]) -> Wanted | None:
+    """What a body's ``response_format``, ``structured_outputs`` or ``guided_*`` ask for. Raises
+    `InvalidRequest`."""
+    found = list(_all_wanted(fields))
+    if len(found) > 1:
+        raise InvalidRequest(
+            f"{found[1].param}: not together with {found[0].param}.", param=found[1].param
+        )
+    return found[0] if found else None
+
+
+def after_reasoning(constraint: Constraint, reasoning_parser: str | None) -> Constraint:
+    """The same, for what a model says once it has thought. A grammar stands for all its text."""
+    if reasoning_parser is None or constraint.kind == "lark":
+        return constraint
+    if constraint.kind == "json_schema":
+        answer = f"%json {constraint.source}"
+    else:
+        answer = f"/{_escaped(constraint.source)}/"
+    return grammar(f"answer: {answer}", reasoning_parser)
+
+
+def grammar(rules: str, reasoning_parser: str | None) -> Constraint:
+    """``rules``, of which ``answer`` is the first, perhaps after a thought."""
+    start = {None: "", "qwen3": f'("{OPEN}" thought space)? '}.get(
+        reasoning_parser, "thought space "
+    )
+    thought = f'thought[suffix="{CLOSE}"]: /(?s:.*)/\nspace: /\\s*/' if start else ""
+    return Constraint(kind="lark", source=f"start: {start}answer\n{rules}\n{thought}")
+
+
+def json_constraint(schema: Any, param: str) -> Constraint:
+    """A schema, or one as JSON. Raises `InvalidRequest`."""
+    if isinstance(schema, str):
+        try:
+            schema = msgspec.json.decode(schema)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise InvalidRequest(f"{param}: not JSON: {error}", param=param) from None
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"{param}: expected a JSON schema.", param=param)
+    check_depth(schema, param)
+    return _constraint("json_schema", msgspec.json.encode(schema).decode(), param)
+
+
+def check_depth(value: Any, param: str) -> None:
+    """Refuse what is nested deeper than recursive readers can bear."""
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > MAX_SCHEMA_DEPTH:
+            raise InvalidRequest(
+                f"{param}: nested deeper than {MAX_SCHEMA_DEPTH} levels.", param=param
+            )
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+
+
+async def check(wanted: Wanted) -> None:
+    """Raise `InvalidRequest` if no worker could obey. Large ones are checked in a thread."""
+    if len(wanted.constraint.source) > _LONG_CHARS:
+        await asyncio.to_thread(check_now, wanted)
+    else:
+        check_now(wanted)
+
+
+def check_now(wanted: Wanted) -> None:
+    """The same, here and now."""
+    problem = _problem(wanted.constraint)
+    if problem:
+        raise InvalidRequest(f"{wanted.param}: {problem}", param=wanted.param)
+
+
+def _all_wanted(fields: Mapping[str, Any]) -> Iterator[Wanted]:
+    if response_format := fields.get("response_format"):
+        yield from _from_response_format(response_format)
+    if outputs := fields.get("structured_outputs"):
+        for kind, value in outputs.items():
+            param = f"structured_outputs.{kind}"
+            if kind in _KINDS:
+                yield from _of_kind(kind, value, param)
+            elif value and not kind.startswith("disable_"):
+                raise InvalidRequest(f"{param} is not supported.", param=param)
+    for kind in _KINDS:
+        yield from _of_kind(kind, fields.get(f"guided_{kind}"), f"guided_{kind}")
+
+
+def _from_response_format(response_format: dict[str, Any]) -> Iterator[Wanted]:
+    kind = response_format.get("type")
+    nested = response_format.get("json_schema")
+    if kind not in ("text", "json_object", "json_schema"):
+        param = "response_format.type"
+        raise InvalidRequest(f"{param}: expected text, json_object or json_schema.", param=param)
+    if kind == "text":
+        return
+    schema, param = response_format.get("schema"), "response_format.schema"
+    if isinstance(nested, dict):
+        schema, param = nested.get("schema"), "response_format.json_schema.schema"
+    if kind == "json_schema" and schema is None:
+        param = "response_format.json_schema"
+        raise InvalidRequest(f"{param}: expected an object with a schema.", param=param)
+    yield Wanted(param, json_constraint(schema or {"type": "object"}, param))
+
+
+def _of_kind(kind: str, value: Any, param: str) -> Iterator[Wanted]:
+    if value is None or value is False:
+        return
+    if kind == "json":
+        yield Wanted(param, json_constraint(value, param))
+    elif kind == "json_object":
+        yield Wanted(param, json_constraint({"type": "object"}, param))
+    elif kind == "choice":
+        yield Wanted(param, _alternatives(value, param))
+    elif not isinstance(value, str):
+        raise InvalidRequest(f"{param}: expected a string.", param=param)
+    elif kind == "regex":
+        yield Wanted(param, _constraint("regex", value, param))
+    else:
+        yield Wanted(param, _constraint("lark", _lark(value, param), param))
+
+
+def _alternatives(texts: Any, param: str) -> Constraint:
+    if (
+        not isinstance(texts, list)
+        or not 0 < len(texts) <= _MAX_ALTERNATIVES
+        or not all(isinstance(text, str) and text for text in texts)
+    ):
+        raise InvalidRequest(
+            f"{param}: expected 1 to {_MAX_ALTERNATIVES} strings that are not empty.", param=param
+        )
+    quoted = (json.dumps(text, ensure_ascii=False) for text in texts)
+    return _constraint("lark", "start: " + " | ".join(quoted), param)
+
+
+def _lark(grammar: str, param: str) -> str:
+    """llama.cpp's grammars are translated."""
+    if "::=" not in grammar:
+        return grammar
+    if len(grammar) > MAX_GRAMMAR_CHARS:
+        return grammar
+    try:
+        return gbnf_to_lark(grammar)
+    except Exception as error:  # noqa: BLE001 - whatever the translator trips on is the grammar's
+        raise InvalidRequest(f"{param}: {error}", param=param) from None
+
+
+def _constraint(kind: Any, source: str, param: str) -> Constraint:
+    if len(source) > MAX_GRAMMAR_CHARS:
+        raise InvalidRequest(f"{param}: longer than {MAX_GRAMMAR_CHARS} characters.", param=param)
+    return Constraint(kind=kind, source=source)
+
+
+@lru_cache(maxsize=256)
+def _problem(constraint: Constraint) -> str:
+    """What is wrong with it; nothing if nothing is."""
+    matcher = llguidance.LLMatcher
+    try:
+        match constraint.kind:
+            case "json_schema":
+                grammar = matcher.grammar_from_json_schema(constraint.source)
+            case "regex":
+                grammar = matcher.grammar_from_regex(constraint.source)
+            case "lark":
+                grammar = matcher.grammar_from_lark(constraint.source)
+        is_wrong, problems = matcher.validate_grammar_with_warnings(grammar)
+    except ValueError as error:
+        return str(error)
+    return problems[0] if is_wrong else ""
+
+
+def _escaped(pattern: str) -> str:
+    """A regular expression as it stands between slashes."""
+    escaped, is_escape = [], False
+    for char in pattern:
+        if is_escape or char not in "/\n":
+            escaped.append(char)
+        else:
+            escaped.append("\\/" if char == "/" else "\\n")
+        is_escape = char == "\\" and not is_escape
+    return "".join(escaped)

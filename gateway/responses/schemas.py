@@ -1,0 +1,179 @@
+"""The body of ``POST /v1/responses``, and the chat that it stands for."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from pydantic import Field, ValidationError, WithJsonSchema
+
+from gateway.parameters import refuse_unsupported
+from gateway.responses.items import messages_of
+from gateway.schemas import Body, ChatRequest, misshapen
+from shared.errors import InvalidRequest
+
+_INPUT = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "items": {"type": "object", "description": "Messages, calls and their outputs."},
+        },
+    ]
+}
+_TOOL = {
+    "type": "object",
+    "required": ["type", "name"],
+    "properties": {
+        "type": {"const": "function"},
+        "name": {"type": "string"},
+        "description": {"type": "string"},
+        "parameters": {"type": "object", "description": "A JSON schema."},
+    },
+}
+_LOGPROBS = "message.output_text.logprobs"
+_TOLERATED = (_LOGPROBS, "reasoning.encrypted_content")
+_NAMES: Mapping[str, str] = {
+    "max_completion_tokens": "max_output_tokens",
+    "messages": "input",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+"""What a chat's parameters are called here."""
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "context_management": (),
+    "conversation": (),
+    "max_tool_calls": (),
+    "n": (1,),
+    "previous_response_id": (),
+    "prompt": (),
+    "prompt_logprobs": (),
+    "truncation": ("disabled",),
+}
+_ECHOED = (
+    "instructions",
+    "max_output_tokens",
+    "metadata",
+    "parallel_tool_calls",
+    "reasoning",
+    "temperature",
+    "text",
+    "tool_choice",
+    "tools",
+    "top_logprobs",
+    "top_p",
+    "user",
+)
+
+Input: TypeAlias = Annotated[Any, WithJsonSchema(_INPUT)]
+Tools: TypeAlias = Annotated[list[Any] | None, WithJsonSchema({"type": "array", "items": _TOOL})]
+
+
+class ResponsesRequest(Body):
+    """Unknown parameters are taken as a chat's."""
+
+    model: str
+    input: Input
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = Field(None, description=f"With `include`: `{_LOGPROBS}`.")
+    tools: Tools = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
+    text: dict[str, Any] | None = Field(
+        None, description="`format`: `text`, `json_object` or `json_schema` with a schema."
+    )
+    reasoning: dict[str, Any] | None = Field(None, description="`effort`.")
+    include: Annotated[list[Any] | None, WithJsonSchema({"type": "array"})] = None
+    stream: bool = False
+    stream_options: dict[str, Any] | None = None
+    background: bool = Field(False, description="Answer at once, and go on without the client.")
+    store: bool | None = Field(
+        None, description="Keep the response for a while; null: where it is a background one."
+    )
+    metadata: dict[str, Any] | None = None
+    user: str | None = None
+
+    def chat(self) -> ChatRequest:
+        """The chat that this is. Raises `InvalidRequest`."""
+        extra = self.model_extra or {}
+        for name, neutral in _NEUTRAL.items():
+            if name in extra and extra[name] not in neutral:
+                raise InvalidRequest(f"{name} is not supported.", param=name)
+        refuse_unsupported({k: v for k, v in extra.items() if k not in _NEUTRAL}, is_chat=True)
+        if self.background and self.store is False:
+            raise InvalidRequest("store: a background response is stored.", param="store")
+        for k, name in enumerate(self.include or []):
+            if name not in _TOLERATED:
+                raise InvalidRequest(f"include[{k}]: not supported.", param=f"include[{k}]")
+        try:
+            return ChatRequest.model_validate({**extra, **self._chat_fields()})
+        except ValidationError as error:
+            raise misshapen(error) from None
+
+    def echoed(self) -> bytes:
+        """What the response repeats, as JSON."""
+        said = {name: getattr(self, name) for name in _ECHOED}
+        return msgspec.json.encode(
+            {
+                **said,
+                "background": self.background,
+                "store": bool(self.store or self.background),
+                "metadata": self.metadata or {},
+                "tools": self.tools or [],
+                "tool_choice": self.tool_choice or "auto",
+                "text": self.text or {"format": {"type": "text"}},
+                "reasoning": self.reasoning or {"effort": None, "summary": None},
+                "previous_response_id": None,
+                "truncation": "disabled",
+            }
+        )
+
+    def _chat_fields(self) -> dict[str, Any]:
+        wants_logprobs = _LOGPROBS in (self.include or [])
+        return {
+            "model": self.model,
+            "messages": messages_of(self.instructions, self.input),
+            "max_completion_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "tools": [_tool(tool, f"tools[{k}]") for k, tool in enumerate(self.tools or [])],
+            "tool_choice": _tool_choice(self.tool_choice),
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "response_format": _format((self.text or {}).get("format")),
+            "reasoning_effort": (self.reasoning or {}).get("effort"),
+            "logprobs": wants_logprobs,
+            "top_logprobs": self.top_logprobs if wants_logprobs else None,
+            "stream": self.stream,
+            "detach": bool(self.background or self.store),
+            "user": self.user,
+        }
+
+
+def renamed(error: InvalidRequest) -> InvalidRequest:
+    """An error about the chat, in the words of the response's body."""
+    param = error.param or ""
+    for name, ours in _NAMES.items():
+        if param.startswith(name):
+            ours += param.removeprefix(name)
+            return InvalidRequest(error.message.replace(param, ours, 1), param=ours)
+    return error
+
+
+def _tool(tool: Any, path: str) -> Any:
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        raise InvalidRequest(f"{path}.type: only functions are supported.", param=f"{path}.type")
+    return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+
+
+def _tool_choice(choice: Any) -> Any:
+    if isinstance(choice, dict) and "name" in choice and choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice["name"]}}
+    return choice
+
+
+def _format(wanted: Any) -> Any:
+    if not isinstance(wanted, dict) or wanted.get("type") != "json_schema":
+        return wanted
+    return {"type": "json_schema", "json_schema": {k: v for k, v in wanted.items() if k != "type"}}

@@ -1,0 +1,73 @@
+"""Responses that are there already: read as far as they have come, streamed again, cancelled."""
+
+import asyncio
+from collections.abc import Sequence
+
+from gateway import streams
+from gateway.choices import Gathering
+from gateway.deps import Gateway
+from gateway.framing import Framer
+from gateway.reading import NOT_FOUND
+from gateway.relay import LogRelay
+from gateway.sse import Payload, error_of
+from shared.errors import StreamNotFound, Unavailable, WarrenError
+from shared.messages import Accepted, Failed
+from shared.stream import Relay
+
+_LOOK_INTERVAL_S = 0.02
+
+
+class SequenceFramer(Framer):
+    """Frames the events of a response whose ``sequence_number`` is beyond ``after``."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self._num_to_skip = after + 1
+
+    def frame(self, ordinal: int, payloads: Sequence[Payload]) -> bytes:
+        return super().frame(ordinal, self._rest(payloads))
+
+    def frame_between(self, payloads: Sequence[Payload]) -> bytes:
+        return super().frame_between(self._rest(payloads))
+
+    def _rest(self, payloads: Sequence[Payload]) -> Sequence[Payload]:
+        num_skipped = min(self._num_to_skip, len(payloads))
+        self._num_to_skip -= num_skipped
+        self._num_payloads += num_skipped
+        return payloads[num_skipped:]
+
+
+async def stored_response(
+    gateway: Gateway, request_id: str, tenant: str
+) -> tuple[Gathering, WarrenError | None]:
+    """What the log of a response has by now, and what the response failed of.
+
+    Raises `StreamNotFound`, also for what is no response, `StreamExpired` and `Unavailable`.
+    """
+    async with gateway.relays.resume(streams.checked_id(request_id), tenant) as relay:
+        relay.leave()
+        relays = await _read_all(relay)
+        if relay.context is None:
+            raise Unavailable("No worker has started on this response yet.")
+        if relay.context.endpoint != "responses":
+            raise StreamNotFound(NOT_FOUND)
+    gathering = Gathering(relay.context)
+    error = None
+    for one in relays:
+        gathering.read(one)
+        if isinstance(one.event, Failed):
+            error = error_of(one.event)
+    return gathering, error
+
+
+async def _read_all(relay: LogRelay) -> list[Relay]:
+    catching_up = asyncio.create_task(relay.catch_up(Accepted(body_hash="")))
+    relays: list[Relay] = []
+    try:
+        # Who reads a log has to take what it passes on, or it stops.
+        while not catching_up.done():
+            relays += await relay.take(_LOOK_INTERVAL_S)
+        await catching_up
+        return relays + await relay.take(_LOOK_INTERVAL_S)
+    finally:
+        catching_up.cancel()

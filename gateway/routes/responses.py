@@ -1,0 +1,117 @@
+"""POST /v1/responses, and what is done with a response that is there."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Query, Request, Response
+
+from gateway import streams
+from gateway.answer_documents import RESPONSE
+from gateway.body import read_body
+from gateway.context import decode_context
+from gateway.deps import Gateway
+from gateway.documents import answered, documented
+from gateway.generation import GenerationResponse
+from gateway.jobs import reworded
+from gateway.responses.format import gathered_response, response_object
+from gateway.responses.schemas import ResponsesRequest, renamed
+from gateway.responses.stored import SequenceFramer, stored_response
+from gateway.schemas import parse_body
+from gateway.submission import draft_of, submitted
+from shared import telemetry
+from shared.errors import InvalidRequest
+from shared.messages import GenerationJob
+
+_EXAMPLE: Mapping[str, Any] = {
+    "model": "smollm2",
+    "input": "What is the capital of France?",
+    "temperature": 0,
+}
+
+
+def router(gateway: Gateway) -> APIRouter:
+    routes = APIRouter(tags=["responses"])
+    documents: dict[str, Any] = {"responses": {"200": answered(RESPONSE)}}
+
+    @routes.post(
+        "/v1/responses",
+        openapi_extra=documented(ResponsesRequest, _EXAMPLE, RESPONSE, streams=True),
+    )
+    async def create_response(request: Request) -> Response:
+        """Answer a conversation, in the words of the Responses API."""
+        raw_body = await read_body(request, gateway.settings.max_body_bytes)
+        body = parse_body(ResponsesRequest, raw_body)
+        job = await _submitted(gateway, request, body, raw_body)
+        if body.background and not body.stream:
+            return _json(await _started(gateway, job))
+        return GenerationResponse(gateway, job)
+
+    @routes.get(
+        "/v1/responses/{response_id}",
+        openapi_extra=documents,
+        response_class=Response,
+        responses={204: {"description": "There is nothing more."}},
+    )
+    async def get_response(
+        request: Request,
+        response_id: str,
+        stream: bool = Query(False),
+        starting_after: int = Query(
+            -1, ge=-1, description="With `stream`: the last `sequence_number` that was seen."
+        ),
+    ) -> Response:
+        """A response that was stored, as far as it has come. Who streams it meanwhile is cut off:
+        a response has one reader."""
+        request.state.request_id = streams.checked_id(response_id)
+        if stream:
+            framer = SequenceFramer(starting_after)
+            return streams.resume(gateway, response_id, request.state.tenant, framer)
+        gathering, error = await stored_response(gateway, response_id, request.state.tenant)
+        return _json(gathered_response(gathering, gathering.usage, error=error))
+
+    @routes.post("/v1/responses/{response_id}/cancel", openapi_extra=documents)
+    async def cancel_response(request: Request, response_id: str) -> Response:
+        """Cancel a background response. One that has ended stays as it is."""
+        gathering, error = await stored_response(gateway, response_id, request.state.tenant)
+        response = gathered_response(gathering, gathering.usage, error=error)
+        if not gathering.context.is_detached:
+            raise InvalidRequest("Only background responses can be cancelled.")
+        if response["status"] in ("queued", "in_progress"):
+            await streams.cancel(gateway, response_id, request.state.tenant)
+            response["status"] = "cancelled"
+        return _json(response)
+
+    @routes.delete("/v1/responses/{response_id}")
+    async def delete_response(request: Request, response_id: str) -> dict[str, Any]:
+        """Forget a response."""
+        await streams.cancel(gateway, response_id, request.state.tenant)
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    return routes
+
+
+async def _submitted(
+    gateway: Gateway, request: Request, body: ResponsesRequest, raw_body: bytes
+) -> GenerationJob:
+    try:
+        draft = draft_of(gateway, request, body.chat())
+        job = reworded(draft.job, endpoint="responses", echoed=body.echoed())
+        return await submitted(gateway, request, draft._replace(job=job), raw_body, "resp")
+    except InvalidRequest as error:
+        raise renamed(error) from None
+
+
+async def _started(gateway: Gateway, job: GenerationJob) -> dict[str, Any]:
+    """Publish a job that nobody waits for."""
+    context = decode_context(job.context)
+    job = msgspec.structs.replace(job, trace=telemetry.inject())
+    with gateway.admission.admit():
+        async with gateway.relays.open(job, context) as relay:
+            relay.can_return = True
+            relay.leave()
+    return response_object(context, "queued")
+
+
+def _json(body: object) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -1,0 +1,59 @@
+"""Tags in a text that comes in pieces."""
+
+
+class Until:
+    """Lets text through up to the first of ``tags``. Whitespace before a tag belongs to it."""
+
+    def __init__(self, *tags: str) -> None:
+        self._tags = tags
+        self._held = ""
+
+    def read(self, text: str) -> tuple[str, str | None, str]:
+        """Returns the text that is sure, the tag with its whitespace if one was found, and what
+        follows it."""
+        text = self._held + text
+        found = [(position, tag) for tag in self._tags if (position := text.find(tag)) >= 0]
+        if found:
+            self._held = ""
+            position, tag = min(found)
+            before, after = text[:position].rstrip(), position + len(tag)
+            return before, text[len(before) : after], text[after:]
+        sure = text[: len(text) - self._num_open(text)].rstrip()
+        self._held = text[len(sure) :]
+        return sure, None, ""
+
+    def end(self) -> str:
+        """What was held back."""
+        held, self._held = self._held, ""
+        return held
+
+    def _num_open(self, text: str) -> int:
+        """Characters at the end of ``text`` that may be the beginning of a tag."""
+        longest = max(map(len, self._tags)) - 1
+        for length in range(min(longest, len(text)), 0, -1):
+            if any(tag.startswith(text[-length:]) for tag in self._tags):
+                return length
+        return 0
+
+
+class Opening:
+    """Decides whether a text begins with ``tag``, whitespace aside."""
+
+    def __init__(self, tag: str) -> None:
+        self._tag = tag
+        self._held = ""
+
+    def read(self, text: str) -> tuple[bool | None, str]:
+        """Returns whether it does, or None as long as that is open, and the text to go on with."""
+        self._held += text
+        begun = self._held.lstrip()
+        if begun.startswith(self._tag):
+            return True, begun[len(self._tag) :]
+        if self._tag.startswith(begun):
+            return None, ""
+        return False, self._held
+
+    def end(self) -> str:
+        """What was held back."""
+        held, self._held = self._held, ""
+        return held

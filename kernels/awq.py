@@ -1,0 +1,85 @@
+"""Matrices in 4 bits as AWQ checkpoints have them (Lin et al., arXiv:2306.00978), repacked.
+
+A checkpoint's words hold 8 outputs of one input. Here a word holds 8 inputs of one output, so that
+a thread sums what it unpacks by itself, and neighbouring threads read neighbouring words. Inputs
+come in chunks of 128, whose 16 rows of words follow one another: nibble j of word row r, counted
+from the lowest, is input 16 j + r of the chunk. The inputs of one nibble are then 16 neighbours,
+which is what a matrix instruction takes at a time.
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.shapes import check_shape
+
+NIBBLES = 8
+CHUNK_INPUTS = 128
+CHUNK_WORDS = CHUNK_INPUTS // NIBBLES
+_CHECKPOINT_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of its 8 outputs each nibble of a checkpoint's word is, from the lowest."""
+
+
+def repack_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Turn a checkpoint's tensors into those of `kernels.reference.awq_linear`.
+
+    ``qweight`` is [inputs, outputs / 8] int32, ``qzeros`` [num_groups, outputs / 8] int32,
+    ``scales`` [num_groups, outputs]. Returns ``qweight`` [inputs / 8, outputs] int32, ``scales`` as
+    they are and ``zeros`` [num_groups, outputs] uint8. Raises `ValueError` where shapes differ or
+    inputs are no multiple of 128.
+    """
+    inputs, outputs = qweight.shape[0], qweight.shape[1] * NIBBLES
+    num_groups = scales.shape[0]
+    check_shape("scales", scales, (None, outputs))
+    check_shape("qzeros", qzeros, (num_groups, outputs // NIBBLES))
+    _check_groups(inputs, num_groups)
+    chunks = _nibbles(qweight).view(-1, NIBBLES, CHUNK_WORDS, outputs)
+    words = torch.zeros_like(chunks[:, 0], dtype=torch.int32)
+    for place in range(NIBBLES):
+        words |= chunks[:, place].int() << 4 * place
+    return words.view(-1, outputs), scales, _nibbles(qzeros)
+
+
+def dequantize_awq(qweight: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    """Return [inputs, outputs] float32: (nibble - zero) * scale."""
+    outputs = qweight.shape[1]
+    words = qweight.view(-1, 1, CHUNK_WORDS, outputs)
+    shifts = torch.arange(0, 4 * NIBBLES, 4, dtype=torch.int32, device=qweight.device)
+    nibbles = words >> shifts.view(NIBBLES, 1, 1) & 15
+    grouped = nibbles.reshape(scales.shape[0], -1, outputs)
+    weight = (grouped - zeros.unsqueeze(1)).float() * scales.unsqueeze(1).float()
+    return weight.view(-1, outputs)
+
+
+def check_awq(
+    hidden: Tensor,
+    qweight: Tensor,
+    scales: Tensor,
+    zeros: Tensor,
+    bias: Tensor | None,
+    group_size: int,
+) -> None:
+    """Raise `ValueError` where shapes differ, or inputs cannot be so grouped."""
+    inputs, outputs = hidden.shape[-1], qweight.shape[1]
+    check_shape("qweight", qweight, (inputs // NIBBLES, None))
+    check_shape("scales", scales, (inputs // group_size, outputs))
+    check_shape("zeros", zeros, scales.shape)
+    _check_groups(inputs, scales.shape[0])
+    if bias is not None:
+        check_shape("bias", bias, (outputs,))
+
+
+def _check_groups(inputs: int, num_groups: int) -> None:
+    """A chunk has whole groups, or a group whole chunks; neighbours of a nibble share theirs."""
+    if inputs % CHUNK_INPUTS:
+        raise ValueError(f"{inputs} inputs are no multiple of {CHUNK_INPUTS}")
+    size = inputs // num_groups
+    if size * num_groups != inputs or (size % CHUNK_INPUTS and size not in (16, 32, 64)):
+        raise ValueError(f"{inputs} inputs cannot be in {num_groups} groups of equal size")
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """A checkpoint's words, [rows, words], as [rows, 8 * words] uint8."""
+    unpacked = torch.empty(*packed.shape, NIBBLES, dtype=torch.uint8, device=packed.device)
+    for place, output in enumerate(_CHECKPOINT_ORDER):
+        unpacked[..., output] = packed >> 4 * place & 15
+    return unpacked.flatten(1)

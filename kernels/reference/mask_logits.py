@@ -1,0 +1,29 @@
+"""Keeps rows to the tokens that a grammar allows."""
+
+import torch
+from torch import Tensor
+
+from kernels.shapes import check_shape
+
+WORD_BITS = 32
+
+
+def mask_logits(logits: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
+    """Set the logits of row ``rows[m]`` to -inf where ``masks[m]`` has no bit.
+
+    ``logits`` is [num_rows, vocab_size] float32, ``rows`` [num_masked] int64, in range and none
+    twice, ``masks`` [num_masked, ceil(vocab_size / 32)] int32: token t is bit t % 32, counted from
+    the lowest, of word t // 32, as llguidance has it. Returns the logits; a provider may write over
+    them: use only what is returned. Raises `ValueError` where shapes differ.
+    """
+    check_masks(logits, rows, masks)
+    bits = torch.arange(WORD_BITS, dtype=torch.int32, device=masks.device)
+    is_allowed = (masks.unsqueeze(-1) >> bits & 1).flatten(1)[:, : logits.shape[1]].bool()
+    return logits.index_copy_(0, rows, logits[rows].masked_fill(~is_allowed, -torch.inf))
+
+
+def check_masks(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+    """Raise `ValueError` where shapes differ."""
+    check_shape("rows", rows, (None,))
+    num_words = -(-logits.shape[1] // WORD_BITS)
+    check_shape("masks", masks, (rows.shape[0], num_words))

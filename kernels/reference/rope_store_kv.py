@@ -1,0 +1,26 @@
+"""Rotary positions of queries and keys, and the keys and values into the paged cache, in one."""
+
+from torch import Tensor
+
+from kernels.reference.rope import rope
+from kernels.reference.store_kv import store_kv
+
+
+def rope_store_kv(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    positions: Tensor,
+    rope_table: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slots: Tensor,
+) -> Tensor:
+    """Rotate, write token t's key and value to slot ``slots[t]``, and return the rotated query.
+
+    Tensors, dtypes and errors are those of `rope` and `store_kv`: a token whose slot is below 0 is
+    not written, but its query is returned all the same.
+    """
+    query, key = rope(query, key, positions, rope_table)
+    store_kv(key, value, key_cache, value_cache, slots)
+    return query

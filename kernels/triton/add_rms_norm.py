@@ -1,0 +1,61 @@
+"""The residual connection and the normalisation that follows it, in one pass."""
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.shapes import check_shape
+from kernels.triton.configurations import POINTER_TYPES, Configuration, launch
+from kernels.triton.rms_norm import normalize, num_warps
+
+_WIDTHS = (4096, 16384)
+"""Compiled in advance, rounded up to powers of two."""
+
+
+def add_rms_norm(
+    hidden: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """See `kernels.reference.add_rms_norm`. Reads both and writes over them, each once."""
+    check_shape("residual", residual, hidden.shape)
+    num_rows, width = hidden.shape
+    check_shape("weight", weight, (width,))
+    normed, total = hidden.contiguous(), residual.contiguous()
+    if num_rows:
+        configuration = _configuration(hidden.dtype, triton.next_power_of_2(width))
+        launch(configuration, (num_rows,), normed, total, weight.contiguous(), width, eps)
+    return normed, total
+
+
+@triton.jit
+def add_rms_norm_kernel(
+    hidden_ptr, residual_ptr, weight_ptr, width, eps, BLOCK_WIDTH: tl.constexpr
+):
+    columns = tl.arange(0, BLOCK_WIDTH)
+    is_there = columns < width
+    places = tl.program_id(0).to(tl.int64) * width + columns
+    hidden = tl.load(hidden_ptr + places, mask=is_there, other=0.0).to(tl.float32)
+    residual = tl.load(residual_ptr + places, mask=is_there, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + columns, mask=is_there, other=0.0)
+    total = (hidden + residual).to(residual_ptr.dtype.element_ty)
+    tl.store(residual_ptr + places, total, mask=is_there)
+    # The sum as it was stored, rounded: who adds and then norms gets the same.
+    normed = normalize(total.to(tl.float32)[None, :], weight, width, eps)
+    normed = tl.reshape(normed, (BLOCK_WIDTH,)).to(hidden_ptr.dtype.element_ty)
+    tl.store(hidden_ptr + places, normed, mask=is_there)
+
+
+@cache
+def _configuration(dtype: torch.dtype, block_width: int) -> Configuration:
+    pointers = dict.fromkeys(("hidden_ptr", "residual_ptr", "weight_ptr"), POINTER_TYPES[dtype])
+    return Configuration(
+        kernel=add_rms_norm_kernel,
+        signature={**pointers, "width": "i32:16", "eps": "fp32"},
+        constexprs={"BLOCK_WIDTH": block_width},
+        num_warps=num_warps(block_width),
+    )
+
+
+CONFIGURATIONS = [_configuration(dtype, w) for dtype in POINTER_TYPES for w in _WIDTHS]

@@ -1,0 +1,177 @@
+"""What decodes and prompts share: rows of queries attend to a span of one sequence's context.
+
+The softmax is computed online, tile by tile, as in FlashAttention (Dao et al., arXiv:2205.14135 and
+2307.08691); the tokens of a tile lie wherever the block table says (PagedAttention, Kwon et al.,
+arXiv:2309.06180). A row is one query head of one token; heads that share keys stand in one tile of
+rows, so that each key is read once for all of them.
+"""
+
+import math
+
+import triton
+import triton.language as tl
+
+LOG2_E = math.log2(math.e)
+"""Scores carry this factor: the device has an instruction for powers of 2, but none for e's."""
+
+
+@triton.jit
+def layer_of(
+    seq,
+    key_ptr,
+    value_ptr,
+    tables_ptr,
+    slot_stride,
+    table_stride,
+    scale,
+    window,
+    HEAD_DIM: tl.constexpr,
+):
+    """Keys and values of the program's key head at slot 0, the sequence's blocks, and the rest."""
+    head = tl.program_id(0) * HEAD_DIM
+    return (
+        key_ptr + head,
+        value_ptr + head,
+        tables_ptr + seq.to(tl.int64) * table_stride,
+        slot_stride,
+        scale,
+        window,
+    )
+
+
+@triton.jit
+def attend_span(
+    rows,
+    layer,
+    begin,
+    end,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+):
+    """Attend to the tokens ``begin`` .. ``end - 1``; ``begin`` is a multiple of BLOCK_N.
+
+    ``rows`` is (their queries [rows, columns], columns being HEAD_DIM filled up to a power of two
+    with zeros; the positions [rows] of their tokens; the least of these), ``layer`` what
+    `layer_of` returns. No token from ``end`` on is read.
+
+    Returns [rows] float32 the highest score, [rows] float32 the sum of exp2(score - highest), and
+    [rows, columns] float32 the values weighted by the same: -inf, 0 and 0 where a row sees nothing.
+    """
+    query, _, first_position = rows
+    highest = tl.full([query.shape[0]], float("-inf"), tl.float32)
+    total = tl.zeros([query.shape[0]], tl.float32)
+    weighted = tl.zeros([query.shape[0], query.shape[1]], tl.float32)
+    # Every row sees the tiles before this one whole, unless it has a window.
+    masked_begin = tl.maximum(begin, tl.minimum(end, first_position + 1) // BLOCK_N * BLOCK_N)
+    highest, total, weighted = _attend_tiles(
+        highest,
+        total,
+        weighted,
+        rows,
+        layer,
+        begin,
+        masked_begin,
+        BLOCK_SIZE,
+        HEAD_DIM,
+        BLOCK_N,
+        HAS_WINDOW,
+        HAS_WINDOW,
+    )
+    return _attend_tiles(
+        highest,
+        total,
+        weighted,
+        rows,
+        layer,
+        masked_begin,
+        end,
+        BLOCK_SIZE,
+        HEAD_DIM,
+        BLOCK_N,
+        HAS_WINDOW,
+        True,
+    )
+
+
+@triton.jit
+def _attend_tiles(
+    highest,
+    total,
+    weighted,
+    rows,
+    layer,
+    begin,
+    end,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    IS_MASKED: tl.constexpr,
+):
+    query, positions, _ = rows
+    key_ptr, value_ptr, table_ptr, slot_stride, scale, window = layer
+    columns = tl.arange(0, query.shape[1])
+    for start in tl.range(begin, end, BLOCK_N):
+        tokens = start + tl.arange(0, BLOCK_N)
+        is_token = tokens < end
+        blocks = _load(table_ptr + tokens // BLOCK_SIZE, is_token, IS_MASKED)
+        slots = blocks.to(tl.int64) * BLOCK_SIZE + tokens % BLOCK_SIZE
+        places = (slots * slot_stride)[:, None] + columns[None, :]
+        is_read = is_token[:, None] & (columns < HEAD_DIM)[None, :]
+        HAS_GAPS: tl.constexpr = IS_MASKED or query.shape[1] != HEAD_DIM
+        keys = _load(key_ptr + places, is_read, HAS_GAPS)
+        scores = tl.dot(query, keys.T, input_precision="tf32x3")
+        if IS_MASKED:
+            is_visible = (tokens[None, :] <= positions[:, None]) & is_token[None, :]
+            if HAS_WINDOW:
+                is_visible &= tokens[None, :] > positions[:, None] - window
+            scores = tl.where(is_visible, scores, float("-inf"))
+        new_highest = tl.maximum(highest, tl.max(scores, 1) * scale)
+        shift = _finite(new_highest)
+        weights = tl.exp2(scores * scale - shift[:, None])
+        decay = tl.exp2(highest - shift)
+        total = total * decay + tl.sum(weights, 1)
+        values = _load(value_ptr + places, is_read, HAS_GAPS)
+        weighted = tl.dot(
+            weights.to(values.dtype), values, weighted * decay[:, None], input_precision="tf32x3"
+        )
+        highest = new_highest
+    return highest, total, weighted
+
+
+@triton.jit
+def _load(pointers, mask, IS_MASKED: tl.constexpr):
+    """What is not read is zero, not whatever lies there: 0 * NaN would be NaN."""
+    return tl.load(pointers, mask=mask, other=0) if IS_MASKED else tl.load(pointers)
+
+
+@triton.jit
+def merge_spans(highest, total, weighted, other_highest, other_total, other_weighted):
+    """Join what `attend_span` returned for two spans, in this order."""
+    new_highest = tl.maximum(highest, other_highest)
+    shift = _finite(new_highest)
+    decay, other_decay = tl.exp2(highest - shift), tl.exp2(other_highest - shift)
+    return (
+        new_highest,
+        # Fused by name: which product is rounded is not left to the compiler of each kernel.
+        tl.fma(total, decay, other_total * other_decay),
+        tl.fma(
+            weighted,
+            decay[:, None].broadcast_to(weighted.shape),
+            other_weighted * other_decay[:, None],
+        ),
+    )
+
+
+@triton.jit
+def _finite(highest):
+    """Zero for -inf, the highest of no score at all: -inf - -inf would be NaN."""
+    return tl.where(highest == float("-inf"), 0.0, highest)
+
+
+@triton.jit
+def normalised(total, weighted):
+    """The attention of each row; zero where a row saw nothing."""
+    return weighted / tl.where(total == 0.0, 1.0, total)[:, None]

@@ -1,0 +1,21 @@
+"""The output projection: hidden states to logits, summed in float32 and left so."""
+
+import torch
+from torch import Tensor
+
+from kernels.shapes import check_shape
+from kernels.triton.projection import fixed_tiles
+
+
+def logits(hidden: Tensor, weight: Tensor, *, is_batch_invariant: bool = False) -> Tensor:
+    """See `kernels.reference.logits`; no logit is rounded on the way.
+
+    cuBLAS computes them, unless they must not depend on the batch, see
+    `kernels.triton.projection`.
+    """
+    check_shape("weight", weight, (None, hidden.shape[-1]))
+    if is_batch_invariant or hidden.device.type != "cuda":
+        return fixed_tiles(hidden, weight, None, torch.float32)
+    if hidden.dtype == torch.float32:
+        return hidden @ weight.t()
+    return torch.mm(hidden, weight.t(), out_dtype=torch.float32)

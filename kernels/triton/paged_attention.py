@@ -1,0 +1,87 @@
+"""Causal attention of packed queries over keys and values that lie in blocks."""
+
+import torch
+from torch import Tensor
+
+from kernels.reference.paged_attention import check_attention
+from kernels.triton.configurations import POINTER_TYPES
+from kernels.triton.decode_attention import decode_attention
+from kernels.triton.prefill_attention import prefill_attention
+from kernels.triton.tokens import check_contiguous, check_dtypes, check_tokens
+
+MAX_HEAD_DIM = 256
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    *,
+    num_decodes: int,
+    max_query_len: int,
+    scale: float,
+    sliding_window: int | None = None,
+    is_batch_invariant: bool = False,
+) -> Tensor:
+    """See `kernels.reference.paged_attention`; the result is contiguous.
+
+    bfloat16, float16 or float32, head_dim a multiple of 16 and at most 256. ``scale`` is above 0.
+    ``query`` may be a part of a fused projection: its tokens may lie apart, but not a token's
+    heads. Sums are float32. Lengths stay on the device and what is launched depends on shapes and
+    on the keywords alone, so that a CUDA graph of a batch of decodes holds for all contexts that
+    its table has room for; a sequence of 0 tokens, which may pad such a batch, gets zeros.
+
+    With ``is_batch_invariant`` a token's bits depend on its own context alone, not on what else is
+    in the batch nor on whether it came alone or in a chunk: contexts are then split every 512
+    tokens and chunks use the tiles of decodes, which is slower.
+    """
+    check_attention(query, key_cache, value_cache, block_tables, query_starts, context_lens)
+    _check_layout(query, key_cache, value_cache, block_tables, query_starts, context_lens)
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if num_decodes:
+        decode_attention(
+            out[:num_decodes],
+            query[:num_decodes],
+            key_cache,
+            value_cache,
+            block_tables[:num_decodes],
+            context_lens[:num_decodes],
+            scale=scale,
+            sliding_window=sliding_window,
+            is_batch_invariant=is_batch_invariant,
+        )
+    if num_decodes < context_lens.shape[0]:
+        prefill_attention(
+            out,
+            query,
+            key_cache,
+            value_cache,
+            block_tables,
+            context_lens,
+            query_starts,
+            num_decodes=num_decodes,
+            max_query_len=max_query_len,
+            scale=scale,
+            sliding_window=sliding_window,
+            is_batch_invariant=is_batch_invariant,
+        )
+    return out
+
+
+def _check_layout(query: Tensor, key_cache: Tensor, value_cache: Tensor, *indices: Tensor) -> None:
+    head_dim = query.shape[2]
+    if query.dtype not in POINTER_TYPES:
+        raise ValueError(f"query of {query.dtype}, expected bfloat16, float16 or float32")
+    if head_dim % 16 or head_dim > MAX_HEAD_DIM:
+        raise ValueError(f"head_dim {head_dim}, expected a multiple of 16 up to {MAX_HEAD_DIM}")
+    check_dtypes(query=query, key_cache=key_cache, value_cache=value_cache)
+    check_tokens(query=query)
+    check_contiguous(key_cache=key_cache, value_cache=value_cache)
+    for index in indices:
+        if index.dtype != torch.int32 or index.stride(-1) != 1:
+            raise ValueError(
+                f"indices of {index.dtype} with strides {index.stride()}, expected int32 rows"
+            )

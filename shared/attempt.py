@@ -1,0 +1,84 @@
+"""The rules of a request's log on the worker's side: what becomes of one delivery of a job.
+
+* A job that was never delivered nor published before starts at once, as attempt 1.
+* Any other writes `Started` and waits until the log's reader, or the worker's own reading of the
+  log where it has no reader, says where to go on.
+* A job that was running at two crashes goes on in quarantine, where it endangers nothing else; one
+  that crashes there too is buried: its reader is told, and it goes to the dead letters.
+"""
+
+from collections.abc import Iterable
+from enum import Enum, auto
+
+from shared.messages import Cancel, Continue, ReplyEvent
+from shared.stream import LogReader, LogWriter, Send
+
+MAX_CRASHES = 2
+"""In company; in quarantine there may be one more."""
+
+
+class Verdict(Enum):
+    """What a command asks of an attempt."""
+
+    GO_ON = auto()
+    """From where `Attempt.log` stands now."""
+    STOP = auto()
+    """Nobody wants its words any more: acknowledge the job."""
+    GIVE_BACK = auto()
+    """Another run has the stream: return the job to its queue."""
+    QUARANTINE = auto()
+    """Publish the job to the suspects, say that it is handed over, and acknowledge it."""
+    BURY = auto()
+    """Say that it failed, and reject it to the dead letters."""
+
+
+class Attempt:
+    """One delivery of a job with ``num_choices`` choices in all. ``ticket`` is its own."""
+
+    def __init__(
+        self,
+        request_id: str,
+        num_choices: int,
+        *,
+        ticket: str,
+        num_returns: int = 0,
+        publication: int = 0,
+        is_suspect: bool = False,
+    ) -> None:
+        self.ticket = ticket
+        self.is_first = not (num_returns or publication or is_suspect)
+        self.log: LogWriter | None = LogWriter(1, num_choices) if self.is_first else None
+        """None while it waits."""
+        self._request_id = request_id
+        self._num_choices = num_choices
+        self._is_suspect = is_suspect
+        # However often it crashed in company, where another job may be to blame.
+        self._had_its_trial = is_suspect and num_returns > 0
+
+    def obey(self, command: Cancel | Continue) -> Verdict | None:
+        """Follow the log's reader; None where the command is for another run or comes late."""
+        if command.ticket not in (None, self.ticket):
+            return None
+        if isinstance(command, Cancel):
+            return Verdict.GIVE_BACK if command.is_replaced else Verdict.STOP
+        if self.log is not None or len(command.choices) != self._num_choices:
+            return None
+        self.log = LogWriter.resume(command)
+        if self._had_its_trial and command.num_crashes > MAX_CRASHES:
+            return Verdict.BURY
+        if not self._is_suspect and command.num_crashes >= MAX_CRASHES:
+            return Verdict.QUARANTINE
+        return Verdict.GO_ON
+
+    def read(self, log: Iterable[ReplyEvent]) -> Verdict | None:
+        """Take the reader's part where there is none: ``log`` is the log from its start.
+
+        None where it does not hold this attempt's `Started` yet.
+        """
+        reader = LogReader(self._request_id, self._num_choices)
+        verdict = None
+        for event in log:
+            for action in reader.read(event):
+                if isinstance(action, Send) and isinstance(action.command, Cancel | Continue):
+                    verdict = self.obey(action.command) or verdict
+        return Verdict.STOP if reader.is_ended else verdict

@@ -1,0 +1,104 @@
+"""Structs to bytes and back."""
+
+import re
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from shared.errors import UndecodableMessage
+from shared.messages.commands import Announcement, Command
+from shared.messages.events import ReplyEvent
+from shared.messages.fields import WIRE_VERSION, ReplyKey
+from shared.messages.jobs import GenerationJob, QuickJob
+
+MSGPACK = "application/msgpack"
+JSON = "application/json"
+
+_T = TypeVar("_T")
+
+
+class _Version(Struct):
+    """Reads the version alone: the rest of a newer job may not be readable."""
+
+    version: int = WIRE_VERSION
+
+
+def _without_value(error: Exception) -> str:
+    """What was wrong and where; the value itself may be a prompt, and this goes into logs."""
+    return re.sub(
+        r"(Invalid (?:enum )?value) .*?( - at `[^`]*`)?$", r"\1\2", str(error), flags=re.DOTALL
+    )
+
+
+class _Codec(Generic[_T]):
+    """The two reused decoders of one family of messages."""
+
+    def __init__(self, family: Any) -> None:
+        self._msgpack: msgspec.msgpack.Decoder[_T] = msgspec.msgpack.Decoder(family)
+        self._json: msgspec.json.Decoder[_T] = msgspec.json.Decoder(family)
+
+    def decode(self, body: bytes, content_type: str) -> _T:
+        decoder = self._json if content_type == JSON else self._msgpack
+        try:
+            return decoder.decode(body)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise UndecodableMessage(_without_value(error)) from None
+
+
+_JOB: _Codec[GenerationJob] = _Codec(GenerationJob)
+_QUICK_JOB: _Codec[QuickJob] = _Codec(QuickJob)
+_EVENT: _Codec[ReplyEvent] = _Codec(ReplyEvent)
+_COMMAND: _Codec[Command] = _Codec(Command)
+_ANNOUNCEMENT: _Codec[Announcement] = _Codec(Announcement)
+_VERSION: _Codec[_Version] = _Codec(_Version)
+_MSGPACK_ENCODER = msgspec.msgpack.Encoder()
+_JSON_ENCODER = msgspec.json.Encoder()
+
+
+def encode(message: Struct, content_type: str = MSGPACK) -> bytes:
+    return (
+        _JSON_ENCODER.encode(message) if content_type == JSON else _MSGPACK_ENCODER.encode(message)
+    )
+
+
+def decode_job(body: bytes, content_type: str = MSGPACK) -> GenerationJob:
+    """Decode and check a job. Raises `UndecodableMessage`, also for another wire version."""
+    _check_version(body, content_type)
+    return _JOB.decode(body, content_type)
+
+
+def decode_quick_job(body: bytes, content_type: str = MSGPACK) -> QuickJob:
+    """The same for a job of the quick queue."""
+    _check_version(body, content_type)
+    return _QUICK_JOB.decode(body, content_type)
+
+
+def is_reply_key(routing_key: str) -> bool:
+    """Whether answers may go there: whoever publishes a job chooses it."""
+    try:
+        msgspec.convert(routing_key, ReplyKey)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def decode_event(body: bytes, content_type: str = MSGPACK) -> ReplyEvent:
+    """Decode a reply event. Raises `UndecodableMessage`."""
+    return _EVENT.decode(body, content_type)
+
+
+def decode_command(body: bytes) -> Command:
+    """Decode a command. Raises `UndecodableMessage`."""
+    return _COMMAND.decode(body, MSGPACK)
+
+
+def decode_announcement(body: bytes) -> Announcement:
+    """Decode a worker's announcement. Raises `UndecodableMessage`."""
+    return _ANNOUNCEMENT.decode(body, MSGPACK)
+
+
+def _check_version(body: bytes, content_type: str) -> None:
+    version = _VERSION.decode(body, content_type).version
+    if version != WIRE_VERSION:
+        raise UndecodableMessage(f"wire version {version}, expected {WIRE_VERSION}")

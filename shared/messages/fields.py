@@ -1,0 +1,55 @@
+"""The types of fields, with the limits that hold for every publisher.
+
+The gateway checks requests against them before it publishes, the worker checks what any publisher
+sent.
+"""
+
+import re
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta, Struct
+
+WIRE_VERSION = 1
+
+MAX_PROMPTS = 128
+MAX_CHOICES = 128
+"""Of all prompts of a job together."""
+MAX_MESSAGES = 4096
+MAX_TEXT_CHARS = 1 << 20
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 256
+MAX_STOP_TOKENS = 128
+MAX_BIASES = 1024
+MAX_BAD_WORDS = 128
+MAX_TOOLS = 128
+MAX_TOP_LOGPROBS = 20
+MAX_GRAMMAR_CHARS = 1 << 16
+MAX_CONTEXT_BYTES = 1 << 16
+
+RequestId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,128}\Z")]
+ModelName: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}\Z")]
+ReplyKey: TypeAlias = Annotated[str, Meta(pattern=r"^reply\.[A-Za-z0-9._-]{1,200}\Z")]
+Tenant: TypeAlias = Annotated[str, Meta(max_length=128)]
+Name: TypeAlias = Annotated[str, Meta(max_length=256)]
+Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
+TokenId: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
+TokenIds: TypeAlias = Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TEXT_CHARS)]
+Count: TypeAlias = Annotated[int, Meta(ge=0)]
+Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
+Penalty: TypeAlias = Annotated[float, Meta(ge=-2.0, le=2.0)]
+UnixTime: TypeAlias = Annotated[float, Meta(ge=0.0)]
+StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+NumTopLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+Context: TypeAlias = Annotated[bytes, Meta(max_length=MAX_CONTEXT_BYTES)]
+
+JobClass: TypeAlias = Literal["interactive", "batch"]
+Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool", "function"]
+FinishReason: TypeAlias = Literal["stop", "length"]
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+class Wire(Struct, frozen=True, kw_only=True, tag=_snake_case):
+    """What all tagged structs share."""

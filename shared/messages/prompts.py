@@ -1,0 +1,70 @@
+"""What a job continues."""
+
+from typing import Annotated, Any, TypeAlias
+
+from msgspec import Meta, Struct, field
+
+from shared.messages.fields import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    Name,
+    Role,
+    Text,
+    TokenIds,
+    Wire,
+)
+
+
+class ToolCall(Struct, frozen=True, kw_only=True):
+    """A function that the assistant called earlier in the conversation."""
+
+    id: Name
+    name: Name
+    arguments: Text
+    """JSON, as the model wrote it."""
+
+
+class Tool(Struct, frozen=True, kw_only=True):
+    """A function that the model may call."""
+
+    name: Name
+    description: Text | None = None
+    parameters: dict[str, Any] = {}
+    """A JSON schema."""
+
+
+class ChatMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    role: Role
+    content: Text = ""
+    name: Name | None = None
+    tool_calls: Annotated[tuple[ToolCall, ...], Meta(max_length=MAX_TOOLS)] = ()
+    tool_call_id: Name | None = None
+    reasoning_content: Text | None = None
+
+
+class ChatPrompt(Wire, frozen=True, kw_only=True, tag="chat", omit_defaults=True):
+    """A conversation; the worker applies the model's chat template."""
+
+    messages: Annotated[tuple[ChatMessage, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    tools: Annotated[tuple[Tool, ...], Meta(max_length=MAX_TOOLS)] = ()
+    template_kwargs: Annotated[dict[str, Any], Meta(max_length=64)] = field(default_factory=dict)
+    """Further variables of the template, such as ``enable_thinking``."""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """Go on with the last message instead of answering it."""
+
+
+class TextPrompt(Wire, frozen=True, kw_only=True, tag="text", omit_defaults=True):
+    """Plain text; the tokenizer adds its special tokens where these are wanted."""
+
+    text: Text
+    add_special_tokens: bool = True
+
+
+class TokenPrompt(Wire, frozen=True, kw_only=True, tag="tokens"):
+    """Token ids, taken as they are."""
+
+    token_ids: Annotated[TokenIds, Meta(min_length=1)]
+
+
+Prompt: TypeAlias = ChatPrompt | TextPrompt | TokenPrompt

@@ -1,0 +1,147 @@
+"""Who has to wait too long is told so, before any work."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from gateway.backlog import Backlog
+from shared import topology
+from shared.bus.base import Message
+from shared.bus.memory import MemoryBus
+from shared.errors import Overloaded
+from shared.messages import Announcement
+
+MODEL = "m"
+SLOTS = 4
+
+
+def announcement(worker: str, num_running: int, num_answered: int) -> Announcement:
+    return Announcement(
+        worker=worker,
+        model=MODEL,
+        vocab_size=1,
+        max_seq_len=1,
+        fingerprint="",
+        max_num_seqs=SLOTS,
+        num_running=num_running,
+        num_answered=num_answered,
+    )
+
+
+async def queue_jobs(bus: MemoryBus, num_jobs: int) -> None:
+    queue = topology.jobs_queue(MODEL, "interactive")
+    await bus.declare(queue)
+    for _ in range(num_jobs):
+        await bus.publish(queue.bindings[0], Message(b""))
+
+
+async def busy(backlog: Backlog, *workers: str, num_answered: int) -> None:
+    """Let workers answer for a fifth of a second while all their slots are taken."""
+    for worker in workers:
+        backlog.hear(announcement(worker, SLOTS, 0))
+    await asyncio.sleep(0.2)
+    for worker in workers:
+        backlog.hear(announcement(worker, SLOTS, num_answered))
+
+
+async def settled(backlog: Backlog, *workers: str) -> None:
+    """Ask once, and let the depth be looked up."""
+    backlog.admit(MODEL, workers)
+    await asyncio.sleep(0.01)
+
+
+async def test_the_wait_is_the_depth_over_the_rate_of_all_workers() -> None:
+    async with MemoryBus() as bus:
+        backlog = Backlog(bus, max_wait_s=10)
+        await queue_jobs(bus, 200)
+        await busy(backlog, "a", "b", num_answered=1)  # 5 a second each
+        await settled(backlog, "a", "b")
+
+        with pytest.raises(Overloaded) as refused:
+            backlog.admit(MODEL, ["a", "b"])
+
+    assert refused.value.retry_after_s == pytest.approx(200 / 10 - 10, rel=0.2)
+
+
+async def test_a_short_enough_queue_takes_more_until_those_it_took_make_it_too_long() -> None:
+    async with MemoryBus() as bus:
+        backlog = Backlog(bus, max_wait_s=10)
+        await queue_jobs(bus, 45)
+        await busy(backlog, "a", num_answered=1)
+        await settled(backlog, "a")
+
+        num_admitted = 0
+        with suppress(Overloaded):
+            for num_admitted in range(20):  # noqa: B007 - the last one before the error
+                backlog.admit(MODEL, ["a"])
+
+    assert num_admitted == pytest.approx(5, abs=3)
+
+
+async def test_the_client_is_never_sent_away_for_more_than_a_minute() -> None:
+    async with MemoryBus() as bus:
+        backlog = Backlog(bus, max_wait_s=1)
+        await queue_jobs(bus, 2000)
+        await busy(backlog, "a", num_answered=1)
+        await settled(backlog, "a")
+
+        with pytest.raises(Overloaded) as refused:
+            backlog.admit(MODEL, ["a"])
+
+    assert refused.value.retry_after_s == 60
+
+
+@pytest.mark.parametrize(
+    "heard",
+    [
+        [],
+        [announcement("a", SLOTS, 0)],
+        [announcement("a", 1, 0), announcement("a", 1, 0)],
+        [announcement("a", SLOTS, 9), announcement("a", SLOTS - 1, 9)],
+    ],
+    ids=["unknown", "heard once", "idle", "has room again"],
+)
+async def test_nobody_is_refused_by_a_guess(heard: list[Announcement]) -> None:
+    async with MemoryBus() as bus:
+        backlog = Backlog(bus, max_wait_s=0.001)
+        await queue_jobs(bus, 1000)
+        for one in heard:
+            backlog.hear(one)
+        await settled(backlog, "a")
+
+        for _ in range(100):
+            backlog.admit(MODEL, ["a"])
+
+
+async def test_one_worker_with_room_lets_all_in() -> None:
+    async with MemoryBus() as bus:
+        backlog = Backlog(bus, max_wait_s=0.001)
+        await queue_jobs(bus, 1000)
+        await busy(backlog, "a", num_answered=1)
+        backlog.hear(announcement("b", 0, 0))
+        await settled(backlog, "a", "b")
+
+        backlog.admit(MODEL, ["a", "b"])
+
+
+async def test_workers_that_answer_nothing_for_longer_than_the_wait_are_no_hope() -> None:
+    async with MemoryBus() as bus:
+        backlog = Backlog(bus, max_wait_s=0.1)
+        await queue_jobs(bus, 1)
+        await busy(backlog, "a", num_answered=0)
+        await settled(backlog, "a")
+
+        with pytest.raises(Overloaded):
+            backlog.admit(MODEL, ["a"])
+
+
+async def test_a_depth_that_is_old_refuses_nobody() -> None:
+    async with MemoryBus() as bus:
+        backlog = Backlog(bus, max_wait_s=0.1)
+        await queue_jobs(bus, 1000)
+        await busy(backlog, "a", num_answered=1)
+        await settled(backlog, "a")
+        await asyncio.sleep(1.1)
+
+        backlog.admit(MODEL, ["a"])

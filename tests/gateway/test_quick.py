@@ -1,0 +1,135 @@
+"""POST /tokenize, /detokenize and /v1/embeddings."""
+
+import base64
+import struct
+from typing import Any
+
+import openai
+import pytest
+
+from shared.bus.memory import MemoryBus
+from shared.messages import Failed, QuickAnswer, QuickJob
+from tests.support.http import LiveGateway, live_gateway
+from tests.support.scripted_worker import MODEL, ScriptedWorker, count_words
+
+
+async def test_a_prompt_is_tokenized(gateway: LiveGateway) -> None:
+    body = {"model": MODEL, "prompt": "one three", "return_token_strs": True}
+
+    answer = (await gateway.post("/tokenize", **body)).json()
+
+    assert answer == {
+        "count": 2,
+        "max_model_len": 2048,
+        "tokens": [3, 5],
+        "token_strs": ["one", "three"],
+    }
+
+
+async def test_a_conversation_is_tokenized(gateway: LiveGateway) -> None:
+    messages = [{"role": "user", "content": "one two"}]
+
+    answer = (await gateway.post("/tokenize", model=MODEL, messages=messages)).json()
+
+    assert (answer["tokens"], answer["token_strs"]) == ([3, 3], None)
+
+
+async def test_token_ids_become_text(gateway: LiveGateway) -> None:
+    answer = (await gateway.post("/detokenize", model=MODEL, tokens=[1, 2])).json()
+
+    assert answer == {"prompt": "x xx"}
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+async def test_texts_are_embedded(gateway: LiveGateway, encoding: str) -> None:
+    body = {"model": MODEL, "input": ["one two", "three"], "encoding_format": encoding}
+
+    answer = (await gateway.post("/v1/embeddings", **body, dimensions=3)).json()
+
+    vectors = [item["embedding"] for item in answer["data"]]
+    if encoding == "base64":
+        vectors = [list(struct.unpack("<3f", base64.b64decode(vector))) for vector in vectors]
+    assert vectors == [[1.0, 0.0, 0.0]] * 2
+    assert [item["index"] for item in answer["data"]] == [0, 1]
+    assert answer["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
+
+
+async def test_the_official_client_reads_embeddings(gateway: LiveGateway) -> None:
+    answer = await gateway.openai.embeddings.create(model=MODEL, input="one")
+
+    assert list(answer.data[0].embedding) == [1.0, 0.0, 0.0, 0.0]
+
+
+async def test_a_model_without_embeddings_says_so(
+    gateway: LiveGateway, worker: ScriptedWorker
+) -> None:
+    def refuse(job: QuickJob) -> QuickAnswer | Failed:
+        return Failed(code="invalid_request", message="This model has none.", param="model")
+
+    worker.quick_script = refuse
+
+    with pytest.raises(openai.BadRequestError, match="has none"):
+        await gateway.openai.embeddings.create(model=MODEL, input="one")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "prompt"),
+        ("/tokenize", {"prompt": 3}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "alien", "content": "b"}]}, "messages[0].role"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": [100]}, "tokens"),
+        ("/detokenize", {"tokens": "x"}, "tokens"),
+        ("/v1/embeddings", {}, "input"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 0}, "dimensions"),
+        ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format"),
+        ("/v1/embeddings", {"input": ["a"] * 129}, "input"),
+        ("/v1/embeddings", {"input": {"a": 1}}, "input"),
+        ("/v1/embeddings", {"input": "a", "model": "../etc"}, "model"),
+    ],
+)
+async def test_a_bad_value_is_named(
+    gateway: LiveGateway, path: str, body: dict[str, Any], param: str
+) -> None:
+    response = await gateway.post(path, **{"model": MODEL, **body})
+
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+async def test_an_unknown_model_is_not_found(gateway: LiveGateway) -> None:
+    response = await gateway.post("/tokenize", model="gpt-5", prompt="a")
+
+    assert response.json()["error"]["code"] == "model_not_found"
+
+
+async def test_an_answer_that_never_comes_ends_with_the_deadline(
+    bus: MemoryBus, worker: ScriptedWorker
+) -> None:
+    worker.quick_script = lambda _: None
+
+    async with live_gateway(bus, request_timeout_s=0.2) as gateway:
+        response = await gateway.post("/tokenize", model=MODEL, prompt="a")
+
+    assert response.status_code == 504
+
+
+async def test_what_was_asked_before_the_connection_was_lost_is_answered_after(
+    gateway: LiveGateway, bus: MemoryBus, worker: ScriptedWorker
+) -> None:
+    num_asked = 0
+
+    def cut_off_once(job: QuickJob) -> QuickAnswer | Failed | None:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked > 1:
+            return count_words(job)
+        bus.sever()
+        return None
+
+    worker.quick_script = cut_off_once
+
+    answer = await gateway.post("/tokenize", model=MODEL, prompt="one")
+
+    assert answer.json()["tokens"] == [3]

@@ -1,0 +1,121 @@
+"""Tools over HTTP, through the official client. Section 5 of OPENAI.md."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
+
+from shared.bus.memory import MemoryBus
+from shared.messages import ChatPrompt, ToolCall
+from tests.support.http import LiveGateway, eventually, live_gateway
+from tests.support.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
+
+USER: list[ChatCompletionMessageParam] = [{"role": "user", "content": "one"}]
+TOOL: ChatCompletionToolParam = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+
+
+async def call_twice(job: ScriptedJob) -> None:
+    await job.start()
+    for char in f"Let me see.\n{CALL}\n{CALL}":
+        await job.say(char)
+    await job.finish()
+
+
+@pytest.fixture
+async def worker(worker_bus: MemoryBus) -> AsyncIterator[ScriptedWorker]:
+    """Calls tools in Hermes' form."""
+    worker = ScriptedWorker(worker_bus, call_twice)
+    worker.announcement = msgspec.structs.replace(worker.announcement, tool_parser="hermes")
+    async with worker:
+        yield worker
+
+
+@pytest.fixture
+async def gateway(bus: MemoryBus, worker: ScriptedWorker) -> AsyncIterator[LiveGateway]:
+    """Has heard of the worker."""
+    async with live_gateway(bus) as gateway:
+
+        async def is_listed() -> bool:
+            return bool((await gateway.http.get("/v1/models")).json()["data"])
+
+        await eventually(is_listed)
+        yield gateway
+
+
+async def test_calls_are_the_same_streamed_and_whole(gateway: LiveGateway) -> None:
+    async with gateway.openai.chat.completions.stream(
+        model=MODEL, messages=USER, tools=[TOOL]
+    ) as stream:
+        streamed = (await stream.get_final_completion()).choices[0]
+    whole = (
+        await gateway.openai.chat.completions.create(model=MODEL, messages=USER, tools=[TOOL])
+    ).choices[0]
+
+    for choice in (streamed, whole):
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content == "Let me see."
+        assert choice.message.tool_calls is not None
+        calls: list[Any] = list(choice.message.tool_calls)
+        assert [call.function.arguments for call in calls] == ['{"city": "Rome"}'] * 2
+        assert len({call.id for call in calls}) == 2
+
+
+async def test_tools_and_what_they_said_reach_the_template(
+    gateway: LiveGateway, worker: ScriptedWorker
+) -> None:
+    messages = [
+        *USER,
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {
+                    "id": "call_1",
+                    "type": "function",
+                    "function": {"name": "get_weather", "arguments": "{}"},
+                }
+            ],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+    ]
+
+    await gateway.post("/v1/chat/completions", model=MODEL, messages=messages, tools=[TOOL])
+
+    prompt = worker.jobs[0].job.prompts[0]
+    assert isinstance(prompt, ChatPrompt)
+    assert [tool.name for tool in prompt.tools] == ["get_weather"]
+    assert prompt.messages[1].tool_calls == (
+        ToolCall(id="call_1", name="get_weather", arguments="{}"),
+    )
+    assert (prompt.messages[2].role, prompt.messages[2].tool_call_id) == ("tool", "call_1")
+
+
+async def test_a_call_that_is_required_is_a_constraint(
+    gateway: LiveGateway, worker: ScriptedWorker
+) -> None:
+    response = await gateway.chat(tools=[TOOL], tool_choice="required", parallel_tool_calls=False)
+
+    constraint = worker.jobs[0].job.sampling.constraint
+    assert constraint is not None
+    assert "get_weather" in constraint.source
+    assert len(response.json()["choices"][0]["message"]["tool_calls"]) == 1
+
+
+async def test_no_tools_are_offered_where_none_may_be_called(
+    gateway: LiveGateway, worker: ScriptedWorker
+) -> None:
+    response = await gateway.chat(tools=[TOOL], tool_choice="none")
+
+    prompt = worker.jobs[0].job.prompts[0]
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.tools == ()
+    assert CALL in response.json()["choices"][0]["message"]["content"]

@@ -1,0 +1,99 @@
+"""Products with AWQ's 4-bit weights against a checkpoint unpacked number by number."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.awq import dequantize_awq, repack_awq
+from kernels.providers import Ops
+from tests.support.numerics import assert_close
+
+INPUTS, OUTPUTS = 384, 40
+GROUP_SIZES = (32, 128, 384)
+MAX_RELATIVE_ERROR = {torch.float32: 2e-6, torch.float16: 2e-3}
+OUTPUT_OF_NIBBLE = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+@pytest.fixture
+def ops(provided_ops: Ops) -> Ops:
+    return provided_ops
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    qweight: Tensor
+    qzeros: Tensor
+    scales: Tensor
+    group_size: int
+
+    @classmethod
+    def random(cls, group_size: int) -> "Checkpoint":
+        torch.manual_seed(10)
+        num_groups = INPUTS // group_size
+        words = torch.randint(-(2**31), 2**31, (INPUTS + num_groups, OUTPUTS // 8)).int()
+        scales = torch.rand(num_groups, OUTPUTS) * 0.02 + 0.01
+        return cls(words[:INPUTS], words[INPUTS:], scales.half(), group_size)
+
+    def weight(self) -> Tensor:
+        """[inputs, outputs] float64, written out."""
+        weight = torch.empty(INPUTS, OUTPUTS, dtype=torch.float64)
+        quantized, zeros = self.qweight.tolist(), self.qzeros.tolist()
+        for row in range(INPUTS):
+            group = row // self.group_size
+            for column in range(OUTPUTS):
+                word, shift = column // 8, 4 * OUTPUT_OF_NIBBLE.index(column % 8)
+                value = (quantized[row][word] >> shift & 15) - (zeros[group][word] >> shift & 15)
+                weight[row, column] = value * float(self.scales[group, column])
+        return weight
+
+
+@pytest.fixture(params=GROUP_SIZES)
+def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
+    return Checkpoint.random(request.param)
+
+
+def test_repacked_weights_are_the_checkpoints_exactly(checkpoint: Checkpoint) -> None:
+    repacked = repack_awq(checkpoint.qweight, checkpoint.qzeros, checkpoint.scales)
+    assert torch.equal(dequantize_awq(*repacked).double(), checkpoint.weight())
+
+
+def check(ops: Ops, checkpoint: Checkpoint, num_tokens: int, dtype: torch.dtype) -> None:
+    hidden, bias = torch.randn(num_tokens, INPUTS).to(dtype), torch.randn(OUTPUTS).to(dtype)
+    packed = repack_awq(checkpoint.qweight, checkpoint.qzeros, checkpoint.scales)
+    weight = checkpoint.weight().to(hidden.device)
+    for added in (None, bias):
+        expected = hidden.double() @ weight + (0 if added is None else added.double())
+        actual = ops.awq_linear(hidden, *packed, added, group_size=checkpoint.group_size)
+        assert actual.dtype == dtype
+        assert_close(actual, expected, MAX_RELATIVE_ERROR[dtype])
+
+
+@pytest.mark.parametrize("dtype", MAX_RELATIVE_ERROR)
+@pytest.mark.parametrize("num_tokens", [1, 3, 17, 70])
+def test_agrees_with_float64(
+    ops: Ops, checkpoint: Checkpoint, num_tokens: int, dtype: torch.dtype
+) -> None:
+    check(ops, checkpoint, num_tokens, dtype)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 17, 70])
+def test_a_planted_fault_is_caught(ops: Ops, num_tokens: int) -> None:
+    def faulty(hidden: Tensor, qweight: Tensor, *rest: Any, **options: Any) -> Tensor:
+        return ops.awq_linear(hidden, qweight.roll(1, 0), *rest, **options)
+
+    with pytest.raises(AssertionError, match="relative error"):
+        check(replace(ops, awq_linear=faulty), Checkpoint.random(128), num_tokens, torch.float32)
+
+
+def test_what_cannot_be_packed_is_refused(ops: Ops) -> None:
+    words, scales = torch.zeros(64, 5).int(), torch.ones(1, 40)
+    with pytest.raises(ValueError, match="64 inputs are no multiple of 128"):
+        repack_awq(words, words[:1], scales)
+    with pytest.raises(ValueError, match="128 inputs cannot be in 3 groups of equal size"):
+        repack_awq(torch.zeros(128, 5).int(), words[:3], scales.expand(3, -1))
+    packed = repack_awq(torch.zeros(128, 5).int(), words[:1], scales)
+    with pytest.raises(ValueError, match=r"qweight has shape \[16, 40\], expected \[32, \*\]"):
+        ops.awq_linear(torch.ones(1, 256), *packed, group_size=128)

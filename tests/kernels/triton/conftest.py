@@ -1,0 +1,18 @@
+"""Where the kernels run: on a GPU, or else in Triton's interpreter."""
+
+import pytest
+import torch
+
+from kernels.providers import Ops, load_ops
+
+HAS_GPU = torch.cuda.is_available()
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    return torch.device("cuda" if HAS_GPU else "cpu")
+
+
+@pytest.fixture(scope="session")
+def triton_ops() -> Ops:
+    return load_ops("triton")

@@ -1,0 +1,26 @@
+"""Rows of products with 4-bit weights, to the last bit."""
+
+import pytest
+import torch
+
+from kernels.awq import repack_awq
+from kernels.providers import load_ops
+
+INPUTS, OUTPUTS = 512, 136
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 65])
+def test_a_row_does_not_depend_on_the_others_where_that_is_asked_for(
+    device: torch.device, num_tokens: int
+) -> None:
+    ops = load_ops("triton", is_batch_invariant=True)
+    torch.manual_seed(11)
+    words = torch.randint(-(2**31), 2**31, (INPUTS + 4, OUTPUTS // 8), device=device).int()
+    scales = torch.rand(4, OUTPUTS, device=device)
+    packed = repack_awq(words[:INPUTS], words[INPUTS:], scales)
+    hidden = torch.randn(66, INPUTS, device=device)
+
+    together = ops.awq_linear(hidden, *packed, group_size=128)
+
+    alone = ops.awq_linear(hidden[:num_tokens], *packed, group_size=128)
+    assert torch.equal(alone, together[:num_tokens])

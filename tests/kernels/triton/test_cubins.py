@@ -1,0 +1,47 @@
+"""Everything that is launched compiles for every GPU it is meant for, and fits its registers."""
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+import pytest
+
+import kernels.triton
+from tests.support.cubins import Cubin, compile_all
+
+MAX_SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+"""Of one block of threads (CUDA programming guide, compute capabilities)."""
+MODULES = [f"kernels.triton.{part.name}" for part in pkgutil.iter_modules(kernels.triton.__path__)]
+FAULTY = "tests.support.spilling"
+
+
+@pytest.fixture(scope="module")
+def cubins() -> list[Cubin]:
+    return compile_all(*MODULES, FAULTY)
+
+
+@pytest.mark.timeout(600)
+def test_what_spills_is_the_planted_fault_alone(cubins: list[Cubin]) -> None:
+    assert [(cubin.module, cubin.name) for cubin in cubins if cubin.spilled_bytes] == [
+        (FAULTY, "centre_kernel {'PADDED_SIZE': 8192} *fp32:16 *fp32:16 i32")
+    ]
+
+
+@pytest.mark.timeout(600)
+def test_every_target_has_the_shared_memory(cubins: list[Cubin]) -> None:
+    assert {cubin.target for cubin in cubins} == set(MAX_SHARED_BYTES)
+    assert [c for c in cubins if c.shared_bytes > MAX_SHARED_BYTES[c.target]] == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_kernel_is_compiled(name: str) -> None:
+    module = importlib.import_module(name)
+    compiled = {c.kernel.__name__ for c in getattr(module, "CONFIGURATIONS", ())}
+    assert kernel_names(module) == compiled
+
+
+def kernel_names(module: ModuleType) -> set[str]:
+    """Of the functions defined there that are launched, not called by others."""
+    jitted = [value.fn for value in vars(module).values() if hasattr(value, "fn")]
+    own = {function.__name__ for function in jitted if function.__module__ == module.__name__}
+    return {name for name in own if name.endswith("_kernel")}

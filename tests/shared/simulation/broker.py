@@ -1,0 +1,51 @@
+"""The broker: what it keeps, and whom it tells."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from shared.messages import Command, ReplyEvent
+from shared.stream import Send
+
+
+@dataclass(eq=False)
+class Job:
+    """One copy of the request in a queue of jobs."""
+
+    publication: int = 0
+    num_returns: int = 0
+    is_suspect: bool = False
+
+
+@dataclass
+class Broker:
+    """Keeps jobs and the log through its own restart; commands and consumers it forgets."""
+
+    jobs: list[Job] = field(default_factory=lambda: [Job()])
+    log: list[ReplyEvent] | None = field(default_factory=list)
+    """None: the reply queue was deleted."""
+    reader: object = None
+    """Who consumes the log."""
+    commands: dict[str, deque[Command]] = field(default_factory=dict)
+    """Those on their way, by the address of a worker that is connected."""
+
+    def append(self, event: ReplyEvent) -> bool:
+        """Whether there is a queue to take it."""
+        if self.log is None:
+            return False
+        self.log.append(event)
+        return True
+
+    def send(self, send: Send) -> None:
+        if send.address in self.commands:
+            self.commands[send.address].append(send.command)
+
+    def give_back(self, job: Job, *, is_counted: bool = True) -> None:
+        """Some ways to come back are not counted by some versions of RabbitMQ, but it always says
+        that the message was delivered before."""
+        job.num_returns = max(job.num_returns + is_counted, 1)
+        self.jobs.insert(0, job)
+
+    def restart(self) -> None:
+        self.reader = None
+        for commands in self.commands.values():
+            commands.clear()

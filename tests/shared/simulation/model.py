@@ -1,0 +1,46 @@
+"""A language model whose every word tells whether it stands behind the right ones."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.attempt import Attempt
+from shared.stream import LogReader, extend_hash
+
+
+@dataclass(frozen=True)
+class Model:
+    """Choices of ``length`` tokens. Two workers need not agree: each token is one of two, and both
+    depend on all tokens before it, as the hash of the prefix."""
+
+    num_choices: int = 1
+    length: int = 12
+    deadly_at: int | None = None
+    """The token that no worker survives."""
+    reader_class: type[LogReader] = LogReader
+    attempt_class: type[Attempt] = Attempt
+
+    def next_tokens(self, prefix: Sequence[int], dice: random.Random) -> list[int]:
+        tokens = list(prefix)
+        for _ in range(min(dice.randint(1, 3), self.length - len(prefix))):
+            tokens.append(_token(tokens, dice.randint(0, 1)))
+        return tokens[len(prefix) :]
+
+    def is_complete(self, prefix: Sequence[int], token_ids: Sequence[int]) -> bool:
+        """The end may come with the last token, or alone."""
+        is_late = len(prefix) % 2 == 0
+        return len(prefix) + (0 if is_late else len(token_ids)) >= self.length
+
+    def is_deadly(self, prefix: Sequence[int]) -> bool:
+        return self.deadly_at is not None and len(prefix) >= self.deadly_at
+
+    def check(self, token_ids: Sequence[int]) -> None:
+        """Assert that each token was said behind exactly the ones before it."""
+        for index, token_id in enumerate(token_ids):
+            assert token_id in {_token(token_ids[:index], flavour) for flavour in (0, 1)}, (
+                f"token {index} belongs behind other tokens"
+            )
+
+
+def _token(prefix: Sequence[int], flavour: int) -> int:
+    return extend_hash(len(prefix), [*prefix, flavour]) % (1 << 31)

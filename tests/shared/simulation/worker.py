@@ -1,0 +1,191 @@
+"""A worker, as far as the log's rules concern it."""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from shared.attempt import Attempt, Verdict
+from shared.messages import Cancel, Continue, HandedOver, ReplyEvent, Started
+from shared.stream import LogWriter
+from tests.shared.simulation.broker import Broker, Job
+from tests.shared.simulation.model import Model
+
+
+class Crash(Exception):
+    """The job took its worker with it."""
+
+
+@dataclass(eq=False)
+class Run:
+    """One delivery in a worker's hands."""
+
+    job: Job
+    attempt: Attempt
+    outbox: deque[ReplyEvent] = field(default_factory=deque)
+    """What is written and not confirmed yet, in order."""
+    settle: Callable[[], None] | None = None
+    """What becomes of the delivery once all is written."""
+
+
+class Worker:
+    """Takes jobs one by one, and writes what the model says at its position of the log."""
+
+    def __init__(self, name: str, broker: Broker, model: Model, dice: random.Random) -> None:
+        self.name = name
+        self.runs: list[Run] = []
+        self.is_paused = False
+        self.is_connected = True
+        """False: its deliveries went back, and it has not noticed yet."""
+        self._broker = broker
+        self._model = model
+        self._dice = dice
+        self._num_tickets = 0
+        broker.commands[name] = deque()
+
+    def moves(self) -> list[Callable[[], None]]:
+        """All that it could do next."""
+        if self.is_paused:
+            return []
+        moves: list[Callable[[], None]] = []
+        if not self.is_connected:
+            moves.append(self.notice)
+        if self.is_connected and not self.runs and self._broker.jobs:
+            moves.append(self.take)
+        if self._broker.commands[self.name]:
+            moves.append(self.obey)
+        for run in self.runs:
+            moves += self._moves_of(run)
+        return moves
+
+    def take(self) -> None:
+        job = self._broker.jobs.pop(0)
+        self._num_tickets += 1
+        attempt = self._model.attempt_class(
+            "r",
+            self._model.num_choices,
+            ticket=f"{self.name}-{self._num_tickets}",
+            num_returns=job.num_returns,
+            publication=job.publication,
+            is_suspect=job.is_suspect,
+        )
+        started = Started(
+            worker=self.name,
+            ticket=attempt.ticket,
+            num_prompt_tokens=(1,),
+            is_waiting=not attempt.is_first,
+            publication=job.publication,
+            num_returns=job.num_returns,
+        )
+        self.runs.append(Run(job, attempt, deque([started])))
+
+    def obey(self) -> None:
+        command = self._broker.commands[self.name].popleft()
+        for run in self.runs:
+            if run.settle is None and isinstance(command, Cancel | Continue):
+                self._follow(run, run.attempt.obey(command))
+
+    def drain(self) -> None:
+        """Hand over what runs."""
+        for run in self.runs:
+            if run.settle is None:
+                run.outbox.append(HandedOver(ticket=run.attempt.ticket))
+                run.settle = partial(self._broker.give_back, run.job)
+
+    def cut_off(self, *, is_counted: bool = True) -> None:
+        """The broker takes it for dead and gives its jobs to others."""
+        if self.is_connected:
+            self.is_connected = False
+            self._broker.commands[self.name].clear()
+            for run in reversed(self.runs):
+                self._broker.give_back(run.job, is_counted=is_counted)
+
+    def notice(self) -> None:
+        """Learn that the connection is gone: those jobs are others' now."""
+        for run in self.runs:
+            self._broker.append(HandedOver(ticket=run.attempt.ticket))
+        self.runs.clear()
+        self.is_connected = True
+
+    def die(self) -> None:
+        """Some of what was under way still arrives."""
+        for run in self.runs:
+            for _ in range(self._dice.randint(0, len(run.outbox))):
+                self._broker.append(run.outbox.popleft())
+        self.cut_off()
+        self.runs.clear()
+        del self._broker.commands[self.name]
+
+    def repeat(self) -> None:
+        """An event arrives whose confirmation does not: it will be sent again."""
+        for run in self.runs:
+            if run.outbox:
+                self._broker.append(run.outbox[0])
+
+    def _moves_of(self, run: Run) -> list[Callable[[], None]]:
+        if run.outbox:
+            return [lambda: self._write(run)] + ([] if run.settle else self._going_on(run))
+        if run.settle is not None:
+            return [lambda: self._settle(run)] if self.is_connected else []
+        return self._going_on(run)
+
+    def _going_on(self, run: Run) -> list[Callable[[], None]]:
+        if run.attempt.log is not None:
+            return [lambda: self._generate(run, self._log_of(run))]
+        if run.outbox or self._broker.reader is not None:
+            return []
+        return [lambda: self._read(run)]
+
+    def _log_of(self, run: Run) -> LogWriter:
+        assert run.attempt.log is not None
+        return run.attempt.log
+
+    def _write(self, run: Run) -> None:
+        if not self._broker.append(run.outbox.popleft()):  # nobody is left to read
+            run.outbox.clear()
+            run.settle = run.settle or (lambda: None)
+
+    def _settle(self, run: Run) -> None:
+        assert run.settle is not None
+        self.runs.remove(run)
+        run.settle()
+
+    def _read(self, run: Run) -> None:
+        log = self._broker.log
+        self._follow(run, Verdict.STOP if log is None else run.attempt.read(log))
+
+    def _generate(self, run: Run, log: LogWriter) -> None:
+        choice = next((k for k, chain in enumerate(log.chains) if not chain.is_finished), None)
+        if choice is None:
+            run.settle = lambda: None
+            return
+        if self._model.is_deadly(log.chains[choice].token_ids):
+            raise Crash
+        token_ids = self._model.next_tokens(log.chains[choice].token_ids, self._dice)
+        is_last = self._model.is_complete(log.chains[choice].token_ids, token_ids)
+        run.outbox.append(
+            log.finish(choice, token_ids, "", "length")
+            if is_last
+            else log.delta(choice, token_ids, "")
+        )
+
+    def _follow(self, run: Run, verdict: Verdict | None) -> None:
+        log = run.attempt.log
+        if verdict in (None, Verdict.GO_ON):
+            return
+        if verdict is Verdict.QUARANTINE and log is not None:
+            run.outbox.append(HandedOver(ticket=run.attempt.ticket))
+            run.settle = lambda: self._broker.jobs.append(
+                Job(publication=run.job.publication + 1, is_suspect=True)
+            )
+        elif verdict is Verdict.BURY and log is not None:
+            if not log.is_ended:
+                run.outbox.append(log.fail("worker_lost", "it crashed every worker"))
+            run.settle = lambda: None
+        elif verdict is Verdict.GIVE_BACK:
+            run.outbox.clear()
+            run.settle = lambda: self._broker.give_back(run.job)
+        else:
+            run.outbox.clear()
+            run.settle = lambda: None

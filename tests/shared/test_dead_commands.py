@@ -1,0 +1,76 @@
+"""``warren dead`` against a real broker."""
+
+import asyncio
+import subprocess
+import sys
+import uuid
+
+import pytest
+
+from shared import topology
+from shared.bus.base import Message
+from shared.bus.rabbit import RabbitBus
+from shared.messages import GenerationJob, TextPrompt, encode
+from tests.support.broker import Broker
+from tests.support.processes import ROOT
+
+pytestmark = pytest.mark.rabbit
+
+MODEL = "dead-letters-test"
+SECRET = "nobody shall see this"
+
+
+def warren_dead(broker: Broker, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "warren.py", "dead", *arguments, f"--broker={broker.url}"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+
+
+async def bury(broker: Broker, request_id: str) -> None:
+    job = GenerationJob(request_id=request_id, model=MODEL, prompts=(TextPrompt(text=SECRET),))
+    queue = topology.jobs_queue(MODEL, "interactive")
+    async with RabbitBus(broker.url) as bus:
+        await bus.declare(topology.DEAD_LETTERS, queue)
+        await bus.publish(queue.bindings[0], Message(encode(job), reply_to="reply.x"))
+        async with bus.consume(queue.name, prefetch=1) as consumer:
+            await (await anext(consumer)).reject()
+        await wait_dead(bus)
+
+
+async def wait_dead(bus: RabbitBus) -> None:
+    """Dead letters travel by themselves."""
+    async with asyncio.timeout(5), bus.consume(topology.DEAD_LETTERS.name, prefetch=1) as consumer:
+        await anext(consumer)
+
+
+@pytest.fixture
+def request_id(broker: Broker) -> str:
+    """Of a dead letter."""
+    request_id = uuid.uuid4().hex
+    asyncio.run(bury(broker, request_id))
+    return request_id
+
+
+def test_a_dead_letter_is_listed_shown_retried_and_dropped(broker: Broker, request_id: str) -> None:
+    listed = warren_dead(broker, "list")
+    shown = warren_dead(broker, "show", request_id)
+    with_body = warren_dead(broker, "show", request_id, "--body")
+    retried = warren_dead(broker, "retry", request_id)
+    asyncio.run(bury_what_was_retried(broker))
+    dropped = warren_dead(broker, "drop", request_id)
+    missing = warren_dead(broker, "show", request_id)
+
+    assert request_id in listed.stdout
+    assert "rejected" in shown.stdout
+    assert SECRET not in listed.stdout + shown.stdout
+    assert SECRET in with_body.stdout
+    assert "in jobs.dead-letters-test.interactive again" in retried.stdout
+    assert "is dropped" in dropped.stdout
+    assert (missing.returncode, request_id in missing.stderr) == (1, True)
+
+
+async def bury_what_was_retried(broker: Broker) -> None:
+    async with RabbitBus(broker.url) as bus:
+        queue = topology.jobs_queue(MODEL, "interactive")
+        async with bus.consume(queue.name, prefetch=1) as consumer:
+            await (await anext(consumer)).reject()
+        await wait_dead(bus)

@@ -1,0 +1,184 @@
+"""Whatever dies, whenever: no token is lost, repeated or changed, and every stream ends.
+
+``WARREN_TEST_SCHEDULES=20000`` runs more of them, ``WARREN_TEST_SEED=n`` one alone.
+"""
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shared.attempt import Attempt, Verdict
+from shared.messages import (
+    Cancel,
+    Continue,
+    Failed,
+    Finished,
+    HandedOver,
+    PromptScores,
+    ReplyEvent,
+    Started,
+    TokenDelta,
+)
+from shared.stream import Action, LogReader, Relay
+from tests.shared.simulation.model import Model
+from tests.shared.simulation.schedule import Schedule
+
+NUM_SCHEDULES = int(os.environ.get("WARREN_TEST_SCHEDULES", "2000"))
+SEED = os.environ.get("WARREN_TEST_SEED")
+SEEDS = range(NUM_SCHEDULES) if SEED is None else range(int(SEED), int(SEED) + 1)
+
+
+def a_model(seed: int) -> Model:
+    return Model(num_choices=1 + seed % 2, length=6 + seed % 7)
+
+
+def first_failure(seeds: Iterable[int], **guards: Any) -> str | None:
+    """What the first schedule that breaks its promise says."""
+    for seed in seeds:
+        try:
+            Schedule(seed, replace(a_model(seed), **guards)).run()
+        except AssertionError as error:
+            return f"seed {seed}: {error}"
+    return None
+
+
+@pytest.mark.timeout(600)
+def test_every_schedule_keeps_the_promise() -> None:
+    failure = first_failure(SEEDS)
+
+    assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
+
+
+def test_a_deadly_request_ends_after_three_workers() -> None:
+    for seed in range(100):
+        schedule = Schedule(seed, replace(a_model(seed), deadly_at=seed % 3), num_faults=0)
+
+        client = schedule.run()
+
+        assert client.failure == "worker_lost", f"seed {seed}"
+        # The first may die before its `Started` has left it.
+        assert schedule.num_crashes in (3, 4), f"seed {seed}"
+
+
+def test_a_deadly_request_ends_whatever_else_dies() -> None:
+    for seed in range(NUM_SCHEDULES // 10):
+        client = Schedule(seed, replace(a_model(seed), deadly_at=seed % 3)).run()
+
+        assert client.failure == "worker_lost", f"seed {seed}"
+
+
+class AnyAttempt(LogReader):
+    def _is_current(self, event: PromptScores | TokenDelta | Finished | Failed) -> bool:
+        return True
+
+
+class AnyPlace(LogReader):
+    def _is_next(self, event: TokenDelta | Finished | Failed) -> bool:
+        return not self.chains[event.choice].is_finished
+
+
+class EndlessChoices(LogReader):
+    def _is_next(self, event: TokenDelta | Finished | Failed) -> bool:
+        return self.chains[event.choice].stands_at(event.index, event.prefix_hash)
+
+
+class RepeatedStarts(LogReader):
+    def _is_repeated(self, event: Started) -> bool:
+        return False
+
+
+class LateStarts(LogReader):
+    def _is_late(self, event: Started) -> bool:
+        return False
+
+
+class ShiftedAttempts(LogReader):
+    """Gives attempt 1 to whoever comes first."""
+
+    def _start(self, event: Started) -> list[Action]:
+        actions = super()._start(event)
+        if self.ordinal == 0 and self.attempt == 2 and event.is_waiting:
+            self.attempt = 1
+        return actions
+
+
+class SilentFirst(LogReader):
+    """Answers no `Started` that waits, but for those behind another."""
+
+    def _start(self, event: Started) -> list[Action]:
+        is_first = self.worker is None
+        actions = super()._start(event)
+        return [a for a in actions if isinstance(a, Relay)] if is_first else actions
+
+
+class CrashesOnly(LogReader):
+    """Takes a hand-over for a crash."""
+
+    def read(self, event: ReplyEvent) -> list[Action]:
+        return [] if isinstance(event, HandedOver) else super().read(event)
+
+
+class AnyTicket(Attempt):
+    def obey(self, command: Cancel | Continue) -> Verdict | None:
+        if isinstance(command, Cancel):
+            anyone = Cancel(request_id=command.request_id, is_replaced=command.is_replaced)
+            return super().obey(anyone)
+        return super().obey(command)
+
+
+class AlwaysFirst(Attempt):
+    """Never asks where to go on."""
+
+    def __init__(self, request_id: str, num_choices: int, **facts: object) -> None:
+        super().__init__(request_id, num_choices, ticket=str(facts["ticket"]))
+
+
+class Quitter(Attempt):
+    """Takes another run's word for it that the job is in good hands."""
+
+    def obey(self, command: Cancel | Continue) -> Verdict | None:
+        verdict = super().obey(command)
+        return Verdict.STOP if verdict is Verdict.GIVE_BACK else verdict
+
+
+class NeverReads(Attempt):
+    """Leaves the log to a reader that may be gone."""
+
+    def read(self, log: Iterable[ReplyEvent]) -> Verdict | None:
+        return None
+
+
+READER_GUARDS = [
+    AnyAttempt,
+    AnyPlace,
+    EndlessChoices,
+    RepeatedStarts,
+    LateStarts,
+    ShiftedAttempts,
+    SilentFirst,
+    CrashesOnly,
+]
+
+
+@pytest.mark.parametrize("reader_class", READER_GUARDS)
+def test_without_a_guard_of_the_reader_a_schedule_fails(reader_class: type[LogReader]) -> None:
+    assert first_failure(range(3000), reader_class=reader_class) is not None
+
+
+WORKER_GUARDS = [
+    (AnyTicket, range(3000)),
+    (AlwaysFirst, range(3000)),
+    (NeverReads, range(3000)),
+    # What comes back uncounted and meets a late word, once in 10,000 schedules.
+    (Quitter, range(12_000, 12_500)),
+]
+
+
+@pytest.mark.parametrize(("attempt_class", "seeds"), WORKER_GUARDS)
+def test_without_a_guard_of_the_worker_a_schedule_fails(
+    attempt_class: type[Attempt], seeds: Iterable[int]
+) -> None:
+    assert first_failure(seeds, attempt_class=attempt_class) is not None

@@ -1,0 +1,39 @@
+"""Whether a text matches a constraint: with a tokenizer whose tokens are bytes."""
+
+from collections.abc import Sequence
+
+import llguidance
+
+from shared.messages import Constraint
+
+_END = 256
+
+
+class _Bytes:
+    eos_token_id = _END
+    bos_token_id = None
+    tokens: Sequence[bytes] = [*(bytes([k]) for k in range(_END)), b"<end>"]
+    special_token_ids: Sequence[int] = [_END]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text if isinstance(text, bytes) else text.encode())
+
+
+_TOKENIZER = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))
+
+
+def matches(constraint: Constraint, text: str) -> bool:
+    """Whether ``text`` is all that the constraint allows. Raises `AssertionError` for a constraint
+    that is wrong."""
+    matcher = llguidance.LLMatcher
+    match constraint.kind:
+        case "json_schema":
+            compiled = matcher.grammar_from_json_schema(constraint.source)
+        case "regex":
+            compiled = matcher.grammar_from_regex(constraint.source)
+        case "lark":
+            compiled = matcher.grammar_from_lark(constraint.source)
+    running = matcher(_TOKENIZER, compiled, log_level=0)
+    assert not running.is_error(), running.get_error()
+    encoded = list(text.encode())
+    return running.try_consume_tokens(encoded) == len(encoded) and running.is_accepting()

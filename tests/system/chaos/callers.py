@@ -1,0 +1,168 @@
+"""Clients that do not give up: each asks, follows its stream through whatever happens, compares."""
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+_PAUSE_S = 0.1
+_PATIENCE_S = 120.0
+_RETRIED = {"service_unavailable", "taken_over", "broker_unavailable", "worker_lost_gateway"}
+
+
+@dataclass(frozen=True)
+class Question:
+    """One request; equal questions have equal answers."""
+
+    model: str
+    prompt: str | list[int]
+    max_tokens: int
+    seed: int
+
+    @property
+    def body(self) -> dict[str, object]:
+        return {
+            "model": self.model,
+            "prompt": self.prompt,
+            "max_tokens": self.max_tokens,
+            "seed": self.seed,
+            "temperature": 1.0,
+            "stream": True,
+            "ignore_eos": True,
+            "timeout": 300,
+        }
+
+
+@dataclass
+class Tally:
+    """What became of the streams."""
+
+    num_streams: int = 0
+    num_resumed: int = 0
+    num_lost: int = 0
+    num_repeated: int = 0
+    num_changed: int = 0
+    num_failed: int = 0
+    worst_gap_s: float = 0.0
+    errors: list[str] = field(default_factory=list)
+
+    def compare(self, text: str, expected: str) -> None:
+        self.num_streams += 1
+        if text == expected:
+            return
+        self.errors.append(f"{text!r} instead of {expected!r}")
+        if expected.startswith(text):
+            self.num_lost += 1
+        elif len(text) > len(expected):
+            self.num_repeated += 1
+        else:
+            self.num_changed += 1
+
+    def fail(self, reason: str) -> None:
+        self.num_streams += 1
+        self.num_failed += 1
+        self.errors.append(reason)
+
+
+class StreamFailed(Exception):
+    """The stream ended in an error that no retry is promised to cure."""
+
+
+class Caller:
+    """Asks over any of the gateways whose addresses ``gateways`` tells."""
+
+    def __init__(self, client: httpx.AsyncClient, gateways: Callable[[], Sequence[str]]) -> None:
+        self._client = client
+        self._gateways = gateways
+        self._next = secrets.randbelow(16)
+
+    async def ask(self, question: Question, tally: Tally) -> str:
+        """The whole answer. Raises `StreamFailed`."""
+        stream = _Stream(question, tally)
+        async with asyncio.timeout(_PATIENCE_S):
+            while not stream.is_done:
+                with suppress(httpx.TransportError):
+                    await self._follow(stream)
+                if not stream.is_done:
+                    await asyncio.sleep(_PAUSE_S)
+        return stream.text
+
+    async def _follow(self, stream: "_Stream") -> None:
+        self._next += 1
+        gateways = self._gateways()
+        url = gateways[self._next % len(gateways)]
+        async with self._client.stream(**stream.request(url)) as response:
+            if response.status_code in (409, 429, 502, 503):
+                return
+            if response.status_code == 204:
+                stream.is_done = True
+                return
+            if response.status_code != 200:
+                body = (await response.aread()).decode()
+                raise StreamFailed(f"{response.status_code} {body} {stream}")
+            stream.opened(response.headers["x-request-id"])
+            async for event_id, data in _events(response):
+                stream.take(event_id, data)
+
+
+@dataclass
+class _Stream:
+    question: Question
+    tally: Tally
+    key: str = field(default_factory=lambda: secrets.token_hex(8))
+    stream_id: str | None = None
+    last_id: str | None = None
+    text: str = ""
+    is_done: bool = False
+    heard_at: float = 0.0
+
+    def request(self, url: str) -> dict[str, Any]:
+        if self.stream_id is None:
+            return {
+                "method": "POST",
+                "url": f"{url}/v1/completions",
+                "json": self.question.body,
+                "headers": {"Idempotency-Key": self.key},
+            }
+        self.tally.num_resumed += 1
+        headers = {} if self.last_id is None else {"Last-Event-ID": self.last_id}
+        return {
+            "method": "GET",
+            "url": f"{url}/v1/streams/{self.stream_id}",
+            "headers": headers,
+        }
+
+    def opened(self, stream_id: str) -> None:
+        self.stream_id = stream_id
+
+    def take(self, event_id: str | None, data: str) -> None:
+        now = time.monotonic()
+        if self.heard_at:
+            self.tally.worst_gap_s = max(self.tally.worst_gap_s, now - self.heard_at)
+        self.heard_at = now
+        if data == "[DONE]":
+            self.is_done = True
+            return
+        event = json.loads(data)
+        if error := event.get("error"):
+            if error["code"] not in _RETRIED:
+                raise StreamFailed(f"{error['code']}: {error['message']}")
+            return
+        self.text += "".join(choice["text"] for choice in event["choices"])
+        self.last_id = event_id or self.last_id
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[tuple[str | None, str]]:
+    event_id: str | None = None
+    async for line in response.aiter_lines():
+        if line.startswith("id: "):
+            event_id = line[4:]
+        elif line.startswith("data: "):
+            yield event_id, line[6:]
+            event_id = None

@@ -1,0 +1,85 @@
+"""Harms a deployment again and again while callers ask, and counts what became of their streams."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+
+from tests.system.chaos.callers import Caller, Question, StreamFailed, Tally
+from tests.system.chaos.deployment import Deployment
+
+Fault = Callable[[], Awaitable[None]]
+
+_BETWEEN_FAULTS_S = 0.7
+
+
+@dataclass
+class Row:
+    """One kind of fault, and all streams that ran beside it."""
+
+    fault: str
+    num_tries: int
+    tally: Tally
+
+    @property
+    def num_wrong(self) -> int:
+        tally = self.tally
+        return tally.num_lost + tally.num_repeated + tally.num_changed + tally.num_failed
+
+
+class Campaign:
+    """``expected`` holds the undisturbed answer of each question."""
+
+    def __init__(
+        self, deployment: Deployment, expected: Mapping[Question, str], num_callers: int
+    ) -> None:
+        self._deployment = deployment
+        self._expected = expected
+        self._num_callers = num_callers
+
+    async def under(self, name: str, fault: Fault, num_tries: int) -> Row:
+        """Ask without a pause while ``fault`` strikes so many times."""
+        row = Row(name, num_tries, Tally())
+        async with self._asking(row.tally):
+            for _ in range(num_tries):
+                await asyncio.sleep(_BETWEEN_FAULTS_S)
+                await fault()
+        return row
+
+    @asynccontextmanager
+    async def _asking(self, tally: Tally) -> AsyncIterator[None]:
+        is_over = asyncio.Event()
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        async with (
+            httpx.AsyncClient(timeout=30, limits=limits) as client,
+            asyncio.TaskGroup() as callers,
+        ):
+            for number in range(self._num_callers):
+                callers.create_task(self._ask(client, number, tally, is_over))
+            try:
+                yield
+            finally:
+                is_over.set()
+
+    async def _ask(
+        self, client: httpx.AsyncClient, number: int, tally: Tally, is_over: asyncio.Event
+    ) -> None:
+        caller = Caller(client, self._deployment.urls)
+        questions = list(self._expected)
+        while not is_over.is_set():
+            question = questions[number % len(questions)]
+            number += self._num_callers
+            try:
+                tally.compare(await caller.ask(question, tally), self._expected[question])
+            except (StreamFailed, TimeoutError) as error:
+                tally.fail(f"{type(error).__name__} {error}")
+
+
+async def answers(deployment: Deployment, questions: list[Question]) -> dict[Question, str]:
+    """What each question is answered when nothing happens."""
+    async with httpx.AsyncClient(timeout=60) as client:
+        caller = Caller(client, deployment.urls)
+        texts = await asyncio.gather(*(caller.ask(q, Tally()) for q in questions))
+    return dict(zip(questions, texts, strict=True))

@@ -1,0 +1,269 @@
+"""Worker processes that die, hang, sleep and leave, over a real broker. The test is the reader."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from shared import topology
+from shared.bus.base import Bus
+from shared.bus.rabbit import RabbitBus
+from shared.errors import BusUnavailable, QueueBusy
+from shared.messages import (
+    Failed,
+    Finished,
+    GenerationJob,
+    HandedOver,
+    SamplingParams,
+    Started,
+    TextPrompt,
+    TokenPrompt,
+)
+from tests.support.broker import Broker, RabbitNode
+from tests.support.jobs import Log, ask, ask_all, new_job, publish, read, reading
+from tests.support.processes import WarrenProcess, free_port
+from tests.system.chaos.worker import DEADLY_TOKEN
+
+pytestmark = pytest.mark.rabbit
+
+SAMPLING = SamplingParams(max_tokens=100, ignore_eos=True)
+RUNNING = "warren:num_requests_running"
+
+
+@pytest.fixture
+async def bus(broker: Broker) -> AsyncIterator[RabbitBus]:
+    async with RabbitBus(broker.url) as bus:
+        yield bus
+
+
+class Workers:
+    """Starts echo workers, and ends all of them."""
+
+    def __init__(self, broker: Broker, logs: Path) -> None:
+        self._broker = broker
+        self._logs = logs
+        self._started: list[WarrenProcess] = []
+
+    def start(self, *options: str, query: str = "") -> WarrenProcess:
+        port = free_port()
+        log = self._logs / f"{len(self._started)}"
+        broker = f"--broker={self._broker.url}{query}"
+        module = ["-m", "tests.system.chaos.worker", broker, f"--health-port={port}"]
+        worker = WarrenProcess([*module, *options], port, log)
+        worker.start()
+        self._started.append(worker)
+        return worker
+
+    async def serving(self, *options: str, query: str = "") -> WarrenProcess:
+        worker = self.start(*options, query=query)
+        await asyncio.to_thread(worker.wait_healthy)
+        return worker
+
+    def end(self) -> None:
+        for worker in self._started:
+            if worker.is_alive:
+                worker.kill()
+
+
+@pytest.fixture
+def workers(broker: Broker, tmp_path: Path) -> Iterator[Workers]:
+    workers = Workers(broker, tmp_path)
+    yield workers
+    workers.end()
+
+
+def new_jobs(count: int, sampling: SamplingParams = SAMPLING) -> list[GenerationJob]:
+    return [new_job("echo", TextPrompt(text=f"Job {k}"), sampling=sampling) for k in range(count)]
+
+
+async def expected(bus: Bus, workers: Workers, jobs: Sequence[GenerationJob]) -> list[list[int]]:
+    """The undisturbed answers."""
+    worker = await workers.serving("--step-ms=0")
+    logs = await ask_all(bus, jobs)
+    await asyncio.to_thread(worker.kill)
+    return [log.token_ids for log in logs]
+
+
+def sample(worker: WarrenProcess, name: str) -> float:
+    lines = httpx.get(f"{worker.url}/metrics").text.splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+
+
+async def wait_until(is_true: Callable[[], bool], within_s: float = 10) -> None:
+    async with asyncio.timeout(within_s):
+        while not await asyncio.to_thread(is_true):  # noqa: ASYNC110 - other processes' matters
+            await asyncio.sleep(0.05)
+
+
+async def test_a_worker_and_its_reader_killed_together_lose_nothing(
+    bus: RabbitBus, workers: Workers
+) -> None:
+    (job,) = new_jobs(1)
+    (answer,) = await expected(bus, workers, [job])
+    victim = await workers.serving()
+    async with reading(bus, job) as consumer:
+        await publish(bus, job)
+        await read(bus, job, consumer, num_tokens=10)
+    victim.kill()
+    await workers.serving()
+    await asyncio.sleep(0.5)
+    async with reading(bus, job) as consumer:
+        log = await read(bus, job, consumer)
+
+    assert log.token_ids == answer
+    assert log.reader.attempt == 2
+
+
+async def test_a_worker_that_was_stopped_lets_go_of_its_jobs_and_serves_on(
+    bus: RabbitBus, workers: Workers
+) -> None:
+    jobs = new_jobs(4)
+    answers = await expected(bus, workers, jobs)
+    sleeper = await workers.serving("--stall-timeout-s=2", query="?heartbeat=1")
+    asking = asyncio.create_task(ask_all(bus, jobs))
+    await wait_until(lambda: sample(sleeper, RUNNING) == len(jobs))
+    other = await workers.serving()
+    os.kill(sleeper.pid, signal.SIGSTOP)
+    logs = await asking  # its connection is dead after 2.3 s
+    os.kill(sleeper.pid, signal.SIGCONT)
+    await wait_until(lambda: sample(sleeper, RUNNING) == 0)
+    await wait_until(lambda: httpx.get(f"{sleeper.url}/health").status_code == 200)
+    await asyncio.to_thread(other.kill)
+    again = await ask_all(bus, new_jobs(4))
+
+    assert [log.token_ids for log in logs] == answers
+    assert [log.token_ids for log in again] == answers
+    assert sleeper.is_alive
+
+
+async def test_a_worker_that_hangs_ends_itself(bus: RabbitBus, workers: Workers) -> None:
+    (job,) = new_jobs(1)
+    (answer,) = await expected(bus, workers, [job])
+    hanging = await workers.serving("--step-ms=100000", "--stall-timeout-s=1")
+    asking = asyncio.create_task(ask(bus, job))
+    await wait_until(lambda: not hanging.is_alive)
+    await workers.serving()
+    log = await asking
+
+    assert log.token_ids == answer
+    assert "worker hangs" in hanging.log
+
+
+@contextmanager
+def short_consumer_timeout(broker: Broker) -> Iterator[None]:
+    """For channels that are opened meanwhile."""
+    if not isinstance(broker, RabbitNode):
+        pytest.skip("a foreign broker keeps its settings")
+
+    def set_to(timeout_ms: int, tick_ms: int) -> None:
+        settings = {"consumer_timeout": timeout_ms, "channel_tick_interval": tick_ms}
+        for name, value in settings.items():
+            broker.ctl("eval", f"application:set_env(rabbit, {name}, {value}).")
+
+    set_to(1500, 300)
+    yield
+    set_to(86400000, 60000)
+
+
+async def follow(bus: Bus, job: GenerationJob) -> Log:
+    """Read to the end, through closed channels."""
+    queue = topology.reply_queue(job.request_id, expires_s=30).name
+    while True:
+        try:
+            async with bus.consume(queue, is_exclusive=True) as consumer:
+                return await read(bus, job, consumer)
+        except (BusUnavailable, QueueBusy):
+            await asyncio.sleep(0.05)
+
+
+async def test_a_job_that_the_brokers_timeout_took_away_is_not_interrupted(
+    broker: Broker, bus: RabbitBus, workers: Workers
+) -> None:
+    jobs = new_jobs(2, SamplingParams(max_tokens=200, ignore_eos=True))
+    answers = await expected(bus, workers, jobs)
+    with short_consumer_timeout(broker):
+        worker = await workers.serving("--step-ms=20")
+        async with RabbitBus(broker.url) as reader:
+            for job in jobs:
+                await reader.declare(topology.reply_queue(job.request_id, expires_s=30))
+                await publish(reader, job)
+            logs = await asyncio.gather(*(follow(reader, job) for job in jobs))
+        await asyncio.to_thread(worker.terminate)
+    state = await bus.inspect(topology.jobs_queue("echo", "interactive").name)
+
+    assert [log.token_ids for log in logs] == answers
+    assert "job adopted" in worker.log
+    assert [sum(isinstance(e, Started) for e in log.raw) for log in logs] == [1, 1]
+    assert state is not None
+    assert state.num_ready == 0
+
+
+@asynccontextmanager
+async def supervised(workers: Workers, count: int) -> AsyncIterator[None]:
+    """So many workers, each replaced when it dies."""
+
+    async def supervise() -> None:
+        while True:
+            worker = workers.start()  # and maybe it dies at once
+            while worker.is_alive:  # noqa: ASYNC110 - a process has no event
+                await asyncio.sleep(0.05)
+
+    tasks = [asyncio.create_task(supervise()) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_deadly_job_is_buried_and_its_neighbours_are_not(
+    bus: RabbitBus, workers: Workers
+) -> None:
+    jobs = new_jobs(8, SamplingParams(max_tokens=40, ignore_eos=True))
+    answers = await expected(bus, workers, jobs)
+    deadly = new_job("echo", TokenPrompt(token_ids=(1, DEADLY_TOKEN)), sampling=SAMPLING)
+    dead = await bus.inspect(topology.DEAD_LETTERS.name)
+    async with supervised(workers, 2), asyncio.timeout(90):
+        *logs, log = await ask_all(bus, [*jobs, deadly])
+    dead_now = await bus.inspect(topology.DEAD_LETTERS.name)
+
+    assert [log.token_ids for log in logs] == answers
+    assert isinstance(log.last, Failed)
+    assert log.last.code == "worker_lost"
+    assert dead is not None
+    assert dead_now is not None
+    assert dead_now.num_ready == dead.num_ready + 1
+
+
+async def test_a_rolling_restart_under_load_fails_nothing(bus: RabbitBus, workers: Workers) -> None:
+    jobs = new_jobs(6)
+    answers = await expected(bus, workers, jobs)
+    serving = [await workers.serving("--drain-grace-s=0.3") for _ in range(2)]
+    is_over = asyncio.Event()
+
+    async def keep_asking(k: int) -> list[Log]:
+        logs = []
+        while not is_over.is_set():
+            logs.append(await ask(bus, new_jobs(len(jobs))[k]))
+        return logs
+
+    asking = [asyncio.create_task(keep_asking(k)) for k in range(len(jobs))]
+    for worker in serving:
+        await asyncio.sleep(0.5)
+        await workers.serving("--drain-grace-s=0.3")
+        assert await asyncio.to_thread(worker.terminate) == 0
+    is_over.set()
+    logs = await asyncio.gather(*asking)
+
+    assert all(isinstance(log.last, Finished) for several in logs for log in several)
+    assert [[log.token_ids for log in several] for several in logs] == [
+        [answer] * len(several) for answer, several in zip(answers, logs, strict=True)
+    ]
+    assert any(isinstance(e, HandedOver) for several in logs for log in several for e in log.raw)
+    assert max(log.reader.num_crashes for several in logs for log in several) == 0

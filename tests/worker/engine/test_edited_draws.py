@@ -1,0 +1,193 @@
+"""Biases, penalties, bans and constraints, against edits made from all tokens each time."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.errors import InvalidRequest
+from shared.messages import SamplingParams
+from tests.support.engine import (
+    VOCAB_SIZE,
+    SmallEngine,
+    by_sequence,
+    expected_outputs,
+    mask_of,
+    new_submit,
+)
+from worker.engine.interface import Submit
+
+EVEN = mask_of(range(0, VOCAB_SIZE, 2))
+
+token_ids = st.integers(0, VOCAB_SIZE - 1)
+samplings = st.builds(
+    SamplingParams,
+    repetition_penalty=st.sampled_from([1.0, 1.5]),
+    presence_penalty=st.sampled_from([0.0, 0.5]),
+    frequency_penalty=st.sampled_from([0.0, -1.25]),
+    logit_bias=st.dictionaries(token_ids, st.sampled_from([-1.0, 2.5]), max_size=3),
+    min_tokens=st.integers(0, 9),
+    stop_token_ids=st.lists(token_ids, max_size=8).map(tuple),
+    logprobs=st.sampled_from([None, 0, 3]),
+)
+words = st.lists(st.lists(token_ids, min_size=1, max_size=3), max_size=12)
+
+
+@st.composite
+def submits(draw: st.DrawFn, name: str) -> Submit:
+    return new_submit(
+        name,
+        num_prompt=draw(st.integers(1, 12)),
+        max_tokens=draw(st.integers(1, 20)),
+        eos_ids=draw(st.frozensets(token_ids, max_size=8)),
+        sampling=draw(samplings),
+        bad_words=draw(words),
+        allowed=draw(st.sampled_from([None, EVEN])),
+    )
+
+
+@given(batch=st.tuples(*(submits(name) for name in "abcd")), num_blocks=st.integers(12, 40))
+@settings(max_examples=60, deadline=None)
+def test_each_draw_is_edited_as_its_sequence_alone_asks(
+    batch: tuple[Submit, ...], num_blocks: int
+) -> None:
+    """Also where blocks run out and sequences are preempted."""
+    engine = SmallEngine(num_blocks=num_blocks, max_num_batched_tokens=9)
+
+    streams = by_sequence(engine.run(*batch))
+
+    assert {key: [replace(o, num_cached_tokens=0) for o in streams[key]] for key in streams} == {
+        submit.sequence_id: expected_outputs(submit) for submit in batch
+    }
+
+
+@given(submit=submits("a"), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_edits_go_on_where_another_worker_stopped(submit: Submit, data: st.DataObject) -> None:
+    whole = expected_outputs(submit)
+    num_known = data.draw(st.integers(0, len(whole) - 1))
+    known = [output.token_id for output in whole[:num_known]]
+
+    assert SmallEngine().run(replace(submit, output_ids=known)) == whole[num_known:]
+
+
+class Alternating:
+    """A `TokenConstraint`: even and odd tokens in turn, ``length`` of them."""
+
+    def __init__(self, length: int = 99, *, output_ids: Iterable[int] = ()) -> None:
+        self.num_taken = len(list(output_ids))
+        self._length = length
+
+    @property
+    def is_complete(self) -> bool:
+        return self.num_taken >= self._length
+
+    def advance(self, token_id: int) -> None:
+        assert token_id % 2 == self.num_taken % 2
+        self.num_taken += 1
+
+    def mask(self) -> bytes:
+        return mask_of(range(self.num_taken % 2, VOCAB_SIZE, 2))
+
+
+def test_a_constraint_decides_every_token_and_the_end() -> None:
+    submit = new_submit(max_tokens=30, constraint=Alternating(length=9))
+
+    outputs = SmallEngine().run(submit, new_submit("other", max_tokens=20))
+
+    stream = by_sequence(outputs)[submit.sequence_id]
+    assert [output.token_id % 2 for output in stream] == [0, 1, 0, 1, 0, 1, 0, 1, 0]
+    assert stream[-1].finish_reason == "stop"
+
+
+def test_a_neighbour_without_edits_yields_what_it_yields_alone() -> None:
+    other = new_submit("other", max_tokens=20)
+
+    streams = by_sequence(SmallEngine().run(new_submit(constraint=Alternating()), other))
+
+    assert streams[other.sequence_id] == expected_outputs(other)
+
+
+def test_a_constraint_goes_on_where_another_worker_stopped() -> None:
+    whole = SmallEngine().run(new_submit(max_tokens=12, constraint=Alternating()))
+    known = [output.token_id for output in whole[:5]]
+
+    rest = SmallEngine().run(
+        new_submit(max_tokens=12, output_ids=known, constraint=Alternating(output_ids=known))
+    )
+
+    assert rest == whole[5:]
+
+
+class DeadEnd(Alternating):
+    """Leaves nothing to draw behind ``length`` tokens, and is not complete."""
+
+    @property
+    def is_complete(self) -> bool:
+        return False
+
+    def mask(self) -> bytes:
+        return mask_of([]) if self.num_taken == self._length else super().mask()
+
+
+@pytest.mark.parametrize("length", [0, 3])
+def test_a_constraint_that_ends_in_nothing_ends_its_sequence_alone(length: int) -> None:
+    engine = SmallEngine()
+    submit, other = new_submit(max_tokens=9, constraint=DeadEnd(length)), new_submit("other")
+
+    streams = by_sequence(engine.run(submit, other))
+
+    (failed,) = engine.take_failed()
+    assert failed.sequence_id == submit.sequence_id
+    assert isinstance(failed.error, InvalidRequest)
+    assert len(streams.get(submit.sequence_id, [])) == length
+    assert streams[other.sequence_id] == expected_outputs(other)
+    assert engine.load().num_free_blocks == engine.load().num_blocks
+
+
+def test_bans_that_leave_no_token_are_refused() -> None:
+    engine = SmallEngine()
+    sampling = SamplingParams(min_tokens=2)
+
+    engine.run(new_submit(eos_ids=frozenset([5]), allowed=mask_of([5]), sampling=sampling))
+
+    (failed,) = engine.take_failed()
+    assert isinstance(failed.error, InvalidRequest)
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        {"sampling": SamplingParams(frequency_penalty=0.5)},
+        {"bad_words": [[1, 2]]},
+        {"constraint": Alternating()},
+    ],
+    ids=["penalty", "word", "constraint"],
+)
+def test_a_draw_that_depends_on_the_last_token_waits_for_it(edits: dict[str, Any]) -> None:
+    engine = SmallEngine()
+
+    engine.run(new_submit(**edits), new_submit("other"))
+
+    assert all(s.previous_row is None for b in engine.runner.batches for s in b.sequences)
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        {"sampling": SamplingParams(logit_bias={3: 1.0}, min_tokens=4, logprobs=2)},
+        {"bad_words": [[1], [2]]},
+        {"allowed": EVEN},
+    ],
+    ids=["bias", "words of one token", "allowed tokens"],
+)
+def test_other_draws_are_planned_while_the_step_before_computes(edits: dict[str, Any]) -> None:
+    engine = SmallEngine()
+
+    engine.run(new_submit(**edits))
+
+    decodes = [batch.sequences[0] for batch in engine.runner.batches[1:]]
+    assert [decode.previous_row for decode in decodes] == [0] * len(decodes)

@@ -1,0 +1,112 @@
+"""Vectors of texts, against transformers' hidden states."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from shared.errors import StartupError
+from tests.support.models import write_tiny_model
+from worker.model.embedder import Embedder, kernels_for, read_pooling, start_embedder
+from worker.model.loading import load_runner
+from worker.model.runner import TorchRunner
+from worker.model.start import RunnerLimits
+
+PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5], list(range(1, 40)), [7, 7]]
+MAX_TOKENS = 16
+
+
+def write_pooling(directory: Path, **config: Any) -> None:
+    modules = [
+        {"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+        {"idx": 2, "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
+    ]
+    (directory / "modules.json").write_text(json.dumps(modules))
+    (directory / "1_Pooling").mkdir(exist_ok=True)
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps(config))
+
+
+def headless(directory: Path) -> None:
+    """As sentence-transformers saves a model: nothing in it is called ``model``."""
+    file = directory / "model.safetensors"
+    tensors = {name.removeprefix("model."): tensor for name, tensor in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    directory = tmp_path_factory.mktemp("qwen3")
+    module = write_tiny_model(directory, "qwen3", tie_word_embeddings=True)
+    headless(directory)
+    return directory, module
+
+
+@pytest.fixture
+def runner(model: tuple[Path, Any]) -> Iterator[TorchRunner]:
+    directory, _ = model
+    write_pooling(directory, pooling_mode_mean_tokens=True)
+    limits = RunnerLimits(kv_cache_bytes=1 << 20)
+    runner = load_runner(
+        directory, limits, dtype="float32", device="cpu", kernels=kernels_for(directory, "auto")
+    )
+    yield runner
+    runner.close()
+
+
+def vectors(embedder: Embedder, num_dimensions: int | None = None) -> torch.Tensor:
+    steps = embedder.embed(PROMPTS, num_dimensions)
+    found = []
+    while (more := embedder.submit(steps).result()) is not None:
+        found += more
+    return torch.tensor(found)
+
+
+@pytest.mark.parametrize(
+    ("mode", "num_dimensions"), [("mean_tokens", None), ("lasttoken", None), ("lasttoken", 10)]
+)
+def test_vectors_are_those_of_transformers(
+    mode: str, num_dimensions: int | None, model: tuple[Path, Any], runner: TorchRunner
+) -> None:
+    """Whether prompts share a pass or one takes several."""
+    directory, module = model
+    write_pooling(directory, pooling_mode_cls_token=False, **{f"pooling_mode_{mode}": True})
+    embedder = start_embedder(directory, runner, max_num_batched_tokens=MAX_TOKENS)
+    assert embedder is not None
+
+    found = vectors(embedder, num_dimensions)
+
+    for prompt, vector in zip(PROMPTS, found, strict=True):
+        with torch.inference_mode():
+            states = module.model(torch.tensor([prompt]), use_cache=False).last_hidden_state[0]
+        pooled = states.mean(dim=0) if mode == "mean_tokens" else states[-1]
+        expected = torch.nn.functional.normalize(pooled[:num_dimensions], dim=0)
+        torch.testing.assert_close(vector, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_is_not_made_for_it_has_none(tmp_path: Path, runner: TorchRunner) -> None:
+    assert start_embedder(tmp_path, runner, max_num_batched_tokens=MAX_TOKENS) is None
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"pooling_mode_cls_token": True}, {"pooling_mode": "weightedmean"}, {}],
+    ids=["first token", "weighted", "nothing said"],
+)
+def test_other_ways_of_pooling_are_refused(config: dict[str, Any], tmp_path: Path) -> None:
+    write_pooling(tmp_path, **config)
+    with pytest.raises(StartupError, match="not supported"):
+        read_pooling(tmp_path)
+
+
+def test_further_modules_are_refused(tmp_path: Path) -> None:
+    write_pooling(tmp_path, pooling_mode_mean_tokens=True)
+    modules = json.loads((tmp_path / "modules.json").read_text())
+    modules.append({"idx": 3, "path": "3_Dense", "type": "sentence_transformers.models.Dense"})
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(StartupError, match="Dense"):
+        read_pooling(tmp_path)

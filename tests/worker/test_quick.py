@@ -1,0 +1,124 @@
+"""Quick jobs, through a whole worker."""
+
+import asyncio
+import time
+
+import pytest
+
+from shared import topology
+from shared.bus.base import Bus, Message
+from shared.bus.memory import MemoryBus
+from shared.messages import (
+    ChatMessage,
+    ChatPrompt,
+    Detokenized,
+    DetokenizeJob,
+    EmbeddingJob,
+    Failed,
+    QuickJob,
+    ReplyEvent,
+    SamplingParams,
+    TextPrompt,
+    Tokenized,
+    TokenizeJob,
+    TokenPrompt,
+    decode_event,
+    encode,
+)
+from tests.support.jobs import new_job, publish, reading
+from tests.support.workers import echo_worker
+from worker.text import Tokenizer
+
+
+async def ask(bus: Bus, body: bytes | QuickJob) -> ReplyEvent:
+    queue = topology.reply_queue("quick-test", expires_s=30)
+    await bus.declare(queue)
+    message = Message(
+        body if isinstance(body, bytes) else encode(body),
+        correlation_id="mine",
+        reply_to=queue.name,
+    )
+    async with bus.consume(queue.name) as consumer:
+        await bus.publish(topology.jobs_binding("echo", "quick"), message)
+        delivery = await anext(consumer)
+        await delivery.ack()
+        assert delivery.message.correlation_id == "mine"
+        return decode_event(delivery.message.body)
+
+
+async def answer(body: bytes | QuickJob) -> ReplyEvent:
+    async with MemoryBus() as bus, echo_worker(bus):
+        return await asyncio.wait_for(ask(bus, body), 10)
+
+
+async def test_text_becomes_tokens_as_they_stand_in_the_vocabulary(tokenizer: Tokenizer) -> None:
+    prompt = TextPrompt(text="Hello world")
+    answered = await answer(TokenizeJob(request_id="r", model="echo", prompt=prompt))
+
+    assert isinstance(answered, Tokenized)
+    assert list(answered.token_ids) == tokenizer.encode(prompt)
+    assert answered.tokens == ("Hello", "Ġworld")
+    assert answered.max_seq_len == 8192
+
+
+async def test_a_chat_becomes_the_tokens_of_its_prompt(tokenizer: Tokenizer) -> None:
+    chat = ChatPrompt(messages=(ChatMessage(role="user", content="hi"),))
+    answered = await answer(TokenizeJob(request_id="r", model="echo", prompt=chat))
+
+    assert isinstance(answered, Tokenized)
+    assert list(answered.token_ids) == tokenizer.encode(chat)
+
+
+async def test_tokens_become_text_with_special_ones_written_out() -> None:
+    answered = await answer(DetokenizeJob(request_id="r", model="echo", token_ids=(1, 19556, 2)))
+
+    assert isinstance(answered, Detokenized)
+    assert answered.text == "<|im_start|>Hello<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("job", "code", "param"),
+    [
+        (
+            DetokenizeJob(request_id="r", model="echo", token_ids=(1 << 20,)),
+            "invalid_request",
+            "tokens",
+        ),
+        (
+            TokenizeJob(
+                request_id="r", model="echo", prompt=TextPrompt(text="x"), deadline=time.time() - 1
+            ),
+            "deadline_exceeded",
+            None,
+        ),
+        (
+            EmbeddingJob(request_id="r", model="echo", prompts=(TokenPrompt(token_ids=(1,)),)),
+            "invalid_request",
+            "model",
+        ),
+        (b"no job", "invalid_request", None),
+    ],
+    ids=["unknown token", "too late", "no embeddings", "no job"],
+)
+async def test_what_cannot_be_answered_is_refused_with_a_code(
+    job: bytes | QuickJob, code: str, param: str | None
+) -> None:
+    answered = await answer(job)
+
+    assert isinstance(answered, Failed)
+    assert (answered.code, answered.param) == (code, param)
+
+
+async def test_quick_jobs_do_not_wait_behind_generations() -> None:
+    long = new_job("echo", sampling=SamplingParams(max_tokens=2000, ignore_eos=True))
+    job = DetokenizeJob(request_id="r", model="echo", token_ids=(1,))
+    async with (
+        MemoryBus() as bus,
+        echo_worker(bus, step_s=0.02, max_num_seqs=1),
+        reading(bus, long),
+    ):
+        await publish(bus, long)
+        await asyncio.sleep(0.1)
+        answered = await asyncio.wait_for(ask(bus, job), 5)
+
+    assert isinstance(answered, Detokenized)

@@ -1,0 +1,102 @@
+"""Answers that outlive their deliveries: the broker gives a job back to the worker that runs it."""
+
+import asyncio
+
+import pytest
+
+from shared import topology
+from shared.bus.base import Bus
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.messages import (
+    GenerationJob,
+    HandedOver,
+    SamplingParams,
+    Started,
+)
+from tests.support.jobs import Log, ask, new_job, publish, read, reading
+from tests.support.workers import echo_worker
+
+SAMPLING = SamplingParams(max_tokens=100, ignore_eos=True)
+JOBS = topology.jobs_queue("echo", "interactive").name
+STEP_S = 0.005
+
+
+def num_started(log: Log) -> int:
+    return sum(isinstance(event, Started) for event in log.raw)
+
+
+async def undisturbed(job: GenerationJob) -> Log:
+    async with MemoryBus() as bus, echo_worker(bus):
+        return await ask(bus, job)
+
+
+async def num_unanswered(bus: Bus, theirs: MemoryBus) -> int:
+    """Jobs that come back when the worker's connection ends."""
+    theirs.sever()
+    state = await bus.inspect(JOBS)
+    assert state is not None
+    return state.num_ready
+
+
+async def test_a_lost_connection_does_not_interrupt_a_stream() -> None:
+    job, broker = new_job("echo", sampling=SAMPLING), MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        MemoryBus(broker) as theirs,
+        reading(bus, job) as consumer,
+        echo_worker(theirs, step_s=STEP_S),
+    ):
+        await publish(bus, job)
+        log = await read(bus, job, consumer, num_tokens=10)
+        theirs.sever()
+        log = await read(bus, job, consumer, log)
+        await asyncio.sleep(0.05)
+        num_left = await num_unanswered(bus, theirs)
+
+    assert log.token_ids == (await undisturbed(job)).token_ids
+    assert (num_started(log), num_left) == (1, 0)
+
+
+async def test_a_job_that_another_worker_has_had_is_not_adopted() -> None:
+    job, broker = new_job("echo", sampling=SAMPLING), MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        MemoryBus(broker) as theirs,
+        reading(bus, job) as consumer,
+        echo_worker(theirs, step_s=STEP_S),
+    ):
+        await publish(bus, job)
+        log = await read(bus, job, consumer, num_tokens=10)
+        async with bus.consume(JOBS) as other:
+            theirs.sever()
+            await anext(other)
+            await asyncio.sleep(0.05)
+        log = await read(bus, job, consumer, log)
+
+    assert log.token_ids == (await undisturbed(job)).token_ids
+    assert num_started(log) == 2
+
+
+@pytest.mark.parametrize("mode", ["stream", "final"])
+async def test_an_answer_whose_delivery_stays_away_is_given_up(mode: str) -> None:
+    job = new_job("echo", sampling=SamplingParams(max_tokens=4000, ignore_eos=True), mode=mode)
+    broker = MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        MemoryBus(broker) as theirs,
+        echo_worker(theirs, step_s=STEP_S, max_num_seqs=1),
+        reading(bus, job) as reader,
+    ):
+        await publish(bus, job)
+        await asyncio.sleep(0.1)
+        async with bus.consume(JOBS, prefetch=1) as other:
+            theirs.sever()
+            await anext(other)
+            await asyncio.sleep(2.3)
+            # The given up one had the only place.
+            await ask(bus, new_job("echo"))
+        handed_over = Log.of(job)
+        while mode == "stream" and not any(isinstance(e, HandedOver) for e in handed_over.raw):
+            num_tokens = len(handed_over.token_ids) + 1
+            await read(bus, job, reader, handed_over, num_tokens=num_tokens)
+        await bus.delete_queue(f"reply.{job.request_id}")

@@ -1,0 +1,193 @@
+"""Jobs whose workers die go on twice in company and once alone; then they are buried."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from shared import topology
+from shared.bus.base import Bus, Consumer, Message
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.messages import (
+    Completed,
+    Failed,
+    Finished,
+    GenerationJob,
+    HandedOver,
+    SamplingParams,
+    encode,
+)
+from tests.support.jobs import Log, ask, new_job, publish, read, reading
+from tests.support.workers import doomed_worker, echo_worker
+
+SAMPLING = SamplingParams(max_tokens=100, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=20, ignore_eos=True)
+LONG = SamplingParams(max_tokens=2000, ignore_eos=True)
+STEP_S = 0.005
+
+
+async def crash(
+    broker: MemoryBroker, bus: Bus, job: GenerationJob, consumer: Consumer, log: Log
+) -> None:
+    """A worker takes the job, writes some tokens and dies."""
+    async with MemoryBus(broker) as theirs, doomed_worker(theirs, step_s=STEP_S):
+        await read(bus, job, consumer, log, num_tokens=len(log.token_ids) + 5)
+
+
+@asynccontextmanager
+async def crashed(
+    broker: MemoryBroker, bus: Bus, job: GenerationJob, num_crashes: int
+) -> AsyncIterator[tuple[Consumer, Log]]:
+    """A job that was running when workers died, its log's reader, and what that has read."""
+    await topology.declare_worker(bus, job.model, "test")
+    async with reading(bus, job) as consumer:
+        await publish(bus, job)
+        log = Log.of(job)
+        for _ in range(num_crashes):
+            await crash(broker, bus, job, consumer, log)
+        yield consumer, log
+
+
+async def num_ready(bus: Bus, queue: str) -> int:
+    state = await bus.inspect(queue)
+    assert state is not None
+    return state.num_ready
+
+
+async def publish_suspect(bus: Bus, job: GenerationJob) -> None:
+    message = Message(encode(job), reply_to=f"reply.{job.request_id}")
+    await bus.publish(topology.jobs_binding(job.model, "suspect"), message)
+
+
+async def test_a_job_that_crashed_once_goes_on_in_company() -> None:
+    job, broker = new_job("echo", sampling=SAMPLING), MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        crashed(broker, bus, job, 1) as (consumer, log),
+        echo_worker(bus),
+    ):
+        log = await read(bus, job, consumer, log)
+
+    assert len(log.token_ids) == 100
+    assert not [event for event in log.raw if isinstance(event, HandedOver)]
+
+
+async def test_a_job_that_crashed_twice_goes_on_alone() -> None:
+    job, broker = new_job("echo", sampling=SAMPLING), MemoryBroker()
+    async with MemoryBus(broker) as bus:
+        async with crashed(broker, bus, job, 2) as (consumer, log), echo_worker(bus):
+            log = await read(bus, job, consumer, log)
+        async with echo_worker(bus):
+            undisturbed = await ask(bus, msgspec.structs.replace(job, request_id="undisturbed"))
+
+    assert log.token_ids == undisturbed.token_ids
+    assert len([event for event in log.raw if isinstance(event, HandedOver)]) == 1
+    assert (log.reader.attempt, log.reader.num_crashes) == (4, 2)
+
+
+async def test_the_third_crash_buries_a_job_and_tells_its_reader() -> None:
+    job, broker = new_job("echo", sampling=SAMPLING), MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        crashed(broker, bus, job, 3) as (consumer, log),
+        echo_worker(bus),
+    ):
+        log = await read(bus, job, consumer, log)
+        await asyncio.sleep(0.05)
+        dead = await num_ready(bus, topology.DEAD_LETTERS.name)
+
+    assert isinstance(log.last, Failed)
+    assert log.last.code == "worker_lost"
+    assert 15 <= len(log.token_ids) < 100
+    assert dead == 1
+
+
+async def test_a_suspect_runs_when_nothing_else_does() -> None:
+    before, after = (new_job("echo", sampling=SAMPLING) for _ in range(2))
+    suspect = msgspec.structs.replace(new_job("echo", sampling=SHORT), publication=1)
+    running: list[str] = []
+
+    async def follow(bus: Bus, job: GenerationJob, name: str) -> None:
+        async with reading(bus, job) as consumer:
+            await (publish_suspect if job is suspect else publish)(bus, job)
+            log = await read(bus, job, consumer, num_tokens=1)
+            running.append(f"{name} begins")
+            await read(bus, job, consumer, log)
+            running.append(f"{name} ends")
+
+    async with MemoryBus() as bus, echo_worker(bus, step_s=STEP_S), asyncio.TaskGroup() as tasks:
+        for job, name in ((before, "before"), (suspect, "suspect"), (after, "after")):
+            tasks.create_task(follow(bus, job, name))
+            await asyncio.sleep(0.1)
+
+    assert running == [
+        *("before begins", "before ends"),
+        *("suspect begins", "suspect ends"),
+        *("after begins", "after ends"),
+    ]
+
+
+async def test_a_suspect_that_waits_for_long_neighbours_can_be_cancelled() -> None:
+    """Nobody waits for its answer: the worker goes on with other jobs beside the long one."""
+    suspect = msgspec.structs.replace(new_job("echo", sampling=SHORT), publication=1)
+    options: dict[str, Any] = {"reader_grace_s": 0.1, "drain_grace_s": 0.1}
+    async with MemoryBus() as bus, echo_worker(bus, step_s=STEP_S, **options):
+        long = asyncio.create_task(ask(bus, new_job("echo", sampling=LONG)))
+        await asyncio.sleep(0.05)
+        await publish_suspect(bus, suspect)
+        await asyncio.sleep(0.05)
+        log = await ask(bus, new_job("echo", sampling=SHORT))
+        is_long_over = long.done()
+        long.cancel()
+
+    assert isinstance(log.last, Finished)
+    assert not is_long_over
+
+
+async def come_back(bus: Bus, lane: topology.Lane, num_times: int) -> None:
+    """The first job of a lane is taken by workers that die."""
+    for _ in range(num_times):
+        async with bus.consume(topology.jobs_queue("echo", lane).name) as consumer:
+            await anext(consumer)
+
+
+async def test_a_job_without_a_log_is_judged_by_its_deliveries() -> None:
+    job = new_job("echo", sampling=SHORT, mode="final")
+    async with MemoryBus() as bus, reading(bus, job) as consumer:
+        await topology.declare_worker(bus, "echo", "test")
+        await publish(bus, job, "batch")
+        await come_back(bus, "batch", 2)
+        async with echo_worker(bus):
+            log = await read(bus, job, consumer)
+
+    assert isinstance(log.completed, Completed)
+
+
+async def test_a_job_without_a_log_is_buried_after_the_third_crash() -> None:
+    job = new_job("echo", sampling=SHORT, mode="final")
+    async with MemoryBus() as bus, reading(bus, job) as consumer:
+        await topology.declare_worker(bus, "echo", "test")
+        await publish_suspect(bus, job)
+        await come_back(bus, "suspect", 1)
+        async with echo_worker(bus):
+            log = await read(bus, job, consumer)
+            await asyncio.sleep(0.05)
+            dead = await num_ready(bus, topology.DEAD_LETTERS.name)
+
+    assert isinstance(log.last, Failed)
+    assert (log.last.code, dead) == ("worker_lost", 1)
+
+
+async def test_draining_is_not_held_against_a_suspect() -> None:
+    job = new_job("echo", sampling=SAMPLING, mode="final")
+    async with MemoryBus() as bus, reading(bus, job) as consumer:
+        await topology.declare_worker(bus, "echo", "test")
+        await publish_suspect(bus, job)
+        async with echo_worker(bus, step_s=STEP_S, drain_grace_s=0.05):
+            await asyncio.sleep(0.1)
+        async with echo_worker(bus):
+            log = await read(bus, job, consumer)
+
+    assert isinstance(log.completed, Completed)

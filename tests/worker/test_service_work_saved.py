@@ -1,0 +1,77 @@
+"""Jobs that nobody wants any more cost the engine nothing, or next to it."""
+
+import asyncio
+import time
+import urllib.request
+
+import msgspec
+import pytest
+
+from shared import topology
+from shared.bus.base import Bus, Message
+from shared.bus.memory import MemoryBus
+from shared.messages import Cancel, GenerationJob, SamplingParams, TokenPrompt, encode
+from tests.support.jobs import ask, new_job, publish, read, reading
+from tests.support.workers import echo_worker
+
+LONG = SamplingParams(max_tokens=2000, temperature=0.0, ignore_eos=True)
+PROMPT = TokenPrompt(token_ids=tuple(range(1000)))
+STEP_S = 0.05
+
+
+def sample(port: int, name: str) -> float:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
+        lines = response.read().decode().splitlines()
+    return float(next(line.split()[1] for line in lines if line.startswith(f"warren:{name} ")))
+
+
+async def num_prompt_tokens(bus: Bus, port: int) -> float:
+    """Tokens of prompts that the engine was given before this job of one token."""
+    await ask(bus, new_job("echo", TokenPrompt(token_ids=(1,))))
+    return await asyncio.to_thread(sample, port, "prompt_tokens_total") - 1
+
+
+@pytest.mark.parametrize("mode", ["stream", "final"])
+async def test_an_expired_job_is_not_computed(mode: str, unused_tcp_port: int) -> None:
+    job = new_job("echo", PROMPT, sampling=LONG, mode=mode, deadline=time.time() - 1)
+    async with MemoryBus() as bus, echo_worker(bus, health_port=unused_tcp_port):
+        await ask(bus, job)
+        num_tokens = await num_prompt_tokens(bus, unused_tcp_port)
+
+    assert num_tokens == 0
+
+
+async def test_a_job_that_was_cancelled_while_it_was_queued_is_not_computed(
+    unused_tcp_port: int,
+) -> None:
+    job = msgspec.structs.replace(
+        new_job("echo", PROMPT, sampling=LONG), created_at=time.time() - 5
+    )
+    async with MemoryBus() as bus, echo_worker(bus, health_port=unused_tcp_port):
+        await publish(bus, job)  # it has no reply queue any more
+        num_tokens = await num_prompt_tokens(bus, unused_tcp_port)
+
+    assert num_tokens == 0
+
+
+async def cancel(bus: Bus, job: GenerationJob, worker: str) -> None:
+    command = Cancel(request_id=job.request_id)
+    await bus.publish(topology.worker_binding(worker), Message(encode(command)))
+
+
+async def test_a_cancelled_answer_frees_its_blocks_within_a_step(unused_tcp_port: int) -> None:
+    job = new_job("echo", sampling=LONG)
+    async with (
+        MemoryBus() as bus,
+        echo_worker(bus, step_s=STEP_S, health_port=unused_tcp_port),
+        reading(bus, job) as consumer,
+    ):
+        await publish(bus, job)
+        log = await read(bus, job, consumer, num_tokens=3)
+        before = await asyncio.to_thread(sample, unused_tcp_port, "kv_cache_usage_perc")
+        await cancel(bus, job, str(log.reader.worker))
+        # The step that runs, the one that was planned beside it, and what the clock adds.
+        await asyncio.sleep(2.5 * STEP_S)
+        after = await asyncio.to_thread(sample, unused_tcp_port, "kv_cache_usage_perc")
+
+    assert (before > 0, after) == (True, 0)

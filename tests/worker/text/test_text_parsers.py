@@ -1,0 +1,63 @@
+"""How a model calls tools and thinks, told from its files."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.tokenizers import byte_level_tokenizer, save_tokenizer
+from worker.text import Tokenizer, reasoning_parser, tool_parser
+
+
+def load(directory: Path, template: str, *entries: str) -> Tokenizer:
+    encoder = byte_level_tokenizer()
+    encoder.add_tokens(list(entries))
+    return Tokenizer.load(
+        save_tokenizer(encoder, directory, tokenizer_config={"chat_template": template})
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "entries", "parser"),
+    [
+        ("{% if tools %}<tool_call>{% endif %}", [], "hermes"),
+        ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}", ["[TOOL_CALLS]"], "mistral"),
+        ("{% if tools %}Environment: ipython{% endif %}", ["<|python_tag|>"], "llama3_json"),
+        ("{% if tools %}calls{% endif %}", [], None),
+        ("{{ messages[0].content }}", ["<|python_tag|>"], None),
+    ],
+    ids=["hermes", "mistral", "llama3", "of its own", "none"],
+)
+def test_the_form_of_calls_is_told_from_template_and_vocabulary(
+    template: str, entries: list[str], parser: str | None, tmp_path: Path
+) -> None:
+    assert tool_parser(load(tmp_path, template, *entries)) == parser
+
+
+@pytest.mark.parametrize(
+    ("template", "entries", "parser"),
+    [
+        ("{{ messages[0].content }}<think>\n", ["</think>"], "deepseek_r1"),
+        ("{{ messages[0].content }}", ["</think>"], "qwen3"),
+        ("{{ raise_exception('more, please') }}", ["</think>"], "qwen3"),
+        ("{{ messages[0].content }}", [], None),
+    ],
+    ids=["begun by the template", "begun by the model", "a strict template", "none"],
+)
+def test_the_form_of_thoughts_is_told_from_template_and_vocabulary(
+    template: str, entries: list[str], parser: str | None, tmp_path: Path
+) -> None:
+    assert reasoning_parser(load(tmp_path, template, *entries)) == parser
+
+
+def test_a_setting_wins(tmp_path: Path) -> None:
+    tokenizer = load(tmp_path, "{% if tools %}<tool_call>{% endif %}", "</think>")
+
+    assert (tool_parser(tokenizer, "none"), reasoning_parser(tokenizer, "none")) == (None, None)
+    assert tool_parser(tokenizer, "mistral") == "mistral"
+    assert reasoning_parser(tokenizer, "deepseek_r1") == "deepseek_r1"
+
+
+def test_smollm2_does_neither(smollm2: Path) -> None:
+    tokenizer = Tokenizer.load(smollm2)
+
+    assert (tool_parser(tokenizer), reasoning_parser(tokenizer)) == (None, None)

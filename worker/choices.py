@@ -1,0 +1,218 @@
+"""The choices of one job: from their prompts to their ends."""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from shared.messages import (
+    Choice,
+    Completed,
+    Finished,
+    GenerationJob,
+    JobClass,
+    PromptScores,
+    TokenDelta,
+    TokenLogprobs,
+)
+from shared.stream import LogWriter
+from worker.choice import ChoiceWriter
+from worker.engine.engine import Output
+from worker.engine.interface import PromptScored, SequenceId, StepOutput, Submit
+from worker.generation import Generation, Generations
+from worker.plan import ChoicePlan
+from worker.prompt_scores import PromptScorer
+from worker.prompt_text import prompt_text
+from worker.served_model import ServedModel
+from worker.timeline import Timeline
+
+_RUNS = itertools.count()
+
+Emit: TypeAlias = Callable[[PromptScores | TokenDelta | Finished], Awaitable[None]]
+
+
+class Choices:
+    """Generates all choices of a job."""
+
+    def __init__(
+        self,
+        job: GenerationJob,
+        job_class: JobClass,
+        plans: list[ChoicePlan],
+        *,
+        model: ServedModel,
+        generations: Generations,
+        timeline: Timeline,
+    ) -> None:
+        self._job = job
+        self._job_class = job_class
+        self._plans = plans
+        self._model = model
+        self._generations = generations
+        self._timeline = timeline
+
+    async def complete(self) -> Completed:
+        """The whole answer as one message."""
+        texts: defaultdict[int, str] = defaultdict(str)
+        logprobs: defaultdict[int, list[TokenLogprobs]] = defaultdict(list)
+        scores: defaultdict[int, list[TokenLogprobs | None]] = defaultdict(list)
+        ends: dict[int, Finished] = {}
+
+        async def keep(event: PromptScores | TokenDelta | Finished) -> None:
+            if isinstance(event, PromptScores):
+                scores[event.prompt] += event.logprobs
+                return
+            texts[event.choice] += event.text
+            logprobs[event.choice] += event.logprobs
+            if isinstance(event, Finished):
+                ends[event.choice] = event
+
+        log = LogWriter(1, self._job.total_choices)
+        await self.run(log, keep)
+        choices = (
+            Choice(
+                token_ids=tuple(log.chains[k].token_ids),
+                text=texts[k],
+                finish_reason=ends[k].finish_reason,
+                stop_reason=ends[k].stop_reason,
+                num_prompt_tokens=len(self._plan_of(k).prompt_ids),
+                num_cached_tokens=ends[k].num_cached_tokens,
+                logprobs=tuple(logprobs[k]),
+            )
+            for k in range(self._job.total_choices)
+        )
+        return Completed(
+            request_id=self._job.request_id,
+            choices=tuple(choices),
+            prompt_texts=self._prompt_texts(),
+            prompt_logprobs=tuple(tuple(scores[k]) for k in sorted(scores)),
+        )
+
+    async def run(self, log: LogWriter, emit: Emit) -> None:
+        """Run the choices that ``log`` does not hold yet to their ends."""
+        writers = [self._writer(k, log) for k in range(self._job.total_choices)]
+        scorers = self._scorers(log)
+        for choice, writer in enumerate(writers):
+            scorer = scorers.get(choice)
+            for scores in () if scorer is None else scorer.begin():
+                await emit(scores)
+            if scorer is None or scorer.is_complete:
+                for end in writer.close():
+                    await emit(end)
+        self._timeline.submitted()
+        async with self._generations.open(self._submits(log, scorers)) as generation:
+            async for outputs in generation:
+                self._timeline.token()
+                await self._emit(outputs, writers, scorers, generation, emit)
+
+    async def _emit(
+        self,
+        outputs: list[Output],
+        writers: list[ChoiceWriter],
+        scorers: dict[int, PromptScorer],
+        generation: Generation,
+        emit: Emit,
+    ) -> None:
+        by_sequence: defaultdict[SequenceId, list[Output]] = defaultdict(list)
+        for output in outputs:
+            by_sequence[output.sequence_id].append(output)
+        for sequence_id, news in by_sequence.items():
+            writer = writers[sequence_id.choice]
+            for scored in news:
+                if isinstance(scored, PromptScored):
+                    for scores in scorers[sequence_id.choice].add(scored.scores):
+                        await emit(scores)
+            tokens = [output for output in news if isinstance(output, StepOutput)]
+            for event in [writer.advance(tokens)] if tokens else writer.close():
+                if isinstance(event, Finished):
+                    generation.close(sequence_id)
+                await emit(event)
+
+    def _scorers(self, log: LogWriter) -> dict[int, PromptScorer]:
+        """By the choice that scores its prompt: the first one, where no choice has begun."""
+        if self._job.sampling.prompt_logprobs is None:
+            return {}
+        num_choices = self._job.num_choices
+        return {
+            prompt * num_choices: PromptScorer(
+                prompt, log.attempt, plan.prompt_ids, self._model.tokenizer
+            )
+            for prompt, plan in enumerate(self._plans)
+            if not any(
+                chain.token_ids or chain.is_finished
+                for chain in log.chains[prompt * num_choices : (prompt + 1) * num_choices]
+            )
+        }
+
+    def _plan_of(self, choice: int) -> ChoicePlan:
+        return self._plans[choice // self._job.num_choices]
+
+    def _prompt_texts(self) -> tuple[str, ...]:
+        if not self._job.wants_prompt_text:
+            return ()
+        return tuple(
+            prompt_text(prompt, plan.prompt_ids, self._model.tokenizer)
+            for prompt, plan in zip(self._job.prompts, self._plans, strict=True)
+        )
+
+    @property
+    def _eos_ids(self) -> frozenset[int]:
+        return frozenset() if self._job.sampling.ignore_eos else self._model.tokenizer.eos_ids
+
+    def _writer(self, choice: int, log: LogWriter) -> ChoiceWriter:
+        return ChoiceWriter(
+            choice,
+            log,
+            self._model.tokenizer,
+            self._job.sampling,
+            max_tokens=self._plan_of(choice).max_tokens,
+            eos_ids=self._eos_ids,
+        )
+
+    def _submits(self, log: LogWriter, scorers: dict[int, PromptScorer]) -> list[Submit]:
+        """What the log lacks; of each prompt, the first leads the others."""
+        # A name of its own: late tokens of an earlier run of this job on this worker go nowhere.
+        run = f"{self._job.request_id}/{next(_RUNS)}"
+        leaders: dict[int, SequenceId] = {}
+        submits = []
+        for choice, chain in enumerate(log.chains):
+            if not chain.is_finished:
+                sequence_id = SequenceId(run, choice)
+                leader = leaders.setdefault(choice // self._job.num_choices, sequence_id)
+                submits.append(
+                    self._submit(
+                        sequence_id,
+                        tuple(chain.token_ids),
+                        leader=None if leader == sequence_id else leader,
+                        scores_prompt=choice in scorers and not scorers[choice].is_complete,
+                    )
+                )
+        return submits
+
+    def _submit(
+        self,
+        sequence_id: SequenceId,
+        output_ids: tuple[int, ...],
+        *,
+        leader: SequenceId | None,
+        scores_prompt: bool,
+    ) -> Submit:
+        plan = self._plan_of(sequence_id.choice)
+        vocabulary = plan.vocabulary
+        grammar = vocabulary.grammar
+        return Submit(
+            sequence_id=sequence_id,
+            prompt_ids=plan.prompt_ids,
+            sampling=self._job.sampling,
+            seed=self._job.seed,
+            max_tokens=plan.max_tokens,
+            eos_ids=self._eos_ids,
+            output_ids=output_ids,
+            job_class=self._job_class,
+            tenant=self._job.tenant,
+            leader=leader,
+            scores_prompt=scores_prompt,
+            bad_words=vocabulary.bad_words,
+            allowed=vocabulary.allowed,
+            constraint=None if grammar is None else grammar.matcher(output_ids, vocabulary.allowed),
+        )

@@ -1,0 +1,143 @@
+"""Grammars that the output of a job has to match, compiled for the model's vocabulary."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from shared.errors import InvalidRequest
+from shared.messages import Constraint
+from worker.text import Tokenizer
+
+_MAX_COMPILED = 64
+"""Grammars that are kept compiled; the largest take a few MB."""
+_COMPILE_TIMEOUT_S = 10.0
+_MAX_REASON_CHARS = 500
+_LIMITS = LLParserLimits(
+    # About 0.1 s of building the lexer and 15 ms of a step, at the rates that llguidance states.
+    initial_lexer_fuel=5_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,
+    max_grammar_size=200_000,
+    verbose_errors=False,
+)
+_JSON_WHITESPACE = r"[ \t\n]{0,16}"
+"""Room for any indentation, but no endless blank page."""
+
+
+class GrammarMatcher:
+    """A `TokenConstraint`: what one choice has of its grammar."""
+
+    def __init__(self, matcher: LLMatcher, num_mask_bytes: int, allowed: bytes | None) -> None:
+        self._matcher = matcher
+        self._num_mask_bytes = num_mask_bytes
+        self._allowed = None if allowed is None else int.from_bytes(allowed, "little")
+
+    @property
+    def is_complete(self) -> bool:
+        """See `TokenConstraint.is_complete`."""
+        return bool(self._matcher.is_stopped())
+
+    def advance(self, token_id: int) -> None:
+        """See `TokenConstraint.advance`."""
+        if not self._matcher.consume_token(token_id):
+            raise _stuck(self._matcher)
+
+    def mask(self) -> bytes:
+        """See `TokenConstraint.mask`. Raises `InvalidRequest` where a limit is met."""
+        mask = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            raise _stuck(self._matcher)
+        mask = mask[: self._num_mask_bytes].ljust(self._num_mask_bytes, b"\0")
+        if self._allowed is None:
+            return mask
+        both = int.from_bytes(mask, "little") & self._allowed
+        return both.to_bytes(self._num_mask_bytes, "little")
+
+
+class Grammar:
+    """A compiled constraint, shared by the choices of its jobs."""
+
+    def __init__(self, matcher: LLMatcher, num_mask_bytes: int) -> None:
+        self._matcher = matcher
+        self._num_mask_bytes = num_mask_bytes
+
+    def matcher(self, output_ids: Sequence[int], allowed: bytes | None) -> GrammarMatcher:
+        """For a choice that has ``output_ids`` already. Raises `InvalidRequest`."""
+        matcher = self._matcher.deep_copy()
+        if not matcher.consume_tokens(list(output_ids)):
+            raise _stuck(matcher)
+        return GrammarMatcher(matcher, self._num_mask_bytes, allowed)
+
+
+class Constraints:
+    """Compiles the grammars of one model's jobs, one at a time and beside the event loop."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary: LLTokenizer | None = None
+        self._grammars: OrderedDict[Constraint, Grammar] = OrderedDict()
+        self._compiler = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
+
+    async def compile(self, constraint: Constraint) -> Grammar:
+        """Raises `InvalidRequest` where it is wrong, or takes too much time or memory."""
+        grammar = self._grammars.get(constraint)
+        if grammar is None:
+            compiling = asyncio.get_running_loop().run_in_executor(
+                self._compiler, partial(self._compile, constraint)
+            )
+            try:
+                grammar = await asyncio.wait_for(compiling, _COMPILE_TIMEOUT_S)
+            except TimeoutError:
+                raise _refusal("it takes too long to compile") from None
+        self._grammars[constraint] = grammar
+        self._grammars.move_to_end(constraint)
+        while len(self._grammars) > _MAX_COMPILED:
+            self._grammars.popitem(last=False)
+        return grammar
+
+    def _compile(self, constraint: Constraint) -> Grammar:
+        if self._vocabulary is None:
+            self._vocabulary = LLTokenizer(
+                self._tokenizer.source,
+                n_vocab=self._tokenizer.vocab_size,
+                eos_token=sorted(self._tokenizer.eos_ids) or None,
+            )
+        source = _source(constraint)
+        matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=_LIMITS)
+        if matcher.is_error():
+            raise _refusal(matcher.get_error())
+        return Grammar(matcher, self._tokenizer.num_mask_bytes)
+
+
+def _source(constraint: Constraint) -> str:
+    """The constraint as llguidance takes it."""
+    match constraint.kind:
+        case "json_schema":
+            try:
+                return LLMatcher.grammar_from_json_schema(
+                    constraint.source, overrides={"whitespace_pattern": _JSON_WHITESPACE}
+                )
+            except ValueError as error:
+                raise _refusal(str(error)) from None
+        case "regex":
+            return LLMatcher.grammar_from_regex(constraint.source)
+        case "lark":
+            return LLMatcher.grammar_from_lark(constraint.source)
+
+
+def _refusal(reason: str) -> InvalidRequest:
+    # A reason quotes the constraint.
+    reason = reason[:_MAX_REASON_CHARS]
+    return InvalidRequest(f"The constraint cannot be used: {reason}", param="response_format")
+
+
+def _stuck(matcher: LLMatcher) -> InvalidRequest:
+    return InvalidRequest(
+        f"The output cannot go on within its constraint: {matcher.get_error()}",
+        param="response_format",
+    )

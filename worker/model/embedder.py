@@ -1,0 +1,202 @@
+"""Vectors of whole texts, from the last hidden states of their tokens."""
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shared.errors import StartupError, Unavailable
+from shared.messages import SamplingParams
+from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId
+from worker.model.decoder import NativeDecoder
+from worker.model.inputs import build_inputs
+from worker.model.interface import Decoder
+from worker.model.kv_cache import BlockShape, KVCache
+from worker.model.runner import TorchRunner
+
+logger = logging.getLogger(__name__)
+
+Pooling: TypeAlias = Literal["mean", "last"]
+Vectors: TypeAlias = list[tuple[float, ...]]
+
+_BLOCK_SIZE = 16
+_POOLINGS: dict[str, Pooling] = {
+    "mean": "mean",
+    "mean_tokens": "mean",
+    "lasttoken": "last",
+}
+_MODULES = ("Transformer", "Pooling", "Normalize")
+
+
+def read_pooling(directory: Path) -> Pooling | None:
+    """How a directory that sentence-transformers wrote pools its tokens; None for any other one.
+
+    Raises `StartupError` where that is in a way that is not known: vectors would be wrong.
+    """
+    modules = _read_json(directory / "modules.json")
+    if modules is None:
+        return None
+    names = {module["type"].rsplit(".", 1)[-1]: module["path"] for module in modules}
+    if not set(names) <= set(_MODULES) or "Pooling" not in names:
+        raise StartupError(f"embeddings by {', '.join(names)} are not supported")
+    # A name from a foreign file must not lead out of the directory.
+    config = _read_json(directory / Path(names["Pooling"]).name / "config.json") or {}
+    modes = [name.removeprefix("pooling_mode_") for name, is_on in config.items() if is_on is True]
+    modes = [config["pooling_mode"]] if "pooling_mode" in config else modes
+    modes = [mode for mode in modes if mode != "include_prompt"]
+    if len(modes) != 1 or modes[0] not in _POOLINGS:
+        raise StartupError(f"embeddings pooled by {', '.join(modes)} are not supported")
+    return _POOLINGS[modes[0]]
+
+
+def kernels_for(directory: Path, kernels: str) -> str:
+    """Which kernels to ask for: the CPU's native ones tell nothing of hidden states."""
+    is_free = kernels == "auto" and not torch.cuda.is_available()
+    return "reference" if is_free and (directory / "modules.json").exists() else kernels
+
+
+def start_embedder(
+    directory: Path, runner: TorchRunner, *, max_num_batched_tokens: int
+) -> "Embedder | None":
+    """The embedder of a model that is made for it; None for any other one.
+
+    Says in the log why a model that is made for it has none all the same.
+    """
+    try:
+        pooling = read_pooling(directory)
+    except StartupError as error:
+        logger.warning("no embeddings", extra={"reason": error.message})
+        return None
+    if pooling is not None and not isinstance(runner.decoder, NativeDecoder):
+        reason = "they need a model of the Llama family and other kernels than native"
+        logger.warning("no embeddings", extra={"reason": reason})
+    if pooling is None or not isinstance(runner.decoder, NativeDecoder):
+        return None
+    return Embedder(
+        runner.decoder.without_head(),
+        pooling,
+        runner.decoder.hidden_size,
+        runner.submit,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
+
+
+class Embedder:
+    """Embeds prompts, a forward pass at a time, so that steps of generations go between."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        pooling: Pooling,
+        num_dimensions: int,
+        submit: "Callable[[Callable[[], Vectors | None]], Future[Vectors | None]]",
+        *,
+        max_num_batched_tokens: int,
+    ) -> None:
+        """``decoder`` returns hidden states; ``submit`` has work done on the compute thread."""
+        self.num_dimensions = num_dimensions
+        self._decoder = decoder
+        self._pooling = pooling
+        self._submit = submit
+        self._max_num_tokens = max_num_batched_tokens
+
+    def submit(self, steps: Iterator[Vectors]) -> "Future[Vectors | None]":
+        """Compute the next step of `embed` on the compute thread; None when there is none."""
+        return self._submit(lambda: next(steps, None))
+
+    def embed(
+        self, prompts: Sequence[Sequence[int]], num_dimensions: int | None = None
+    ) -> Iterator[Vectors]:
+        """The prompts' vectors, of length 1, in order; each step yields those that it completes."""
+        for group in _groups(prompts, self._max_num_tokens):
+            yield from self._embed_group(group, num_dimensions)
+
+    def _embed_group(
+        self, prompts: list[Sequence[int]], num_dimensions: int | None
+    ) -> Iterator[Vectors]:
+        """Several prompts in one pass, or one in several."""
+        cache, tables = self._scratch(prompts)
+        sums = torch.zeros(len(prompts), self.num_dimensions, device=self._decoder.device)
+        longest = max(map(len, prompts))
+        for start in range(0, longest, self._max_num_tokens):
+            end = start + self._max_num_tokens
+            shares = [
+                _share(prompt, table, start, end, is_mean=self._pooling == "mean")
+                for prompt, table in zip(prompts, tables, strict=True)
+            ]
+            sums += self._pooled(shares, cache)
+            if end < longest:
+                yield []
+        vectors = functional.normalize(sums[:, :num_dimensions], dim=-1)
+        yield [tuple(vector) for vector in vectors.tolist()]
+
+    @torch.inference_mode()
+    def _pooled(self, shares: list[ScheduledSequence], cache: KVCache) -> Tensor:
+        """The sum of the wanted hidden states of each prompt: [num_prompts, num_dimensions].
+
+        A mean is a sum once it is scaled to length 1.
+        """
+        inputs = build_inputs(ScheduledBatch(shares), _BLOCK_SIZE, self._decoder.device).forward
+        hidden = self._decoder.forward(inputs, cache)
+        counts = [len(share.scored_ids) + share.is_sampled for share in shares]
+        return torch.stack([part.sum(dim=0) for part in torch.split(hidden, counts)])
+
+    def _scratch(self, prompts: list[Sequence[int]]) -> tuple[KVCache, list[range]]:
+        decoder = self._decoder
+        block = BlockShape(
+            decoder.num_layers, _BLOCK_SIZE, decoder.num_kv_heads, decoder.head_dim, decoder.dtype
+        )
+        tables: list[range] = []
+        num_blocks = 0
+        for prompt in prompts:
+            end = num_blocks + -(-len(prompt) // _BLOCK_SIZE)
+            tables.append(range(num_blocks, end))
+            num_blocks = end
+        try:
+            return KVCache.allocate(block, num_blocks, decoder.device), tables
+        except StartupError as error:
+            raise Unavailable("The worker has not enough memory for this request.") from error
+
+
+def _groups(prompts: Sequence[Sequence[int]], max_num_tokens: int) -> Iterator[list[Sequence[int]]]:
+    """Neighbours that fit into one pass together; a prompt that does not fit is alone."""
+    group: list[Sequence[int]] = []
+    for prompt in prompts:
+        if group and sum(map(len, group)) + len(prompt) > max_num_tokens:
+            yield group
+            group = []
+        group.append(prompt)
+    if group:
+        yield group
+
+
+def _share(
+    prompt: Sequence[int], table: range, start: int, end: int, *, is_mean: bool
+) -> ScheduledSequence:
+    """The tokens ``start`` .. ``end`` - 1; all their states are wanted, or that of the last."""
+    token_ids = prompt[start:end]
+    return ScheduledSequence(
+        sequence_id=SequenceId("embedding", 0),
+        start=start,
+        token_ids=token_ids,
+        block_table=table,
+        is_sampled=not is_mean and end >= len(prompt),
+        sampling=SamplingParams(temperature=0.0),
+        seed=0,
+        position=0,
+        scored_start=start,
+        scored_ids=token_ids if is_mean else (),
+    )
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes()) if path.is_file() else None
+    except ValueError as error:
+        raise StartupError(f"{path.name} is not JSON: {error}") from None

@@ -1,0 +1,137 @@
+"""Steps that only decode, recorded once as CUDA graphs for a ladder of batch sizes.
+
+A decode step launches hundreds of small kernels, and at small batches the host takes longer to do
+so than the device to compute them; a graph is launched at once. What it reads and writes lies at
+fixed addresses, so that a step is copied into the graph's inputs and padded to a size of the
+ladder.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from worker.model.inputs import NO_SLOT
+from worker.model.interface import Decoder, ForwardInputs
+from worker.model.kv_cache import KVCache
+
+Work: TypeAlias = Callable[[], None]
+Record: TypeAlias = Callable[[Work], Work]
+"""Records what some work does to the device and returns what does that again."""
+Progress: TypeAlias = Callable[[int, int], None]
+"""Is told how many graphs of how many are recorded."""
+
+_COPIED = ("token_ids", "positions", "slots", "context_lens")
+
+
+def ladder(max_num_seqs: int) -> list[int]:
+    """The batch sizes that graphs are recorded for, ascending; the last is ``max_num_seqs``."""
+    steps = (1, 2, 4, *range(8, 256, 8), *range(256, max_num_seqs, 16))
+    return [size for size in steps if size < max_num_seqs] + [max_num_seqs]
+
+
+class CudaRecorder:
+    """A `Record` for the current CUDA device; all graphs share one pool of memory."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def __call__(self, work: Work) -> Work:
+        # What compiles kernels or takes workspaces must not be recorded: it happens before.
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            work()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            work()
+        return graph.replay
+
+
+class DecodeGraphs:
+    """Computes decode steps of any size up to the largest, from one set of inputs."""
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv_cache: KVCache,
+        sizes: Sequence[int],
+        record: Record,
+        *,
+        max_seq_len: int,
+        progress: Progress = lambda done, total: None,
+    ) -> None:
+        """Record a graph for each of ``sizes``, ascending numbers of sequences.
+
+        The largest comes first: the others fit into its memory. ``max_seq_len`` is the longest
+        context.
+        """
+        self._decoder = decoder
+        self._kv_cache = kv_cache
+        self._sizes = sizes
+        max_num_blocks = -(-max_seq_len // kv_cache.block_size)
+        self._inputs = _padding(sizes[-1], max_num_blocks, decoder.device)
+        self._logits = torch.empty(
+            sizes[-1], decoder.vocab_size, dtype=torch.float32, device=decoder.device
+        )
+        self._replays: dict[int, Work] = {}
+        for size in reversed(self._sizes):
+            self._replays[size] = record(self._work(size))
+            progress(len(self._replays), len(self._sizes))
+
+    def size_for(self, num_seqs: int) -> int | None:
+        """To how many sequences a step is padded; None where no graph is so large."""
+        at = bisect_left(self._sizes, num_seqs)
+        return self._sizes[at] if at < len(self._sizes) else None
+
+    def logits(self, inputs: ForwardInputs) -> Tensor:
+        """Compute a step that was padded to one of the sizes: [size, vocab_size] float32.
+
+        The next step overwrites the result.
+        """
+        size = inputs.num_decodes
+        for name in _COPIED:
+            getattr(self._inputs, name)[:size].copy_(getattr(inputs, name))
+        num_seqs, num_blocks = inputs.block_tables.shape
+        self._inputs.block_tables[:num_seqs, :num_blocks].copy_(inputs.block_tables)
+        self._replays[size]()
+        return self._logits[:size]
+
+    def _work(self, size: int) -> Work:
+        inputs = _first(self._inputs, size)
+
+        def work() -> None:
+            self._logits[:size].copy_(self._decoder.forward(inputs, self._kv_cache))
+
+        return work
+
+
+def _padding(num_seqs: int, max_num_blocks: int, device: torch.device) -> ForwardInputs:
+    """Sequences of one token that is written nowhere, each in a context of one."""
+    tokens = torch.zeros(num_seqs, dtype=torch.int64, device=device)
+    return ForwardInputs(
+        token_ids=tokens,
+        positions=tokens.clone(),
+        slots=torch.full_like(tokens, NO_SLOT),
+        query_starts=torch.arange(num_seqs + 1, dtype=torch.int32, device=device),
+        context_lens=torch.ones(num_seqs, dtype=torch.int32, device=device),
+        block_tables=torch.zeros(num_seqs, max_num_blocks, dtype=torch.int32, device=device),
+        sampled_rows=torch.arange(num_seqs, device=device),
+        num_decodes=num_seqs,
+        max_query_len=1,
+    )
+
+
+def _first(inputs: ForwardInputs, size: int) -> ForwardInputs:
+    """The first ``size`` sequences, in the same memory."""
+    tensors = {
+        field.name: tensor[: size + (field.name == "query_starts")]
+        for field in fields(inputs)
+        if isinstance(tensor := getattr(inputs, field.name), Tensor)
+    }
+    return ForwardInputs(**tensors, num_decodes=size, max_query_len=1)

@@ -1,0 +1,79 @@
+"""Whose operations a model runs on."""
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from kernels.native.build import Unavailable
+from kernels.native.library import library
+from kernels.native.paged_attention import CACHE_TYPES, HEAD_STEP, MAX_HEAD_DIM, SPAN
+from kernels.providers import Ops, Provider, load_ops
+from shared.errors import StartupError
+
+logger = logging.getLogger(__name__)
+
+
+def provider_on(device: torch.device, kernels: str) -> Provider:
+    """Who computes all but what the native kernels can do, where ``kernels`` was asked for.
+
+    Raises `StartupError` where these do not run on ``device``.
+    """
+    if kernels == "triton" and device.type == "cpu":
+        raise StartupError("the Triton kernels run on a GPU, not on the CPU")
+    return "triton" if device.type == "cuda" and kernels in ("auto", "triton") else "reference"
+
+
+def can_be_native(kernels: str, why_not: Callable[[], str | None]) -> bool:
+    """Whether the native kernels compute: where they are wanted and nothing is in their way.
+
+    Raises `StartupError` where nothing else is wanted.
+    """
+    if kernels not in ("auto", "native"):
+        return False
+    obstacle = why_not()
+    if kernels == "native" and obstacle is not None:
+        raise StartupError(obstacle)
+    if obstacle is not None:
+        logger.warning("reference kernels", extra={"reason": obstacle})
+    return obstacle is None
+
+
+def native_obstacle(head_dim: int, dtype: torch.dtype, device: torch.device) -> str | None:
+    """What keeps the native kernels from any model with such heads; None if nothing does."""
+    if device.type != "cpu":
+        return f"the native kernels run on the CPU, not on {device.type}"
+    if dtype not in CACHE_TYPES:
+        return f"the native kernels know float32 and bfloat16, not {str(dtype)[6:]}"
+    if head_dim % HEAD_STEP or head_dim > MAX_HEAD_DIM:
+        return f"the native kernels have no head_dim of {head_dim}"
+    try:
+        library()
+    except Unavailable as error:
+        return f"the native kernels are not available: {error}"
+    return None
+
+
+def foreign_ops(
+    kernels: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    head_dim: int,
+    block_size: int,
+    is_batch_invariant: bool = False,
+) -> Ops:
+    """The operations around a transformers model, of which it needs attention.
+
+    Raises `StartupError` like `provider_on` and `can_be_native`.
+    """
+    provider = provider_on(device, kernels)
+    if provider == "triton":
+        return load_ops(provider, is_batch_invariant=is_batch_invariant)
+
+    def why_not() -> str | None:
+        if SPAN % block_size:
+            return f"the native kernels have no blocks of {block_size} tokens"
+        return native_obstacle(head_dim, dtype, device)
+
+    return load_ops("native" if can_be_native(kernels, why_not) else provider)

@@ -1,0 +1,136 @@
+"""From a decoder to a runner: how long contexts are, how large the cache is, what is recorded."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels.providers import Ops
+from shared.errors import StartupError
+from worker.model import memory
+from worker.model.decoder import NativeDecoder
+from worker.model.fused import FusedDecoder
+from worker.model.graphs import CudaRecorder, DecodeGraphs, ladder
+from worker.model.interface import Decoder
+from worker.model.kv_cache import BlockShape, KVCache, cpu_bytes, num_blocks_for
+from worker.model.runner import TorchRunner
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerLimits:
+    """What a runner must have room for."""
+
+    block_size: int = 16
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    max_seq_len: int | None = None
+    """None: a sequence may be as long as the model and the cache allow."""
+    kv_cache_bytes: int | None = None
+    """None: on the CPU a share of the free memory, on a GPU what all else leaves of
+    ``gpu_memory_share``, but no more than ``max_num_seqs`` of the longest sequences can fill."""
+    gpu_memory_share: float = 0.9
+    """Of all its memory: for weights, steps, graphs and cache together."""
+
+    def longest(self, decoder: Decoder) -> int:
+        """The longest context that is wanted. Raises `StartupError` where the model's is less."""
+        longest = self.max_seq_len or decoder.max_seq_len
+        if longest > decoder.max_seq_len:
+            raise StartupError(f"max_seq_len is {longest}, the model's is {decoder.max_seq_len}")
+        return longest
+
+
+DEFAULT_LIMITS = RunnerLimits()
+
+
+def start_runner(
+    decoder: Decoder, ops: Ops, limits: RunnerLimits, *, has_graphs: bool
+) -> TorchRunner:
+    """Allocate the cache and record the decode steps, where ``has_graphs``.
+
+    ``ops`` draw the tokens. Raises `StartupError`.
+    """
+    longest = limits.longest(decoder)
+    graph_sizes = ladder(limits.max_num_seqs) if has_graphs else []
+    kv_cache = _kv_cache(decoder, ops, limits, longest, graph_sizes)
+    num_slots = kv_cache.num_blocks * kv_cache.block_size
+    if limits.max_seq_len is not None and longest > num_slots:
+        raise StartupError(f"max_seq_len is {longest}, the KV cache holds {num_slots} tokens")
+    longest = min(longest, num_slots)
+    if isinstance(decoder, FusedDecoder):
+        decoder.commit(kv_cache)
+    return TorchRunner(
+        decoder,
+        kv_cache,
+        ops,
+        max_seq_len=longest,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        graphs=_record(decoder, kv_cache, graph_sizes, longest) if graph_sizes else None,
+    )
+
+
+def can_record(decoder: Decoder, kernels: str) -> bool:
+    """Whether steps of this decoder can be recorded: they must not wait for the device.
+
+    What transformers' modules do is not known, and the reference attention does wait.
+    """
+    is_ours = isinstance(decoder, NativeDecoder)
+    return is_ours and decoder.device.type == "cuda" and kernels != "reference"
+
+
+def _kv_cache(
+    decoder: Decoder, ops: Ops, limits: RunnerLimits, longest: int, graph_sizes: Sequence[int]
+) -> KVCache:
+    block = BlockShape(
+        decoder.num_layers,
+        limits.block_size,
+        decoder.num_kv_heads,
+        decoder.head_dim,
+        decoder.dtype,
+    )
+
+    def gpu_bytes() -> int:
+        found = memory.measure(
+            decoder,
+            ops,
+            block,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_seq_len=longest,
+            graph_sizes=graph_sizes,
+        )
+        logger.info("device memory", extra={"found": str(found)})
+        return found.left(limits.gpu_memory_share)
+
+    num_blocks = num_blocks_for(
+        block,
+        kv_cache_bytes=limits.kv_cache_bytes,
+        free_bytes=gpu_bytes if decoder.device.type == "cuda" else cpu_bytes,
+        max_num_seqs=limits.max_num_seqs,
+        max_seq_len=longest,
+    )
+    return KVCache.allocate(block, num_blocks, decoder.device)
+
+
+def _record(
+    decoder: Decoder, kv_cache: KVCache, sizes: Sequence[int], max_seq_len: int
+) -> DecodeGraphs:
+    began = time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        if done * 4 // total > (done - 1) * 4 // total:
+            seconds = round(time.monotonic() - began, 1)
+            extra = {"done": done, "total": total, "seconds": seconds}
+            logger.info("decode steps recorded", extra=extra)
+
+    try:
+        return DecodeGraphs(
+            decoder, kv_cache, sizes, CudaRecorder(), max_seq_len=max_seq_len, progress=progress
+        )
+    except torch.OutOfMemoryError as error:
+        raise StartupError(
+            "the device has no memory for the recorded decode steps: give the KV cache less"
+        ) from error

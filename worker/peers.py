@@ -1,0 +1,68 @@
+"""The workers that serve the same model name already: they must serve the same model."""
+
+import asyncio
+import logging
+from contextlib import suppress
+
+from shared import topology
+from shared.bus.base import Bus, Consumer
+from shared.errors import AccessRefused, BusUnavailable, StartupError, UndecodableMessage
+from shared.messages import Announcement, decode_announcement
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE_S = 0.25
+"""Announcements take their time on the way."""
+
+
+async def hear_peers(
+    bus: Bus, model: str, worker_id: str, announce_interval_s: float
+) -> list[Announcement]:
+    """What live workers of ``model`` say of themselves; takes a little more than one interval
+    where there are any, and nothing where there are none."""
+    while True:
+        await bus.wait_connected()
+        with suppress(BusUnavailable):
+            jobs = await bus.inspect(topology.jobs_queue(model, "interactive").name)
+            if jobs is None or not jobs.num_consumers:
+                return []
+            return await _listen(bus, model, worker_id, announce_interval_s + _PATIENCE_S)
+
+
+def require_same(peers: list[Announcement], model: str, fingerprint: str) -> None:
+    """Raises `StartupError` where a peer serves something else under the name."""
+    for peer in peers:
+        if peer.fingerprint != fingerprint:
+            raise StartupError(
+                f"{peer.worker} serves other weights or another tokenizer as {model!r}: its "
+                f"fingerprint is {peer.fingerprint}, here it is {fingerprint}. Choose another "
+                "--served-name, or stop the workers that serve it first"
+            )
+
+
+async def _listen(bus: Bus, model: str, worker_id: str, for_s: float) -> list[Announcement]:
+    queue = topology.peers_queue(worker_id)
+    try:
+        await bus.declare(queue)
+    except AccessRefused as error:  # users from before this check, which must not stop a worker
+        logger.warning("peers not heard", extra={"reason": error.message})
+        return []
+    heard: dict[str, Announcement] = {}
+    try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(for_s), bus.consume(queue.name) as consumer:
+                await _collect(consumer, model, heard)
+    finally:
+        await bus.delete_queue(queue.name)
+    return list(heard.values())
+
+
+async def _collect(consumer: Consumer, model: str, heard: dict[str, Announcement]) -> None:
+    async for delivery in consumer:
+        with suppress(UndecodableMessage):
+            announcement = decode_announcement(delivery.message.body)
+            if announcement.model != model:
+                continue
+            heard[announcement.worker] = announcement
+            if announcement.is_leaving:
+                del heard[announcement.worker]

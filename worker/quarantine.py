@@ -1,0 +1,71 @@
+"""Jobs that were running when workers died: they run alone, where they harm nothing else."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+import msgspec
+
+from shared.attempt import MAX_CRASHES
+from shared.bus.base import Message
+from shared.messages import GenerationJob, encode
+
+MAX_RETURNS = 8
+"""Deliveries of a stream that came back, whatever its log says of crashes: hand-overs and lost
+connections are among them, and so are workers that died before they wrote a word. Well below the
+delivery limit of the queues, at which a job dies and nobody tells its reader."""
+
+
+def is_returned_too_often(job: GenerationJob, num_returns: int, *, is_suspect: bool) -> bool:
+    """Whether the deliveries alone condemn a job: a job of mode ``final`` has no other record."""
+    limit = MAX_CRASHES if job.mode == "final" else MAX_RETURNS
+    return num_returns >= (limit // 2 if is_suspect else limit)
+
+
+def published_again(job: GenerationJob, message: Message) -> Message:
+    """The job as a new message: its deliveries are counted anew, all else stays."""
+    again = msgspec.structs.replace(job, publication=job.publication + 1)
+    expires_s = None if job.deadline is None else max(0.001, job.deadline - time.time())
+    return Message(
+        encode(again, message.content_type),
+        content_type=message.content_type,
+        correlation_id=message.correlation_id,
+        reply_to=message.reply_to,
+        expires_s=expires_s,
+        headers=message.headers,
+    )
+
+
+class Pausable(Protocol):
+    """A consumer of jobs."""
+
+    async def pause(self) -> None:
+        """Take no more jobs until `resume`."""
+        ...
+
+    async def wait_idle(self) -> None:
+        """Return when the jobs in hand are done."""
+        ...
+
+    def resume(self) -> None: ...
+
+
+class Solitude:
+    """Lets one job at a time run while nothing of ``others`` does."""
+
+    def __init__(self, others: Sequence[Pausable]) -> None:
+        self._others = others
+
+    @asynccontextmanager
+    async def enter(self) -> AsyncIterator[None]:
+        """Wait until the jobs of the others have ended; they take none before this is left."""
+        try:
+            for other in self._others:
+                await other.pause()
+            await asyncio.gather(*(other.wait_idle() for other in self._others))
+            yield
+        finally:
+            for other in self._others:
+                other.resume()

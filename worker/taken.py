@@ -1,0 +1,42 @@
+"""What an answer begins with."""
+
+from dataclasses import dataclass
+
+from shared.bus.base import Bus
+from shared.messages import GenerationJob, JobClass
+from shared.topology import Lane
+from worker.generation import Generations
+from worker.publisher import ReplyPublisher
+from worker.served_model import ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class TakenJob:
+    """A job as one delivery has brought it."""
+
+    job: GenerationJob
+    lane: Lane
+    num_returns: int
+    publisher: ReplyPublisher
+    is_copy: bool = False
+    """An earlier delivery of it was still being answered here."""
+
+    @property
+    def is_suspect(self) -> bool:
+        return self.lane == "suspect"
+
+    @property
+    def job_class(self) -> JobClass:
+        return "batch" if self.lane == "batch" else "interactive"
+
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """What all answers of a worker share."""
+
+    bus: Bus
+    model: ServedModel
+    generations: Generations
+    address: str
+    """Where the worker's commands come from."""
+    job_timeout_s: float

@@ -1,0 +1,36 @@
+"""How a model calls tools and thinks aloud, as its template and vocabulary tell."""
+
+from shared.errors import InvalidRequest
+from shared.messages import ChatMessage, ChatPrompt
+from worker.text.tokenizer import Tokenizer
+
+_QUESTION = ChatPrompt(messages=(ChatMessage(role="user", content="?"),))
+
+
+def tool_parser(tokenizer: Tokenizer, setting: str = "auto") -> str | None:
+    """The form of its calls; None where it has none that is known."""
+    if setting != "auto":
+        return None if setting == "none" else setting
+    template = tokenizer.template.source if tokenizer.template is not None else ""
+    if "tools" not in template:
+        return None
+    if "[TOOL_CALLS]" in template or tokenizer.has_entry("[TOOL_CALLS]"):
+        return "mistral"
+    if "<tool_call>" in template:
+        return "hermes"
+    if tokenizer.has_entry("<|python_tag|>"):
+        return "llama3_json"
+    return None
+
+
+def reasoning_parser(tokenizer: Tokenizer, setting: str = "auto") -> str | None:
+    """The form of its thoughts; None where it has none that is known."""
+    if setting != "auto":
+        return None if setting == "none" else setting
+    if not tokenizer.has_entry("</think>") or tokenizer.template is None:
+        return None
+    try:
+        prompt = tokenizer.template.render(_QUESTION)
+    except InvalidRequest:  # a template that wants more than a question
+        return "qwen3"
+    return "deepseek_r1" if prompt.rstrip().endswith("<think>") else "qwen3"
