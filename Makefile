@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fmt bench up
+.PHONY: help setup demo test chaos check fmt bench up
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -26,7 +26,11 @@ demo: setup ## Serve SmolLM2 at http://127.0.0.1:8000 and watch it answer (ONCE=
 	    $(if $(ONCE),--once --port 0)
 
 test: setup ## Run all tests, with a RabbitMQ of their own; installs it where it is missing
-	infra/rabbitmq/with_rabbitmq.sh $(BIN)/pytest -m "not gpu"
+	infra/rabbitmq/with_rabbitmq.sh $(BIN)/pytest -m "not gpu" -n 2 --dist loadfile
+
+chaos: setup ## Kill, stop and cut off everything again and again, for half an hour
+	WARREN_TEST_SCHEDULES=20000 $(BIN)/pytest tests/shared/test_simulation.py
+	infra/rabbitmq/with_rabbitmq.sh $(BIN)/python -m tests.system.chaos --out bench/results/chaos.md
 
 check: setup ## Check format, lint, types, imports, duplicates and YAML
 	$(BIN)/ruff format --check .

@@ -21,6 +21,7 @@ def http_request(host: str, body: dict[str, object]) -> bytes:
     content = json.dumps(body)
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\n"
+        "Accept: text/event-stream\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     )
     return (head + content).encode()

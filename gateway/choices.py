@@ -100,14 +100,14 @@ class Gathering:
         """Take the log's next accepted event."""
         self._counts.read(relay)
         match relay.event:
+            case TokenDelta() | Finished() as event:
+                self._drawn[event.choice].read(event)
             case Started() as started:
                 self.has_started = True
                 self.prompt_texts = self.prompt_texts or started.prompt_texts
             case PromptScores() as scores:
                 self.prompt_ids[scores.prompt] += scores.token_ids
                 self.prompt_scores[scores.prompt] += scores.logprobs
-            case TokenDelta() | Finished() as event:
-                self._drawn[event.choice].read(event)
 
     def take(self, completed: Completed) -> None:
         """All of an answer at once."""

@@ -54,9 +54,7 @@ class ChunkEncoder:
         )
         self._has_begun = False
         self._is_plain = (
-            all(reader.is_plain for reader in self._readers)
-            and context.logprobs is None
-            and not context.continuous_usage
+            self._readers[0].is_plain and context.logprobs is None and not context.continuous_usage
         )
         self._frames: dict[int, tuple[bytes, bytes]] = {}
 

@@ -1,6 +1,8 @@
 """How POST /v1/completions words an answer."""
 
+from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 
 from msgspec import UNSET
 
@@ -20,11 +22,13 @@ class TextChunks:
 
     def __init__(self, context: StreamContext) -> None:
         self._context = context
-        self._scales = [TextScale(as_ids=context.tokens_as_ids) for _ in range(context.total_drawn)]
+        self._scales: defaultdict[int, TextScale] = defaultdict(
+            partial(TextScale, as_ids=context.tokens_as_ids)
+        )
         self._prompt_texts: tuple[str, ...] = ()
         self._num_prompt_tokens: tuple[int, ...] = ()
-        self._scored_ids: list[list[int]] = [[] for _ in range(context.num_prompts)]
-        self._scores: list[list[TokenLogprobs | None]] = [[] for _ in range(context.num_prompts)]
+        self._scored_ids: defaultdict[int, list[int]] = defaultdict(list)
+        self._scores: defaultdict[int, list[TokenLogprobs | None]] = defaultdict(list)
 
     def opening(self, event: Started) -> list[Choice]:
         self._prompt_texts = event.prompt_texts

@@ -22,6 +22,10 @@ MAX_SCHEMA_DEPTH = 64
 _MAX_ALTERNATIVES = 1024
 _LONG_CHARS = 2048
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
+PARAMETERS = frozenset(
+    {"response_format", "structured_outputs", *(f"guided_{kind}" for kind in _KINDS)}
+)
+"""What a constraint is asked for with."""
 
 
 class Wanted(NamedTuple):

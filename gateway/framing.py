@@ -39,8 +39,10 @@ START = EventId()
 class Framer:
     """Frames the payloads of one stream, without those that the client has seen."""
 
-    def __init__(self, after: EventId = START) -> None:
+    def __init__(self, after: EventId = START, *, is_numbered: bool = True) -> None:
+        """``is_numbered``: whether the frames bear their ids."""
         self._after = after
+        self._is_numbered = is_numbered
         self._ordinal = 0
         self._num_payloads = 0
 
@@ -52,7 +54,7 @@ class Framer:
         self._ordinal, self._num_payloads = ordinal, 0
         if not payloads or ordinal <= self._after.ordinal:
             return frames
-        return frames + _frame(b"id: %d\n" % ordinal, payloads[-1])
+        return frames + self._framed(b"id: %d\n" % ordinal, payloads[-1])
 
     def frame_between(self, payloads: Sequence[Payload]) -> bytes:
         """Payloads that complete no event of the log."""
@@ -61,8 +63,11 @@ class Framer:
             self._num_payloads += 1
             if (self._ordinal, self._num_payloads) > self._after:
                 place = b"id: %d.%d\n" % (self._ordinal, self._num_payloads)
-                frames.append(_frame(place, payload))
+                frames.append(self._framed(place, payload))
         return b"".join(frames)
+
+    def _framed(self, place: bytes, payload: Payload) -> bytes:
+        return _frame(place if self._is_numbered else b"", payload)
 
 
 def frame_unnumbered(payload: Payload, *, retry_ms: int | None = None) -> bytes:

@@ -11,7 +11,7 @@ from gateway.context import decode_context
 from gateway.deps import Gateway
 from gateway.disconnect import ClientGone, until_disconnect
 from gateway.event_stream import STREAM_HEADERS, EventStream, raise_failure, send_last
-from gateway.framing import PING
+from gateway.framing import PING, Framer
 from gateway.observation import Observation
 from gateway.relay import LogRelay
 from gateway.wording import whole_answer
@@ -38,7 +38,8 @@ class GenerationResponse(Response):
         self._observation = Observation(gateway.metrics, job)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        parent = telemetry.extract(Headers(scope=scope))
+        headers = Headers(scope=scope)
+        parent = telemetry.extract(headers)
         with (
             self._gateway.admission.admit(),
             telemetry.tracer.start_as_current_span(
@@ -50,16 +51,22 @@ class GenerationResponse(Response):
             self._observation,
         ):
             try:
-                await self._answer(receive, send)
+                await self._answer(self._framer(headers), receive, send)
             except ClientGone:
                 self._observation.client_left()
 
-    async def _answer(self, receive: Receive, send: Send) -> None:
+    def _framer(self, headers: Headers) -> Framer:
+        """Some clients of OpenAI's take every frame for ``data:`` alone, so that ids go only to
+        those who say that they know them, or that they come back."""
+        knows_ids = "text/event-stream" in headers.get("accept", "")
+        return Framer(is_numbered=knows_ids or self._context.is_detached)
+
+    async def _answer(self, framer: Framer, receive: Receive, send: Send) -> None:
         job = msgspec.structs.replace(self._job, trace=telemetry.inject())
         async with self._gateway.relays.open(job, self._context) as relay:
             try:
                 if self._context.is_stream:
-                    await self._stream(relay, receive, send)
+                    await self._stream(relay, framer, receive, send)
                 else:
                     await self._send_whole(relay, receive, send)
             except ClientGone:
@@ -74,8 +81,8 @@ class GenerationResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send_last(send, body, self._gateway.settings.send_timeout_s)
 
-    async def _stream(self, relay: LogRelay, receive: Receive, send: Send) -> None:
-        stream = EventStream(relay, self._gateway.settings, self._observation)
+    async def _stream(self, relay: LogRelay, framer: Framer, receive: Receive, send: Send) -> None:
+        stream = EventStream(relay, self._gateway.settings, self._observation, framer)
         async with until_disconnect(receive):
             first = await relay.take(self._gateway.settings.first_event_timeout_s)
             raise_failure(first)

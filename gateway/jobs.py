@@ -5,8 +5,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from gateway.constraints import Wanted, after_reasoning, wanted_constraint
-from gateway.context import StreamContext, decode_context
+from gateway.constraints import PARAMETERS, Wanted, after_reasoning, wanted_constraint
+from gateway.context import StreamContext
 from gateway.reasoning import REASONING_PARSERS
 from gateway.schemas import ChatRequest, CompletionRequest
 from gateway.tools.choice import ToolUse, tool_use
@@ -25,17 +25,37 @@ _MAX_TOLD = 1024
 """Logprobs of one position of all choices together."""
 _MAX_SCORED = 1 << 23
 """Logprobs of all prompts together."""
-_DERIVED = ("constraint", "logprobs", "max_tokens", "logit_bias", "stop")
+_COPIED = frozenset(SamplingParams.__struct_fields__) - {
+    "constraint",
+    "logprobs",
+    "max_tokens",
+    "logit_bias",
+    "stop",
+}
+"""What bodies say in the words of `SamplingParams`."""
 _TOKEN_ID = re.compile(r"\d{1,10}", re.ASCII)
 
 GenerationBody: TypeAlias = ChatRequest | CompletionRequest
 
 
 class Draft(NamedTuple):
-    """A job, and the constraint that is to be checked before it is published."""
+    """A job without its context, and the constraint that is to be checked before it is
+    published."""
 
     job: GenerationJob
+    context: StreamContext
     wanted: Wanted | None
+
+    def identified(
+        self, request_id: str, *, tenant: str = "", body_hash: str = ""
+    ) -> GenerationJob:
+        """The job to publish, under this id and for a tenant. Raises `InvalidRequest`."""
+        context = msgspec.structs.replace(
+            self.context, request_id=request_id, tenant=tenant, body_hash=body_hash
+        )
+        return msgspec.structs.replace(
+            self.job, request_id=request_id, tenant=tenant, context=context.encode()
+        )
 
 
 def draft(
@@ -51,11 +71,15 @@ def draft(
 
     Raises `InvalidRequest` naming what is out of its limits, and `Unavailable`.
     """
-    calls = _tool_use(request, served)
+    calls = tool_use(
+        request.tools,
+        request.tool_choice,
+        is_parallel=request.parallel_tool_calls,
+        served=served,
+    )
     wanted = _wanted(request, calls, served)
-    best_of = getattr(request, "best_of", None) or 0
+    best_of = request.best_of or 0
     num_choices = 1 if request.n is None else request.n
-    is_scored = getattr(request, "echo", False)
     job = _converted(
         {
             "type": GenerationJob.__struct_config__.tag,
@@ -68,44 +92,20 @@ def draft(
             "created_at": created_at,
             "deadline": deadline,
             "is_detached": request.detach,
-            "wants_prompt_text": is_scored,
+            "wants_prompt_text": request.echo,
         },
         request,
     )
     _check_sizes(request, job, num_choices, served)
     context = _context(request, job, num_choices, calls, served)
-    return Draft(msgspec.structs.replace(job, context=context.encode()), wanted)
-
-
-def identified(
-    job: GenerationJob, request_id: str, *, tenant: str = "", body_hash: str = ""
-) -> GenerationJob:
-    """The same job under another id, and for a tenant."""
-    job = msgspec.structs.replace(job, request_id=request_id, tenant=tenant)
-    return reworded(job, request_id=request_id, tenant=tenant, body_hash=body_hash)
-
-
-def reworded(job: GenerationJob, **context: Any) -> GenerationJob:
-    """The same job, whose answer is worded otherwise. Raises `InvalidRequest`."""
-    changed = msgspec.structs.replace(decode_context(job.context), **context)
-    return msgspec.structs.replace(job, context=changed.encode())
-
-
-def _tool_use(request: GenerationBody, served: Announcement | None) -> ToolUse | None:
-    if not isinstance(request, ChatRequest):
-        return None
-    return tool_use(
-        request.tools,
-        request.tool_choice,
-        is_parallel=request.parallel_tool_calls,
-        served=served,
-    )
+    return Draft(job, context, wanted)
 
 
 def _wanted(
     request: GenerationBody, calls: ToolUse | None, served: Announcement | None
 ) -> Wanted | None:
-    wanted = wanted_constraint({**(request.model_extra or {}), **dict(request)})
+    names = request.model_fields_set & PARAMETERS
+    wanted = wanted_constraint({name: getattr(request, name) for name in names}) if names else None
     if calls is not None and calls.constraint is not None:
         if wanted is not None:
             raise InvalidRequest(
@@ -118,7 +118,7 @@ def _wanted(
 
 
 def _reasoning_parser(request: GenerationBody, served: Announcement | None) -> str | None:
-    if served is None or not isinstance(request, ChatRequest):
+    if served is None or request.endpoint != "chat":
         return None
     parser = served.reasoning_parser
     return parser if parser in REASONING_PARSERS else None
@@ -136,9 +136,7 @@ def _sampling(
 ) -> dict[str, Any]:
     """What the client said; `SamplingParams` has the defaults for the rest."""
     said: dict[str, Any] = {
-        name: value
-        for name in SamplingParams.__struct_fields__
-        if name not in _DERIVED and (value := getattr(request, name, None)) is not None
+        name: getattr(request, name) for name in request.model_fields_set & _COPIED
     }
     said["include_stop_in_output"] = request.include_stop_str_in_output
     said["logprobs"] = request.num_logprobs()
@@ -156,17 +154,12 @@ def _sampling(
     if calls is not None and calls.parser != "hermes":
         # Their tags are special tokens.
         said["skip_special_tokens"] = False
-    if isinstance(request, CompletionRequest):
-        _score(request, said)
-    return said
-
-
-def _score(request: CompletionRequest, said: dict[str, Any]) -> None:
-    """What `echo` and `best_of` need besides."""
-    if request.echo and request.logprobs is not None:
-        said["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
+    # What `echo` and `best_of` need besides.
+    if request.echo and said["logprobs"] is not None:
+        said["prompt_logprobs"] = max(said["logprobs"], request.prompt_logprobs or 0)
     if (request.best_of or 0) > (request.n or 1):
-        said["logprobs"] = request.logprobs or 0
+        said["logprobs"] = said["logprobs"] or 0
+    return said
 
 
 def _biases(biases: dict[str, Any]) -> dict[int, Any]:
@@ -186,7 +179,7 @@ def _context(
     served: Announcement | None,
 ) -> StreamContext:
     return StreamContext(
-        endpoint="chat" if isinstance(request, ChatRequest) else "completions",
+        endpoint=request.endpoint,
         request_id=job.request_id,
         model=job.model,
         created=int(job.created_at),
@@ -197,7 +190,7 @@ def _context(
         is_stream=request.stream,
         include_usage=request.include_usage,
         continuous_usage=request.continuous_usage,
-        echo=getattr(request, "echo", False),
+        echo=job.wants_prompt_text,
         logprobs=request.num_logprobs(),
         prompt_logprobs=request.prompt_logprobs,
         tokens_as_ids=request.return_tokens_as_token_ids,
@@ -205,7 +198,7 @@ def _context(
         is_forced=calls is not None and calls.constraint is not None,
         is_single_call=calls is not None and calls.is_single,
         reasoning_parser=_reasoning_parser(request, served),
-        include_reasoning=getattr(request, "include_reasoning", True),
+        include_reasoning=request.include_reasoning,
         fingerprint=served.fingerprint if served else None,
     )
 
@@ -257,8 +250,7 @@ def _check_vocabulary(job: GenerationJob, vocab_size: int) -> None:
         *(("prompt", p.token_ids) for p in job.prompts if isinstance(p, TokenPrompt)),
     ]
     for name, token_ids in named:
-        largest = max(token_ids, default=0)
-        if largest >= vocab_size:
+        if token_ids and (largest := max(token_ids)) >= vocab_size:
             raise _refused(name, f"token {largest} is not among the model's {vocab_size}.")
 
 

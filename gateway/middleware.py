@@ -62,9 +62,11 @@ class Authentication:
         return await self._app(scope, receive, send)
 
     def _tenant_of(self, scope: Scope) -> str | None:
+        if not self._keys.are_needed:
+            return ""
         authorization = Headers(scope=scope).get("authorization", "")
         has_token = scope["path"].startswith(_STREAMS) and b"token=" in scope["query_string"]
-        if not authorization and has_token and self._keys.are_needed:
+        if not authorization and has_token:
             return None
         return self._keys.tenant_of(authorization)
 

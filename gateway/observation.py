@@ -33,11 +33,8 @@ class Observation:
         self._job = job
         self._began_at = time.monotonic()
         self._last_token_at: dict[int, float] = {}
-        self._waiting = metrics.num_waiting.labels(job.model)
-        self._running = metrics.num_running.labels(job.model)
-        self._in_state = self._waiting
-        self._token_s = metrics.token_s.labels(job.model)
-        self._generated = metrics.generation_tokens.labels(job.model)
+        self._of_model = metrics.of_model(job.model)
+        self._in_state = self._of_model.num_waiting
 
     def __enter__(self) -> Self:
         self._in_state.inc()
@@ -55,7 +52,7 @@ class Observation:
         elif error is not None:
             self.status = 500
         duration_s = time.monotonic() - self._began_at
-        self._metrics.request_s.labels(self._job.model).observe(duration_s)
+        self._of_model.request_s.observe(duration_s)
         logger.info("request ended", extra=self._facts(duration_s))
 
     def read(self, relays: Iterable[Relay]) -> None:
@@ -79,9 +76,9 @@ class Observation:
 
     def _start(self, event: Started) -> None:
         self.num_prompt_tokens = sum(event.num_prompt_tokens)
-        self._metrics.prompt_tokens.labels(self._job.model).inc(self.num_prompt_tokens)
+        self._of_model.prompt_tokens.inc(self.num_prompt_tokens)
         self._in_state.dec()
-        self._in_state = self._running
+        self._in_state = self._of_model.num_running
         self._in_state.inc()
 
     def _count_tokens(self, event: TokenDelta | Finished, now: float) -> None:
@@ -92,13 +89,12 @@ class Observation:
         if not num_tokens:
             return
         if not self.num_tokens:
-            first_token_s = self._metrics.first_token_s.labels(self._job.model)
-            first_token_s.observe(now - self._began_at)
+            self._of_model.first_token_s.observe(now - self._began_at)
         if event.choice in self._last_token_at:
-            self._token_s.observe((now - self._last_token_at[event.choice]) / num_tokens)
+            self._of_model.token_s.observe((now - self._last_token_at[event.choice]) / num_tokens)
         self._last_token_at[event.choice] = now
         self.num_tokens += num_tokens
-        self._generated.inc(num_tokens)
+        self._of_model.generation_tokens.inc(num_tokens)
 
     def _facts(self, duration_s: float) -> dict[str, object]:
         return {

@@ -76,9 +76,9 @@ _COMPLETION_NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 def refuse_unsupported(extra: Mapping[str, Any], *, is_chat: bool) -> None:
     """Raise `InvalidRequest` for the first parameter of ``extra`` that asks for something."""
-    listed = {**NEUTRAL, **(_CHAT_NEUTRAL if is_chat else _COMPLETION_NEUTRAL)}
+    of_endpoint = _CHAT_NEUTRAL if is_chat else _COMPLETION_NEUTRAL
     for name, value in extra.items():
-        neutral = listed.get(name)
+        neutral = of_endpoint.get(name, NEUTRAL.get(name))
         if neutral is not None and not any(_is_same(value, other) for other in neutral):
             raise InvalidRequest(f"{name} is not supported, but for its neutral value.", param=name)
 

@@ -23,7 +23,7 @@ async def publish_job(bus: Bus, job: GenerationJob) -> None:
     message = Message(
         encode(job),
         correlation_id=job.request_id,
-        reply_to=topology.reply_queue(job.request_id, 1).bindings[0].routing_key,
+        reply_to=topology.reply_key(job.request_id),
         expires_s=job.deadline and max(0.001, job.deadline - time.time()),
     )
     try:

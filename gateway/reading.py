@@ -7,6 +7,7 @@ cancelled.
 """
 
 import asyncio
+import logging
 from contextlib import suppress
 
 import msgspec
@@ -24,10 +25,13 @@ from shared.errors import (
     StreamExpired,
     StreamNotFound,
     Unavailable,
+    UndecodableMessage,
     Unroutable,
 )
 from shared.messages import Accepted, Failed, Release, Started, decode_event, encode
 from shared.stream import LogReader, Relay, Send
+
+logger = logging.getLogger(__name__)
 
 NOT_FOUND = "There is no such stream."
 EXPIRED = "This stream is no longer kept."
@@ -81,8 +85,11 @@ class LogReading:
         lost.
         """
         try:
-            async with asyncio.timeout(None if self.has_attached else _PATIENCE_S) as patience:
-                await self._read_through_failures(patience)
+            if self.has_attached:
+                await self._read_through_failures()
+            else:
+                async with asyncio.timeout(_PATIENCE_S) as patience:
+                    await self._read_through_failures(patience)
         except TimeoutError:
             raise Unavailable("Another reader still has this stream.") from None
         except QueueNotFound:
@@ -115,7 +122,8 @@ class LogReading:
         """Give the log back, where `run` had no time to begin."""
         await self._log.close()
 
-    async def _read_through_failures(self, patience: asyncio.Timeout) -> None:
+    async def _read_through_failures(self, patience: asyncio.Timeout | None = None) -> None:
+        """``patience`` is over unless this attaches before."""
         while True:
             try:
                 await self._read_from_start(patience)
@@ -128,14 +136,15 @@ class LogReading:
                 await self._bus.wait_connected()
                 await asyncio.sleep(_REATTACH_PAUSE_S)
 
-    async def _read_from_start(self, patience: asyncio.Timeout) -> None:
+    async def _read_from_start(self, patience: asyncio.Timeout | None) -> None:
         """Attach and read, until the buffer is full. Nothing is acknowledged: the queue keeps the
         log."""
         if not self.has_attached:
             await self._ask()
         consumer = await self._log.attach()
         self.has_attached = True
-        patience.reschedule(None)
+        if patience is not None:
+            patience.reschedule(None)
         try:
             self.reader, self.num_accepted = self._new_reader(), 0
             async for delivery in consumer:
@@ -148,7 +157,12 @@ class LogReading:
 
     def _read(self, message: Message) -> list[Send]:
         """Take one event, and return what is to be sent because of it."""
-        event = decode_event(message.body, message.content_type)
+        try:
+            event = decode_event(message.body, message.content_type)
+        except UndecodableMessage as error:  # as in `worker.log_reading`: all readers agree
+            facts = {"request_id": self.claim.request_id, "reason": error.message}
+            logger.warning("event dropped", extra=facts)
+            return []
         if isinstance(event, _TELLING):
             self._learn(event)
         sends = []

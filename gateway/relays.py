@@ -11,8 +11,8 @@ or says why not (`Withheld`); the one that waits for its client to come back sto
 
 import asyncio
 import logging
+import secrets
 import time
-import uuid
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
@@ -271,7 +271,7 @@ def _claim(
 ) -> Release:
     return Release(
         request_id=request_id,
-        reader=uuid.uuid4().hex,
+        reader=secrets.token_hex(16),
         tenant=tenant,
         body_hash=body_hash,
         is_cancelled=is_cancelled,

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 
 from shared import topology
 from shared.bus.base import Bus, Consumer, Queue
-from shared.errors import BusError
+from shared.errors import BusError, BusUnavailable
 
 _NUM_SPARE = 8
 _REFILL_PAUSE_S = 0.1
@@ -93,9 +93,15 @@ class ReplyQueues:
         log = self._given.pop(request_id, None)
         if log is None:
             log = ReplyLog(self._bus, request_id, max(retention_s, self._retention_s))
-            # Declared twice, a queue must be what it was: it may have been made to last otherwise.
-            if not may_exist or await self._bus.inspect(log.queue.name) is None:
+            try:
+                # Also where it is there: who declared it may have been cut off before it was bound.
                 await log.declare()
+            except BusUnavailable:
+                raise
+            except BusError:
+                # Declared twice, a queue must be what it was: it was made to last otherwise.
+                if not may_exist or await self._bus.inspect(log.queue.name) is None:
+                    raise
         return log
 
     def find(self, request_id: str) -> ReplyLog:

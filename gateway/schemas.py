@@ -4,11 +4,12 @@ The pydantic models serve this code and the OpenAPI page. What values parameters
 the structs of `shared.messages` alone, and is checked where `gateway.jobs` builds one.
 """
 
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 
+from gateway.context import Endpoint
 from gateway.parameters import refuse_unsupported
 from gateway.prompts import UncheckedPrompt, chat_prompt, completion_prompts
 from shared.errors import InvalidRequest
@@ -170,6 +171,10 @@ class GenerationRequest(Body):
 class ChatRequest(GenerationRequest):
     """The body of ``POST /v1/chat/completions``."""
 
+    endpoint: ClassVar[Endpoint] = "chat"
+    echo: ClassVar[bool] = False
+    best_of: ClassVar[int | None] = None
+
     messages: Messages
     max_completion_tokens: int | None = Field(None, description="Wins over `max_tokens`.")
     logprobs: bool = False
@@ -216,6 +221,12 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """The body of ``POST /v1/completions``."""
 
+    endpoint: ClassVar[Endpoint] = "completions"
+    tools: ClassVar[list[Any] | None] = None
+    tool_choice: ClassVar[Any] = None
+    parallel_tool_calls: ClassVar[bool] = True
+    include_reasoning: ClassVar[bool] = True
+
     prompt: Prompts
     logprobs: int | None = Field(None, description="Alternatives told for each token.")
     echo: bool = Field(False, description="Begin the text with the prompt.")
@@ -259,7 +270,7 @@ def parse_body(kind: type[_Body], body: bytes) -> _Body:
 def parse(kind: type[_Request], body: bytes) -> _Request:
     """Read the body of a generation. Raises `InvalidRequest`, also for what is not supported."""
     request = parse_body(kind, body)
-    refuse_unsupported(request.model_extra or {}, is_chat=isinstance(request, ChatRequest))
+    refuse_unsupported(request.model_extra or {}, is_chat=request.endpoint == "chat")
     _check_stream_options(request)
     return request
 

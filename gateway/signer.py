@@ -18,7 +18,7 @@ class Signer:
     """Signs with one secret, which all gateways of a deployment share."""
 
     def __init__(self, secret: bytes) -> None:
-        self._secret = secret
+        self._keyed = hmac.new(secret, digestmod=hashlib.sha256)
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> "Signer":
@@ -44,5 +44,6 @@ class Signer:
         return f"{kind}-{self._sign('request', tenant, key)}"
 
     def _sign(self, *parts: str) -> str:
-        digest = hmac.digest(self._secret, msgspec.json.encode(parts), hashlib.sha256)
-        return digest[:_TOKEN_BYTES].hex()
+        signed = self._keyed.copy()
+        signed.update(msgspec.json.encode(parts))
+        return signed.digest()[:_TOKEN_BYTES].hex()

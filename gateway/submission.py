@@ -7,7 +7,7 @@ from fastapi import Request
 from gateway import idempotency
 from gateway.constraints import check
 from gateway.deps import Gateway
-from gateway.jobs import Draft, GenerationBody, draft, identified
+from gateway.jobs import Draft, GenerationBody, draft
 from shared.messages import Announcement, GenerationJob
 
 
@@ -43,10 +43,10 @@ async def submitted(
         kind, tenant=tenant, key=key, is_detached=draft.job.is_detached
     )
     body_hash = "" if key is None else idempotency.hash_body(raw_body)
-    return identified(draft.job, request.state.request_id, tenant=tenant, body_hash=body_hash)
+    return draft.identified(request.state.request_id, tenant=tenant, body_hash=body_hash)
 
 
 def announcement(gateway: Gateway, model: str) -> Announcement | None:
     """What a live worker says of a model: workers of one name agree on it."""
-    workers = gateway.workers.models().get(model)
+    workers = gateway.workers.of_model(model)
     return workers[0] if workers else None

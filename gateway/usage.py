@@ -37,13 +37,14 @@ class TokenCounts:
         self._cached: defaultdict[int, list[int]] = defaultdict(list)
 
     def read(self, relay: Relay) -> None:
-        event = relay.event
-        if isinstance(event, Started) and self._num_prompt_tokens is None:
-            self._num_prompt_tokens = sum(event.num_prompt_tokens)
-        if isinstance(event, TokenDelta | Finished):
-            self._num_tokens += len(event.token_ids)
-        if isinstance(event, Finished):
-            self._cached[event.choice // self._num_drawn].append(event.num_cached_tokens)
+        match relay.event:
+            case TokenDelta() as event:
+                self._num_tokens += len(event.token_ids)
+            case Finished() as event:
+                self._num_tokens += len(event.token_ids)
+                self._cached[event.choice // self._num_drawn].append(event.num_cached_tokens)
+            case Started() as event if self._num_prompt_tokens is None:
+                self._num_prompt_tokens = sum(event.num_prompt_tokens)
 
     @property
     def usage(self) -> Usage:

@@ -41,6 +41,15 @@ class LiveWorkers:
             self._first_seen_at.setdefault(announcement.model, int(time.time()))
         self.backlog.hear(announcement)
 
+    def of_model(self, model: str) -> list[Announcement]:
+        """The last word of each live worker of one model."""
+        oldest = time.monotonic() - _FORGET_AFTER_S
+        return [
+            known.announcement
+            for known in self._workers.values()
+            if known.announcement.model == model and known.seen_at > oldest
+        ]
+
     def models(self) -> dict[str, list[Announcement]]:
         """The last word of each live worker, by model."""
         self._forget()
@@ -63,8 +72,7 @@ class LiveWorkers:
 
         Raises `ModelNotFound`, `Overloaded` and `BusUnavailable`.
         """
-        workers = self.models().get(model)
-        if workers is not None:
+        if workers := self.of_model(model):
             return self.backlog.admit(model, [worker.worker for worker in workers])
         queue = topology.jobs_queue(model, "interactive")
         if await self.bus.inspect(queue.name) is None:

@@ -13,13 +13,16 @@ comes to the same stream, because acceptance depends on the log's order alone:
   is the number of tokens accepted so far, and its prefix hash is theirs. All else is a late word
   of a worker that was replaced, or a repetition, and is dropped.
 * Every `Started` but the first is answered with `Continue`, and the worker before it is cancelled;
-  the first one too where it waits, because the worker before it died without a word.
+  the first one too where it waits, because the worker before it died without a word. One that
+  waits and repeats itself has not heard the answer, and gets it again.
 * The request ends with the `Finished` of its last choice, or with `Failed`.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from shared.messages import (
     Accepted,
@@ -67,8 +70,7 @@ class TokenChain:
         return index == len(self.token_ids) and prefix_hash == self.prefix_hash
 
 
-@dataclass(frozen=True, slots=True)
-class Relay:
+class Relay(Struct, frozen=True):
     """Pass ``event`` on. ``ordinal`` numbers the accepted events from 1; `Started` bears the
     number of the event before it."""
 
@@ -76,8 +78,7 @@ class Relay:
     event: Started | PromptScores | TokenDelta | Finished | Failed
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(Struct, frozen=True):
     """Send ``command`` to the worker at ``address``."""
 
     address: str
@@ -115,18 +116,18 @@ class LogReader:
         if self.is_ended:
             return []
         match event:
+            case TokenDelta() | Finished():
+                return self._extend(event)
+            case Started():
+                return self._start(event)
             case Accepted():
                 self.body_hash = self.body_hash or event.body_hash
                 return []
-            case Started():
-                return self._start(event)
             case HandedOver():
                 self._handed_over.add(event.ticket)
                 return []
             case PromptScores():
                 return self._score(event)
-            case TokenDelta() | Finished():
-                return self._extend(event)
             case Failed():
                 return self._fail(event)
             case _:
@@ -144,7 +145,7 @@ class LogReader:
 
     def _start(self, event: Started) -> list[Action]:
         if self._is_repeated(event):
-            return []
+            return [Send(event.worker, self._continue(event.ticket))] if event.is_waiting else []
         if self._is_late(event):
             return [Send(event.worker, Cancel(request_id=self.request_id, ticket=event.ticket))]
         self._delivery = (event.publication, event.num_returns)

@@ -73,9 +73,14 @@ def reply_binding(routing_key: str) -> Binding:
     return Binding(REPLIES, routing_key)
 
 
+def reply_key(name: str) -> str:
+    """The routing key of the answers to request ``name``."""
+    return f"reply.{name}"
+
+
 def reply_queue(name: str, expires_s: float) -> Queue:
     """The log of request ``name``, kept for ``expires_s`` after its last reader left."""
-    binding = reply_binding(f"reply.{name}")
+    binding = reply_binding(reply_key(name))
     return Queue(binding.routing_key, (binding,), expires_s=expires_s)
 
 

@@ -13,8 +13,9 @@ CORE = [
     "worker/engine/**/*.py",
     "worker/model/**/*.py",
     "kernels/**/*.py",
-    "shared/messages.py",
+    "shared/messages/*.py",
     "shared/stream.py",
+    "shared/attempt.py",
     "shared/bus/memory*.py",
 ]
 OURS = {"kernels", "shared", "worker"}

@@ -5,7 +5,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext
 from enum import Enum, auto
 from typing import TypeAlias
 
@@ -78,8 +78,8 @@ class Answer:
             publication=self.job.publication,
             is_suspect=taken.is_suspect,
         )
-        self._has_started = False
-        """Whether the attempt is in the log; only streams have one."""
+        self._started: Started | None = None
+        """What opened the attempt in the log; only streams have one."""
         self._is_told = asyncio.Event()
         """Where to go on."""
         self._interrupt: Interrupt | None = None
@@ -158,6 +158,7 @@ class Answer:
                 await self._say_handed_over()
                 return Outcome.HANDED_OVER
             case Verdict.GIVE_BACK:
+                await self._say_handed_over()
                 return Outcome.GIVEN_BACK
             case Verdict.QUARANTINE:
                 await self._say_handed_over()
@@ -227,10 +228,10 @@ class Answer:
 
     async def _open_log(self, plans: list[ChoicePlan]) -> LogWriter:
         """Open a new attempt in the request's log, unless this run has; returns where it stands."""
-        if not self._has_started:
-            self._has_started = True
-            await self._publish_started(self._started(plans))
-        return await self._position()
+        if self._started is None:
+            self._started = self._new_started(plans)
+            await self._publish_started(self._started)
+        return await self._position(self._started)
 
     async def _publish_started(self, started: Started) -> None:
         age_s = time.time() - self.job.created_at
@@ -240,7 +241,7 @@ class Answer:
         else:
             await self._publisher.publish(started)
 
-    def _started(self, plans: list[ChoicePlan]) -> Started:
+    def _new_started(self, plans: list[ChoicePlan]) -> Started:
         job = self.job
         prompts = zip(job.prompts, plans, strict=True) if job.wants_prompt_text and plans else ()
         return Started(
@@ -257,26 +258,29 @@ class Answer:
             ),
         )
 
-    async def _position(self) -> LogWriter:
+    async def _position(self, started: Started) -> LogWriter:
         """Where to go on, as the log's reader says or, where there is none, the log itself."""
         while self._attempt.log is None:
             events = await read_log(self._workplace.bus, self.queue, self._attempt.ticket)
             if events is not None:
                 self._follow(self._attempt.read(events))
-            with suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(_CHECK_INTERVAL_S):
                     await self._is_told.wait()
+            except TimeoutError:
+                # The reader's word is lost where it comes while this worker's connection is.
+                await self._publisher.publish(started)
         self._is_told.set()
         return self._attempt.log
 
     async def _say_handed_over(self) -> None:
         """Tell the log's readers that the next attempt does not follow a crash."""
-        if self._has_started:
+        if self._started is not None:
             await self._publisher.publish(HandedOver(ticket=self._attempt.ticket))
 
     async def _fail(self, error: WarrenError) -> Outcome:
         failed: Failed | None = None
-        if not self._has_started:
+        if self._started is None:
             failed = Failed(code=error.code, message=error.message, param=error.param)
         elif self._attempt.log is not None and not self._attempt.log.is_ended:
             failed = self._attempt.log.fail(error.code, error.message, error.param)

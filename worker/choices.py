@@ -118,11 +118,11 @@ class Choices:
             by_sequence[output.sequence_id].append(output)
         for sequence_id, news in by_sequence.items():
             writer = writers[sequence_id.choice]
-            for scored in news:
+            tokens = [output for output in news if isinstance(output, StepOutput)]
+            for scored in news if len(tokens) < len(news) else ():
                 if isinstance(scored, PromptScored):
                     for scores in scorers[sequence_id.choice].add(scored.scores):
                         await emit(scores)
-            tokens = [output for output in news if isinstance(output, StepOutput)]
             for event in [writer.advance(tokens)] if tokens else writer.close():
                 if isinstance(event, Finished):
                     generation.close(sequence_id)

@@ -149,6 +149,10 @@ class JobConsumer:
         if previous is not None and previous.adopt(job, delivery):
             logger.info("job adopted", extra={"request_id": job.request_id})
             return None
+        if previous is not None and previous.job.publication > job.publication:
+            # Whoever published it anew could not acknowledge this one, and the new one is here.
+            logger.info("job dropped: it was published anew", extra={"request_id": job.request_id})
+            return await delivery.ack()
         if previous is not None:
             previous.answer.supersede()
         publisher = ReplyPublisher(self._bus, delivery, job.request_id)

@@ -122,8 +122,9 @@ class Generations:
         self._loop.call_soon_threadsafe(self._fail, error)
 
     def _dispatch(self, outputs: Sequence[Output]) -> None:
-        self.num_generated_tokens += sum(isinstance(output, StepOutput) for output in outputs)
         for output in outputs:
+            if isinstance(output, StepOutput):
+                self.num_generated_tokens += 1
             generation = self._generations.get(output.sequence_id)
             if generation is not None:
                 generation.put(output)

@@ -43,6 +43,7 @@ class ReplyPublisher:
         """
         if self._first is not None:
             await asyncio.shield(self._first)
+            self._first = None
         await self._publish(event)
 
     def close(self) -> None:

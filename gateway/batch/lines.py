@@ -44,7 +44,7 @@ class BatchLine(msgspec.Struct, frozen=True):
 
     def job(self, request_id: str, created_at: float) -> GenerationJob:
         """What is published, once `draft` was checked."""
-        job = self.draft(request_id, created_at).job
+        job = self.draft(request_id, created_at).identified(request_id)
         # Nobody reads between two runs, and work goes on.
         return msgspec.structs.replace(job, is_detached=True)
 
@@ -123,9 +123,10 @@ class _Index:
     def add(self, number: int, offset: int, text: bytes) -> None:
         try:
             line = _DECODER.decode(text)
-            job, wanted = line.draft("check", created_at=0)
-            if wanted is not None:
-                check_now(wanted)
+            draft = line.draft("check", created_at=0)
+            if draft.wanted is not None:
+                check_now(draft.wanted)
+            job = draft.identified("check")
         except (msgspec.MsgspecError, InvalidRequest) as error:
             self.problems.append(f"line {number}: {error}")
             return

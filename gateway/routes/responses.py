@@ -13,7 +13,6 @@ from gateway.context import decode_context
 from gateway.deps import Gateway
 from gateway.documents import answered, documented
 from gateway.generation import GenerationResponse
-from gateway.jobs import reworded
 from gateway.responses.format import gathered_response, response_object
 from gateway.responses.schemas import ResponsesRequest, renamed
 from gateway.responses.stored import SequenceFramer, stored_response
@@ -96,8 +95,9 @@ async def _submitted(
 ) -> GenerationJob:
     try:
         draft = draft_of(gateway, request, body.chat())
-        job = reworded(draft.job, endpoint="responses", echoed=body.echoed())
-        return await submitted(gateway, request, draft._replace(job=job), raw_body, "resp")
+        context = msgspec.structs.replace(draft.context, endpoint="responses", echoed=body.echoed())
+        draft = draft._replace(context=context)
+        return await submitted(gateway, request, draft, raw_body, "resp")
     except InvalidRequest as error:
         raise renamed(error) from None
 

@@ -33,6 +33,8 @@ def tool_use(
 ) -> ToolUse | None:
     """None: nothing may be called. Raises `InvalidRequest`, and `Unavailable` while no worker is
     there to tell how its model writes calls."""
+    if not tools and tool_choice is None:
+        return None
     known = read_tools(tools)
     chosen = _chosen(tool_choice, known)
     if not known or chosen is None:

@@ -37,14 +37,13 @@ class ChoiceReader:
         if context.reasoning_parser is not None:
             self._split = REASONING_PARSERS[context.reasoning_parser](self._parser)
             self._parser = self._split
-
-    @property
-    def is_plain(self) -> bool:
+        self.is_plain = isinstance(self._parser, PlainText)
         """Whether all text is content, and is told at once."""
-        return isinstance(self._parser, PlainText)
 
     def read(self, text: str, num_tokens: int) -> list[Piece]:
         """Take the next part of the text, of so many tokens."""
+        if self.is_plain:
+            return self._parser.read(text)
         was_thinking = self._is_thinking
         pieces = self._parser.read(text)
         if was_thinking or self._is_thinking:

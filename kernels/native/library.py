@@ -58,7 +58,7 @@ class ModelView(Structure):
 
 
 class CacheView(Structure):
-    """`Cache` of src/attention.hpp."""
+    """`Cache` of src/cache.hpp."""
 
     _fields_ = (
         ("keys", c_void_p),

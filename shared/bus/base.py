@@ -4,7 +4,7 @@ A bus promises at-least-once delivery: a delivery that is not acknowledged when 
 or when the connection is lost, is delivered again, in its old place at the head of the queue.
 """
 
-import uuid
+import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ class Message(msgspec.Struct, frozen=True):
     expires_s: float | None = None
     """Dead-lettered when it reaches the head of its queue later than this."""
     headers: Mapping[str, str | int] = {}
-    message_id: str = msgspec.field(default_factory=lambda: uuid.uuid4().hex)
+    message_id: str = msgspec.field(default_factory=lambda: secrets.token_hex(16))
     """Unique for each publish, also of the same job: brokers match returns by it."""
 
 

@@ -88,10 +88,21 @@ async def test_usage_is_the_same_streamed_and_whole(gateway: LiveGateway) -> Non
 
 
 async def test_each_accepted_event_bears_its_ordinal(gateway: LiveGateway) -> None:
+    gateway.http.headers["accept"] = "text/event-stream"
     body = (await gateway.chat(stream=True)).text
 
     ids = [frame.split("\n")[0] for frame in body.split("\n\n") if frame.startswith("id: ")]
     assert ids == ["id: 0.1", "id: 1", "id: 2", "id: 2.1", "id: 3"]
+
+
+async def test_frames_are_data_alone_for_who_does_not_ask_for_more(gateway: LiveGateway) -> None:
+    """Section 2; ``vllm bench serve`` takes a frame without ``data: `` for JSON."""
+    body = (await gateway.chat(stream=True)).text
+
+    *frames, end = body.split("\n\n")
+    assert end == ""
+    assert len(frames) > 3
+    assert all(frame.startswith("data: ") and "\n" not in frame for frame in frames)
 
 
 async def test_tokens_without_text_are_counted_and_not_shown(

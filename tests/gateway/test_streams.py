@@ -85,7 +85,8 @@ class Reader:
 @asynccontextmanager
 async def asking(gateway: LiveGateway, **more: Any) -> AsyncIterator[Reader]:
     body = chat_body(stream=True, **more)
-    async with gateway.http.stream("POST", CHAT, json=body) as response:
+    headers = {"accept": "text/event-stream"}
+    async with gateway.http.stream("POST", CHAT, json=body, headers=headers) as response:
         assert response.status_code == 200
         yield Reader(response)
 

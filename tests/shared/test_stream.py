@@ -113,6 +113,17 @@ def test_a_repeated_started_is_no_new_attempt() -> None:
     assert (reader.attempt, reader.num_crashes) == (1, 0)
 
 
+def test_a_started_that_waits_is_answered_each_time() -> None:
+    """The answer is lost where it comes while the worker's connection is."""
+    reader = LogReader("r", 1)
+    waiting = Started(worker="worker.b", ticket="t", num_prompt_tokens=(3,), is_waiting=True)
+
+    answers = sent(reader, waiting)
+
+    assert sent(reader, waiting) == answers != []
+    assert (reader.attempt, reader.num_crashes) == (2, 0)
+
+
 def test_a_first_started_that_waits_is_answered_with_continue() -> None:
     """The worker that had the job before died without a word."""
     reader = LogReader("r", 1)

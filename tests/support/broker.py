@@ -28,7 +28,7 @@ URL_VARIABLE = "WARREN_TEST_AMQP_URL"
 BREAKS_BROKER = "breaks_broker"
 
 _START_TIMEOUT_S = 60
-_STOP_TIMEOUT_S = 20
+_STOP_TIMEOUT_S = 60
 _SCRIPTS = (Path("/usr/lib/rabbitmq/bin"), Path("/opt/rabbitmq/sbin"))
 """Debian's scripts in PATH insist on another user; those behind them do not."""
 
@@ -73,7 +73,7 @@ class RabbitNode(Broker):
     def stop(self) -> None:
         """Shut the node down in order."""
         if self._node is not None:
-            self.ctl("shutdown", f"--timeout={_STOP_TIMEOUT_S}")
+            self._signal(signal.SIGTERM)
             self._node.wait(_STOP_TIMEOUT_S)
             self._node = None
 
@@ -82,7 +82,7 @@ class RabbitNode(Broker):
         if self._node is not None:
             with suppress(FileNotFoundError, ProcessLookupError):
                 # The machine before the shell that started it and that collects it.
-                os.kill(int((self._directory / "pid").read_text()), signal.SIGKILL)
+                self._signal(signal.SIGKILL)
                 self._node.wait(_STOP_TIMEOUT_S)
             _kill_group(self._node)
             self._node = None
@@ -108,6 +108,9 @@ class RabbitNode(Broker):
     @property
     def log(self) -> str:
         return (self._directory / "output").read_text()
+
+    def _signal(self, signum: int) -> None:
+        os.kill(int((self._directory / "pid").read_text()), signum)
 
     def _write_files(self) -> None:
         definitions = self._directory / "definitions.json"

@@ -22,6 +22,8 @@ class TcpProxy:
         self._tls = tls
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self.delay_s = 0.0
+        """How long everything takes on its way, in each direction."""
         self._open = asyncio.Event()
         self._open.set()
 
@@ -59,18 +61,26 @@ class TcpProxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
-        with suppress(OSError):
+        try:
             target = await asyncio.open_connection(self._target.host, self._target.port or 5672)
-            self._writers.add(target[1])
-            async with asyncio.TaskGroup() as directions:
-                directions.create_task(self._forward(reader, target[1]))
-                directions.create_task(self._forward(target[0], writer))
+        except OSError:
+            self._close(writer)
+            return
+        self._writers.add(target[1])
+        async with asyncio.TaskGroup() as directions:
+            directions.create_task(self._forward(reader, target[1]))
+            directions.create_task(self._forward(target[0], writer))
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
             while data := await reader.read(_CHUNK_BYTES):
                 await self._open.wait()
+                if self.delay_s:
+                    await asyncio.sleep(self.delay_s)
                 writer.write(data)
                 await writer.drain()
+        self._close(writer)
+
+    def _close(self, writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()
         self._writers.discard(writer)

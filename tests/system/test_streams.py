@@ -84,7 +84,8 @@ class Client:
 
     async def run(self) -> None:
         body = chat_body(stream=True)
-        await self._read("POST", f"{self._urls[0]}{CHAT}", json=body)
+        headers = {"accept": "text/event-stream"}
+        await self._read("POST", f"{self._urls[0]}{CHAT}", json=body, headers=headers)
         while not self.is_ended:
             self.num_returns += 1
             url = self._urls[self.num_returns % len(self._urls)]

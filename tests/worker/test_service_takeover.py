@@ -43,6 +43,21 @@ async def test_a_job_goes_on_in_another_worker_after_its_connection_broke() -> N
     assert log.reader.attempt >= 2
 
 
+async def test_an_older_copy_of_a_job_does_not_take_the_newer_one_with_it() -> None:
+    """Whoever published the newer one was cut off before it could acknowledge the older one."""
+    older = new_job("echo", sampling=SamplingParams(max_tokens=60, seed=5, ignore_eos=True))
+    newer = msgspec.structs.replace(older, publication=1)
+    async with MemoryBus() as bus, echo_worker(bus, step_s=0.005):
+        undisturbed = await ask(bus, older)
+        async with reading(bus, newer) as consumer, asyncio.timeout(10):
+            await publish(bus, newer)
+            log = await read(bus, newer, consumer, num_tokens=5)
+            await publish(bus, older)
+            log = await read(bus, newer, consumer, log)
+
+    assert log.token_ids == undisturbed.token_ids
+
+
 DIGITS = Constraint(kind="regex", source=r"([0-9]{1,3} [a-z]{2,9}, ){30}")
 DRAWS = {
     "penalties": SamplingParams(

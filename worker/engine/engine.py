@@ -232,8 +232,6 @@ class Engine:
         finish_reason = None
         try:
             finish_reason = sequence.append(token_id)
-            if finish_reason is None:
-                sequence.prepare()
         except InvalidRequest as error:
             self._fail(sequence, error)
         if finish_reason is not None:

@@ -82,8 +82,7 @@ class TokenScore(NamedTuple):
     top_logprobs: Sequence[float]
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutput:
+class StepOutput(Struct, frozen=True):
     """One new token of one sequence. The token with a finish reason is the sequence's last."""
 
     sequence_id: SequenceId
@@ -95,8 +94,7 @@ class StepOutput:
     """Where the sequence's sampling wants logprobs."""
 
 
-@dataclass(frozen=True, slots=True)
-class PromptScored:
+class PromptScored(Struct, frozen=True):
     """The scores of the next tokens of a sequence's prompt, the second one on.
 
     With a finish reason they are all that was wanted of the sequence.

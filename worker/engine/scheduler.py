@@ -250,8 +250,11 @@ class Scheduler:
 
     def _retire(self, plan: StepPlan) -> None:
         """Sequences whose last token is under way need neither place nor blocks any more."""
-        for sequence in dict.fromkeys([*plan.sampled, *plan.scored]):
+        for sequence in plan.sampled:
             if sequence.is_complete:
+                self.remove(sequence)
+        for sequence in plan.scored:
+            if sequence.is_complete and not sequence.is_drawn:
                 self.remove(sequence)
 
     def _has_room(self, sequence: Sequence, leaving: Items[Sequence] = ()) -> bool:

@@ -38,22 +38,15 @@ class Sequence:
         self.num_scored = 0
         """Tokens of the prompt, from the second one on, whose scores are known or on their way."""
         self._num_scores_known = 0
-        self._editor = editor(submit)
-        self._row = 0
-
-    @property
-    def is_batch(self) -> bool:
-        return self.submit.job_class == "batch"
-
-    @property
-    def is_drawn(self) -> bool:
+        self.is_batch = submit.job_class == "batch"
+        self.is_drawn = submit.max_tokens > 0
         """False where the prompt's scores are all that is wanted."""
-        return self.submit.max_tokens > 0
-
-    @property
-    def needs_last_token(self) -> bool:
+        self._editor = editor(submit)
+        self.needs_last_token = self._editor is not None and self._editor.needs_last_token
         """Whether its next draw can be planned only when the token before that is known."""
-        return self._editor is not None and self._editor.needs_last_token
+        eos_ids = frozenset() if submit.sampling.ignore_eos else submit.eos_ids
+        self._end_ids = eos_ids.union(submit.sampling.stop_token_ids)
+        self._row = 0
 
     @property
     def num_tokens(self) -> int:
@@ -104,7 +97,7 @@ class Sequence:
             token_ids.append(_PLACEHOLDER_ID)
         is_sampled = end == self.num_tokens and self.is_drawn
         position = end - len(self.submit.prompt_ids)
-        scored_ids = self._take_scored(start, end)
+        scored_ids = self._take_scored(end) if self.submit.scores_prompt else ()
         share = ScheduledSequence(
             sequence_id=self.submit.sequence_id,
             start=start,
@@ -138,29 +131,25 @@ class Sequence:
         return "length" if is_last and not self.is_drawn else None
 
     def append(self, token_id: int) -> FinishReason | None:
-        """Learn the oldest pending token; returns why it is the last one, if it is."""
+        """Learn the oldest pending token; returns why it is the last one, if it is.
+
+        Raises `InvalidRequest` where no token can be drawn behind it.
+        """
         self.num_pending -= 1
         self.token_ids.append(token_id)
-        if self._is_end(token_id):
+        if token_id in self._end_ids:
             return "stop"
+        is_last = len(self.token_ids) == self.max_len
         if self._editor is not None:
             self._editor.take(token_id)
             if self._editor.is_complete:
                 return "stop"
-        return "length" if len(self.token_ids) == self.max_len else None
+            if not is_last:
+                self._editor.prepare(len(self.token_ids) - len(self.submit.prompt_ids))
+        return "length" if is_last else None
 
-    def prepare(self) -> None:
-        """Make ready for the next draw. Raises `InvalidRequest` where there is no token for it."""
-        if self._editor is not None:
-            self._editor.prepare(len(self.token_ids) - len(self.submit.prompt_ids))
-
-    def _is_end(self, token_id: int) -> bool:
-        sampling = self.submit.sampling
-        is_eos = token_id in self.submit.eos_ids and not sampling.ignore_eos
-        return is_eos or token_id in sampling.stop_token_ids
-
-    def _take_scored(self, start: int, end: int) -> list[int]:
-        """The tokens of the prompt that computing ``start`` .. ``end`` - 1 scores."""
+    def _take_scored(self, end: int) -> list[int]:
+        """The tokens of the prompt that computing those before ``end`` scores."""
         if not self.num_unscored or end <= self.num_scored:
             return []
         scored_ids = self.token_ids[self.num_scored + 1 : min(end + 1, len(self.submit.prompt_ids))]

@@ -28,17 +28,10 @@ class StepPlan:
     """Somebody waits for a token that this step decodes."""
     is_cut: bool = False
     """A prompt did not fit in whole."""
-
-    @property
-    def needs_result(self) -> bool:
-        """Whether the next step can only be planned when this one's tokens are known."""
-        return any(sequence.needs_last_token for sequence in self.sampled)
-
-    @property
-    def has_scores(self) -> bool:
-        return bool(self.scored) or any(
-            sequence.submit.sampling.logprobs is not None for sequence in self.sampled
-        )
+    needs_result: bool = False
+    """The next step can only be planned when this one's tokens are known."""
+    has_scores: bool = False
+    """Somebody wants logprobs of this step."""
 
     def add_decode(self, sequence: Sequence) -> None:
         """Compute the one token that the sequence lacks."""
@@ -62,7 +55,10 @@ class StepPlan:
         share = sequence.take(num_tokens, len(self.sampled), self.block_size)
         self.shares.append(share)
         if share.scored_ids:
+            self.has_scores = True
             self.scored.append(sequence)
             self.num_scores_left = max(0, self.num_scores_left - len(share.scored_ids))
         if share.is_sampled:
+            self.needs_result = self.needs_result or sequence.needs_last_token
+            self.has_scores = self.has_scores or share.sampling.logprobs is not None
             self.sampled.append(sequence)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -69,9 +70,14 @@ class HostStep:
         return StepInputs(forward, sampling, edits, scores, *carried)
 
 
+@cache
+def _names(kind: type[SamplingInputs | EditInputs | ScoreInputs]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
 def _taken(kind: type[_Inputs], tensors: dict[str, Tensor]) -> _Inputs | None:
     """One of the groups of tensors, where the step has it."""
-    names = [field.name for field in fields(kind)]
+    names = _names(kind)  # type: ignore[arg-type]  # classes are hashable, whatever their objects are
     return kind(**{name: tensors.pop(name) for name in names}) if names[0] in tensors else None
 
 

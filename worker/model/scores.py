@@ -40,8 +40,11 @@ class ScorePlan:
         self, sampled: Sequence[ScheduledSequence], scored: Sequence[ScheduledSequence]
     ) -> None:
         """The logits of ``sampled`` come first, and behind them those that score prompts."""
-        depths = ((row, sequence.sampling.logprobs) for row, sequence in enumerate(sampled))
-        self._drawn = {row: depth for row, depth in depths if depth is not None}
+        self._drawn = {
+            row: sequence.sampling.logprobs
+            for row, sequence in enumerate(sampled)
+            if sequence.sampling.logprobs is not None
+        }
         self._prompts = [(len(s.scored_ids), s.sampling.prompt_logprobs or 0) for s in scored]
         self._token_ids = [token_id for sequence in scored for token_id in sequence.scored_ids]
         self._num_sampled = len(sampled)

@@ -1,7 +1,6 @@
 """Moves many small arrays to a device in a single copy."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,12 +15,13 @@ _DTYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    start: int
-    num_bytes: int
+class _Place(NamedTuple):
+    """Where an array lies, in its own elements."""
+
     dtype: torch.dtype
     shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    start: int
 
 
 class Packed:
@@ -31,17 +31,21 @@ class Packed:
         """Lay out ``arrays``, each int64, int32 or float32, on their way to ``device``."""
         self._device = device
         self._places: dict[str, _Place] = {}
+        packed: list[tuple[int, NDArray[Any]]] = []
         size = 0
         for name, array in arrays.items():
-            self._places[name] = _Place(size, array.nbytes, _DTYPES[array.dtype], array.shape)
-            size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+            flat = np.ascontiguousarray(array)
+            item = flat.itemsize
+            strides = tuple(stride // item for stride in flat.strides)
+            self._places[name] = _Place(_DTYPES[flat.dtype], flat.shape, strides, size // item)
+            packed.append((size, flat.view(np.uint8).ravel()))
+            size += -(-flat.nbytes // _ALIGNMENT) * _ALIGNMENT
         # Pinned memory comes from torch's cache, a ring that grows with the copies under way: it
         # gives none away again before the copy that reads it is done.
         self._host = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
         writable = self._host.numpy()
-        for array, place in zip(arrays.values(), self._places.values(), strict=True):
-            flat = np.ascontiguousarray(array).view(np.uint8).ravel()
-            writable[place.start : place.start + place.num_bytes] = flat
+        for start, data in packed:
+            writable[start : start + len(data)] = data
 
     def send(self) -> dict[str, Tensor]:
         """The arrays as tensors on the device, under their names.
@@ -50,9 +54,8 @@ class Packed:
         nothing is copied.
         """
         there = self._host.to(self._device, non_blocking=True)
+        views = {dtype: there.view(dtype) for dtype in _DTYPES.values()}
         return {
-            name: there[place.start : place.start + place.num_bytes]
-            .view(place.dtype)
-            .view(place.shape)
-            for name, place in self._places.items()
+            name: views[dtype].as_strided(shape, strides, start)
+            for name, (dtype, shape, strides, start) in self._places.items()
         }

@@ -47,11 +47,11 @@ inline void silu_mul(float* gate, const float* up, int width) {
     int d = 0;
     for (; d + kLanes <= width; d += kLanes) {
         const Floats x = load(gate + d);
-        store(gate + d, x / (exponential(-x) + 1.0f) * load(up + d));
+        store(gate + d, x / (exponential(-maximum(broadcast(-88.0f), x)) + 1.0f) * load(up + d));
     }
     for (; d < width; d++) {
         const Floats x = broadcast(gate[d]);
-        gate[d] = (x / (exponential(-x) + 1.0f))[0] * up[d];
+        gate[d] = (x / (exponential(-maximum(broadcast(-88.0f), x)) + 1.0f))[0] * up[d];
     }
 }
 

@@ -61,7 +61,16 @@ inline Floats multiply_add(Floats a, Floats b, Floats c) {
 #endif
 }
 
-inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
+// The second where one is no number.
+inline Floats maximum(Floats a, Floats b) {
+#if WARREN_LANES == 8
+    return reinterpret_cast<Floats>(_mm256_max_ps(a, b));
+#elif defined(__AVX512F__)
+    return reinterpret_cast<Floats>(_mm512_max_ps(a, b));
+#else
+    return a > b ? a : b;
+#endif
+}
 
 // The two bfloat16 numbers in each word, as floats.
 inline Floats low_bf16(Words pairs) { return reinterpret_cast<Floats>(pairs << 16); }
@@ -133,11 +142,10 @@ inline float largest(Floats value) {
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 
-// e to the power of each element, within 2 units of the last place; below -87 it stays at e^-87.
+// e to the power of each element, none over 88, within 2 units of the last place; below -87 it stays at e^-87.
 // Cody and Waite's reduction and the polynomial of Cephes' expf.
 inline Floats exponential(Floats x) {
-    x = maximum(x, broadcast(-87.0f));
-    x = x < 88.0f ? x : broadcast(88.0f);
+    x = maximum(broadcast(-87.0f), x);
     const Floats magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     const Floats shifted = multiply_add(x, broadcast(1.44269504088896341f), magic);
     const Floats power = shifted - magic;
@@ -150,7 +158,7 @@ inline Floats exponential(Floats x) {
     series = multiply_add(series, rest, broadcast(1.6666665459e-1f));
     series = multiply_add(series, rest, broadcast(5.0000001201e-1f));
     series = multiply_add(series, rest * rest, rest) + 1.0f;
-    const Ints exponent = __builtin_convertvector(power, Ints) << 23;
+    const Ints exponent = reinterpret_cast<Ints>(shifted) << 23;
     return reinterpret_cast<Floats>(reinterpret_cast<Ints>(series) + exponent);
 }
 

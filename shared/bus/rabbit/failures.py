@@ -35,7 +35,8 @@ AMQP_FAILURES = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError)
 def translated(doing: str) -> Iterator[None]:
     """Raise AMQP failures of a call as errors of the bus; ``doing`` says what was being done."""
     try:
-        yield
+        with heeding_cancellation():
+            yield
     except AMQP_FAILURES as error:
         raise _meaning(error, doing) from error
     except asyncio.CancelledError as error:
@@ -51,7 +52,8 @@ def translated_publish(binding: Binding, num_bytes: int) -> Iterator[None]:
     """Raise AMQP failures of one publish as errors of the bus."""
     place = f"{binding.exchange.name} for {binding.routing_key}"
     try:
-        yield
+        with heeding_cancellation():
+            yield
     except PublishError as error:
         raise Unroutable(f"no queue at {place}") from error
     except DeliveryError as error:
@@ -66,6 +68,18 @@ def translated_publish(binding: Binding, num_bytes: int) -> Iterator[None]:
     except Exception as error:
         _raise_unless_bare(error)
         raise BusUnavailable(f"publish to {place}: the connection was closed") from error
+
+
+@contextmanager
+def heeding_cancellation() -> Iterator[None]:
+    """Raise the cancellation that a call has swallowed: `asyncio.wait_for`, on which aiormq waits,
+    does so up to Python 3.11 where the answer comes at the same moment. A task that is not
+    cancelled may wait for ever, and whoever waits for its end, too."""
+    task = asyncio.current_task()
+    num_before = task.cancelling() if task is not None else 0
+    yield
+    if task is not None and task.cancelling() > num_before:
+        raise asyncio.CancelledError
 
 
 def raise_if_cancelled(error: BaseException) -> None:

@@ -13,7 +13,12 @@ from aiormq.connection import DEFAULT_PORTS
 from aiormq.exceptions import AuthenticationError, InvalidFrameError, ProbableAuthenticationError
 from yarl import URL
 
-from shared.bus.rabbit.failures import AMQP_FAILURES, raise_if_cancelled, translated
+from shared.bus.rabbit.failures import (
+    AMQP_FAILURES,
+    heeding_cancellation,
+    raise_if_cancelled,
+    translated,
+)
 from shared.errors import BusError, BusUnavailable, StartupError
 
 logger = logging.getLogger(__name__)
@@ -119,11 +124,15 @@ class Link:
 
     @asynccontextmanager
     async def _connection_to_use(self) -> AsyncIterator[Connection]:
-        handle = await aio_pika.connect(self._url, timeout=self._timeout_s)
-        assert handle.transport is not None
-        connection = handle.transport.connection
-        assert isinstance(connection, Connection)
+        # `aio_pika.connect` leaves a connection that fails to the garbage collector, which may come
+        # in a thread without an event loop, where it cannot close.
+        handle = aio_pika.Connection(self._url)
         try:
+            with heeding_cancellation():
+                await handle.connect(timeout=self._timeout_s)
+            assert handle.transport is not None
+            connection = handle.transport.connection
+            assert isinstance(connection, Connection)
             if self._restore is not None:
                 await self._restore(partial(self._open_channel, connection))
             self._connection = connection

@@ -91,6 +91,7 @@ class Schedule:
             lambda: self._cut_off(worker, is_counted=False),
             worker.drain,
             worker.repeat,
+            worker.miss_commands,
             self._republish,
             self._lose_gateway,
             lambda: self._lose_gateway(is_away=True),

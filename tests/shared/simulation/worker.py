@@ -23,6 +23,7 @@ class Run:
 
     job: Job
     attempt: Attempt
+    started: Started
     outbox: deque[ReplyEvent] = field(default_factory=deque)
     """What is written and not confirmed yet, in order."""
     settle: Callable[[], None] | None = None
@@ -78,7 +79,7 @@ class Worker:
             publication=job.publication,
             num_returns=job.num_returns,
         )
-        self.runs.append(Run(job, attempt, deque([started])))
+        self.runs.append(Run(job, attempt, started, deque([started])))
 
     def obey(self) -> None:
         command = self._broker.commands[self.name].popleft()
@@ -100,6 +101,11 @@ class Worker:
             self._broker.commands[self.name].clear()
             for run in reversed(self.runs):
                 self._broker.give_back(run.job, is_counted=is_counted)
+
+    def miss_commands(self) -> None:
+        """Those on their way are lost with the connection over which they come, and its deliveries
+        come back to it before anybody else has them."""
+        self._broker.commands[self.name].clear()
 
     def notice(self) -> None:
         """Learn that the connection is gone: those jobs are others' now."""
@@ -133,9 +139,11 @@ class Worker:
     def _going_on(self, run: Run) -> list[Callable[[], None]]:
         if run.attempt.log is not None:
             return [lambda: self._generate(run, self._log_of(run))]
-        if run.outbox or self._broker.reader is not None:
+        if run.outbox:
             return []
-        return [lambda: self._read(run)]
+        if self._broker.reader is None:
+            return [lambda: self._read(run)]
+        return [] if self._broker.commands[self.name] else [lambda: self._ask_again(run)]
 
     def _log_of(self, run: Run) -> LogWriter:
         assert run.attempt.log is not None
@@ -154,6 +162,10 @@ class Worker:
     def _read(self, run: Run) -> None:
         log = self._broker.log
         self._follow(run, Verdict.STOP if log is None else run.attempt.read(log))
+
+    def _ask_again(self, run: Run) -> None:
+        """The reader's word may have been lost."""
+        run.outbox.append(run.started)
 
     def _generate(self, run: Run, log: LogWriter) -> None:
         choice = next((k for k, chain in enumerate(log.chains) if not chain.is_finished), None)
@@ -185,6 +197,7 @@ class Worker:
             run.settle = lambda: None
         elif verdict is Verdict.GIVE_BACK:
             run.outbox.clear()
+            run.outbox.append(HandedOver(ticket=run.attempt.ticket))
             run.settle = lambda: self._broker.give_back(run.job)
         else:
             run.outbox.clear()

@@ -1,101 +1,166 @@
 """The long form: prints a table of faults, tries, worst gap and losses; ends with 1 where there is
-one. ``--share 0.1`` runs a tenth of it."""
+one. ``--share 0.1`` runs a tenth of it, ``--only stopped`` what has that in its name."""
 
 import asyncio
 import math
 import tempfile
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from tests.support.broker import running_node
-from tests.system.chaos import ground
+from tests.support.broker import RabbitNode, running_node
+from tests.system.chaos import ground, report
 from tests.system.chaos.callers import Question
-from tests.system.chaos.campaign import Campaign, Row, answers
-from tests.system.chaos.deployment import Deployment, smollm2_worker
+from tests.system.chaos.campaign import Campaign, Plan, Row, answers
+from tests.system.chaos.deployment import SHORT_SILENCE, Deployment, smollm2_worker
+from tests.system.chaos.poison import poison
+from tests.system.chaos.surroundings import surroundings
 
-VOLUME = {
-    "worker killed": ("kill_worker", 70),
-    "worker drained": ("drain_worker", 20),
-    "gateway killed": ("kill_gateway", 40),
-    "gateway drained": ("drain_gateway", 10),
-    "worker and gateway killed": ("kill_worker_and_gateway", 20),
-    "worker stopped and woken": ("stall_worker", 20),
-    "broker restarted": ("restart_broker", 10),
-    "broker killed": ("kill_broker", 12),
-}
-TRUTH = {"worker killed": ("kill_worker", 16), "gateway killed": ("kill_gateway", 8)}
+Scale = Callable[[Plan], Plan]
+Part = Callable[[RabbitNode, Path, int, Scale], Coroutine[Any, Any, list[Row]]]
 
 
-def echo_questions(count: int) -> list[Question]:
-    return [Question("echo", f"Question {k}", 120 + 10 * (k % 5), seed=k) for k in range(count)]
+def echo_questions() -> list[Question]:
+    return [Question("echo", f"Question {k}", 80 + 10 * (k % 5), seed=k) for k in range(40)]
 
 
-def smollm2_questions(count: int) -> list[Question]:
-    return [Question("smollm2", f"Chapter {k}. It was", 96, seed=k) for k in range(count)]
+def smollm2_questions() -> list[Question]:
+    return [Question("smollm2", f"Chapter {k}. It was", 64, seed=k) for k in range(6)]
 
 
-async def run(
-    deployment: Deployment,
-    questions: list[Question],
-    plan: dict[str, tuple[str, int]],
-    *,
-    share: float,
-    num_callers: int,
-) -> list[Row]:
-    async with deployment:
-        campaign = Campaign(deployment, await answers(deployment, questions), num_callers)
-        rows = [
-            await campaign.under(name, getattr(deployment, fault), math.ceil(tries * share))
-            for name, (fault, tries) in plan.items()
-        ]
-        await asyncio.to_thread(ground.wait_clean, deployment.node)
+async def processes(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
+    """Processes come and go; broker and network are well."""
+    async with Deployment(logs, worker_url=node.url, gateway_url=node.url) as deployment:
+        expected = await answers(deployment, echo_questions())
+        plan = scale(
+            {
+                "worker killed": (deployment.kill_worker, 70),
+                "worker drained": (deployment.drain_worker, 20),
+                "gateway killed": (deployment.kill_gateway, 36),
+                "gateway drained": (deployment.drain_gateway, 10),
+                "worker and gateway killed": (deployment.kill_worker_and_gateway, 16),
+            }
+        )
+        rows = await Campaign(deployment, expected, num_callers).run(plan)
+        await asyncio.to_thread(ground.wait_clean, node, deployment, {})
     return rows
 
 
-def table(rows: list[Row]) -> Table:
-    table = Table(title="Every stream beside its undisturbed run")
-    table.add_column("fault")
-    for name in (
-        "tries",
-        "streams",
-        "resumed",
-        "worst gap, s",
-        "lost",
-        "repeated",
-        "changed",
-        "failed",
+async def deadly(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]:
+    """Some requests kill whoever takes them."""
+    async with Deployment(logs, worker_url=node.url, gateway_url=node.url) as deployment:
+        expected = await answers(deployment, echo_questions())
+        row = await poison(deployment, expected, num_innocent=197, num_deadly=3)
+        await asyncio.to_thread(ground.wait_clean, node, deployment, {})
+    return [row]
+
+
+async def broker(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
+    """The broker comes and goes; all processes live."""
+    async with (
+        surroundings(node) as around,
+        Deployment(logs, worker_url=node.url, gateway_url=node.url) as deployment,
     ):
-        table.add_column(name, justify="right")
-    for row in rows:
-        t = row.tally
-        counts = (t.num_lost, t.num_repeated, t.num_changed, t.num_failed)
-        table.add_row(
-            row.fault, str(row.num_tries), str(t.num_streams), str(t.num_resumed),
-            f"{t.worst_gap_s:.2f}", *map(str, counts),
-        )  # fmt: skip
-    return table
+        expected = await answers(deployment, echo_questions())
+        before = ground.usages(deployment.processes)
+        plan = scale(
+            {
+                "broker restarted": (around.restart_broker, 10),
+                "broker killed": (around.kill_broker, 12),
+                "broker out of memory": (around.raise_memory_alarm, 6),
+            }
+        )
+        rows = await Campaign(deployment, expected, num_callers).run(plan)
+        await asyncio.to_thread(ground.wait_clean, node, deployment, before)
+    return rows
+
+
+async def network(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
+    """Processes and broker live, and do not hear each other."""
+    async with (
+        surroundings(node) as around,
+        Deployment(
+            logs,
+            worker_url=around.workers.url,
+            gateway_url=around.gateways.url,
+            gateway_options=[SHORT_SILENCE],
+        ) as deployment,
+    ):
+        expected = await answers(deployment, echo_questions())
+        before = ground.usages(deployment.processes)
+        plan = scale(
+            {
+                "worker stopped and woken": (deployment.stall_worker, 20),
+                "workers cut off": (around.cut_workers, 20),
+                "gateways cut off": (around.cut_gateways, 20),
+                "all cut off": (around.cut, 20),
+                "workers in a black hole": (around.lose_workers_network, 6),
+                "gateways in a black hole": (around.lose_gateways_network, 6),
+                "slow network": (around.delay, 6),
+                "consumers timed out": (around.time_consumers_out, 8),
+            }
+        )
+        rows = await Campaign(deployment, expected, num_callers).run(plan)
+        await asyncio.to_thread(ground.wait_clean, node, deployment, before)
+    return rows
+
+
+async def truth(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]:
+    """A real model computes again what it has computed before."""
+    async with Deployment(
+        logs,
+        worker_url=node.url,
+        gateway_url=node.url,
+        start_worker=smollm2_worker,
+        num_workers=2,
+    ) as deployment:
+        expected = await answers(deployment, smollm2_questions())
+        plan = scale(
+            {
+                "worker killed, SmolLM2": (deployment.kill_worker, 16),
+                "gateway killed, SmolLM2": (deployment.kill_gateway, 8),
+            }
+        )
+        rows = await Campaign(deployment, expected, 4).run(plan)
+        await asyncio.to_thread(ground.wait_clean, node, deployment, {})
+    return rows
+
+
+PARTS: dict[str, Part] = {
+    "processes": processes,
+    "deadly": deadly,
+    "broker": broker,
+    "network": network,
+    "truth": truth,
+}
 
 
 def main(
     share: Annotated[float, typer.Option(help="Of the tries of the long form.")] = 1.0,
     callers: Annotated[int, typer.Option(help="Streams at once.")] = 24,
+    part: Annotated[list[str] | None, typer.Option(help="Of: " + ", ".join(PARTS))] = None,
+    only: Annotated[str, typer.Option(help="Faults that have this in their name.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Where the table goes as Markdown.")] = None,
 ) -> None:
+    def scale(plan: Plan) -> Plan:
+        return {
+            name: (fault, math.ceil(num * share))
+            for name, (fault, num) in plan.items()
+            if only in name
+        }
+
     logs = Path(tempfile.mkdtemp(prefix="warren-chaos-"))
+    rows: list[Row] = []
     with running_node() as node:
-        rows = asyncio.run(
-            run(
-                Deployment(node, logs), echo_questions(40), VOLUME, share=share, num_callers=callers
-            )
-        )
-        truth = Deployment(node, logs, start_worker=smollm2_worker, num_workers=2)
-        for row in asyncio.run(run(truth, smollm2_questions(6), TRUTH, share=share, num_callers=4)):
-            row.fault += ", SmolLM2"
-            rows.append(row)
-    Console(width=120).print(table(rows))
+        for name in part or PARTS:
+            (logs / name).mkdir()
+            rows += asyncio.run(PARTS[name](node, logs / name, callers, scale))
+        if out is not None:
+            report.write_page(out, rows, node)
+    Console(width=132).print(report.table(rows))
     for row in rows:
         for error in row.tally.errors[:5]:
             Console().print(f"{row.fault}: {error}", markup=False)

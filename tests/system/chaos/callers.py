@@ -5,7 +5,6 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +12,9 @@ import httpx
 
 _PAUSE_S = 0.1
 _PATIENCE_S = 120.0
-_RETRIED = {"service_unavailable", "taken_over", "broker_unavailable", "worker_lost_gateway"}
+_PASSING_STATUSES = {409, 429, 502, 503}
+_PASSING_CODES = {"service_unavailable", "taken_over", "broker_unavailable"}
+"""Of errors that say: ask again, here or at another gateway."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,11 @@ class Tally:
 
 
 class StreamFailed(Exception):
-    """The stream ended in an error that no retry is promised to cure."""
+    """The stream ended in an error that no retry is promised to cure, or not in time."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
 
 
 class Caller:
@@ -85,30 +90,36 @@ class Caller:
     async def ask(self, question: Question, tally: Tally) -> str:
         """The whole answer. Raises `StreamFailed`."""
         stream = _Stream(question, tally)
-        async with asyncio.timeout(_PATIENCE_S):
-            while not stream.is_done:
-                with suppress(httpx.TransportError):
-                    await self._follow(stream)
-                if not stream.is_done:
-                    await asyncio.sleep(_PAUSE_S)
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._follow_to_the_end(stream)
+        except TimeoutError:
+            raise StreamFailed("timeout", f"after {_PATIENCE_S:.0f} s {stream.place}") from None
         return stream.text
+
+    async def _follow_to_the_end(self, stream: "_Stream") -> None:
+        while not stream.is_done:
+            try:
+                await self._follow(stream)
+            except httpx.TransportError as error:
+                stream.last_answer = repr(error)
+            if not stream.is_done:
+                await asyncio.sleep(_PAUSE_S)
 
     async def _follow(self, stream: "_Stream") -> None:
         self._next += 1
         gateways = self._gateways()
         url = gateways[self._next % len(gateways)]
         async with self._client.stream(**stream.request(url)) as response:
-            if response.status_code in (409, 429, 502, 503):
-                return
             if response.status_code == 204:
                 stream.is_done = True
-                return
-            if response.status_code != 200:
-                body = (await response.aread()).decode()
-                raise StreamFailed(f"{response.status_code} {body} {stream}")
-            stream.opened(response.headers["x-request-id"])
-            async for event_id, data in _events(response):
-                stream.take(event_id, data)
+            elif response.status_code == 200:
+                stream.last_answer = f"a stream from {url}"
+                stream.stream_id = response.headers["x-request-id"]
+                async for event_id, data in _events(response):
+                    stream.take(event_id, data)
+            else:
+                stream.refused(response.status_code, await response.aread())
 
 
 @dataclass
@@ -121,6 +132,11 @@ class _Stream:
     text: str = ""
     is_done: bool = False
     heard_at: float = 0.0
+    last_answer: str = "nothing"
+
+    @property
+    def place(self) -> str:
+        return f"{self.stream_id} after {self.last_id}: {self.last_answer}"
 
     def request(self, url: str) -> dict[str, Any]:
         if self.stream_id is None:
@@ -128,7 +144,7 @@ class _Stream:
                 "method": "POST",
                 "url": f"{url}/v1/completions",
                 "json": self.question.body,
-                "headers": {"Idempotency-Key": self.key},
+                "headers": {"Idempotency-Key": self.key, "Accept": "text/event-stream"},
             }
         self.tally.num_resumed += 1
         headers = {} if self.last_id is None else {"Last-Event-ID": self.last_id}
@@ -138,8 +154,11 @@ class _Stream:
             "headers": headers,
         }
 
-    def opened(self, stream_id: str) -> None:
-        self.stream_id = stream_id
+    def refused(self, status: int, body: bytes) -> None:
+        self.last_answer = f"{status} {body.decode()}"
+        if status not in _PASSING_STATUSES:
+            code = json.loads(body)["error"]["code"]
+            raise StreamFailed(code, f"{self.place}")
 
     def take(self, event_id: str | None, data: str) -> None:
         now = time.monotonic()
@@ -151,8 +170,9 @@ class _Stream:
             return
         event = json.loads(data)
         if error := event.get("error"):
-            if error["code"] not in _RETRIED:
-                raise StreamFailed(f"{error['code']}: {error['message']}")
+            self.last_answer = data
+            if error["code"] not in _PASSING_CODES:
+                raise StreamFailed(error["code"], self.place)
             return
         self.text += "".join(choice["text"] for choice in event["choices"])
         self.last_id = event_id or self.last_id

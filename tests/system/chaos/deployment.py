@@ -1,16 +1,16 @@
-"""Gateways, workers and a broker of their own, and every way to harm them."""
+"""Gateways and workers of their own over a broker, and every way to harm these processes."""
 
 import asyncio
 import itertools
 import os
 import secrets
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Self
 
 from tests.support import processes
-from tests.support.broker import RabbitNode
 from tests.support.processes import WarrenProcess, free_port
 
 Start = Callable[[str, Path], WarrenProcess]
@@ -22,6 +22,10 @@ GATEWAY_OPTIONS = (
     "--drain-grace-s=2",
     "--log-level=warning",
 )
+STALL_S = 9.0
+"""Longer than anybody waits for whom the broker's URL and `SHORT_SILENCE` shorten the waiting."""
+SHORT_HEARTBEAT = "?heartbeat=2"
+SHORT_SILENCE = "--worker-silence-s=4"
 
 
 def mortal_worker(broker: str, log: Path) -> WarrenProcess:
@@ -39,102 +43,120 @@ def smollm2_worker(broker: str, log: Path) -> WarrenProcess:
 
 
 class Deployment:
-    """``num_workers`` and ``num_gateways`` over ``node``; who is killed is replaced."""
+    """Whoever is killed is started again."""
 
     def __init__(
         self,
-        node: RabbitNode,
         logs: Path,
         *,
+        worker_url: str,
+        gateway_url: str,
         start_worker: Start = mortal_worker,
         num_workers: int = 3,
         num_gateways: int = 2,
-        amqp_url: str | None = None,
+        gateway_options: Sequence[str] = (),
     ) -> None:
-        self.node = node
-        self._logs = logs
-        self._url = amqp_url or node.url
-        self._start_worker = start_worker
-        self._numbers = itertools.count()
-        self._secret = secrets.token_hex(16)
-        self.workers = [self._new_worker() for _ in range(num_workers)]
-        self.gateways = [self._new_gateway() for _ in range(num_gateways)]
+        """``worker_url`` and ``gateway_url`` are where each finds the broker."""
+        names = itertools.count()
+        secret = secrets.token_hex(16)
+
+        def new_gateway() -> WarrenProcess:
+            port = free_port()
+            args = ["warren.py", "gateway", f"--broker={gateway_url}", f"--port={port}"]
+            options = [*args, *GATEWAY_OPTIONS, *gateway_options]
+            log = logs / f"gateway{next(names)}"
+            return WarrenProcess(options, port, log, {"WARREN_SECRET": secret})
+
+        self.workers = [
+            start_worker(worker_url, logs / f"worker{next(names)}") for _ in range(num_workers)
+        ]
+        self.gateways = [new_gateway() for _ in range(num_gateways)]
 
     async def __aenter__(self) -> Self:
-        for process in (*self.workers, *self.gateways):
+        for process in self.processes:
             process.start()
-        for process in (*self.workers, *self.gateways):
+        for process in self.processes:
             await asyncio.to_thread(process.wait_healthy)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         for process in (*self.gateways, *self.workers):
-            os.kill(process.pid, signal.SIGCONT)
+            if process.is_alive:
+                os.kill(process.pid, signal.SIGCONT)
             await asyncio.to_thread(process.terminate)
+
+    @property
+    def processes(self) -> list[WarrenProcess]:
+        return [*self.workers, *self.gateways]
 
     def urls(self) -> list[str]:
         return [gateway.url for gateway in self.gateways]
 
     async def kill_worker(self) -> None:
-        await self._replace_worker(lambda worker: asyncio.to_thread(worker.kill))
+        await _replace(self.workers, WarrenProcess.kill)
 
     async def drain_worker(self) -> None:
-        await self._replace_worker(lambda worker: asyncio.to_thread(worker.terminate))
+        await _replace(self.workers, WarrenProcess.terminate)
 
     async def kill_gateway(self) -> None:
-        await self._restart_gateway(lambda gateway: asyncio.to_thread(gateway.kill))
+        await _replace(self.gateways, WarrenProcess.kill)
 
     async def drain_gateway(self) -> None:
-        await self._restart_gateway(lambda gateway: asyncio.to_thread(gateway.terminate))
+        await _replace(self.gateways, WarrenProcess.terminate)
 
     async def kill_worker_and_gateway(self) -> None:
         await asyncio.gather(self.kill_worker(), self.kill_gateway())
 
     async def stall_worker(self) -> None:
         """Stop it for longer than anybody waits, then let it wake among its successors."""
-        worker = self._rotate(self.workers)
+        worker = _next(self.workers)
         os.kill(worker.pid, signal.SIGSTOP)
-        await asyncio.sleep(18)
+        await asyncio.sleep(STALL_S)
         os.kill(worker.pid, signal.SIGCONT)
-        await asyncio.to_thread(self._revive, worker)
+        await asyncio.to_thread(_revive, worker)
 
-    async def restart_broker(self) -> None:
-        await asyncio.to_thread(self.node.stop)
-        await asyncio.to_thread(self.node.start)
+    @asynccontextmanager
+    async def supervised(self) -> AsyncIterator["Deaths"]:
+        """Start workers again that die of what they are asked."""
+        deaths = Deaths()
+        supervisor = asyncio.create_task(self._supervise(deaths))
+        try:
+            yield deaths
+        finally:
+            supervisor.cancel()
+            for worker in self.workers:
+                await asyncio.to_thread(_revive, worker)
 
-    async def kill_broker(self) -> None:
-        await asyncio.to_thread(self.node.kill)
-        await asyncio.to_thread(self.node.start)
+    async def _supervise(self, deaths: "Deaths") -> None:
+        while True:
+            await asyncio.sleep(0.05)
+            for worker in self.workers:
+                if not worker.is_alive:
+                    deaths.num += 1
+                    worker.start()
 
-    def _revive(self, worker: WarrenProcess) -> None:
-        """A watchdog may have ended it when it woke: then an orchestrator starts it again."""
-        if not worker.is_alive:
-            worker.start()
-        worker.wait_healthy()
 
-    async def _replace_worker(self, end: Callable[[WarrenProcess], Awaitable[object]]) -> None:
-        worker = self._rotate(self.workers)
-        await end(worker)
+class Deaths:
+    """How many there were."""
+
+    num = 0
+
+
+async def _replace(several: list[WarrenProcess], end: Callable[[WarrenProcess], object]) -> None:
+    process = _next(several)
+    await asyncio.to_thread(end, process)
+    process.start()
+    await asyncio.to_thread(process.wait_healthy)
+
+
+def _next(several: list[WarrenProcess]) -> WarrenProcess:
+    """Each in turn."""
+    several.append(several.pop(0))
+    return several[-1]
+
+
+def _revive(worker: WarrenProcess) -> None:
+    """A watchdog may have ended it when it woke: then an orchestrator starts it again."""
+    if not worker.is_alive:
         worker.start()
-        await asyncio.to_thread(worker.wait_healthy)
-
-    async def _restart_gateway(self, end: Callable[[WarrenProcess], Awaitable[object]]) -> None:
-        gateway = self._rotate(self.gateways)
-        await end(gateway)
-        gateway.start()
-        await asyncio.to_thread(gateway.wait_healthy)
-
-    def _rotate(self, processes: list[WarrenProcess]) -> WarrenProcess:
-        """Each in turn."""
-        chosen = processes.pop(0)
-        processes.append(chosen)
-        return chosen
-
-    def _new_worker(self) -> WarrenProcess:
-        return self._start_worker(self._url, self._logs / f"worker{next(self._numbers)}")
-
-    def _new_gateway(self) -> WarrenProcess:
-        log = self._logs / f"gateway{next(self._numbers)}"
-        port = free_port()
-        args = ["warren.py", "gateway", f"--broker={self._url}", f"--port={port}"]
-        return WarrenProcess([*args, *GATEWAY_OPTIONS], port, log, {"WARREN_SECRET": self._secret})
+    worker.wait_healthy()

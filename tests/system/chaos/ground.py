@@ -1,22 +1,60 @@
 """What has to be back where it began once everybody has gone home."""
 
 import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import httpx
+import psutil
 
 from tests.support.broker import RabbitNode
+from tests.support.processes import WarrenProcess
+from tests.system.chaos.deployment import Deployment
+
+MORE_DESCRIPTORS = 8
+"""A process may keep so many more open than in the beginning."""
+MORE_MEMORY_BYTES = 48 << 20
+"""And so much more memory: allocators keep what one busy moment took."""
 
 _PATIENCE_S = 60
+_BUSY = ("warren:num_requests_running", "warren:num_requests_waiting", "warren:kv_cache_usage_perc")
 
 
-def wait_clean(node: RabbitNode) -> None:
-    """Return once no job is left, no delivery is in anybody's hands, and no log but those that
-    gateways hold ready is kept. Raises `AssertionError` when that never comes."""
+@dataclass(frozen=True)
+class Usage:
+    """What one process holds."""
+
+    num_descriptors: int
+    memory_bytes: int
+
+    @classmethod
+    def of(cls, pid: int) -> "Usage":
+        process = psutil.Process(pid)
+        return cls(process.num_fds(), process.memory_info().rss)
+
+
+def usages(processes: Iterable[WarrenProcess]) -> dict[int, Usage]:
+    """By process id."""
+    return {process.pid: Usage.of(process.pid) for process in processes}
+
+
+def wait_clean(node: RabbitNode, deployment: Deployment, before: dict[int, Usage]) -> None:
+    """Return once no job is left, no delivery is in anybody's hands, no log but those that gateways
+    hold ready is kept, no block is in use, and each process that lives since ``before`` holds
+    little more than then. Raises `AssertionError` when that never comes."""
+    _wait_for_nothing(lambda: _in_queues(node))
+    _wait_for_nothing(lambda: [line for w in deployment.workers for line in _in_engine(w)])
+    _wait_for_nothing(lambda: _grown(before, deployment))
+
+
+def _wait_for_nothing(look: Callable[[], list[str]]) -> None:
     deadline = time.monotonic() + _PATIENCE_S
-    while left := _leftovers(node):
+    while left := look():
         assert time.monotonic() < deadline, f"left behind: {left}"
         time.sleep(0.5)
 
 
-def _leftovers(node: RabbitNode) -> list[str]:
+def _in_queues(node: RabbitNode) -> list[str]:
     columns = ("name", "messages_ready", "messages_unacknowledged", "consumers")
     lines = node.ctl("--silent", "list_queues", "--vhost", "warren", *columns).splitlines()
     rows = [line.split("\t") for line in lines if line.count("\t") == len(columns) - 1]
@@ -27,4 +65,24 @@ def _leftovers(node: RabbitNode) -> list[str]:
         is_spare_log = name.startswith("reply.") and consumers == "1"
         if int(ready) + int(unacknowledged) or (name.startswith("reply.") and not is_spare_log):
             left.append(f"{name}: {ready} ready, {unacknowledged} in hands")
+    return left
+
+
+def _in_engine(worker: WarrenProcess) -> list[str]:
+    lines = httpx.get(f"{worker.url}/metrics").text.splitlines()
+    return [
+        f"{worker.url}: {line}"
+        for line in lines
+        if line.split()[0] in _BUSY and float(line.split()[1]) > 0
+    ]
+
+
+def _grown(before: dict[int, Usage], deployment: Deployment) -> list[str]:
+    left = []
+    for pid, now in usages(deployment.processes).items():
+        then = before.get(pid, now)
+        descriptors = now.num_descriptors - then.num_descriptors
+        memory_bytes = now.memory_bytes - then.memory_bytes
+        if descriptors > MORE_DESCRIPTORS or memory_bytes > MORE_MEMORY_BYTES:
+            left.append(f"{pid}: {descriptors} descriptors, {memory_bytes >> 20} MiB more")
     return left

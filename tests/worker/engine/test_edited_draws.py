@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from shared.errors import InvalidRequest
 from shared.messages import SamplingParams
@@ -59,9 +60,9 @@ def test_each_draw_is_edited_as_its_sequence_alone_asks(
 
     streams = by_sequence(engine.run(*batch))
 
-    assert {key: [replace(o, num_cached_tokens=0) for o in streams[key]] for key in streams} == {
-        submit.sequence_id: expected_outputs(submit) for submit in batch
-    }
+    assert {
+        key: [structs.replace(o, num_cached_tokens=0) for o in streams[key]] for key in streams
+    } == {submit.sequence_id: expected_outputs(submit) for submit in batch}
 
 
 @given(submit=submits("a"), data=st.data())

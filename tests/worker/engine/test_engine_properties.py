@@ -6,6 +6,7 @@ from typing import NamedTuple
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from msgspec import structs
 
 from shared.messages import JobClass
 from tests.support.engine import SmallEngine, expected_outputs, new_submit
@@ -147,7 +148,7 @@ class Service(RuleBasedStateMachine):
         outputs = self.engine.step(commands)
         for output in outputs:
             owed = self.owed[output.sequence_id]
-            assert replace(output, num_cached_tokens=0) == owed.pop(0)
+            assert structs.replace(output, num_cached_tokens=0) == owed.pop(0)
             num_prompt = len(self.submits[output.sequence_id].prompt_ids)
             assert 0 <= output.num_cached_tokens <= num_prompt
             if not owed:

@@ -1,0 +1,113 @@
+"""The two ways to deploy Warren, each with an API key and with pages of one origin allowed.
+
+SmolLM2's own chat template knows no tools, so both serve it with one that does. Without tools the
+two write the same prompt.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+
+from gateway.keys import KeyFile
+from tests.clients.checks import Target
+from tests.support import processes
+from tests.support.broker import URL_VARIABLE, Broker, running_node
+from tests.support.processes import WarrenProcess
+from worker.model import store
+
+MODEL, EMBEDDER = "smollm2", "smollm2-embedder"
+_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
+_POOLING = {
+    "modules.json": [
+        {"type": "sentence_transformers.models.Transformer", "path": ""},
+        {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
+    ],
+    "1_Pooling/config.json": {"pooling_mode_mean_tokens": True},
+}
+
+
+@contextmanager
+def serve(directory: Path) -> Iterator[Target]:
+    """Everything in one process, the embedded bus between the sides."""
+    with ExitStack() as stack:
+        key, port, options = _gateway(directory)
+        process = processes.serve(directory / "serve.log", *_worker(directory), *options)
+        yield _target(stack.enter_context(process), key, port)
+
+
+@contextmanager
+def rabbitmq(directory: Path) -> Iterator[Target]:
+    """A gateway and two workers over RabbitMQ, the second of which serves embeddings."""
+    with ExitStack() as stack:
+        key, port, options = _gateway(directory)
+        url = stack.enter_context(_broker()).url
+        started = [
+            processes.worker(url, directory / "worker.log", *_worker(directory)),
+            processes.worker(url, directory / "embedder.log", *_embedder(directory)),
+        ]
+        for process in started:
+            stack.enter_context(process)
+        process = processes.gateway(url, directory / "gateway.log", *options)
+        yield _target(stack.enter_context(process), key, port)
+
+
+DEPLOYMENTS: Mapping[str, Callable[[Path], AbstractContextManager[Target]]] = {
+    "serve": serve,
+    "rabbitmq": rabbitmq,
+}
+
+
+def _gateway(directory: Path) -> tuple[str, int, list[str]]:
+    """Returns an API key, the port of the pages, and the options of a gateway that knows both."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for old in directory.glob("*.log"):
+        old.unlink()
+    keys_file, port = directory / "keys", processes.free_port()
+    keys_file.unlink(missing_ok=True)
+    key = KeyFile(keys_file).add("clients")
+    return key, port, [f"--keys-file={keys_file}", f"--cors-origins=http://127.0.0.1:{port}"]
+
+
+def _target(process: WarrenProcess, key: str, port: int) -> Target:
+    return Target(process.url, key, MODEL, str(_smollm2()), str(port))
+
+
+def _smollm2() -> Path:
+    return store.pull(MODEL, lambda stage, done, total: None)
+
+
+def _worker(directory: Path) -> list[str]:
+    files = {"chat_template.jinja": _TEMPLATE.read_text()}
+    return _model(directory / MODEL, files)
+
+
+def _embedder(directory: Path) -> list[str]:
+    files = {name: json.dumps(content) for name, content in _POOLING.items()}
+    return _model(directory / EMBEDDER, files)
+
+
+def _model(directory: Path, files: Mapping[str, str]) -> list[str]:
+    """SmolLM2's directory with other ``files``; returns the options of a worker that serves it."""
+    directory.mkdir(exist_ok=True)
+    for path in _smollm2().iterdir():
+        link = directory / path.name
+        link.unlink(missing_ok=True)
+        link.symlink_to(path)
+    for name, content in files.items():
+        path = directory / name
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.write_text(content)
+    return [f"--model={directory}", f"--served-name={directory.name}", "--dtype=float32"]
+
+
+@contextmanager
+def _broker() -> Iterator[Broker]:
+    """The broker that the environment names, or a node of our own."""
+    if url := os.environ.get(URL_VARIABLE):
+        yield Broker(url)
+        return
+    with running_node() as node:
+        yield node

@@ -1,0 +1,44 @@
+"""Attention of a prompt at once, in chunks and token by token: the same bits."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.native.library import Library
+from kernels.native.paged_attention import attend
+from tests.support.attention import Case, Tensors, build
+
+LENGTH = 150
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("num_heads", [2, 6, 14])
+def test_a_token_is_computed_alike_however_a_prompt_is_cut(
+    native: Library, num_heads: int, window: int | None, dtype: torch.dtype
+) -> None:
+    case = Case((LENGTH,), (LENGTH,), num_heads, head_dim=48, sliding_window=window, dtype=dtype)
+    tensors = build(case)
+    at_once = _in_chunks(native, case, tensors, LENGTH)
+    for size in (1, 2, 45):
+        assert torch.equal(_in_chunks(native, case, tensors, size), at_once), size
+
+
+def _in_chunks(native: Library, case: Case, tensors: Tensors, size: int) -> Tensor:
+    chunks = []
+    for start in range(0, LENGTH, size):
+        end = min(start + size, LENGTH)
+        chunks.append(
+            attend(
+                native,
+                tensors.query[start:end].float(),
+                tensors.key_cache,
+                tensors.value_cache,
+                tensors.block_tables,
+                torch.tensor([0, end - start]).int(),
+                torch.tensor([end]).int(),
+                scale=0.3,
+                sliding_window=case.sliding_window,
+            )
+        )
+    return torch.cat(chunks)

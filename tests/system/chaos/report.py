@@ -1,0 +1,63 @@
+"""The table: in the terminal, and as a page."""
+
+import importlib.metadata
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from tests.support.broker import RabbitNode
+from tests.system.chaos.campaign import Row
+
+_TITLE = "Every stream beside its undisturbed run"
+_PACKAGES = ("aio-pika", "aiormq", "torch")
+_COLUMNS: dict[str, Callable[[Row], str]] = {
+    "fault": lambda row: row.fault,
+    "tries": lambda row: str(row.num_tries),
+    "streams": lambda row: str(row.tally.num_streams),
+    "resumed": lambda row: str(row.tally.num_resumed),
+    "worst gap, s": lambda row: f"{row.tally.worst_gap_s:.2f}",
+    "took, s": lambda row: f"{row.duration_s:.0f}",
+    "lost": lambda row: str(row.tally.num_lost),
+    "repeated": lambda row: str(row.tally.num_repeated),
+    "changed": lambda row: str(row.tally.num_changed),
+    "failed": lambda row: str(row.tally.num_failed),
+}
+"""The text of each cell, by its heading."""
+
+
+def table(rows: Sequence[Row]) -> Table:
+    table = Table(title=_TITLE)
+    for heading in _COLUMNS:
+        table.add_column(heading, justify="left" if heading == "fault" else "right")
+    for row in rows:
+        table.add_row(*(text(row) for text in _COLUMNS.values()))
+    return table
+
+
+def write_page(path: Path, rows: Sequence[Row], node: RabbitNode) -> None:
+    """The table as Markdown, with the versions of what it was taken with."""
+    versions = {
+        "Python": platform.python_version(),
+        "RabbitMQ": node.ctl("--silent", "version").strip(),
+        **{name: importlib.metadata.version(name) for name in _PACKAGES},
+    }
+    lines = [
+        f"# {_TITLE}",
+        "",
+        "`make chaos` writes this page. A gap is the time between two events of a stream, whatever",
+        "happened in between; a client that was cut off resumed its stream at any gateway.",
+        "",
+        _line(_COLUMNS),
+        _line("---" if heading == "fault" else "---:" for heading in _COLUMNS),
+        *(_line(text(row) for text in _COLUMNS.values()) for row in rows),
+        "",
+        ", ".join(f"{name} {version}" for name, version in versions.items()),
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,71 @@
+"""A little of everything that `python -m tests.system.chaos` does at length."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.support.broker import Broker, RabbitNode
+from tests.system.chaos import ground
+from tests.system.chaos.callers import Question
+from tests.system.chaos.campaign import Campaign, Plan, Row, answers
+from tests.system.chaos.deployment import SHORT_SILENCE, Deployment
+from tests.system.chaos.poison import poison
+from tests.system.chaos.surroundings import surroundings
+
+pytestmark = [pytest.mark.rabbit, pytest.mark.breaks_broker, pytest.mark.timeout(300)]
+
+QUESTIONS = [Question("echo", f"Question {k}", 40 + 10 * (k % 3), seed=k) for k in range(12)]
+NUM_CALLERS = 8
+
+
+def wrong(rows: list[Row]) -> list[str]:
+    return [f"{row.fault}: {error}" for row in rows for error in row.tally.errors]
+
+
+async def test_no_death_of_a_process_takes_a_stream_with_it(broker: Broker, tmp_path: Path) -> None:
+    assert isinstance(broker, RabbitNode)
+    async with Deployment(tmp_path, worker_url=broker.url, gateway_url=broker.url) as deployment:
+        plan: Plan = {
+            "worker killed": (deployment.kill_worker, 2),
+            "worker drained": (deployment.drain_worker, 1),
+            "gateway killed": (deployment.kill_gateway, 1),
+            "gateway drained": (deployment.drain_gateway, 1),
+            "both killed": (deployment.kill_worker_and_gateway, 1),
+        }
+        expected = await answers(deployment, QUESTIONS)
+        rows = await Campaign(deployment, expected, NUM_CALLERS).run(plan)
+        rows.append(await poison(deployment, expected, num_innocent=11, num_deadly=1))
+        await asyncio.to_thread(ground.wait_clean, broker, deployment, {})
+
+    assert wrong(rows) == []
+
+
+async def test_no_fault_between_processes_takes_a_stream_with_it(
+    broker: Broker, tmp_path: Path
+) -> None:
+    assert isinstance(broker, RabbitNode)
+    async with (
+        surroundings(broker) as around,
+        Deployment(
+            tmp_path,
+            worker_url=around.workers.url,
+            gateway_url=around.gateways.url,
+            gateway_options=[SHORT_SILENCE],
+            num_workers=2,
+        ) as deployment,
+    ):
+        plan: Plan = {
+            "worker stopped": (deployment.stall_worker, 1),
+            "all cut off": (around.cut, 1),
+            "workers in a black hole": (around.lose_workers_network, 1),
+            "consumers timed out": (around.time_consumers_out, 1),
+            "broker killed": (around.kill_broker, 1),
+            "broker out of memory": (around.raise_memory_alarm, 1),
+        }
+        expected = await answers(deployment, QUESTIONS)
+        before = ground.usages(deployment.processes)
+        rows = await Campaign(deployment, expected, NUM_CALLERS).run(plan)
+        await asyncio.to_thread(ground.wait_clean, broker, deployment, before)
+
+    assert wrong(rows) == []

@@ -1,0 +1,363 @@
+"""Whatever stands in a message: no process dies of it, and honest requests are answered."""
+
+import asyncio
+import gc
+import itertools
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from msgspec import Struct
+
+from shared import topology
+from shared.bus.base import Binding, Bus, Message, Queue
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.bus.rabbit import RabbitBus
+from shared.errors import BusError
+from shared.messages import (
+    JSON,
+    MSGPACK,
+    Accepted,
+    Announcement,
+    Cancel,
+    ChatMessage,
+    ChatPrompt,
+    Choice,
+    Completed,
+    Constraint,
+    Continue,
+    DetokenizeJob,
+    EmbeddingJob,
+    Failed,
+    Finished,
+    GenerationJob,
+    HandedOver,
+    Progress,
+    PromptScores,
+    Release,
+    SamplingParams,
+    Started,
+    TextPrompt,
+    TokenDelta,
+    TokenizeJob,
+    TokenPrompt,
+    Tool,
+    ToolCall,
+    Withheld,
+    decode_announcement,
+    decode_event,
+    encode,
+)
+from shared.stream import EMPTY_HASH
+from tests.support import processes
+from tests.support.broker import Broker
+from tests.support.http import live_gateway
+from tests.support.mutations import Mutator
+from tests.support.workers import echo_worker
+
+NUM_IN_MEMORY = 10_000
+NUM_OVER_RABBITMQ = 1_500
+MORE_MEMORY_BYTES = 64 << 20
+"""The last four fifths of the bodies may cost so much: what allocators keep."""
+ENDS_WITHIN_S = 60
+SINK = topology.reply_queue("sink", expires_s=600)
+HONEST = {
+    "model": "echo",
+    "prompt": "An honest question",
+    "max_tokens": 20,
+    "seed": 1,
+    "ignore_eos": True,
+}
+BOTH = (MSGPACK, JSON)
+SHORT = SamplingParams(max_tokens=4)
+RICH = SamplingParams(
+    max_tokens=4,
+    temperature=0.5,
+    top_p=0.9,
+    top_k=5,
+    min_p=0.1,
+    seed=7,
+    stop=("stop",),
+    repetition_penalty=1.2,
+    presence_penalty=0.5,
+    frequency_penalty=0.5,
+    logit_bias={5: 1.0},
+    min_tokens=1,
+    stop_token_ids=(2,),
+    bad_words=("bad",),
+    logprobs=2,
+    prompt_logprobs=1,
+)
+GRAMMAR = SamplingParams(max_tokens=4, constraint=Constraint(kind="regex", source="[a-z]+"))
+SCHEMA = SamplingParams(
+    max_tokens=4,
+    constraint=Constraint(
+        kind="json_schema", source='{"type":"object","properties":{"a":{"type":"integer"}}}'
+    ),
+)
+TALK = ChatPrompt(
+    messages=(
+        ChatMessage(role="user", content="hi"),
+        ChatMessage(
+            role="assistant", tool_calls=(ToolCall(id="1", name="f", arguments='{"a":1}'),)
+        ),
+        ChatMessage(role="tool", content="2", tool_call_id="1"),
+    ),
+    tools=(Tool(name="f", description="d", parameters={"type": "object"}),),
+    template_kwargs={"enable_thinking": True},
+)
+
+
+def jobs(request_id: str) -> list[Struct]:
+    def job(*prompts: Any, **facts: Any) -> GenerationJob:
+        return GenerationJob(request_id=request_id, model="echo", prompts=prompts, **facts)
+
+    return [
+        job(TALK, sampling=SHORT, mode="stream", tenant="t", trace={"traceparent": "00"}),
+        job(TextPrompt(text="Once"), sampling=RICH, num_choices=2, wants_prompt_text=True),
+        job(TokenPrompt(token_ids=(1, 2, 3)), sampling=GRAMMAR, deadline=4e9, created_at=1.0),
+        job(TextPrompt(text="a"), TextPrompt(text="b"), sampling=SCHEMA, mode="stream"),
+        job(TextPrompt(text="c"), sampling=SHORT, publication=3, is_detached=True, context=b"c"),
+    ]
+
+
+def quick_jobs(request_id: str) -> list[Struct]:
+    return [
+        TokenizeJob(request_id=request_id, model="echo", prompt=TALK),
+        DetokenizeJob(request_id=request_id, model="echo", token_ids=(1, 2, 3)),
+        EmbeddingJob(request_id=request_id, model="echo", prompts=(TextPrompt(text="a"),)),
+    ]
+
+
+def events(_: str) -> list[Struct]:
+    place: dict[str, Any] = {"choice": 0, "attempt": 1, "index": 0, "prefix_hash": EMPTY_HASH}
+    choice = Choice(token_ids=(1,), text="a", finish_reason="length", num_prompt_tokens=2)
+    return [
+        Accepted(body_hash="h", context=b"c"),
+        Started(worker="worker.x", ticket="t", num_prompt_tokens=(3,), is_waiting=True),
+        HandedOver(ticket="t"),
+        TokenDelta(token_ids=(5, 6), text="ab", **place),
+        Finished(token_ids=(), text="", finish_reason="stop", **place),
+        Failed(code="internal_error", message="m", **place),
+        PromptScores(prompt=0, attempt=1, start=0, token_ids=(1,), logprobs=(None,)),
+        Completed(request_id="r", choices=(choice,)),
+    ]
+
+
+def commands(request_id: str) -> list[Struct]:
+    progress = Progress(token_ids=(1, 2), is_finished=False)
+    return [
+        Cancel(request_id=request_id),
+        Cancel(request_id=request_id, ticket="t", is_replaced=True),
+        Continue(request_id=request_id, ticket="t", attempt=2, choices=(progress,)),
+        Release(request_id=request_id, reader="g", is_cancelled=True),
+        Withheld(request_id=request_id, reader="g", code="stream_not_found"),
+    ]
+
+
+def announcements(_: str) -> list[Struct]:
+    return [
+        Announcement(
+            worker="worker.other",
+            model="other",
+            vocab_size=100,
+            max_seq_len=100,
+            fingerprint="f",
+            max_num_seqs=4,
+        )
+    ]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where bodies go, and what they are made of."""
+
+    binding: Binding
+    messages: Callable[[str], Sequence[Struct]]
+    content_types: Sequence[str] = (MSGPACK,)
+
+
+def targets(worker: str, victim: str) -> list[Target]:
+    """Every place that any process of a deployment reads from."""
+    lanes = [
+        Target(topology.jobs_binding("echo", lane), quick_jobs if lane == "quick" else jobs, BOTH)
+        for lane in topology.LANES
+    ]
+    return [
+        *lanes,
+        Target(topology.worker_binding(worker), commands),
+        Target(topology.ALL_GATEWAYS, commands),
+        Target(topology.reply_binding(f"reply.{victim}"), events, BOTH),
+        Target(topology.ANNOUNCEMENTS, announcements),
+    ]
+
+
+@dataclass
+class Attack:
+    """Publishes bodies while victims and honest requests are answered."""
+
+    bus: Bus
+    url: str
+    mutator: Mutator
+    http: httpx.AsyncClient
+    worker: str = ""
+    victim: str = "nobody"
+    num_rejected: int = 0
+    replies: list[str] = field(default_factory=list)
+    honest: list[str] = field(default_factory=list)
+
+    async def publish(self, count: int) -> None:
+        numbers = itertools.count()
+        for _ in range(count):
+            place: Target = self.mutator.choice(targets(self.worker, self.victim))
+            name = self.mutator.choice([f"fuzz-{next(numbers)}", self.victim])
+            content_type = self.mutator.choice(place.content_types)
+            message = Message(
+                self.mutator.body(self.mutator.choice(place.messages(name)), content_type),
+                content_type=content_type,
+                reply_to=self.mutator.choice([*[SINK.name] * 6, "", "jobs.echo.batch", "reply.no"]),
+            )
+            with suppress(BusError):
+                await self.bus.publish(place.binding, message)
+            await asyncio.sleep(0)
+
+    async def ask_honestly(self) -> None:
+        """One request after another."""
+        while True:
+            response = await self.http.post(f"{self.url}/v1/completions", json=HONEST)
+            assert response.status_code == 200, response.text
+            self.honest.append(response.json()["choices"][0]["text"])
+
+    async def be_a_victim(self) -> None:
+        """Streams whose logs are written to by others have to end somehow."""
+        body = {**HONEST, "max_tokens": 120, "stream": True}
+        while True:
+            async with asyncio.timeout(ENDS_WITHIN_S):
+                async with self.http.stream("POST", f"{self.url}/v1/completions", json=body) as it:
+                    self.victim = it.headers["x-request-id"]
+                    async for _ in it.aiter_bytes():
+                        pass
+
+    async def bury(self) -> None:
+        async with self.bus.consume(topology.DEAD_LETTERS.name, prefetch=100) as dead:
+            async for delivery in dead:
+                self.num_rejected += 1
+                await delivery.ack()
+
+    async def collect(self) -> None:
+        async with self.bus.consume(SINK.name, prefetch=100) as replies:
+            async for delivery in replies:
+                event = decode_event(delivery.message.body, delivery.message.content_type)
+                self.replies.append(type(event).__name__)
+                await delivery.ack()
+                if isinstance(event, Started) and event.is_waiting:
+                    await self._send_away(delivery.message.correlation_id, event.ticket)
+
+    async def _send_away(self, request_id: str, ticket: str) -> None:
+        """A worker that asks where to go on would wait for its deadline, which may be far."""
+        cancel = Cancel(request_id=request_id, ticket=ticket)
+        await self.bus.publish(topology.worker_binding(self.worker), Message(encode(cancel)))
+
+    async def wait_answered(self) -> None:
+        """Until no job waits."""
+        async with asyncio.timeout(ENDS_WITHIN_S):
+            while await self._num_waiting():  # noqa: ASYNC110 - a queue has no event
+                await asyncio.sleep(0.1)
+
+    async def _num_waiting(self) -> int:
+        queues = [topology.jobs_queue("echo", lane).name for lane in topology.LANES]
+        states = [await self.bus.inspect(queue) for queue in queues]
+        return sum(state.num_ready for state in states if state is not None)
+
+
+@asynccontextmanager
+async def attack(bus: Bus, url: str, seed: int) -> AsyncIterator[Attack]:
+    """Everything around the bodies: who reads what they cause, who asks beside them."""
+    await bus.declare(SINK)
+    async with httpx.AsyncClient(timeout=ENDS_WITHIN_S) as http:
+        it = Attack(bus, url, Mutator(seed), http)
+        it.worker = await worker_address(bus)
+        others = [it.ask_honestly(), it.be_a_victim(), it.bury(), it.collect()]
+        tasks = [asyncio.create_task(other) for other in others]
+        try:
+            yield it
+        finally:
+            for task in tasks:
+                task.cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+            assert {type(end) for end in ends} == {asyncio.CancelledError}, ends
+
+
+async def worker_address(bus: Bus) -> str:
+    ears = Queue("test.announcements", (topology.ANNOUNCEMENTS,), is_exclusive=True)
+    await bus.declare(ears)
+    async with bus.consume(ears.name) as heard:
+        address = decode_announcement((await anext(heard)).message.body).worker
+    await bus.delete_queue(ears.name)
+    return address
+
+
+def check(it: Attack) -> None:
+    """Honest answers are all the same, and the bodies were both taken and refused."""
+    assert len(it.honest) > 3
+    assert len(set(it.honest)) == 1
+    assert it.num_rejected > 0
+    assert {"Completed", "TokenDelta", "Failed", "Tokenized"} <= set(it.replies)
+
+
+def memory_bytes() -> int:
+    gc.collect()
+    rss: int = psutil.Process().memory_info().rss
+    return rss
+
+
+@pytest.mark.timeout(300)
+async def test_no_body_harms_a_deployment(caplog: pytest.LogCaptureFixture) -> None:
+    broker = MemoryBroker()
+    caplog.set_level(logging.ERROR)
+    async with (
+        MemoryBus(broker) as worker_bus,
+        MemoryBus(broker) as gateway_bus,
+        MemoryBus(broker) as bus,
+        echo_worker(
+            worker_bus, step_s=0.001, max_seq_len=256, job_timeout_s=10, on_stall=pytest.fail
+        ),
+        live_gateway(gateway_bus, request_timeout_s=30) as gateway,
+        attack(bus, gateway.url, seed=1) as it,
+    ):
+        await it.publish(NUM_IN_MEMORY // 5)
+        await it.wait_answered()
+        before = memory_bytes()
+        await it.publish(NUM_IN_MEMORY * 4 // 5)
+        await it.wait_answered()
+        after = memory_bytes()
+
+    check(it)
+    assert caplog.records == []
+    assert after - before < MORE_MEMORY_BYTES
+
+
+@pytest.mark.rabbit
+@pytest.mark.timeout(240)
+async def test_no_body_harms_processes(broker: Broker, tmp_path: Path) -> None:
+    drain = "--drain-grace-s=2"
+    worker = processes.echo_worker(broker.url, tmp_path / "worker", "--step-ms=1", drain)
+    gateway = processes.gateway(broker.url, tmp_path / "gateway", drain)
+    with worker, gateway:
+        async with RabbitBus(broker.url) as bus, attack(bus, gateway.url, seed=2) as it:
+            await it.publish(NUM_OVER_RABBITMQ)
+            await it.wait_answered()
+            await asyncio.to_thread(worker.wait_healthy)
+            await asyncio.to_thread(gateway.wait_healthy)
+        async with RabbitBus(broker.url) as bus:
+            await bus.delete_queue(SINK.name)
+
+    check(it)
+    for log in (worker.log, gateway.log):
+        assert "Traceback" not in log
