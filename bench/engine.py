@@ -4,7 +4,8 @@
 
 Decode steps against batch size and context, and prompts, each computed alone by the decoder, with
 the time of each part of it; then the whole engine, whose steps take longer by what planning, laying
-out and sampling cost. The fastest of several repetitions counts: others were disturbed.
+out and sampling cost, once for each way to draw. The fastest of several repetitions counts: others
+were disturbed.
 """
 
 import dataclasses
@@ -42,6 +43,20 @@ PROMPTS = ((128, 0), (512, 0), (512, 3584))
 _BLOCK_SIZE = 16
 _NUM_BLOCKS = 64 * 192 // _BLOCK_SIZE + 4096
 _GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+DRAWS = {
+    "greedy": _GREEDY,
+    "temperature": SamplingParams(temperature=0.8, ignore_eos=True),
+    "min-p": SamplingParams(temperature=0.8, min_p=0.1, ignore_eos=True),
+    "top-p, top-k": SamplingParams(temperature=0.8, top_p=0.9, top_k=50, ignore_eos=True),
+    "300 biases": SamplingParams(
+        temperature=0.0, logit_bias=dict.fromkeys(range(300), 1.0), ignore_eos=True
+    ),
+    "penalties": SamplingParams(
+        temperature=0.0, repetition_penalty=1.1, frequency_penalty=0.5, ignore_eos=True
+    ),
+    "logprobs": SamplingParams(temperature=0.0, logprobs=5, ignore_eos=True),
+}
+_DRAWS_BATCH = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +78,8 @@ class EngineTime:
     """Steps of the whole engine while ``num_seqs`` sequences decode."""
 
     weights: str
+    draws: str
+    """One of `DRAWS`."""
     num_seqs: int
     step_ms: float
     decoder_ms: float
@@ -97,7 +114,7 @@ class Bench:
     def prompt(self, num_tokens: int, context: int) -> StepTime:
         return self._step(1, num_tokens, context)
 
-    def engine(self, num_seqs: int, num_steps: int = 64) -> EngineTime:
+    def engine(self, num_seqs: int, draws: str = "greedy", num_steps: int = 64) -> EngineTime:
         """Sequences of 128 tokens that decode, in the engine."""
         runner = TorchRunner(
             self._decoder,
@@ -107,7 +124,7 @@ class Bench:
             max_num_batched_tokens=num_seqs * 128,
         )
         engine = Engine(runner, SchedulerLimits(num_seqs, num_seqs * 128))
-        engine.step([self._submit(i, num_steps + 8) for i in range(num_seqs)])
+        engine.step([self._submit(i, num_steps + 8, DRAWS[draws]) for i in range(num_seqs)])
         for _ in range(4):
             engine.step()
         self._decoder.profile()
@@ -119,14 +136,15 @@ class Bench:
         engine.close()
         return EngineTime(
             weights=self._weights,
+            draws=draws,
             num_seqs=num_seqs,
             step_ms=step_s * 1e3,
             decoder_ms=decoder_s * 1e3,
         )
 
-    def _submit(self, name: int, max_tokens: int) -> Submit:
+    def _submit(self, name: int, max_tokens: int, sampling: SamplingParams) -> Submit:
         prompt = torch.randint(0, self._decoder.vocab_size, (128,)).tolist()
-        return Submit(SequenceId(str(name), 0), prompt, _GREEDY, 0, max_tokens)
+        return Submit(SequenceId(str(name), 0), prompt, sampling, 0, max_tokens)
 
     @torch.inference_mode()
     def _step(self, num_seqs: int, num_tokens: int, context: int) -> StepTime:
@@ -178,7 +196,9 @@ def measure(
     steps = [bench.decodes(num_seqs, CONTEXTS[0]) for num_seqs in BATCHES]
     steps += [bench.decodes(num_seqs, context) for context in CONTEXTS[1:] for num_seqs in (1, 8)]
     steps += [bench.prompt(*prompt) for prompt in PROMPTS]
-    return steps, [bench.engine(num_seqs) for num_seqs in (1, 8, 32)]
+    engine = [bench.engine(num_seqs) for num_seqs in (1, 8, 32)]
+    engine += [bench.engine(_DRAWS_BATCH, draws) for draws in DRAWS]
+    return steps, engine
 
 
 def _show_steps(steps: Sequence[StepTime]) -> None:
@@ -199,12 +219,13 @@ def _show_steps(steps: Sequence[StepTime]) -> None:
 
 
 def _show_engine(rows: Sequence[EngineTime]) -> None:
-    table = Table("weights", "sequences", title="Steps of the engine, ms")
+    table = Table("weights", "draws", "sequences", title="Steps of the engine, ms")
     for heading in ("total", "decoder", "the rest"):
         table.add_column(heading, justify="right")
     for row in rows:
         times = (row.step_ms, row.decoder_ms, row.host_ms)
-        table.add_row(row.weights, str(row.num_seqs), *(f"{ms:.2f}" for ms in times))
+        counts = (row.weights, row.draws, str(row.num_seqs))
+        table.add_row(*counts, *(f"{ms:.2f}" for ms in times))
     console().print(table)
 
 

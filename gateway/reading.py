@@ -7,7 +7,6 @@ cancelled.
 """
 
 import asyncio
-import logging
 from contextlib import suppress
 
 import msgspec
@@ -25,13 +24,10 @@ from shared.errors import (
     StreamExpired,
     StreamNotFound,
     Unavailable,
-    UndecodableMessage,
     Unroutable,
 )
 from shared.messages import Accepted, Failed, Release, Started, decode_event, encode
 from shared.stream import LogReader, Relay, Send
-
-logger = logging.getLogger(__name__)
 
 NOT_FOUND = "There is no such stream."
 EXPIRED = "This stream is no longer kept."
@@ -157,12 +153,7 @@ class LogReading:
 
     def _read(self, message: Message) -> list[Send]:
         """Take one event, and return what is to be sent because of it."""
-        try:
-            event = decode_event(message.body, message.content_type)
-        except UndecodableMessage as error:  # as in `worker.log_reading`: all readers agree
-            facts = {"request_id": self.claim.request_id, "reason": error.message}
-            logger.warning("event dropped", extra=facts)
-            return []
+        event = decode_event(message.body, message.content_type)
         if isinstance(event, _TELLING):
             self._learn(event)
         sends = []

@@ -7,7 +7,15 @@ the structs of `shared.messages` alone, and is checked where `gateway.jobs` buil
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from gateway.context import Endpoint
 from gateway.parameters import refuse_unsupported
@@ -235,13 +243,11 @@ class CompletionRequest(GenerationRequest):
     )
     add_special_tokens: bool = True
 
-    @model_validator(mode="before")
+    @field_validator("logprobs", mode="before")
     @classmethod
-    def take_no_for_none(cls, body: Any) -> Any:
+    def take_no_for_none(cls, logprobs: Any) -> Any:
         """Some clients send chat's ``logprobs: false``."""
-        if isinstance(body, dict) and body.get("logprobs") is False:
-            return {name: value for name, value in body.items() if name != "logprobs"}
-        return body
+        return None if logprobs is False else logprobs
 
     def prompts(self) -> list[UncheckedPrompt]:
         return completion_prompts(self.prompt, add_special_tokens=self.add_special_tokens)

@@ -20,6 +20,9 @@ from shared.settings import CommonSettings
 
 tracer = trace.get_tracer("warren")
 
+_TRACE_PARENT = "traceparent"
+"""Where the W3C's trace context begins."""
+
 _QUIET = ("aio_pika", "aiormq", "uvicorn.access", "httpx", "httpcore")
 
 
@@ -33,13 +36,16 @@ def configure(settings: CommonSettings, service: str) -> None:
 def inject() -> dict[str, str]:
     """The current trace context, for a message."""
     carrier: dict[str, str] = {}
-    propagate.inject(carrier)
+    # Most processes export no spans: the propagators would do much to say nothing.
+    if trace.get_current_span().get_span_context().is_valid:
+        propagate.inject(carrier)
     return carrier
 
 
 def extract(carrier: Mapping[str, str]) -> Context:
     """The trace context that `inject` put into a message; without one, the current context."""
-    return propagate.extract(carrier, get_current())
+    context = get_current()
+    return propagate.extract(carrier, context) if _TRACE_PARENT in carrier else context
 
 
 def _configure_logging(settings: CommonSettings) -> None:

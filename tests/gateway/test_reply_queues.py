@@ -4,14 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import pytest
-
 from gateway.reply_queues import ReplyQueues
 from shared import topology
 from shared.bus.base import Exchange, Message, Queue
 from shared.bus.memory import MemoryBus
-from shared.bus.rabbit import RabbitBus
-from tests.support.broker import Broker
 
 
 @asynccontextmanager
@@ -122,30 +118,3 @@ async def test_spares_are_declared_again_after_the_connection_was_lost() -> None
         await asyncio.sleep(1.5)
 
         assert await num_readers(bus, queues.new_id("cmpl")) == 1
-
-
-@pytest.mark.rabbit
-async def test_a_log_whose_declaration_was_cut_off_is_bound_by_who_asks_again(
-    broker: Broker,
-) -> None:
-    log = topology.reply_queue("cmpl-cut-off", 60)
-    async with RabbitBus(broker.url) as bus:
-        await bus.declare(topology.REPLIES, Queue(log.name, expires_s=log.expires_s))
-        await ReplyQueues(bus, retention_s=60).take("cmpl-cut-off", may_exist=True)
-        await bus.publish(log.bindings[0], Message(b""))
-        state = await bus.inspect(log.name)
-        await bus.delete_queue(log.name)
-
-    assert state is not None
-    assert state.num_ready == 1
-
-
-@pytest.mark.rabbit
-async def test_a_log_that_was_made_to_last_longer_stays_as_it_is(broker: Broker) -> None:
-    log = topology.reply_queue("cmpl-lasting", 600)
-    async with RabbitBus(broker.url) as bus:
-        await bus.declare(log)
-        taken = await ReplyQueues(bus, retention_s=60).take("cmpl-lasting", may_exist=True)
-        async with bus.consume(taken.queue.name):
-            pass
-        await bus.delete_queue(log.name)

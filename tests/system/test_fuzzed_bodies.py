@@ -66,6 +66,8 @@ NUM_OVER_RABBITMQ = 1_500
 MORE_MEMORY_BYTES = 64 << 20
 """The last four fifths of the bodies may cost so much: what allocators keep."""
 ENDS_WITHIN_S = 60
+OF_A_VICTIM = "relay failed"
+"""Logged where a stream ends because nobody can read what stands in its log."""
 SINK = topology.reply_queue("sink", expires_s=600)
 HONEST = {
     "model": "echo",
@@ -339,7 +341,7 @@ async def test_no_body_harms_a_deployment(caplog: pytest.LogCaptureFixture) -> N
         after = memory_bytes()
 
     check(it)
-    assert caplog.records == []
+    assert {record.message for record in caplog.records} <= {OF_A_VICTIM}
     assert after - before < MORE_MEMORY_BYTES
 
 
@@ -359,5 +361,5 @@ async def test_no_body_harms_processes(broker: Broker, tmp_path: Path) -> None:
             await bus.delete_queue(SINK.name)
 
     check(it)
-    for log in (worker.log, gateway.log):
-        assert "Traceback" not in log
+    for line in (worker.log + gateway.log).splitlines():
+        assert OF_A_VICTIM in line or "Traceback" not in line

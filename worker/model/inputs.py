@@ -1,8 +1,7 @@
 """Turns a scheduled batch into the tensors of one step, prepared on the host."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -21,6 +20,10 @@ from worker.model.transfer import Packed
 _Arrays: TypeAlias = dict[str, NDArray[Any]]
 _Inputs = TypeVar("_Inputs", SamplingInputs, EditInputs, ScoreInputs)
 
+_NAMES: Mapping[type, tuple[str, ...]] = {
+    kind: tuple(field.name for field in fields(kind))
+    for kind in (SamplingInputs, EditInputs, ScoreInputs)
+}
 NO_SLOT = -1
 """Of a token whose key and value are written nowhere."""
 
@@ -70,14 +73,9 @@ class HostStep:
         return StepInputs(forward, sampling, edits, scores, *carried)
 
 
-@cache
-def _names(kind: type[SamplingInputs | EditInputs | ScoreInputs]) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
-
-
 def _taken(kind: type[_Inputs], tensors: dict[str, Tensor]) -> _Inputs | None:
     """One of the groups of tensors, where the step has it."""
-    names = _names(kind)  # type: ignore[arg-type]  # classes are hashable, whatever their objects are
+    names = _NAMES[kind]
     return kind(**{name: tensors.pop(name) for name in names}) if names[0] in tensors else None
 
 
