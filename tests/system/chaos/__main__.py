@@ -2,7 +2,10 @@
 one. ``--share 0.1`` runs a tenth of it, ``--only stopped`` what has that in its name."""
 
 import asyncio
+import logging
 import math
+import signal
+import sys
 import tempfile
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -152,6 +155,9 @@ def main(
             if only in name
         }
 
+    logging.basicConfig(format="%(asctime)s %(message)s")
+    logging.getLogger("tests.system.chaos").setLevel(logging.INFO)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaving nothing behind
     logs = Path(tempfile.mkdtemp(prefix="warren-chaos-"))
     rows: list[Row] = []
     with running_node() as node:

@@ -1,6 +1,7 @@
 """Harms a deployment again and again while callers ask, and counts what became of their streams."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -10,6 +11,8 @@ import httpx
 
 from tests.system.chaos.callers import Caller, Question, StreamFailed, Tally
 from tests.system.chaos.deployment import Deployment
+
+logger = logging.getLogger(__name__)
 
 Fault = Callable[[], Awaitable[None]]
 Plan = Mapping[str, tuple[Fault, int]]
@@ -55,6 +58,8 @@ class Campaign:
                 await asyncio.sleep(_BETWEEN_FAULTS_S)
                 await fault()
         row.duration_s = time.monotonic() - began_at
+        facts = (name, num_tries, row.tally.num_streams, row.duration_s, row.num_wrong)
+        logger.info("%s: %d tries, %d streams, %.0f s, %d wrong", *facts)
         return row
 
     @asynccontextmanager
