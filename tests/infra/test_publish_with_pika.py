@@ -1,5 +1,6 @@
 import asyncio
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from shared import topology
 from shared.bus.rabbit import RabbitBus
 from tests.support.batch_worker import BatchWorker, answer_text, working
-from tests.support.broker import Broker
+from tests.support.broker import Broker, running_node
 
 EXAMPLE = Path(__file__).parents[2] / "infra" / "examples" / "publish_with_pika.py"
 MODEL = "smollm2"
@@ -27,13 +28,20 @@ async def run_example(url: str, question: str) -> tuple[int | None, str, str]:
     return process.returncode, output.decode(), errors.decode()
 
 
+@pytest.fixture
+def own_broker() -> Iterator[Broker]:
+    """The example names a model that workers of other tests may serve on the session's broker."""
+    with running_node() as node:
+        yield node
+
+
 @pytest.mark.rabbit
-async def test_the_example_asks_with_a_publishers_permissions(broker: Broker) -> None:
-    async with RabbitBus(broker.url_of("worker")) as bus:
+async def test_the_example_asks_with_a_publishers_permissions(own_broker: Broker) -> None:
+    async with RabbitBus(own_broker.url_of("worker")) as bus:
         await topology.declare_worker(bus, MODEL, "pika")
         async with working(BatchWorker(bus, model=MODEL)):
-            answered = await run_example(broker.url_of("publisher"), "Where is Paris?")
-            refused = await run_example(broker.url_of("publisher"), "too long")
+            answered = await run_example(own_broker.url_of("publisher"), "Where is Paris?")
+            refused = await run_example(own_broker.url_of("publisher"), "too long")
 
     assert answered == (0, f"{answer_text('Where is Paris?')}\n", "")
     assert refused == (1, "", "context_length_exceeded: Too long.\n")
