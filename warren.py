@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from rich.markup import escape
 
-from gateway import key_commands
+from gateway.access import commands as key_commands
 from shared import dead_commands, settings
 from shared.errors import StartupError, WarrenError
 from shared.options import EPILOG, chosen, takes_settings

@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field
 
 from gateway import idempotency
+from gateway.access.keys import Keys
+from gateway.access.signer import Signer
 from gateway.admission import Admission
 from gateway.backlog import Backlog
-from gateway.keys import Keys
+from gateway.logs.relays import Relays
+from gateway.logs.reply_queues import ReplyQueues
 from gateway.metrics import Metrics
 from gateway.quick import QuickLane
-from gateway.relays import Relays
-from gateway.reply_queues import ReplyQueues
-from gateway.signer import Signer
 from gateway.workers import LiveWorkers
 from shared.bus.base import Bus, Message
 from shared.messages import Release, Withheld, decode_announcement, decode_command

@@ -6,15 +6,15 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.choices import Gathering
-from gateway.context import decode_context
+from gateway.answers.choices import Gathering
+from gateway.answers.context import decode_context
+from gateway.answers.event_stream import STREAM_HEADERS, EventStream, raise_failure, send_last
+from gateway.answers.framing import PING, Framer
+from gateway.answers.wording import whole_answer
 from gateway.deps import Gateway
 from gateway.disconnect import ClientGone, until_disconnect
-from gateway.event_stream import STREAM_HEADERS, EventStream, raise_failure, send_last
-from gateway.framing import PING, Framer
+from gateway.logs.relay import LogRelay
 from gateway.observation import Observation
-from gateway.relay import LogRelay
-from gateway.wording import whole_answer
 from shared import telemetry
 from shared.messages import GenerationJob
 

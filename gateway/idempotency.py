@@ -1,7 +1,7 @@
 """Requests that their client may send twice: ``Idempotency-Key``.
 
 The key decides the request's id, so that every gateway finds the same log for it, and the body's
-hash in the log tells a retry from another request. The rest is in `gateway.relays`.
+hash in the log tells a retry from another request. The rest is in `gateway.logs.relays`.
 """
 
 import hashlib

@@ -5,15 +5,15 @@ import time
 from fastapi import Request
 
 from gateway import idempotency
-from gateway.constraints import check
 from gateway.deps import Gateway
-from gateway.jobs import Draft, GenerationBody, draft
+from gateway.requests.constraints import check
+from gateway.requests.jobs import Draft, GenerationBody, draft
 from shared.messages import Announcement, GenerationJob
 
 
 def draft_of(gateway: Gateway, request: Request, body: GenerationBody) -> Draft:
     """Build the job of a body, under the id that the request has so far. Raises what
-    `gateway.jobs.draft` raises."""
+    `gateway.requests.jobs.draft` raises."""
     now = time.time()
     settings = gateway.settings
     timeout_s = settings.detach_ttl_s if body.detach else settings.request_timeout_s

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from shared.settings import PREFIX
-from tests.support.broker import broker, pytest_runtest_setup
+from tests.support.broker import broker, own_broker, pytest_runtest_setup
 from tests.support.spans import spans
 
-__all__ = ["broker", "pytest_runtest_setup", "spans"]
+__all__ = ["broker", "own_broker", "pytest_runtest_setup", "spans"]
 
 # Before any test module imports torch or the hub's client, which read these once.
 os.environ["OMP_NUM_THREADS"] = "2"

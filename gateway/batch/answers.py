@@ -3,10 +3,10 @@
 import msgspec
 
 from gateway import http_errors
+from gateway.answers.choices import gathered
+from gateway.answers.context import decode_context
+from gateway.answers.wording import whole_answer
 from gateway.batch.lines import BatchLine
-from gateway.choices import gathered
-from gateway.context import decode_context
-from gateway.wording import whole_answer
 from shared import errors
 from shared.errors import InternalError
 from shared.messages import Completed, Failed, GenerationJob

@@ -8,9 +8,9 @@ from typing import Annotated, Literal, Self, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from gateway import schemas
-from gateway.constraints import check_now
-from gateway.jobs import Draft, draft
+from gateway.requests import schemas
+from gateway.requests.constraints import check_now
+from gateway.requests.jobs import Draft, draft
 from shared.bus.base import MAX_MESSAGE_BYTES
 from shared.errors import InvalidRequest
 from shared.messages import GenerationJob, encode

@@ -5,12 +5,12 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from gateway.choices import Gathering
-from gateway.context import StreamContext
+from gateway.answers.choices import Gathering
+from gateway.answers.context import StreamContext
+from gateway.answers.sse import ENCODER, Payload, error_of
+from gateway.answers.usage import TokenCounts, Usage
 from gateway.responses.writer import Event, ItemWriter
-from gateway.sse import ENCODER, Payload, error_of
 from gateway.tools.reading import ChoiceReader
-from gateway.usage import TokenCounts, Usage
 from shared.errors import WarrenError
 from shared.messages import Failed, Finished, FinishReason, PromptScores, Started, TokenDelta
 from shared.stream import Relay

@@ -6,9 +6,9 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from pydantic import Field, ValidationError, WithJsonSchema
 
-from gateway.parameters import refuse_unsupported
+from gateway.requests.parameters import refuse_unsupported
+from gateway.requests.schemas import Body, ChatRequest, misshapen
 from gateway.responses.items import messages_of
-from gateway.schemas import Body, ChatRequest, misshapen
 from shared.errors import InvalidRequest
 
 _INPUT = {

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Sequence
 
 from gateway import streams
-from gateway.choices import Gathering
+from gateway.answers.choices import Gathering
+from gateway.answers.framing import Framer
+from gateway.answers.sse import Payload, error_of
 from gateway.deps import Gateway
-from gateway.framing import Framer
-from gateway.reading import NOT_FOUND
-from gateway.relay import LogRelay
-from gateway.sse import Payload, error_of
+from gateway.logs.reading import NOT_FOUND
+from gateway.logs.relay import LogRelay
 from shared.errors import StreamNotFound, Unavailable, WarrenError
 from shared.messages import Accepted, Failed
 from shared.stream import Relay

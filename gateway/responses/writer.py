@@ -5,9 +5,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from gateway.context import StreamContext
-from gateway.formats import call_id
-from gateway.logprobs import chat_logprobs
+from gateway.answers.context import StreamContext
+from gateway.answers.formats import call_id
+from gateway.answers.logprobs import chat_logprobs
 from gateway.tools.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 from shared.messages import TokenLogprobs
 

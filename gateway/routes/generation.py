@@ -5,12 +5,12 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from gateway.answer_documents import CHAT_COMPLETION, COMPLETION
-from gateway.body import read_body
+from gateway.answers.documents import CHAT_COMPLETION, COMPLETION
 from gateway.deps import Gateway
 from gateway.documents import documented
 from gateway.generation import GenerationResponse
-from gateway.schemas import ChatRequest, CompletionRequest, parse
+from gateway.requests.body import read_body
+from gateway.requests.schemas import ChatRequest, CompletionRequest, parse
 from gateway.submission import draft_of, submitted
 
 _CHAT_EXAMPLE: Mapping[str, Any] = {

@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from gateway.answer_documents import MODEL, MODELS
+from gateway.answers.documents import MODEL, MODELS
 from gateway.deps import Gateway
 from gateway.documents import answered
 from shared.errors import ModelNotFound

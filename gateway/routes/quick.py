@@ -7,13 +7,18 @@ from typing import Any, TypeAlias
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from gateway.answer_documents import EMBEDDINGS, TEXT, TOKENS
-from gateway.body import read_body
+from gateway.answers.documents import EMBEDDINGS, TEXT, TOKENS
 from gateway.deps import Gateway
 from gateway.disconnect import ClientGone, until_disconnect
 from gateway.documents import documented
-from gateway.quick_schemas import DetokenizeRequest, EmbeddingRequest, QuickDraft, TokenizeRequest
-from gateway.schemas import parse_body
+from gateway.requests.body import read_body
+from gateway.requests.quick_schemas import (
+    DetokenizeRequest,
+    EmbeddingRequest,
+    QuickDraft,
+    TokenizeRequest,
+)
+from gateway.requests.schemas import parse_body
 from gateway.submission import announcement
 from shared.errors import InvalidRequest
 

@@ -7,16 +7,16 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 
 from gateway import streams
-from gateway.answer_documents import RESPONSE
-from gateway.body import read_body
-from gateway.context import decode_context
+from gateway.answers.context import decode_context
+from gateway.answers.documents import RESPONSE
 from gateway.deps import Gateway
 from gateway.documents import answered, documented
 from gateway.generation import GenerationResponse
+from gateway.requests.body import read_body
+from gateway.requests.schemas import parse_body
 from gateway.responses.format import gathered_response, response_object
 from gateway.responses.schemas import ResponsesRequest, renamed
 from gateway.responses.stored import SequenceFramer, stored_response
-from gateway.schemas import parse_body
 from gateway.submission import draft_of, submitted
 from shared import telemetry
 from shared.errors import InvalidRequest

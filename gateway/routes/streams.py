@@ -5,8 +5,8 @@ from typing import Any
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from gateway import streams
+from gateway.answers.framing import EventId
 from gateway.deps import Gateway
-from gateway.framing import EventId
 from shared.errors import InvalidApiKey
 
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gateway.constraints import check_depth
+from gateway.requests.constraints import check_depth
 from gateway.tools.forcing import forced_calls
 from gateway.tools.reading import TOOL_PARSERS
 from shared.errors import InvalidRequest, Unavailable

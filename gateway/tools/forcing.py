@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.constraints import grammar
+from gateway.requests.constraints import grammar
 from shared.messages import Constraint, Tool
 
 _FORMS: Mapping[str, tuple[str, str]] = {

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from gateway.context import StreamContext
-from gateway.reasoning import REASONING_PARSERS, ReasoningSplit
+from gateway.answers.context import StreamContext
+from gateway.answers.reasoning import REASONING_PARSERS, ReasoningSplit
 from gateway.tools.hermes import HermesParser
 from gateway.tools.llama3 import Llama3Parser
 from gateway.tools.mistral import MistralParser

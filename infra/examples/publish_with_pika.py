@@ -18,6 +18,7 @@ channel.confirm_delivery()  # a model that nobody ever served, or a full queue, 
 header = BasicProperties("application/json", delivery_mode=2, correlation_id=name, reply_to=queue)
 channel.basic_publish("warren.jobs", "smollm2.batch", json.dumps(job), header, mandatory=True)
 _, _, body = next(channel.consume(queue, auto_ack=True))
+channel.queue_delete(queue)
 answer = json.loads(body)
 if answer["type"] == "failed":
     sys.exit(f"{answer['code']}: {answer['message']}")

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gateway.requests.schemas import ChatRequest, CompletionRequest
 from gateway.responses.schemas import ResponsesRequest
-from gateway.schemas import ChatRequest, CompletionRequest
 from shared.bus.memory import MemoryBroker, MemoryBus
 from tests.support.http import live_gateway
 from tests.support.scripted_worker import ScriptedWorker

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.context import decode_context
+from gateway.answers.context import decode_context
 from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus

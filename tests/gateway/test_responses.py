@@ -8,9 +8,9 @@ import msgspec
 import openai
 import pytest
 
+from gateway.requests.schemas import parse_body
 from gateway.responses.items import messages_of
 from gateway.responses.schemas import ResponsesRequest, renamed
-from gateway.schemas import parse_body
 from shared.errors import InvalidRequest
 from shared.messages import ChatPrompt
 from tests.support.http import LiveGateway, eventually

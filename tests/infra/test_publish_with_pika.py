@@ -1,6 +1,5 @@
 import asyncio
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from shared import topology
 from shared.bus.rabbit import RabbitBus
 from tests.support.batch_worker import BatchWorker, answer_text, working
-from tests.support.broker import Broker, running_node
+from tests.support.broker import RabbitNode
 
 EXAMPLE = Path(__file__).parents[2] / "infra" / "examples" / "publish_with_pika.py"
 MODEL = "smollm2"
@@ -28,15 +27,8 @@ async def run_example(url: str, question: str) -> tuple[int | None, str, str]:
     return process.returncode, output.decode(), errors.decode()
 
 
-@pytest.fixture
-def own_broker() -> Iterator[Broker]:
-    """The example names a model that workers of other tests may serve on the session's broker."""
-    with running_node() as node:
-        yield node
-
-
 @pytest.mark.rabbit
-async def test_the_example_asks_with_a_publishers_permissions(own_broker: Broker) -> None:
+async def test_the_example_asks_with_a_publishers_permissions(own_broker: RabbitNode) -> None:
     async with RabbitBus(own_broker.url_of("worker")) as bus:
         await topology.declare_worker(bus, MODEL, "pika")
         async with working(BatchWorker(bus, model=MODEL)):

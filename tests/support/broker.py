@@ -207,6 +207,13 @@ def broker() -> Iterator[Broker]:
         yield node
 
 
+@pytest.fixture
+def own_broker() -> Iterator[RabbitNode]:
+    """A broker for one test: nothing on it but what the test put there, and free to be killed."""
+    with running_node() as node:
+        yield node
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Never break a broker that is not ours."""
     if item.get_closest_marker(BREAKS_BROKER) and os.environ.get(URL_VARIABLE):

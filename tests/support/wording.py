@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from gateway.choices import Gathering
-from gateway.context import StreamContext
-from gateway.wording import encoder_for, whole_answer
+from gateway.answers.choices import Gathering
+from gateway.answers.context import StreamContext
+from gateway.answers.wording import encoder_for, whole_answer
 from shared.messages import (
     Finished,
     FinishReason,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.broker import Broker, RabbitNode
+from tests.support.broker import RabbitNode
 from tests.system.chaos import ground
 from tests.system.chaos.callers import Question
 from tests.system.chaos.campaign import Campaign, Plan, Row, answers
@@ -13,7 +13,7 @@ from tests.system.chaos.deployment import SHORT_SILENCE, Deployment
 from tests.system.chaos.poison import poison
 from tests.system.chaos.surroundings import surroundings
 
-pytestmark = [pytest.mark.rabbit, pytest.mark.breaks_broker, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(300)]
 
 QUESTIONS = [Question("echo", f"Question {k}", 40 + 10 * (k % 3), seed=k) for k in range(12)]
 NUM_CALLERS = 8
@@ -23,9 +23,12 @@ def wrong(rows: list[Row]) -> list[str]:
     return [f"{row.fault}: {error}" for row in rows for error in row.tally.errors]
 
 
-async def test_no_death_of_a_process_takes_a_stream_with_it(broker: Broker, tmp_path: Path) -> None:
-    assert isinstance(broker, RabbitNode)
-    async with Deployment(tmp_path, worker_url=broker.url, gateway_url=broker.url) as deployment:
+async def test_no_death_of_a_process_takes_a_stream_with_it(
+    own_broker: RabbitNode, tmp_path: Path
+) -> None:
+    async with Deployment(
+        tmp_path, worker_url=own_broker.url, gateway_url=own_broker.url
+    ) as deployment:
         plan: Plan = {
             "worker killed": (deployment.kill_worker, 2),
             "worker drained": (deployment.drain_worker, 1),
@@ -36,17 +39,16 @@ async def test_no_death_of_a_process_takes_a_stream_with_it(broker: Broker, tmp_
         expected = await answers(deployment, QUESTIONS)
         rows = await Campaign(deployment, expected, NUM_CALLERS).run(plan)
         rows.append(await poison(deployment, expected, num_innocent=11, num_deadly=1))
-        await asyncio.to_thread(ground.wait_clean, broker, deployment, {})
+        await asyncio.to_thread(ground.wait_clean, own_broker, deployment, {})
 
     assert wrong(rows) == []
 
 
 async def test_no_fault_between_processes_takes_a_stream_with_it(
-    broker: Broker, tmp_path: Path
+    own_broker: RabbitNode, tmp_path: Path
 ) -> None:
-    assert isinstance(broker, RabbitNode)
     async with (
-        surroundings(broker) as around,
+        surroundings(own_broker) as around,
         Deployment(
             tmp_path,
             worker_url=around.workers.url,
@@ -66,6 +68,6 @@ async def test_no_fault_between_processes_takes_a_stream_with_it(
         expected = await answers(deployment, QUESTIONS)
         before = ground.usages(deployment.processes)
         rows = await Campaign(deployment, expected, NUM_CALLERS).run(plan)
-        await asyncio.to_thread(ground.wait_clean, broker, deployment, before)
+        await asyncio.to_thread(ground.wait_clean, own_broker, deployment, before)
 
     assert wrong(rows) == []

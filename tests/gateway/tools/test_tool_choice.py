@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.constraints import Wanted, check_now
+from gateway.requests.constraints import Wanted, check_now
 from gateway.tools.choice import ToolUse, tool_use
 from gateway.tools.pieces import CallArguments, CallStart
 from gateway.tools.reading import ChoiceReader, merged

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.context import StreamContext
+from gateway.answers.context import StreamContext
 from gateway.tools.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 from gateway.tools.reading import TOOL_PARSERS, ChoiceReader, merged
 

@@ -6,9 +6,9 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
-from gateway.context import StreamContext
-from gateway.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
-from gateway.usage import Usage
+from gateway.answers.context import StreamContext
+from gateway.answers.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
+from gateway.answers.usage import Usage
 from shared import messages
 
 FinishReason: TypeAlias = messages.FinishReason | Literal["tool_calls"]

@@ -5,12 +5,12 @@ from typing import Protocol
 
 from msgspec import UNSET
 
-from gateway.context import StreamContext
-from gateway.formats import Answer, Choice
-from gateway.sse import DONE, ENCODER, Payload, error_of, error_payload
+from gateway.answers.context import StreamContext
+from gateway.answers.formats import Answer, Choice
+from gateway.answers.sse import DONE, ENCODER, Payload, error_of, error_payload
+from gateway.answers.usage import TokenCounts, Usage
 from gateway.tools.pieces import Piece
 from gateway.tools.reading import ChoiceReader
-from gateway.usage import TokenCounts, Usage
 from shared.errors import WarrenError
 from shared.messages import Failed, Finished, PromptScores, Started, TokenDelta
 from shared.stream import Relay

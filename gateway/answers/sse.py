@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from gateway.answers.usage import Usage
 from gateway.http_errors import error_body
-from gateway.usage import Usage
 from shared import errors
 from shared.errors import WarrenError
 from shared.messages import Failed

@@ -14,7 +14,7 @@ import llguidance
 import msgspec
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from gateway.reasoning import CLOSE, OPEN
+from gateway.answers.reasoning import CLOSE, OPEN
 from shared.errors import InvalidRequest
 from shared.messages import MAX_GRAMMAR_CHARS, Constraint
 

@@ -1,7 +1,7 @@
 """HTTP bodies: which parameters there are, and what shape they have.
 
 The pydantic models serve this code and the OpenAPI page. What values parameters may have stands on
-the structs of `shared.messages` alone, and is checked where `gateway.jobs` builds one.
+the structs of `shared.messages` alone, and is checked where `gateway.requests.jobs` builds one.
 """
 
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
@@ -17,9 +17,9 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.context import Endpoint
-from gateway.parameters import refuse_unsupported
-from gateway.prompts import UncheckedPrompt, chat_prompt, completion_prompts
+from gateway.answers.context import Endpoint
+from gateway.requests.parameters import refuse_unsupported
+from gateway.requests.prompts import UncheckedPrompt, chat_prompt, completion_prompts
 from shared.errors import InvalidRequest
 
 _DEFAULT_COMPLETION_TOKENS = 16

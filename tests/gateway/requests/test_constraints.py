@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.constraints import (
+from gateway.requests.constraints import (
     MAX_SCHEMA_DEPTH,
     after_reasoning,
     check,

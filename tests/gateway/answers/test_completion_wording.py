@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway.choices import gathered
-from gateway.wording import whole_answer
+from gateway.answers.choices import gathered
+from gateway.answers.wording import whole_answer
 from shared.messages import Choice, Completed
 from tests.support.wording import Log, context_of, told_as
 

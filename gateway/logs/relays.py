@@ -19,12 +19,12 @@ from typing import Any
 
 import msgspec
 
-from gateway.context import StreamContext
-from gateway.publishing import publish_job
-from gateway.reading import EXPIRED, NOT_FOUND
-from gateway.relay import Fate, LogRelay
-from gateway.reply_queues import ReplyQueues
-from gateway.stalls import LOOK_INTERVAL_S, StallWatch
+from gateway.answers.context import StreamContext
+from gateway.logs.publishing import publish_job
+from gateway.logs.reading import EXPIRED, NOT_FOUND
+from gateway.logs.relay import Fate, LogRelay
+from gateway.logs.reply_queues import ReplyQueues
+from gateway.logs.stalls import LOOK_INTERVAL_S, StallWatch
 from gateway.workers import LiveWorkers
 from shared import topology
 from shared.bus.base import Bus, Message

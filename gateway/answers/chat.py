@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from gateway.choices import GatheredChoice, Gathering
-from gateway.context import StreamContext
-from gateway.formats import (
+from gateway.answers.choices import GatheredChoice, Gathering
+from gateway.answers.context import StreamContext
+from gateway.answers.formats import (
     Answer,
     ChatChoice,
     ChatChunkChoice,
@@ -20,9 +20,9 @@ from gateway.formats import (
     finish_reason,
     told,
 )
-from gateway.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
+from gateway.answers.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
+from gateway.answers.usage import Usage
 from gateway.tools.pieces import CallArguments, CallStart, Content, Piece, Reasoning
-from gateway.usage import Usage
 from shared.messages import Finished, PromptScores, Started, TokenDelta, TokenLogprobs
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway import parameters
-from gateway.jobs import draft
-from gateway.schemas import ChatRequest, CompletionRequest, parse
+from gateway.requests import parameters
+from gateway.requests.jobs import draft
+from gateway.requests.schemas import ChatRequest, CompletionRequest, parse
 from shared.errors import InvalidRequest
 from shared.messages import (
     MAX_MESSAGES,

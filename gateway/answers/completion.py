@@ -6,12 +6,12 @@ from functools import partial
 
 from msgspec import UNSET
 
-from gateway.choices import GatheredChoice, Gathering
-from gateway.context import StreamContext
-from gateway.formats import Answer, Choice, TextChoice, told
-from gateway.logprobs import TextLogprobs, TextScale, joined, prompt_logprobs
+from gateway.answers.choices import GatheredChoice, Gathering
+from gateway.answers.context import StreamContext
+from gateway.answers.formats import Answer, Choice, TextChoice, told
+from gateway.answers.logprobs import TextLogprobs, TextScale, joined, prompt_logprobs
+from gateway.answers.usage import Usage
 from gateway.tools.pieces import Piece
-from gateway.usage import Usage
 from shared.messages import Finished, PromptScores, Started, TokenDelta, TokenLogprobs
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.keys import KeyFile, Keys
+from gateway.access.keys import KeyFile, Keys
 from gateway.server import listen
 from shared import settings
 from shared.bus.memory import MemoryBus

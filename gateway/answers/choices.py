@@ -3,10 +3,10 @@
 import math
 from dataclasses import dataclass, field
 
-from gateway.context import StreamContext
+from gateway.answers.context import StreamContext
+from gateway.answers.usage import TokenCounts, Usage, total
 from gateway.tools.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 from gateway.tools.reading import ChoiceReader
-from gateway.usage import TokenCounts, Usage, total
 from shared import messages
 from shared.messages import (
     Completed,

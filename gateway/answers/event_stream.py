@@ -5,12 +5,12 @@ import logging
 
 from starlette.types import Send
 
+from gateway.answers.framing import PING, START, EventId, Framer, frame_unnumbered
+from gateway.answers.sse import DONE, StreamEncoder, error_of, error_payload
+from gateway.answers.wording import encoder_for
 from gateway.disconnect import ClientGone
-from gateway.framing import PING, START, EventId, Framer, frame_unnumbered
+from gateway.logs.relay import LogRelay
 from gateway.observation import Observation
-from gateway.relay import LogRelay
-from gateway.sse import DONE, StreamEncoder, error_of, error_payload
-from gateway.wording import encoder_for
 from shared.errors import InternalError, Unavailable, WarrenError
 from shared.messages import Failed
 from shared.settings import GatewaySettings

@@ -5,10 +5,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from gateway.constraints import PARAMETERS, Wanted, after_reasoning, wanted_constraint
-from gateway.context import StreamContext
-from gateway.reasoning import REASONING_PARSERS
-from gateway.schemas import ChatRequest, CompletionRequest
+from gateway.answers.context import StreamContext
+from gateway.answers.reasoning import REASONING_PARSERS
+from gateway.requests.constraints import PARAMETERS, Wanted, after_reasoning, wanted_constraint
+from gateway.requests.schemas import ChatRequest, CompletionRequest
 from gateway.tools.choice import ToolUse, tool_use
 from shared.errors import InvalidRequest
 from shared.messages import (

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.sse import Payload
+from gateway.answers.sse import Payload
 from shared.errors import InvalidRequest
 
 PING = b": ping\n\n"

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable
 
-from gateway.relay import LogRelay
+from gateway.logs.relay import LogRelay
 from gateway.workers import LiveWorkers
 
 LOOK_INTERVAL_S = 1.0

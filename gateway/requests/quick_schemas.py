@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 from pydantic import Field
 
-from gateway.prompts import chat_prompt, completion_prompts
 from gateway.quick import QuickLane
-from gateway.schemas import Body, Messages, Prompts, TokenIds, Tools
+from gateway.requests.prompts import chat_prompt, completion_prompts
+from gateway.requests.schemas import Body, Messages, Prompts, TokenIds, Tools
 from gateway.tools.choice import read_tools
 from shared.errors import InvalidRequest
 from shared.messages import (

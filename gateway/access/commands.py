@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.keys import KeyFile
+from gateway.access.keys import KeyFile
 from shared.settings import variable
 from shared.terminal import notices, output
 

@@ -1,13 +1,13 @@
 """Which words an endpoint has for its answers."""
 
-from gateway.chat_format import ChatChunks, whole_chat
-from gateway.choices import Gathering
-from gateway.chunks import ChunkEncoder
-from gateway.completion_format import TextChunks, whole_completion
-from gateway.context import StreamContext
+from gateway.answers.chat import ChatChunks, whole_chat
+from gateway.answers.choices import Gathering
+from gateway.answers.chunks import ChunkEncoder
+from gateway.answers.completion import TextChunks, whole_completion
+from gateway.answers.context import StreamContext
+from gateway.answers.sse import StreamEncoder
+from gateway.answers.usage import Usage
 from gateway.responses.format import ResponseEncoder, gathered_response
-from gateway.sse import StreamEncoder
-from gateway.usage import Usage
 
 
 def encoder_for(context: StreamContext) -> StreamEncoder:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from gateway.reply_queues import ReplyQueues
+from gateway.logs.reply_queues import ReplyQueues
 from shared import topology
 from shared.bus.base import Exchange, Message, Queue
 from shared.bus.memory import MemoryBus

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.logprobs import chat_logprobs
+from gateway.answers.logprobs import chat_logprobs
 from shared.messages import Logprob, TokenLogprobs
 from tests.support.wording import Log, context_of, joined
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.framing import START, EventId, Framer, frame_unnumbered
-from gateway.sse import Payload
+from gateway.answers.framing import START, EventId, Framer, frame_unnumbered
+from gateway.answers.sse import Payload
 from shared.errors import InvalidRequest
 
 PAYLOADS = st.lists(st.integers(0, 3), max_size=12)

@@ -6,10 +6,10 @@ import math
 from collections.abc import Awaitable
 from enum import Enum, auto
 
-from gateway.buffer import RelayBuffer
-from gateway.context import StreamContext
-from gateway.reading import EXPIRED, LogReading
-from gateway.reply_queues import ReplyLog
+from gateway.answers.context import StreamContext
+from gateway.logs.buffer import RelayBuffer
+from gateway.logs.reading import EXPIRED, LogReading
+from gateway.logs.reply_queues import ReplyLog
 from shared.bus.base import Bus
 from shared.errors import (
     Cancelled,
@@ -42,7 +42,7 @@ _NOT_OURS = (TakenOver, StreamNotFound, StreamExpired, IdempotencyMismatch)
 
 
 class LogRelay:
-    """Relays one log to one client. `gateway.relays` makes and closes it."""
+    """Relays one log to one client. `gateway.logs.relays` makes and closes it."""
 
     def __init__(
         self,

@@ -11,9 +11,9 @@ from contextlib import suppress
 
 import msgspec
 
-from gateway.buffer import RelayBuffer
-from gateway.context import StreamContext, decode_context
-from gateway.reply_queues import ReplyLog
+from gateway.answers.context import StreamContext, decode_context
+from gateway.logs.buffer import RelayBuffer
+from gateway.logs.reply_queues import ReplyLog
 from shared import topology
 from shared.bus.base import Bus, Message
 from shared.errors import (

@@ -1,0 +1,1 @@
+"""What logs tell, in the words of each endpoint."""

@@ -1,0 +1,1 @@
+"""The logs of requests: declared, read, passed on and left."""

@@ -1,0 +1,1 @@
+"""HTTP bodies in, jobs out."""
