@@ -3,8 +3,9 @@
 * A job that was never delivered nor published before starts at once, as attempt 1.
 * Any other writes `Started` and waits until the log's reader, or the worker's own reading of the
   log where it has no reader, says where to go on.
-* A job that was running at two crashes goes on in quarantine, where it endangers nothing else; one
-  that crashes there too is buried: its reader is told, and it goes to the dead letters.
+* A job that was running at two crashes goes on in quarantine, where it endangers nothing else and
+  says `Started` only once nothing else runs. One that crashes then is buried: its reader is told,
+  and it goes to the dead letters. Whatever takes its worker before leaves no trace.
 """
 
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ from shared.messages import Cancel, Continue, ReplyEvent
 from shared.stream import LogReader, LogWriter, Send
 
 MAX_CRASHES = 2
-"""In company; in quarantine there may be one more."""
+"""In company; the next one in quarantine is the last."""
 
 
 class Verdict(Enum):
@@ -30,6 +31,8 @@ class Verdict(Enum):
     """Publish the job to the suspects, say that it is handed over, and acknowledge it."""
     BURY = auto()
     """Say that it failed, and reject it to the dead letters."""
+    FAIL = auto()
+    """Nobody can read the log: say that the request failed, and acknowledge the job."""
 
 
 class Attempt:
@@ -52,8 +55,6 @@ class Attempt:
         self._request_id = request_id
         self._num_choices = num_choices
         self._is_suspect = is_suspect
-        # However often it crashed in company, where another job may be to blame.
-        self._had_its_trial = is_suspect and num_returns > 0
 
     def obey(self, command: Cancel | Continue) -> Verdict | None:
         """Follow the log's reader; None where the command is for another run or comes late."""
@@ -64,21 +65,25 @@ class Attempt:
         if self.log is not None or len(command.choices) != self._num_choices:
             return None
         self.log = LogWriter.resume(command)
-        if self._had_its_trial and command.num_crashes > MAX_CRASHES:
+        if self._is_suspect and command.num_crashes_alone:
             return Verdict.BURY
         if not self._is_suspect and command.num_crashes >= MAX_CRASHES:
             return Verdict.QUARANTINE
         return Verdict.GO_ON
 
-    def read(self, log: Iterable[ReplyEvent]) -> Verdict | None:
-        """Take the reader's part where there is none: ``log`` is the log from its start.
+    def read(self, log: Iterable[ReplyEvent | None]) -> Verdict | None:
+        """Take the reader's part where there is none: ``log`` is the log from its start, with None
+        in place of what cannot be decoded.
 
         None where it does not hold this attempt's `Started` yet.
         """
         reader = LogReader(self._request_id, self._num_choices)
-        verdict = None
+        verdict, is_readable = None, True
         for event in log:
-            for action in reader.read(event):
+            is_readable = is_readable and event is not None
+            for action in () if event is None else reader.read(event):
                 if isinstance(action, Send) and isinstance(action.command, Cancel | Continue):
                     verdict = self.obey(action.command) or verdict
-        return Verdict.STOP if reader.is_ended else verdict
+        if reader.is_ended:
+            return Verdict.STOP
+        return verdict if is_readable or self.log is None else Verdict.FAIL

@@ -14,8 +14,10 @@ comes to the same stream, because acceptance depends on the log's order alone:
   of a worker that was replaced, or a repetition, and is dropped.
 * Every `Started` but the first is answered with `Continue`, and the worker before it is cancelled;
   the first one too where it waits, because the worker before it died without a word. One that
-  waits and repeats itself has not heard the answer, and gets it again.
-* The request ends with the `Finished` of its last choice, or with `Failed`.
+  waits and repeats itself has not heard the answer, and gets it again; if it was replaced since, it
+  is told so again.
+* The request ends with the `Finished` of its last choice, or with `Failed`; at an event that cannot
+  be decoded it ends with `internal_error`, whoever reads it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -88,6 +90,16 @@ class Send(Struct, frozen=True):
 Action: TypeAlias = Relay | Send
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a crash says of the job depends on these."""
+
+    publication: int
+    """The job's."""
+    is_alone: bool
+    """Nothing else ran in the worker."""
+
+
 class LogReader:
     """Reads the log of one request with ``num_choices`` choices in all, event by event."""
 
@@ -103,13 +115,21 @@ class LogReader:
         self.body_hash: str | None = None
         self.is_ended = False
         self._delivery = (0, 0)
-        self._replaced: set[str] = set()
+        self._run = Run(0, is_alone=False)
+        self._replaced: dict[str, Run] = {}
+        """By ticket."""
         self._handed_over: set[str] = set()
 
     @property
     def num_crashes(self) -> int:
         """Runs that another one replaced and that have not said, then or later, that they live."""
-        return len(self._replaced - self._handed_over)
+        return len(self._replaced.keys() - self._handed_over)
+
+    @property
+    def num_crashes_alone(self) -> int:
+        """Those of the job as it was published last that were alone."""
+        crashed = self._replaced.keys() - self._handed_over
+        return sum(self._was_alone(self._replaced[ticket]) for ticket in crashed)
 
     def read(self, event: ReplyEvent) -> list[Action]:
         """Take the log's next event; returns what to do about it, in order."""
@@ -140,18 +160,24 @@ class LogReader:
     def _cancel(self, *, is_replaced: bool = False) -> list[Send]:
         if self.is_ended or self.worker is None:
             return []
-        command = Cancel(request_id=self.request_id, ticket=self.ticket, is_replaced=is_replaced)
-        return [Send(self.worker, command)]
+        return [self._stop(self.worker, self.ticket, is_replaced=is_replaced)]
+
+    def _stop(self, worker: str, ticket: str | None, *, is_replaced: bool = False) -> Send:
+        command = Cancel(request_id=self.request_id, ticket=ticket, is_replaced=is_replaced)
+        return Send(worker, command)
 
     def _start(self, event: Started) -> list[Action]:
         if self._is_repeated(event):
             return [Send(event.worker, self._continue(event.ticket))] if event.is_waiting else []
         if self._is_late(event):
-            return [Send(event.worker, Cancel(request_id=self.request_id, ticket=event.ticket))]
-        self._delivery = (event.publication, event.num_returns)
+            return [self._stop(event.worker, event.ticket)]
+        if event.ticket in self._replaced:
+            return [self._stop(event.worker, event.ticket, is_replaced=True)]
         fence = self._cancel(is_replaced=True)
         if self.ticket is not None:
-            self._replaced.add(self.ticket)
+            self._replaced[self.ticket] = self._run
+        self._delivery = event.publication, event.num_returns
+        self._run = Run(event.publication, is_alone=event.is_alone)
         self.worker, self.ticket = event.worker, event.ticket
         # Attempt 1 is that of the worker that did not ask, even if it comes late.
         self.attempt = max(self.attempt, int(event.is_waiting)) + 1
@@ -166,12 +192,16 @@ class LogReader:
     def _is_late(self, event: Started) -> bool:
         return (event.publication, event.num_returns) < self._delivery
 
+    def _was_alone(self, run: Run) -> bool:
+        return run.is_alone and run.publication == self._run.publication
+
     def _continue(self, ticket: str) -> Continue:
         return Continue(
             request_id=self.request_id,
             ticket=ticket,
             attempt=self.attempt,
             num_crashes=self.num_crashes,
+            num_crashes_alone=self.num_crashes_alone,
             choices=tuple(
                 Progress(token_ids=tuple(chain.token_ids), is_finished=chain.is_finished)
                 for chain in self.chains

@@ -113,6 +113,12 @@ def announcements_queue(gateway_id: str) -> Queue:
     return Queue(f"workers.{gateway_id}", (ANNOUNCEMENTS,), is_exclusive=True)
 
 
+def publisher_queue(publisher_id: str) -> Queue:
+    """Where a program that publishes jobs hears the announcements: publishers may declare no more
+    than reply queues."""
+    return Queue(f"reply.{publisher_id}.workers", (ANNOUNCEMENTS,), is_exclusive=True)
+
+
 def queue_arguments(queue: Queue) -> dict[str, str | int]:
     """The AMQP arguments of a declaration; times in milliseconds."""
     arguments: dict[str, str | int] = {"x-queue-type": queue.kind}

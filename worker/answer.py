@@ -166,6 +166,8 @@ class Answer:
             case Verdict.BURY:
                 await self._fail(WorkerLost("The workers that ran this request died of it."))
                 return Outcome.BURIED
+            case Verdict.FAIL:
+                return await self._fail(InternalError("The request's log cannot be read."))
             case Superseded():
                 return Outcome.ANSWERED
             case BusError():
@@ -251,6 +253,7 @@ class Answer:
             is_waiting=not self._attempt.is_first,
             publication=job.publication,
             num_returns=self._taken.num_returns,
+            is_alone=self._taken.is_suspect,
             context=job.context,
             prompt_texts=tuple(
                 prompt_text(prompt, plan.prompt_ids, self._workplace.model.tokenizer)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from shared.bus.base import Bus
+from shared.bus.base import Bus, Message
 from shared.errors import (
     AccessRefused,
     BusUnavailable,
@@ -20,8 +20,9 @@ _TIMEOUT_S = 30.0
 """A worker that finds no end must not lock readers out: 100,000 events take 5 s."""
 
 
-async def read_log(bus: Bus, queue: str, ticket: str) -> list[ReplyEvent] | None:
-    """The log from its start to the `Started` that bears ``ticket``; None where it is being read.
+async def read_log(bus: Bus, queue: str, ticket: str) -> list[ReplyEvent | None] | None:
+    """The log from its start to the `Started` that bears ``ticket``, with None in place of what
+    cannot be decoded; None where it is being read.
 
     Nothing is acknowledged: the next reader finds the whole log. Raises `Unroutable` when the log
     is gone.
@@ -43,16 +44,21 @@ async def read_log(bus: Bus, queue: str, ticket: str) -> list[ReplyEvent] | None
         return None
 
 
-async def _read(bus: Bus, queue: str, ticket: str) -> list[ReplyEvent]:
-    events: list[ReplyEvent] = []
+async def _read(bus: Bus, queue: str, ticket: str) -> list[ReplyEvent | None]:
+    events: list[ReplyEvent | None] = []
     async with bus.consume(queue, is_exclusive=True) as consumer:
         async for delivery in consumer:
-            try:
-                event = decode_event(delivery.message.body, delivery.message.content_type)
-            except UndecodableMessage as error:  # readers drop it as well
-                logger.warning("event dropped", extra={"reason": error.message})
-                continue
+            event = _decode(delivery.message)
             events.append(event)
             if isinstance(event, Started) and event.ticket == ticket:
                 break
     return events
+
+
+def _decode(message: Message) -> ReplyEvent | None:
+    try:
+        return decode_event(message.body, message.content_type)
+    except UndecodableMessage as error:
+        facts = {"request_id": message.correlation_id, "reason": error.message}
+        logger.warning("event of a log is not decodable", extra=facts)
+        return None

@@ -14,14 +14,19 @@ from shared.messages import GenerationJob, encode
 
 MAX_RETURNS = 8
 """Deliveries of a stream that came back, whatever its log says of crashes: hand-overs and lost
-connections are among them, and so are workers that died before they wrote a word. Well below the
-delivery limit of the queues, at which a job dies and nobody tells its reader."""
+connections are among them, and so are workers that died before they wrote a word, or of another job
+while a suspect waited. Well below the delivery limit of the queues, at which a job dies and nobody
+tells its reader."""
 
 
 def is_returned_too_often(job: GenerationJob, num_returns: int, *, is_suspect: bool) -> bool:
-    """Whether the deliveries alone condemn a job: a job of mode ``final`` has no other record."""
-    limit = MAX_CRASHES if job.mode == "final" else MAX_RETURNS
-    return num_returns >= (limit // 2 if is_suspect else limit)
+    """Whether the deliveries alone condemn a job.
+
+    One of mode ``final`` has no other record: as a suspect it is granted one return more, because
+    the job that it waits for may kill `MAX_CRASHES` workers before it is a suspect itself.
+    """
+    limit = MAX_CRASHES + is_suspect if job.mode == "final" else MAX_RETURNS
+    return num_returns >= limit
 
 
 def published_again(job: GenerationJob, message: Message) -> Message:

@@ -33,6 +33,8 @@ class Continue(Wire, frozen=True, kw_only=True):
     choices: tuple[Progress, ...]
     num_crashes: Count = 0
     """Attempts before this one that ended without a word."""
+    num_crashes_alone: Count = 0
+    """Those of them that ran this publication of the job, and nothing else, in their workers."""
 
 
 class Release(Wire, frozen=True, kw_only=True):

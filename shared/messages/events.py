@@ -47,6 +47,8 @@ class Started(Wire, frozen=True, kw_only=True):
     """The job's."""
     num_returns: Count = 0
     """How often this publication of the job had come back to its queue."""
+    is_alone: bool = False
+    """Nothing else runs in the worker: the job is in quarantine."""
     context: Context = b""
     """The job's."""
     prompt_texts: tuple[str, ...] = ()

@@ -1,12 +1,15 @@
-"""What becomes of a job that crashed so often, in company and alone."""
+"""What becomes of a job that crashed so often, in company and alone; and of a broken log."""
 
 import pytest
 
 from shared.attempt import Attempt, Verdict
-from shared.messages import Continue, Progress
+from shared.messages import Continue, Progress, ReplyEvent, Started
+from shared.stream import LogWriter
 
 
-def verdict(num_crashes: int, *, num_returns: int, is_suspect: bool) -> Verdict | None:
+def verdict(
+    num_crashes: int, num_crashes_alone: int = 0, *, num_returns: int, is_suspect: bool
+) -> Verdict | None:
     attempt = Attempt("r", 1, ticket="t", num_returns=num_returns, is_suspect=is_suspect)
     return attempt.obey(
         Continue(
@@ -14,8 +17,19 @@ def verdict(num_crashes: int, *, num_returns: int, is_suspect: bool) -> Verdict 
             ticket="t",
             attempt=num_crashes + 1,
             num_crashes=num_crashes,
+            num_crashes_alone=num_crashes_alone,
             choices=(Progress(),),
         )
+    )
+
+
+def started(ticket: str, num_returns: int) -> Started:
+    return Started(
+        worker="w",
+        ticket=ticket,
+        num_prompt_tokens=(1,),
+        is_waiting=num_returns > 0,
+        num_returns=num_returns,
     )
 
 
@@ -28,13 +42,32 @@ def test_in_company_two_crashes_are_suspicious(num_crashes: int, expected: Verdi
 
 
 @pytest.mark.parametrize("num_crashes", [2, 3, 5])
-def test_nobody_is_buried_without_having_run_alone(num_crashes: int) -> None:
-    assert verdict(num_crashes, num_returns=0, is_suspect=True) is Verdict.GO_ON
+@pytest.mark.parametrize("num_returns", [0, 1, 3])
+def test_nobody_is_buried_without_having_run_alone(num_crashes: int, num_returns: int) -> None:
+    assert verdict(num_crashes, num_returns=num_returns, is_suspect=True) is Verdict.GO_ON
 
 
 def test_a_crash_alone_is_the_last() -> None:
-    assert verdict(3, num_returns=1, is_suspect=True) is Verdict.BURY
+    assert verdict(3, 1, num_returns=1, is_suspect=True) is Verdict.BURY
 
 
-def test_a_suspect_that_came_back_without_a_crash_goes_on() -> None:
-    assert verdict(2, num_returns=1, is_suspect=True) is Verdict.GO_ON
+BROKEN: list[ReplyEvent | None] = [started("a", 0), None, LogWriter(1, 1).delta(0, [1], "a")]
+
+
+def test_a_log_that_cannot_be_decoded_fails_behind_what_can() -> None:
+    attempt = Attempt("r", 1, ticket="b", num_returns=1)
+
+    assert attempt.read([*BROKEN, started("b", 1)]) is Verdict.FAIL
+    assert attempt.log is not None
+    assert (attempt.log.attempt, attempt.log.chains[0].token_ids) == (2, [1])
+
+
+def test_an_attempt_waits_until_its_own_start_is_in_the_broken_log() -> None:
+    assert Attempt("r", 1, ticket="b", num_returns=1).read(BROKEN) is None
+
+
+def test_what_cannot_be_decoded_harms_no_log_that_has_ended() -> None:
+    end = LogWriter(1, 1).finish(0, [1], "a", "stop")
+    log: list[ReplyEvent | None] = [started("a", 0), end, None, started("b", 1)]
+
+    assert Attempt("r", 1, ticket="b", num_returns=1).read(log) is Verdict.STOP

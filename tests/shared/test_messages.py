@@ -57,7 +57,8 @@ GOLDEN_EVENTS = [
     (
         Started(worker="worker.1", ticket="t", num_prompt_tokens=(7,)),
         '{"type":"started","worker":"worker.1","ticket":"t","num_prompt_tokens":[7],'
-        '"is_waiting":false,"publication":0,"num_returns":0,"context":"","prompt_texts":[]}',
+        '"is_waiting":false,"publication":0,"num_returns":0,"is_alone":false,'
+        '"context":"","prompt_texts":[]}',
     ),
     (HandedOver(ticket="t"), '{"type":"handed_over","ticket":"t"}'),
     (
@@ -105,7 +106,7 @@ GOLDEN_COMMANDS = [
     (
         Continue(request_id="r", ticket="t", attempt=2, choices=(Progress(token_ids=(1,)),)),
         '{"type":"continue","request_id":"r","ticket":"t","attempt":2,"choices":[{"token_ids":[1],'
-        '"is_finished":false}],"num_crashes":0}',
+        '"is_finished":false}],"num_crashes":0,"num_crashes_alone":0}',
     ),
     (
         Release(request_id="r"),

@@ -22,7 +22,7 @@ from shared.messages import (
     Started,
     TokenDelta,
 )
-from shared.stream import Action, LogReader, Relay
+from shared.stream import Action, LogReader, Relay, Run
 from tests.shared.simulation.model import Model
 from tests.shared.simulation.schedule import Schedule
 
@@ -128,6 +128,33 @@ class CrashesOnly(LogReader):
         return [] if isinstance(event, HandedOver) else super().read(event)
 
 
+class AnyCompany(LogReader):
+    """Takes a crash in company for one alone."""
+
+    def _was_alone(self, run: Run) -> bool:
+        return run.publication == self._run.publication
+
+
+class AnyPublication(LogReader):
+    """Takes the crash of an older copy of the job, which may live, for one of this copy."""
+
+    def _was_alone(self, run: Run) -> bool:
+        return run.is_alone
+
+
+class AnyReturn(Attempt):
+    """Takes a suspect that came back for one that crashed, although it may have waited."""
+
+    def __init__(self, request_id: str, num_choices: int, **facts: Any) -> None:
+        super().__init__(request_id, num_choices, **facts)
+        self._is_condemned = facts["is_suspect"] and facts["num_returns"] > 0
+
+    def obey(self, command: Cancel | Continue) -> Verdict | None:
+        verdict = super().obey(command)
+        is_told = verdict is Verdict.GO_ON and isinstance(command, Continue)
+        return Verdict.BURY if is_told and self._is_condemned else verdict
+
+
 class AnyTicket(Attempt):
     def obey(self, command: Cancel | Continue) -> Verdict | None:
         if isinstance(command, Cancel):
@@ -154,7 +181,7 @@ class Quitter(Attempt):
 class NeverReads(Attempt):
     """Leaves the log to a reader that may be gone."""
 
-    def read(self, log: Iterable[ReplyEvent]) -> Verdict | None:
+    def read(self, log: Iterable[ReplyEvent | None]) -> Verdict | None:
         return None
 
 
@@ -168,6 +195,8 @@ READER_GUARDS = [
     SilentFirst,
     AnswersOnce,
     CrashesOnly,
+    AnyCompany,
+    AnyPublication,
 ]
 
 
@@ -180,6 +209,7 @@ WORKER_GUARDS = [
     (AnyTicket, range(3000)),
     (AlwaysFirst, range(3000)),
     (NeverReads, range(3000)),
+    (AnyReturn, range(3000)),
     # What comes back uncounted and meets a late word, once in 10,000 schedules.
     (Quitter, range(12_000, 12_500)),
 ]

@@ -256,6 +256,48 @@ def test_readers_agree_and_tokens_survive_any_number_of_takeovers(seed: int) -> 
     assert live.is_ended
 
 
+def suspect(publication: int = 1, num_returns: int = 0, *, is_alone: bool = True) -> Started:
+    return Started(
+        worker="worker.a",
+        ticket=f"{next(TICKETS)}",
+        num_prompt_tokens=(3,),
+        is_waiting=True,
+        publication=publication,
+        num_returns=num_returns,
+        is_alone=is_alone,
+    )
+
+
+def num_crashes_alone(log: Sequence[ReplyEvent], last: Started) -> int:
+    reader = LogReader("r", 1)
+    relayed(reader, log)
+    command = sent(reader, last)[-1][1]
+    assert isinstance(command, Continue)
+    return command.num_crashes_alone
+
+
+def test_only_a_crash_alone_of_the_same_publication_is_told_as_one() -> None:
+    first, again = suspect(), suspect(num_returns=1)
+    in_company = suspect(is_alone=False)
+
+    assert num_crashes_alone([started(), started(), first], again) == 1
+    assert num_crashes_alone([started(), started(), started()], first) == 0
+    assert num_crashes_alone([started(), in_company], first) == 0
+    assert num_crashes_alone([first], suspect(publication=2)) == 0
+    assert num_crashes_alone([first, HandedOver(ticket=first.ticket)], again) == 0
+
+
+def test_a_replaced_run_that_repeats_itself_gives_its_job_back() -> None:
+    reader, replaced = LogReader("r", 1), suspect()
+    relayed(reader, [replaced, suspect()])
+
+    commands = sent(reader, replaced)
+
+    stop = Cancel(request_id="r", ticket=replaced.ticket, is_replaced=True)
+    assert commands == [("worker.a", stop)]
+    assert reader.attempt == 3
+
+
 def test_a_late_hand_over_takes_the_crash_back() -> None:
     reader, first = LogReader("r", 1), started()
 

@@ -1,13 +1,16 @@
 """A worker that gets a job again and finds nobody who reads its log: it reads the log itself."""
 
 import asyncio
+from contextlib import suppress
 
 import msgspec
 
 from shared import topology
-from shared.bus.base import Bus
+from shared.bus.base import Bus, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.errors import InternalError, UndecodableMessage
 from shared.messages import (
+    Failed,
     Finished,
     GenerationJob,
     ReplyEvent,
@@ -15,6 +18,7 @@ from shared.messages import (
     Started,
     decode_event,
 )
+from shared.stream import LogReader
 from tests.support.jobs import Log, ask, new_job, publish, read, reading
 from tests.support.workers import doomed_worker, echo_worker
 
@@ -35,12 +39,15 @@ async def lose_worker_and_reader(bus: Bus, theirs: Bus, job: GenerationJob) -> N
 
 
 async def all_events(bus: Bus, job: GenerationJob) -> list[ReplyEvent]:
-    """The job's log as it is now."""
+    """The job's log as it is now, but for what cannot be decoded."""
     state = await bus.inspect(f"reply.{job.request_id}")
     assert state is not None
+    events: list[ReplyEvent] = []
     async with reading(bus, job) as consumer:
-        bodies = [(await anext(consumer)).message.body for _ in range(state.num_ready)]
-    return [decode_event(body) for body in bodies]
+        for _ in range(state.num_ready):
+            with suppress(UndecodableMessage):
+                events.append(decode_event((await anext(consumer)).message.body))
+    return events
 
 
 async def wait_idle(bus: Bus, lane: topology.Lane = "interactive") -> None:
@@ -121,3 +128,24 @@ async def test_a_job_whose_log_is_gone_is_dropped() -> None:
             await wait_idle(bus)
 
     assert isinstance(other.last, Finished)
+
+
+async def test_a_log_that_cannot_be_decoded_fails_once_and_for_every_reader() -> None:
+    job = new_job("echo", sampling=SAMPLING)
+    broker, later = MemoryBroker(), LogReader(job.request_id, 1)
+    async with MemoryBus(broker) as bus, MemoryBus(broker) as first, MemoryBus(broker) as second:
+        await lose_worker_and_reader(bus, first, job)
+        await bus.publish(topology.reply_binding(f"reply.{job.request_id}"), Message(b"\xc1"))
+        async with echo_worker(second):
+            await asyncio.sleep(0.2)
+        await wait_idle(bus)
+        events = await all_events(bus, job)
+        dead = await bus.inspect(topology.DEAD_LETTERS.name)
+    for event in events:
+        later.read(event)
+
+    ends = [event for event in events if isinstance(event, Finished | Failed)]
+    assert [end.code for end in ends if isinstance(end, Failed)] == [InternalError.code]
+    assert (len(ends), later.is_ended, len(later.chains[0].token_ids) >= 10) == (1, True, True)
+    assert dead is not None
+    assert dead.num_ready == 0

@@ -17,6 +17,7 @@ from shared.messages import (
     GenerationJob,
     HandedOver,
     SamplingParams,
+    Started,
     encode,
 )
 from tests.support.jobs import Log, ask, new_job, publish, read, reading
@@ -165,12 +166,58 @@ async def test_a_job_without_a_log_is_judged_by_its_deliveries() -> None:
     assert isinstance(log.completed, Completed)
 
 
-async def test_a_job_without_a_log_is_buried_after_the_third_crash() -> None:
+async def test_a_suspect_whose_worker_dies_while_it_waits_has_not_crashed() -> None:
+    """A companion kills the worker, after three that died with the job in company."""
+    suspect = msgspec.structs.replace(new_job("echo", sampling=SHORT), publication=1)
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as bus, reading(bus, suspect) as consumer:
+        for num_returns in range(3):
+            await say_started(bus, suspect, num_returns)
+        async with MemoryBus(broker) as theirs, doomed_worker(theirs, step_s=STEP_S):
+            companion = asyncio.create_task(ask(bus, new_job("echo", sampling=LONG)))
+            await asyncio.sleep(0.05)
+            await publish_suspect(bus, suspect)
+            await asyncio.sleep(0.05)
+            is_taken = await num_ready(bus, topology.jobs_queue("echo", "suspect").name) == 0
+        companion.cancel()
+        async with echo_worker(bus, drain_grace_s=0.1):
+            log = await read(bus, suspect, consumer)
+
+    assert is_taken
+    assert (log.reader.num_crashes, len(log.token_ids)) == (3, 20)
+    assert isinstance(log.last, Finished)
+
+
+async def say_started(bus: Bus, job: GenerationJob, num_returns: int) -> None:
+    """A worker takes the job in company, and never says anything else."""
+    started = Started(
+        worker=f"worker.{num_returns}",
+        ticket=str(num_returns),
+        num_prompt_tokens=(1,),
+        is_waiting=num_returns > 0,
+        num_returns=num_returns,
+    )
+    await bus.publish(topology.reply_binding(f"reply.{job.request_id}"), Message(encode(started)))
+
+
+async def test_a_suspect_without_a_log_outlives_a_companion_that_kills_twice() -> None:
     job = new_job("echo", sampling=SHORT, mode="final")
     async with MemoryBus() as bus, reading(bus, job) as consumer:
         await topology.declare_worker(bus, "echo", "test")
         await publish_suspect(bus, job)
-        await come_back(bus, "suspect", 1)
+        await come_back(bus, "suspect", 2)
+        async with echo_worker(bus):
+            log = await read(bus, job, consumer)
+
+    assert isinstance(log.completed, Completed)
+
+
+async def test_a_suspect_without_a_log_is_buried_when_it_came_back_three_times() -> None:
+    job = new_job("echo", sampling=SHORT, mode="final")
+    async with MemoryBus() as bus, reading(bus, job) as consumer:
+        await topology.declare_worker(bus, "echo", "test")
+        await publish_suspect(bus, job)
+        await come_back(bus, "suspect", 3)
         async with echo_worker(bus):
             log = await read(bus, job, consumer)
             await asyncio.sleep(0.05)

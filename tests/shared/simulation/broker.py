@@ -14,6 +14,8 @@ class Job:
     publication: int = 0
     num_returns: int = 0
     is_suspect: bool = False
+    num_lost_alone: int = 0
+    """Runs of it in quarantine that began, and whose worker died or was taken for dead."""
 
 
 @dataclass

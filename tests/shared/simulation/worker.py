@@ -12,6 +12,9 @@ from shared.stream import LogWriter
 from tests.shared.simulation.broker import Broker, Job
 from tests.shared.simulation.model import Model
 
+_MAX_COMPANIONS = 8
+"""Any of them may take the worker with it: to the suspect that is a worker's death like others."""
+
 
 class Crash(Exception):
     """The job took its worker with it."""
@@ -24,10 +27,20 @@ class Run:
     job: Job
     attempt: Attempt
     started: Started
+    num_waits: int = 0
+    """Of a suspect: its worker's other jobs, which end one by one before it begins."""
     outbox: deque[ReplyEvent] = field(default_factory=deque)
     """What is written and not confirmed yet, in order."""
     settle: Callable[[], None] | None = None
     """What becomes of the delivery once all is written."""
+
+    @property
+    def has_begun(self) -> bool:
+        return not self.num_waits
+
+    @property
+    def is_alone(self) -> bool:
+        return self.job.is_suspect and self.has_begun
 
 
 class Worker:
@@ -78,8 +91,13 @@ class Worker:
             is_waiting=not attempt.is_first,
             publication=job.publication,
             num_returns=job.num_returns,
+            is_alone=job.is_suspect,
         )
-        self.runs.append(Run(job, attempt, started, deque([started])))
+        num_waits = self._dice.randint(0, _MAX_COMPANIONS) if job.is_suspect else 0
+        run = Run(job, attempt, started, num_waits)
+        self.runs.append(run)
+        if run.has_begun:
+            self._begin(run)
 
     def obey(self) -> None:
         command = self._broker.commands[self.name].popleft()
@@ -91,7 +109,7 @@ class Worker:
         """Hand over what runs."""
         for run in self.runs:
             if run.settle is None:
-                run.outbox.append(HandedOver(ticket=run.attempt.ticket))
+                self._say_handed_over(run)
                 run.settle = partial(self._broker.give_back, run.job)
 
     def cut_off(self, *, is_counted: bool = True) -> None:
@@ -100,6 +118,7 @@ class Worker:
             self.is_connected = False
             self._broker.commands[self.name].clear()
             for run in reversed(self.runs):
+                run.job.num_lost_alone += run.is_alone
                 self._broker.give_back(run.job, is_counted=is_counted)
 
     def miss_commands(self) -> None:
@@ -110,15 +129,16 @@ class Worker:
     def notice(self) -> None:
         """Learn that the connection is gone: those jobs are others' now."""
         for run in self.runs:
-            self._broker.append(HandedOver(ticket=run.attempt.ticket))
+            run.outbox.clear()
+            self._say_handed_over(run)
+            self._write_some(run, len(run.outbox))
         self.runs.clear()
         self.is_connected = True
 
     def die(self) -> None:
         """Some of what was under way still arrives."""
         for run in self.runs:
-            for _ in range(self._dice.randint(0, len(run.outbox))):
-                self._broker.append(run.outbox.popleft())
+            self._write_some(run, self._dice.randint(0, len(run.outbox)))
         self.cut_off()
         self.runs.clear()
         del self._broker.commands[self.name]
@@ -129,11 +149,31 @@ class Worker:
             if run.outbox:
                 self._broker.append(run.outbox[0])
 
+    def _begin(self, run: Run) -> None:
+        run.outbox.append(run.started)
+        run.job.num_lost_alone += run.is_alone and not self.is_connected
+
+    def _wait(self, run: Run) -> None:
+        """One of the worker's other jobs has ended."""
+        run.num_waits -= 1
+        if run.has_begun:
+            self._begin(run)
+
+    def _say_handed_over(self, run: Run) -> None:
+        if run.has_begun:
+            run.outbox.append(HandedOver(ticket=run.attempt.ticket))
+
+    def _write_some(self, run: Run, num_events: int) -> None:
+        for _ in range(num_events):
+            self._broker.append(run.outbox.popleft())
+
     def _moves_of(self, run: Run) -> list[Callable[[], None]]:
         if run.outbox:
             return [lambda: self._write(run)] + ([] if run.settle else self._going_on(run))
         if run.settle is not None:
             return [lambda: self._settle(run)] if self.is_connected else []
+        if not run.has_begun:
+            return [lambda: self._wait(run)]
         return self._going_on(run)
 
     def _going_on(self, run: Run) -> list[Callable[[], None]]:
@@ -187,17 +227,18 @@ class Worker:
         if verdict in (None, Verdict.GO_ON):
             return
         if verdict is Verdict.QUARANTINE and log is not None:
-            run.outbox.append(HandedOver(ticket=run.attempt.ticket))
+            self._say_handed_over(run)
             run.settle = lambda: self._broker.jobs.append(
                 Job(publication=run.job.publication + 1, is_suspect=True)
             )
         elif verdict is Verdict.BURY and log is not None:
+            assert run.job.num_lost_alone, "innocent"
             if not log.is_ended:
                 run.outbox.append(log.fail("worker_lost", "it crashed every worker"))
             run.settle = lambda: None
         elif verdict is Verdict.GIVE_BACK:
             run.outbox.clear()
-            run.outbox.append(HandedOver(ticket=run.attempt.ticket))
+            self._say_handed_over(run)
             run.settle = lambda: self._broker.give_back(run.job)
         else:
             run.outbox.clear()

@@ -1,0 +1,127 @@
+"""Constraints that would hold up, fill or end the process that compiles them."""
+
+import asyncio
+import json
+import time
+from typing import Any, Literal
+
+import psutil
+import pytest
+
+from shared.grammars import TOO_COSTLY, Trials
+from shared.messages import Constraint
+
+_MAX_S = 5.0
+"""A second of computing, on cores that others share."""
+Kind = Literal["json_schema", "regex", "lark"]
+
+
+def constraint(kind: Kind, source: Any) -> Constraint:
+    text = source if isinstance(source, str) else json.dumps(source)
+    return Constraint(kind=kind, source=text)
+
+
+def doubled(rule: str) -> str:
+    """Sixty rules, each of which is the next twice."""
+    steps = (f"{rule}{k}: {rule}{k + 1} {rule}{k + 1}" for k in range(60))
+    return "\n".join([f"start: {rule}0", *steps, f'{rule}60: "a"'])
+
+
+def chained(length: int) -> str:
+    steps = (f'r{k}: r{k + 1} | "a"' for k in range(length))
+    return "\n".join(["start: r0", *steps, f'r{length}: "a"'])
+
+
+EXPONENTIAL = "(a|b)*a(a|b){18}"
+PATTERNS = [{"type": "string", "pattern": f"^(a|b)*a(a|b){{{k}}}$"} for k in range(10, 300)]
+NULLABLE = [f"r{k}: r{k + 1}? r{k + 1}? r{k + 1}? r{k + 1}?" for k in range(1000)]
+REFUSED = [
+    ("regex", r"[\p{L}--\p{Lu}]*" * 2000),
+    ("regex", "(" * 20000 + "a" + ")" * 20000),
+    ("json_schema", {"type": "integer", "multipleOf": 999_983}),
+    ("json_schema", {"allOf": PATTERNS}),
+    ("json_schema", {"allOf": [{"anyOf": [{"const": [k, i]} for i in "ab"]} for k in range(30)]}),
+    ("lark", "start: " + "(" * 30000 + '"a"' + ")" * 30000),
+    ("lark", f"start: T\nT: /{EXPONENTIAL}/ & ~/(a|b)*b(a|b){{17}}/ & /(ab|ba)*(a|b){{22}}/"),
+    ("lark", doubled("T")),
+    ("lark", chained(3000)),
+    ("lark", "\n".join(["start: r0", *NULLABLE, 'r1000: "a"?'])),
+]
+BORNE = [
+    ("regex", EXPONENTIAL),
+    ("regex", "(a|b)*a(a|b){200}"),
+    ("regex", "(((a{1,1000}){1,1000}){1,1000}){1,1000}"),
+    ("regex", "|".join(f"x{k:05d}y" for k in range(7000))),
+    ("json_schema", {"type": "string", "pattern": "(a|b|ab)*" * 500 + "c"}),
+    ("json_schema", {"type": "array", "items": {"type": "string"}, "minItems": 10**9}),
+    ("json_schema", {"anyOf": [{"const": k} for k in range(3000)]}),
+    ("lark", doubled("r")),
+    ("lark", "start: e\ne: e e | /a+/ | /[ab]*/ | /.*/"),
+    ("lark", 'start: <|im_end|> <[600-700]> "a"'),
+]
+
+
+@pytest.fixture(scope="module")
+def trials() -> Trials:
+    trials = Trials()
+    assert not trials.problem_now(constraint("regex", "a"))
+    return trials
+
+
+@pytest.mark.parametrize(("kind", "source"), REFUSED)
+def test_a_bomb_is_refused_soon(trials: Trials, kind: Kind, source: Any) -> None:
+    began = time.monotonic()
+
+    assert trials.problem_now(constraint(kind, source))
+
+    assert time.monotonic() - began < _MAX_S
+
+
+@pytest.mark.parametrize(("kind", "source"), BORNE)
+def test_what_only_looks_like_a_bomb_is_borne(trials: Trials, kind: Kind, source: Any) -> None:
+    began = time.monotonic()
+
+    assert not trials.problem_now(constraint(kind, source))
+
+    assert time.monotonic() - began < _MAX_S
+
+
+def test_a_bomb_takes_nothing_from_this_process(trials: Trials) -> None:
+    before = psutil.Process().memory_info().rss
+    assert trials.problem_now(constraint("json_schema", {"allOf": PATTERNS[1:]})) == TOO_COSTLY
+
+    assert psutil.Process().memory_info().rss - before < 50 << 20
+
+
+async def test_the_event_loop_goes_on(trials: Trials) -> None:
+    schema = {"type": "integer", "multipleOf": 999_953}
+    longest, before = 0.0, time.monotonic()
+    trial = asyncio.create_task(trials.problem(constraint("json_schema", schema)))
+
+    while not trial.done():
+        await asyncio.sleep(0.001)
+        longest, before = max(longest, time.monotonic() - before), time.monotonic()
+
+    assert await trial == TOO_COSTLY
+    assert longest < 0.2
+
+
+def test_a_verdict_is_remembered(trials: Trials) -> None:
+    bomb = constraint("json_schema", {"type": "integer", "multipleOf": 999_931})
+    first = trials.problem_now(bomb)
+    began = time.monotonic()
+
+    assert trials.problem_now(bomb) == first
+    assert time.monotonic() - began < 0.1
+
+
+def test_a_process_that_was_killed_is_started_again() -> None:
+    others = set(psutil.Process().children())
+    trials = Trials()
+    assert not trials.problem_now(constraint("regex", "first"))
+    (process,) = set(psutil.Process().children()) - others
+    process.kill()
+    while process.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.001)
+
+    assert not trials.problem_now(constraint("regex", "second"))
