@@ -2,8 +2,9 @@
 
     python -m bench.gpu [--shape NAME] [--device DEVICE] [--only SECTION] [--out DIRECTORY]
 
-The peers run first, each in a process of its own, while the device is empty. Whatever fails is a
-line of the table and makes the exit code 1.
+The peers run in processes of their own, before ours takes the device's memory. Each figure is
+printed and written as soon as it is found. Whatever fails is a line of the table and makes the exit
+code 1.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -39,6 +41,8 @@ class Bench:
     dtype: torch.dtype
     ops: Ops
     ceilings: Ceilings
+    save: Callable[[list[Figure]], None]
+    """Is given all that was found, whenever something was."""
     peer_timeout_s: float = _PEER_TIMEOUT_S
     figures: list[Figure] = field(default_factory=list)
     outcomes: list[peers.Outcome] = field(default_factory=list)
@@ -65,6 +69,8 @@ class Bench:
     def _add(self, figure: Figure) -> None:
         self.figures.append(figure)
         print(report.table([figure]).splitlines()[1], flush=True)
+        # Who is stopped before the end has what was found so far.
+        self.save(self.figures)
 
     def _kernels(self) -> Iterator[Figure]:
         reference = load_ops("reference")
@@ -96,6 +102,8 @@ class Bench:
         try:
             yield from self._steps(runner)
             yield from self._whole(whole.run(self.scale, runner, requests.mixed(self.scale)))
+            # Last: not every machine lets its device be profiled.
+            yield from self._where(runner)
         finally:
             runner.close()
 
@@ -111,6 +119,9 @@ class Bench:
         yield steps.drawn(self.scale, stepped)
         longest = min(self.scale.max_num_batched_tokens, runner.max_seq_len)
         yield from steps.prefills(self.scale, stepped, self.ceilings, (longest // 4, longest))
+
+    def _where(self, runner: TorchRunner) -> Iterator[Figure]:
+        stepped = steps.Steps(self.scale, runner, self.device)
         for size in (self.scale.batches[0], self.scale.batches[-1]):
             yield from where.measure(
                 lambda size=size: stepped.decode(size, _NUM_PROFILED),  # type: ignore[misc]
@@ -203,17 +214,16 @@ def main(arguments: list[str] | None = None) -> int:
     device = torch.device(options.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     scale = with_requests(SCALES[options.shape], options.num_requests)
+    about = report.describe(device, options.shape, dtype)
     found = ceilings.measure(scale, device, dtype)
     ops = load_ops(_provider(device), is_batch_invariant=options.batch_invariant)
-    bench = Bench(scale, device, dtype, ops, found, peer_timeout_s=options.peer_timeout_s)
+    save = partial(report.write, options.out / "gpu.json", about)
+    bench = Bench(scale, device, dtype, ops, found, save, peer_timeout_s=options.peer_timeout_s)
     bench.figures += ceilings.figures(found)
     release(device)
-    about = report.describe(device, options.shape, dtype)
     for section in SECTIONS:
         if not options.only or section in options.only:
             bench.run(section)
-            # Who is stopped before the end has what was found so far.
-            report.write(options.out / "gpu.json", about, bench.figures)
     print(report.table(bench.figures))
     points = [
         (size, taken, found.floor_ms(model.step_bytes(scale, dtype, size)))

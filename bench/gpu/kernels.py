@@ -228,20 +228,18 @@ def measure(
     ceilings: Ceilings,
     device: torch.device,
     dtype: torch.dtype,
-) -> list[Figure]:
+) -> Iterator[Figure]:
     """Two lines a kernel: how far it is from the reference, and its time beside its floor.
 
     One that raises has a line that says so.
     """
     torch.manual_seed(0)
-    figures: list[Figure] = []
     for case in Cases(scale, device, dtype).all():
         try:
-            figures += _figures(case, ops, reference, ceilings, device)
+            yield from _figures(case, ops, reference, ceilings, device)
         except Exception as error:  # noqa: BLE001 (the other kernels are worth something)
             traceback.print_exc()
-            figures.append(failure("correct", case.name, error))
-    return figures
+            yield failure("correct", case.name, error)
 
 
 def _figures(

@@ -37,8 +37,9 @@ def paged_attention(
 
     The first ``num_decodes`` sequences have one token each, none has more than ``max_query_len``.
     With a ``sliding_window`` of w a token sees itself and the w - 1 tokens before it. Slots that
-    belong to no token of the batch are never read: they may hold NaN. Raises `ValueError` where
-    shapes differ.
+    belong to no token of the batch are never read: they may hold NaN. A decode in a context of 0
+    tokens, which only fills a batch up to the size of a CUDA graph, gets zeros. Raises `ValueError`
+    where shapes differ.
 
     This provider reads the lengths on the host, which waits for any device but the CPU. Up to
     rounding a sequence's result does not depend on what else is in the batch.
@@ -47,7 +48,7 @@ def paged_attention(
     cache = _PagedCache(key_cache, value_cache, block_tables)
     lens = context_lens.tolist()
     starts = query_starts.tolist()
-    out = torch.empty_like(query)
+    out = torch.zeros_like(query)
     for padded_len, rows in _by_padded_len(lens[:num_decodes], sliding_window).items():
         index = torch.tensor(rows, device=query.device)
         out[index] = _decode(
@@ -85,10 +86,13 @@ class _PagedCache:
 def _by_padded_len(lens: list[int], sliding_window: int | None) -> dict[int, list[int]]:
     """Group sequences that are attended to at one length, less than a quarter or 64 longer.
 
-    The padded length depends on the sequence alone, and with it the order of its sums.
+    The padded length depends on the sequence alone, and with it the order of its sums. Sequences
+    without tokens are left out.
     """
     groups: dict[int, list[int]] = defaultdict(list)
     for row, context_len in enumerate(lens):
+        if not context_len:
+            continue
         visible = context_len if sliding_window is None else min(context_len, sliding_window)
         step = max(_MIN_PADDED_LEN, (1 << (visible - 1).bit_length()) // 8)
         groups[-(-visible // step) * step].append(row)

@@ -12,7 +12,7 @@ from kernels.triton.configurations import POINTER_TYPES, Configuration, launch
 from kernels.triton.rms_norm import normalize, num_warps
 
 _WIDTHS = (4096, 16384)
-"""Compiled in advance, rounded up to powers of two."""
+"""Compiled in advance, rounded up to powers of two; registers hold float32 for every dtype."""
 
 
 def add_rms_norm(
@@ -58,4 +58,4 @@ def _configuration(dtype: torch.dtype, block_width: int) -> Configuration:
     )
 
 
-CONFIGURATIONS = [_configuration(dtype, w) for dtype in POINTER_TYPES for w in _WIDTHS]
+CONFIGURATIONS = [_configuration(torch.bfloat16, w) for w in _WIDTHS]

@@ -119,7 +119,8 @@ def num_multiprocessors(device: torch.device) -> int:
 
 @cache
 def _target(device: torch.device) -> int:
-    """What is neither Hopper nor a data centre's Blackwell has Ampere's instructions and memory."""
+    """What is neither Hopper nor a data centre's Blackwell has Ampere's instructions, and no less
+    memory than the smallest of that generation: 99 KiB for a block of threads."""
     if device.type != "cuda":
         return 80
     return {9: 90, 10: 100, 11: 100}.get(torch.cuda.get_device_capability(device)[0], 80)

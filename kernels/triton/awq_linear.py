@@ -131,7 +131,7 @@ def _add_product(sums, hidden_ptr, weights, HAS_DOT: tl.constexpr):
     return sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "num_chunks", "split_chunks"])
 def awq_linear_kernel(
     parts_ptr,
     hidden_ptr,
@@ -196,7 +196,7 @@ def awq_linear_kernel(
         tl.store(places, tl.sum(total, axis=0), mask=is_out)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def awq_sum_kernel(
     out_ptr, parts_ptr, bias_ptr, outputs, num_splits, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -321,12 +321,12 @@ def _weight_pointers(scale_dtype: torch.dtype) -> dict[str, str]:
 
 
 def _configurations() -> Iterator[Configuration]:
-    for dtype in (torch.bfloat16, torch.float16):
-        for block_tokens in _BLOCK_TOKENS:
-            yield _configuration(dtype, torch.float16, CHUNK_INPUTS, block_tokens)
-        yield _configuration(dtype, torch.float16, CHUNK_INPUTS // 4, _MAX_TOKENS)
-        yield _sum_configuration(dtype, has_bias=True)
-        yield _dequantize_configuration(dtype, torch.float16)
+    dtype = torch.bfloat16
+    for block_tokens in _BLOCK_TOKENS:
+        yield _configuration(dtype, torch.float16, CHUNK_INPUTS, block_tokens)
+    yield _configuration(dtype, torch.float16, CHUNK_INPUTS // 4, _MAX_TOKENS)
+    yield _sum_configuration(dtype, has_bias=True)
+    yield _dequantize_configuration(dtype, torch.float16)
 
 
 CONFIGURATIONS = tuple(_configurations())

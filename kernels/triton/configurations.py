@@ -14,6 +14,8 @@ POINTER_TYPES = {
     torch.float16: "*fp16:16",
     torch.float32: "*fp32:16",
 }
+COMPILED_DTYPES = (torch.bfloat16, torch.float32)
+"""In advance: float16 takes the registers and the memory of bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,8 @@ class Configuration:
     """The function that `triton.jit` decorates; its name ends with ``_kernel``."""
     signature: Mapping[str, str]
     """The type of each argument that is no constexpr: ``*bf16``, ``i32``. A suffix ``:16`` promises
-    a multiple of 16, which Triton finds out by itself at a launch."""
+    a multiple of 16, which Triton finds out by itself at a launch. An integer without it is one of
+    the kernel's ``do_not_specialize``: Triton would make a constant of a 1 and compile again."""
     constexprs: Mapping[str, Constexpr]
     num_warps: int = 4
     num_stages: int = 3

@@ -21,7 +21,7 @@ def mask_logits(logits: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
     return logits
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_words"])
 def mask_logits_kernel(
     logits_ptr,
     rows_ptr,

@@ -32,7 +32,7 @@ def paged_attention(
     ``query`` may be a part of a fused projection: its tokens may lie apart, but not a token's
     heads. Sums are float32. Lengths stay on the device and what is launched depends on shapes and
     on the keywords alone, so that a CUDA graph of a batch of decodes holds for all contexts that
-    its table has room for; a sequence of 0 tokens, which may pad such a batch, gets zeros.
+    its table has room for.
 
     With ``is_batch_invariant`` a token's bits depend on its own context alone, not on what else is
     in the batch nor on whether it came alone or in a chunk: contexts are then split every 512

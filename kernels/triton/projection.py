@@ -15,7 +15,7 @@ from triton import language as tl
 
 from kernels.reference import projection as reference
 from kernels.shapes import check_shape
-from kernels.triton.configurations import POINTER_TYPES, Configuration, launch
+from kernels.triton.configurations import COMPILED_DTYPES, POINTER_TYPES, Configuration, launch
 
 _BLOCK_TOKENS = 64
 _BLOCK_OUTPUTS = 64
@@ -129,11 +129,9 @@ def _configuration(dtype: torch.dtype, out_dtype: torch.dtype, has_bias: bool) -
 
 
 def _configurations() -> Iterator[Configuration]:
-    for dtype in POINTER_TYPES:
-        yield _configuration(dtype, dtype, has_bias=False)
+    for dtype in COMPILED_DTYPES:
         yield _configuration(dtype, dtype, has_bias=True)
-        if dtype != torch.float32:
-            yield _configuration(dtype, torch.float32, has_bias=False)
+    yield _configuration(torch.bfloat16, torch.float32, has_bias=False)
 
 
 CONFIGURATIONS = tuple(_configurations())

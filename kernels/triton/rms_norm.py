@@ -13,7 +13,7 @@ from kernels.triton.configurations import POINTER_TYPES, Configuration, launch
 _BLOCK_ELEMENTS = 2048
 """Of a program where a row is shorter: narrow rows, the heads of queries, share one."""
 _WIDTHS = (128, 16384)
-"""Compiled in advance, rounded up to powers of two."""
+"""Compiled in advance, rounded up to powers of two; registers hold float32 for every dtype."""
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -53,7 +53,7 @@ def normalize(values, weight, width, eps):
     return values * tl.rsqrt(mean_square + eps)[:, None] * weight.to(tl.float32)[None, :]
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "num_inner"])
 def rms_norm_kernel(
     normed_ptr,
     hidden_ptr,
@@ -103,4 +103,4 @@ def _configuration(dtype: torch.dtype, block_width: int) -> tuple[Configuration,
     return configuration, block_rows
 
 
-CONFIGURATIONS = [_configuration(dtype, w)[0] for dtype in POINTER_TYPES for w in _WIDTHS]
+CONFIGURATIONS = [_configuration(torch.bfloat16, w)[0] for w in _WIDTHS]

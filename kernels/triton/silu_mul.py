@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.reference.silu_mul import check_gate_up
-from kernels.triton.configurations import POINTER_TYPES, Configuration, launch
+from kernels.triton.configurations import COMPILED_DTYPES, POINTER_TYPES, Configuration, launch
 
 _BLOCK = 1024
 
@@ -50,4 +50,4 @@ def _configuration(dtype: torch.dtype) -> Configuration:
     )
 
 
-CONFIGURATIONS = [_configuration(dtype) for dtype in POINTER_TYPES]
+CONFIGURATIONS = [_configuration(dtype) for dtype in COMPILED_DTYPES]

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from shared import topology
 from shared.bus.base import Bus, Consumer, Delivery, Message
 from shared.errors import (
+    BusError,
     BusUnavailable,
     ContextLengthExceeded,
     Overloaded,
     Unroutable,
 )
 from shared.messages import (
+    Announcement,
     ChatPrompt,
     Choice,
     Completed,
@@ -28,6 +30,18 @@ from shared.messages import (
 )
 
 MODEL = "scripted"
+SERVED = Announcement(
+    worker="w",
+    model=MODEL,
+    vocab_size=1000,
+    max_seq_len=1000,
+    fingerprint="f",
+    max_num_seqs=4,
+    tool_parser="hermes",
+    reasoning_parser="qwen3",
+)
+"""What the worker says of itself."""
+_ANNOUNCE_INTERVAL_S = 0.002
 
 
 def prompt_text(prompt: Prompt) -> str:
@@ -64,7 +78,18 @@ class BatchWorker:
     _answered: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Work, and say so, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._announce())
+            tasks.create_task(self._take())
+
+    async def _announce(self) -> None:
+        while True:
+            with suppress(BusError):  # nobody may listen
+                await self.bus.publish(topology.ANNOUNCEMENTS, Message(encode(SERVED)))
+            await asyncio.sleep(_ANNOUNCE_INTERVAL_S)
+
+    async def _take(self) -> None:
         queue = topology.jobs_queue(self.model, "batch")
         while True:
             try:

@@ -72,6 +72,8 @@ def _compile(module: str, index: int, target: int) -> Cubin:
     kernel = chosen.kernel
     types = dict(chosen.signature) | dict.fromkeys(chosen.constexprs, "constexpr")
     assert set(types) == set(kernel.arg_names), (kernel.arg_names, sorted(types))
+    varying = {name for name, kind in chosen.signature.items() if kind == "i32"}
+    assert varying <= set(kernel.do_not_specialize), (kernel.__name__, sorted(varying))
     source = ASTSource(
         kernel,
         {name: types[name].removesuffix(":16") for name in kernel.arg_names},

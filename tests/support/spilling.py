@@ -6,7 +6,7 @@ import triton.language as tl
 from kernels.triton.configurations import Configuration
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def centre_kernel(values_ptr, centred_ptr, size, PADDED_SIZE: tl.constexpr):
     """Take the mean of all values, which one program holds, from each."""
     places = tl.arange(0, PADDED_SIZE)

@@ -112,14 +112,14 @@ class DecodeGraphs:
 
 
 def _padding(num_seqs: int, max_num_blocks: int, device: torch.device) -> ForwardInputs:
-    """Sequences of one token that is written nowhere, each in a context of one."""
+    """Sequences of one token that is written nowhere and attends to nothing: that costs nothing."""
     tokens = torch.zeros(num_seqs, dtype=torch.int64, device=device)
     return ForwardInputs(
         token_ids=tokens,
         positions=tokens.clone(),
         slots=torch.full_like(tokens, NO_SLOT),
         query_starts=torch.arange(num_seqs + 1, dtype=torch.int32, device=device),
-        context_lens=torch.ones(num_seqs, dtype=torch.int32, device=device),
+        context_lens=torch.zeros(num_seqs, dtype=torch.int32, device=device),
         block_tables=torch.zeros(num_seqs, max_num_blocks, dtype=torch.int32, device=device),
         sampled_rows=torch.arange(num_seqs, device=device),
         num_decodes=num_seqs,

@@ -88,8 +88,8 @@ def lay_out(
     """Lay a batch out on its way to ``device``, single tokens first.
 
     Where each sequence has a single token and is sampled, ``graph_size`` says to how many sequences
-    the step is padded, if it is: with sequences of one token that is written nowhere, in a context
-    of one. Raises `ValueError` where the batch is empty, or a sequence has no tokens or too few
+    the step is padded, if it is: with sequences of one token that is written nowhere and attends to
+    nothing. Raises `ValueError` where the batch is empty, or a sequence has no tokens or too few
     blocks.
     """
     if not batch.sequences:
@@ -159,7 +159,7 @@ def _token_arrays(
 def _padded(decodes: _Arrays, size: int) -> _Arrays:
     """The arrays of sequences with a token each, made up to ``size`` sequences."""
     missing = size - len(decodes["token_ids"])
-    by_token = {"token_ids": 0, "positions": 0, "slots": NO_SLOT, "context_lens": 1}
+    by_token = {"token_ids": 0, "positions": 0, "slots": NO_SLOT, "context_lens": 0}
     padded = {
         name: np.pad(decodes[name], (0, missing), constant_values=value)
         for name, value in by_token.items()

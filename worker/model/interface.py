@@ -26,7 +26,8 @@ class ForwardInputs:
     query_starts: Tensor
     """[num_seqs + 1] int32: sequence s has the tokens query_starts[s] .. query_starts[s + 1]."""
     context_lens: Tensor
-    """[num_seqs] int32: tokens of each sequence so far, those of this step included."""
+    """[num_seqs] int32: tokens of each sequence so far, those of this step included; 0 where a
+    sequence only fills up a batch."""
     block_tables: Tensor
     """[num_seqs, max_num_blocks] int32; what lies beyond a sequence's context is 0."""
     sampled_rows: Tensor

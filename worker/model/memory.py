@@ -1,5 +1,6 @@
 """How much of a GPU's memory is left for the KV cache, found out by doing what a worker does."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -8,15 +9,15 @@ import torch
 from kernels.providers import Ops
 from shared.errors import StartupError
 from shared.messages import SamplingParams
-from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId
+from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId, StepFailed
+from worker.engine.step_plan import MAX_SCORED_TOKENS
 from worker.model.graphs import CudaRecorder, DecodeGraphs
-from worker.model.inputs import build_inputs
 from worker.model.interface import Decoder
 from worker.model.kv_cache import BlockShape, KVCache
-from worker.model.sampler import sample
+from worker.model.runner import TorchRunner
 
-_FILTERED = SamplingParams(temperature=1.0, top_k=50, top_p=0.9)
-"""What takes most memory to draw."""
+_COSTLIEST = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, logprobs=20, prompt_logprobs=20)
+"""What takes most memory to draw and to score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def measure(
     batch = largest_step(max_num_seqs, max_num_batched_tokens, block.block_size)
     try:
         step, graphs = _tried(decoder, ops, block, batch, graph_sizes, max_seq_len)
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, StepFailed) as error:
         raise StartupError(
             f"the device has no memory for a step of {max_num_batched_tokens} tokens and "
             f"{max_num_seqs} sequences beside the weights"
@@ -83,16 +84,24 @@ def _tried(
     return step, _graph_bytes(decoder, kv_cache, graph_sizes, max_seq_len)
 
 
-@torch.inference_mode()
 def run_step(decoder: Decoder, ops: Ops, kv_cache: KVCache, batch: ScheduledBatch) -> None:
-    """One step from inputs to drawn tokens."""
-    inputs = build_inputs(batch, kv_cache.block_size, decoder.device)
-    sample(ops, decoder.forward(inputs.forward, kv_cache), inputs.sampling)
+    """One step from inputs to drawn and scored tokens. Raises `StepFailed` without memory."""
+    num_tokens = batch.num_tokens
+    runner = TorchRunner(
+        decoder, kv_cache, ops, max_seq_len=num_tokens, max_num_batched_tokens=num_tokens
+    )
+    try:
+        runner.launch(batch).result()
+    finally:
+        runner.close()
 
 
 def largest_step(max_num_seqs: int, max_num_tokens: int, block_size: int) -> ScheduledBatch:
-    """As many tokens as a step may have, in as many sequences, each of which draws one."""
+    """As many tokens as a step may have, in as many sequences, each of which draws one; and of all
+    their other tokens as many as a step may score."""
     lens = [n for k in range(max_num_seqs) if (n := (max_num_tokens + k) // max_num_seqs)]
+    others = [0, *itertools.accumulate(num_tokens - 1 for num_tokens in lens)]
+    scored = [min(MAX_SCORED_TOKENS, num_others) for num_others in others]
     num_blocks = [-(-num_tokens // block_size) for num_tokens in lens]
     firsts = [sum(num_blocks[:k]) for k in range(len(lens))]
     return ScheduledBatch(
@@ -103,9 +112,10 @@ def largest_step(max_num_seqs: int, max_num_tokens: int, block_size: int) -> Sch
                 token_ids=[1] * lens[k],
                 block_table=range(firsts[k], firsts[k] + num_blocks[k]),
                 is_sampled=True,
-                sampling=_FILTERED,
+                sampling=_COSTLIEST,
                 seed=0,
                 position=0,
+                scored_ids=[1] * (scored[k + 1] - scored[k]),
             )
             for k in range(len(lens))
         ]

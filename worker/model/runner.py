@@ -156,7 +156,7 @@ class TorchRunner:
 def use_device(device: torch.device) -> None:
     """Let the calling thread launch its kernels there."""
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device.index or 0)  # it takes no device without a number
 
 
 def _to_host(drawn: Tensor, scores: RowScores | None = None) -> _Result:

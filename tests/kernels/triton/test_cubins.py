@@ -9,8 +9,9 @@ import pytest
 import kernels.triton
 from tests.support.cubins import Cubin, compile_all
 
-MAX_SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
-"""Of one block of threads (CUDA programming guide, compute capabilities)."""
+MAX_SHARED_BYTES = {80: 99 << 10, 90: 227 << 10, 100: 227 << 10}
+"""Of one block of threads (CUDA programming guide, compute capabilities). 8.0 has 163 KiB, but what
+is compiled for it also runs on 8.6, 8.9 and 12.0, which have 99."""
 MODULES = [f"kernels.triton.{part.name}" for part in pkgutil.iter_modules(kernels.triton.__path__)]
 FAULTY = "tests.support.spilling"
 

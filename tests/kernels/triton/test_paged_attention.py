@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.providers import PagedAttention
 from kernels.triton.paged_attention import paged_attention
 from tests.support.attention import CASES, FAULTS, Case, alone, attend, build, check
+from tests.support.attention import MAX_RELATIVE_ERROR as INTERPRETED_ERROR
 
 Attention = Callable[..., Tensor]
 
@@ -27,6 +28,15 @@ INTERPRETED = {
     "splits in float16": replace(SPLIT, dtype=torch.float16, block_size=16),
     "more heads a key than a tile has rows": Case((9, 5), (1, 3), 20, 1),
 }
+
+
+MAX_RELATIVE_ERROR = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 2e-5}
+"""On a GPU float32 is multiplied as three pairs of shorter numbers, and exp2 approximated."""
+
+
+@pytest.fixture
+def max_error(device: torch.device) -> dict[torch.dtype, float]:
+    return MAX_RELATIVE_ERROR if device.type == "cuda" else INTERPRETED_ERROR
 
 
 @pytest.fixture
@@ -47,13 +57,17 @@ def on(device: torch.device, attention: Attention) -> PagedAttention:
 
 
 @pytest.mark.parametrize("name", INTERPRETED)
-def test_agrees_with_float64(fast: PagedAttention, name: str) -> None:
-    check(fast, INTERPRETED[name])
+def test_agrees_with_float64(
+    fast: PagedAttention, name: str, max_error: dict[torch.dtype, float]
+) -> None:
+    check(fast, INTERPRETED[name], max_relative_error=max_error)
 
 
 @pytest.mark.parametrize("name", [name for name in INTERPRETED if "splits" in name])
-def test_agrees_with_float64_where_splits_are_fixed(invariant: PagedAttention, name: str) -> None:
-    check(invariant, INTERPRETED[name])
+def test_agrees_with_float64_where_splits_are_fixed(
+    invariant: PagedAttention, name: str, max_error: dict[torch.dtype, float]
+) -> None:
+    check(invariant, INTERPRETED[name], max_relative_error=max_error)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -137,10 +151,6 @@ def test_what_the_kernels_cannot_read_is_refused() -> None:
     odd = Case((1,), (1,), head_dim=24)
     with pytest.raises(ValueError, match="head_dim 24, expected a multiple of 16 up to 256"):
         attend(paged_attention, odd, build(odd))
-
-
-MAX_RELATIVE_ERROR = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 2e-5}
-"""On a GPU float32 is multiplied as three pairs of shorter numbers, and exp2 approximated."""
 
 
 @pytest.mark.gpu

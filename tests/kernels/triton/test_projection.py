@@ -56,7 +56,7 @@ def test_logits_are_not_rounded(device: torch.device) -> None:
     exact = hidden.double() @ weight.double().t()
     for ops in (INVARIANT, load_ops("triton")):
         assert ops.logits(hidden, weight).dtype == torch.float32
-        assert_close(ops.logits(hidden, weight), exact, 1e-6)
+        assert_close(ops.logits(hidden, weight), exact, 1e-5)
 
 
 def test_a_row_has_the_same_bits_alone_and_among_others(device: torch.device) -> None:

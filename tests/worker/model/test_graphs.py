@@ -89,6 +89,11 @@ def decodes(num_seqs: int, seed: int) -> ScheduledBatch:
     return batch(*shares)
 
 
+def max_error(device: torch.device) -> float:
+    """A GPU's attention multiplies float32 as three pairs of shorter numbers."""
+    return 1e-5 if device.type == "cpu" else 1e-4
+
+
 def check_steps(
     decoder: NativeDecoder,
     cache: KVCache,
@@ -106,7 +111,8 @@ def check_steps(
             kept = cache.keys.clone(), cache.values.clone()
             got = graphs.logits(padded.send().forward)
         assert len(got) == padded.graph_size
-        assert_close(got[:num_seqs].cpu(), expected.cpu(), 1e-5)
+        assert_close(got[:num_seqs].cpu(), expected.cpu(), max_error(decoder.device))
+        assert got.isfinite().all(), "padding attends to something"
         for values, before in zip((cache.keys, cache.values), kept, strict=True):
             torch.testing.assert_close(values, before, msg="padding wrote into the cache")
 
@@ -160,7 +166,7 @@ def test_the_triton_kernels_skip_the_padding_too(
     with torch.inference_mode():
         got = theirs.forward(step, filled_cache(theirs, 64))
         expected = decoder.forward(own, filled_cache(decoder, 64))
-    assert_close(got.cpu(), expected, 1e-5)
+    assert_close(got.cpu(), expected, max_error(device))
 
 
 def tokens(runner: TorchRunner) -> list[list[int]]:

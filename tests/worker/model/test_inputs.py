@@ -95,7 +95,7 @@ def test_a_step_that_only_decodes_is_padded_for_its_graph() -> None:
     assert forward.positions.tolist() == [5, 1, 0, 0]
     assert forward.slots.tolist() == [5, 13, -1, -1]
     assert forward.query_starts.tolist() == [0, 1, 2, 3, 4]
-    assert forward.context_lens.tolist() == [6, 2, 1, 1]
+    assert forward.context_lens.tolist() == [6, 2, 0, 0]
     assert forward.block_tables.tolist() == [[2, 1], [3, 0], [0, 0], [0, 0]]
     assert (forward.num_decodes, forward.max_query_len) == (4, 1)
     assert inputs.carried_tokens.tolist() == [1]

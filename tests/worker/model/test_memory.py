@@ -13,10 +13,24 @@ from tests.support.models import write_tiny_model
 from worker.engine.engine import Engine
 from worker.engine.interface import StepOutput
 from worker.engine.scheduler import SchedulerLimits
+from worker.engine.step_plan import MAX_SCORED_TOKENS
+from worker.model.inputs import lay_out
 from worker.model.kv_cache import BlockShape, KVCache
 from worker.model.loading import load_decoder, load_runner
 from worker.model.memory import DeviceMemory, largest_step, measure, run_step
+from worker.model.runner import use_device
 from worker.model.start import RunnerLimits
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:0", "cuda:1"])
+def test_a_thread_finds_its_device_with_and_without_a_number(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch itself refuses a device without one."""
+    chosen: list[int] = []
+    monkeypatch.setattr(torch._C, "_cuda_setDevice", chosen.append, raising=False)
+    use_device(torch.device(name))
+    assert chosen == [int(name == "cuda:1")]
 
 
 def test_the_cache_gets_what_the_rest_leaves_of_the_share() -> None:
@@ -31,9 +45,21 @@ def test_the_largest_step_has_all_tokens_and_draws_all_it_may(
     batch = largest_step(num_seqs, num_tokens, block_size=4)
     assert (batch.num_tokens, len(batch.sequences)) == (num_tokens, num_seqs)
     assert all(sequence.is_sampled for sequence in batch.sequences)
+    assert [len(s.scored_ids) for s in batch.sequences] == [
+        s.num_tokens - 1 for s in batch.sequences
+    ]
     blocks = [block for sequence in batch.sequences for block in sequence.block_table]
     assert blocks == list(range(len(blocks)))
     assert max(s.num_tokens for s in batch.sequences) <= -(-num_tokens // num_seqs)
+
+
+def test_the_largest_step_scores_as_many_tokens_as_a_step_may() -> None:
+    batch = largest_step(64, 512, block_size=16)
+    step = lay_out(batch, 16, torch.device("cpu")).send()
+    assert len(step.forward.sampled_rows) == 64 + MAX_SCORED_TOKENS
+    assert step.scores is not None
+    assert len(step.scores.score_rows) == 64 + MAX_SCORED_TOKENS
+    assert len(set(step.forward.sampled_rows.tolist())) == 64 + MAX_SCORED_TOKENS
 
 
 def test_the_largest_step_can_be_computed(tmp_path: Path) -> None:
@@ -64,6 +90,8 @@ def test_a_gpu_has_its_memory_back_after_it_was_measured(tmp_path: Path) -> None
         graph_sizes=[1, 8, 32],
     )
 
+    # Those of cuBLAS stay, one for each stream.
+    torch._C._cuda_clearCublasWorkspaces()
     assert torch.cuda.memory_allocated() == before
     assert 0 < found.activations < found.total // 100
     assert 0 <= found.graphs < found.total // 10
