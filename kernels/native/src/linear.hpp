@@ -1,8 +1,6 @@
 // Matrix products with packed weights, cut into tasks for a team of threads.
 #pragma once
 
-#include <vector>
-
 #include "threads.hpp"
 #include "tiles.hpp"
 
@@ -28,7 +26,7 @@ struct Task {
 // How many panels go together with so many rows: as many sums as registers hold beside the weights.
 constexpr int panels_for(int rows) {
     if (kLanes == 16) return rows == 1 ? 8 : rows == 2 ? 4 : 2;
-    return rows == 1 ? 4 : rows <= 3 ? 2 : 1;
+    return rows == 1 ? 4 : rows == 2 ? 2 : 1;
 }
 
 // 16 outputs of one row, or as many as there are.
@@ -55,7 +53,7 @@ struct Operands {
 template <class Panels>
 struct FloatTile {
     static constexpr int32_t kFormat = Panels::kFormat;
-    static constexpr int kMaxRows = kLanes == 16 ? 12 : 6;
+    static constexpr int kMaxRows = kLanes == 16 ? 12 : kFormat == kBfloat16 ? 5 : 6;
 
     template <int kRows, int kPanels>
     static void add(const Operands& o, int row, const uint8_t* panels, Sums<kRows, kPanels>& sums) {
@@ -122,40 +120,11 @@ inline void multiply(const Operands& o, const Task& task) {
     }
 }
 
-// From so many rows on it pays to turn a panel of bfloat16 into floats once rather than for each tile.
-constexpr int kUnpackRows = 2 * FloatTile<Float32Panels>::kMaxRows;
-
-inline void unpack_panel(const uint8_t* panel, int inputs, float* to) {
-    for (int pair = 0; pair < inputs / 2; pair++, to += 2 * kPanel) {
-        Floats weights[kVectors];
-        Bfloat16Panels::read<false>(panel, pair, weights);
-        for (int v = 0; v < kVectors; v++) store(to + v * kLanes, weights[v]);
-        Bfloat16Panels::read<true>(panel, pair, weights);
-        for (int v = 0; v < kVectors; v++) store(to + kPanel + v * kLanes, weights[v]);
-    }
-}
-
-inline void multiply_unpacked(const Operands& o, const Task& task) {
-    thread_local std::vector<float> floats;
-    const int inputs = o.weight.inputs;
-    const int64_t bytes = panel_bytes(kBfloat16, inputs);
-    constexpr int kStep = panels_for(FloatTile<Float32Panels>::kMaxRows);
-    floats.resize(std::max(floats.size(), size_t(inputs) * kPanel * kStep));
-    const Operands unpacked{o.x, o.codes, o.weight, reinterpret_cast<const uint8_t*>(floats.data()), o.out};
-    for (int panel = task.panel; panel < task.end; panel += kStep) {
-        const int end = std::min(panel + kStep, task.end);
-        for (int p = panel; p < end; p++)
-            unpack_panel(o.panels + (p - task.panel) * bytes, inputs, floats.data() + (p - panel) * inputs * kPanel);
-        multiply<FloatTile<Float32Panels>>(unpacked, {task.first, task.last, panel, end});
-    }
-}
-
 inline void multiply_any(const Operands& o, const Task& task) {
     switch (o.weight.format) {
         case kFloat32: return multiply<FloatTile<Float32Panels>>(o, task);
         case kBfloat16:
             if (kHasBf16Dot) return multiply<DotTile>(o, task);
-            if (task.last - task.first >= kUnpackRows) return multiply_unpacked(o, task);
             return multiply<FloatTile<Bfloat16Panels>>(o, task);
         case kQ8_0: return multiply<QuantizedTile<kQ8_0>>(o, task);
         case kQ4_0: return multiply<QuantizedTile<kQ4_0>>(o, task);

@@ -49,11 +49,15 @@ inline void add_input(const float* x, int64_t stride, const uint8_t* panels, int
     }
 }
 
+// Meanwhile the panels after these are asked for: they come from memory, and nothing else waits for them. Not unrolled:
+// the compiler would keep more at hand than there are registers, and take half as long again.
 template <class Panels, int kRows, int kPanels>
 inline void tile(const float* x, int64_t stride, const uint8_t* panels, int inputs, Sums<kRows, kPanels>& sums) {
-    const int64_t bytes = panel_bytes(Panels::kFormat, inputs);
-#pragma GCC unroll 4
+    const int64_t bytes = panel_bytes(Panels::kFormat, inputs), pair_bytes = panel_bytes(Panels::kFormat, 2);
     for (int pair = 0; pair < inputs / 2; pair++) {
+        for (int p = 0; p < kPanels; p++)
+            for (int64_t at = 0; at < pair_bytes; at += 64)
+                __builtin_prefetch(panels + (kPanels + p) * bytes + pair * pair_bytes + at);
         add_input<false, Panels>(x, stride, panels, bytes, pair, sums);
         add_input<true, Panels>(x, stride, panels, bytes, pair, sums);
     }
@@ -167,7 +171,7 @@ template <int32_t kFormat, int kRows, int kPanels>
 inline void count_block(const int16_t* x, int64_t stride, const uint8_t* codes, int64_t bytes,
                         Counts<kRows, kPanels>& counts) {
     constexpr int kSteps = code_bytes(kFormat) / 2;
-#pragma GCC unroll 4
+#pragma GCC unroll 2
     for (int i = 0; i < kSteps; i++) {
         Ints weights[kPanels][kVectors];
         for (int p = 0; p < kPanels; p++)
