@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -43,6 +44,28 @@ app = typer.Typer(
 )
 app.add_typer(dead_commands.app, name="dead")
 app.add_typer(key_commands.app, name="keys")
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        try:
+            version = metadata.version("warren")
+        except metadata.PackageNotFoundError:
+            version = "of unknown version: run from its sources, and not installed"
+        output.print(f"warren {version}", highlight=False, soft_wrap=True)
+        raise typer.Exit
+
+
+@app.callback()
+def takes_options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and end."
+        ),
+    ] = False,
+) -> None:
+    """Take what stands before a command."""
 
 
 @app.command(epilog=EPILOG)

@@ -8,7 +8,9 @@ out and sampling cost, once for each way to draw. The fastest of several repetit
 were disturbed.
 """
 
+import asyncio
 import dataclasses
+import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +27,8 @@ from bench.plots import label_axis, new_figure, save
 from bench.quality import load
 from bench.report import console, write_json
 from kernels.providers import load_ops
-from shared.messages import SamplingParams
+from shared.messages import Constraint, SamplingParams
+from worker.constraints import Constraints, Grammar
 from worker.engine.engine import Engine
 from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId, Submit
 from worker.engine.scheduler import SchedulerLimits
@@ -34,6 +37,7 @@ from worker.model.fused import FusedDecoder
 from worker.model.inputs import build_inputs
 from worker.model.kv_cache import BlockShape, KVCache
 from worker.model.runner import TorchRunner
+from worker.text import Tokenizer
 
 FORMATS = ("float32", "bfloat16", "q8_0", "q4_1")
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -43,6 +47,21 @@ PROMPTS = ((128, 0), (512, 0), (512, 3584))
 _BLOCK_SIZE = 16
 _NUM_BLOCKS = 64 * 192 // _BLOCK_SIZE + 4096
 _GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+_PEOPLE = {
+    "type": "array",
+    "minItems": 10_000,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 30},
+            "role": {"enum": ["author", "editor", "reader"]},
+            "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        },
+        "required": ["name", "role", "age"],
+        "additionalProperties": False,
+    },
+}
+"""A list that goes on for longer than a measurement."""
 DRAWS = {
     "greedy": _GREEDY,
     "temperature": SamplingParams(temperature=0.8, ignore_eos=True),
@@ -55,8 +74,13 @@ DRAWS = {
         temperature=0.0, repetition_penalty=1.1, frequency_penalty=0.5, ignore_eos=True
     ),
     "logprobs": SamplingParams(temperature=0.0, logprobs=5, ignore_eos=True),
+    "JSON schema": SamplingParams(
+        temperature=0.0,
+        ignore_eos=True,
+        constraint=Constraint(kind="json_schema", source=json.dumps(_PEOPLE)),
+    ),
 }
-_DRAWS_BATCH = 16
+_DRAWS_BATCH = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +125,7 @@ class Bench:
             raise typer.BadParameter("the native kernels do not compute this model")
         self._weights = weights
         self._decoder = decoder
+        self._constraints = Constraints(Tokenizer.load(directory))
         block = BlockShape(
             decoder.num_layers, _BLOCK_SIZE, decoder.num_kv_heads, decoder.head_dim, decoder.dtype
         )
@@ -124,7 +149,9 @@ class Bench:
             max_num_batched_tokens=num_seqs * 128,
         )
         engine = Engine(runner, SchedulerLimits(num_seqs, num_seqs * 128))
-        engine.step([self._submit(i, num_steps + 8, DRAWS[draws]) for i in range(num_seqs)])
+        sampling = DRAWS[draws]
+        grammar = self._grammar(sampling)
+        engine.step([self._submit(i, num_steps + 8, sampling, grammar) for i in range(num_seqs)])
         for _ in range(4):
             engine.step()
         self._decoder.profile()
@@ -142,9 +169,17 @@ class Bench:
             decoder_ms=decoder_s * 1e3,
         )
 
-    def _submit(self, name: int, max_tokens: int, sampling: SamplingParams) -> Submit:
+    def _grammar(self, sampling: SamplingParams) -> Grammar | None:
+        if sampling.constraint is None:
+            return None
+        return asyncio.run(self._constraints.compile(sampling.constraint))
+
+    def _submit(
+        self, name: int, max_tokens: int, sampling: SamplingParams, grammar: Grammar | None
+    ) -> Submit:
         prompt = torch.randint(0, self._decoder.vocab_size, (128,)).tolist()
-        return Submit(SequenceId(str(name), 0), prompt, sampling, 0, max_tokens)
+        matcher = None if grammar is None else grammar.matcher((), None)
+        return Submit(SequenceId(str(name), 0), prompt, sampling, 0, max_tokens, constraint=matcher)
 
     @torch.inference_mode()
     def _step(self, num_seqs: int, num_tokens: int, context: int) -> StepTime:

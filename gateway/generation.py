@@ -8,11 +8,11 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.answers.choices import Gathering
 from gateway.answers.context import decode_context
-from gateway.answers.event_stream import STREAM_HEADERS, EventStream, raise_failure, send_last
 from gateway.answers.framing import PING, Framer
 from gateway.answers.wording import whole_answer
 from gateway.deps import Gateway
 from gateway.disconnect import ClientGone, until_disconnect
+from gateway.event_stream import STREAM_HEADERS, EventStream, raise_failure, send_last
 from gateway.logs.relay import LogRelay
 from gateway.observation import Observation
 from shared import telemetry
@@ -90,6 +90,7 @@ class GenerationResponse(Response):
             headers = [*STREAM_HEADERS, (b"x-stream-token", token)]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             relay.can_return = True
+            relay.is_numbered = framer.is_numbered
             last = await stream.send_all(stream.word(first) if first else PING, send)
         await stream.send_last(last, send)
 

@@ -6,23 +6,17 @@ asked before a connection was lost is asked again after it: to answer twice does
 
 import asyncio
 import logging
-import time
 import uuid
 from typing import TypeVar
 
+from gateway.publishing import publish_job, seconds_left
 from shared import topology
 from shared.bus.base import Bus, Message
 from shared.errors import (
     BusError,
     DeadlineExceeded,
     InternalError,
-    InvalidRequest,
-    MessageTooLarge,
-    ModelNotFound,
-    Overloaded,
-    PublishRefused,
     UndecodableMessage,
-    Unroutable,
     WarrenError,
     from_code,
 )
@@ -34,7 +28,6 @@ from shared.messages import (
     ReplyEvent,
     Tokenized,
     decode_event,
-    encode,
 )
 
 logger = logging.getLogger(__name__)
@@ -62,7 +55,7 @@ class QuickLane:
         answered: asyncio.Future[ReplyEvent] = asyncio.get_running_loop().create_future()
         self._asked[job.request_id] = job, answered
         try:
-            async with asyncio.timeout(_seconds_left(job)):
+            async with asyncio.timeout(seconds_left(job)):
                 await self._is_listening.wait()
                 await self._publish(job)
                 answer = await answered
@@ -118,21 +111,4 @@ class QuickLane:
             answered.set_exception(InternalError(f"The answer is unreadable: {error.message}"))
 
     async def _publish(self, job: QuickJob) -> None:
-        message = Message(
-            encode(job),
-            correlation_id=job.request_id,
-            reply_to=self._queue.bindings[0].routing_key,
-            expires_s=_seconds_left(job),
-        )
-        try:
-            await self._bus.publish(topology.jobs_binding(job.model, "quick"), message)
-        except Unroutable:
-            raise ModelNotFound(f"The model '{job.model}' does not exist.", param="model") from None
-        except PublishRefused:
-            raise Overloaded("Too many requests wait for this model.") from None
-        except MessageTooLarge:
-            raise InvalidRequest("The request is too large.") from None
-
-
-def _seconds_left(job: QuickJob) -> float | None:
-    return None if job.deadline is None else max(0.001, job.deadline - time.time())
+        await publish_job(self._bus, job, self._queue.bindings[0].routing_key)

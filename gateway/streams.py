@@ -5,10 +5,10 @@ import re
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.answers.event_stream import STREAM_HEADERS, EventStream, raise_failure
 from gateway.answers.framing import PING, START, EventId, Framer
 from gateway.deps import Gateway
 from gateway.disconnect import ClientGone, until_disconnect
+from gateway.event_stream import STREAM_HEADERS, EventStream, raise_failure
 from gateway.logs.reading import NOT_FOUND
 from gateway.logs.relay import LogRelay
 from shared.errors import StreamNotFound

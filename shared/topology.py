@@ -6,6 +6,7 @@ warren.replies  topic   reply.<id>        -> reply.<id>             declared by 
 warren.control  topic   worker.<id>       -> control.worker.<id>    commands to one worker
                         gateways          -> control.gateway.<id>   commands to all gateways
 warren.workers  fanout                    -> workers.<gateway id>   announcements
+                                          -> reply.<id>.workers     the same for publishers
 warren.dead     fanout                    -> jobs.dead              rejected and expired jobs
 """
 

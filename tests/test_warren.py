@@ -5,6 +5,8 @@ import re
 import socket
 import subprocess
 import sys
+import sysconfig
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,31 @@ def test_each_commands_help_has_an_example(command: str) -> None:
 
     assert shown.returncode == 0
     assert re.search(rf"^ warren {command} \S", shown.stdout, re.MULTILINE)
+
+
+def test_the_version_is_the_projects() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    shown = warren("--version")
+
+    assert (shown.returncode, shown.stdout) == (0, f"warren {project['version']}\n")
+
+
+def test_sources_that_are_not_installed_have_no_version(tmp_path: Path) -> None:
+    for package in Path(sysconfig.get_paths()["purelib"]).iterdir():
+        if "warren" not in package.name:
+            (tmp_path / package.name).symlink_to(package)
+
+    shown = subprocess.run(
+        [sys.executable, "-S", "warren.py", "--version"],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+
+    assert shown.stdout == "warren of unknown version: run from its sources, and not installed\n"
 
 
 def test_help_loads_neither_side() -> None:

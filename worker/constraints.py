@@ -1,32 +1,24 @@
 """Grammars that the output of a job has to match, compiled for the model's vocabulary."""
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from shared.errors import InvalidRequest
+from shared.grammars import LIMITS, TRIALS, grammar_source
 from shared.messages import Constraint
 from worker.text import Tokenizer
 
 _MAX_COMPILED = 64
 """Grammars that are kept compiled; the largest take a few MB."""
-_COMPILE_TIMEOUT_S = 10.0
 _MAX_REASON_CHARS = 500
-_LIMITS = LLParserLimits(
-    # About 0.1 s of building the lexer and 15 ms of a step, at the rates that llguidance states.
-    initial_lexer_fuel=5_000_000,
-    step_lexer_fuel=200_000,
-    step_max_items=50_000,
-    max_lexer_states=50_000,
-    max_grammar_size=200_000,
-    verbose_errors=False,
-)
-_JSON_WHITESPACE = r"[ \t\n]{0,16}"
-"""Room for any indentation, but no endless blank page."""
+_MAX_MASK_S = 0.25
+"""Of computing for one mask, for which all sequences of the step wait. llguidance's limits keep
+grammars that people write far below, and do not keep all others."""
 
 
 class GrammarMatcher:
@@ -49,9 +41,12 @@ class GrammarMatcher:
 
     def mask(self) -> bytes:
         """See `TokenConstraint.mask`. Raises `InvalidRequest` where a limit is met."""
+        began = time.thread_time()
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             raise _stuck(self._matcher)
+        if time.thread_time() - began > _MAX_MASK_S:
+            raise _refusal("a step takes too long")
         mask = mask[: self._num_mask_bytes].ljust(self._num_mask_bytes, b"\0")
         if self._allowed is None:
             return mask
@@ -84,16 +79,15 @@ class Constraints:
         self._compiler = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
 
     async def compile(self, constraint: Constraint) -> Grammar:
-        """Raises `InvalidRequest` where it is wrong, or takes too much time or memory."""
+        """Raises `InvalidRequest` where it is wrong, or takes too much time or memory, and
+        `Overloaded`."""
         grammar = self._grammars.get(constraint)
         if grammar is None:
-            compiling = asyncio.get_running_loop().run_in_executor(
-                self._compiler, partial(self._compile, constraint)
+            if problem := await TRIALS.problem(constraint):
+                raise _refusal(problem)
+            grammar = await asyncio.get_running_loop().run_in_executor(
+                self._compiler, self._compile, constraint
             )
-            try:
-                grammar = await asyncio.wait_for(compiling, _COMPILE_TIMEOUT_S)
-            except TimeoutError:
-                raise _refusal("it takes too long to compile") from None
         self._grammars[constraint] = grammar
         self._grammars.move_to_end(constraint)
         while len(self._grammars) > _MAX_COMPILED:
@@ -107,27 +101,13 @@ class Constraints:
                 n_vocab=self._tokenizer.vocab_size,
                 eos_token=sorted(self._tokenizer.eos_ids) or None,
             )
-        source = _source(constraint)
-        matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=_LIMITS)
+        source = grammar_source(constraint)
+        matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise _refusal(matcher.get_error())
-        return Grammar(matcher, self._tokenizer.num_mask_bytes)
-
-
-def _source(constraint: Constraint) -> str:
-    """The constraint as llguidance takes it."""
-    match constraint.kind:
-        case "json_schema":
-            try:
-                return LLMatcher.grammar_from_json_schema(
-                    constraint.source, overrides={"whitespace_pattern": _JSON_WHITESPACE}
-                )
-            except ValueError as error:
-                raise _refusal(str(error)) from None
-        case "regex":
-            return LLMatcher.grammar_from_regex(constraint.source)
-        case "lark":
-            return LLMatcher.grammar_from_lark(constraint.source)
+        grammar = Grammar(matcher, self._tokenizer.num_mask_bytes)
+        grammar.matcher((), None).mask()  # the first is the slowest, and the engine would wait
+        return grammar
 
 
 def _refusal(reason: str) -> InvalidRequest:

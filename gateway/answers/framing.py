@@ -41,8 +41,8 @@ class Framer:
 
     def __init__(self, after: EventId = START, *, is_numbered: bool = True) -> None:
         """``is_numbered``: whether the frames bear their ids."""
+        self.is_numbered = is_numbered
         self._after = after
-        self._is_numbered = is_numbered
         self._ordinal = 0
         self._num_payloads = 0
 
@@ -67,7 +67,7 @@ class Framer:
         return b"".join(frames)
 
     def _framed(self, place: bytes, payload: Payload) -> bytes:
-        return _frame(place if self._is_numbered else b"", payload)
+        return _frame(place if self.is_numbered else b"", payload)
 
 
 def frame_unnumbered(payload: Payload, *, retry_ms: int | None = None) -> bytes:

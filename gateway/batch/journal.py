@@ -9,11 +9,14 @@ from typing import BinaryIO, Self
 import msgspec
 
 from shared.errors import InvalidRequest
+from shared.messages import Announcement
 
 
 class _Header(msgspec.Struct, frozen=True):
     warren_batch: str
     """The digest of the input whose answers follow."""
+    served: Announcement | None = None
+    """What a worker said of the model when the first job was made."""
 
 
 class _Response(msgspec.Struct, frozen=True):
@@ -38,19 +41,23 @@ class Journal:
     second run away; the system releases it however this one ends.
     """
 
-    def __init__(self, file: BinaryIO, output: Path, digest: str) -> None:
+    def __init__(
+        self, file: BinaryIO, output: Path, digest: str, served: Announcement | None = None
+    ) -> None:
         """Go on with ``file``. Raises `InvalidRequest` if it belongs to another input."""
         self.num_failed = 0
+        self.served = served
+        """That of the first run."""
         self._file = file
         self._output = output
         self._spans: dict[str, tuple[int, int]] = {}
         self._end = self._restore(digest)
         file.truncate(self._end)
         if self._end == 0:
-            self._write(msgspec.json.encode(_Header(digest)))
+            self._write(msgspec.json.encode(_Header(digest, served)))
 
     @classmethod
-    def open(cls, output: Path, digest: str) -> Self:
+    def open(cls, output: Path, digest: str, served: Announcement | None = None) -> Self:
         """Open or create the journal beside ``output``, for the input with ``digest``.
 
         Raises `InvalidRequest` if another run holds it, it belongs to another input, or there is
@@ -62,7 +69,7 @@ class Journal:
         file = part.open("a+b")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return cls(file, output, digest)
+            return cls(file, output, digest, served)
         except BlockingIOError:
             error = InvalidRequest(f"another run is writing {part.name}")
         except msgspec.DecodeError:
@@ -118,14 +125,16 @@ class Journal:
             if not line.endswith(b"\n"):
                 break
             if end == 0:
-                self._check_header(line, digest)
+                self._read_header(line, digest)
             else:
                 self._index(msgspec.json.decode(line, type=_Entry), end, len(line) - 1)
             end += len(line)
         return end
 
-    def _check_header(self, line: bytes, digest: str) -> None:
-        if msgspec.json.decode(line, type=_Header).warren_batch != digest:
+    def _read_header(self, line: bytes, digest: str) -> None:
+        header = msgspec.json.decode(line, type=_Header)
+        self.served = header.served
+        if header.warren_batch != digest:
             raise InvalidRequest(
                 f"{_part(self._output).name} holds answers to another input; move it away"
             )

@@ -1,6 +1,7 @@
 """The input of a batch: all of it is checked before the first line is answered."""
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeAlias
@@ -12,8 +13,8 @@ from gateway.requests import schemas
 from gateway.requests.constraints import check_now
 from gateway.requests.jobs import Draft, draft
 from shared.bus.base import MAX_MESSAGE_BYTES
-from shared.errors import InvalidRequest
-from shared.messages import GenerationJob, encode
+from shared.errors import InvalidRequest, Unavailable
+from shared.messages import Announcement, GenerationJob, ModelName, encode
 
 _MAX_PROBLEMS_SHOWN = 20
 
@@ -28,28 +29,51 @@ class BatchLine(msgspec.Struct, frozen=True):
     url: Url
     body: msgspec.Raw
 
-    def draft(self, request_id: str, created_at: float) -> Draft:
-        """The job, and the constraint that it may have. Raises `InvalidRequest`."""
+    def draft(
+        self, request_id: str, created_at: float, served: Announcement | None = None
+    ) -> Draft:
+        """The job, and the constraint that it may have; ``served`` is what a worker says of the
+        model. Raises `InvalidRequest` and `Unavailable`."""
         body = bytes(self.body)
         request: schemas.ChatRequest | schemas.CompletionRequest
         if self.url == "/v1/chat/completions":
             request = schemas.parse(schemas.ChatRequest, body)
-            if request.tools and request.tool_choice != "none":
-                raise InvalidRequest("tools: a batch has none", param="tools")
         else:
             request = schemas.parse(schemas.CompletionRequest, body)
         if request.stream:
             raise InvalidRequest("stream: a batch has no streams", param="stream")
-        return draft(request, request_id=request_id, created_at=created_at, mode="final")
+        return draft(
+            request, request_id=request_id, created_at=created_at, mode="final", served=served
+        )
 
-    def job(self, request_id: str, created_at: float) -> GenerationJob:
+    def job(
+        self, request_id: str, created_at: float, served: Announcement | None = None
+    ) -> GenerationJob:
         """What is published, once `draft` was checked."""
-        job = self.draft(request_id, created_at).identified(request_id)
+        job = self.draft(request_id, created_at, served).identified(request_id)
         # Nobody reads between two runs, and work goes on.
         return msgspec.structs.replace(job, is_detached=True)
 
 
+class _Body(msgspec.Struct):
+    model: ModelName
+
+
+class _Line(msgspec.Struct):
+    body: _Body
+
+
 _DECODER = msgspec.json.Decoder(BatchLine)
+_MODEL_DECODER = msgspec.json.Decoder(_Line)
+
+
+def model_of(path: Path) -> str | None:
+    """The model of the first line that names one. Raises `OSError`."""
+    with path.open("rb") as file:
+        for text in file:
+            with suppress(msgspec.MsgspecError):
+                return _MODEL_DECODER.decode(text).body.model
+    return None
 
 
 class BatchFile:
@@ -60,6 +84,8 @@ class BatchFile:
 
     def __init__(self, path: Path, index: "_Index") -> None:
         self.path = path
+        self.served = index.served
+        """What a worker said of the model; jobs and the words of their answers follow it."""
         self.digest = index.digest.hexdigest()
         self.model = index.model
         self.custom_ids = tuple(index.offsets)
@@ -67,9 +93,9 @@ class BatchFile:
         self._positions = {self.request_id(k): k for k in range(len(self))}
 
     @classmethod
-    def check(cls, path: Path) -> Self:
+    def check(cls, path: Path, served: Announcement | None = None) -> Self:
         """Read the whole file. Raises `InvalidRequest` naming each bad line, `OSError`."""
-        index = _Index()
+        index = _Index(served)
         offset = 0
         with path.open("rb") as file:
             for number, text in enumerate(file, start=1):
@@ -108,13 +134,14 @@ class BatchFile:
 
     def job(self, position: int, created_at: float) -> GenerationJob:
         """The job of a line; ``created_at`` is Unix time in seconds."""
-        return self.line(position).job(self.request_id(position), created_at)
+        return self.line(position).job(self.request_id(position), created_at, self.served)
 
 
 @dataclass(slots=True)
 class _Index:
     """What a first reading of the file finds."""
 
+    served: Announcement | None
     digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
     model: str = ""
     offsets: dict[str, int] = field(default_factory=dict)
@@ -123,12 +150,12 @@ class _Index:
     def add(self, number: int, offset: int, text: bytes) -> None:
         try:
             line = _DECODER.decode(text)
-            draft = line.draft("check", created_at=0)
+            draft = line.draft("check", created_at=0, served=self.served)
             if draft.wanted is not None:
                 check_now(draft.wanted)
             job = draft.identified("check")
-        except (msgspec.MsgspecError, InvalidRequest) as error:
-            self.problems.append(f"line {number}: {error}")
+        except (msgspec.MsgspecError, InvalidRequest, Unavailable) as error:
+            self.problems.append(f"line {number}: {' '.join(str(error).split())}")
             return
         self.model = self.model or job.model
         if job.model != self.model:

@@ -17,9 +17,10 @@ from typing import TypeAlias
 
 from gateway.batch.answers import output_line
 from gateway.batch.journal import Journal
-from gateway.batch.lines import BatchFile
+from gateway.batch.lines import BatchFile, model_of
 from gateway.batch.progress import BatchProgress, BatchSummary, Pace
 from gateway.batch.replies import Replies
+from gateway.batch.serving import announcement
 from shared import topology
 from shared.bus.base import Bus, Message
 from shared.errors import (
@@ -56,12 +57,15 @@ async def run_batch(
     published, or if ``output`` exists; `ModelNotFound`; `QueueBusy` if the same input runs
     elsewhere; `BusUnavailable` if there is no broker at the start; `OSError`.
     """
-    file = await asyncio.to_thread(BatchFile.check, input)
+    model = await asyncio.to_thread(model_of, input)
+    served = None if model is None else await announcement(bus, model)
+    file = await asyncio.to_thread(BatchFile.check, input, served)
     if await bus.inspect(topology.jobs_queue(file.model, "batch").name) is None:
         raise ModelNotFound(f"No worker has ever served the model {file.model!r}.", param="model")
     replies = Replies(bus, file.run_id, prefetch=window)
     await replies.declare()
-    with Journal.open(output, file.digest) as journal:
+    with Journal.open(output, file.digest, served) as journal:
+        file.served = journal.served
         run = BatchRun(file, journal, bus, replies, window=window, on_progress=on_progress)
         summary = await run.answer_all()
         await _uncancelled(partial(journal.finish, file.custom_ids))

@@ -33,7 +33,7 @@ class Fate(Enum):
     STAYS = auto()
     """Both go on without this reader; the log goes by its expiry."""
     WAITS = auto()
-    """The same for a while; then they end, unless somebody came back."""
+    """The same for a while; then both end, unless somebody came back."""
     ENDS = auto()
     """The job is cancelled, the log deleted."""
 
@@ -57,6 +57,9 @@ class LogRelay:
         """Whether the client knows how to come back: by the stream's id, or by its key."""
         self.is_kept = False
         """Whether the log outlives its end, for those who ask again."""
+        self.is_numbered = False
+        """Whether the client is told how far it has come. It may come back for the last bytes: that
+        they were sent is all that can be known."""
         self.job: GenerationJob | None = None
         """What may be published again, where the client has just sent it."""
         self.log_name = log.queue.name
@@ -109,10 +112,21 @@ class LogRelay:
         if self._has_left or isinstance(error, Unavailable):
             if not self.can_return:
                 return Fate.ENDS
-            is_detached = self.context is not None and self.context.is_detached
-            return Fate.STAYS if error or is_ended or is_detached else Fate.WAITS
-        is_answered = is_ended and error is None and not self.reading.has_failed
-        return Fate.STAYS if is_answered and self.is_kept else Fate.ENDS
+            return Fate.STAYS if error or is_ended or self._is_detached else Fate.WAITS
+        if error or not is_ended or self._is_tried_again:
+            return Fate.ENDS
+        if self.is_kept:
+            return Fate.STAYS
+        return Fate.WAITS if self.is_numbered else Fate.ENDS
+
+    @property
+    def _is_detached(self) -> bool:
+        return self.context is not None and self.context.is_detached
+
+    @property
+    def _is_tried_again(self) -> bool:
+        """Whether the request failed, and would get another answer if its key came again."""
+        return self.reading.has_failed and bool(self.body_hash) and not self._is_detached
 
     def start(self) -> None:
         """Begin to read."""

@@ -20,11 +20,11 @@ from typing import Any
 import msgspec
 
 from gateway.answers.context import StreamContext
-from gateway.logs.publishing import publish_job
 from gateway.logs.reading import EXPIRED, NOT_FOUND
 from gateway.logs.relay import Fate, LogRelay
 from gateway.logs.reply_queues import ReplyQueues
 from gateway.logs.stalls import LOOK_INTERVAL_S, StallWatch
+from gateway.publishing import publish_job
 from gateway.workers import LiveWorkers
 from shared import topology
 from shared.bus.base import Bus, Message
@@ -82,7 +82,7 @@ class Relays:
             relay.start()
             relay.job = await self._accept(relay, job) if relay.is_kept else job
             if not relay.is_answered:
-                await publish_job(self._bus, relay.job)
+                await self._publish(relay.job)
             yield relay
 
     @asynccontextmanager
@@ -173,6 +173,9 @@ class Relays:
         publication = relay.reading.num_accepted - 1
         return msgspec.structs.replace(job, publication=publication)
 
+    async def _publish(self, job: GenerationJob) -> None:
+        await publish_job(self._bus, job, topology.reply_key(job.request_id))
+
     async def _is_broker_well(self) -> bool:
         try:
             async with asyncio.timeout(_SLOW_S):
@@ -188,7 +191,7 @@ class Relays:
         facts = {"request_id": relay.request_id, "worker": relay.worker}
         logger.warning("worker silent, job published again", extra=facts)
         try:
-            await publish_job(self._bus, relay.job)
+            await self._publish(relay.job)
         except WarrenError as error:  # the next look tries again
             logger.warning("not published", extra={**facts, "reason": error.code})
 

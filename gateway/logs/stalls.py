@@ -48,6 +48,8 @@ class StallWatch:
         return stalled
 
     def _is_stalled(self, relay: LogRelay, since: float, now: float) -> bool:
+        # The job of a client that came back is at the broker alone. It moves all the same: a worker
+        # that hangs ends itself, and one that was stopped or cut off loses its connection.
         if relay.job is None or relay.worker is None or relay.reading.is_ended:
             return False
         heard_at = max(since, self._workers.heard_at(relay.worker))

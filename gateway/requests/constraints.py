@@ -1,26 +1,24 @@
 """What an answer has to match: taken from the body, and checked before anything is queued.
 
-A check compiles the grammar without a tokenizer, in some milliseconds even where it is refused:
-a regular expression is expanded only as the text goes on, under the worker's limits.
+A check compiles the constraint, in a process of its own and under the worker's limits
+(`shared.grammars`).
 """
 
-import asyncio
 import json
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple
 
-import llguidance
 import msgspec
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from gateway.answers.reasoning import CLOSE, OPEN
 from shared.errors import InvalidRequest
+from shared.grammars import JSON_WHITESPACE, TRIALS
 from shared.messages import MAX_GRAMMAR_CHARS, Constraint
 
 MAX_SCHEMA_DEPTH = 64
 _MAX_ALTERNATIVES = 1024
-_LONG_CHARS = 2048
+_MAX_REASON_CHARS = 500
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 PARAMETERS = frozenset(
     {"response_format", "structured_outputs", *(f"guided_{kind}" for kind in _KINDS)}
@@ -51,7 +49,7 @@ def after_reasoning(constraint: Constraint, reasoning_parser: str | None) -> Con
     if reasoning_parser is None or constraint.kind == "lark":
         return constraint
     if constraint.kind == "json_schema":
-        answer = f"%json {constraint.source}"
+        answer = json_rule(msgspec.json.decode(constraint.source))
     else:
         answer = f"/{_escaped(constraint.source)}/"
     return grammar(f"answer: {answer}", reasoning_parser)
@@ -64,6 +62,14 @@ def grammar(rules: str, reasoning_parser: str | None) -> Constraint:
     )
     thought = f'thought[suffix="{CLOSE}"]: /(?s:.*)/\nspace: /\\s*/' if start else ""
     return Constraint(kind="lark", source=f"start: {start}answer\n{rules}\n{thought}")
+
+
+def json_rule(schema: dict[str, Any]) -> str:
+    """What stands for a schema in a grammar, with as much whitespace as where it stands alone."""
+    options = schema.get("x-guidance")
+    options = options if isinstance(options, dict) else {}
+    schema = {**schema, "x-guidance": {**options, "whitespace_pattern": JSON_WHITESPACE}}
+    return f"%json {msgspec.json.encode(schema).decode()}"
 
 
 def json_constraint(schema: Any, param: str) -> Constraint:
@@ -97,18 +103,19 @@ def check_depth(value: Any, param: str) -> None:
 
 
 async def check(wanted: Wanted) -> None:
-    """Raise `InvalidRequest` if no worker could obey. Large ones are checked in a thread."""
-    if len(wanted.constraint.source) > _LONG_CHARS:
-        await asyncio.to_thread(check_now, wanted)
-    else:
-        check_now(wanted)
+    """Raise `InvalidRequest` if no worker could obey, and `Overloaded`."""
+    _require(wanted, await TRIALS.problem(wanted.constraint))
 
 
 def check_now(wanted: Wanted) -> None:
-    """The same, here and now."""
-    problem = _problem(wanted.constraint)
+    """The same for who has no event loop to keep going. Raises `InvalidRequest`."""
+    _require(wanted, TRIALS.problem_now(wanted.constraint))
+
+
+def _require(wanted: Wanted, problem: str) -> None:
     if problem:
-        raise InvalidRequest(f"{wanted.param}: {problem}", param=wanted.param)
+        # A problem quotes the constraint.
+        raise InvalidRequest(f"{wanted.param}: {problem[:_MAX_REASON_CHARS]}", param=wanted.param)
 
 
 def _all_wanted(fields: Mapping[str, Any]) -> Iterator[Wanted]:
@@ -188,24 +195,6 @@ def _constraint(kind: Any, source: str, param: str) -> Constraint:
     if len(source) > MAX_GRAMMAR_CHARS:
         raise InvalidRequest(f"{param}: longer than {MAX_GRAMMAR_CHARS} characters.", param=param)
     return Constraint(kind=kind, source=source)
-
-
-@lru_cache(maxsize=256)
-def _problem(constraint: Constraint) -> str:
-    """What is wrong with it; nothing if nothing is."""
-    matcher = llguidance.LLMatcher
-    try:
-        match constraint.kind:
-            case "json_schema":
-                grammar = matcher.grammar_from_json_schema(constraint.source)
-            case "regex":
-                grammar = matcher.grammar_from_regex(constraint.source)
-            case "lark":
-                grammar = matcher.grammar_from_lark(constraint.source)
-        is_wrong, problems = matcher.validate_grammar_with_warnings(grammar)
-    except ValueError as error:
-        return str(error)
-    return problems[0] if is_wrong else ""
 
 
 def _escaped(pattern: str) -> str:

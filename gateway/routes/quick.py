@@ -11,6 +11,7 @@ from gateway.answers.documents import EMBEDDINGS, TEXT, TOKENS
 from gateway.deps import Gateway
 from gateway.disconnect import ClientGone, until_disconnect
 from gateway.documents import documented
+from gateway.observation import CLIENT_GONE
 from gateway.requests.body import read_body
 from gateway.requests.quick_schemas import (
     DetokenizeRequest,
@@ -45,7 +46,7 @@ def router(gateway: Gateway) -> APIRouter:
                 async with until_disconnect(request.receive):
                     answered = await body.answer(gateway.quick, draft)
             except ClientGone:
-                return Response(status_code=499)
+                return Response(status_code=CLIENT_GONE)
         return Response(msgspec.json.encode(answered), media_type="application/json")
 
     @routes.post(

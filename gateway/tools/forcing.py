@@ -3,33 +3,32 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
-from gateway.requests.constraints import grammar
+from gateway.requests.constraints import grammar, json_rule
 from shared.messages import Constraint, Tool
 
-_FORMS: Mapping[str, tuple[str, str]] = {
-    "hermes": (
-        'answer: call ("\\n" call)*\ncall: "<tool_call>\\n" object "\\n</tool_call>"',
-        'answer: "<tool_call>\\n" object "\\n</tool_call>"',
-    ),
-    "llama3_json": ('answer: object ("; " object)*', "answer: object"),
-    "mistral": ('answer: "[" object (", " object)* "]"', 'answer: "[" object "]"'),
+MAX_CALLS = 16
+"""Of one answer. OpenAI and vLLM know no limit, and a small model that cannot stop calling calls
+until its tokens are spent (vllm#50399), while nobody was seen to ask for so many at once."""
+_FORMS: Mapping[str, tuple[str, str, str]] = {
+    "hermes": ("{}", '"<tool_call>\\n" object "\\n</tool_call>"', '"\\n"'),
+    "llama3_json": ("{}", "object", '"; "'),
+    "mistral": ('"[" {} "]"', "object", '", "'),
 }
-"""Of several calls, and of one."""
+"""All calls, one call, and what stands between two."""
 _DEFINITIONS = ("$defs", "definitions")
 
 
 def forced_calls(
     parser: str, tools: Sequence[Tool], *, is_single: bool, reasoning_parser: str | None
 ) -> Constraint:
-    """One call or several of ``tools``, after what thought there may be."""
-    rules = [_FORMS[parser][is_single]]
+    """One call or several, `MAX_CALLS` at most, of ``tools``, after what thought there may be."""
+    form, call, between = _FORMS[parser]
+    calls = "call" if is_single else f"call ({between} call){{0,{MAX_CALLS - 1}}}"
+    rules = [f"answer: {form.format(calls)}", f"call: {call}"]
     rules.append("object: " + " | ".join(f"object_{k}" for k in range(len(tools))))
     arguments = "parameters" if parser == "llama3_json" else "arguments"
     for k, tool in enumerate(tools):
-        schema = msgspec.json.encode(_call_schema(tool, arguments)).decode()
-        rules.append(f"object_{k}: %json {schema}")
+        rules.append(f"object_{k}: {json_rule(_call_schema(tool, arguments))}")
     return grammar("\n".join(rules), reasoning_parser)
 
 

@@ -110,6 +110,32 @@ async def test_a_background_response_goes_on_alone(
     assert response.model == MODEL
 
 
+@pytest.mark.parametrize("kept", [{"background": True}, {"store": True}])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_response_that_failed_is_there_as_long_as_one_that_did_not(
+    gateway: LiveGateway, worker: ScriptedWorker, kept: dict[str, bool], stream: bool
+) -> None:
+    async def fail(job: ScriptedJob) -> None:
+        await job.start()
+        await job.say("one ")
+        await job.fail("worker_lost", "gone")
+
+    worker.script = fail
+    body = {"model": MODEL, "input": "x", "stream": stream, **kept}
+    response_id = (await gateway.post("/v1/responses", **body)).headers["x-request-id"]
+    await worker.wait_until(lambda: bool(worker.jobs) and not worker.num_running)
+
+    for _ in range(2):
+        again = await gateway.openai.responses.retrieve(response_id)
+        assert again.status == "failed"
+        assert again.error is not None
+        assert (again.error.code, again.output_text) == ("worker_lost", "one ")
+        events = [
+            e async for e in await gateway.openai.responses.retrieve(response_id, stream=True)
+        ]
+        assert events[-1].type == "response.failed"
+
+
 async def test_a_stored_stream_is_read_again_behind_what_was_seen(gateway: LiveGateway) -> None:
     """Section 7: ``starting_after``."""
     stream = await gateway.openai.responses.create(

@@ -59,6 +59,16 @@ async def receive(bus: Bus, queue: str, *, is_exclusive: bool = False) -> bytes:
     return delivery.message.body
 
 
+async def test_a_publisher_hears_who_serves(publisher: RabbitBus, worker: RabbitBus) -> None:
+    queue = topology.publisher_queue(uuid.uuid4().hex)
+    await publisher.declare(queue)
+
+    await worker.publish(topology.ANNOUNCEMENTS, Message(b"here"))
+
+    assert await receive(publisher, queue.name) == b"here"
+    await publisher.delete_queue(queue.name)
+
+
 async def test_a_request_runs_from_a_job_to_its_answer(
     requester: RabbitBus, worker: RabbitBus, reply: Queue
 ) -> None:

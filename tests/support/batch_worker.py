@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
+import msgspec
+
 from shared import topology
 from shared.bus.base import Bus, Consumer, Delivery, Message
 from shared.errors import (
@@ -84,9 +86,10 @@ class BatchWorker:
             tasks.create_task(self._take())
 
     async def _announce(self) -> None:
+        announcement = Message(encode(msgspec.structs.replace(SERVED, model=self.model)))
         while True:
             with suppress(BusError):  # nobody may listen
-                await self.bus.publish(topology.ANNOUNCEMENTS, Message(encode(SERVED)))
+                await self.bus.publish(topology.ANNOUNCEMENTS, announcement)
             await asyncio.sleep(_ANNOUNCE_INTERVAL_S)
 
     async def _take(self) -> None:

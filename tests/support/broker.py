@@ -53,6 +53,7 @@ class RabbitNode(Broker):
         self._directory = directory
         self._port = free_port()
         self._mapper_port = free_port()
+        self._distribution_port = free_port()
         self._password = secrets.token_hex(16)
         self._node: subprocess.Popen[bytes] | None = None
         self._mapper: subprocess.Popen[bytes] | None = None
@@ -142,7 +143,7 @@ class RabbitNode(Broker):
             # As docker-compose.yml: schedulers that wait for work do not spin.
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +sbwtdcpu none +sbwtdio none",
             "RABBITMQ_NODENAME": f"warren-test-{self._port}@localhost",
-            "RABBITMQ_DIST_PORT": str(self._port + 1 if self._port < 65535 else self._port - 1),
+            "RABBITMQ_DIST_PORT": str(self._distribution_port),
             "RABBITMQ_MNESIA_BASE": str(self._directory / "data"),
             "RABBITMQ_PID_FILE": str(self._directory / "pid"),
             "RABBITMQ_LOG_BASE": str(self._directory / "log"),

@@ -2,13 +2,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from gateway.batch.lines import BatchFile
+from gateway.answers.context import decode_context
+from gateway.batch.lines import BatchFile, model_of
+from gateway.requests.jobs import draft
+from gateway.requests.schemas import ChatRequest, parse
 from shared.errors import InvalidRequest
 from shared.messages import ChatPrompt, TextPrompt
 from tests.support.batch_files import chat_line, completion_line, write_lines
-from tests.support.batch_worker import MODEL
+from tests.support.batch_worker import MODEL, SERVED
+
+TIME = {"type": "function", "function": {"name": "get_time"}}
 
 
 def problems(path: Path) -> list[str]:
@@ -30,7 +36,10 @@ def problems(path: Path) -> list[str]:
         (chat_line("a", messages=[]), "messages"),
         (chat_line("a", temperature=3), "temperature"),
         (chat_line("a", stream=True), "stream"),
-        (chat_line("a", tools=[{"type": "function"}]), "tools"),
+        (chat_line("a", tools=[{"type": "function"}]), "tools[0].function"),
+        (chat_line("a", tools=[TIME]), "No worker of this model is there"),
+        (chat_line("a", response_format={"type": "xml"}), "response_format.type"),
+        (chat_line("a", guided_regex="(a"), "guided_regex"),
         (completion_line("a", prompt=[]), "prompt"),
         (chat_line("first"), "custom_id 'first' is not unique"),
         (chat_line("a", model="other"), f"model 'other', but the first line has '{MODEL}'"),
@@ -105,3 +114,38 @@ def test_the_same_input_has_the_same_jobs_wherever_it_lies(tmp_path: Path) -> No
     assert len({here.request_id(0), here.request_id(1), other.request_id(0)}) == 3
     assert here.position(here.request_id(1)) == 1
     assert here.position(other.request_id(0)) is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"tools": [TIME]},
+        {"tools": [TIME], "tool_choice": "required", "parallel_tool_calls": False},
+        {"tools": [TIME], "tool_choice": TIME},
+        {"tools": [TIME], "tool_choice": "none"},
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "array"}}}},
+        {"structured_outputs": {"choice": ["yes", "no"]}},
+        {"guided_grammar": 'root ::= "a" ("b" | "c")'},
+        {"n": 3, "logprobs": True, "top_logprobs": 2, "seed": 7, "stop": ["x"], "top_k": -1},
+        {"include_reasoning": False, "logit_bias": {"7": -100}, "max_completion_tokens": 3},
+    ],
+)
+def test_a_line_asks_for_what_its_endpoint_would(body: dict[str, Any], tmp_path: Path) -> None:
+    line = chat_line("a", **body)
+    file = BatchFile.check(write_lines(tmp_path / "in.jsonl", line), SERVED)
+    request = parse(ChatRequest, json.dumps(line["body"]).encode())
+    endpoints = draft(request, request_id="r", created_at=5, served=SERVED).identified("r")
+
+    job = file.job(0, 5)
+
+    assert (job.prompts, job.sampling) == (endpoints.prompts, endpoints.sampling)
+    theirs, ours = decode_context(endpoints.context), decode_context(job.context)
+    assert ours == msgspec.structs.replace(theirs, request_id=job.request_id)
+
+
+def test_the_first_line_with_a_model_names_it(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "in.jsonl", 3, {"body": {}}, chat_line("a"), chat_line("b"))
+
+    assert model_of(path) == MODEL
+    assert model_of(write_lines(tmp_path / "none.jsonl", {"body": {"model": "no such/ "}})) is None

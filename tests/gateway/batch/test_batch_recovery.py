@@ -15,7 +15,7 @@ from shared import topology
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import BusUnavailable
 from tests.support.batch_files import chat_line, chat_text, read_lines, write_lines
-from tests.support.batch_worker import BatchWorker, answer_text, working
+from tests.support.batch_worker import SERVED, BatchWorker, answer_text, working
 
 NUM_LINES = 120
 WINDOW = 16
@@ -133,6 +133,25 @@ async def test_answers_that_cannot_be_kept_stay_at_the_broker(
 
     assert_complete(output)
     assert worker.num_answers.total() == NUM_LINES
+
+
+async def test_a_run_goes_on_with_what_the_first_one_was_told(
+    memory_broker: MemoryBroker, source: Path, tmp_path: Path
+) -> None:
+    """Jobs of the first run may be answered in the second, when no worker is there to ask."""
+    output = tmp_path / "out.jsonl"
+    thoughtful = chat_line("row 0", content="!>kniht/<!!>kniht<"[1:-1])
+    source = write_lines(tmp_path / "thoughtful.jsonl", thoughtful)
+    async with MemoryBus(memory_broker) as theirs, MemoryBus(memory_broker) as bus:
+        worker = BatchWorker(theirs)
+        Journal.open(output, BatchFile.check(source).digest, SERVED).__exit__()
+        run = asyncio.create_task(run_batch(source, output, bus))
+        await asyncio.sleep(0.1)
+        async with working(worker):
+            await run
+
+    (answer,) = read_lines(output)
+    assert answer["response"]["body"]["choices"][0]["message"]["reasoning_content"] == "!!"
 
 
 async def test_a_lost_reply_queue_costs_repetition_and_no_line(

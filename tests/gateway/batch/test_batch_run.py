@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 from openai.types import Completion
-from openai.types.chat import ChatCompletion
+from openai.types.chat import ChatCompletion, ChatCompletionMessageFunctionToolCall
 
 from gateway.batch import BatchProgress, run_batch
 from shared import topology
@@ -12,6 +12,8 @@ from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import InvalidRequest, ModelNotFound
 from tests.support.batch_files import chat_line, chat_text, completion_line, read_lines, write_lines
 from tests.support.batch_worker import MODEL, BatchWorker, answer_text
+
+TIME = {"type": "function", "function": {"name": "get_time"}}
 
 
 def names_in(directory: Path) -> list[str]:
@@ -59,6 +61,27 @@ async def test_an_answer_has_openais_shape(
         answer_text("one"),
         answer_text("two"),
     ]
+
+
+async def test_a_call_of_a_tool_is_worded_as_the_endpoint_words_it(
+    bus: MemoryBus, worker: BatchWorker, tmp_path: Path
+) -> None:
+    call = '{"name": "get_time", "arguments": {"zone": 1}}'
+    text = f"<think>hm</think>\n<tool_call>\n{call}\n</tool_call>"
+    line = chat_line("a", content=text[-2:0:-1], tools=[TIME], tool_choice="auto")
+    source = write_lines(tmp_path / "in.jsonl", line, chat_line("b"))
+
+    await run_batch(source, tmp_path / "out.jsonl", bus)
+
+    body = read_lines(tmp_path / "out.jsonl")[0]["response"]["body"]
+    (choice,) = ChatCompletion.model_validate(body).choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    assert choice.message.tool_calls is not None
+    (called,) = choice.message.tool_calls
+    assert isinstance(called, ChatCompletionMessageFunctionToolCall)
+    assert (called.function.name, called.function.arguments) == ("get_time", '{"zone": 1}')
+    assert body["choices"][0]["message"]["reasoning_content"] == "hm"
 
 
 async def test_a_line_that_fails_fails_alone(

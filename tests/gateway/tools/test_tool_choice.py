@@ -6,6 +6,7 @@ import pytest
 
 from gateway.requests.constraints import Wanted, check_now
 from gateway.tools.choice import ToolUse, tool_use
+from gateway.tools.forcing import MAX_CALLS
 from gateway.tools.pieces import CallArguments, CallStart
 from gateway.tools.reading import ChoiceReader, merged
 from shared.errors import InvalidRequest, Unavailable
@@ -119,6 +120,33 @@ def test_a_named_tool_is_called_once(parser: str) -> None:
     assert matches(use.constraint, f"{opening}{now}{closing}")
     assert not matches(use.constraint, f"{opening}{weather}{closing}")
     assert not matches(use.constraint, f"{opening}{now}{between}{now}{closing}")
+
+
+@pytest.mark.parametrize("parser", FORMS)
+def test_a_model_that_cannot_stop_calling_is_stopped(parser: str) -> None:
+    _, now, between, around = FORMS[parser]
+    opening, closing = around[:1], around[1:]
+    use = use_of([TIME], "required", parser=parser)
+    assert use is not None
+    assert use.constraint is not None
+
+    def calls(count: int) -> str:
+        return f"{opening}{between.join([now] * count)}{closing}"
+
+    assert matches(use.constraint, calls(1))
+    assert matches(use.constraint, calls(MAX_CALLS))
+    assert not matches(use.constraint, calls(MAX_CALLS + 1))
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_model_that_has_to_call_writes_no_endless_blanks(choice: Any) -> None:
+    use = use_of([TIME], choice, parser="llama3_json")
+    assert use is not None
+    assert use.constraint is not None
+    call = FORMS["llama3_json"][1]
+
+    assert matches(use.constraint, call.replace(": {", ":\n    {"))
+    assert not matches(use.constraint, call.replace(": {", ":" + " " * 17 + "{"))
 
 
 def test_a_model_thinks_before_it_has_to_call() -> None:

@@ -12,25 +12,31 @@ from shared.errors import (
     PublishRefused,
     Unroutable,
 )
-from shared.messages import GenerationJob, encode
+from shared.messages import GenerationJob, QuickJob, encode
 
 
-async def publish_job(bus: Bus, job: GenerationJob) -> None:
-    """Put ``job`` into the queue of its model, to be answered in its own reply queue.
+async def publish_job(bus: Bus, job: GenerationJob | QuickJob, reply_key: str) -> None:
+    """Put ``job`` into the queue of its model, to be answered under ``reply_key``.
 
     Raises `ModelNotFound`, `Overloaded`, `InvalidRequest` and `BusError`.
     """
+    lane: topology.Lane = "interactive" if isinstance(job, GenerationJob) else "quick"
     message = Message(
         encode(job),
         correlation_id=job.request_id,
-        reply_to=topology.reply_key(job.request_id),
-        expires_s=job.deadline and max(0.001, job.deadline - time.time()),
+        reply_to=reply_key,
+        expires_s=seconds_left(job),
     )
     try:
-        await bus.publish(topology.jobs_binding(job.model, "interactive"), message)
+        await bus.publish(topology.jobs_binding(job.model, lane), message)
     except Unroutable:
         raise ModelNotFound(f"The model '{job.model}' does not exist.", param="model") from None
     except PublishRefused:
         raise Overloaded("Too many requests wait for this model.") from None
     except MessageTooLarge:
         raise InvalidRequest("The request is too large.") from None
+
+
+def seconds_left(job: GenerationJob | QuickJob) -> float | None:
+    """Until the job's deadline, if it has one; never 0."""
+    return None if job.deadline is None else max(0.001, job.deadline - time.time())

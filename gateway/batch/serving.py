@@ -1,0 +1,52 @@
+"""What a model's workers say of it: how it calls tools, and how it thinks aloud."""
+
+import asyncio
+import logging
+import uuid
+from contextlib import suppress
+
+from shared import topology
+from shared.bus.base import Bus, Consumer
+from shared.errors import AccessRefused, UndecodableMessage
+from shared.messages import Announcement, decode_announcement
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE_S = 10.0
+"""Workers announce themselves every few seconds."""
+
+
+async def announcement(bus: Bus, model: str) -> Announcement | None:
+    """The next word of a live worker of ``model``; None at once where none consumes its jobs.
+    Raises `BusUnavailable`."""
+    if not await _has_worker(bus, model):
+        return None
+    queue = topology.publisher_queue(uuid.uuid4().hex)
+    try:
+        await bus.declare(queue)
+    except AccessRefused as error:  # the user's permissions are of an older Warren
+        logger.warning("workers not heard", extra={"reason": error.message})
+        return None
+    try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_S), bus.consume(queue.name) as consumer:
+                return await _next(consumer, model)
+    finally:
+        await bus.delete_queue(queue.name)
+    logger.warning("workers not heard", extra={"reason": "they say nothing", "model": model})
+    return None
+
+
+async def _has_worker(bus: Bus, model: str) -> bool:
+    states = [await bus.inspect(topology.jobs_queue(model, lane).name) for lane in topology.LANES]
+    return any(state is not None and state.num_consumers for state in states)
+
+
+async def _next(consumer: Consumer, model: str) -> Announcement | None:
+    async for delivery in consumer:
+        await delivery.ack()
+        with suppress(UndecodableMessage):
+            said = decode_announcement(delivery.message.body)
+            if said.model == model and not said.is_leaving:
+                return said
+    return None
