@@ -72,8 +72,8 @@ class GatewaySettings(CommonSettings):
     disconnect_grace_s: float = Field(
         5,
         ge=0,
-        description="How long a request whose client left goes on, and the log of a stream with ids "
-        "is kept after its end, so that a client can come back; a worker's `WARREN_READER_GRACE_S` "
+        description="How long a request whose client left goes on, and the log of a stream with "
+        "ids is kept after its end, so that a client can come back; a worker's `WARREN_READER_GRACE_S` "
         "ends it, too.",
     )
     detach_ttl_s: Seconds = Field(
@@ -84,8 +84,8 @@ class GatewaySettings(CommonSettings):
     )
     worker_silence_s: Seconds = Field(
         8,
-        description="A stream whose worker was silent for so long goes to another one; one that was "
-        "resumed waits for the broker's heartbeats.",
+        description="A stream whose worker was silent for so long goes to another one; one "
+        "that was resumed waits for the broker's heartbeats.",
     )
     secret: SecretStr | None = Field(
         None,

@@ -14,7 +14,7 @@ CORE = [
     "worker/model/**/*.py",
     "kernels/**/*.py",
     "shared/messages/*.py",
-    "shared/stream.py",
+    "shared/stream/*.py",
     "shared/attempt.py",
     "shared/bus/memory*.py",
 ]

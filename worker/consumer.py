@@ -203,6 +203,7 @@ class JobConsumer:
                 # One more delivery would be taken for a crash.
                 await self._publish_again(held.job, delivery, self._lane)
             case Outcome.HANDED_OVER | Outcome.GIVEN_BACK:
+                # All brokers count this return: the next run is newer than this one.
                 await delivery.reject(requeue=True)
 
     async def _publish_again(self, job: GenerationJob, delivery: Delivery, lane: Lane) -> None:

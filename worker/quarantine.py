@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import chain
 from typing import Protocol
 
 import msgspec
@@ -58,19 +59,21 @@ class Pausable(Protocol):
 
 
 class Solitude:
-    """Lets one job at a time run while nothing of ``others`` does."""
+    """Lets one job at a time run while nothing else does."""
 
-    def __init__(self, others: Sequence[Pausable]) -> None:
+    def __init__(self, *others: Sequence[Pausable]) -> None:
+        """Each of these groups goes on until the ones before it are idle."""
         self._others = others
 
     @asynccontextmanager
     async def enter(self) -> AsyncIterator[None]:
         """Wait until the jobs of the others have ended; they take none before this is left."""
         try:
-            for other in self._others:
-                await other.pause()
-            await asyncio.gather(*(other.wait_idle() for other in self._others))
+            for group in self._others:
+                for other in group:
+                    await other.pause()
+                await asyncio.gather(*(other.wait_idle() for other in group))
             yield
         finally:
-            for other in self._others:
+            for other in chain.from_iterable(self._others):
                 other.resume()

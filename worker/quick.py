@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 
 from shared import topology
-from shared.bus.base import Bus, Delivery
+from shared.bus.base import Bus, Consumer, Delivery
 from shared.errors import (
     BusError,
     BusUnavailable,
@@ -50,10 +50,30 @@ class QuickConsumer:
         self._bus = bus
         self._model = model
         self._queue = topology.jobs_queue(model.name, "quick")
+        self._consumer: Consumer | None = None
+        self._taking = asyncio.Lock()
+        """Held from the first job taken to the last one answered."""
+        self._may_take = asyncio.Event()
+        self._may_take.set()
+
+    async def pause(self) -> None:
+        """Take no more jobs until `resume`: other workers do, or they wait in their queue."""
+        self._may_take.clear()
+        if self._consumer is not None:
+            await self._consumer.stop()
+
+    async def wait_idle(self) -> None:
+        """Return when the jobs in hand are done."""
+        async with self._taking:
+            return
+
+    def resume(self) -> None:
+        self._may_take.set()
 
     async def run(self) -> None:
         """Answer until cancelled; what is not answered by then goes back to its queue."""
         while True:
+            await self._may_take.wait()
             try:
                 await self._consume()
             except* BusUnavailable:
@@ -64,9 +84,13 @@ class QuickConsumer:
 
     async def _consume(self) -> None:
         async with (
+            self._taking,
             self._bus.consume(self._queue.name, prefetch=_PREFETCH) as consumer,
             asyncio.TaskGroup() as answers,
         ):
+            self._consumer = consumer
+            if not self._may_take.is_set():  # while it was being opened
+                await consumer.stop()
             async for delivery in consumer:
                 answers.create_task(self._serve(delivery))
 

@@ -102,7 +102,8 @@ class Worker:
             self._consumer("interactive", slots),
             self._consumer("batch", max(1, slots - settings.batch_reserve)),
         ]
-        self._solitude = Solitude(in_company)
+        self._quick = QuickConsumer(bus, model)
+        self._solitude = Solitude(in_company, [self._quick])
         self._consumers = [*in_company, self._consumer("suspect", 1)]
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None]) -> None:
@@ -124,7 +125,7 @@ class Worker:
                     self._announce(),
                     self._watch_readers(),
                     self._promote_batch(),
-                    QuickConsumer(self._bus, self._model).run(),
+                    self._quick.run(),
                 )
             ]
             taking = [tasks.create_task(consumer.run()) for consumer in self._consumers]

@@ -33,7 +33,7 @@ class Accepted(Wire, frozen=True, kw_only=True):
 
 
 class Started(Wire, frozen=True, kw_only=True):
-    """A worker has taken the job. Each new ticket in a log opens an attempt."""
+    """A worker has taken the job. Each new ticket of a newer delivery opens an attempt."""
 
     worker: str
     """The worker's address: the routing key of its commands."""

@@ -4,7 +4,7 @@
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -35,11 +35,17 @@ def a_model(seed: int) -> Model:
     return Model(num_choices=1 + seed % 2, length=6 + seed % 7)
 
 
-def first_failure(seeds: Iterable[int], **guards: Any) -> str | None:
+def a_deadly_model(seed: int) -> Model:
+    return replace(a_model(seed), deadly_at=seed % 3)
+
+
+def first_failure(
+    seeds: Iterable[int], new_model: Callable[[int], Model] = a_model, **guards: Any
+) -> str | None:
     """What the first schedule that breaks its promise says."""
     for seed in seeds:
         try:
-            Schedule(seed, replace(a_model(seed), **guards)).run()
+            Schedule(seed, replace(new_model(seed), **guards)).run()
         except AssertionError as error:
             return f"seed {seed}: {error}"
     return None
@@ -54,20 +60,19 @@ def test_every_schedule_keeps_the_promise() -> None:
 
 def test_a_deadly_request_ends_after_three_workers() -> None:
     for seed in range(100):
-        schedule = Schedule(seed, replace(a_model(seed), deadly_at=seed % 3), num_faults=0)
+        schedule = Schedule(seed, a_deadly_model(seed), num_faults=0)
 
-        client = schedule.run()
+        schedule.run()
 
-        assert client.failure == "worker_lost", f"seed {seed}"
         # The first may die before its `Started` has left it.
         assert schedule.num_crashes in (3, 4), f"seed {seed}"
 
 
+@pytest.mark.timeout(600)
 def test_a_deadly_request_ends_whatever_else_dies() -> None:
-    for seed in range(NUM_SCHEDULES // 10):
-        client = Schedule(seed, replace(a_model(seed), deadly_at=seed % 3)).run()
+    failure = first_failure(SEEDS, a_deadly_model)
 
-        assert client.failure == "worker_lost", f"seed {seed}"
+    assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
 
 
 class AnyAttempt(LogReader):
@@ -85,13 +90,15 @@ class EndlessChoices(LogReader):
         return self.chains[event.choice].stands_at(event.index, event.prefix_hash)
 
 
-class RepeatedStarts(LogReader):
-    def _is_repeated(self, event: Started) -> bool:
+class LateStarts(LogReader):
+    def _is_late(self, run: Run) -> bool:
         return False
 
 
-class LateStarts(LogReader):
-    def _is_late(self, event: Started) -> bool:
+class Rivals(LogReader):
+    """Takes the later of two runs of one delivery for the one that has the job."""
+
+    def _is_rival(self, run: Run) -> bool:
         return False
 
 
@@ -118,7 +125,7 @@ class AnswersOnce(LogReader):
     """Gives its answer no second time."""
 
     def _start(self, event: Started) -> list[Action]:
-        return [] if self._is_repeated(event) else super()._start(event)
+        return [] if event.ticket == self.ticket else super()._start(event)
 
 
 class CrashesOnly(LogReader):
@@ -189,8 +196,8 @@ READER_GUARDS = [
     AnyAttempt,
     AnyPlace,
     EndlessChoices,
-    RepeatedStarts,
     LateStarts,
+    Rivals,
     ShiftedAttempts,
     SilentFirst,
     AnswersOnce,
@@ -205,18 +212,9 @@ def test_without_a_guard_of_the_reader_a_schedule_fails(reader_class: type[LogRe
     assert first_failure(range(5000), reader_class=reader_class) is not None
 
 
-WORKER_GUARDS = [
-    (AnyTicket, range(3000)),
-    (AlwaysFirst, range(3000)),
-    (NeverReads, range(3000)),
-    (AnyReturn, range(3000)),
-    # What comes back uncounted and meets a late word, once in 10,000 schedules.
-    (Quitter, range(12_000, 12_500)),
-]
+WORKER_GUARDS = [AnyTicket, AlwaysFirst, NeverReads, AnyReturn, Quitter]
 
 
-@pytest.mark.parametrize(("attempt_class", "seeds"), WORKER_GUARDS)
-def test_without_a_guard_of_the_worker_a_schedule_fails(
-    attempt_class: type[Attempt], seeds: Iterable[int]
-) -> None:
-    assert first_failure(seeds, attempt_class=attempt_class) is not None
+@pytest.mark.parametrize("attempt_class", WORKER_GUARDS)
+def test_without_a_guard_of_the_worker_a_schedule_fails(attempt_class: type[Attempt]) -> None:
+    assert first_failure(range(3000), attempt_class=attempt_class) is not None

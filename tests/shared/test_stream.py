@@ -21,11 +21,13 @@ from shared.messages import (
 )
 from shared.stream import EMPTY_HASH, LogReader, LogWriter, Relay, Send, extend_hash
 
-TICKETS = itertools.count()
+NUMBERS = itertools.count()
 
 
 def started(worker: str = "worker.a") -> Started:
-    return Started(worker=worker, ticket=f"{next(TICKETS)}", num_prompt_tokens=(3,))
+    """Of a delivery of its own, newer than those before."""
+    number = next(NUMBERS)
+    return Started(worker=worker, ticket=f"{number}", num_prompt_tokens=(3,), num_returns=number)
 
 
 def relayed(reader: LogReader, log: Sequence[ReplyEvent]) -> list[ReplyEvent]:
@@ -207,8 +209,8 @@ def test_the_first_accepted_body_counts() -> None:
 def test_cancel_goes_to_the_worker_that_runs_the_request() -> None:
     reader = LogReader("r", 1)
     assert reader.cancel() == []
-    last = started("worker.b")
-    relayed(reader, [started("worker.a"), last])
+    first, last = started("worker.a"), started("worker.b")
+    relayed(reader, [first, last])
 
     assert reader.cancel() == [Send("worker.b", Cancel(request_id="r", ticket=last.ticket))]
 
@@ -259,7 +261,7 @@ def test_readers_agree_and_tokens_survive_any_number_of_takeovers(seed: int) -> 
 def suspect(publication: int = 1, num_returns: int = 0, *, is_alone: bool = True) -> Started:
     return Started(
         worker="worker.a",
-        ticket=f"{next(TICKETS)}",
+        ticket=f"{next(NUMBERS)}",
         num_prompt_tokens=(3,),
         is_waiting=True,
         publication=publication,
@@ -287,15 +289,27 @@ def test_only_a_crash_alone_of_the_same_publication_is_told_as_one() -> None:
     assert num_crashes_alone([first, HandedOver(ticket=first.ticket)], again) == 0
 
 
-def test_a_replaced_run_that_repeats_itself_gives_its_job_back() -> None:
-    reader, replaced = LogReader("r", 1), suspect()
-    relayed(reader, [replaced, suspect()])
+def test_of_two_runs_of_one_delivery_the_later_one_gives_the_job_back() -> None:
+    """Its return was not counted, and which of them has the job cannot be told."""
+    reader, current, rival = LogReader("r", 1), suspect(), suspect()
+    command = sent(reader, current)[-1][1]
+    assert isinstance(command, Continue)
 
-    commands = sent(reader, replaced)
+    commands = sent(reader, rival)
 
-    stop = Cancel(request_id="r", ticket=replaced.ticket, is_replaced=True)
-    assert commands == [("worker.a", stop)]
-    assert reader.attempt == 3
+    give_back = Cancel(request_id="r", ticket=rival.ticket, is_replaced=True)
+    assert commands == [("worker.a", give_back)]
+    assert len(relayed(reader, [LogWriter.resume(command).finish(0, [1], "a", "stop")])) == 1
+
+
+def test_a_copy_in_quarantine_is_newer_than_its_equal_in_company() -> None:
+    in_company, alone = LogReader("r", 1), LogReader("r", 1)
+    started_in_company = suspect(num_returns=3, is_alone=False)
+
+    relayed(in_company, [started_in_company, suspect()])
+    relayed(alone, [suspect(), started_in_company])
+
+    assert (in_company.attempt, alone.attempt) == (3, 2)
 
 
 def test_a_late_hand_over_takes_the_crash_back() -> None:

@@ -17,7 +17,6 @@ from shared.messages import (
     Failed,
     Finished,
     GenerationJob,
-    JobClass,
     Prompt,
     PromptScores,
     ReplyEvent,
@@ -29,6 +28,7 @@ from shared.messages import (
     encode,
 )
 from shared.stream import LogReader, Relay, Send
+from shared.topology import Lane
 
 _NUMBERS = itertools.count()
 SHORT = SamplingParams(max_tokens=8, temperature=0.0)
@@ -87,7 +87,7 @@ class Log:
 
 
 async def publish(
-    bus: Bus, job: GenerationJob, job_class: JobClass = "interactive", content_type: str = MSGPACK
+    bus: Bus, job: GenerationJob, lane: Lane = "interactive", content_type: str = MSGPACK
 ) -> None:
     message = Message(
         encode(job, content_type),
@@ -95,7 +95,7 @@ async def publish(
         correlation_id=job.request_id,
         reply_to=f"reply.{job.request_id}",
     )
-    await bus.publish(topology.jobs_binding(job.model, job_class), message)
+    await bus.publish(topology.jobs_binding(job.model, lane), message)
 
 
 @asynccontextmanager
@@ -105,6 +105,25 @@ async def reading(bus: Bus, job: GenerationJob) -> AsyncIterator[Consumer]:
     await bus.declare(queue)
     async with bus.consume(queue.name, is_exclusive=True) as consumer:
         yield consumer
+
+
+async def come_back(bus: Bus, job: GenerationJob, lane: Lane, num_times: int) -> None:
+    """Workers take the first job of the lane, and die."""
+    for _ in range(num_times):
+        async with bus.consume(topology.jobs_queue(job.model, lane).name) as consumer:
+            await anext(consumer)
+
+
+async def say_started(bus: Bus, job: GenerationJob, num_returns: int) -> None:
+    """A worker takes the job in company, and never says anything else."""
+    started = Started(
+        worker=f"worker.{num_returns}",
+        ticket=str(num_returns),
+        num_prompt_tokens=(1,),
+        is_waiting=num_returns > 0,
+        num_returns=num_returns,
+    )
+    await bus.publish(topology.reply_binding(f"reply.{job.request_id}"), Message(encode(started)))
 
 
 async def read(
@@ -134,10 +153,10 @@ async def _act(bus: Bus, action: Relay | Send, log: Log) -> None:
         await bus.publish(topology.worker_binding(action.address), Message(encode(action.command)))
 
 
-async def ask(bus: Bus, job: GenerationJob, job_class: JobClass = "interactive") -> Log:
+async def ask(bus: Bus, job: GenerationJob, lane: Lane = "interactive") -> Log:
     """Publish a job and read its whole log."""
     async with reading(bus, job) as consumer:
-        await publish(bus, job, job_class)
+        await publish(bus, job, lane)
         return await read(bus, job, consumer)
 
 

@@ -53,6 +53,7 @@ class ScriptedJob:
     def __init__(self, worker: "ScriptedWorker", delivery: Delivery) -> None:
         self.job: GenerationJob = decode_job(delivery.message.body, delivery.message.content_type)
         self.message = delivery.message
+        self.num_returns = delivery.num_returns
         self.is_first = delivery.num_returns == 0 and self.job.publication == 0
         self.ticket = secrets.token_hex(8)
         self.log = LogWriter(1, self.job.total_choices)
@@ -81,6 +82,7 @@ class ScriptedJob:
                 num_prompt_tokens=tuple(map(len, prompts)),
                 is_waiting=not self.is_first,
                 publication=self.job.publication,
+                num_returns=self.num_returns,
                 context=self.job.context,
                 prompt_texts=tuple(map(" ".join, prompts)) if self.job.wants_prompt_text else (),
             )

@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+import msgspec
 import pytest
 
 from shared import topology
@@ -25,7 +26,7 @@ from shared.messages import (
     decode_event,
     encode,
 )
-from tests.support.jobs import new_job, publish, reading
+from tests.support.jobs import new_job, publish, read, reading
 from tests.support.workers import echo_worker
 from worker.text import Tokenizer
 
@@ -114,11 +115,40 @@ async def test_quick_jobs_do_not_wait_behind_generations() -> None:
     job = DetokenizeJob(request_id="r", model="echo", token_ids=(1,))
     async with (
         MemoryBus() as bus,
-        echo_worker(bus, step_s=0.02, max_num_seqs=1),
+        echo_worker(bus, step_s=0.02, max_num_seqs=1, drain_grace_s=0.1),
         reading(bus, long),
     ):
         await publish(bus, long)
         await asyncio.sleep(0.1)
         answered = await asyncio.wait_for(ask(bus, job), 5)
 
+    assert isinstance(answered, Detokenized)
+
+
+async def test_quick_jobs_wait_while_a_suspect_runs_and_not_while_it_waits() -> None:
+    long, suspect = (
+        new_job("echo", sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+        for max_tokens in (100, 60)
+    )
+    suspect = msgspec.structs.replace(suspect, publication=1)
+    job = DetokenizeJob(request_id="r", model="echo", token_ids=(1,))
+    async with (
+        MemoryBus() as bus,
+        echo_worker(bus, step_s=0.005),
+        reading(bus, long),
+        reading(bus, suspect) as consumer,
+    ):
+        await publish(bus, long)
+        await asyncio.sleep(0.1)
+        await publish(bus, suspect, "suspect")
+        await asyncio.sleep(0.05)
+        beside_waiting = asyncio.create_task(ask(bus, job))
+        log = await read(bus, suspect, consumer, num_tokens=1)
+        is_answered_before = beside_waiting.done()
+        beside_running = asyncio.create_task(ask(bus, job))
+        await read(bus, suspect, consumer, log)
+        is_answered_beside = beside_running.done()
+        answered = await asyncio.wait_for(beside_running, 5)
+
+    assert (is_answered_before, is_answered_beside) == (True, False)
     assert isinstance(answered, Detokenized)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from shared import topology
-from shared.bus.base import Bus, Consumer, Message
+from shared.bus.base import Bus, Consumer
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import (
     Completed,
@@ -17,10 +17,17 @@ from shared.messages import (
     GenerationJob,
     HandedOver,
     SamplingParams,
-    Started,
-    encode,
 )
-from tests.support.jobs import Log, ask, new_job, publish, read, reading
+from tests.support.jobs import (
+    Log,
+    ask,
+    come_back,
+    new_job,
+    publish,
+    read,
+    reading,
+    say_started,
+)
 from tests.support.workers import doomed_worker, echo_worker
 
 SAMPLING = SamplingParams(max_tokens=100, ignore_eos=True)
@@ -55,11 +62,6 @@ async def num_ready(bus: Bus, queue: str) -> int:
     state = await bus.inspect(queue)
     assert state is not None
     return state.num_ready
-
-
-async def publish_suspect(bus: Bus, job: GenerationJob) -> None:
-    message = Message(encode(job), reply_to=f"reply.{job.request_id}")
-    await bus.publish(topology.jobs_binding(job.model, "suspect"), message)
 
 
 async def test_a_job_that_crashed_once_goes_on_in_company() -> None:
@@ -112,7 +114,7 @@ async def test_a_suspect_runs_when_nothing_else_does() -> None:
 
     async def follow(bus: Bus, job: GenerationJob, name: str) -> None:
         async with reading(bus, job) as consumer:
-            await (publish_suspect if job is suspect else publish)(bus, job)
+            await publish(bus, job, "suspect" if job is suspect else "interactive")
             log = await read(bus, job, consumer, num_tokens=1)
             running.append(f"{name} begins")
             await read(bus, job, consumer, log)
@@ -137,7 +139,7 @@ async def test_a_suspect_that_waits_for_long_neighbours_can_be_cancelled() -> No
     async with MemoryBus() as bus, echo_worker(bus, step_s=STEP_S, **options):
         long = asyncio.create_task(ask(bus, new_job("echo", sampling=LONG)))
         await asyncio.sleep(0.05)
-        await publish_suspect(bus, suspect)
+        await publish(bus, suspect, "suspect")
         await asyncio.sleep(0.05)
         log = await ask(bus, new_job("echo", sampling=SHORT))
         is_long_over = long.done()
@@ -147,19 +149,12 @@ async def test_a_suspect_that_waits_for_long_neighbours_can_be_cancelled() -> No
     assert not is_long_over
 
 
-async def come_back(bus: Bus, lane: topology.Lane, num_times: int) -> None:
-    """The first job of a lane is taken by workers that die."""
-    for _ in range(num_times):
-        async with bus.consume(topology.jobs_queue("echo", lane).name) as consumer:
-            await anext(consumer)
-
-
 async def test_a_job_without_a_log_is_judged_by_its_deliveries() -> None:
     job = new_job("echo", sampling=SHORT, mode="final")
     async with MemoryBus() as bus, reading(bus, job) as consumer:
         await topology.declare_worker(bus, "echo", "test")
         await publish(bus, job, "batch")
-        await come_back(bus, "batch", 2)
+        await come_back(bus, job, "batch", 2)
         async with echo_worker(bus):
             log = await read(bus, job, consumer)
 
@@ -176,7 +171,7 @@ async def test_a_suspect_whose_worker_dies_while_it_waits_has_not_crashed() -> N
         async with MemoryBus(broker) as theirs, doomed_worker(theirs, step_s=STEP_S):
             companion = asyncio.create_task(ask(bus, new_job("echo", sampling=LONG)))
             await asyncio.sleep(0.05)
-            await publish_suspect(bus, suspect)
+            await publish(bus, suspect, "suspect")
             await asyncio.sleep(0.05)
             is_taken = await num_ready(bus, topology.jobs_queue("echo", "suspect").name) == 0
         companion.cancel()
@@ -188,24 +183,12 @@ async def test_a_suspect_whose_worker_dies_while_it_waits_has_not_crashed() -> N
     assert isinstance(log.last, Finished)
 
 
-async def say_started(bus: Bus, job: GenerationJob, num_returns: int) -> None:
-    """A worker takes the job in company, and never says anything else."""
-    started = Started(
-        worker=f"worker.{num_returns}",
-        ticket=str(num_returns),
-        num_prompt_tokens=(1,),
-        is_waiting=num_returns > 0,
-        num_returns=num_returns,
-    )
-    await bus.publish(topology.reply_binding(f"reply.{job.request_id}"), Message(encode(started)))
-
-
 async def test_a_suspect_without_a_log_outlives_a_companion_that_kills_twice() -> None:
     job = new_job("echo", sampling=SHORT, mode="final")
     async with MemoryBus() as bus, reading(bus, job) as consumer:
         await topology.declare_worker(bus, "echo", "test")
-        await publish_suspect(bus, job)
-        await come_back(bus, "suspect", 2)
+        await publish(bus, job, "suspect")
+        await come_back(bus, job, "suspect", 2)
         async with echo_worker(bus):
             log = await read(bus, job, consumer)
 
@@ -216,8 +199,8 @@ async def test_a_suspect_without_a_log_is_buried_when_it_came_back_three_times()
     job = new_job("echo", sampling=SHORT, mode="final")
     async with MemoryBus() as bus, reading(bus, job) as consumer:
         await topology.declare_worker(bus, "echo", "test")
-        await publish_suspect(bus, job)
-        await come_back(bus, "suspect", 3)
+        await publish(bus, job, "suspect")
+        await come_back(bus, job, "suspect", 3)
         async with echo_worker(bus):
             log = await read(bus, job, consumer)
             await asyncio.sleep(0.05)
@@ -231,7 +214,7 @@ async def test_draining_is_not_held_against_a_suspect() -> None:
     job = new_job("echo", sampling=SAMPLING, mode="final")
     async with MemoryBus() as bus, reading(bus, job) as consumer:
         await topology.declare_worker(bus, "echo", "test")
-        await publish_suspect(bus, job)
+        await publish(bus, job, "suspect")
         async with echo_worker(bus, step_s=STEP_S, drain_grace_s=0.05):
             await asyncio.sleep(0.1)
         async with echo_worker(bus):

@@ -1,6 +1,7 @@
 """Jobs that change hands: after a crash, in a drain, published twice, left by their reader."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from itertools import zip_longest
 
 import msgspec
@@ -16,10 +17,20 @@ from shared.messages import (
     Finished,
     PromptScores,
     SamplingParams,
+    Started,
     TextPrompt,
     TokenDelta,
 )
-from tests.support.jobs import Log, ask, new_job, publish, read, reading
+from tests.support.jobs import (
+    Log,
+    ask,
+    come_back,
+    new_job,
+    publish,
+    read,
+    reading,
+    say_started,
+)
 from tests.support.workers import doomed_worker, echo_worker
 
 LONG = SamplingParams(max_tokens=2000, temperature=0.0, ignore_eos=True)
@@ -56,6 +67,31 @@ async def test_an_older_copy_of_a_job_does_not_take_the_newer_one_with_it() -> N
             log = await read(bus, newer, consumer, log)
 
     assert log.token_ids == undisturbed.token_ids
+
+
+@pytest.mark.parametrize("is_read", [True, False], ids=["read", "unread"])
+async def test_a_run_whose_delivery_another_one_has_claimed_comes_again_as_a_newer_one(
+    is_read: bool,
+) -> None:
+    """The broker took that one for dead without counting it: either may have the job now."""
+    job = new_job("echo", sampling=SamplingParams(max_tokens=20, ignore_eos=True))
+    async with MemoryBus() as bus, AsyncExitStack() as stack:
+        await topology.declare_worker(bus, "echo", "test")
+        consumer = await stack.enter_async_context(reading(bus, job))
+        await publish(bus, job)
+        await come_back(bus, job, "interactive", 1)
+        await say_started(bus, job, num_returns=1)
+        if not is_read:
+            await stack.aclose()
+        async with echo_worker(bus):
+            if not is_read:
+                await asyncio.sleep(0.3)
+                consumer = await stack.enter_async_context(reading(bus, job))
+            log = await read(bus, job, consumer)
+
+    started = [event for event in log.raw if isinstance(event, Started)]
+    assert [event.num_returns for event in started] == [1, 1, 2]
+    assert (log.reader.attempt, len(log.token_ids)) == (3, 20)
 
 
 DIGITS = Constraint(kind="regex", source=r"([0-9]{1,3} [a-z]{2,9}, ){30}")

@@ -109,7 +109,7 @@ async def test_a_replaced_worker_is_cancelled_and_its_late_words_are_dropped(
         for event in (
             Started(worker=worker.address, ticket="zombie", num_prompt_tokens=(1,)),
             first,
-            Started(worker=successor.address, ticket="heir", num_prompt_tokens=(1,)),
+            Started(worker=successor.address, ticket="heir", num_prompt_tokens=(1,), num_returns=1),
             zombie.delta(0, [2], "LATE "),
             heir.delta(0, [3], "two "),
             zombie.finish(0, [], "", "stop"),

@@ -36,7 +36,7 @@ class Schedule:
         for _ in range(_NUM_WORKERS):
             self._bear()
 
-    def run(self) -> Client:
+    def run(self) -> None:
         for _ in range(_MAX_STEPS):
             if self._num_faults and self._dice.random() < _FAULT_SHARE:
                 self._num_faults -= 1
@@ -48,11 +48,12 @@ class Schedule:
             else:
                 break
         assert self._client.is_done, "the stream does not end"
+        if self._model.deadly_at is not None:
+            assert self._client.failure == "worker_lost", "it should have killed its worker"
         if self._client.failure is not None:
             assert self._num_losses >= MAX_CRASHES + 1, "innocent"
         assert not self._broker.jobs, "a job is left"
         assert not any(worker.runs for worker in self._workers), "a worker still works"
-        return self._client
 
     def _moves(self) -> list[tuple[Worker | None, Callable[[], None]]]:
         moves: list[tuple[Worker | None, Callable[[], None]]] = [

@@ -38,7 +38,7 @@ NUM_PROMPTS = len(PROMPT_LENS)
 
 @pytest.fixture(scope="session", params=["native", "reference"])
 def decoder(smollm2: Path, request: pytest.FixtureRequest) -> Decoder:
-    return load_decoder(smollm2, dtype="float32", device=CPU, kernels=request.param, num_threads=2)
+    return load_decoder(smollm2, dtype="float32", device=CPU, kernels=request.param, num_threads=1)
 
 
 @pytest.fixture(scope="session")

@@ -1,27 +1,6 @@
-"""The rules of a request's event log, as pure state machines: no clock, no socket.
+"""Who reads a log: what counts, and whom to tell what."""
 
-A request's log is its reply queue. Workers append events; whoever reads the log from its start
-comes to the same stream, because acceptance depends on the log's order alone:
-
-* Each `Started` opens an attempt; attempt 1 is that of the job's very first delivery. One that
-  repeats the last one's ticket is a repetition. A run that another one replaces has crashed,
-  unless it says `HandedOver`, be it late.
-* A `Started` of an older delivery of the job than the newest one seen opens nothing: it is the late
-  word of a worker that the broker took for dead, and that worker is told to stop.
-* `PromptScores` count only in the current attempt, each prompt's in order, and once.
-* A `TokenDelta`, `Finished` or `Failed` counts only if its attempt is the current one, its index
-  is the number of tokens accepted so far, and its prefix hash is theirs. All else is a late word
-  of a worker that was replaced, or a repetition, and is dropped.
-* Every `Started` but the first is answered with `Continue`, and the worker before it is cancelled;
-  the first one too where it waits, because the worker before it died without a word. One that
-  waits and repeats itself has not heard the answer, and gets it again; if it was replaced since, it
-  is told so again.
-* The request ends with the `Finished` of its last choice, or with `Failed`; at an event that cannot
-  be decoded it ends with `internal_error`, whoever reads it.
-"""
-
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -33,43 +12,14 @@ from shared.messages import (
     Continue,
     Failed,
     Finished,
-    FinishReason,
     HandedOver,
     Progress,
     PromptScores,
     ReplyEvent,
     Started,
     TokenDelta,
-    TokenLogprobs,
 )
-
-EMPTY_HASH = 0xCBF29CE484222325
-_HASH_PRIME = 0x100000001B3
-_HASH_MASK = (1 << 64) - 1
-
-
-def extend_hash(prefix_hash: int, token_ids: Iterable[int]) -> int:
-    """FNV-1a over whole token ids, 64 bits; `EMPTY_HASH` stands for no tokens."""
-    for token_id in token_ids:
-        prefix_hash = ((prefix_hash ^ token_id) * _HASH_PRIME) & _HASH_MASK
-    return prefix_hash
-
-
-@dataclass(slots=True)
-class TokenChain:
-    """The token ids of one choice and their hash, on either side of the log."""
-
-    token_ids: list[int] = field(default_factory=list)
-    prefix_hash: int = EMPTY_HASH
-    is_finished: bool = False
-
-    def extend(self, token_ids: Sequence[int]) -> None:
-        self.token_ids.extend(token_ids)
-        self.prefix_hash = extend_hash(self.prefix_hash, token_ids)
-
-    def stands_at(self, index: int, prefix_hash: int) -> bool:
-        """Whether what is at this position follows the chain's tokens."""
-        return index == len(self.token_ids) and prefix_hash == self.prefix_hash
+from shared.stream.chain import TokenChain
 
 
 class Relay(Struct, frozen=True):
@@ -90,14 +40,23 @@ class Send(Struct, frozen=True):
 Action: TypeAlias = Relay | Send
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Run:
-    """What a crash says of the job depends on these."""
+    """The delivery that a run of the job answers. A newer one is greater, unless the broker did not
+    count the return between them: then they are equal."""
 
     publication: int
     """The job's."""
     is_alone: bool
     """Nothing else ran in the worker."""
+    num_returns: int
+
+    @classmethod
+    def of(cls, event: Started) -> "Run":
+        return cls(event.publication, event.is_alone, event.num_returns)
+
+
+_NO_RUN = Run(-1, is_alone=False, num_returns=0)
 
 
 class LogReader:
@@ -114,8 +73,7 @@ class LogReader:
         self.ticket: str | None = None
         self.body_hash: str | None = None
         self.is_ended = False
-        self._delivery = (0, 0)
-        self._run = Run(0, is_alone=False)
+        self._run = _NO_RUN
         self._replaced: dict[str, Run] = {}
         """By ticket."""
         self._handed_over: set[str] = set()
@@ -167,17 +125,17 @@ class LogReader:
         return Send(worker, command)
 
     def _start(self, event: Started) -> list[Action]:
-        if self._is_repeated(event):
+        run = Run.of(event)
+        if event.ticket == self.ticket:
             return [Send(event.worker, self._continue(event.ticket))] if event.is_waiting else []
-        if self._is_late(event):
+        if self._is_late(run):
             return [self._stop(event.worker, event.ticket)]
-        if event.ticket in self._replaced:
+        if self._is_rival(run):
             return [self._stop(event.worker, event.ticket, is_replaced=True)]
         fence = self._cancel(is_replaced=True)
         if self.ticket is not None:
             self._replaced[self.ticket] = self._run
-        self._delivery = event.publication, event.num_returns
-        self._run = Run(event.publication, is_alone=event.is_alone)
+        self._run = run
         self.worker, self.ticket = event.worker, event.ticket
         # Attempt 1 is that of the worker that did not ask, even if it comes late.
         self.attempt = max(self.attempt, int(event.is_waiting)) + 1
@@ -186,11 +144,11 @@ class LogReader:
             start.append(Send(event.worker, self._continue(event.ticket)))
         return start
 
-    def _is_repeated(self, event: Started) -> bool:
-        return event.ticket == self.ticket
+    def _is_late(self, run: Run) -> bool:
+        return run < self._run
 
-    def _is_late(self, event: Started) -> bool:
-        return (event.publication, event.num_returns) < self._delivery
+    def _is_rival(self, run: Run) -> bool:
+        return run == self._run
 
     def _was_alone(self, run: Run) -> bool:
         return run.is_alone and run.publication == self._run.publication
@@ -244,87 +202,3 @@ class LogReader:
     def _relay(self, event: PromptScores | TokenDelta | Finished | Failed) -> Relay:
         self.ordinal += 1
         return Relay(self.ordinal, event)
-
-
-class LogWriter:
-    """Writes one attempt's events, each at its position in the log."""
-
-    def __init__(self, attempt: int, num_choices: int) -> None:
-        self.attempt = attempt
-        self.chains = [TokenChain() for _ in range(num_choices)]
-
-    @classmethod
-    def resume(cls, command: Continue) -> "LogWriter":
-        """The writer that goes on where the reader stands."""
-        writer = cls(command.attempt, len(command.choices))
-        for chain, progress in zip(writer.chains, command.choices, strict=True):
-            chain.extend(progress.token_ids)
-            chain.is_finished = progress.is_finished
-        return writer
-
-    @property
-    def is_ended(self) -> bool:
-        return all(chain.is_finished for chain in self.chains)
-
-    def delta(
-        self,
-        choice: int,
-        token_ids: Sequence[int],
-        text: str,
-        logprobs: Sequence[TokenLogprobs] = (),
-    ) -> TokenDelta:
-        chain = self.chains[choice]
-        event = TokenDelta(
-            choice=choice,
-            attempt=self.attempt,
-            index=len(chain.token_ids),
-            prefix_hash=chain.prefix_hash,
-            token_ids=tuple(token_ids),
-            text=text,
-            logprobs=tuple(logprobs),
-        )
-        chain.extend(token_ids)
-        return event
-
-    def finish(
-        self,
-        choice: int,
-        token_ids: Sequence[int],
-        text: str,
-        finish_reason: FinishReason,
-        stop_reason: str | int | None = None,
-        *,
-        num_cached_tokens: int = 0,
-        logprobs: Sequence[TokenLogprobs] = (),
-    ) -> Finished:
-        chain = self.chains[choice]
-        event = Finished(
-            choice=choice,
-            attempt=self.attempt,
-            index=len(chain.token_ids),
-            prefix_hash=chain.prefix_hash,
-            token_ids=tuple(token_ids),
-            text=text,
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
-            num_cached_tokens=num_cached_tokens,
-            logprobs=tuple(logprobs),
-        )
-        chain.extend(token_ids)
-        chain.is_finished = True
-        return event
-
-    def fail(self, code: str, message: str, param: str | None = None) -> Failed:
-        """The whole request fails, at the position of its first unfinished choice."""
-        choice, chain = next(
-            (k, chain) for k, chain in enumerate(self.chains) if not chain.is_finished
-        )
-        return Failed(
-            code=code,
-            message=message,
-            param=param,
-            choice=choice,
-            attempt=self.attempt,
-            index=len(chain.token_ids),
-            prefix_hash=chain.prefix_hash,
-        )
