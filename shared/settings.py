@@ -73,8 +73,8 @@ class GatewaySettings(CommonSettings):
         5,
         ge=0,
         description="How long a request whose client left goes on, and the log of a stream with "
-        "ids is kept after its end, so that a client can come back; a worker's `WARREN_READER_GRACE_S` "
-        "ends it, too.",
+        "ids is kept after its end, so that a client can come back; a worker's "
+        "`WARREN_READER_GRACE_S` ends it, too.",
     )
     detach_ttl_s: Seconds = Field(
         3600, description="How long a request with `detach` may take, and its log lasts unread."
