@@ -20,23 +20,21 @@ class Llama3Parser:
 
     def read(self, text: str) -> list[Piece]:
         if self._opening is not None:
+            self._held += text
             has_tag, text = self._opening.read(text)
             if has_tag is None:
                 return []
             self._opening = None
-            self._held = TAG if has_tag else ""
+            self._held = self._held[: len(self._held) - len(text)]
         pieces: list[Piece] = []
         while text:
             text = self._read_some(text, pieces)
         return pieces
 
     def end(self) -> list[Piece]:
-        if self._opening is not None:
-            held = self._opening.end()
-        elif self._call is not None and not self._call.has_begun:
-            held = self._held + self._call.raw
-        else:
-            held = self._held
+        held = self._held
+        if self._call is not None and not self._call.has_begun:
+            held += self._call.raw
         return [Content(held)] if held and not self._num_calls else []
 
     def _read_some(self, text: str, pieces: list[Piece]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.answers.context import StreamContext
@@ -193,6 +193,7 @@ def test_pieces_do_not_depend_on_how_the_text_is_cut(
 
 @settings(max_examples=200, deadline=None)
 @given(text=fragments, parser=st.sampled_from(list(TOOL_PARSERS)))
+@example(text="\n<|python_tag|>", parser="llama3_json")
 def test_a_text_without_calls_stays_as_it_is(text: str, parser: str) -> None:
     pieces = pieces_of([text], parser)
 
