@@ -10,12 +10,17 @@
 
 from collections.abc import Iterable
 from enum import Enum, auto
+from typing import TypeGuard
 
-from shared.messages import Cancel, Continue, ReplyEvent
+from shared.messages import Cancel, Command, Continue, ReplyEvent
 from shared.stream import LogReader, LogWriter, Send
 
 MAX_CRASHES = 2
 """In company; the next one in quarantine is the last."""
+HEARINGS = 4
+"""How often an attempt asks, waiting a second each time, before it believes in so many crashes that
+the job would suffer for them: a run that was cut off, as all are when the broker restarts, says
+only later that it lives."""
 
 
 class Verdict(Enum):
@@ -55,21 +60,23 @@ class Attempt:
         self._request_id = request_id
         self._num_choices = num_choices
         self._is_suspect = is_suspect
+        self._num_hearings = 0
 
     def obey(self, command: Cancel | Continue) -> Verdict | None:
         """Follow the log's reader; None where the command is for another run or comes late."""
-        if command.ticket not in (None, self.ticket):
+        if not self._is_told(command):
             return None
         if isinstance(command, Cancel):
             return Verdict.GIVE_BACK if command.is_replaced else Verdict.STOP
         if self.log is not None or len(command.choices) != self._num_choices:
             return None
+        verdict = self._judge(command)
+        if verdict is not Verdict.GO_ON:
+            self._num_hearings += 1
+            if self._num_hearings < HEARINGS:
+                return None
         self.log = LogWriter.resume(command)
-        if self._is_suspect and command.num_crashes_alone:
-            return Verdict.BURY
-        if not self._is_suspect and command.num_crashes >= MAX_CRASHES:
-            return Verdict.QUARANTINE
-        return Verdict.GO_ON
+        return verdict
 
     def read(self, log: Iterable[ReplyEvent | None]) -> Verdict | None:
         """Take the reader's part where there is none: ``log`` is the log from its start, with None
@@ -78,12 +85,24 @@ class Attempt:
         None where it does not hold this attempt's `Started` yet.
         """
         reader = LogReader(self._request_id, self._num_choices)
-        verdict, is_readable = None, True
+        told: Cancel | Continue | None = None
+        is_readable = True
         for event in log:
             is_readable = is_readable and event is not None
             for action in () if event is None else reader.read(event):
-                if isinstance(action, Send) and isinstance(action.command, Cancel | Continue):
-                    verdict = self.obey(action.command) or verdict
+                if isinstance(action, Send) and self._is_told(action.command):
+                    told = action.command
         if reader.is_ended:
             return Verdict.STOP
+        verdict = None if told is None else self.obey(told)
         return verdict if is_readable or self.log is None else Verdict.FAIL
+
+    def _is_told(self, command: Command) -> TypeGuard[Cancel | Continue]:
+        return isinstance(command, Cancel | Continue) and command.ticket in (None, self.ticket)
+
+    def _judge(self, command: Continue) -> Verdict:
+        if self._is_suspect and command.num_crashes_alone:
+            return Verdict.BURY
+        if not self._is_suspect and command.num_crashes >= MAX_CRASHES:
+            return Verdict.QUARANTINE
+        return Verdict.GO_ON

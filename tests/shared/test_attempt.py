@@ -2,25 +2,29 @@
 
 import pytest
 
-from shared.attempt import Attempt, Verdict
+from shared.attempt import HEARINGS, Attempt, Verdict
 from shared.messages import Continue, Progress, ReplyEvent, Started
 from shared.stream import LogWriter
+
+
+def told(num_crashes: int, num_crashes_alone: int = 0) -> Continue:
+    return Continue(
+        request_id="r",
+        ticket="t",
+        attempt=num_crashes + 1,
+        num_crashes=num_crashes,
+        num_crashes_alone=num_crashes_alone,
+        choices=(Progress(),),
+    )
 
 
 def verdict(
     num_crashes: int, num_crashes_alone: int = 0, *, num_returns: int, is_suspect: bool
 ) -> Verdict | None:
+    """What the attempt makes of it, however often it asks."""
     attempt = Attempt("r", 1, ticket="t", num_returns=num_returns, is_suspect=is_suspect)
-    return attempt.obey(
-        Continue(
-            request_id="r",
-            ticket="t",
-            attempt=num_crashes + 1,
-            num_crashes=num_crashes,
-            num_crashes_alone=num_crashes_alone,
-            choices=(Progress(),),
-        )
-    )
+    answers = [attempt.obey(told(num_crashes, num_crashes_alone)) for _ in range(HEARINGS)]
+    return next((answer for answer in answers if answer is not None), None)
 
 
 def started(ticket: str, num_returns: int) -> Started:
@@ -49,6 +53,15 @@ def test_nobody_is_buried_without_having_run_alone(num_crashes: int, num_returns
 
 def test_a_crash_alone_is_the_last() -> None:
     assert verdict(3, 1, num_returns=1, is_suspect=True) is Verdict.BURY
+
+
+def test_a_run_that_says_late_that_it_lives_has_not_crashed() -> None:
+    suspect = Attempt("r", 1, ticket="t", num_returns=1, is_suspect=True)
+
+    answers = [suspect.obey(told(3, 1)) for _ in range(HEARINGS - 1)]
+
+    assert answers == [None] * (HEARINGS - 1)
+    assert suspect.obey(told(2)) is Verdict.GO_ON
 
 
 BROKEN: list[ReplyEvent | None] = [started("a", 0), None, LogWriter(1, 1).delta(0, [1], "a")]

@@ -205,11 +205,16 @@ READER_GUARDS = [
     AnyCompany,
     AnyPublication,
 ]
+RARELY_MISSED = {AnyCompany: 21_390, AnyPublication: 9_357}
+"""The first schedule that misses them: crashes are believed late, after most runs have spoken."""
 
 
 @pytest.mark.parametrize("reader_class", READER_GUARDS)
 def test_without_a_guard_of_the_reader_a_schedule_fails(reader_class: type[LogReader]) -> None:
-    assert first_failure(range(5000), reader_class=reader_class) is not None
+    seed = RARELY_MISSED.get(reader_class)
+    seeds = range(5000) if seed is None else range(seed, seed + 1)
+
+    assert first_failure(seeds, reader_class=reader_class) is not None
 
 
 WORKER_GUARDS = [AnyTicket, AlwaysFirst, NeverReads, AnyReturn, Quitter]
