@@ -54,6 +54,8 @@ class LogReading:
         may have another reader, which is asked to let go."""
         self.claim = claim
         self.context = context
+        self._cut_off: set[str] = set()
+        """Tickets of runs that were current when the broker was lost."""
         self.reader = self._new_reader()
         self.has_attached = context is not None
         """Whether the log has been in this reader's hands: a new one is from the start."""
@@ -129,6 +131,8 @@ class LogReading:
                 # know to be dead.
                 await asyncio.sleep(_REATTACH_PAUSE_S)
             except (BusUnavailable, PublishUnconfirmed):
+                if self.reader.ticket is not None:
+                    self._cut_off.add(self.reader.ticket)
                 await self._bus.wait_connected()
                 await asyncio.sleep(_REATTACH_PAUSE_S)
 
@@ -173,7 +177,7 @@ class LogReading:
 
     def _new_reader(self) -> LogReader:
         num_choices = self.context.total_drawn if self.context is not None else 1
-        return LogReader(self.claim.request_id, num_choices)
+        return LogReader(self.claim.request_id, num_choices, self._cut_off)
 
     def _learn(self, event: Accepted | Started) -> None:
         """Note what is said of the request. Raises `StreamNotFound` where it is not the reader's

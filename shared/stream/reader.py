@@ -1,5 +1,6 @@
 """Who reads a log: what counts, and whom to tell what."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -62,7 +63,9 @@ _NO_RUN = Run(-1, is_alone=False, num_returns=0)
 class LogReader:
     """Reads the log of one request with ``num_choices`` choices in all, event by event."""
 
-    def __init__(self, request_id: str, num_choices: int) -> None:
+    def __init__(self, request_id: str, num_choices: int, cut_off: Iterable[str] = ()) -> None:
+        """``cut_off``: tickets of runs that the broker left together with the log's reader. That
+        another one replaces them is no sign of a crash."""
         self.request_id = request_id
         self.chains = [TokenChain() for _ in range(num_choices)]
         self.num_scored: dict[int, int] = {}
@@ -76,7 +79,7 @@ class LogReader:
         self._run = _NO_RUN
         self._replaced: dict[str, Run] = {}
         """By ticket."""
-        self._handed_over: set[str] = set()
+        self._handed_over = set(cut_off)
 
     @property
     def num_crashes(self) -> int:

@@ -320,3 +320,12 @@ def test_a_late_hand_over_takes_the_crash_back() -> None:
     relayed(reader, [HandedOver(ticket=first.ticket)])
 
     assert reader.num_crashes == 0
+
+
+def test_a_run_that_the_broker_left_together_with_the_reader_has_not_crashed() -> None:
+    first, second, third = started(), started(), started()
+    reader = LogReader("r", 1, cut_off={first.ticket})
+
+    relayed(reader, [first, second, third])
+
+    assert reader.num_crashes == 1
