@@ -5,7 +5,7 @@ comes to the same stream, because acceptance depends on the log's order alone:
 
 * Each `Started` opens an attempt; attempt 1 is that of the job's very first delivery. One that
   repeats the last one's ticket is a repetition. A run that another one replaces has crashed,
-  unless it says `HandedOver`, be it late.
+  unless it says `HandedOver`, be it late, or the broker left it together with the log's reader.
 * A `Started` of an older delivery of the job than the newest one seen opens nothing: it is the late
   word of a worker that the broker took for dead, and that worker is told to stop. A copy in
   quarantine is newer than its equal in company.
