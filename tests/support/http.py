@@ -16,6 +16,7 @@ from shared import settings
 from shared.bus.base import Bus
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.settings import GatewaySettings
+from tests.support.processes import NO_TLS
 
 FAST = {"port": 0, "drain_grace_s": 5, "disconnect_grace_s": 0}
 
@@ -74,8 +75,11 @@ async def two_gateways(
 @asynccontextmanager
 async def _clients(url: str) -> AsyncIterator[tuple[httpx.AsyncClient, openai.AsyncOpenAI]]:
     async with (
-        httpx.AsyncClient(base_url=url, timeout=20) as http,
-        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        httpx.AsyncClient(base_url=url, timeout=20, verify=NO_TLS) as http,
+        openai.DefaultAsyncHttpxClient(verify=NO_TLS) as for_openai,
+        openai.AsyncOpenAI(
+            base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=for_openai
+        ) as client,
     ):
         yield http, client
 

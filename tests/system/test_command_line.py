@@ -14,7 +14,7 @@ import pytest
 
 from tests.support import processes
 from tests.support.broker import Broker
-from tests.support.processes import ROOT, WarrenProcess
+from tests.support.processes import NO_TLS, ROOT, WarrenProcess
 
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
@@ -72,7 +72,7 @@ def test_serve_ends_at_once_when_it_is_asked_twice(smollm2: Path, logs: Path) ->
         lines = response.iter_lines()  # closes the response when it is dropped
         next(lines)
         os.kill(process.pid, signal.SIGINT)
-        while httpx.get(f"{process.url}/health").status_code == 200:
+        while httpx.get(f"{process.url}/health", verify=NO_TLS).status_code == 200:
             pass
 
         assert process.terminate() == -signal.SIGTERM
@@ -114,7 +114,7 @@ def test_batch_goes_on_after_ctrl_c(
     body = {"model": "echo", "prompt": "Long ago", "max_tokens": 50, "ignore_eos": True}
     lines = [
         {"custom_id": f"q{k}", "method": "POST", "url": "/v1/completions", "body": body}
-        for k in range(30)
+        for k in range(100)
     ]
     questions.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     command = ["batch", str(questions), str(answers), f"--broker={broker.url}", "--window=4"]

@@ -16,7 +16,7 @@ import pytest
 from shared import topology
 from tests.support import processes
 from tests.support.broker import Broker
-from tests.support.processes import ROOT, WarrenProcess
+from tests.support.processes import NO_TLS, ROOT, WarrenProcess
 
 pytestmark = pytest.mark.rabbit
 
@@ -40,7 +40,7 @@ def answer(client: openai.OpenAI, prompt: str, *, max_tokens: int = 24, model: s
 
 def sample(worker: WarrenProcess, name: str) -> float:
     """What the worker says of one metric now."""
-    lines = httpx.get(f"{worker.url}/metrics").text.splitlines()
+    lines = httpx.get(f"{worker.url}/metrics", verify=NO_TLS).text.splitlines()
     return sum(float(line.split()[1]) for line in lines if line.startswith(name))
 
 

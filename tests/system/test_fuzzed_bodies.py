@@ -59,6 +59,7 @@ from tests.support import processes
 from tests.support.broker import Broker
 from tests.support.http import live_gateway
 from tests.support.mutations import Mutator
+from tests.support.processes import NO_TLS
 from tests.support.workers import echo_worker
 
 NUM_IN_MEMORY = 10_000
@@ -282,7 +283,7 @@ class Attack:
 async def attack(bus: Bus, url: str, seed: int) -> AsyncIterator[Attack]:
     """Everything around the bodies: who reads what they cause, who asks beside them."""
     await bus.declare(SINK)
-    async with httpx.AsyncClient(timeout=ENDS_WITHIN_S) as http:
+    async with httpx.AsyncClient(timeout=ENDS_WITHIN_S, verify=NO_TLS) as http:
         it = Attack(bus, url, Mutator(seed), http)
         it.worker = await worker_address(bus)
         others = [it.ask_honestly(), it.be_a_victim(), it.bury(), it.collect()]

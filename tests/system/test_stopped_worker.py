@@ -15,7 +15,7 @@ import pytest
 from shared.bus.rabbit import RabbitBus
 from tests.support.broker import Broker
 from tests.support.http import LiveGateway, events, live_gateway
-from tests.support.processes import WarrenProcess, free_port
+from tests.support.processes import NO_TLS, WarrenProcess, free_port
 
 pytestmark = pytest.mark.rabbit
 
@@ -49,7 +49,9 @@ def workers(broker: Broker, tmp_path: Path) -> Iterator[list[WarrenProcess]]:
 
 
 def busy(workers: list[WarrenProcess]) -> WarrenProcess:
-    (worker,) = [w for w in workers if RUNNING.search(httpx.get(f"{w.url}/metrics").text)]
+    (worker,) = [
+        w for w in workers if RUNNING.search(httpx.get(f"{w.url}/metrics", verify=NO_TLS).text)
+    ]
     return worker
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from tests.support.processes import NO_TLS
 from tests.system.chaos.callers import Caller, Question, StreamFailed, Tally
 from tests.system.chaos.deployment import Deployment
 
@@ -90,7 +91,7 @@ class Campaign:
 def patient_client() -> httpx.AsyncClient:
     """One that opens a connection for each request: whom it spoke to may be dead."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    return httpx.AsyncClient(timeout=30, limits=limits)
+    return httpx.AsyncClient(timeout=30, limits=limits, verify=NO_TLS)
 
 
 async def answers(deployment: Deployment, questions: list[Question]) -> dict[Question, str]:

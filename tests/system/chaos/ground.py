@@ -8,7 +8,7 @@ import httpx
 import psutil
 
 from tests.support.broker import RabbitNode
-from tests.support.processes import WarrenProcess
+from tests.support.processes import NO_TLS, WarrenProcess
 from tests.system.chaos.deployment import Deployment
 
 MORE_DESCRIPTORS = 8
@@ -69,7 +69,7 @@ def _in_queues(node: RabbitNode) -> list[str]:
 
 
 def _in_engine(worker: WarrenProcess) -> list[str]:
-    lines = httpx.get(f"{worker.url}/metrics").text.splitlines()
+    lines = httpx.get(f"{worker.url}/metrics", verify=NO_TLS).text.splitlines()
     return [
         f"{worker.url}: {line}"
         for line in lines

@@ -210,8 +210,8 @@ def test_native_tokens_do_not_depend_on_the_batch_or_on_how_steps_are_cut(
         num_threads=2,
     )
     hot = SamplingParams(temperature=2.0)
-    submits = [submit(i, ids, hot, seed=i) for i, ids in enumerate(prompts)]
-    alone = [run(decoder, Cut(16), [one]).token_ids[0] for one in submits[::3]]
-    chunked = Cut(8, num_blocks=60, max_num_batched_tokens=50, arrivals_per_step=16)
-    assert run(decoder, Cut(32, arrivals_per_step=5), submits).token_ids[::3] == alone
-    assert run(decoder, chunked, submits).token_ids[::3] == alone
+    submits = [submit(i, ids, hot, seed=i) for i, ids in enumerate(prompts[::2])]
+    alone = [run(decoder, Cut(16), [one]).token_ids[0] for one in submits[1::3]]
+    chunked = Cut(8, num_blocks=30, max_num_batched_tokens=50, arrivals_per_step=16)
+    assert run(decoder, Cut(32, arrivals_per_step=3), submits).token_ids[1::3] == alone
+    assert run(decoder, chunked, submits).token_ids[1::3] == alone
