@@ -140,7 +140,7 @@ class RabbitNode(Broker):
             "HOME": str(self._directory),  # where Erlang keeps its cookie
             "LANG": "C.UTF-8",
             "ERL_EPMD_PORT": str(self._mapper_port),
-            # As docker-compose.yml. Only who waits for files spins: that halves the time of a start.
+            # As docker-compose.yml: who waits for files spins, which halves the time of a start.
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +sbwtdcpu none +sbwtdio medium",
             "RABBITMQ_NODENAME": f"warren-test-{self._port}@localhost",
             "RABBITMQ_DIST_PORT": str(self._distribution_port),
