@@ -1,6 +1,7 @@
 """What all tests share: a quiet, equal environment, and the real model."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
+# What a shell starts in the background ignores this signal, and so would all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 for _variable in [name for name in os.environ if name.startswith(PREFIX)]:
     if not _variable.startswith(f"{PREFIX}TEST_"):
         del os.environ[_variable]

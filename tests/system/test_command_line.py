@@ -114,7 +114,7 @@ def test_batch_goes_on_after_ctrl_c(
     body = {"model": "echo", "prompt": "Long ago", "max_tokens": 50, "ignore_eos": True}
     lines = [
         {"custom_id": f"q{k}", "method": "POST", "url": "/v1/completions", "body": body}
-        for k in range(100)
+        for k in range(30)
     ]
     questions.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     command = ["batch", str(questions), str(answers), f"--broker={broker.url}", "--window=4"]

@@ -73,10 +73,14 @@ class Deployment:
         self.gateways = [new_gateway() for _ in range(num_gateways)]
 
     async def __aenter__(self) -> Self:
-        for process in self.processes:
-            process.start()
-        for process in self.processes:
-            await asyncio.to_thread(process.wait_healthy)
+        try:
+            for process in self.processes:
+                process.start()
+            for process in self.processes:
+                await asyncio.to_thread(process.wait_healthy)
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
