@@ -113,13 +113,10 @@ class StepView(Structure):
 
 PARTS = (
     "embedding",
-    "norms",
     "qkv",
-    "rope and store",
     "attention",
     "attention output",
     "gate and up",
-    "silu",
     "down",
     "logits",
 )

@@ -46,7 +46,8 @@ struct Step {
 };
 
 // What the time of a step is made of.
-enum Part { kEmbedding, kNorms, kQkv, kRopeStore, kAttention, kAttentionOutput, kGateUp, kSilu, kDown, kLogits, kNumParts };
+// The norm before a product is a part of it, and so is what becomes of its outputs: rope and store, silu.
+enum Part { kEmbedding, kQkv, kAttention, kAttentionOutput, kGateUp, kDown, kLogits, kNumParts };
 
 // The activations of a step; grows to the largest step there was.
 class Workspace {
@@ -88,9 +89,13 @@ class Forward {
         mlp_size_ = layer.down.inputs;
         const size_t rows = step.num_tokens;
         const size_t widest = std::max({hidden_size_, attended_size_, mlp_size_});
-        workspace.reserve(rows * 4 * (2 * hidden_size_ + qkv_size_ + attended_size_ + 2 * mlp_size_ + widest) + 1024);
+        has_own_norms_ = step.num_tokens <= kOwnNorms;
+        const size_t num_norms = has_own_norms_ ? team.size() : 1;
+        const size_t row_floats =
+            (1 + num_norms) * hidden_size_ + qkv_size_ + attended_size_ + 2 * mlp_size_ + widest;
+        workspace.reserve(rows * 4 * row_floats + 1024);
         hidden_ = workspace.take<float>(rows * hidden_size_);
-        normed_ = workspace.take<float>(rows * hidden_size_);
+        normed_ = workspace.take<float>(num_norms * rows * hidden_size_);
         qkv_ = workspace.take<float>(rows * qkv_size_);
         attended_ = workspace.take<float>(rows * attended_size_);
         gate_up_ = workspace.take<float>(rows * 2 * mlp_size_);
@@ -99,26 +104,29 @@ class Forward {
         codes_.totals = workspace.take<float>(rows * (widest / kBlock + 1));
     }
 
-    // Called by all threads of the team.
-    void run() {
+    // Called by all threads of the team, which are numbered.
+    void run(int member) {
+        float* normed = normed_ + (has_own_norms_ ? size_t(member) * step_.num_tokens * hidden_size_ : 0);
         team_.share(step_.num_tokens, [&](int t) { unpack_row(model_.embedding, step_.token_ids[t], row(hidden_, t)); });
         lap(kEmbedding);
         for (int index = 0; index < model_.num_layers; index++) {
             const Layer& layer = model_.layers[index];
-            norm(layer.input_norm);
-            product(kQkv, normed_, hidden_size_, layer.qkv, qkv_);
-            rope_store(layer, layer_cache(index));
-            attention(layer, layer_cache(index));
+            const Cache cache = layer_cache(index);
+            norm(layer.input_norm, normed);
+            product(kQkv, normed, hidden_size_, layer.qkv, qkv_, false, Cut{cache.head_dim / kPanel},
+                    [&](const Task& task) { rope_store(layer, cache, task); });
+            attention(layer, cache);
             product(kAttentionOutput, attended_, attended_size_, layer.attention_output, hidden_, true);
-            norm(layer.mlp_norm);
-            product(kGateUp, normed_, hidden_size_, layer.gate_up, gate_up_);
-            gate();
+            norm(layer.mlp_norm, normed);
+            gate_up(layer, normed);
             product(kDown, gate_up_, 2 * mlp_size_, layer.down, hidden_, true);
         }
         logits();
     }
 
    private:
+    static constexpr int kOwnNorms = 64;  // rows
+
     using Clock = std::chrono::steady_clock;
 
     float* row(float* rows, int64_t index) const { return rows + index * hidden_size_; }
@@ -131,16 +139,25 @@ class Forward {
         since_ = now;
     }
 
-    void norm(const float* weight) {
-        team_.share(step_.num_tokens, [&](int t) {
-            rms_norm(row(hidden_, t), weight, hidden_size_, model_.eps, row(normed_, t));
-        });
-        lap(kNorms);
+    void norm_row(const float* weight, int t, float* normed) {
+        rms_norm(row(hidden_, t), weight, hidden_size_, model_.eps, row(normed, t));
     }
 
-    void product(Part part, const float* from, int64_t stride, const Weight& weight, float* to, bool is_added = false) {
-        linear(team_, {from, stride, step_.num_tokens}, codes_, weight, {to, weight.outputs, is_added});
+    // A few rows are normalised by each thread for itself, sooner than all could meet.
+    void norm(const float* weight, float* normed) {
+        if (!has_own_norms_) return team_.share(step_.num_tokens, [&](int t) { norm_row(weight, t, normed); });
+        for (int t = 0; t < step_.num_tokens; t++) norm_row(weight, t, normed);
+    }
+
+    template <class Finish>
+    void product(Part part, const float* from, int64_t stride, const Weight& weight, float* to, bool is_added,
+                 const Cut& cut, const Finish& finish) {
+        linear(team_, {from, stride, step_.num_tokens}, codes_, weight, {to, weight.outputs, is_added}, cut, finish);
         lap(part);
+    }
+
+    void product(Part part, const float* from, int64_t stride, const Weight& weight, float* to, bool is_added) {
+        product(part, from, stride, weight, to, is_added, Cut{}, [](const Task&) {});
     }
 
     Cache layer_cache(int index) const {
@@ -150,22 +167,24 @@ class Forward {
         return cache;
     }
 
-    void rope_store(const Layer& layer, const Cache& cache) {
-        const int num_kv_heads = cache.num_kv_heads, head_dim = cache.head_dim;
-        team_.share(step_.num_tokens, [&](int t) {
-            float* heads = qkv_ + int64_t(t) * qkv_size_;
+    // The heads whose products a task has computed.
+    void rope_store(const Layer& layer, const Cache& cache, const Task& task) {
+        const int head_dim = cache.head_dim, num_keys_end = model_.num_heads + cache.num_kv_heads;
+        for (int t = task.first; t < task.last; t++) {
             const float* angles = model_.rope_table + step_.positions[t] * head_dim;
-            for (int h = 0; h < model_.num_heads + num_kv_heads; h++) {
-                float* head = heads + h * head_dim;
-                const float* weight = h < model_.num_heads ? layer.query_norm : layer.key_norm;
-                if (weight != nullptr) rms_norm(head, weight, head_dim, model_.eps, head);
-                rotate(head, angles, head_dim);
+            for (int h = task.panel * kPanel / head_dim; h < task.end * kPanel / head_dim; h++) {
+                float* head = qkv_ + int64_t(t) * qkv_size_ + h * head_dim;
+                if (h < num_keys_end) {
+                    const float* weight = h < model_.num_heads ? layer.query_norm : layer.key_norm;
+                    if (weight != nullptr) rms_norm(head, weight, head_dim, model_.eps, head);
+                    rotate(head, angles, head_dim);
+                }
+                if (h >= num_keys_end)
+                    store_head(cache, cache.values, step_.slots[t], h - num_keys_end, head);
+                else if (h >= model_.num_heads)
+                    store_head(cache, cache.keys, step_.slots[t], h - model_.num_heads, head);
             }
-            const float* key = heads + attended_size_;
-            store_slot(cache, cache.keys, step_.slots[t], key);
-            store_slot(cache, cache.values, step_.slots[t], key + num_kv_heads * head_dim);
-        });
-        lap(kRopeStore);
+        }
     }
 
     void attention(const Layer& layer, const Cache& cache) {
@@ -183,12 +202,20 @@ class Forward {
         lap(kLogits);
     }
 
-    void gate() {
-        team_.share(step_.num_tokens, [&](int t) {
-            float* gate = gate_up_ + int64_t(t) * 2 * mlp_size_;
-            silu_mul(gate, gate + mlp_size_, mlp_size_);
-        });
-        lap(kSilu);
+    // silu(gate) * up, over the gate. Where the up half begins within a panel, no task has both halves to itself.
+    void gate_up(const Layer& layer, const float* normed) {
+        const auto gate = [&](int t, int first, int last) {
+            float* at = gate_up_ + int64_t(t) * 2 * mlp_size_ + first;
+            silu_mul(at, at + mlp_size_, last - first);
+        };
+        if (mlp_size_ % kPanel) {
+            product(kGateUp, normed, hidden_size_, layer.gate_up, gate_up_, false);
+            return team_.share(step_.num_tokens, [&](int t) { gate(t, 0, mlp_size_); });
+        }
+        product(kGateUp, normed, hidden_size_, layer.gate_up, gate_up_, false, Cut{1, mlp_size_ / kPanel},
+                [&](const Task& task) {
+                    for (int t = task.first; t < task.last; t++) gate(t, task.panel * kPanel, task.end * kPanel);
+                });
     }
 
     Team& team_;
@@ -198,6 +225,7 @@ class Forward {
     const Step& step_;
     const std::vector<AttentionTask> tasks_;
     const std::thread::id caller_;
+    bool has_own_norms_;
     Clock::time_point since_;
     int hidden_size_, qkv_size_, attended_size_, mlp_size_;
     float *hidden_, *normed_, *qkv_, *attended_, *gate_up_;

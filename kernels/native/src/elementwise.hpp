@@ -32,13 +32,13 @@ inline void rotate(float* head, const float* angles, int head_dim) {
     }
 }
 
-inline void store_slot(const Cache& cache, uint8_t* layer, int64_t slot, const float* row) {
-    const int width = cache.num_kv_heads * cache.head_dim;
-    uint8_t* to = layer + slot * cache.slot_bytes();
+// One head of a token's keys or values.
+inline void store_head(const Cache& cache, uint8_t* layer, int64_t slot, int head, const float* from) {
+    uint8_t* to = layer + slot * cache.slot_bytes() + head * cache.head_dim * cache.element_bytes();
     if (cache.type == kCacheFloat32) {
-        std::memcpy(to, row, size_t(width) * 4);
+        std::memcpy(to, from, size_t(cache.head_dim) * 4);
     } else {
-        for (int i = 0; i < width; i++) reinterpret_cast<uint16_t*>(to)[i] = to_bf16(row[i]);
+        for (int i = 0; i < cache.head_dim; i++) reinterpret_cast<uint16_t*>(to)[i] = to_bf16(from[i]);
     }
 }
 

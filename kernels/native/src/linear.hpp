@@ -149,24 +149,50 @@ inline void encode_row(const Rows& x, int row, int32_t format, int inputs, const
 // Bytes of rows that stay in the second-level cache while panels pass by.
 constexpr int64_t kRowsBytes = 192 << 10;
 
-// out = x @ weight.T + bias, added to what is in `out` if that is asked for. Called by all threads of a team;
-// `codes` has room for the rows of x.
-inline void linear(Team& team, const Rows& x, const Codes& codes, const Weight& weight, const Product& out) {
+// How a product is cut into tasks.
+struct Cut {
+    int panels = 1;  // that stay together
+    int twin = 0;    // so many panels further on lie those that belong to a task's panels as well; 0: there are none
+};
+
+// Several tasks a thread: one that is held up by another process leaves the rest to its neighbours. As many for each
+// thread, where there are enough of them.
+inline int count_tasks(int num_panels, int num_units, int num_threads) {
+    const int count = std::min(num_units, std::clamp(num_panels / 4, num_threads, 16 * num_threads));
+    return count == num_units ? count : count / num_threads * num_threads;
+}
+
+// out = x @ weight.T + bias, added to what is in `out` if that is asked for; then `finish(task)` by the thread that has
+// computed the task's outputs. Called by all threads of a team; each may bring its own copy of x. `codes` has room for
+// the rows of x.
+template <class Finish>
+inline void linear(Team& team, const Rows& x, const Codes& codes, const Weight& weight, const Product& out,
+                   const Cut& cut, const Finish& finish) {
     if (weight.format >= kQ8_0 || (weight.format == kBfloat16 && kHasBf16Dot))
         team.share(x.count, [&](int row) { encode_row(x, row, weight.format, weight.inputs, codes); });
-    const int num_panels = (weight.outputs + kPanel - 1) / kPanel;
     constexpr int kTileRows = FloatTile<Float32Panels>::kMaxRows;
     const int rows_fit = std::max<int64_t>(1, kRowsBytes / (int64_t(weight.inputs) * 4 * kTileRows)) * kTileRows;
     const int num_blocks = (x.count + rows_fit - 1) / rows_fit;
-    // Several tasks a thread: one that is held up by another process leaves the rest to its neighbours.
-    const int num_parts = std::clamp(num_panels / 8, 1, 8 * team.size());
-    team.share(num_blocks * num_parts, [&](int index) {
-        const int block = index / num_parts, part = index % num_parts;
-        const Task task{x.count * block / num_blocks, x.count * (block + 1) / num_blocks, num_panels * part / num_parts,
-                        num_panels * (part + 1) / num_parts};
+    const int num_panels = cut.twin ? cut.twin : (weight.outputs + kPanel - 1) / kPanel;
+    const int num_units = (num_panels + cut.panels - 1) / cut.panels;
+    const int num_parts = count_tasks(num_panels, num_units, team.size());
+    const auto compute = [&](const Task& task) {
         const uint8_t* panels = weight.panels + task.panel * panel_bytes(weight.format, weight.inputs);
         multiply_any({x, codes, weight, panels, out}, task);
+    };
+    team.share(num_blocks * num_parts, [&](int index) {
+        const int block = index / num_parts, part = index % num_parts;
+        const Task task{x.count * block / num_blocks, x.count * (block + 1) / num_blocks,
+                        num_units * part / num_parts * cut.panels,
+                        std::min(num_panels, num_units * (part + 1) / num_parts * cut.panels)};
+        compute(task);
+        if (cut.twin) compute({task.first, task.last, task.panel + cut.twin, task.end + cut.twin});
+        finish(task);
     });
+}
+
+inline void linear(Team& team, const Rows& x, const Codes& codes, const Weight& weight, const Product& out) {
+    linear(team, x, codes, weight, out, Cut{}, [](const Task&) {});
 }
 
 }  // namespace warren

@@ -24,7 +24,7 @@ void warren_pack(Team* team, int32_t format, const uint8_t* rows, int64_t row_by
         pack_panel(format, rows + first * row_bytes, std::min(kPanel, outputs - first), inputs,
                    panels + panel * panel_bytes(format, inputs));
     };
-    team->run([&] { team->share((outputs + kPanel - 1) / kPanel, pack); });
+    team->run([&](int) { team->share((outputs + kPanel - 1) / kPanel, pack); });
 }
 
 void warren_unpack_rows(const Weight* weight, const int64_t* rows, int32_t count, float* to) {
@@ -36,12 +36,12 @@ void warren_linear(Team* team, const float* x, int32_t rows, const Weight* weigh
     std::vector<int16_t> codes(int64_t(rows) * weight->inputs);
     std::vector<float> scales(rows * num_blocks + 1), totals(rows * num_blocks + 1);
     const Codes encoded{codes.data(), scales.data(), totals.data()};
-    team->run([&] { linear(*team, {x, weight->inputs, rows}, encoded, *weight, {out, weight->outputs, false}); });
+    team->run([&](int) { linear(*team, {x, weight->inputs, rows}, encoded, *weight, {out, weight->outputs, false}); });
 }
 
 void warren_attention(Team* team, const Cache* cache, const Batch* batch, const Heads* heads) {
     const auto tasks = attention_tasks(*batch);
-    team->run([&] { attention(*team, *cache, *batch, *heads, tasks); });
+    team->run([&](int) { attention(*team, *cache, *batch, *heads, tasks); });
 }
 
 // Commits the pages of some memory, unless the system cannot be asked for that; the content stays.
@@ -62,7 +62,7 @@ int warren_forward(Team* team, Workspace* workspace, const Model* model, const C
                    const Step* step) {
     try {
         Forward forward(*team, *workspace, *model, *cache, layer_bytes, *step);
-        team->run([&] { forward.run(); });
+        team->run([&](int member) { forward.run(member); });
         return 0;
     } catch (const std::bad_alloc&) {
         return 1;

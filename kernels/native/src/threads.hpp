@@ -53,14 +53,14 @@ class Team {
 
     int size() const { return size_; }
 
-    // Run `work` on every thread of the team and return when all have ended.
-    void run(const std::function<void()>& work) {
+    // Run `work(member)` on every thread of the team, 0 being the caller, and return when all have ended.
+    void run(const std::function<void(int)>& work) {
         const std::lock_guard<std::mutex> alone(mutex_);
         const Pinned pinned(core(0));
         work_ = &work;
         next_ = 0;
         announce();
-        work();
+        work(0);
         barrier();
     }
 
@@ -107,7 +107,7 @@ class Team {
         for (int call = 0;; call++) {
             await(calls_, call);
             if (is_closing_) return;
-            (*work_)();
+            (*work_)(index);
             barrier();
         }
     }
@@ -116,7 +116,7 @@ class Team {
     std::vector<int> cores_;  // one for each thread; empty where they are not pinned
     std::vector<std::thread> members_;
     std::mutex mutex_;
-    const std::function<void()>* work_ = nullptr;
+    const std::function<void(int)>* work_ = nullptr;
     std::atomic<bool> is_closing_{false};
     alignas(64) std::atomic<int> calls_{0};
     alignas(64) std::atomic<int> next_{0};
