@@ -1,6 +1,7 @@
 """Products with AWQ's 4-bit weights against a checkpoint unpacked number by number."""
 
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import Any
 
 import pytest
@@ -29,41 +30,45 @@ class Checkpoint:
     scales: Tensor
     group_size: int
 
-    @classmethod
-    def random(cls, group_size: int) -> "Checkpoint":
-        torch.manual_seed(10)
-        num_groups = INPUTS // group_size
-        words = torch.randint(-(2**31), 2**31, (INPUTS + num_groups, OUTPUTS // 8)).int()
-        scales = torch.rand(num_groups, OUTPUTS) * 0.02 + 0.01
-        return cls(words[:INPUTS], words[INPUTS:], scales.half(), group_size)
-
+    @cached_property
     def weight(self) -> Tensor:
         """[inputs, outputs] float64, written out."""
         weight = torch.empty(INPUTS, OUTPUTS, dtype=torch.float64)
         quantized, zeros = self.qweight.tolist(), self.qzeros.tolist()
+        scales = self.scales.tolist()
         for row in range(INPUTS):
             group = row // self.group_size
             for column in range(OUTPUTS):
                 word, shift = column // 8, 4 * OUTPUT_OF_NIBBLE.index(column % 8)
                 value = (quantized[row][word] >> shift & 15) - (zeros[group][word] >> shift & 15)
-                weight[row, column] = value * float(self.scales[group, column])
+                weight[row, column] = value * scales[group][column]
         return weight
+
+
+@cache
+def random_checkpoint(group_size: int) -> Checkpoint:
+    torch.manual_seed(10)
+    num_groups = INPUTS // group_size
+    words = torch.randint(-(2**31), 2**31, (INPUTS + num_groups, OUTPUTS // 8)).int()
+    scales = torch.rand(num_groups, OUTPUTS) * 0.02 + 0.01
+    return Checkpoint(words[:INPUTS], words[INPUTS:], scales.half(), group_size)
 
 
 @pytest.fixture(params=GROUP_SIZES)
 def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
-    return Checkpoint.random(request.param)
+    return random_checkpoint(request.param)
 
 
 def test_repacked_weights_are_the_checkpoints_exactly(checkpoint: Checkpoint) -> None:
     repacked = repack_awq(checkpoint.qweight, checkpoint.qzeros, checkpoint.scales)
-    assert torch.equal(dequantize_awq(*repacked).double(), checkpoint.weight())
+    assert torch.equal(dequantize_awq(*repacked).double(), checkpoint.weight)
 
 
 def check(ops: Ops, checkpoint: Checkpoint, num_tokens: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(num_tokens)
     hidden, bias = torch.randn(num_tokens, INPUTS).to(dtype), torch.randn(OUTPUTS).to(dtype)
     packed = repack_awq(checkpoint.qweight, checkpoint.qzeros, checkpoint.scales)
-    weight = checkpoint.weight().to(hidden.device)
+    weight = checkpoint.weight.to(hidden.device)
     for added in (None, bias):
         expected = hidden.double() @ weight + (0 if added is None else added.double())
         actual = ops.awq_linear(hidden, *packed, added, group_size=checkpoint.group_size)
@@ -85,7 +90,7 @@ def test_a_planted_fault_is_caught(ops: Ops, num_tokens: int) -> None:
         return ops.awq_linear(hidden, qweight.roll(1, 0), *rest, **options)
 
     with pytest.raises(AssertionError, match="relative error"):
-        check(replace(ops, awq_linear=faulty), Checkpoint.random(128), num_tokens, torch.float32)
+        check(replace(ops, awq_linear=faulty), random_checkpoint(128), num_tokens, torch.float32)
 
 
 def test_what_cannot_be_packed_is_refused(ops: Ops) -> None:
