@@ -20,7 +20,7 @@ MAX_CRASHES = 2
 HEARINGS = 4
 """How often an attempt asks, waiting a second each time, before it believes in so many crashes that
 the job would suffer for them: a run that was cut off, as all are when the broker restarts, says
-only later that it lives."""
+only later that it lives. While the broker's clients come back it believes in none."""
 
 
 class Verdict(Enum):
@@ -62,8 +62,11 @@ class Attempt:
         self._is_suspect = is_suspect
         self._num_hearings = 0
 
-    def obey(self, command: Cancel | Continue) -> Verdict | None:
-        """Follow the log's reader; None where the command is for another run or comes late."""
+    def obey(self, command: Cancel | Continue, *, is_settled: bool = True) -> Verdict | None:
+        """Follow the log's reader; None where the command is for another run or comes late.
+
+        ``is_settled``: nobody who lives can still be without the broker; see `shared.bus.base.Bus`.
+        """
         if not self._is_told(command):
             return None
         if isinstance(command, Cancel):
@@ -72,13 +75,13 @@ class Attempt:
             return None
         verdict = self._judge(command)
         if verdict is not Verdict.GO_ON:
-            self._num_hearings += 1
+            self._num_hearings += is_settled
             if self._num_hearings < HEARINGS:
                 return None
         self.log = LogWriter.resume(command)
         return verdict
 
-    def read(self, log: Iterable[ReplyEvent | None]) -> Verdict | None:
+    def read(self, log: Iterable[ReplyEvent | None], *, is_settled: bool = True) -> Verdict | None:
         """Take the reader's part where there is none: ``log`` is the log from its start, with None
         in place of what cannot be decoded.
 
@@ -94,7 +97,7 @@ class Attempt:
                     told = action.command
         if reader.is_ended:
             return Verdict.STOP
-        verdict = None if told is None else self.obey(told)
+        verdict = None if told is None else self.obey(told, is_settled=is_settled)
         return verdict if is_readable or self.log is None else Verdict.FAIL
 
     def _is_told(self, command: Command) -> TypeGuard[Cancel | Continue]:

@@ -44,6 +44,8 @@ class Outcome(Enum):
     HANDED_OVER = auto()
     GIVEN_BACK = auto()
     SUSPECTED = auto()
+    EXCUSED = auto()
+    """What came back too often did so while connections to the broker were lost."""
     BURIED = auto()
 
 
@@ -116,7 +118,8 @@ class Answer:
 
     def obey(self, command: Cancel | Continue) -> None:
         """Follow the log's reader."""
-        self._follow(self._attempt.obey(command))
+        is_settled = self._workplace.bus.is_settled
+        self._follow(self._attempt.obey(command, is_settled=is_settled))
 
     def cancel(self) -> None:
         """Nobody waits for the answer any more."""
@@ -222,6 +225,8 @@ class Answer:
 
     async def _condemn(self) -> Outcome:
         """Take a job that comes back again and again away from others."""
+        if not self._workplace.bus.is_settled:
+            return Outcome.EXCUSED
         if not self._taken.is_suspect:
             return await self._end(Verdict.QUARANTINE)
         if self.job.mode == "stream":
@@ -266,7 +271,8 @@ class Answer:
         while self._attempt.log is None:
             events = await read_log(self._workplace.bus, self.queue, self._attempt.ticket)
             if events is not None:
-                self._follow(self._attempt.read(events))
+                is_settled = self._workplace.bus.is_settled
+                self._follow(self._attempt.read(events, is_settled=is_settled))
             try:
                 async with asyncio.timeout(_CHECK_INTERVAL_S):
                     await self._is_told.wait()

@@ -199,6 +199,8 @@ class JobConsumer:
                 await delivery.reject()
             case Outcome.SUSPECTED:
                 await self._publish_again(held.job, delivery, "suspect")
+            case Outcome.EXCUSED:
+                await self._publish_again(held.job, delivery, self._lane)
             case Outcome.HANDED_OVER if self._lane == "suspect" and held.job.mode == "final":
                 # One more delivery would be taken for a crash.
                 await self._publish_again(held.job, delivery, self._lane)

@@ -26,6 +26,8 @@ from shared.stream import Relay
 
 logger = logging.getLogger(__name__)
 
+_CANCELS_AGAIN_S = 1.0
+
 
 class Fate(Enum):
     """What becomes of a job and its log when a relay ends."""
@@ -188,9 +190,10 @@ class LogRelay:
 
     async def stop(self) -> None:
         """Stop reading, and give the log back."""
-        if self._task is not None:
+        # More than once: a call to the broker that ends at the same moment swallows a cancellation.
+        while self._task is not None and not self._task.done():
             self._task.cancel()
-            await asyncio.wait([self._task])
+            await asyncio.wait([self._task], timeout=_CANCELS_AGAIN_S)
         await self.reading.close()
 
     async def _read(self) -> None:

@@ -139,6 +139,11 @@ class Bus(Protocol):
     @property
     def is_connected(self) -> bool: ...
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether all who lost the broker when this process did have had time to come back."""
+        ...
+
     async def wait_connected(self) -> None:
         """Return once there is a connection; at once if there is one."""
         ...

@@ -130,6 +130,10 @@ class MemoryBus:
     def is_connected(self) -> bool:
         return self._connected.is_set()
 
+    @property
+    def is_settled(self) -> bool:
+        return self.is_connected
+
     async def wait_connected(self) -> None:
         await self._connected.wait()
 

@@ -156,18 +156,18 @@ class AnyReturn(Attempt):
         super().__init__(request_id, num_choices, **facts)
         self._is_condemned = facts["is_suspect"] and facts["num_returns"] > 0
 
-    def obey(self, command: Cancel | Continue) -> Verdict | None:
-        verdict = super().obey(command)
+    def obey(self, command: Cancel | Continue, *, is_settled: bool = True) -> Verdict | None:
+        verdict = super().obey(command, is_settled=is_settled)
         is_told = verdict is Verdict.GO_ON and isinstance(command, Continue)
         return Verdict.BURY if is_told and self._is_condemned else verdict
 
 
 class AnyTicket(Attempt):
-    def obey(self, command: Cancel | Continue) -> Verdict | None:
+    def obey(self, command: Cancel | Continue, *, is_settled: bool = True) -> Verdict | None:
         if isinstance(command, Cancel):
             anyone = Cancel(request_id=command.request_id, is_replaced=command.is_replaced)
-            return super().obey(anyone)
-        return super().obey(command)
+            return super().obey(anyone, is_settled=is_settled)
+        return super().obey(command, is_settled=is_settled)
 
 
 class AlwaysFirst(Attempt):
@@ -180,15 +180,15 @@ class AlwaysFirst(Attempt):
 class Quitter(Attempt):
     """Takes another run's word for it that the job is in good hands."""
 
-    def obey(self, command: Cancel | Continue) -> Verdict | None:
-        verdict = super().obey(command)
+    def obey(self, command: Cancel | Continue, *, is_settled: bool = True) -> Verdict | None:
+        verdict = super().obey(command, is_settled=is_settled)
         return Verdict.STOP if verdict is Verdict.GIVE_BACK else verdict
 
 
 class NeverReads(Attempt):
     """Leaves the log to a reader that may be gone."""
 
-    def read(self, log: Iterable[ReplyEvent | None]) -> Verdict | None:
+    def read(self, log: Iterable[ReplyEvent | None], *, is_settled: bool = True) -> Verdict | None:
         return None
 
 

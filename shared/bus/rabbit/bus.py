@@ -69,6 +69,10 @@ class RabbitBus:
     def is_connected(self) -> bool:
         return self._publishing.is_connected and self._home.is_connected
 
+    @property
+    def is_settled(self) -> bool:
+        return self._publishing.is_settled and self._home.is_settled
+
     async def wait_connected(self) -> None:
         while not self.is_connected:
             await self._publishing.wait_connected()

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import math
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -25,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 _HEARTBEAT_S = 5
 _RECONNECT_S = (0.3, 1.0)
+_SETTLES_S = 15.0
+"""Two attempts that fail by their timeout, and one that does not."""
 _HIGHEST_CHANNEL = 65535
 
 _REFUSALS = (AuthenticationError, ProbableAuthenticationError, InvalidFrameError)
@@ -58,6 +62,7 @@ class Link:
         self._restore = restore
         self._connection: Connection | None = None
         self._connected = asyncio.Event()
+        self._came_back_at = -math.inf  # infinite while a connection that was lost is missing
         self._last_number = 0
         self._last_warning = ""
         self._supervisor: asyncio.Task[None] | None = None
@@ -85,6 +90,11 @@ class Link:
     @property
     def is_connected(self) -> bool:
         return self._connection is not None and not self._connection.is_closed
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the connection has held for a while, or is the first one."""
+        return self.is_connected and time.monotonic() - self._came_back_at > _SETTLES_S
 
     @property
     def num_channels(self) -> int:
@@ -136,6 +146,8 @@ class Link:
             if self._restore is not None:
                 await self._restore(partial(self._open_channel, connection))
             self._connection = connection
+            if self._came_back_at == math.inf:
+                self._came_back_at = time.monotonic()
             self._connected.set()
             self._last_warning = ""
             yield connection
@@ -148,6 +160,7 @@ class Link:
     async def _lost(self, connection: Connection) -> None:
         closing = connection.closing
         await asyncio.wait([closing])
+        self._came_back_at = math.inf
         if closing.cancelled():
             self._warn("broker connection lost", None)
         else:
