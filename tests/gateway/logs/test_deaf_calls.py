@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 from gateway.answers.context import StreamContext
 from gateway.logs.relay import LogRelay
 from gateway.logs.reply_queues import ReplyLog
-from shared.bus.memory import MemoryBus, MemoryConsumer
+from shared.bus.memory import MemoryBus
+from shared.bus.memory_queue import MemoryConsumer
 from shared.messages import Release
 
 
