@@ -73,9 +73,9 @@ class Attempt:
             return Verdict.GIVE_BACK if command.is_replaced else Verdict.STOP
         if self.log is not None or len(command.choices) != self._num_choices:
             return None
-        verdict = self._judge(command)
+        verdict = self._judge(command) if is_settled else Verdict.GO_ON
         if verdict is not Verdict.GO_ON:
-            self._num_hearings += is_settled
+            self._num_hearings += 1
             if self._num_hearings < HEARINGS:
                 return None
         self.log = LogWriter.resume(command)

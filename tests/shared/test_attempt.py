@@ -67,10 +67,8 @@ def test_a_run_that_says_late_that_it_lives_has_not_crashed() -> None:
 def test_no_crash_is_believed_in_while_the_brokers_clients_come_back() -> None:
     suspect = Attempt("r", 1, ticket="t", num_returns=1, is_suspect=True)
 
-    answers = [suspect.obey(told(3, 1), is_settled=False) for _ in range(3 * HEARINGS)]
-    answers += [suspect.obey(told(3, 1)) for _ in range(HEARINGS)]
-
-    assert answers == [None] * (4 * HEARINGS - 1) + [Verdict.BURY]
+    assert suspect.obey(told(3, 1)) is None
+    assert suspect.obey(told(3, 1), is_settled=False) is Verdict.GO_ON
 
 
 BROKEN: list[ReplyEvent | None] = [started("a", 0), None, LogWriter(1, 1).delta(0, [1], "a")]
