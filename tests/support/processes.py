@@ -117,8 +117,8 @@ def worker(broker: str, log: Path, *options: str) -> WarrenProcess:
     return WarrenProcess(args, port, log)
 
 
-def echo_worker(broker: str, log: Path, *options: str) -> WarrenProcess:
+def echo_worker(broker: str, log: Path, *options: str, **variables: str) -> WarrenProcess:
     """A worker whose tokens cost nothing: see `bench.echo_worker`."""
     port = free_port()
     args = ["-m", "bench.echo_worker", f"--broker={broker}", f"--health-port={port}", *options]
-    return WarrenProcess(args, port, log)
+    return WarrenProcess(args, port, log, variables)

@@ -350,7 +350,9 @@ async def test_no_body_harms_a_deployment(caplog: pytest.LogCaptureFixture) -> N
 @pytest.mark.timeout(240)
 async def test_no_body_harms_processes(broker: Broker, tmp_path: Path) -> None:
     drain = "--drain-grace-s=2"
-    worker = processes.echo_worker(broker.url, tmp_path / "worker", "--step-ms=1", drain)
+    # A job that says nothing of its length, or runs alone, must not hold up all others for long.
+    length = {"WARREN_MAX_SEQ_LEN": "256"}
+    worker = processes.echo_worker(broker.url, tmp_path / "worker", "--step-ms=1", drain, **length)
     gateway = processes.gateway(broker.url, tmp_path / "gateway", drain)
     with worker, gateway:
         async with RabbitBus(broker.url) as bus, attack(bus, gateway.url, seed=2) as it:
