@@ -162,3 +162,10 @@ async def ask(bus: Bus, job: GenerationJob, lane: Lane = "interactive") -> Log:
 
 async def ask_all(bus: Bus, jobs: Sequence[GenerationJob]) -> list[Log]:
     return list(await asyncio.gather(*(ask(bus, job) for job in jobs)))
+
+
+async def num_ready(bus: Bus, queue: str) -> int:
+    """How many messages wait in a queue."""
+    state = await bus.inspect(queue)
+    assert state is not None
+    return state.num_ready

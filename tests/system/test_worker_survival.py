@@ -25,7 +25,7 @@ from shared.messages import (
     TokenPrompt,
 )
 from tests.support.broker import Broker, RabbitNode
-from tests.support.jobs import Log, ask, ask_all, new_job, publish, read, reading
+from tests.support.jobs import Log, ask, ask_all, new_job, num_ready, publish, read, reading
 from tests.support.processes import NO_TLS, WarrenProcess, free_port
 from tests.system.chaos.worker import DEADLY_TOKEN
 
@@ -92,12 +92,6 @@ async def expected(bus: Bus, workers: Workers, jobs: Sequence[GenerationJob]) ->
 def sample(worker: WarrenProcess, name: str) -> float:
     lines = httpx.get(f"{worker.url}/metrics", verify=NO_TLS).text.splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
-
-
-async def num_dead_letters(bus: Bus) -> int:
-    state = await bus.inspect(topology.DEAD_LETTERS.name)
-    assert state is not None
-    return state.num_ready
 
 
 async def wait_until(is_true: Callable[[], bool], within_s: float = 10) -> None:
@@ -234,17 +228,17 @@ async def test_a_deadly_job_is_buried_and_its_neighbours_are_not(
     jobs = new_jobs(8, SamplingParams(max_tokens=40, ignore_eos=True))
     answers = await expected(bus, workers, jobs)
     deadly = new_job("echo", TokenPrompt(token_ids=(1, DEADLY_TOKEN)), sampling=SAMPLING)
-    num_dead = await num_dead_letters(bus)
+    num_dead = await num_ready(bus, topology.DEAD_LETTERS.name)
     async with supervised(workers, 2), asyncio.timeout(90):
         *logs, log = await ask_all(bus, [*jobs, deadly])
-        # The reader is told first.
-        while await num_dead_letters(bus) == num_dead:  # noqa: ASYNC110 - a queue has no event
+        # The reader is told first, and a queue has no event.
+        while await num_ready(bus, topology.DEAD_LETTERS.name) == num_dead:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
     assert [log.token_ids for log in logs] == answers
     assert isinstance(log.last, Failed)
     assert log.last.code == "worker_lost"
-    assert await num_dead_letters(bus) == num_dead + 1
+    assert await num_ready(bus, topology.DEAD_LETTERS.name) == num_dead + 1
 
 
 async def test_a_rolling_restart_under_load_fails_nothing(bus: RabbitBus, workers: Workers) -> None:

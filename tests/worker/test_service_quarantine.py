@@ -23,6 +23,7 @@ from tests.support.jobs import (
     ask,
     come_back,
     new_job,
+    num_ready,
     publish,
     read,
     reading,
@@ -56,12 +57,6 @@ async def crashed(
         for _ in range(num_crashes):
             await crash(broker, bus, job, consumer, log)
         yield consumer, log
-
-
-async def num_ready(bus: Bus, queue: str) -> int:
-    state = await bus.inspect(queue)
-    assert state is not None
-    return state.num_ready
 
 
 async def test_a_job_that_crashed_once_goes_on_in_company() -> None:
@@ -208,6 +203,24 @@ async def test_a_suspect_without_a_log_is_buried_when_it_came_back_three_times()
 
     assert isinstance(log.last, Failed)
     assert (log.last.code, dead) == ("worker_lost", 1)
+
+
+class UnsettledBus(MemoryBus):
+    """Its broker was away a moment ago."""
+
+    is_settled = False
+
+
+async def test_a_suspect_that_lost_connections_gave_back_is_not_buried() -> None:
+    job, broker = new_job("echo", sampling=SHORT, mode="final"), MemoryBroker()
+    async with MemoryBus(broker) as bus, reading(bus, job) as consumer:
+        await topology.declare_worker(bus, "echo", "test")
+        await publish(bus, job, "suspect")
+        await come_back(bus, job, "suspect", 3)
+        async with UnsettledBus(broker) as theirs, echo_worker(theirs):
+            log = await read(bus, job, consumer)
+
+    assert isinstance(log.completed, Completed)
 
 
 async def test_draining_is_not_held_against_a_suspect() -> None:
