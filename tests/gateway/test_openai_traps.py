@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.http import LiveGateway, chat_body, events
+from tests.support.http import LiveGateway, chat_body, events, hears_a_worker
 from tests.support.scripted_worker import MODEL, ScriptedWorker
 
 
@@ -54,13 +54,12 @@ async def test_2_no_comments_come_unasked(gateway: LiveGateway) -> None:
 async def test_3_what_would_fail_in_a_worker_reaches_no_queue(
     gateway: LiveGateway, worker: ScriptedWorker, body: dict[str, Any]
 ) -> None:
-    await gateway.chat()  # by now the gateway has heard of the worker
-    num_jobs = len(worker.jobs)
+    await hears_a_worker(gateway)
 
     response = await gateway.chat(**body)
 
     assert response.status_code == 400
-    assert len(worker.jobs) == num_jobs
+    assert not worker.jobs
 
 
 async def test_3_a_constraint_reaches_the_worker(

@@ -9,7 +9,7 @@ from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolPara
 
 from shared.bus.memory import MemoryBus
 from shared.messages import ChatPrompt, ToolCall
-from tests.support.http import LiveGateway, eventually, live_gateway
+from tests.support.http import LiveGateway, hears_a_worker, live_gateway
 from tests.support.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
 
 USER: list[ChatCompletionMessageParam] = [{"role": "user", "content": "one"}]
@@ -43,11 +43,7 @@ async def worker(worker_bus: MemoryBus) -> AsyncIterator[ScriptedWorker]:
 async def gateway(bus: MemoryBus, worker: ScriptedWorker) -> AsyncIterator[LiveGateway]:
     """Has heard of the worker."""
     async with live_gateway(bus) as gateway:
-
-        async def is_listed() -> bool:
-            return bool((await gateway.http.get("/v1/models")).json()["data"])
-
-        await eventually(is_listed)
+        await hears_a_worker(gateway)
         yield gateway
 
 

@@ -84,6 +84,15 @@ async def _clients(url: str) -> AsyncIterator[tuple[httpx.AsyncClient, openai.As
         yield http, client
 
 
+async def hears_a_worker(gateway: LiveGateway) -> None:
+    """Until the gateway lists a model."""
+
+    async def is_listed() -> bool:
+        return bool((await gateway.http.get("/v1/models")).json()["data"])
+
+    await eventually(is_listed)
+
+
 async def eventually(is_true: Callable[[], Awaitable[bool]]) -> None:
     """Wait for what nobody announces."""
     for _ in range(300):
