@@ -1,5 +1,6 @@
 """Memory that every step walks through."""
 
+import math
 import mmap
 import os
 import threading
@@ -10,6 +11,7 @@ from torch import Tensor
 from kernels.native.library import Library
 
 _PIECE_BYTES = 2 << 20
+_AHEAD_BYTES = 4 * _PIECE_BYTES
 
 
 def allocate(num_bytes: int) -> Tensor:
@@ -26,22 +28,37 @@ def allocate(num_bytes: int) -> Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def commit_behind(library: Library, *caches: Tensor) -> threading.Thread:
-    """Have a thread that runs while nobody else does commit [num_layers, ...] tensors; return it.
+class CommittedAhead:
+    """[num_layers, ...] tensors whose memory is committed shortly before it is used.
 
     The first to write to a page waits until the system has cleared it: 0.1 s for a step that
-    begins new pages in every layer. All layers come along together, as they are used.
+    begins new pages in every layer. So threads that run while nobody else does go ahead, and no
+    more memory is taken than is soon needed.
     """
-    thread = threading.Thread(target=_commit, args=(library, caches), name="commit", daemon=True)
-    thread.start()
-    return thread
 
+    def __init__(self, library: Library, *caches: Tensor) -> None:
+        self._library = library
+        self._layers = [layer for cache in caches for layer in cache]
+        self._end = 0
 
-def _commit(library: Library, caches: tuple[Tensor, ...]) -> None:
-    os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
-    layers = [layer for cache in caches for layer in cache]
-    num_bytes = layers[0].nbytes
-    for start in range(0, num_bytes, _PIECE_BYTES):
-        for layer in layers:
-            piece = min(_PIECE_BYTES, num_bytes - start)
-            library.functions.warren_commit(layer.data_ptr() + start, piece)
+    def use(self, num_bytes: int) -> threading.Thread | None:
+        """The first ``num_bytes`` of each layer are in use; return who goes ahead, if anybody."""
+        start = self._end
+        pieces = math.ceil((num_bytes + _AHEAD_BYTES) / _PIECE_BYTES)
+        end = min(pieces * _PIECE_BYTES, self._layers[0].nbytes)
+        if end <= start:
+            return None
+        self._end = end
+        thread = threading.Thread(
+            target=self._commit, args=(start, end), name="commit", daemon=True
+        )
+        thread.start()
+        return thread
+
+    def _commit(self, start: int, end: int) -> None:
+        """All layers come along together, as they are used."""
+        os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
+        for piece in range(start, end, _PIECE_BYTES):
+            num_bytes = min(_PIECE_BYTES, end - piece)
+            for layer in self._layers:
+                self._library.functions.warren_commit(layer.data_ptr() + piece, num_bytes)

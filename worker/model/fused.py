@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernels.native.decoder import PackedDecoder, PackedLayer, PackedModel
 from kernels.native.library import Library, library
-from kernels.native.memory import commit_behind
+from kernels.native.memory import CommittedAhead
 from kernels.native.packed import PackedWeight, pack
 from kernels.quantized import Matrix
 from worker.model.awq import AwqWeight
@@ -46,6 +46,7 @@ class FusedDecoder(LlamaFamily):
         packing = _Packing(library(), num_threads)
         model = packing.model(config, weights, self._rope_table)
         self._decoder = PackedDecoder(library(), model, num_threads)
+        self._committed: CommittedAhead | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -55,9 +56,10 @@ class FusedDecoder(LlamaFamily):
     def device(self) -> torch.device:
         return torch.device("cpu")
 
-    def commit(self, kv_cache: KVCache) -> None:
-        """Have the cache's memory committed, in the background."""
-        commit_behind(library(), kv_cache.keys, kv_cache.values)
+    def commit_ahead(self, kv_cache: KVCache) -> None:
+        """Have the memory of this cache, which all steps will use, committed in the background."""
+        self._committed = CommittedAhead(library(), kv_cache.keys, kv_cache.values)
+        self._committed.use(0)
 
     def profile(self) -> dict[str, float]:
         """See `PackedDecoder.profile`."""
@@ -65,6 +67,8 @@ class FusedDecoder(LlamaFamily):
 
     def forward(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
         """See `Decoder.forward`."""
+        if self._committed is not None:
+            self._committed.use((int(inputs.slots.max()) + 1) * kv_cache.slot_bytes)
         return self._decoder.forward(
             inputs.token_ids,
             inputs.positions,

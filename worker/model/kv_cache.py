@@ -2,7 +2,6 @@
 
 import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +71,11 @@ class KVCache:
     def block_size(self) -> int:
         return self.keys.shape[2]
 
+    @property
+    def slot_bytes(self) -> int:
+        """Of one token's keys, or values, in one layer."""
+        return self.keys[0, 0, 0].nbytes
+
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer, each [num_blocks, block_size, num_kv_heads, head_dim]."""
         return self.keys[index], self.values[index]
@@ -81,7 +85,7 @@ def num_blocks_for(
     block: BlockShape,
     *,
     kv_cache_bytes: int | None,
-    free_bytes: Callable[[], int],
+    free_bytes: int,
     max_num_seqs: int,
     max_seq_len: int,
 ) -> int:
@@ -94,7 +98,7 @@ def num_blocks_for(
         num_blocks = kv_cache_bytes // block.num_bytes
     else:
         most = max_num_seqs * math.ceil(max_seq_len / block.block_size)
-        num_blocks = min(most, free_bytes() // block.num_bytes)
+        num_blocks = min(most, free_bytes // block.num_bytes)
     if num_blocks < 1:
         raise StartupError(f"the KV cache holds no block: one takes {block.num_bytes} bytes")
     return num_blocks

@@ -61,7 +61,7 @@ def start_runner(
         raise StartupError(f"max_seq_len is {longest}, the KV cache holds {num_slots} tokens")
     longest = min(longest, num_slots)
     if isinstance(decoder, FusedDecoder):
-        decoder.commit(kv_cache)
+        decoder.commit_ahead(kv_cache)
     return TorchRunner(
         decoder,
         kv_cache,
@@ -92,27 +92,41 @@ def _kv_cache(
         decoder.dtype,
     )
 
-    def gpu_bytes() -> int:
-        found = memory.measure(
-            decoder,
-            ops,
-            block,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            max_seq_len=longest,
-            graph_sizes=graph_sizes,
-        )
-        logger.info("device memory", extra={"found": str(found)})
-        return found.left(limits.gpu_memory_share)
-
+    if decoder.device.type == "cuda":
+        free_bytes = _gpu_bytes(decoder, ops, block, limits, longest, graph_sizes)
+    else:
+        free_bytes = cpu_bytes()
     num_blocks = num_blocks_for(
         block,
         kv_cache_bytes=limits.kv_cache_bytes,
-        free_bytes=gpu_bytes if decoder.device.type == "cuda" else cpu_bytes,
+        free_bytes=free_bytes,
         max_num_seqs=limits.max_num_seqs,
         max_seq_len=longest,
     )
     return KVCache.allocate(block, num_blocks, decoder.device)
+
+
+def _gpu_bytes(
+    decoder: Decoder,
+    ops: Ops,
+    block: BlockShape,
+    limits: RunnerLimits,
+    longest: int,
+    graph_sizes: Sequence[int],
+) -> int:
+    """What the device leaves to the cache. Kernels are compiled meanwhile, for no request to wait
+    for that: so it is measured even where the cache's size is given."""
+    found = memory.measure(
+        decoder,
+        ops,
+        block,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_seq_len=longest,
+        graph_sizes=graph_sizes,
+    )
+    logger.info("device memory", extra={"found": str(found)})
+    return found.left(limits.gpu_memory_share)
 
 
 def _record(

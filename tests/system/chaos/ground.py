@@ -17,6 +17,8 @@ MORE_MEMORY_BYTES = 48 << 20
 """And so much more memory: allocators keep what one busy moment took."""
 
 _PATIENCE_S = 60
+_LOOK_INTERVAL_S = 2.0
+"""A look costs a second of the machine: the broker's own tool starts for it."""
 _BUSY = ("warren:num_requests_running", "warren:num_requests_waiting", "warren:kv_cache_usage_perc")
 
 
@@ -51,7 +53,7 @@ def _wait_for_nothing(look: Callable[[], list[str]]) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while left := look():
         assert time.monotonic() < deadline, f"left behind: {left}"
-        time.sleep(0.5)
+        time.sleep(_LOOK_INTERVAL_S)
 
 
 def _in_queues(node: RabbitNode) -> list[str]:

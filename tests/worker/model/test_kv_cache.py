@@ -29,7 +29,7 @@ def blocks_for(
     return num_blocks_for(
         BLOCK,
         kv_cache_bytes=kv_cache_bytes,
-        free_bytes=lambda: free_bytes,
+        free_bytes=free_bytes,
         max_num_seqs=max_num_seqs,
         max_seq_len=max_seq_len,
     )

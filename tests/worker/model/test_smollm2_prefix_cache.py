@@ -4,17 +4,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 
+from kernels.providers import load_ops
 from shared.messages import JobClass, TextPrompt
 from tests.support.batches import GREEDY
 from tests.support.engine import by_sequence
 from worker.engine.engine import Engine, Output
 from worker.engine.interface import SequenceId, Submit
 from worker.engine.scheduler import SchedulerLimits
-from worker.model.loading import load_runner
-from worker.model.start import RunnerLimits
+from worker.model.interface import Decoder
+from worker.model.loading import load_decoder
+from worker.model.start import RunnerLimits, start_runner
 from worker.text import Tokenizer
 
+CPU = torch.device("cpu")
 BLOCK_SIZE = 8
 BLOCK_BYTES = BLOCK_SIZE * 2 * 30 * 3 * 64 * 4
 """Keys and values of 30 layers with 3 heads of 64 float32 each."""
@@ -22,6 +26,11 @@ MAX_TOKENS = 8
 SYSTEM = "You are a patient assistant who answers in one short sentence and never repeats himself. "
 QUESTIONS = ["What is rain?", "Who wrote it down?", "What is rain?", "Where? " * 9]
 JOB_CLASSES: list[JobClass] = ["batch", "interactive", "batch", "interactive"]
+
+
+@pytest.fixture(scope="module")
+def decoder(smollm2: Path) -> Decoder:
+    return load_decoder(smollm2, dtype="float32", device=CPU, kernels="native", num_threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +48,7 @@ class Run(NamedTuple):
 
 
 def run(
-    smollm2: Path,
+    decoder: Decoder,
     prompts: list[list[int]],
     *,
     prefix_cache: bool,
@@ -48,16 +57,12 @@ def run(
     max_num_batched_tokens: int = 256,
 ) -> Run:
     """Two turns of a chat with each prompt, all at once; every other one is a batch job."""
-    runner = load_runner(
-        smollm2,
-        RunnerLimits(
-            block_size=BLOCK_SIZE,
-            max_num_batched_tokens=max_num_batched_tokens,
-            kv_cache_bytes=num_blocks * BLOCK_BYTES,
-        ),
-        dtype="float32",
-        device="cpu",
+    room = RunnerLimits(
+        block_size=BLOCK_SIZE,
+        max_num_batched_tokens=max_num_batched_tokens,
+        kv_cache_bytes=num_blocks * BLOCK_BYTES,
     )
+    runner = start_runner(decoder, load_ops(), room, has_graphs=False)
     limits = SchedulerLimits(max_num_seqs, max_num_batched_tokens, prefix_cache=prefix_cache)
     engine = Engine(runner, limits)
     try:
@@ -87,16 +92,16 @@ def answers(engine: Engine, turn: str, prompts: list[list[int]]) -> list[list[in
 
 
 @pytest.fixture(scope="module")
-def expected(smollm2: Path, prompts: list[list[int]]) -> Run:
+def expected(decoder: Decoder, prompts: list[list[int]]) -> Run:
     """Everything computed anew."""
-    return run(smollm2, prompts, prefix_cache=False)
+    return run(decoder, prompts, prefix_cache=False)
 
 
 @pytest.mark.parametrize("max_num_batched_tokens", [256, 19], ids=["whole prompts", "chunks"])
 def test_what_was_found_in_the_cache_gives_the_same_tokens(
-    smollm2: Path, prompts: list[list[int]], expected: Run, max_num_batched_tokens: int
+    decoder: Decoder, prompts: list[list[int]], expected: Run, max_num_batched_tokens: int
 ) -> None:
-    found = run(smollm2, prompts, prefix_cache=True, max_num_batched_tokens=max_num_batched_tokens)
+    found = run(decoder, prompts, prefix_cache=True, max_num_batched_tokens=max_num_batched_tokens)
 
     assert (found.first, found.second) == (expected.first, expected.second)
     assert expected.num_cached == 0
@@ -104,10 +109,10 @@ def test_what_was_found_in_the_cache_gives_the_same_tokens(
 
 
 def test_so_it_does_where_sequences_are_preempted_and_blocks_are_evicted(
-    smollm2: Path, prompts: list[list[int]], expected: Run
+    decoder: Decoder, prompts: list[list[int]], expected: Run
 ) -> None:
     found = run(
-        smollm2,
+        decoder,
         prompts,
         prefix_cache=True,
         num_blocks=14,
