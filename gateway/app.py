@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import FastAPI
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _LAST_WORDS_S = 5.0
 _CLEAN_UP_S = 10.0
+_RETRY_PAUSE_S = 0.2
 
 
 def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
@@ -37,11 +38,11 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(listening(bus, gateway.hear_announcement, gateway.obey))
             for work in (
-                gateway.reply_queues.keep_spares(),
-                gateway.relays.watch(),
-                gateway.quick.listen(),
+                gateway.reply_queues.keep_spares,
+                gateway.relays.watch,
+                gateway.quick.listen,
             ):
-                stack.callback(asyncio.create_task(work).cancel)
+                stack.callback(asyncio.create_task(_for_ever(work)).cancel)
             stack.push_async_callback(_drain, gateway)
             yield
 
@@ -63,9 +64,25 @@ def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
             allow_origins=gateway.settings.cors_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "x-stream-token"],
+            expose_headers=[
+                "x-request-id",
+                "x-stream-token",
+                "retry-after",
+                "retry-after-ms",
+                "x-should-retry",
+            ],
         )
     app.add_middleware(RequestIds)
+
+
+async def _for_ever(work: Callable[[], Awaitable[None]]) -> None:
+    """Whatever ends it, a gateway without it is worse."""
+    while True:
+        try:
+            await work()
+        except Exception:
+            logger.exception("begun again", extra={"work": work.__qualname__})
+            await asyncio.sleep(_RETRY_PAUSE_S)
 
 
 async def _drain(gateway: Gateway) -> None:

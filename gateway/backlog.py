@@ -20,6 +20,7 @@ _LOOK_INTERVAL_S = 0.1
 _STALE_AFTER_S = 1.0
 _HALF_LIFE_S = 30.0
 _MAX_RETRY_AFTER_S = 60.0
+_FORGET_AFTER_S = 60.0
 
 
 @dataclass(slots=True)
@@ -72,9 +73,16 @@ class Backlog:
         if announcement.is_leaving:
             self._rates.pop(announcement.worker, None)
         elif known is None:
+            self._forget(now)
             self._rates[announcement.worker] = _Rate(announcement, now)
         else:
             known.hear(announcement, now)
+
+    def _forget(self, now: float) -> None:
+        """Workers that died said no goodbye."""
+        for worker, rate in list(self._rates.items()):
+            if now - rate.heard_at > _FORGET_AFTER_S:
+                del self._rates[worker]
 
     def admit(self, model: str, workers: Iterable[str]) -> None:
         """Count a request for ``model``, which ``workers`` serve. Raises `Overloaded`, with the

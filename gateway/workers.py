@@ -33,6 +33,8 @@ class LiveWorkers:
 
     def hear(self, announcement: Announcement) -> None:
         now = time.monotonic()
+        if announcement.worker not in self._heard_at:
+            self._forget()
         self._heard_at[announcement.worker] = now
         if announcement.is_leaving:
             self._workers.pop(announcement.worker, None)

@@ -163,8 +163,9 @@ def _operations() -> Json:
             "A `Started` with the last one's ticket is a repetition. Any other event counts only "
             "if its attempt is the number of `Started` so far, its index the number of the "
             "choice's tokens so far, and its prefix_hash their FNV-1a hash (64 bits, over whole "
-            "token ids); drop all others. The job ends with the `Finished` of its last choice, or "
-            "with `Failed`.",
+            "token ids); drop all others, but for a `Failed` whose ticket is that of a `Started` "
+            "of the newest delivery. The job ends with the `Finished` of its last choice, or with "
+            "`Failed`.",
             "messages": [_channel_message("replies", event) for event in EVENTS],
         },
         "continueStream": {

@@ -217,10 +217,12 @@ class Answer:
             generations=self._workplace.generations,
             timeline=self._timeline,
         )
-        if self.job.mode == "final":
-            await self._publisher.publish(await choices.complete())
-        else:
+        if self.job.mode == "stream":
             await choices.run(await self._open_log(plans), self._publisher.publish)
+        elif not self._publisher.has_unsent:
+            await self._publisher.publish(await choices.complete())
+        # An interrupt may have struck while the last event was published.
+        await self._publisher.flush()
         return Outcome.ANSWERED
 
     async def _condemn(self) -> Outcome:
@@ -272,7 +274,11 @@ class Answer:
             events = await read_log(self._workplace.bus, self.queue, self._attempt.ticket)
             if events is not None:
                 is_settled = self._workplace.bus.is_settled
-                self._follow(self._attempt.read(events, is_settled=is_settled))
+                verdict = self._attempt.read(events, is_settled=is_settled)
+                if verdict is Verdict.STOP:  # the log has its end, or a newer run
+                    self.supersede()
+                else:
+                    self._follow(verdict)
             try:
                 async with asyncio.timeout(_CHECK_INTERVAL_S):
                     await self._is_told.wait()
@@ -288,11 +294,27 @@ class Answer:
             await self._publisher.publish(HandedOver(ticket=self._attempt.ticket))
 
     async def _fail(self, error: WarrenError) -> Outcome:
-        failed: Failed | None = None
-        if self._started is None:
-            failed = Failed(code=error.code, message=error.message, param=error.param)
-        elif self._attempt.log is not None and not self._attempt.log.is_ended:
-            failed = self._attempt.log.fail(error.code, error.message, error.param)
-        if failed is not None:
-            await self._publisher.publish(failed)
+        if self._has_ended:
+            await self._publisher.flush()
+            return Outcome.ANSWERED
+        if self._started is None and self.job.mode == "stream" and not self._attempt.is_first:
+            # Only a run that has its place in the log can fail behind the tokens of others.
+            self._started = self._new_started([])
+            await self._publisher.publish(self._started)
+        await self._publisher.publish(self._failed(error))
         return Outcome.ANSWERED
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether the publisher was given the last event."""
+        if self._started is None:
+            return self._publisher.has_unsent  # the answer's only one, then
+        return self._attempt.log is not None and self._attempt.log.is_ended
+
+    def _failed(self, error: WarrenError) -> Failed:
+        log = self._attempt.log
+        if self._started is not None and log is not None:
+            return log.fail(error.code, error.message, error.param)
+        # A run that waits does not know where the log stands: its ticket says that it is its turn.
+        ticket = None if self._started is None else self._started.ticket
+        return Failed(code=error.code, message=error.message, param=error.param, ticket=ticket)

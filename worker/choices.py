@@ -1,5 +1,6 @@
 """The choices of one job: from their prompts to their ends."""
 
+import asyncio
 import itertools
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
@@ -27,6 +28,8 @@ from worker.served_model import ServedModel
 from worker.timeline import Timeline
 
 _RUNS = itertools.count()
+_INLINE_TOKENS = 500
+"""Replaying so many takes 3 ms; another thread would leave the event loop waiting for 5."""
 
 Emit: TypeAlias = Callable[[PromptScores | TokenDelta | Finished], Awaitable[None]]
 
@@ -90,7 +93,7 @@ class Choices:
 
     async def run(self, log: LogWriter, emit: Emit) -> None:
         """Run the choices that ``log`` does not hold yet to their ends."""
-        writers = [self._writer(k, log) for k in range(self._job.total_choices)]
+        writers = await self._writers(log)
         scorers = self._scorers(log)
         for choice, writer in enumerate(writers):
             scorer = scorers.get(choice)
@@ -158,6 +161,14 @@ class Choices:
     @property
     def _eos_ids(self) -> frozenset[int]:
         return frozenset() if self._job.sampling.ignore_eos else self._model.tokenizer.eos_ids
+
+    async def _writers(self, log: LogWriter) -> list[ChoiceWriter]:
+        def replay() -> list[ChoiceWriter]:
+            return [self._writer(k, log) for k in range(self._job.total_choices)]
+
+        if sum(len(chain.token_ids) for chain in log.chains) <= _INLINE_TOKENS:
+            return replay()
+        return await asyncio.to_thread(replay)
 
     def _writer(self, choice: int, log: LogWriter) -> ChoiceWriter:
         return ChoiceWriter(

@@ -74,7 +74,7 @@ class JobConsumer:
                     tasks.create_task(self._give_up(self._lose_deliveries()))
                     await self._bus.wait_connected()
                 except QueueNotFound:
-                    self._lose_deliveries()
+                    tasks.create_task(self._give_up(self._lose_deliveries()))
                     with suppress(BusUnavailable):
                         await self._bus.declare(self._queue)
                 await self._may_take.wait()

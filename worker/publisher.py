@@ -1,6 +1,7 @@
 """Events out: one request's replies, in order, in the encoding its job came in."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -21,11 +22,18 @@ class ReplyPublisher:
         self._content_type = delivery.message.content_type
         self._correlation_id = delivery.message.correlation_id or request_id
         self._first: asyncio.Task[None] | None = None
+        self._unsent: deque[ReplyEvent] = deque()
+        """What the broker is not known to have: its place in the log is before all that follows."""
 
     @property
     def queue(self) -> str:
         """The reply queue's name, where the gateway named it after its key."""
         return self._binding.routing_key
+
+    @property
+    def has_unsent(self) -> bool:
+        """A `publish` was cancelled, and `flush` is due."""
+        return bool(self._unsent)
 
     def begin(self, event: ReplyEvent, on_failure: Callable[[BusError], None]) -> None:
         """Publish the first event while the caller goes on; `publish` waits for it.
@@ -39,12 +47,23 @@ class ReplyPublisher:
         """Return once the broker has the event. Raises `Unroutable` when nobody wants it.
 
         An event whose fate is unknown is sent again: its position in the log, or its ticket,
-        tells readers that it is a repetition.
+        tells readers that it is a repetition. One that was cancelled is such an event.
         """
+        self._unsent.append(event)
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Return once the broker has all events, and those too whose `publish` was cancelled."""
         if self._first is not None:
             await asyncio.shield(self._first)
             self._first = None
-        await self._publish(event)
+        while self._unsent:
+            event = self._unsent.popleft()
+            try:
+                await self._publish(event)
+            except asyncio.CancelledError:
+                self._unsent.appendleft(event)
+                raise
 
     def close(self) -> None:
         """Publish no more: what `begin` has begun must not outlive its answer."""

@@ -18,6 +18,7 @@ from shared.errors import (
     DeadlineExceeded,
     InternalError,
     InvalidRequest,
+    MessageTooLarge,
     QueueNotFound,
     UndecodableMessage,
     WarrenError,
@@ -108,7 +109,7 @@ class QuickConsumer:
                 await publisher.publish(Failed(code=InvalidRequest.code, message=error.message))
             return await delivery.reject()
         try:
-            await publisher.publish(await self._answer(job))
+            await _publish(publisher, await self._answer(job))
         except BusError as error:
             facts = {"request_id": job.request_id, "reason": error.code}
             logger.info("answer dropped", extra=facts)
@@ -130,6 +131,14 @@ class QuickConsumer:
             return _failed(InternalError("The worker failed on this request."))
 
 
+async def _publish(publisher: ReplyPublisher, answer: QuickAnswer | Failed) -> None:
+    try:
+        await publisher.publish(answer)
+    except MessageTooLarge:
+        reason = "The answer is longer than a message may be: ask for less at once."
+        await publisher.publish(_failed(InvalidRequest(reason)))
+
+
 async def answer(job: QuickJob, model: ServedModel) -> QuickAnswer:
     """Raises `RequestError`."""
     match job:
@@ -142,7 +151,7 @@ async def answer(job: QuickJob, model: ServedModel) -> QuickAnswer:
 
 
 def _tokenize(job: TokenizeJob, model: ServedModel) -> Tokenized:
-    token_ids = model.tokenizer.encode(job.prompt)
+    token_ids = model.tokenizer.encode(job.prompt, may_be_empty=True)
     return Tokenized(
         request_id=job.request_id,
         token_ids=tuple(token_ids),
@@ -170,7 +179,10 @@ async def _embed(job: EmbeddingJob, model: ServedModel) -> Embedded:
             f"{job.num_dimensions} dimensions wanted, the model has {embedder.num_dimensions}.",
             param="dimensions",
         )
-    prompts = [await asyncio.to_thread(model.tokenizer.encode, prompt) for prompt in job.prompts]
+    prompts = [
+        await asyncio.to_thread(model.tokenizer.encode, prompt, name="input")
+        for prompt in job.prompts
+    ]
     for prompt in prompts:
         if len(prompt) > model.max_seq_len:
             raise ContextLengthExceeded(

@@ -136,8 +136,10 @@ class Keys:
         scheme, _, key = authorization.partition(" ")
         known = self._keys.get(_id_of(key))
         digest = known.digest if known is not None else _NO_DIGEST
-        if not hmac.compare_digest(_digest(key), digest) or known is None:
+        if not key:
             raise InvalidApiKey("This needs an API key: Authorization: Bearer KEY.")
+        if not hmac.compare_digest(_digest(key), digest) or known is None:
+            raise InvalidApiKey("This API key is not known.")
         if scheme.lower() != "bearer":
             raise InvalidApiKey("The API key must come as Authorization: Bearer KEY.")
         return known.tenant

@@ -54,11 +54,11 @@ class ChatChunks:
     def plain(self, choice: int, text: str) -> Choice:
         return ChatChunkChoice(index=choice, delta=Delta(content=text))
 
-    def ending(self, event: Finished, num_calls: int) -> Choice:
+    def ending(self, event: Finished, *, has_called: bool) -> Choice:
         return ChatChunkChoice(
             index=event.choice,
             delta=Delta(),
-            finish_reason=finish_reason(event.finish_reason, num_calls),
+            finish_reason=finish_reason(event.finish_reason, has_called=has_called),
             stop_reason=told(event.stop_reason),
         )
 
@@ -101,7 +101,7 @@ def _choice(context: StreamContext, index: int, choice: GatheredChoice) -> ChatC
         index=index,
         message=_message(context, choice),
         logprobs=_logprobs(context, choice.logprobs),
-        finish_reason=finish_reason(choice.finish_reason, len(choice.calls)),
+        finish_reason=finish_reason(choice.finish_reason, has_called=choice.reader.has_called),
         stop_reason=told(choice.stop_reason),
     )
 

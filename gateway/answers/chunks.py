@@ -39,7 +39,7 @@ class ChunkWords(Protocol):
         """New text of one choice, where text is all there is to tell."""
         ...
 
-    def ending(self, event: Finished, num_calls: int) -> Choice: ...
+    def ending(self, event: Finished, *, has_called: bool) -> Choice: ...
 
 
 class ChunkEncoder:
@@ -71,8 +71,8 @@ class ChunkEncoder:
             case TokenDelta() as event:
                 return self._tokens(event)
             case Finished() as event:
-                tokens, num_calls = self._tokens(event), self._readers[event.choice].num_calls
-                ending = self._words.ending(event, num_calls)
+                tokens, reader = self._tokens(event), self._readers[event.choice]
+                ending = self._words.ending(event, has_called=reader.has_called)
                 return [*tokens, self._chunk(ending, self._context.fingerprint)]
             case Started() as event:
                 is_first, self._has_begun = not self._has_begun, True

@@ -58,7 +58,7 @@ class TextChunks:
     def plain(self, choice: int, text: str) -> Choice:
         return TextChoice(index=choice, text=text)
 
-    def ending(self, event: Finished, num_calls: int) -> Choice:
+    def ending(self, event: Finished, *, has_called: bool) -> Choice:
         return TextChoice(
             index=event.choice,
             text="",

@@ -63,8 +63,12 @@ class StreamContext(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Bytes for `GenerationJob.context`. Raises `InvalidRequest` where they are too many."""
         encoded = _ENCODER.encode(self)
         if len(encoded) > MAX_CONTEXT_BYTES:
+            repeated = msgspec.json.decode(self.echoed, type=dict[str, msgspec.Raw])
+            param = max(repeated, key=lambda name: len(repeated[name]))
             raise InvalidRequest(
-                f"What a response repeats of its request is longer than {MAX_CONTEXT_BYTES} bytes."
+                f"{param}: what a response repeats of its request is longer than "
+                f"{MAX_CONTEXT_BYTES} bytes.",
+                param=param,
             )
         return encoded
 

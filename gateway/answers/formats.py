@@ -96,9 +96,9 @@ def call_id(context: StreamContext, choice: int, index: int) -> str:
     return digest[:9] if context.tool_parser == "mistral" else f"call_{digest[:24]}"
 
 
-def finish_reason(reason: messages.FinishReason | None, num_calls: int) -> FinishReason | None:
+def finish_reason(reason: messages.FinishReason | None, *, has_called: bool) -> FinishReason | None:
     """A choice that was cut off has not finished its calls."""
-    return "tool_calls" if num_calls and reason == "stop" else reason
+    return "tool_calls" if has_called and reason == "stop" else reason
 
 
 def told(stop_reason: str | int | None) -> str | int | UnsetType:

@@ -22,6 +22,10 @@ class ReasoningSplit:
         self._until = Until(CLOSE)
         self._strips = False
 
+    @property
+    def open_call(self) -> int | None:
+        return self._rest.open_call
+
     def read(self, text: str) -> list[Piece]:
         if self._opening is not None:
             has_tag, text = self._opening.read(text)

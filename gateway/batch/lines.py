@@ -13,7 +13,7 @@ from gateway.requests import schemas
 from gateway.requests.constraints import check_now
 from gateway.requests.jobs import Draft, draft
 from shared.bus.base import MAX_MESSAGE_BYTES
-from shared.errors import InvalidRequest, Unavailable
+from shared.errors import InvalidRequest, RequestError, Unavailable
 from shared.messages import Announcement, GenerationJob, ModelName, encode
 
 _MAX_PROBLEMS_SHOWN = 20
@@ -33,7 +33,7 @@ class BatchLine(msgspec.Struct, frozen=True):
         self, request_id: str, created_at: float, served: Announcement | None = None
     ) -> Draft:
         """The job, and the constraint that it may have; ``served`` is what a worker says of the
-        model. Raises `InvalidRequest` and `Unavailable`."""
+        model. Raises `RequestError` and `Unavailable`."""
         body = bytes(self.body)
         request: schemas.ChatRequest | schemas.CompletionRequest
         if self.url == "/v1/chat/completions":
@@ -154,7 +154,7 @@ class _Index:
             if draft.wanted is not None:
                 check_now(draft.wanted)
             job = draft.identified("check")
-        except (msgspec.MsgspecError, InvalidRequest, Unavailable) as error:
+        except (msgspec.MsgspecError, RequestError, Unavailable) as error:
             self.problems.append(f"line {number}: {' '.join(str(error).split())}")
             return
         self.model = self.model or job.model

@@ -6,8 +6,6 @@ import math
 from shared.errors import DeadlineExceeded, WarrenError
 from shared.stream import Relay
 
-MAX_BUFFERED = 256
-
 
 class RelayBuffer:
     """Relays in order, and at last perhaps an error. One task puts, another one takes."""
@@ -22,10 +20,6 @@ class RelayBuffer:
 
     def __len__(self) -> int:
         return len(self._relays)
-
-    @property
-    def is_full(self) -> bool:
-        return len(self._relays) >= MAX_BUFFERED
 
     @property
     def is_held_up(self) -> bool:
@@ -55,11 +49,10 @@ class RelayBuffer:
             self._taken.set_result(None)
         return relays
 
-    async def stays_full(self) -> bool:
-        """Whether it is full although its taker had its turn."""
+    async def let_take(self) -> None:
+        """Give the taker its turn."""
         for _ in range(2):
             await asyncio.sleep(0)
-        return self.is_full
 
     async def wait_taken(self) -> None:
         """Return when all is taken."""

@@ -15,7 +15,7 @@ from gateway.answers.context import StreamContext, decode_context
 from gateway.logs.buffer import RelayBuffer
 from gateway.logs.reply_queues import ReplyLog
 from shared import topology
-from shared.bus.base import Bus, Message
+from shared.bus.base import Bus, Consumer, Message
 from shared.errors import (
     BusUnavailable,
     PublishUnconfirmed,
@@ -33,6 +33,8 @@ NOT_FOUND = "There is no such stream."
 EXPIRED = "This stream is no longer kept."
 _TELLING = (Accepted, Started)
 """The events that say what the request is."""
+_MAX_AHEAD = 256
+_MAX_SHARE_AHEAD = 0.25
 _REATTACH_PAUSE_S = 0.05
 _ASK_INTERVAL_S = 1.0
 _PATIENCE_S = 30.0
@@ -150,10 +152,23 @@ class LogReading:
             async for delivery in consumer:
                 for send in self._read(delivery.message):
                     await self._send(send)
-                if self._buffer.is_full and await self._buffer.stays_full():
-                    return
+                if self._is_ahead:
+                    await self._buffer.let_take()
+                    if self._is_ahead:
+                        return
         finally:
             await self._log.close()
+
+    @property
+    def _is_ahead(self) -> bool:
+        """Whether the client has to take something before more is read.
+
+        The log is read from its start again when it has: the longer it is, the more is read at
+        once. Nobody takes anything before this has caught up.
+        """
+        if self._caught_up is not None and not self._caught_up.done():
+            return False
+        return len(self._buffer) >= max(_MAX_AHEAD, self._ordinal * _MAX_SHARE_AHEAD)
 
     def _read(self, message: Message) -> list[Send]:
         """Take one event, and return what is to be sent because of it."""
@@ -212,9 +227,20 @@ class LogReading:
             self._buffer.put(relay)
 
     async def _hold(self) -> None:
-        """Stay the log's reader, with one message in hand, until the buffer is taken."""
-        async with self._bus.consume(self._log.queue.name, prefetch=1, is_exclusive=True):
-            await self._buffer.wait_taken()
+        """Stay the log's reader, with one message in hand, until the buffer is taken. Raises
+        `BusUnavailable` where the log is in its hands no more."""
+        queue = self._log.queue.name
+        async with self._bus.consume(queue, prefetch=1, is_exclusive=True) as consumer:
+            holding = asyncio.create_task(_until_lost(consumer))
+            taken = asyncio.create_task(self._buffer.wait_taken())
+            try:
+                await asyncio.wait([holding, taken], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                holding.cancel()
+                taken.cancel()
+                await asyncio.wait([holding, taken])
+            if not holding.cancelled():
+                holding.result()
 
     async def _ask(self) -> None:
         """Tell all gateways who reads from now on: who reads lets go, who waits for the client's
@@ -230,3 +256,8 @@ class LogReading:
             await self._bus.publish(
                 topology.worker_binding(send.address), Message(encode(send.command))
             )
+
+
+async def _until_lost(consumer: Consumer) -> None:
+    async for _ in consumer:
+        pass

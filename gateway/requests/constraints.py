@@ -12,11 +12,11 @@ import msgspec
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from gateway.answers.reasoning import CLOSE, OPEN
+from gateway.requests.json_values import check_json
 from shared.errors import InvalidRequest
 from shared.grammars import JSON_WHITESPACE, TRIALS
 from shared.messages import MAX_GRAMMAR_CHARS, Constraint
 
-MAX_SCHEMA_DEPTH = 64
 _MAX_ALTERNATIVES = 1024
 _MAX_REASON_CHARS = 500
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
@@ -31,6 +31,8 @@ class Wanted(NamedTuple):
 
     param: str
     constraint: Constraint
+    parts: tuple["Wanted", ...] = ()
+    """What it is made of, as far as the client asked for that by itself."""
 
 
 def wanted_constraint(fields: Mapping[str, Any]) -> Wanted | None:
@@ -81,35 +83,25 @@ def json_constraint(schema: Any, param: str) -> Constraint:
             raise InvalidRequest(f"{param}: not JSON: {error}", param=param) from None
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{param}: expected a JSON schema.", param=param)
-    check_depth(schema, param)
+    check_json(schema, param)
     return _constraint("json_schema", msgspec.json.encode(schema).decode(), param)
 
 
-def check_depth(value: Any, param: str) -> None:
-    """Refuse what is nested deeper than recursive readers can bear."""
-    level, depth = [value], 0
-    while level:
-        depth += 1
-        if depth > MAX_SCHEMA_DEPTH:
-            raise InvalidRequest(
-                f"{param}: nested deeper than {MAX_SCHEMA_DEPTH} levels.", param=param
-            )
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-
-
 async def check(wanted: Wanted) -> None:
-    """Raise `InvalidRequest` if no worker could obey, and `Overloaded`."""
-    _require(wanted, await TRIALS.problem(wanted.constraint))
+    """Raise `InvalidRequest` if no worker could obey, naming the part at fault if it is one, and
+    `Overloaded`."""
+    problem = await TRIALS.problem(wanted.constraint)
+    for part in wanted.parts if problem else ():
+        await check(part)
+    _require(wanted, problem)
 
 
 def check_now(wanted: Wanted) -> None:
     """The same for who has no event loop to keep going. Raises `InvalidRequest`."""
-    _require(wanted, TRIALS.problem_now(wanted.constraint))
+    problem = TRIALS.problem_now(wanted.constraint)
+    for part in wanted.parts if problem else ():
+        check_now(part)
+    _require(wanted, problem)
 
 
 def _require(wanted: Wanted, problem: str) -> None:

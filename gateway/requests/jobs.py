@@ -112,7 +112,7 @@ def _wanted(
                 f"{wanted.param}: not together with tools that have to be called.",
                 param=wanted.param,
             )
-        return Wanted("tools", calls.constraint)
+        return Wanted("tools", calls.constraint, calls.schemas)
     parser = _reasoning_parser(request, served)
     return wanted and wanted._replace(constraint=after_reasoning(wanted.constraint, parser))
 

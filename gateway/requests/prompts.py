@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from gateway.requests.json_values import check_json
 from shared.errors import InvalidRequest
 from shared.messages import MAX_MESSAGES, MAX_PROMPTS, MAX_TOOLS
 
@@ -25,14 +26,24 @@ def chat_prompt(messages: list[Any]) -> UncheckedPrompt:
     }
 
 
+def template_kwargs(kwargs: dict[str, Any] | None) -> dict[str, Any]:
+    """A copy of what the chat template is given. Raises `InvalidRequest`."""
+    check_json(kwargs or {}, "chat_template_kwargs")
+    return dict(kwargs or {})
+
+
 def completion_prompts(
-    prompt: Any, *, add_special_tokens: bool = True, name: str = "prompt"
+    prompt: Any,
+    *,
+    add_special_tokens: bool = True,
+    name: str = "prompt",
+    max_prompts: int = MAX_PROMPTS,
 ) -> list[UncheckedPrompt]:
     """One prompt, or each of a list; ``name`` is the client's. Raises `InvalidRequest`."""
     is_one = not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int)
     return [
         _completion_prompt(item, add_special_tokens, name)
-        for item in ([prompt] if is_one else prompt[: MAX_PROMPTS + 1])
+        for item in ([prompt] if is_one else prompt[: max_prompts + 1])
     ]
 
 

@@ -9,11 +9,12 @@ import msgspec
 from pydantic import Field
 
 from gateway.quick import QuickLane
-from gateway.requests.prompts import chat_prompt, completion_prompts
-from gateway.requests.schemas import Body, Messages, Prompts, TokenIds, Tools
+from gateway.requests.prompts import chat_prompt, completion_prompts, template_kwargs
+from gateway.requests.schemas import Body, Messages, Model, Prompts, TokenIds, Tools
 from gateway.tools.choice import read_tools
 from shared.errors import InvalidRequest
 from shared.messages import (
+    MAX_EMBEDDING_INPUTS,
     Announcement,
     Detokenized,
     DetokenizeJob,
@@ -42,7 +43,7 @@ class QuickDraft(NamedTuple):
 class QuickBody(Body):
     """What the bodies share."""
 
-    model: str | None = Field(None, description="May be left out where there is one model.")
+    model: Model | None = Field(None, description="May be left out where there is one model.")
 
     def check(self, served: Announcement | None) -> None:
         """Refuse what the model's vocabulary does not have. Raises `InvalidRequest`."""
@@ -77,7 +78,7 @@ class TokenizeRequest(QuickBody):
             return completion_prompts(self.prompt, add_special_tokens=self.add_special_tokens)[0]
         return chat_prompt(self.messages) | {
             "tools": [msgspec.to_builtins(tool) for tool in read_tools(self.tools)],
-            "template_kwargs": self.chat_template_kwargs or {},
+            "template_kwargs": template_kwargs(self.chat_template_kwargs),
             "add_generation_prompt": (
                 self.add_generation_prompt and not self.continue_final_message
             ),
@@ -97,7 +98,7 @@ class TokenizeRequest(QuickBody):
 class DetokenizeRequest(QuickBody):
     """Token ids."""
 
-    tokens: TokenIds = Field(default_factory=list)
+    tokens: TokenIds
 
     def job(self, draft: QuickDraft) -> DetokenizeJob:
         """Raises `InvalidRequest`."""
@@ -133,7 +134,9 @@ class EmbeddingRequest(QuickBody):
             EmbeddingJob,
             {
                 **draft.fields,
-                "prompts": completion_prompts(self.input, name="input"),
+                "prompts": completion_prompts(
+                    self.input, name="input", max_prompts=MAX_EMBEDDING_INPUTS
+                ),
                 "num_dimensions": self.dimensions,
                 "tenant": draft.tenant,
             },

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 import msgspec
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -19,8 +20,14 @@ from pydantic import (
 
 from gateway.answers.context import Endpoint
 from gateway.requests.parameters import refuse_unsupported
-from gateway.requests.prompts import UncheckedPrompt, chat_prompt, completion_prompts
-from shared.errors import InvalidRequest
+from gateway.requests.prompts import (
+    UncheckedPrompt,
+    chat_prompt,
+    completion_prompts,
+    template_kwargs,
+)
+from shared.errors import InvalidRequest, ModelNotFound
+from shared.messages import ModelName
 
 _DEFAULT_COMPLETION_TOKENS = 16
 
@@ -103,6 +110,17 @@ Biases: TypeAlias = Annotated[
 JsonSchema: TypeAlias = Annotated[Any, WithJsonSchema({"anyOf": [_OBJECT, {"type": "string"}]})]
 
 
+def _existing(model: str) -> str:
+    try:
+        return msgspec.convert(model, ModelName)
+    except msgspec.ValidationError:
+        raise ModelNotFound(f"The model '{model[:128]}' does not exist.", param="model") from None
+
+
+Model: TypeAlias = Annotated[str, AfterValidator(_existing)]
+"""A name that a model may have; no other exists."""
+
+
 class Body(BaseModel):
     """What all bodies share. Unknown parameters are tolerated."""
 
@@ -111,16 +129,25 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def drop_unused(cls, body: Any) -> Any:
-        """Client libraries send null, {} and [] for what their users left out."""
+        """Client libraries send null, {} and [] for what their users left out. What is required
+        keeps its empty value, and is refused for that."""
         if not isinstance(body, dict):
             return body
-        return {k: v for k, v in body.items() if v is not None and v != {} and v != []}
+        return {
+            name: value
+            for name, value in body.items()
+            if value is not None and (value not in ({}, []) or cls._requires(name))
+        }
+
+    @classmethod
+    def _requires(cls, name: str) -> bool:
+        return name in cls.model_fields and cls.model_fields[name].is_required()
 
 
 class GenerationRequest(Body):
     """The parameters that chat and completions share."""
 
-    model: str
+    model: Model
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -198,7 +225,7 @@ class ChatRequest(GenerationRequest):
 
     def prompts(self) -> list[UncheckedPrompt]:
         prompt = chat_prompt(self.messages)
-        kwargs = dict(self.chat_template_kwargs or {})
+        kwargs = template_kwargs(self.chat_template_kwargs)
         if self.reasoning_effort is not None:
             kwargs.setdefault("reasoning_effort", self.reasoning_effort)
         if self.continue_final_message and self.add_generation_prompt:
@@ -264,7 +291,7 @@ _Request = TypeVar("_Request", bound=ChatRequest | CompletionRequest)
 
 
 def parse_body(kind: type[_Body], body: bytes) -> _Body:
-    """Read a JSON body. Raises `InvalidRequest`."""
+    """Read a JSON body. Raises `InvalidRequest` and `ModelNotFound`."""
     try:
         return kind.model_validate(msgspec.json.decode(body))
     except ValidationError as error:
@@ -274,7 +301,8 @@ def parse_body(kind: type[_Body], body: bytes) -> _Body:
 
 
 def parse(kind: type[_Request], body: bytes) -> _Request:
-    """Read the body of a generation. Raises `InvalidRequest`, also for what is not supported."""
+    """Read the body of a generation. Raises `InvalidRequest`, also for what is not supported, and
+    `ModelNotFound`."""
     request = parse_body(kind, body)
     refuse_unsupported(request.model_extra or {}, is_chat=request.endpoint == "chat")
     _check_stream_options(request)

@@ -44,20 +44,26 @@ def response_object(
 
 
 def gathered_response(
-    gathering: Gathering, usage: Usage, *, error: WarrenError | None = None
+    gathering: Gathering,
+    usage: Usage,
+    *,
+    error: WarrenError | None = None,
+    is_cancelled: bool = False,
 ) -> dict[str, Any]:
-    """What a log has of a response so far."""
+    """What a log has of a response so far, unless that ends here."""
     choice = gathering.choices[0]
     writer = ItemWriter(gathering.context)
     for pieces, logprobs in choice.parts:
         writer.write(pieces, logprobs)
-    if error is not None:
-        return response_object(gathering.context, "failed", writer.items, usage, error)
+    if error is not None or is_cancelled:
+        writer.cut_off()
+        status: Status = "cancelled" if is_cancelled else "failed"
+        return response_object(gathering.context, status, writer.items, usage, error)
     if choice.finish_reason is None:
-        status: Status = "in_progress" if gathering.has_started else "queued"
+        status = "in_progress" if gathering.has_started else "queued"
         return response_object(gathering.context, status, writer.items)
     status = _status(choice.finish_reason)
-    writer.close(is_complete=status == "completed")
+    writer.close(is_complete=status == "completed" and not choice.reader.has_open_call)
     return response_object(gathering.context, status, writer.items, usage)
 
 
@@ -100,8 +106,9 @@ class ResponseEncoder:
         return self._payloads([{"type": f"response.{status}", "response": response}])
 
     def fail(self, error: WarrenError) -> list[Payload]:
+        events = self._writer.cut_off()
         response = response_object(self._context, "failed", self._writer.items, self.usage, error)
-        return self._payloads([{"type": "response.failed", "response": response}])
+        return self._payloads([*events, {"type": "response.failed", "response": response}])
 
     def _tokens(self, event: TokenDelta | Finished) -> list[Event]:
         pieces = self._reader.read(event.text, len(event.token_ids))
@@ -109,7 +116,7 @@ class ResponseEncoder:
             return self._writer.write(pieces, event.logprobs)
         self._finish_reason = event.finish_reason
         events = self._writer.write([*pieces, *self._reader.end()], event.logprobs)
-        is_complete = _status(event.finish_reason) == "completed"
+        is_complete = _status(event.finish_reason) == "completed" and not self._reader.has_open_call
         return events + self._writer.close(is_complete=is_complete)
 
     def _payloads(self, events: Sequence[Event]) -> list[Payload]:

@@ -9,35 +9,41 @@ from shared.messages import MAX_MESSAGES
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
-def messages_of(instructions: str | None, items: Any) -> list[dict[str, Any]]:
-    """A conversation. Raises `InvalidRequest` naming what is no text."""
-    messages: list[dict[str, Any]] = []
+def conversation_of(instructions: str | None, items: Any) -> "Conversation":
+    """Raises `InvalidRequest` naming what is no text."""
+    conversation = Conversation()
     if instructions:
-        messages.append({"role": "system", "content": instructions})
+        conversation.say("system", instructions, "instructions")
     if isinstance(items, str):
-        return [*messages, {"role": "user", "content": items}]
+        conversation.say("user", items, "input")
+        return conversation
     if not isinstance(items, list):
         raise InvalidRequest("input: expected a string or a list of items.", param="input")
-    conversation = _Conversation(messages)
     for k, item in enumerate(items[:MAX_MESSAGES]):
         conversation.add(item, f"input[{k}]")
     if len(items) > MAX_MESSAGES:
         raise InvalidRequest(f"input: more than {MAX_MESSAGES} items.", param="input")
-    return messages
+    return conversation
 
 
-class _Conversation:
+class Conversation:
     """Calls and thoughts are items of their own, and parts of one message in a chat."""
 
-    def __init__(self, messages: list[dict[str, Any]]) -> None:
-        self._messages = messages
-        self._thought: str | None = None
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.paths: dict[str, str] = {}
+        """Where each message and its parts stand in the response's body."""
+        self._thought: tuple[str, str] | None = None
+        """Of the message that comes next, and its path."""
         self._readers: Mapping[str, Callable[[dict[str, Any], str], None]] = {
             "message": self._add_message,
             "function_call": self._add_call,
             "function_call_output": self._add_output,
             "reasoning": self._add_thought,
         }
+
+    def say(self, role: str, text: str, path: str) -> None:
+        self._append({"role": role, "content": text}, path, content=path)
 
     def add(self, item: Any, path: str) -> None:
         if not isinstance(item, dict):
@@ -52,7 +58,7 @@ class _Conversation:
 
     def _add_message(self, item: dict[str, Any], path: str) -> None:
         content = text_of(item.get("content"), f"{path}.content")
-        self._append({"role": item.get("role"), "content": content})
+        self._append({"role": item.get("role"), "content": content}, path)
 
     def _add_call(self, item: dict[str, Any], path: str) -> None:
         call = {
@@ -60,25 +66,35 @@ class _Conversation:
             "type": "function",
             "function": {"name": item.get("name"), "arguments": item.get("arguments")},
         }
-        last = self._messages[-1] if self._messages else {}
+        last = self.messages[-1] if self.messages else {}
         if last.get("role") != "assistant":
             last = {"role": "assistant", "content": ""}
-            self._append(last)
-        last.setdefault("tool_calls", []).append(call)
+            self._append(last, path)
+        calls = last.setdefault("tool_calls", [])
+        place = f"messages[{len(self.messages) - 1}].tool_calls"
+        self.paths.setdefault(place, path)
+        self.paths[f"{place}[{len(calls)}]"] = path
+        self.paths[f"{place}[{len(calls)}].id"] = f"{path}.call_id"
+        calls.append(call)
 
     def _add_output(self, item: dict[str, Any], path: str) -> None:
-        content = text_of(item.get("output"), f"{path}.output")
-        self._append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
+        content, call_id = text_of(item.get("output"), f"{path}.output"), item.get("call_id")
+        message = {"role": "tool", "tool_call_id": call_id, "content": content}
+        self._append(message, path, tool_call_id=f"{path}.call_id", content=f"{path}.output")
 
     def _add_thought(self, item: dict[str, Any], path: str) -> None:
         if content := item.get("content"):
-            self._thought = text_of(content, f"{path}.content")
+            self._thought = text_of(content, f"{path}.content"), f"{path}.content"
 
-    def _append(self, message: dict[str, Any]) -> None:
+    def _append(self, message: dict[str, Any], path: str, **fields: str) -> None:
+        """``fields``: the paths of those that are not found at ``path`` by their names."""
+        place = f"messages[{len(self.messages)}]"
         if self._thought is not None and message["role"] == "assistant":
-            message["reasoning_content"] = self._thought
+            message["reasoning_content"], fields["reasoning_content"] = self._thought
         self._thought = None
-        self._messages.append(message)
+        self.messages.append(message)
+        self.paths[place] = path
+        self.paths |= {f"{place}.{name}": field for name, field in fields.items()}
 
 
 def text_of(content: Any, path: str) -> str:

@@ -1,6 +1,7 @@
 """The body of ``POST /v1/responses``, and the chat that it stands for."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -8,7 +9,8 @@ from pydantic import Field, ValidationError, WithJsonSchema
 
 from gateway.requests.parameters import refuse_unsupported
 from gateway.requests.schemas import Body, ChatRequest, misshapen
-from gateway.responses.items import messages_of
+from gateway.responses.items import Conversation, conversation_of
+from gateway.responses.names import NAMES, in_own_words
 from shared.errors import InvalidRequest
 
 _INPUT = {
@@ -32,13 +34,6 @@ _TOOL = {
 }
 _LOGPROBS = "message.output_text.logprobs"
 _TOLERATED = (_LOGPROBS, "reasoning.encrypted_content")
-_NAMES: Mapping[str, str] = {
-    "max_completion_tokens": "max_output_tokens",
-    "messages": "input",
-    "response_format": "text.format",
-    "reasoning_effort": "reasoning.effort",
-}
-"""What a chat's parameters are called here."""
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "context_management": (),
     "conversation": (),
@@ -95,22 +90,31 @@ class ResponsesRequest(Body):
     metadata: dict[str, Any] | None = None
     user: str | None = None
 
+    @cached_property
+    def conversation(self) -> Conversation:
+        """What the chat consists of. Raises `InvalidRequest`."""
+        return conversation_of(self.instructions, self.input)
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """Where the parts of the chat's body stand in this one. Raises `InvalidRequest`."""
+        tools = {f"tools[{k}].function": f"tools[{k}]" for k in range(len(self.tools or []))}
+        return {**self.conversation.paths, **tools}
+
     def chat(self) -> ChatRequest:
         """The chat that this is. Raises `InvalidRequest`."""
         extra = self.model_extra or {}
-        for name, neutral in _NEUTRAL.items():
-            if name in extra and extra[name] not in neutral:
-                raise InvalidRequest(f"{name} is not supported.", param=name)
-        refuse_unsupported({k: v for k, v in extra.items() if k not in _NEUTRAL}, is_chat=True)
+        self._refuse_unsupported(extra)
         if self.background and self.store is False:
             raise InvalidRequest("store: a background response is stored.", param="store")
         for k, name in enumerate(self.include or []):
             if name not in _TOLERATED:
                 raise InvalidRequest(f"include[{k}]: not supported.", param=f"include[{k}]")
-        try:
-            return ChatRequest.model_validate({**extra, **self._chat_fields()})
-        except ValidationError as error:
-            raise misshapen(error) from None
+        with in_own_words():
+            try:
+                return ChatRequest.model_validate({**extra, **self._chat_fields()})
+            except ValidationError as error:
+                raise misshapen(error) from None
 
     def echoed(self) -> bytes:
         """What the response repeats, as JSON."""
@@ -130,11 +134,25 @@ class ResponsesRequest(Body):
             }
         )
 
+    def _refuse_unsupported(self, extra: Mapping[str, Any]) -> None:
+        for name, ours in NAMES.items():
+            if extra.get(name, False) is not False:
+                raise InvalidRequest(f"{name} is called {ours} here.", param=name)
+        for name, neutral in _NEUTRAL.items():
+            if name in extra and extra[name] not in neutral:
+                raise InvalidRequest(f"{name} is not supported.", param=name)
+        refuse_unsupported({k: v for k, v in extra.items() if k not in _NEUTRAL}, is_chat=True)
+        if (self.text or {}).get("verbosity") not in (None, "medium"):
+            param = "text.verbosity"
+            raise InvalidRequest(
+                f"{param} is not supported, but for its neutral value.", param=param
+            )
+
     def _chat_fields(self) -> dict[str, Any]:
         wants_logprobs = _LOGPROBS in (self.include or [])
         return {
             "model": self.model,
-            "messages": messages_of(self.instructions, self.input),
+            "messages": self.conversation.messages,
             "max_completion_tokens": self.max_output_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -149,16 +167,6 @@ class ResponsesRequest(Body):
             "detach": bool(self.background or self.store),
             "user": self.user,
         }
-
-
-def renamed(error: InvalidRequest) -> InvalidRequest:
-    """An error about the chat, in the words of the response's body."""
-    param = error.param or ""
-    for name, ours in _NAMES.items():
-        if param.startswith(name):
-            ours += param.removeprefix(name)
-            return InvalidRequest(error.message.replace(param, ours, 1), param=ours)
-    return error
 
 
 def _tool(tool: Any, path: str) -> Any:

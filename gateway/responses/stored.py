@@ -8,9 +8,8 @@ from gateway.answers.choices import Gathering
 from gateway.answers.framing import Framer
 from gateway.answers.sse import Payload, error_of
 from gateway.deps import Gateway
-from gateway.logs.reading import NOT_FOUND
 from gateway.logs.relay import LogRelay
-from shared.errors import StreamNotFound, Unavailable, WarrenError
+from shared.errors import Unavailable, WarrenError
 from shared.messages import Accepted, Failed
 from shared.stream import Relay
 
@@ -42,15 +41,13 @@ async def stored_response(
 ) -> tuple[Gathering, WarrenError | None]:
     """What the log of a response has by now, and what the response failed of.
 
-    Raises `StreamNotFound`, also for what is no response, `StreamExpired` and `Unavailable`.
+    Raises `StreamNotFound`, `StreamExpired` and `Unavailable`.
     """
     async with gateway.relays.resume(streams.checked_id(request_id), tenant) as relay:
         relay.leave()
         relays = await _read_all(relay)
         if relay.context is None:
             raise Unavailable("No worker has started on this response yet.")
-        if relay.context.endpoint != "responses":
-            raise StreamNotFound(NOT_FOUND)
     gathering = Gathering(relay.context)
     error = None
     for one in relays:

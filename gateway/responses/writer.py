@@ -49,6 +49,10 @@ class ItemWriter:
         events = [] if self._items else self._begin_text(Content)
         return events + self._end("completed" if is_complete else "incomplete")
 
+    def cut_off(self) -> list[Event]:
+        """The text ends in its middle: what is open stays incomplete."""
+        return self._end("incomplete")
+
     def _write(self, piece: Piece) -> list[Event]:
         match piece:
             case Content(text) | Reasoning(text):

@@ -31,11 +31,13 @@ def router(gateway: Gateway) -> APIRouter:
             for model, workers in sorted(gateway.workers.models().items())
         }
 
+    @routes.head("/live", include_in_schema=False)
     @routes.get("/live")
     async def live() -> dict[str, str]:
         """Answer that the process runs."""
         return {"status": "ok"}
 
+    @routes.head("/health", include_in_schema=False)
     @routes.get("/health", responses={503: {"description": "No requests are taken."}})
     async def health() -> Response:
         """Tell whether requests are taken: 503 while the broker is away or the gateway drains.

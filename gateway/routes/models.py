@@ -26,12 +26,14 @@ def router(gateway: Gateway) -> APIRouter:
             "max_model_len": min(worker.max_seq_len for worker in workers),
         }
 
+    @routes.head("/v1/models", include_in_schema=False)
     @routes.get("/v1/models", openapi_extra={"responses": {"200": answered(MODELS)}})
     async def list_models() -> dict[str, Any]:
         """List the models that have a live worker."""
         models = sorted(gateway.workers.models().items())
         return {"object": "list", "data": [describe(*model) for model in models]}
 
+    @routes.head("/v1/models/{model:path}", include_in_schema=False)
     @routes.get("/v1/models/{model:path}", openapi_extra={"responses": {"200": answered(MODEL)}})
     async def get_model(model: str) -> dict[str, Any]:
         """Describe one model."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
+from starlette.types import Receive, Scope, Send
 
 from gateway import streams
 from gateway.answers.context import decode_context
@@ -12,14 +13,16 @@ from gateway.answers.documents import RESPONSE
 from gateway.deps import Gateway
 from gateway.documents import answered, documented
 from gateway.generation import GenerationResponse
+from gateway.logs.reading import NOT_FOUND
 from gateway.requests.body import read_body
 from gateway.requests.schemas import parse_body
 from gateway.responses.format import gathered_response, response_object
-from gateway.responses.schemas import ResponsesRequest, renamed
+from gateway.responses.names import in_own_words
+from gateway.responses.schemas import ResponsesRequest
 from gateway.responses.stored import SequenceFramer, stored_response
 from gateway.submission import draft_of, submitted
 from shared import telemetry
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, StreamNotFound
 from shared.messages import GenerationJob
 
 _EXAMPLE: Mapping[str, Any] = {
@@ -27,6 +30,20 @@ _EXAMPLE: Mapping[str, Any] = {
     "input": "What is the capital of France?",
     "temperature": 0,
 }
+_KIND = "resp"
+"""What the ids of responses begin with."""
+
+
+class _InOwnWords(Response):
+    """Sends ``answer``, whose errors become a response's."""
+
+    def __init__(self, answer: Response) -> None:
+        super().__init__()
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with in_own_words():
+            await self._answer(scope, receive, send)
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -44,7 +61,7 @@ def router(gateway: Gateway) -> APIRouter:
         job = await _submitted(gateway, request, body, raw_body)
         if body.background and not body.stream:
             return _json(await _started(gateway, job))
-        return GenerationResponse(gateway, job)
+        return _InOwnWords(GenerationResponse(gateway, job))
 
     @routes.get(
         "/v1/responses/{response_id}",
@@ -62,29 +79,34 @@ def router(gateway: Gateway) -> APIRouter:
     ) -> Response:
         """A response that was stored, as far as it has come. Who streams it meanwhile is cut off:
         a response has one reader."""
-        request.state.request_id = streams.checked_id(response_id)
-        if stream:
-            framer = SequenceFramer(starting_after)
-            return streams.resume(gateway, response_id, request.state.tenant, framer)
-        gathering, error = await stored_response(gateway, response_id, request.state.tenant)
+        tenant = request.state.tenant
+        with in_own_words():
+            request.state.request_id = _checked(response_id)
+            if stream:
+                framer = SequenceFramer(starting_after)
+                return _InOwnWords(streams.resume(gateway, response_id, tenant, framer))
+            gathering, error = await stored_response(gateway, response_id, tenant)
         return _json(gathered_response(gathering, gathering.usage, error=error))
 
     @routes.post("/v1/responses/{response_id}/cancel", openapi_extra=documents)
     async def cancel_response(request: Request, response_id: str) -> Response:
         """Cancel a background response. One that has ended stays as it is."""
-        gathering, error = await stored_response(gateway, response_id, request.state.tenant)
-        response = gathered_response(gathering, gathering.usage, error=error)
-        if not gathering.context.is_detached:
-            raise InvalidRequest("Only background responses can be cancelled.")
-        if response["status"] in ("queued", "in_progress"):
-            await streams.cancel(gateway, response_id, request.state.tenant)
-            response["status"] = "cancelled"
+        tenant = request.state.tenant
+        with in_own_words():
+            gathering, error = await stored_response(gateway, _checked(response_id), tenant)
+            if not gathering.context.is_detached:
+                raise InvalidRequest("Only background responses can be cancelled.")
+            response = gathered_response(gathering, gathering.usage, error=error)
+            if response["status"] in ("queued", "in_progress"):
+                await streams.cancel(gateway, response_id, tenant)
+                response = gathered_response(gathering, gathering.usage, is_cancelled=True)
         return _json(response)
 
     @routes.delete("/v1/responses/{response_id}")
     async def delete_response(request: Request, response_id: str) -> dict[str, Any]:
         """Forget a response."""
-        await streams.cancel(gateway, response_id, request.state.tenant)
+        with in_own_words():
+            await streams.cancel(gateway, _checked(response_id), request.state.tenant)
         return {"id": response_id, "object": "response", "deleted": True}
 
     return routes
@@ -93,13 +115,19 @@ def router(gateway: Gateway) -> APIRouter:
 async def _submitted(
     gateway: Gateway, request: Request, body: ResponsesRequest, raw_body: bytes
 ) -> GenerationJob:
-    try:
-        draft = draft_of(gateway, request, body.chat())
+    chat, paths = body.chat(), body.paths
+    with in_own_words(paths):
+        draft = draft_of(gateway, request, chat)
         context = msgspec.structs.replace(draft.context, endpoint="responses", echoed=body.echoed())
         draft = draft._replace(context=context)
-        return await submitted(gateway, request, draft, raw_body, "resp")
-    except InvalidRequest as error:
-        raise renamed(error) from None
+        return await submitted(gateway, request, draft, raw_body, _KIND)
+
+
+def _checked(response_id: str) -> str:
+    """Raises `StreamNotFound` for what cannot be a response's id."""
+    if not response_id.startswith(f"{_KIND}-"):
+        raise StreamNotFound(NOT_FOUND)
+    return streams.checked_id(response_id)
 
 
 async def _started(gateway: Gateway, job: GenerationJob) -> dict[str, Any]:

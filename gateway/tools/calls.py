@@ -72,6 +72,11 @@ class CallObject:
     def is_over(self) -> bool:
         return self.is_complete or self.is_broken
 
+    @property
+    def is_open(self) -> bool:
+        """Whether its arguments have begun and not ended."""
+        return self.has_begun and not self.is_complete and self._arguments is None
+
     def read(self, char: str) -> list[Piece]:
         """Take the next character of an object that is not over."""
         if not self.has_begun:
@@ -109,14 +114,10 @@ class CallObject:
             self._end_value()
             return self._read_structure(char) if char not in _SPACE else []
         self._text += char
-        streamed: list[Piece] = [CallArguments(self.index, char)] if self._is_streaming else []
+        streamed: list[Piece] = [CallArguments(self.index, char)] if self.is_open else []
         if self._value.is_complete:
             self._end_value()
         return streamed
-
-    @property
-    def _is_streaming(self) -> bool:
-        return self.has_begun and self._key in _ARGUMENTS and self._arguments is None
 
     def _end_value(self) -> None:
         self._value = None

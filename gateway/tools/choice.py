@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gateway.requests.constraints import check_depth
+from gateway.requests.constraints import Wanted, json_constraint
+from gateway.requests.json_values import check_json
 from gateway.tools.forcing import forced_calls
 from gateway.tools.reading import TOOL_PARSERS
 from shared.errors import InvalidRequest, Unavailable
@@ -22,6 +23,8 @@ class ToolUse(NamedTuple):
     is_single: bool
     constraint: Constraint | None
     """Of a request that has to call."""
+    schemas: tuple[Wanted, ...] = ()
+    """What the constraint has of each tool."""
 
 
 def tool_use(
@@ -45,7 +48,7 @@ def tool_use(
     if parser is None or parser not in TOOL_PARSERS:
         raise InvalidRequest(f"tools: the model '{served.model}' calls none.", param="tools")
     is_single = not is_parallel or isinstance(tool_choice, dict)
-    constraint = None
+    constraint, schemas = None, tuple[Wanted, ...]()
     if tool_choice == "required" or isinstance(tool_choice, dict):
         constraint = forced_calls(
             parser, chosen, is_single=is_single, reasoning_parser=served.reasoning_parser
@@ -54,7 +57,8 @@ def tool_use(
             raise InvalidRequest(
                 f"tools: longer than {MAX_GRAMMAR_CHARS} characters together.", param="tools"
             )
-    return ToolUse(tuple(known), parser, is_single, constraint)
+        schemas = tuple(_schema(tool, f"tools[{known.index(tool)}]") for tool in chosen)
+    return ToolUse(tuple(known), parser, is_single, constraint, schemas)
 
 
 def read_tools(tools: list[Any] | None) -> list[Tool]:
@@ -82,6 +86,11 @@ def _chosen(tool_choice: Any, tools: list[Tool]) -> list[Tool] | None:
     return named
 
 
+def _schema(tool: Tool, path: str) -> Wanted:
+    param = f"{path}.function.parameters"
+    return Wanted(param, json_constraint({"type": "object", **tool.parameters}, param))
+
+
 def _tool(tool: Any, path: str) -> Tool:
     if not isinstance(tool, dict) or tool.get("type") != "function":
         raise InvalidRequest(f"{path}.type: only functions are supported.", param=f"{path}.type")
@@ -95,7 +104,7 @@ def _tool(tool: Any, path: str) -> Tool:
             f"{path}: expected letters, digits, dots, dashes and underscores.", param=path
         )
     parameters = function.get("parameters") or {}
-    check_depth(parameters, f"{path}.function.parameters")
+    check_json(parameters, f"{path}.function.parameters")
     try:
         return msgspec.convert(
             {
@@ -106,4 +115,6 @@ def _tool(tool: Any, path: str) -> Tool:
             Tool,
         )
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"{path}.function: {error}", param=f"{path}.function") from None
+        reason, _, place = str(error).partition(" - at `$")
+        param = f"{path}.function{place.rstrip('`')}"
+        raise InvalidRequest(f"{param}: {reason[0].lower()}{reason[1:]}", param=param) from None

@@ -18,6 +18,10 @@ class HermesParser:
         self._follows_call = False
         self._tag = OPEN
 
+    @property
+    def open_call(self) -> int | None:
+        return self._call.index if self._call is not None and self._call.is_open else None
+
     def read(self, text: str) -> list[Piece]:
         pieces: list[Piece] = []
         while text:

@@ -18,6 +18,10 @@ class Llama3Parser:
         self._held = ""
         self._is_content = False
 
+    @property
+    def open_call(self) -> int | None:
+        return self._call.index if self._call is not None and self._call.is_open else None
+
     def read(self, text: str) -> list[Piece]:
         if self._opening is not None:
             self._held += text

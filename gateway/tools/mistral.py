@@ -18,6 +18,10 @@ class MistralParser:
         self._follows_call = False
         self._inside: _Calls | None = _Calls(0, "") if is_open else None
 
+    @property
+    def open_call(self) -> int | None:
+        return self._inside.open_call if self._inside is not None else None
+
     def read(self, text: str) -> list[Piece]:
         pieces: list[Piece] = []
         while text:
@@ -59,6 +63,11 @@ class _Calls:
         self._in_list = False
         self._call: CallObject | None = None
         self._named: _NamedCall | None = None
+
+    @property
+    def open_call(self) -> int | None:
+        call = self._call or self._named
+        return call.index if call is not None and call.is_open else None
 
     def read(self, char: str) -> list[Piece]:
         if self._call is not None:
@@ -124,12 +133,16 @@ class _NamedCall:
     """``name[ARGS]{...}`` or ``name{...}``."""
 
     def __init__(self, index: int) -> None:
+        self.index = index
         self.has_begun = False
         self.is_complete = False
         self.is_broken = False
         self.raw = ""
-        self._index = index
         self._value: JsonValue | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.has_begun and not self.is_complete
 
     def read(self, char: str) -> list[Piece]:
         pieces: list[Piece] = []
@@ -140,7 +153,7 @@ class _NamedCall:
                 return []
             self._value, self.has_begun = JsonValue(), True
             name = self.raw[:-1].strip().removesuffix(ARGS).strip()
-            pieces.append(CallStart(self._index, name))
+            pieces.append(CallStart(self.index, name))
         self._value.read(char)
         self.is_complete = self._value.is_complete
-        return [*pieces, CallArguments(self._index, char)]
+        return [*pieces, CallArguments(self.index, char)]

@@ -36,6 +36,11 @@ Piece: TypeAlias = Content | Reasoning | CallStart | CallArguments
 class Parser(Protocol):
     """Reads the text of one choice."""
 
+    @property
+    def open_call(self) -> int | None:
+        """The call whose arguments have begun and not ended."""
+        ...
+
     def read(self, text: str) -> list[Piece]:
         """Take the text's next part; returns what is sure by now."""
         ...
@@ -47,6 +52,8 @@ class Parser(Protocol):
 
 class PlainText:
     """For models that neither think aloud nor call tools."""
+
+    open_call = None
 
     def read(self, text: str) -> list[Piece]:
         return [Content(text)] if text else []

@@ -55,6 +55,17 @@ class ChoiceReader:
         return self._kept(self._parser.end())
 
     @property
+    def has_open_call(self) -> bool:
+        """Whether the last call has not ended."""
+        open_call = self._parser.open_call
+        return open_call is not None and open_call < self.num_calls
+
+    @property
+    def has_called(self) -> bool:
+        """Whether there are calls, all of them whole."""
+        return self.num_calls > 0 and not self.has_open_call
+
+    @property
     def _is_thinking(self) -> bool:
         return self._split is not None and self._split.is_thinking
 
@@ -70,7 +81,8 @@ class ChoiceReader:
             case CallStart(index) | CallArguments(index):
                 return not (self._context.is_single_call and index)
             case Content():
-                return True
+                # Of a call that was cut off before it had begun.
+                return not self._context.is_forced
 
 
 def merged(pieces: Iterable[Piece]) -> list[Piece]:

@@ -113,7 +113,8 @@ class Finished(Wire, frozen=True, kw_only=True):
 class Failed(Wire, frozen=True, kw_only=True):
     """The request ends here with an error; ``code`` is one of `shared.errors`.
 
-    Attempt 0 refuses a job before any `Started`; otherwise the position is that of ``choice``.
+    Attempt 0 refuses a job before any `Started` or, with a ticket, ends the run that bears it while
+    it waits for `Continue`; otherwise the position is that of ``choice``.
     """
 
     code: str
@@ -123,6 +124,8 @@ class Failed(Wire, frozen=True, kw_only=True):
     attempt: Count = 0
     index: Count = 0
     prefix_hash: Count = 0
+    ticket: Annotated[str, Meta(max_length=64)] | None = None
+    """Of a run that waits, after its `Started`."""
 
 
 class Choice(Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 WIRE_VERSION = 1
 
 MAX_PROMPTS = 128
+MAX_EMBEDDING_INPUTS = 2048
 MAX_CHOICES = 128
 """Of all prompts of a job together."""
 MAX_MESSAGES = 4096
@@ -24,7 +25,7 @@ MAX_BAD_WORDS = 128
 MAX_TOOLS = 128
 MAX_TOP_LOGPROBS = 20
 MAX_GRAMMAR_CHARS = 1 << 16
-MAX_CONTEXT_BYTES = 1 << 16
+MAX_CONTEXT_BYTES = 1 << 20
 
 RequestId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,128}\Z")]
 ModelName: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}\Z")]

@@ -7,6 +7,7 @@ from msgspec import Meta, field
 
 from shared.messages.fields import (
     MAX_CHOICES,
+    MAX_EMBEDDING_INPUTS,
     MAX_PROMPTS,
     WIRE_VERSION,
     Context,
@@ -90,7 +91,7 @@ class EmbeddingJob(Wire, frozen=True, kw_only=True):
 
     request_id: RequestId
     model: ModelName
-    prompts: Annotated[tuple[Prompt, ...], Meta(min_length=1, max_length=MAX_PROMPTS)]
+    prompts: Annotated[tuple[Prompt, ...], Meta(min_length=1, max_length=MAX_EMBEDDING_INPUTS)]
     num_dimensions: Annotated[int, Meta(ge=1)] | None = None
     """Keep the first so many and scale to length 1; None: all."""
     tenant: Tenant = ""

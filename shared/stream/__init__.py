@@ -16,6 +16,8 @@ comes to the same stream, because acceptance depends on the log's order alone:
 * A `TokenDelta`, `Finished` or `Failed` counts only if its attempt is the current one, its index
   is the number of tokens accepted so far, and its prefix hash is theirs. All else is a late word
   of a worker that was replaced, or a repetition, and is dropped.
+* A run that still waits does not know where the log stands: its `Failed` bears its ticket, and
+  counts if it is one of the newest delivery, since with it the job may be gone.
 * Every `Started` but the first is answered with `Continue`, and the worker before it is cancelled;
   the first one too where it waits, because the worker before it died without a word. One that
   waits and repeats itself has not heard the answer, and gets it again.

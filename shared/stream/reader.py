@@ -77,6 +77,8 @@ class LogReader:
         self.body_hash: str | None = None
         self.is_ended = False
         self._run = _NO_RUN
+        self._contenders: set[str] = set()
+        """Tickets of the runs of the newest delivery: any of them may have the job."""
         self._replaced: dict[str, Run] = {}
         """By ticket."""
         self._handed_over = set(cut_off)
@@ -134,12 +136,14 @@ class LogReader:
         if self._is_late(run):
             return [self._stop(event.worker, event.ticket)]
         if self._is_rival(run):
+            self._contenders.add(event.ticket)
             return [self._stop(event.worker, event.ticket, is_replaced=True)]
         fence = self._cancel(is_replaced=True)
         if self.ticket is not None:
             self._replaced[self.ticket] = self._run
         self._run = run
         self.worker, self.ticket = event.worker, event.ticket
+        self._contenders = {event.ticket}
         # Attempt 1 is that of the worker that did not ask, even if it comes late.
         self.attempt = max(self.attempt, int(event.is_waiting)) + 1
         start: list[Action] = [Relay(self.ordinal, event), *fence]
@@ -187,11 +191,16 @@ class LogReader:
         return [self._relay(event)]
 
     def _fail(self, event: Failed) -> list[Action]:
-        is_refused = event.attempt == 0 and not any(chain.token_ids for chain in self.chains)
-        if not is_refused and not (self._is_current(event) and self._is_next(event)):
+        if not self._counts(event):
             return []
         self.is_ended = True
         return [self._relay(event)]
+
+    def _counts(self, event: Failed) -> bool:
+        if event.ticket is not None:
+            return event.ticket in self._contenders
+        is_refused = event.attempt == 0 and not any(chain.token_ids for chain in self.chains)
+        return is_refused or (self._is_current(event) and self._is_next(event))
 
     def _is_current(self, event: PromptScores | TokenDelta | Finished | Failed) -> bool:
         return event.attempt == self.attempt

@@ -145,3 +145,15 @@ async def test_a_depth_that_is_old_refuses_nobody() -> None:
         await asyncio.sleep(1.1)
 
         backlog.admit(MODEL, ["a"])
+
+
+async def test_workers_that_die_without_a_word_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with MemoryBus() as bus:
+        backlog = Backlog(bus, max_wait_s=10)
+        for hour in range(100):
+            monkeypatch.setattr("time.monotonic", lambda now=hour * 3600.0: now)
+            backlog.hear(announcement(f"worker {hour}", SLOTS, 0))
+
+        assert len(backlog._rates) == 1

@@ -206,3 +206,23 @@ async def test_a_stream_of_a_key_ends_like_any_other(
         body = (await ask(first, stream=True)).text
 
     assert events(body)[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize("num_words", [10, 400])
+async def test_a_long_answer_can_be_had_again_and_deleted(
+    gateway: LiveGateway, worker: ScriptedWorker, num_words: int
+) -> None:
+    async def talk(job: ScriptedJob) -> None:
+        await job.start()
+        for _ in range(num_words):
+            await job.say("word ")
+        await job.finish("end")
+
+    worker.script = talk
+
+    first, again = [await ask(gateway, stream=True) for _ in range(2)]
+    deleted = await gateway.http.delete(f"/v1/streams/{first.headers['x-request-id']}")
+
+    assert again.text == first.text
+    assert deleted.status_code == 200
+    assert code_of(await gateway.http.get(deleted.url)) == "stream_expired"

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from shared import topology
-from shared.bus.base import Message
+from shared.bus.base import Exchange, Message, Queue
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Announcement, encode
 from tests.support.http import (
@@ -31,6 +31,17 @@ async def test_a_gateway_is_healthy_without_a_worker(bus: MemoryBus) -> None:
     assert health.json() == {"status": "ok", "requests": 0, "models": {}}
 
 
+@pytest.mark.parametrize("path", ["/live", "/health", "/v1/models", "/v1/models/scripted"])
+async def test_a_probe_without_a_body_is_answered_like_one_with_it(
+    gateway: LiveGateway, worker: ScriptedWorker, path: str
+) -> None:
+    await hears_a_worker(gateway)
+
+    probed = await gateway.http.head(path)
+
+    assert (probed.status_code, probed.content) == (200, b"")
+
+
 async def test_health_lists_models_and_their_live_workers(
     gateway: LiveGateway, worker: ScriptedWorker
 ) -> None:
@@ -49,7 +60,9 @@ async def test_a_gateway_without_its_broker_is_alive_and_not_healthy(
     async with live_gateway(never_opened) as gateway:
         health = await gateway.http.get("/health")
         live = await gateway.http.get("/live")
+        probed = await gateway.http.head("/health")
 
+    assert (probed.status_code, probed.content) == (503, b"")
     assert (health.status_code, health.json()["status"]) == (503, "broker_unavailable")
     assert live.status_code == 200
 
@@ -227,3 +240,32 @@ async def test_a_model_that_nobody_serves_takes_no_place_among_the_metrics(
 
     assert response.status_code == 404
     assert "made-up-name" not in (await gateway.http.get("/metrics")).text
+
+
+class OddBus(MemoryBus):
+    """Raises once what no bus should, where a log is declared."""
+
+    num_logs = 0
+
+    async def declare(self, *resources: Exchange | Queue) -> None:
+        if resources[0].name.startswith("reply."):
+            self.num_logs += 1
+            if self.num_logs == 2:
+                raise RuntimeError("odd")
+        await super().declare(*resources)
+
+
+async def test_what_runs_beside_the_requests_survives_a_bug(
+    broker: MemoryBroker, worker: ScriptedWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with OddBus(broker) as bus, live_gateway(bus) as gateway:
+
+        async def has_more_than(num_logs: int) -> bool:
+            return bus.num_logs > num_logs
+
+        await gateway.chat()
+        await eventually(lambda: has_more_than(1))  # a spare one, and not the request's own
+        await gateway.chat()
+        await eventually(lambda: has_more_than(3))
+
+    assert [record.message for record in caplog.records if record.exc_info] == ["begun again"]

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from shared.bus.memory import MemoryBus
-from shared.messages import Failed, QuickAnswer, QuickJob
+from shared.messages import MAX_EMBEDDING_INPUTS, Failed, QuickAnswer, QuickJob
 from tests.support.http import LiveGateway, live_gateway
 from tests.support.scripted_worker import MODEL, ScriptedWorker, count_words
 
@@ -40,6 +40,13 @@ async def test_token_ids_become_text(gateway: LiveGateway) -> None:
     assert answer == {"prompt": "x xx"}
 
 
+async def test_nothing_becomes_nothing(gateway: LiveGateway) -> None:
+    tokens = (await gateway.post("/tokenize", model=MODEL, prompt="")).json()
+    text = (await gateway.post("/detokenize", model=MODEL, tokens=[])).json()
+
+    assert (tokens["count"], tokens["tokens"], text) == (0, [], {"prompt": ""})
+
+
 @pytest.mark.parametrize("encoding", ["float", "base64"])
 async def test_texts_are_embedded(gateway: LiveGateway, encoding: str) -> None:
     body = {"model": MODEL, "input": ["one two", "three"], "encoding_format": encoding}
@@ -52,6 +59,14 @@ async def test_texts_are_embedded(gateway: LiveGateway, encoding: str) -> None:
     assert vectors == [[1.0, 0.0, 0.0]] * 2
     assert [item["index"] for item in answer["data"]] == [0, 1]
     assert answer["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
+
+
+async def test_as_many_texts_are_embedded_as_openai_takes(gateway: LiveGateway) -> None:
+    texts = ["one"] * MAX_EMBEDDING_INPUTS
+
+    answer = (await gateway.post("/v1/embeddings", model=MODEL, input=texts)).json()
+
+    assert len(answer["data"]) == len(texts)
 
 
 async def test_the_official_client_reads_embeddings(gateway: LiveGateway) -> None:
@@ -82,12 +97,13 @@ async def test_a_model_without_embeddings_says_so(
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [100]}, "tokens"),
         ("/detokenize", {"tokens": "x"}, "tokens"),
+        ("/detokenize", {"token_ids": [1]}, "tokens"),
         ("/v1/embeddings", {}, "input"),
         ("/v1/embeddings", {"input": "a", "dimensions": 0}, "dimensions"),
         ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format"),
-        ("/v1/embeddings", {"input": ["a"] * 129}, "input"),
+        ("/v1/embeddings", {"input": ["a"] * (MAX_EMBEDDING_INPUTS + 1)}, "input"),
+        ("/v1/embeddings", {"input": []}, "input"),
         ("/v1/embeddings", {"input": {"a": 1}}, "input"),
-        ("/v1/embeddings", {"input": "a", "model": "../etc"}, "model"),
     ],
 )
 async def test_a_bad_value_is_named(
@@ -98,9 +114,11 @@ async def test_a_bad_value_is_named(
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
-async def test_an_unknown_model_is_not_found(gateway: LiveGateway) -> None:
-    response = await gateway.post("/tokenize", model="gpt-5", prompt="a")
+@pytest.mark.parametrize("model", ["gpt-5", "../etc", "a b", ""])
+async def test_an_unknown_model_is_not_found(gateway: LiveGateway, model: str) -> None:
+    response = await gateway.post("/tokenize", model=model, prompt="a")
 
+    assert response.status_code == 404
     assert response.json()["error"]["code"] == "model_not_found"
 
 

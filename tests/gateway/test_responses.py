@@ -1,28 +1,15 @@
 """The Responses API, through the official client. Section 7 of OPENAI.md."""
 
 import asyncio
-import json
 from typing import Any
 
-import msgspec
-import openai
 import pytest
 
-from gateway.requests.schemas import parse_body
-from gateway.responses.items import messages_of
-from gateway.responses.schemas import ResponsesRequest, renamed
-from shared.errors import InvalidRequest
 from shared.messages import ChatPrompt
 from tests.support.http import LiveGateway, eventually
 from tests.support.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
-from tests.support.wording import Log, context_of
 
-CALL = 'Sure. <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
-
-
-def response_log(**fields: Any) -> Log:
-    return Log(context_of(endpoint="responses", request_id="resp-1", **fields))
 
 
 async def test_a_response_comes_whole(gateway: LiveGateway) -> None:
@@ -130,6 +117,8 @@ async def test_a_response_that_failed_is_there_as_long_as_one_that_did_not(
         assert again.status == "failed"
         assert again.error is not None
         assert (again.error.code, again.output_text) == ("worker_lost", "one ")
+        item: Any = again.output[0]
+        assert item.status == "incomplete"
         events = [
             e async for e in await gateway.openai.responses.retrieve(response_id, stream=True)
         ]
@@ -163,143 +152,80 @@ async def test_a_background_response_is_cancelled(
     queued = await gateway.openai.responses.create(model=MODEL, input="x", background=True)
     await worker.wait_until(lambda: bool(worker.jobs))
 
+    async def has_begun() -> bool:
+        return (await gateway.openai.responses.retrieve(queued.id)).output_text == "one "
+
+    await eventually(has_begun)
     cancelled = await gateway.openai.responses.cancel(queued.id)
 
-    assert cancelled.status == "cancelled"
+    item: Any = cancelled.output[0]
+    assert (cancelled.status, cancelled.output_text) == ("cancelled", "one ")
+    assert item.status == "incomplete"
     await worker.wait_until(lambda: worker.num_running == 0)
+    gone = await gateway.http.get(f"/v1/responses/{queued.id}")
+    assert gone.status_code == 410
+    assert gone.json()["error"]["message"] == "This response is no longer kept."
 
 
-async def test_what_is_no_response_is_not_found(gateway: LiveGateway) -> None:
-    for response_id in ("resp-" + "0" * 32, "nonsense"):
-        with pytest.raises(openai.APIStatusError) as caught:
-            await gateway.openai.responses.retrieve(response_id)
-        assert caught.value.status_code in (404, 410)
+ROUTES = [
+    ("GET", "/v1/responses/{}"),
+    ("GET", "/v1/responses/{}?stream=true"),
+    ("POST", "/v1/responses/{}/cancel"),
+    ("DELETE", "/v1/responses/{}"),
+]
 
 
-def test_a_call_is_an_item_of_its_own() -> None:
-    log = response_log(tool_parser="hermes").say(*CALL).finish()
-
-    message, call = log.whole()["output"]
-
-    assert message["content"][0]["text"] == "Sure."
-    assert (call["type"], call["name"], call["arguments"]) == ("function_call", "f", '{"a": 1}')
-    assert call["call_id"].startswith("call_")
-    deltas = [event for event in log.chunks() if event["type"].endswith("arguments.delta")]
-    assert "".join(delta["delta"] for delta in deltas) == call["arguments"]
-
-
-@pytest.mark.parametrize(
-    "log",
-    [
-        response_log().say("a").finish("b"),
-        response_log().say("a").finish("", "length"),
-        response_log().finish(),
-        response_log(logprobs=1).say("a").finish("b"),
-        response_log(tool_parser="hermes", reasoning_parser="qwen3", logprobs=0)
-        .say("<think>", "hm", "</think>", *CALL)
-        .finish(),
-    ],
-)
-def test_a_stream_ends_with_the_whole_response(log: Log) -> None:
-    events = log.chunks()
-
-    assert events[-1]["response"] == log.whole()
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    assert [kind for kind, _ in log.payloads()] == [event["type"] for event in events]
-    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
-    assert done == log.whole()["output"]
-
-
-def test_an_answer_that_was_cut_off_is_incomplete() -> None:
-    response = response_log().finish("a", "length").whole()
-
-    assert response["status"] == "incomplete"
-    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
-
-
-def test_a_failure_is_an_event() -> None:
-    *_, last = response_log().say("a").fail("worker_lost").chunks()
-
-    assert last["type"] == "response.failed"
-    assert last["response"]["error"]["code"] == "worker_lost"
-
-
-def test_items_become_messages() -> None:
-    items = [
-        {"role": "user", "content": "What is the weather?"},
-        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "?"}]},
-        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
-        {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "1", "output": "rain"},
-    ]
-
-    system, user, assistant, tool = messages_of("Be brief.", items)
-
-    assert (system["role"], user["role"]) == ("system", "user")
-    assert (assistant["content"], assistant["reasoning_content"]) == ("?", "hm")
-    assert [call["id"] for call in assistant["tool_calls"]] == ["1", "2"]
-    assert tool == {"role": "tool", "tool_call_id": "1", "content": "rain"}
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"conversation": "c"}, "conversation"),
-        ({"prompt": {"id": "p"}}, "prompt"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"n": 2}, "n"),
-        ({"background": True, "store": False}, "store"),
-        ({"include": ["file_search_call.results"]}, "include[0]"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"input": 3}, "input"),
-        ({"input": [3]}, "input[0]"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
-        ({"input": [{"role": "user", "content": 3}]}, "input[0].content"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "input[0].content[0]",
-        ),
-        ({"temperature": "hot"}, "temperature"),
-        ({"prediction": {"a": 1}}, "prediction"),
-    ],
-)
-def test_what_is_not_supported_is_refused_by_name(body: dict[str, Any], param: str) -> None:
-    raw = msgspec.json.encode({"model": "m", "input": "x", **body})
-
-    with pytest.raises(InvalidRequest) as caught:
-        parse_body(ResponsesRequest, raw).chat()
-
-    assert caught.value.param == param
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"max_output_tokens": -1}, "max_output_tokens"),
-        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
-        ({"input": [{"role": "alien", "content": "x"}]}, "input[0].role"),
-    ],
-)
-async def test_a_bad_value_bears_the_name_that_its_client_knows(
-    gateway: LiveGateway, body: dict[str, Any], param: str
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+async def test_what_is_no_response_is_not_found(
+    gateway: LiveGateway, method: str, path: str
 ) -> None:
-    response = await gateway.post("/v1/responses", **{"model": MODEL, "input": "x", **body})
+    chat = await gateway.chat(detach=True)
+    stream_id = chat.headers["x-request-id"]
 
-    error = response.json()["error"]
-    assert (response.status_code, error["param"]) == (400, param)
-    assert error["message"].startswith(param)
+    for other, status in ((stream_id, 404), ("nonsense", 404), ("resp-" + "0" * 32, 410)):
+        answer = await gateway.http.request(method, path.format(other))
+        assert answer.status_code == status
+        assert "response" in answer.json()["error"]["message"]
+
+    assert (await gateway.http.get(f"/v1/streams/{stream_id}")).status_code == 200
 
 
-def test_other_errors_keep_their_names() -> None:
-    assert renamed(InvalidRequest("x", param="temperature")).param == "temperature"
+async def test_a_deadline_leaves_what_is_open_incomplete(
+    gateway: LiveGateway, worker: ScriptedWorker
+) -> None:
+    async def never_end(job: ScriptedJob) -> None:
+        await job.start()
+        await job.say("one")
+        await worker.wait_cancelled(job.job.request_id)
+
+    worker.script = never_end
+    stream = await gateway.openai.responses.create(
+        model=MODEL, input="x", stream=True, extra_body={"timeout": 0.5}
+    )
+    events = [event async for event in stream]
+
+    last: Any = events[-1]
+    assert [event.type for event in events[-4:]] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.failed",
+    ]
+    assert [item.status for item in last.response.output] == ["incomplete"]
 
 
-def test_a_response_repeats_its_request() -> None:
-    body = msgspec.json.encode({"model": "m", "input": "x", "tools": [TOOL], "top_p": 0.5})
-    request = parse_body(ResponsesRequest, body)
+async def test_an_agents_prompt_may_be_long(gateway: LiveGateway) -> None:
+    tools = [{**TOOL, "name": f"f{k}", "description": "x" * 900} for k in range(100)]
 
-    echoed = json.loads(request.echoed())
+    response = await gateway.post(
+        "/v1/responses",
+        model=MODEL,
+        input="one",
+        instructions="x" * 70_000,
+        tools=tools,
+        tool_choice="none",
+    )
 
-    assert (echoed["tools"], echoed["top_p"], echoed["instructions"]) == ([TOOL], 0.5, None)
+    assert response.status_code == 200
+    assert len(response.json()["instructions"]) == 70_000
+    assert len(response.json()["tools"]) == 100

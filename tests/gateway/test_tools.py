@@ -106,6 +106,16 @@ async def test_a_call_that_is_required_is_a_constraint(
     assert len(response.json()["choices"][0]["message"]["tool_calls"]) == 1
 
 
+async def test_a_broken_schema_of_a_call_that_is_required_is_named(gateway: LiveGateway) -> None:
+    broken = {"type": "function", "function": {"name": "f", "parameters": {"properties": 3}}}
+
+    response = await gateway.chat(tools=[TOOL, broken], tool_choice="required")
+
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "tools[1].function.parameters")
+    assert "get_weather" not in error["message"]
+
+
 async def test_no_tools_are_offered_where_none_may_be_called(
     gateway: LiveGateway, worker: ScriptedWorker
 ) -> None:

@@ -84,7 +84,7 @@ GOLDEN_EVENTS = [
     (
         Failed(code="cancelled", message="m"),
         '{"type":"failed","code":"cancelled","message":"m","param":null,"choice":0,"attempt":0,'
-        '"index":0,"prefix_hash":0}',
+        '"index":0,"prefix_hash":0,"ticket":null}',
     ),
     (
         Completed(

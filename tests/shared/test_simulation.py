@@ -39,6 +39,10 @@ def a_deadly_model(seed: int) -> Model:
     return replace(a_model(seed), deadly_at=seed % 3)
 
 
+def a_model_with_a_deadline(seed: int) -> Model:
+    return replace(a_model(seed), expiry_share=0.1)
+
+
 def first_failure(
     seeds: Iterable[int], new_model: Callable[[int], Model] = a_model, **guards: Any
 ) -> str | None:
@@ -71,6 +75,12 @@ def test_a_deadly_request_ends_after_three_workers() -> None:
 @pytest.mark.timeout(600)
 def test_a_deadly_request_ends_whatever_else_dies() -> None:
     failure = first_failure(SEEDS, a_deadly_model)
+
+    assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
+
+
+def test_a_request_ends_whose_deadline_passes_whenever() -> None:
+    failure = first_failure(SEEDS, a_model_with_a_deadline)
 
     assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
 
@@ -190,6 +200,29 @@ class NeverReads(Attempt):
 
     def read(self, log: Iterable[ReplyEvent | None], *, is_settled: bool = True) -> Verdict | None:
         return None
+
+
+class DeafToWaiting(LogReader):
+    """Lets no run fail that does not know where the log stands."""
+
+    def _counts(self, event: Failed) -> bool:
+        return event.ticket is None and super()._counts(event)
+
+
+class OneContender(LogReader):
+    """Takes the earlier of two runs of one delivery for the one that has the job."""
+
+    def _counts(self, event: Failed) -> bool:
+        return event.ticket in (None, self.ticket) and super()._counts(event)
+
+
+@pytest.mark.parametrize("reader_class", [DeafToWaiting, OneContender])
+def test_without_the_failures_of_those_that_wait_a_schedule_fails(
+    reader_class: type[LogReader],
+) -> None:
+    failure = first_failure(range(5000), a_model_with_a_deadline, reader_class=reader_class)
+
+    assert failure is not None
 
 
 READER_GUARDS = [

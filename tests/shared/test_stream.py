@@ -191,6 +191,19 @@ def test_a_refusal_cannot_end_a_stream_that_has_tokens() -> None:
     assert relayed(reader, [Failed(code="deadline_exceeded", message="m")]) == []
 
 
+def test_a_run_that_waits_can_end_a_stream_that_has_tokens_while_it_is_its_turn() -> None:
+    reader, writer = LogReader("r", 1), LogWriter(1, 1)
+    older, newer = started("worker.a"), started("worker.b")
+    failures = [
+        Failed(code="deadline_exceeded", message="m", ticket=run.ticket) for run in (older, newer)
+    ]
+
+    accepted = relayed(reader, [older, writer.delta(0, [1], "a"), newer, *failures])
+
+    assert accepted[1:] == failures[1:]
+    assert reader.is_ended
+
+
 def test_nothing_is_relayed_after_the_end() -> None:
     reader, writer = LogReader("r", 1), LogWriter(1, 1)
     relayed(reader, [started(), writer.finish(0, [], "", "stop")])

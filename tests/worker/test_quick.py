@@ -8,7 +8,7 @@ import pytest
 
 from shared import topology
 from shared.bus.base import Bus, Message
-from shared.bus.memory import MemoryBus
+from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import (
     ChatMessage,
     ChatPrompt,
@@ -60,6 +60,29 @@ async def test_text_becomes_tokens_as_they_stand_in_the_vocabulary(tokenizer: To
     assert list(answered.token_ids) == tokenizer.encode(prompt)
     assert answered.tokens == ("Hello", "Ġworld")
     assert answered.max_seq_len == 8192
+
+
+async def test_an_answer_that_no_message_holds_is_refused() -> None:
+    prompt = TextPrompt(text="Hello world " * 1000)
+    job = TokenizeJob(request_id="r", model="echo", prompt=prompt)
+    broker = MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        MemoryBus(broker, max_message_bytes=10_000) as worker_bus,
+        echo_worker(worker_bus),
+    ):
+        answered = await asyncio.wait_for(ask(bus, job), 10)
+
+    assert isinstance(answered, Failed)
+    assert "longer than a message" in answered.message
+
+
+async def test_an_empty_text_has_no_tokens() -> None:
+    prompt = TextPrompt(text="")
+    answered = await answer(TokenizeJob(request_id="r", model="echo", prompt=prompt))
+
+    assert isinstance(answered, Tokenized)
+    assert answered.token_ids == ()
 
 
 async def test_a_chat_becomes_the_tokens_of_its_prompt(tokenizer: Tokenizer) -> None:

@@ -100,3 +100,25 @@ async def test_an_answer_whose_delivery_stays_away_is_given_up(mode: str) -> Non
             num_tokens = len(handed_over.token_ids) + 1
             await read(bus, job, reader, handed_over, num_tokens=num_tokens)
         await bus.delete_queue(f"reply.{job.request_id}")
+
+
+async def test_a_jobs_queue_that_is_deleted_keeps_the_worker_from_nothing() -> None:
+    job, broker = new_job("echo", sampling=SAMPLING), MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        MemoryBus(broker) as theirs,
+        reading(bus, job) as consumer,
+        echo_worker(theirs, step_s=STEP_S),
+    ):
+        await publish(bus, job)
+        log = await read(bus, job, consumer, num_tokens=5)
+        await bus.delete_queue(JOBS)
+        log = await read(bus, job, consumer, log)
+
+        # A suspect runs when all others have been settled.
+        async with asyncio.timeout(10):
+            suspect = await ask(bus, new_job("echo"), "suspect")
+            ordinary = await ask(bus, new_job("echo"))
+
+    assert log.is_ended
+    assert suspect.token_ids == ordinary.token_ids

@@ -1,6 +1,7 @@
 """A worker when things go wrong around it: it answers, or it says why not, and lives on."""
 
 import asyncio
+import time
 from contextlib import suppress
 
 import pytest
@@ -9,8 +10,27 @@ from shared import messages, topology
 from shared.bus.base import Binding, Message, Queue
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import BusUnavailable, PublishUnconfirmed
-from shared.messages import Cancel, Completed, Failed, Finished, SamplingParams, Started
-from tests.support.jobs import ask, new_job, publish, read, reading
+from shared.messages import (
+    Cancel,
+    Completed,
+    Failed,
+    Finished,
+    ReplyEvent,
+    SamplingParams,
+    Started,
+    TokenDelta,
+)
+from shared.stream import LogWriter
+from tests.support.jobs import (
+    ask,
+    come_back,
+    new_job,
+    num_ready,
+    publish,
+    read,
+    reading,
+    say_started,
+)
 from tests.support.workers import echo_worker
 
 SHORT = SamplingParams(max_tokens=30, ignore_eos=True)
@@ -58,6 +78,95 @@ async def test_a_started_of_unknown_fate_opens_one_attempt(is_connection_lost: b
 
     assert len(log.token_ids) == 30
     assert log.reader.attempt == 1
+
+
+class AbsentBus(MemoryBus):
+    """Is away for a while when the worker publishes the first event of a kind."""
+
+    def __init__(self, broker: MemoryBroker, kind: type[ReplyEvent], away_s: float) -> None:
+        super().__init__(broker)
+        self._kind = kind
+        self._away_s = away_s
+        self._until: float | None = None
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        if binding.exchange == topology.REPLIES:
+            event = messages.decode_event(message.body, message.content_type)
+            if self._until is None and isinstance(event, self._kind):
+                self._until = time.monotonic() + self._away_s
+            if self._until is not None and time.monotonic() < self._until:
+                raise BusUnavailable("the broker is away")
+        await super().publish(binding, message)
+
+
+@pytest.mark.parametrize(
+    ("kind", "end"), [(Started, Failed), (TokenDelta, Failed), (Finished, Finished)]
+)
+async def test_a_deadline_that_passes_while_the_broker_is_away_ends_the_stream(
+    kind: type[ReplyEvent], end: type[ReplyEvent]
+) -> None:
+    """Behind the event that it cut off."""
+    broker = MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        AbsentBus(broker, kind, away_s=1.5) as absent,
+        echo_worker(absent),
+        asyncio.timeout(10),
+    ):
+        log = await ask(bus, new_job("echo", deadline=time.time() + 1.0))
+
+    assert isinstance(log.last, end)
+    assert any(isinstance(event, kind) for event in log.accepted)
+
+
+@pytest.mark.parametrize("kind", [TokenDelta, Finished])
+async def test_a_promotion_in_the_middle_of_a_publish_loses_no_token(
+    kind: type[ReplyEvent],
+) -> None:
+    broker = MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        AbsentBus(broker, kind, away_s=1.0) as absent,
+        echo_worker(absent, step_s=0.005, batch_patience_s=0.3),
+        asyncio.timeout(10),
+    ):
+        log = await ask(bus, new_job("echo", sampling=SHORT), "batch")
+
+    assert isinstance(log.last, Finished)
+    assert len(log.token_ids) == 30
+
+
+async def test_a_deadline_in_the_middle_of_the_only_message_adds_no_second_one() -> None:
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as bus, AbsentBus(broker, Completed, away_s=1.5) as absent:
+        async with echo_worker(absent), asyncio.timeout(10):
+            job = new_job("echo", mode="final", deadline=time.time() + 1.0)
+            async with reading(bus, job) as consumer:
+                await publish(bus, job)
+                answer = messages.decode_event((await anext(consumer)).message.body)
+        num_messages = await num_ready(bus, f"reply.{job.request_id}")
+
+    assert isinstance(answer, Completed)
+    assert num_messages == 1
+
+
+async def test_a_deadline_that_passes_while_a_returned_job_waits_for_its_reader_ends_it() -> None:
+    job = new_job("echo", deadline=time.time() + 0.5)
+    delta = LogWriter(1, 1).delta(0, [5], "a")
+    async with MemoryBus() as bus, reading(bus, job) as consumer, asyncio.timeout(5):
+        await topology.declare_worker(bus, "echo", "test")
+        await publish(bus, job)
+        await say_started(bus, job, num_returns=0)
+        reply = topology.reply_binding(f"reply.{job.request_id}")
+        await bus.publish(reply, Message(messages.encode(delta)))
+        await come_back(bus, job, "interactive", 1)
+        async with echo_worker(bus):
+            await asyncio.sleep(1.0)  # the reader holds the log, and says nothing
+        log = await read(bus, job, consumer)
+
+    assert isinstance(log.accepted[-1], Failed)
+    assert log.accepted[-1].code == "deadline_exceeded"
+    assert log.token_ids == [5]
 
 
 async def test_a_reply_queue_that_refuses_costs_its_own_job_alone() -> None:

@@ -21,6 +21,7 @@ from shared.messages import (
     TextPrompt,
     TokenDelta,
 )
+from shared.stream import LogWriter
 from tests.support.jobs import (
     Log,
     ask,
@@ -157,6 +158,27 @@ def scores(log: Log) -> list[tuple[int, int, object]]:
         for event in log.accepted
         if isinstance(event, PromptScores)
     )
+
+
+async def test_a_long_stream_goes_on_behind_its_tokens() -> None:
+    sampling = SamplingParams(max_tokens=700, stop=("\n\nUser:",), ignore_eos=True)
+    job = new_job("echo", sampling=sampling)
+    async with MemoryBus() as bus:
+        async with echo_worker(bus):
+            undisturbed = await ask(bus, new_job("echo", sampling=sampling))
+        async with reading(bus, job) as consumer:
+            await publish(bus, job)
+            await say_started(bus, job, num_returns=0)
+            first = LogWriter(1, 1).delta(0, undisturbed.token_ids[:600], "")
+            reply = topology.reply_binding(f"reply.{job.request_id}")
+            await bus.publish(reply, Message(messages.encode(first)))
+            await come_back(bus, job, "interactive", 1)
+            async with echo_worker(bus):
+                log = await read(bus, job, consumer)
+
+    assert log.token_ids == undisturbed.token_ids
+    assert log.text
+    assert undisturbed.text.endswith(log.text)
 
 
 async def test_draining_hands_running_jobs_over_without_a_crash() -> None:

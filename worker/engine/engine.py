@@ -99,11 +99,11 @@ class Engine:
         Raises `ContextLengthExceeded` for prompt and output that exceed `max_seq_len`, and
         `ValueError` for a submit that is wrong in itself.
         """
-        token_ids = [*submit.prompt_ids, *submit.output_ids]
         if not submit.prompt_ids:
             raise ValueError("a prompt needs at least one token")
-        if min(token_ids) < 0 or max(token_ids) >= self._runner.vocab_size:
-            raise ValueError(f"a token id lies outside 0 .. {self._runner.vocab_size - 1}")
+        self._check_ids(submit.output_ids)
+        if submit.leader is None:  # a leader's prompt is its followers' too
+            self._check_ids(submit.prompt_ids)
         is_only_scored = submit.scores_prompt and not submit.max_tokens and not submit.output_ids
         if is_only_scored and len(submit.prompt_ids) == 1:
             raise ValueError("the first token of a prompt has no score")
@@ -116,6 +116,10 @@ class Engine:
                 f"{len(submit.prompt_ids)} tokens in the prompt and {submit.max_tokens} in the "
                 f"completion exceed the {self.max_seq_len} that fit"
             )
+
+    def _check_ids(self, token_ids: Items[int]) -> None:
+        if token_ids and (min(token_ids) < 0 or max(token_ids) >= self._runner.vocab_size):
+            raise ValueError(f"a token id lies outside 0 .. {self._runner.vocab_size - 1}")
 
     def take_failed(self) -> list[SequenceFailed]:
         """The sequences that ended without a last token since this was asked before."""

@@ -68,16 +68,19 @@ class Tokenizer:
             | _id_set(encoder.token_to_id(special_tokens.get("eos_token", ""))),
         )
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """The prompt's token ids, at least one. Raises `InvalidRequest`."""
-        param = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+    def encode(
+        self, prompt: Prompt, *, name: str = "prompt", may_be_empty: bool = False
+    ) -> list[int]:
+        """The prompt's token ids, at least one unless it may be empty; ``name`` is what the client
+        calls a prompt that is no chat. Raises `InvalidRequest`."""
+        param = "messages" if isinstance(prompt, ChatPrompt) else name
         token_ids = self._encode(prompt)
-        if not token_ids:
-            raise InvalidRequest("The prompt is empty.", param=param)
-        if max(token_ids) >= self.vocab_size:
+        if not token_ids and not may_be_empty:
+            raise InvalidRequest(f"The {name} is empty.", param=param)
+        largest = max(token_ids, default=0)
+        if largest >= self.vocab_size:
             raise InvalidRequest(
-                f"Token id {max(token_ids)} is not in the vocabulary of {self.vocab_size}.",
-                param=param,
+                f"Token id {largest} is not in the vocabulary of {self.vocab_size}.", param=param
             )
         return token_ids
 

@@ -59,6 +59,16 @@ def test_nothing_else_is_let_in(file: KeyFile, wrong: "type[str]") -> None:
         Keys(file.path).tenant_of(wrong(key))
 
 
+@pytest.mark.parametrize(
+    ("header", "message"), [("", "needs an API key"), ("Bearer wk-0-x", "key is not known")]
+)
+def test_a_missing_key_is_told_from_a_wrong_one(file: KeyFile, header: str, message: str) -> None:
+    file.add("alice")
+
+    with pytest.raises(InvalidApiKey, match=message):
+        Keys(file.path).tenant_of(header)
+
+
 def test_the_file_does_not_hold_the_key_and_is_its_owners_alone(file: KeyFile) -> None:
     key = file.add("alice")
 

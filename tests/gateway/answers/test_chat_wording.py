@@ -43,6 +43,18 @@ def test_each_choice_has_its_own_role_and_end() -> None:
     assert joined(chunks, "content", 1) == "y!"
 
 
+def test_a_stop_string_within_a_call_does_not_finish_it() -> None:
+    log = Log(context_of(tool_parser="hermes", is_forced=True))
+    log.say('<tool_call>\n{"name": "f", "arguments": {"city": "').finish(stop_reason="Rome")
+
+    (whole,) = log.whole()["choices"]
+    (last,) = log.chunks()[-1]["choices"]
+
+    assert whole["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "'
+    for choice in (whole, last):
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "Rome")
+
+
 def test_the_chunk_that_ends_a_choice_bears_no_text() -> None:
     """Section 2: vllm#35705."""
     *_, last = Log(context_of()).say("a").finish("b", "length").chunks()

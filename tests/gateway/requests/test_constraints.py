@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from gateway.requests.constraints import (
-    MAX_SCHEMA_DEPTH,
     after_reasoning,
     check,
     check_now,
     wanted_constraint,
 )
+from gateway.requests.json_values import MAX_DEPTH
 from shared.errors import InvalidRequest
 from shared.messages import Constraint
 from tests.support.grammars import matches
@@ -91,7 +91,7 @@ def test_nothing_is_asked_for(body: dict[str, Any]) -> None:
         ({"guided_json": [1]}, "guided_json"),
         ({"guided_json": {"$ref": "https://example.com/x"}}, "guided_json"),
         ({"guided_json": {"$ref": "#/nowhere"}}, "guided_json"),
-        ({"guided_json": nested(MAX_SCHEMA_DEPTH)}, "guided_json"),
+        ({"guided_json": nested(MAX_DEPTH)}, "guided_json"),
         ({"guided_json": {"enum": ["x" * 70_000]}}, "guided_json"),
         ({"guided_regex": "(a"}, "guided_regex"),
         ({"guided_regex": "(?=a)b"}, "guided_regex"),

@@ -8,7 +8,7 @@ import pytest
 from gateway.requests import parameters
 from gateway.requests.jobs import draft
 from gateway.requests.schemas import ChatRequest, CompletionRequest, parse
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, ModelNotFound
 from shared.messages import (
     MAX_MESSAGES,
     MAX_PROMPTS,
@@ -162,7 +162,6 @@ def test_an_assistant_may_have_said_nothing() -> None:
         ({"stop": "x" * 257}, "stop"),
         ({"stream": "yes"}, "stream"),
         ({"model": 3}, "model"),
-        ({"model": "../etc"}, "model"),
         ({"user": 3}, "user"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": 3}, "stream_options"),
@@ -211,6 +210,8 @@ def test_an_assistant_may_have_said_nothing() -> None:
             {"continue_final_message": True, "add_generation_prompt": True},
             "continue_final_message",
         ),
+        ({"chat_template_kwargs": {"a": [2**64]}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"a": -(2**63) - 1}}, "chat_template_kwargs"),
     ],
 )
 def test_a_bad_value_is_blamed_on_its_parameter(body: dict[str, Any], param: str) -> None:
@@ -236,6 +237,24 @@ def test_a_bad_value_is_blamed_on_its_parameter(body: dict[str, Any], param: str
 )
 def test_a_bad_message_is_named(messages: Any, param: str) -> None:
     assert blamed(ChatRequest, messages=messages) == param
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(ChatRequest, "messages"), (CompletionRequest, "prompt")]
+)
+def test_an_empty_list_is_said_to_be_too_short(
+    kind: type[ChatRequest | CompletionRequest], name: str
+) -> None:
+    with pytest.raises(InvalidRequest, match="length >= 1"):
+        job_of(kind, **{name: []})
+
+
+@pytest.mark.parametrize("model", ["", "a b", "../etc", "x" * 129])
+def test_a_name_that_no_model_has_is_not_found(model: str) -> None:
+    with pytest.raises(ModelNotFound, match="does not exist") as caught:
+        chat_job(model=model)
+
+    assert caught.value.param == "model"
 
 
 def test_parts_that_are_not_text_are_refused_by_name() -> None:

@@ -165,11 +165,11 @@ def test_a_model_thinks_before_it_has_to_call() -> None:
         ([{"type": "function"}], None, "tools[0].function"),
         ([{"type": "function", "function": {}}], None, "tools[0].function.name"),
         ([{"type": "function", "function": {"name": "a b"}}], None, "tools[0].function.name"),
-        ([{"type": "function", "function": {"name": "a" * 300}}], None, "tools[0].function"),
+        ([{"type": "function", "function": {"name": "a" * 300}}], None, "tools[0].function.name"),
         (
-            [{"type": "function", "function": {"name": "a", "parameters": 3}}],
+            [TIME, {"type": "function", "function": {"name": "a", "parameters": [1]}}],
             None,
-            "tools[0].function",
+            "tools[1].function.parameters",
         ),
         ([TIME] * 129, None, "tools"),
         (None, "required", "tool_choice"),
@@ -195,6 +195,22 @@ def test_a_deep_schema_is_refused() -> None:
         use_of([{"type": "function", "function": {"name": "a", "parameters": schema}}])
 
     assert caught.value.param == "tools[0].function.parameters"
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_a_schema_that_nobody_can_obey_is_named_and_not_its_grammar(choice: Any) -> None:
+    broken = {"type": "object", "properties": {"x": {"type": "nonsense"}}}
+    use = use_of(
+        [TIME, {"type": "function", "function": {"name": "f", "parameters": broken}}], choice
+    )
+    assert use is not None
+    assert use.constraint is not None
+
+    with pytest.raises(InvalidRequest) as caught:
+        check_now(Wanted("tools", use.constraint, use.schemas))
+
+    assert caught.value.param == "tools[1].function.parameters"
+    assert caught.value.message == "tools[1].function.parameters: Invalid type: nonsense"
 
 
 def test_a_model_without_calls_refuses_tools() -> None:

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.answers.context import StreamContext
 from gateway.tools.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 from gateway.tools.reading import TOOL_PARSERS, ChoiceReader, merged
+from tests.support.wording import context_of
 
 
 def pieces_of(
@@ -21,11 +22,7 @@ def pieces_of(
     is_forced: bool = False,
 ) -> list[Piece]:
     reader = ChoiceReader(
-        StreamContext(
-            endpoint="chat",
-            request_id="r",
-            model="m",
-            created=0,
+        context_of(
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
             is_single_call=is_single_call,
@@ -135,6 +132,55 @@ def test_a_forced_mistral_call_needs_no_tag() -> None:
     text = '[{"name": "f", "arguments": {}}]'
 
     assert pieces_of([text], "mistral", is_forced=True) == call(0, "f", "{}")
+
+
+WHOLE = [
+    ("hermes", None, HERMES[1][0]),
+    ("hermes", None, f"{HERMES[1][0]}\n{HERMES[1][0]}"),
+    ("hermes", "qwen3", f"<think>hm</think>\n{HERMES[1][0]}"),
+    ("hermes", None, HERMES[8][0]),
+    ("llama3_json", None, LLAMA3[2][0]),
+    ("mistral", None, '[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]'),
+    ("mistral", None, 'f[ARGS]{"a": "]"}'),
+]
+
+
+@pytest.mark.parametrize(("parser", "reasoning", "text"), WHOLE)
+@pytest.mark.parametrize("is_single_call", [False, True])
+def test_wherever_a_forced_choice_is_cut_off_its_calls_are_known_to_be_whole_or_not(
+    parser: str, reasoning: str | None, text: str, is_single_call: bool
+) -> None:
+    outcomes = set()
+    for end in range(len(text) + 1):
+        reader = ChoiceReader(
+            context_of(
+                tool_parser=parser,
+                reasoning_parser=reasoning,
+                is_forced=True,
+                is_single_call=is_single_call,
+            )
+        )
+        pieces = reader.read(text[:end], 1) + reader.end()
+        arguments = {piece.index: "" for piece in pieces if isinstance(piece, CallStart)}
+        for piece in pieces:
+            if isinstance(piece, CallArguments):
+                arguments[piece.index] += piece.text
+
+        assert not any(isinstance(piece, Content) for piece in pieces)
+        are_whole = all(map(is_json, arguments.values()))
+        assert reader.has_open_call is not are_whole
+        assert reader.has_called is (bool(arguments) and are_whole)
+        outcomes.add((bool(arguments), are_whole))
+
+    assert outcomes >= {(False, True), (True, True)}
+
+
+def is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 fragments = st.lists(

@@ -17,6 +17,8 @@ class Model:
     length: int = 12
     deadly_at: int | None = None
     """The token that no worker survives."""
+    expiry_share: float = 0.0
+    """How often, of a worker's moves, a run's deadline may pass."""
     reader_class: type[LogReader] = LogReader
     attempt_class: type[Attempt] = Attempt
 
@@ -33,6 +35,9 @@ class Model:
 
     def is_deadly(self, prefix: Sequence[int]) -> bool:
         return self.deadly_at is not None and len(prefix) >= self.deadly_at
+
+    def expires(self, dice: random.Random) -> bool:
+        return self.expiry_share > 0 and dice.random() < self.expiry_share
 
     def check(self, token_ids: Sequence[int]) -> None:
         """Assert that each token was said behind exactly the ones before it."""

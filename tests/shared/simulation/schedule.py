@@ -50,7 +50,7 @@ class Schedule:
         assert self._client.is_done, "the stream does not end"
         if self._model.deadly_at is not None:
             assert self._client.failure == "worker_lost", "it should have killed its worker"
-        if self._client.failure is not None:
+        if self._client.failure == "worker_lost":
             assert self._num_losses >= MAX_CRASHES + 1, "innocent"
         assert not self._broker.jobs, "a job is left"
         assert not any(worker.runs for worker in self._workers), "a worker still works"

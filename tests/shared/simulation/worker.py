@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from shared.attempt import Attempt, Verdict
-from shared.messages import Cancel, Continue, HandedOver, ReplyEvent, Started
+from shared.messages import Cancel, Continue, Failed, HandedOver, ReplyEvent, Started
 from shared.stream import LogWriter
 from tests.shared.simulation.broker import Broker, Job
 from tests.shared.simulation.model import Model
@@ -71,6 +71,8 @@ class Worker:
             moves.append(self.obey)
         for run in self.runs:
             moves += self._moves_of(run)
+            if run.settle is None and self._model.expires(self._dice):
+                moves.append(partial(self._expire, run))
         return moves
 
     def take(self) -> None:
@@ -202,6 +204,19 @@ class Worker:
     def _read(self, run: Run) -> None:
         log = self._broker.log
         self._follow(run, Verdict.STOP if log is None else run.attempt.read(log))
+
+    def _expire(self, run: Run) -> None:
+        """Its deadline passes, whatever it waits for."""
+        if not run.has_begun:
+            run.num_waits = 0
+            self._begin(run)
+        log = run.attempt.log
+        if log is None:
+            ticket = run.attempt.ticket
+            run.outbox.append(Failed(code="deadline_exceeded", message="", ticket=ticket))
+        elif not log.is_ended:
+            run.outbox.append(log.fail("deadline_exceeded", ""))
+        run.settle = lambda: None
 
     def _ask_again(self, run: Run) -> None:
         """The reader's word may have been lost."""

@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -207,6 +207,36 @@ def test_what_can_never_fit_is_refused(new_engine: Callable[[], Engine]) -> None
     engine.check(new_submit(num_prompt=10, max_tokens=6))
     with pytest.raises(ContextLengthExceeded, match=r"10 tokens .* 7 in the completion .* 16"):
         engine.check(new_submit(num_prompt=10, max_tokens=7))
+
+
+class CountedIds(list[int]):
+    num_scans = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.num_scans += 1
+        return super().__iter__()
+
+
+def test_the_prompt_of_many_choices_is_checked_once() -> None:
+    engine, leader = in_small_pool(), new_submit("a")
+    one, prompt_ids = CountedIds(leader.prompt_ids), CountedIds(leader.prompt_ids)
+
+    engine.check(replace(leader, prompt_ids=one))
+    engine.check(replace(leader, prompt_ids=prompt_ids))
+    for choice in range(1, 100):
+        sequence_id = SequenceId("a", choice)
+        follower = replace(leader, sequence_id=sequence_id, leader=leader.sequence_id)
+        engine.check(replace(follower, prompt_ids=prompt_ids))
+
+    assert prompt_ids.num_scans == one.num_scans > 0
+
+
+@pytest.mark.parametrize("token_id", [-1, VOCAB_SIZE])
+def test_a_follower_is_refused_for_its_own_tokens(token_id: int) -> None:
+    engine, leader = in_small_pool(), new_submit("a")
+
+    with pytest.raises(ValueError, match="token id"):
+        engine.check(replace(leader, output_ids=(token_id,), leader=leader.sequence_id))
 
 
 def test_the_load_counts_sequences_and_blocks() -> None:

@@ -1,5 +1,6 @@
 """Vectors of texts, against transformers' hidden states."""
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,12 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shared.errors import StartupError
+from bench.echo_worker import echo_model
+from shared import settings
+from shared.errors import InvalidRequest, StartupError
+from shared.messages import EmbeddingJob, TextPrompt
+from shared.settings import WorkerSettings
 from tests.support.models import write_tiny_model
 from worker.model.embedder import Embedder, kernels_for, read_pooling, start_embedder
 from worker.model.loading import load_runner
 from worker.model.runner import TorchRunner
 from worker.model.start import RunnerLimits
+from worker.quick import answer
 
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5], list(range(1, 40)), [7, 7]]
 MAX_TOKENS = 16
@@ -86,6 +92,21 @@ def test_vectors_are_those_of_transformers(
         pooled = states.mean(dim=0) if mode == "mean_tokens" else states[-1]
         expected = torch.nn.functional.normalize(pooled[:num_dimensions], dim=0)
         torch.testing.assert_close(vector, expected, rtol=1e-4, atol=1e-5)
+
+
+async def test_an_empty_input_is_named(runner: TorchRunner, model: tuple[Path, Any]) -> None:
+    directory, _ = model
+    write_pooling(directory, pooling_mode_mean_tokens=True)
+    embedder = start_embedder(directory, runner, max_num_batched_tokens=MAX_TOKENS)
+    assert embedder is not None
+    served = dataclasses.replace(echo_model(settings.load(WorkerSettings)), embedder=embedder)
+
+    prompts = (TextPrompt(text="a"), TextPrompt(text=""))
+
+    with pytest.raises(InvalidRequest) as caught:
+        await answer(EmbeddingJob(request_id="r", model="echo", prompts=prompts), served)
+
+    assert caught.value.param == "input"
 
 
 def test_a_model_that_is_not_made_for_it_has_none(tmp_path: Path, runner: TorchRunner) -> None:

@@ -29,6 +29,7 @@ def test_text_gets_the_special_tokens_and_a_chat_only_those_of_its_template(tmp_
     )
 
     assert tokenizer.encode(TextPrompt(text="one")) == [1, 2]
+    assert tokenizer.encode(TextPrompt(text="")) == [1]
     assert tokenizer.encode(HELLO) == [3, 2]
 
 
@@ -54,6 +55,16 @@ def test_a_prompt_that_the_model_cannot_read_is_refused(
         tokenizer.encode(prompt)
 
     assert error.value.param == param
+
+
+def test_a_prompt_is_refused_by_its_clients_name_or_may_be_empty(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(save_tokenizer(word_tokenizer(), tmp_path))
+    empty = TextPrompt(text="")
+
+    assert tokenizer.encode(empty, may_be_empty=True) == []
+    with pytest.raises(InvalidRequest, match="input") as error:
+        tokenizer.encode(empty, name="input")
+    assert error.value.param == "input"
 
 
 def test_text_with_a_token_that_the_model_has_no_weights_for_is_refused(tmp_path: Path) -> None:

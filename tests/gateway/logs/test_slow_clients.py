@@ -1,0 +1,93 @@
+"""A log whose client takes less than there is."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gateway.answers.context import StreamContext
+from gateway.logs.relay import LogRelay
+from gateway.logs.reply_queues import ReplyLog
+from shared import topology
+from shared.bus.base import Message
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.messages import Release, ReplyEvent, Started, decode_event, encode
+from shared.stream import LogWriter
+from tests.support.http import eventually
+
+CONTEXT = StreamContext(endpoint="completions", request_id="r", model="m", created=0)
+
+
+async def write_log(bus: MemoryBus, log: ReplyLog, num_tokens: int) -> None:
+    writer = LogWriter(1, 1)
+    events: list[ReplyEvent] = [Started(worker="worker.w", ticket="t", num_prompt_tokens=(1,))]
+    events += [writer.delta(0, [k], "word ") for k in range(num_tokens)]
+    events.append(writer.finish(0, [], "", "stop"))
+    for event in events:
+        await bus.publish(log.queue.bindings[0], Message(encode(event)))
+
+
+@asynccontextmanager
+async def relaying(bus: MemoryBus, num_tokens: int) -> AsyncIterator[LogRelay]:
+    """A relay of a log of so many tokens, from which nothing has been taken."""
+    await bus.declare(topology.REPLIES)
+    log = ReplyLog(bus, "r", retention_s=60)
+    await log.declare()
+    await write_log(bus, log, num_tokens)
+    relay = LogRelay(bus, log, Release(request_id="r", reader="g"), CONTEXT)
+    relay.start()
+    try:
+        yield relay
+    finally:
+        await relay.stop()
+
+
+async def take_all(relay: LogRelay) -> int:
+    """Returns how many events there were."""
+    num_events = 0
+    while not relay.is_ended:
+        num_events += len(await relay.take(timeout_s=5))
+        await asyncio.sleep(0.001)
+    return num_events
+
+
+def counted(function: Callable[..., ReplyEvent], calls: list[None]) -> Callable[..., ReplyEvent]:
+    def call(*args: object) -> ReplyEvent:
+        calls.append(None)
+        return function(*args)
+
+    return call
+
+
+async def test_the_cost_of_a_log_grows_with_its_length_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr("gateway.logs.reading.decode_event", counted(decode_event, calls))
+
+    async with MemoryBus() as bus, relaying(bus, 8_000) as relay:
+        num_events = await take_all(relay)
+
+    assert num_events == 8_002
+    assert len(calls) < 8 * num_events
+
+
+async def test_a_log_that_waits_for_its_client_is_not_lost_with_a_connection() -> None:
+    broker = MemoryBroker()
+    async with (
+        MemoryBus(broker) as observer,
+        MemoryBus(broker) as bus,
+        relaying(bus, 1_000) as relay,
+    ):
+
+        async def is_held() -> bool:
+            state = await observer.inspect(relay.log_name)
+            return state is not None and state.num_consumers == 1
+
+        await eventually(is_held)
+        await asyncio.sleep(0.1)
+        bus.sever()
+        await eventually(is_held)
+
+        assert await take_all(relay) == 1_002
