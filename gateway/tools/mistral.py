@@ -59,6 +59,7 @@ class _Calls:
     def __init__(self, num_calls: int, tag: str) -> None:
         self.num_calls = num_calls
         self.is_over = False
+        self._first = num_calls
         self._held = tag
         self._in_list = False
         self._call: CallObject | None = None
@@ -84,7 +85,7 @@ class _Calls:
             self._in_list = True
             self._held += char
             return []
-        if char == "]" and self._in_list:
+        if char == "]" and self._in_list and self.num_calls > self._first:
             self.is_over = True
             return []
         if not self._in_list and (char.isalnum() or char in "_-."):

@@ -16,7 +16,7 @@ import pytest
 from msgspec import Struct
 
 from shared import topology
-from shared.bus.base import Binding, Bus, Message, Queue
+from shared.bus.base import Binding, Bus, Message, Queue, QueueState
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.bus.rabbit import RabbitBus
 from shared.errors import BusError
@@ -270,14 +270,16 @@ class Attack:
 
     async def wait_answered(self) -> None:
         """Until no job waits."""
-        async with asyncio.timeout(ENDS_WITHIN_S):
-            while await self._num_waiting():  # noqa: ASYNC110 - a queue has no event
-                await asyncio.sleep(0.1)
+        deadline = asyncio.get_running_loop().time() + ENDS_WITHIN_S
+        while waiting := await self._waiting():
+            assert asyncio.get_running_loop().time() < deadline, f"still waiting: {waiting}"
+            await asyncio.sleep(0.1)
 
-    async def _num_waiting(self) -> int:
+    async def _waiting(self) -> dict[str, QueueState]:
+        """The queues in which jobs wait."""
         queues = [topology.jobs_queue("echo", lane).name for lane in topology.LANES]
-        states = [await self.bus.inspect(queue) for queue in queues]
-        return sum(state.num_ready for state in states if state is not None)
+        states = {queue: await self.bus.inspect(queue) for queue in queues}
+        return {queue: state for queue, state in states.items() if state and state.num_ready}
 
 
 @asynccontextmanager
@@ -351,8 +353,13 @@ async def test_no_body_harms_a_deployment(caplog: pytest.LogCaptureFixture) -> N
 @pytest.mark.timeout(240)
 async def test_no_body_harms_processes(broker: Broker, tmp_path: Path) -> None:
     drain = "--drain-grace-s=2"
-    # A job that says nothing of its length or its end must not hold up all others for long.
-    limits = {"WARREN_MAX_SEQ_LEN": "256", "WARREN_JOB_TIMEOUT_S": "10"}
+    # A job that is long, has no end or no reader must not hold up all others for long: suspects run
+    # one after another.
+    limits = {
+        "WARREN_MAX_SEQ_LEN": "256",
+        "WARREN_JOB_TIMEOUT_S": "2",
+        "WARREN_READER_GRACE_S": "2",
+    }
     worker = processes.echo_worker(broker.url, tmp_path / "worker", "--step-ms=1", drain, **limits)
     gateway = processes.gateway(broker.url, tmp_path / "gateway", drain)
     with worker, gateway:

@@ -240,6 +240,7 @@ def test_pieces_do_not_depend_on_how_the_text_is_cut(
 @settings(max_examples=200, deadline=None)
 @given(text=fragments, parser=st.sampled_from(list(TOOL_PARSERS)))
 @example(text="\n<|python_tag|>", parser="llama3_json")
+@example(text="[TOOL_CALLS][]", parser="mistral")
 def test_a_text_without_calls_stays_as_it_is(text: str, parser: str) -> None:
     pieces = pieces_of([text], parser)
 
