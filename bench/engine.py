@@ -144,7 +144,7 @@ class Bench:
         runner = TorchRunner(
             self._decoder,
             self._cache,
-            load_ops(),
+            load_ops("native"),
             max_seq_len=512,
             max_num_batched_tokens=num_seqs * 128,
         )

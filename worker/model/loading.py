@@ -63,8 +63,10 @@ def load_runner(
         num_threads=num_threads,
     )
     # What a fused decoder leaves to torch is short, and torch's threads would be in its way.
-    torch.set_num_threads(1 if isinstance(decoder, fused.FusedDecoder) else num_threads)
-    ops = load_ops(provider_on(chosen, kernels), is_batch_invariant=is_batch_invariant)
+    is_fused = isinstance(decoder, fused.FusedDecoder)
+    torch.set_num_threads(1 if is_fused else num_threads)
+    provider = "native" if is_fused else provider_on(chosen, kernels)
+    ops = load_ops(provider, is_batch_invariant=is_batch_invariant)
     return start_runner(decoder, ops, limits, has_graphs=can_record(decoder, kernels))
 
 

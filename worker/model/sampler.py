@@ -25,7 +25,7 @@ class SamplingInputs:
     """float32, multiples of 2**-24 in [0, 1)."""
     filtered_rows: Tensor
     """[num_filtered] int64: the rows that are not greedy and for which top-k, top-p or min-p drops
-    tokens; only these pay for a sort."""
+    tokens; only these pay for that."""
 
 
 def sample(

@@ -5,6 +5,7 @@
 #include <new>
 
 #include "decoder.hpp"
+#include "sampling.hpp"
 
 using namespace warren;
 
@@ -42,6 +43,29 @@ void warren_linear(Team* team, const float* x, int32_t rows, const Weight* weigh
 void warren_attention(Team* team, const Cache* cache, const Batch* batch, const Heads* heads) {
     const auto tasks = attention_tasks(*batch);
     team->run([&](int) { attention(*team, *cache, *batch, *heads, tasks); });
+}
+
+// logits [rows, vocab_size]; the others [rows].
+void warren_filter_floors(Team* team, const float* logits, int32_t rows, int32_t vocab_size, const float* temperatures,
+                          const int64_t* top_ks, const float* top_ps, const float* min_ps, float* floors) {
+    team->run([&](int) {
+        std::vector<float> room(vocab_size + 1);
+        team->share(rows, [&](int r) {
+            const Filters filters{top_ks[r], top_ps[r], min_ps[r]};
+            const Logits row{logits + int64_t(r) * vocab_size, vocab_size};
+            floors[r] = filter_floor(row, temperatures[r], filters, room.data());
+        });
+    });
+}
+
+void warren_draw_rows(Team* team, const float* logits, int32_t rows, int32_t vocab_size, const float* temperatures,
+                      const float* floors, const float* uniforms, int64_t* drawn) {
+    team->run([&](int) {
+        team->share(rows, [&](int r) {
+            const Logits row{logits + int64_t(r) * vocab_size, vocab_size};
+            drawn[r] = draw(row, temperatures[r], floors[r], uniforms[r]);
+        });
+    });
 }
 
 // Commits the pages of some memory, unless the system cannot be asked for that; the content stays.

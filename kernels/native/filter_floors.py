@@ -1,0 +1,41 @@
+"""Top-k, top-p and min-p as one number a row, without a sort."""
+
+import torch
+from torch import Tensor
+
+from kernels.native.library import Library, library, pointer
+from kernels.reference.filter_floors import check_filters
+
+
+def filter_floors(
+    logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor
+) -> Tensor:
+    """See `kernels.reference.filter_floors`, with which it agrees up to rounding.
+
+    Reads a row once for its greatest logit, once for its mass where top-p asks for that, and once
+    for the tokens near the most likely one; only these are looked at again.
+    """
+    return floors_of(library(), logits, temperatures, top_ks, top_ps, min_ps)
+
+
+def floors_of(
+    native: Library,
+    logits: Tensor,
+    temperatures: Tensor,
+    top_ks: Tensor,
+    top_ps: Tensor,
+    min_ps: Tensor,
+) -> Tensor:
+    """`filter_floors` of a library that need not be this processor's own."""
+    check_filters(logits, temperatures, top_ks, top_ps, min_ps)
+    logits = logits.float().contiguous()
+    params = [t.contiguous() for t in (temperatures, top_ks, top_ps, min_ps)]
+    floors = torch.empty(len(logits))
+    native.functions.warren_filter_floors(
+        native.team(torch.get_num_threads()),
+        pointer(logits),
+        *logits.shape,
+        *map(pointer, params),
+        pointer(floors),
+    )
+    return floors

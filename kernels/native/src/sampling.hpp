@@ -1,0 +1,156 @@
+// Which tokens of a row may be drawn, and which one is. A row depends on nothing but itself.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "threads.hpp"
+#include "vector.hpp"
+
+namespace warren {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+struct Logits {
+    const float* at;
+    int32_t size;
+};
+
+// -infinity where there is none but NaN.
+inline float greatest(const Logits& row) {
+    Floats most = broadcast(-kInfinity);
+    int i = 0;
+    for (; i + kLanes <= row.size; i += kLanes) most = maximum(load(row.at + i), most);
+    float result = largest(most);
+    for (; i < row.size; i++) result = row.at[i] > result ? row.at[i] : result;
+    return result;
+}
+
+// How likely tokens are beside the most likely one; below e^-87 not at all.
+struct Softmax {
+    float most, temperature;
+
+    Floats weights(Floats logits) const {
+        const Floats scaled = (logits - most) / temperature;
+        return scaled > -87.0f ? exponential(scaled) : Floats{};
+    }
+
+    float weight(float logit) const { return weights(broadcast(logit))[0]; }
+
+    double mass(const float* logits, int64_t count, float floor = -kInfinity) const {
+        double total = 0;
+        int64_t i = 0;
+        for (; i + kLanes <= count; i += kLanes) {
+            const Floats values = load(logits + i);
+            total += sum(values >= floor ? weights(values) : Floats{});
+        }
+        for (; i < count; i++) total += logits[i] >= floor ? weight(logits[i]) : 0.0f;
+        return total;
+    }
+};
+
+struct Filters {
+    int64_t top_k;  // 0: all
+    float top_p;    // 1: all
+    float min_p;    // 0: all
+};
+
+// The least of the greatest numbers whose mass together reaches `target`: quickselect, by mass instead of number.
+// Orders them.
+inline float least_of_mass(float* first, float* last, const Softmax& softmax, double target) {
+    float least = softmax.most;
+    while (first < last) {
+        const float pivot = least = first[(last - first) / 2];
+        float* const equal = std::partition(first, last, [&](float value) { return value > pivot; });
+        float* const smaller = std::partition(equal, last, [&](float value) { return value == pivot; });
+        const double above = softmax.mass(first, equal - first);
+        const double with = above + softmax.weight(pivot) * double(smaller - equal);
+        if (equal > first && above >= target) {
+            last = equal;
+        } else if (with >= target) {
+            return pivot;
+        } else {
+            target -= with;
+            first = smaller;
+        }
+    }
+    return least;
+}
+
+// The least logit that all filters keep. `room` is for as many floats as the row has.
+//
+// Looks at the tokens within some distance of the most likely one, and further where these are too few.
+inline float filter_floor(const Logits& row, float temperature, const Filters& filters, float* room) {
+    const Softmax softmax{greatest(row), temperature};
+    if (!std::isfinite(softmax.most)) return softmax.most;
+    const bool has_top_k = filters.top_k > 0 && filters.top_k < row.size;
+    const double all = filters.top_p < 1 && !has_top_k ? softmax.mass(row.at, row.size) : 0;
+    for (float distance = 8 * std::max(temperature, 1.0f);; distance *= 4) {
+        const float least = softmax.most - distance;
+        int64_t count = 0;
+        for (int i = 0; i < row.size; i++) {
+            room[count] = row.at[i];
+            count += row.at[i] >= least;
+        }
+        const bool is_all = !std::isfinite(distance) || least == -kInfinity;
+        if (has_top_k && count < filters.top_k && !is_all) continue;
+        float floor = -kInfinity;
+        if (has_top_k && count > filters.top_k) {
+            std::nth_element(room, room + filters.top_k - 1, room + count, std::greater<float>());
+            count = filters.top_k;
+            floor = room[count - 1];
+        } else if (has_top_k) {
+            floor = *std::min_element(room, room + count);
+        }
+        const double mass = softmax.mass(room, count);
+        if (filters.top_p < 1) {
+            const double target = filters.top_p * (has_top_k ? mass : all);
+            if (mass < target && !is_all) continue;
+            floor = std::max(floor, least_of_mass(room, room + count, softmax, target));
+        }
+        if (filters.min_p > 0) {
+            // None of those that are further away is as likely.
+            if (softmax.weight(least) >= filters.min_p && !is_all) continue;
+            float likely = softmax.most;
+            for (int64_t i = 0; i < count; i++)
+                if (room[i] < likely && softmax.weight(room[i]) >= filters.min_p) likely = room[i];
+            floor = std::max(floor, likely);
+        }
+        return floor;
+    }
+}
+
+// The token whose share of the cumulative distribution `uniform` meets; the most likely one at a temperature of 0.
+inline int64_t draw(const Logits& row, float temperature, float floor, float uniform) {
+    constexpr int kStride = 1024;
+    const float most = greatest(row);
+    const int64_t best = std::max<int64_t>(0, std::find(row.at, row.at + row.size, most) - row.at);
+    if (temperature == 0 || !std::isfinite(most)) return best < row.size ? best : 0;
+    const Softmax softmax{most, temperature};
+    const auto piece = [&](int first) { return std::min(kStride, row.size - first); };
+    double total = 0;
+    for (int first = 0; first < row.size; first += kStride) total += softmax.mass(row.at + first, piece(first), floor);
+    const double target = uniform * total;
+    double before = 0;
+    int64_t drawn = best;
+    for (int first = 0; first < row.size; first += kStride) {
+        const double mass = softmax.mass(row.at + first, piece(first), floor);
+        if (before + mass <= target) {
+            before += mass;
+            continue;
+        }
+        for (int i = first; i < first + piece(first); i++) {
+            const float weight = row.at[i] >= floor ? softmax.weight(row.at[i]) : 0.0f;
+            if (weight == 0) continue;
+            drawn = i;  // also where rounding has the piece end before its mass
+            before += weight;
+            if (before > target) break;
+        }
+        break;
+    }
+    return drawn;
+}
+
+}  // namespace warren
