@@ -57,8 +57,24 @@ struct Filters {
     float min_p;    // 0: all
 };
 
+// The numbers of a row that are no less than `least`, in `room`; returns how many.
+inline int64_t gather(const Logits& row, float least, float* room) {
+    int64_t count = 0;
+    for (int i = 0; i < row.size; i++) {
+        room[count] = row.at[i];
+        count += row.at[i] >= least;
+    }
+    return count;
+}
+
+// The least of the `limit` greatest numbers, which come first from then on.
+inline float least_of_count(float* first, int64_t count, int64_t limit) {
+    if (count <= limit) return *std::min_element(first, first + count);
+    std::nth_element(first, first + limit - 1, first + count, std::greater<float>());
+    return first[limit - 1];
+}
+
 // The least of the greatest numbers whose mass together reaches `target`: quickselect, by mass instead of number.
-// Orders them.
 inline float least_of_mass(float* first, float* last, const Softmax& softmax, double target) {
     float least = softmax.most;
     while (first < last) {
@@ -79,44 +95,40 @@ inline float least_of_mass(float* first, float* last, const Softmax& softmax, do
     return least;
 }
 
-// The least logit that all filters keep. `room` is for as many floats as the row has.
+// The least number that is at least `share` times as likely as the greatest.
+inline float least_of_share(const float* first, int64_t count, const Softmax& softmax, float share) {
+    float least = softmax.most;
+    for (int64_t i = 0; i < count; i++)
+        if (first[i] < least && softmax.weight(first[i]) >= share) least = first[i];
+    return least;
+}
+
+// The least logit that all filters keep. `room` is for one float more than the row has.
 //
-// Looks at the tokens within some distance of the most likely one, and further where these are too few.
+// Looks at the tokens within some distance of the most likely one, and further where a filter may keep others.
 inline float filter_floor(const Logits& row, float temperature, const Filters& filters, float* room) {
     const Softmax softmax{greatest(row), temperature};
     if (!std::isfinite(softmax.most)) return softmax.most;
     const bool has_top_k = filters.top_k > 0 && filters.top_k < row.size;
-    const double all = filters.top_p < 1 && !has_top_k ? softmax.mass(row.at, row.size) : 0;
+    const double mass = filters.top_p < 1 && !has_top_k ? softmax.mass(row.at, row.size) : 0;
     for (float distance = 8 * std::max(temperature, 1.0f);; distance *= 4) {
         const float least = softmax.most - distance;
-        int64_t count = 0;
-        for (int i = 0; i < row.size; i++) {
-            room[count] = row.at[i];
-            count += row.at[i] >= least;
-        }
-        const bool is_all = !std::isfinite(distance) || least == -kInfinity;
-        if (has_top_k && count < filters.top_k && !is_all) continue;
+        const bool is_all = least == -kInfinity;
+        int64_t count = gather(row, least, room);
         float floor = -kInfinity;
-        if (has_top_k && count > filters.top_k) {
-            std::nth_element(room, room + filters.top_k - 1, room + count, std::greater<float>());
-            count = filters.top_k;
-            floor = room[count - 1];
-        } else if (has_top_k) {
-            floor = *std::min_element(room, room + count);
+        if (has_top_k) {
+            if (count < filters.top_k && !is_all) continue;
+            floor = least_of_count(room, count, filters.top_k);
+            count = std::min(count, filters.top_k);
         }
-        const double mass = softmax.mass(room, count);
         if (filters.top_p < 1) {
-            const double target = filters.top_p * (has_top_k ? mass : all);
-            if (mass < target && !is_all) continue;
+            const double kept = softmax.mass(room, count), target = filters.top_p * (has_top_k ? kept : mass);
+            if (kept < target && !is_all) continue;
             floor = std::max(floor, least_of_mass(room, room + count, softmax, target));
         }
         if (filters.min_p > 0) {
-            // None of those that are further away is as likely.
             if (softmax.weight(least) >= filters.min_p && !is_all) continue;
-            float likely = softmax.most;
-            for (int64_t i = 0; i < count; i++)
-                if (room[i] < likely && softmax.weight(room[i]) >= filters.min_p) likely = room[i];
-            floor = std::max(floor, likely);
+            floor = std::max(floor, least_of_share(room, count, softmax, filters.min_p));
         }
         return floor;
     }

@@ -99,6 +99,7 @@ class Campaign:
             try:
                 tally.compare(await caller.ask(question, tally), self._expected[question])
             except StreamFailed as error:
+                logger.warning("failed: %s", error)
                 tally.fail(str(error))
 
 
