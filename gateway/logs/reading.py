@@ -13,6 +13,7 @@ import msgspec
 
 from gateway.answers.context import StreamContext, decode_context
 from gateway.logs.buffer import RelayBuffer
+from gateway.logs.passed import Passed, Piece
 from gateway.logs.reply_queues import ReplyLog
 from shared import topology
 from shared.bus.base import Bus, Consumer, Message
@@ -71,6 +72,7 @@ class LogReading:
         self._bus = bus
         self._log = log
         self._buffer = buffer
+        self._passed = Passed()
         self._ordinal = 0
         self._marker = ""
         self._caught_up: asyncio.Future[None] | None = None
@@ -149,6 +151,7 @@ class LogReading:
             patience.reschedule(None)
         try:
             self.reader, self.num_accepted = self._new_reader(), 0
+            self._passed.begin()
             async for delivery in consumer:
                 for send in self._read(delivery.message):
                     await self._send(send)
@@ -216,15 +219,20 @@ class LogReading:
 
     def _pass_on(self, relay: Relay) -> None:
         """Pass on what was not passed on before the last reconnect."""
-        if isinstance(relay.event, Started):
-            is_new, self.has_started = not self.has_started, True
-        else:
-            is_new = relay.ordinal > self._ordinal
-            self._ordinal = max(self._ordinal, relay.ordinal)
-        if is_new:
+        self._ordinal = max(self._ordinal, relay.ordinal)
+        event = self._news(relay.event)
+        if event is not None:
             self.is_ended = self.reader.is_ended
-            self.has_failed = self.is_ended and isinstance(relay.event, Failed)
-            self._buffer.put(relay)
+            self.has_failed = self.is_ended and isinstance(event, Failed)
+            self._buffer.put(Relay(relay.ordinal, event))
+
+    def _news(self, event: Started | Failed | Piece) -> Started | Failed | Piece | None:
+        if isinstance(event, Started):
+            has_started, self.has_started = self.has_started, True
+            return None if has_started else event
+        if isinstance(event, Failed):
+            return None if self.is_ended else event
+        return self._passed.news(event)
 
     async def _hold(self) -> None:
         """Stay the log's reader, with one message in hand, until the buffer is taken. Raises
