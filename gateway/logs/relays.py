@@ -160,11 +160,15 @@ class Relays:
     async def _accept(self, relay: LogRelay, job: GenerationJob) -> GenerationJob:
         """Write into the log that this gateway has taken the request, and read what others did.
 
-        Returns the job as it would have to be published now. Raises `IdempotencyMismatch`.
+        Returns the job as it would have to be published now. Raises `IdempotencyMismatch`, and
+        `Unavailable` where the log is gone again: deleted, or forgotten by a broker that died.
         """
         body_hash = relay.claim.body_hash
         accepted = Accepted(body_hash=body_hash, context=job.context)
-        await relay.catch_up(accepted)
+        try:
+            await relay.catch_up(accepted)
+        except (StreamExpired, Unroutable):
+            raise Unavailable("The broker has lost this request: send it again.") from None
         if relay.body_hash != body_hash:
             error = _refusal(IdempotencyMismatch.code)
             relay.fail(error)

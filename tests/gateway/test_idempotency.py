@@ -1,6 +1,8 @@
 """A request that is sent twice is answered once."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -10,8 +12,9 @@ from gateway.answers.context import decode_context
 from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.bus.memory_queue import MemoryConsumer
 from shared.messages import Accepted, encode
-from tests.support.http import LiveGateway, chat_body, events, two_gateways
+from tests.support.http import LiveGateway, chat_body, events, live_gateway, two_gateways
 from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
 
 CHAT = "/v1/chat/completions"
@@ -226,3 +229,31 @@ async def test_a_long_answer_can_be_had_again_and_deleted(
     assert again.text == first.text
     assert deleted.status_code == 200
     assert code_of(await gateway.http.get(deleted.url)) == "stream_expired"
+
+
+class ForgetfulBus(MemoryBus):
+    """Has forgotten the first log when that is read, as a broker may that was killed."""
+
+    num_logs = 0
+
+    @asynccontextmanager
+    async def consume(
+        self, queue: str, *, prefetch: int = 0, is_exclusive: bool = False
+    ) -> AsyncIterator[MemoryConsumer]:
+        if queue.startswith("reply.chat"):
+            self.num_logs += 1
+            if self.num_logs == 1:
+                await self.delete_queue(queue)
+        async with super().consume(queue, prefetch=prefetch, is_exclusive=is_exclusive) as it:
+            yield it
+
+
+async def test_a_request_that_the_broker_forgot_is_to_be_sent_again(
+    broker: MemoryBroker, worker: ScriptedWorker
+) -> None:
+    async with ForgetfulBus(broker) as bus, live_gateway(bus) as gateway:
+        forgotten, again = [await ask(gateway) for _ in range(2)]
+
+    assert (forgotten.status_code, code_of(forgotten)) == (503, "service_unavailable")
+    assert again.status_code == 200
+    assert len(worker.jobs) == 1
