@@ -27,7 +27,7 @@ demo: setup ## Serve SmolLM2 at http://127.0.0.1:8000 and watch it answer (ONCE=
 
 test: setup ## Run all tests, with a RabbitMQ of their own; installs it where it is missing
 	$(BIN)/warren pull smollm2
-	infra/rabbitmq/with_rabbitmq.sh $(BIN)/pytest -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder
+	infra/rabbitmq/with_rabbitmq.sh $(BIN)/pytest -m "not gpu" -n 3 --dist loadfile --no-loadscope-reorder
 
 chaos: setup ## Kill, stop and cut off everything again and again, for half an hour
 	WARREN_TEST_SCHEDULES=20000 $(BIN)/pytest tests/shared/test_simulation.py

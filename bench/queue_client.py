@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from bench.figures import percentile
 from bench.queue_source import MODEL, TOKEN_TEXT
 
-_EVENT = re.compile(rb'id: (\d+)\ndata: [^\n]*"text":"([\d.]+) ([^"]*)"')
+_EVENT = re.compile(rb'id: (\d+)\.\d+\ndata: [^\n]*"text":"([\d.]+) ([^"]*)"')
 _OPEN_AT_ONCE = 100
 _OPEN_TIMEOUT_S = 120
 
@@ -46,13 +46,13 @@ class Tally:
 
 
 class Stream(asyncio.Protocol):
-    """One stream. Its events' ids must count up by one: what is lost or repeated is an error."""
+    """One stream. Its events' ids count tokens: what is lost or repeated is an error."""
 
     def __init__(self, client: "Streams") -> None:
         self.opened = asyncio.get_running_loop().create_future()
         self._client = client
         self._rest = b""
-        self._ordinal = 0
+        self._num_tokens = 0
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.opened.done():
@@ -68,10 +68,12 @@ class Stream(asyncio.Protocol):
             self._take(int(event[1]), float(event[2]), len(event[3]) // len(TOKEN_TEXT))
         self._rest = data[end:]
 
-    def _take(self, ordinal: int, published_at: float, num_tokens: int) -> None:
-        if ordinal != self._ordinal + 1:
-            self._client.errors.append(f"event {ordinal} follows {self._ordinal}")
-        self._ordinal = ordinal
+    def _take(self, num_told: int, published_at: float, num_tokens: int) -> None:
+        if num_told != self._num_tokens + num_tokens:
+            self._client.errors.append(
+                f"{num_tokens} tokens between {self._num_tokens} and {num_told}"
+            )
+        self._num_tokens = num_told
         self._client.tally.count(published_at, num_tokens)
 
 

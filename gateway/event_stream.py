@@ -56,8 +56,7 @@ class EventStream:
             self._encoder = encoder_for(self._relay.context)
         if self._encoder is None:
             return b"" if self._failure is None else frame_unnumbered(error_payload(self._failure))
-        encode, frame = self._encoder.encode, self._framer.frame
-        return b"".join([frame(relay.ordinal, encode(relay)) for relay in relays])
+        return b"".join([self._framer.frame(relay, self._encoder) for relay in relays])
 
     def end(self) -> bytes:
         """What follows the log's end and has a place in the stream."""

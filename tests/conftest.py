@@ -25,10 +25,13 @@ for _variable in [name for name in os.environ if name.startswith(PREFIX)]:
         del os.environ[_variable]
 
 _PULL_TIMEOUT_S = 900
+_LONGEST = ("tests/system/", "tests/worker/")
+"""What takes longest goes first, so that all test processes end at about the same time."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The first test that asks for the model may have to download and convert it."""
+    items.sort(key=lambda item: [not item.nodeid.startswith(path) for path in _LONGEST])
     users = [item for item in items if "smollm2" in getattr(item, "fixturenames", ())]
     for item in users[:1]:
         item.add_marker(pytest.mark.timeout(_PULL_TIMEOUT_S))

@@ -1,36 +1,44 @@
 """The ids of Server-Sent Events, and which of them a client has seen.
 
-An id names a place in a request's log: "7" stands behind everything that the log's accepted event 7
-says, and "7.2" behind the first two payloads that follow. The log decides what the payloads are, so
-that an id means the same whoever reads the log.
+An id names a place in a request's answer: "12.57" stands behind everything that is said of the
+first 12 tokens, whose text has 57 characters, and "12.57~2" behind the first two payloads that
+follow. Tokens decide what the payloads are, not the events in which they come, so that an id means
+the same whoever reads the log, and whoever wrote it.
 """
 
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.answers.sse import Payload
+from gateway.answers.sse import Payload, StreamEncoder
+from gateway.logs.passed import Passed
 from shared.errors import InvalidRequest
+from shared.messages import Failed, Started
+from shared.stream import Relay
 
 PING = b": ping\n\n"
-_EVENT_ID = re.compile(r"(\d{1,15})(?:\.(\d{1,15}))?", re.ASCII)
+_EVENT_ID = re.compile(r"([^~]*)(?:~(\d{1,9}))?", re.ASCII)
 
 
 class EventId(NamedTuple):
-    """A place in a stream; places compare as they follow each other."""
+    """A place in a stream."""
 
-    ordinal: int = 0
+    place: str = ""
+    """`Passed.place`."""
     num_payloads: int = 0
-    """Of those behind event ``ordinal``."""
+    """Of those behind it."""
 
     @classmethod
     def parse(cls, text: str) -> "EventId":
         """Read a client's ``Last-Event-ID``; empty is the stream's start. Raises
         `InvalidRequest`."""
-        match = _EVENT_ID.fullmatch(text or "0")
-        if match is None:
-            raise InvalidRequest("This is not the id of an event.", param="Last-Event-ID")
-        return cls(int(match[1]), int(match[2] or 0))
+        match = _EVENT_ID.fullmatch(text)
+        try:
+            if match is not None:
+                return cls(Passed.at(match[1]).place, int(match[2] or 0))
+        except ValueError:
+            pass
+        raise InvalidRequest("This is no event's id.", param="Last-Event-ID")
 
 
 START = EventId()
@@ -42,32 +50,45 @@ class Framer:
     def __init__(self, after: EventId = START, *, is_numbered: bool = True) -> None:
         """``is_numbered``: whether the frames bear their ids."""
         self.is_numbered = is_numbered
-        self._after = after
-        self._ordinal = 0
+        self._passed = Passed.at(after.place)
+        self._has_begun = after.place != ""
+        self._place = after.place.encode()
         self._num_payloads = 0
+        self._num_seen = after.num_payloads
+        """Of those behind ``_place``."""
 
-    def frame(self, ordinal: int, payloads: Sequence[Payload]) -> bytes:
-        """The payloads of the log's event ``ordinal``, the last of which completes it."""
-        if ordinal <= self._ordinal:
-            return self.frame_between(payloads)
-        frames = self.frame_between(payloads[:-1]) if len(payloads) > 1 else b""
-        self._ordinal, self._num_payloads = ordinal, 0
-        if not payloads or ordinal <= self._after.ordinal:
-            return frames
-        return frames + self._framed(b"id: %d\n" % ordinal, payloads[-1])
+    def frame(self, relay: Relay, encoder: StreamEncoder) -> bytes:
+        """What ``encoder`` says of the log's next accepted event."""
+        event = relay.event
+        if isinstance(event, Started | Failed):
+            payloads = encoder.encode(relay)
+            is_known = self._has_begun and isinstance(event, Started)
+            return b"" if is_known else self.frame_between(payloads)
+        known, news = self._passed.split(event)
+        if known is not None:
+            encoder.encode(Relay(relay.ordinal, known))
+        if news is None:
+            return b""
+        return self._frame_news(encoder.encode(Relay(relay.ordinal, news)))
 
     def frame_between(self, payloads: Sequence[Payload]) -> bytes:
-        """Payloads that complete no event of the log."""
+        """Payloads behind which the stream is at no other place yet."""
         frames = []
         for payload in payloads:
             self._num_payloads += 1
-            if (self._ordinal, self._num_payloads) > self._after:
-                place = b"id: %d.%d\n" % (self._ordinal, self._num_payloads)
-                frames.append(self._framed(place, payload))
+            if self._num_payloads > self._num_seen:
+                frames.append(self._framed(b"%b~%d" % (self._place, self._num_payloads), payload))
         return b"".join(frames)
 
+    def _frame_news(self, payloads: Sequence[Payload]) -> bytes:
+        """Payloads the last of which completes what was new."""
+        frames = self.frame_between(payloads[:-1]) if len(payloads) > 1 else b""
+        self._place = self._passed.place.encode()
+        self._num_payloads = self._num_seen = 0
+        return frames + self._framed(self._place, payloads[-1]) if payloads else frames
+
     def _framed(self, place: bytes, payload: Payload) -> bytes:
-        return _frame(place if self.is_numbered else b"", payload)
+        return _frame(b"id: %b\n" % place if self.is_numbered else b"", payload)
 
 
 def frame_unnumbered(payload: Payload, *, retry_ms: int | None = None) -> bytes:

@@ -4,15 +4,18 @@ A broker that dies may forget what it had delivered and not confirmed. It is wri
 whichever worker goes on, and perhaps cut into other events: so tokens and characters are counted.
 """
 
+import re
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import msgspec
+from msgspec.structs import replace
 
 from shared.messages import Finished, PromptScores, TokenDelta
 
 Piece: TypeAlias = PromptScores | TokenDelta | Finished
+_FIELD = re.compile(r"s(\d{1,9})|(\d{1,9})\.(\d{1,9})(e?)", re.ASCII)
 
 
 @dataclass(slots=True)
@@ -22,6 +25,9 @@ class _Progress:
     num_tokens: int = 0
     num_chars: int = 0
     is_finished: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.num_tokens}.{self.num_chars}{'e' * self.is_finished}"
 
 
 class Passed:
@@ -34,24 +40,56 @@ class Passed:
         self._num_chars_read: defaultdict[int, int] = defaultdict(int)
         """Of each choice, since the log's start."""
 
+    @classmethod
+    def at(cls, place: str) -> "Passed":
+        """What has been passed on at ``place``. Raises `ValueError`."""
+        passed = cls()
+        for field in place.split("_") if place else ():
+            match = _FIELD.fullmatch(field)
+            if match is None:
+                raise ValueError(f"{field!r} is no part of a place")
+            num_scores, num_tokens, num_chars, end = match.groups()
+            if num_scores is not None:
+                passed._num_scores[len(passed._num_scores)] = int(num_scores)
+            else:
+                progress = _Progress(int(num_tokens), int(num_chars), bool(end))
+                passed._choices[len(passed._choices)] = progress
+        return passed
+
+    @property
+    def place(self) -> str:
+        """All of this in a word: "12.57e" are 12 tokens in 57 characters, and the end.
+
+        Choices are joined by "_", behind the number of scores of each prompt: "s9_3.14_2.8".
+        Nothing is "".
+        """
+        scores = [f"s{self._num_scores[k]}" for k in range(_length(self._num_scores))]
+        choices = [str(self._choices[k]) for k in range(_length(self._choices))]
+        return "_".join(scores + choices)
+
     def begin(self) -> None:
         """The log is read from its start."""
         self._num_chars_read.clear()
 
-    def news(self, event: Piece) -> Piece | None:
-        """What of the log's next accepted event is new, if anything."""
-        return self._new_scores(event) if isinstance(event, PromptScores) else self._new(event)
+    def split(self, event: Piece) -> tuple[Piece | None, Piece | None]:
+        """What of the log's next accepted event is known, and what is new, if anything."""
+        return self._split_scores(event) if isinstance(event, PromptScores) else self._split(event)
 
-    def _new_scores(self, event: PromptScores) -> PromptScores | None:
+    def _split_scores(self, event: PromptScores) -> tuple[PromptScores | None, PromptScores | None]:
         num_known = max(0, self._num_scores[event.prompt] - event.start)
-        token_ids = event.token_ids[num_known:]
-        if not token_ids:
-            return None
+        if num_known >= len(event.token_ids):
+            return event, None
         self._num_scores[event.prompt] = event.start + len(event.token_ids)
-        start, logprobs = event.start + num_known, event.logprobs[num_known:]
-        return msgspec.structs.replace(event, start=start, token_ids=token_ids, logprobs=logprobs)
+        if not num_known:
+            return None, event
+        ids, logprobs = event.token_ids, event.logprobs
+        known = replace(event, token_ids=ids[:num_known], logprobs=logprobs[:num_known])
+        start, ids, logprobs = event.start + num_known, ids[num_known:], logprobs[num_known:]
+        return known, replace(event, start=start, token_ids=ids, logprobs=logprobs)
 
-    def _new(self, event: TokenDelta | Finished) -> TokenDelta | Finished | None:
+    def _split(
+        self, event: TokenDelta | Finished
+    ) -> tuple[TokenDelta | Finished | None, TokenDelta | Finished | None]:
         given = self._choices[event.choice]
         num_tokens = max(0, given.num_tokens - event.index)
         num_chars = max(0, given.num_chars - self._num_chars_read[event.choice])
@@ -59,13 +97,25 @@ class Passed:
         token_ids, text = event.token_ids[num_tokens:], event.text[num_chars:]
         is_end = isinstance(event, Finished) and not given.is_finished
         if not (token_ids or text or is_end):
-            return None
+            return event, None
         given.num_tokens += len(token_ids)
         given.num_chars += len(text)
         given.is_finished |= is_end
         if not num_tokens and not num_chars:
-            return event
-        index, logprobs = given.num_tokens - len(token_ids), event.logprobs[num_tokens:]
-        return msgspec.structs.replace(
-            event, index=index, token_ids=token_ids, text=text, logprobs=logprobs
+            return None, event
+        known = TokenDelta(
+            choice=event.choice,
+            attempt=event.attempt,
+            index=event.index,
+            prefix_hash=event.prefix_hash,
+            token_ids=event.token_ids[:num_tokens],
+            text=event.text[:num_chars],
+            logprobs=event.logprobs[:num_tokens],
         )
+        index, logprobs = given.num_tokens - len(token_ids), event.logprobs[num_tokens:]
+        news = replace(event, index=index, token_ids=token_ids, text=text, logprobs=logprobs)
+        return known, news
+
+
+def _length(counts: Mapping[int, object]) -> int:
+    return max(counts, default=-1) + 1

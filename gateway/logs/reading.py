@@ -232,7 +232,7 @@ class LogReading:
             return None if has_started else event
         if isinstance(event, Failed):
             return None if self.is_ended else event
-        return self._passed.news(event)
+        return self._passed.split(event)[1]
 
     async def _hold(self) -> None:
         """Stay the log's reader, with one message in hand, until the buffer is taken. Raises

@@ -23,11 +23,11 @@ class SequenceFramer(Framer):
         super().__init__()
         self._num_to_skip = after + 1
 
-    def frame(self, ordinal: int, payloads: Sequence[Payload]) -> bytes:
-        return super().frame(ordinal, self._rest(payloads))
-
     def frame_between(self, payloads: Sequence[Payload]) -> bytes:
         return super().frame_between(self._rest(payloads))
+
+    def _frame_news(self, payloads: Sequence[Payload]) -> bytes:
+        return super()._frame_news(self._rest(payloads))
 
     def _rest(self, payloads: Sequence[Payload]) -> Sequence[Payload]:
         num_skipped = min(self._num_to_skip, len(payloads))

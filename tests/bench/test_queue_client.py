@@ -11,9 +11,9 @@ from bench.queue_source import TOKEN_TEXT, published_at
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 
 
-def event(ordinal: int, num_tokens: int, age_s: float = 0.0) -> bytes:
+def event(num_told: int, num_tokens: int, age_s: float = 0.0) -> bytes:
     text = f"{time.monotonic() - age_s:.6f} {TOKEN_TEXT * num_tokens}"
-    data = b'id: %d\ndata: {"choices":[{"index":0,"text":"%s"}]}\n\n' % (ordinal, text.encode())
+    data = b'id: %d.9\ndata: {"choices":[{"index":0,"text":"%s"}]}\n\n' % (num_told, text.encode())
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
@@ -21,7 +21,7 @@ def event(ordinal: int, num_tokens: int, age_s: float = 0.0) -> bytes:
 async def test_tokens_are_counted_however_the_bytes_are_cut(piece_bytes: int) -> None:
     streams = Streams()
     stream = Stream(streams)
-    data = HEAD + event(1, 2, age_s=0.5) + event(2, 3, age_s=0.5)
+    data = HEAD + event(2, 2, age_s=0.5) + event(5, 3, age_s=0.5)
 
     for start in range(0, len(data), piece_bytes):
         stream.data_received(data[start : start + piece_bytes])
@@ -35,7 +35,7 @@ async def test_a_lost_event_is_an_error() -> None:
     stream = Stream(streams)
     stream.data_received(HEAD + event(1, 1) + event(3, 1))
 
-    with pytest.raises(RuntimeError, match="event 3 follows 1"):
+    with pytest.raises(RuntimeError, match="1 tokens between 1 and 3"):
         await streams.measure(0)
 
 
@@ -54,9 +54,9 @@ async def test_a_measurement_leaves_out_what_came_before_and_after_it() -> None:
     stream.data_received(HEAD + event(1, 1))
     measuring = asyncio.create_task(streams.measure(0.01))
     await asyncio.sleep(0)
-    stream.data_received(event(2, 4))
+    stream.data_received(event(5, 4))
     tally = await measuring
-    stream.data_received(event(3, 1))
+    stream.data_received(event(6, 1))
 
     assert tally.num_tokens == 4
 

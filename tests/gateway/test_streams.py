@@ -133,7 +133,7 @@ async def test_a_stream_goes_on_at_another_gateway_where_it_was_left(
         ways: dict[str, dict[str, str]] = {
             "header": {"last_id": left.last_id},
             "after": {"after": left.last_id},
-            "header over after": {"last_id": left.last_id, "after": "1"},
+            "header over after": {"last_id": left.last_id, "after": "1.4"},
         }
 
         async with resuming(second, left.request_id, **ways[how]) as reader:
@@ -174,7 +174,9 @@ async def test_the_client_that_came_back_leaves_no_job_to_be_cancelled(
         async with resuming(second, left.request_id, left.last_id) as reader:
             await asyncio.sleep(0.1)
         await asyncio.sleep(0.25)  # the first gateway's grace is over, the second one's is not
-        async with resuming(first, left.request_id, reader.last_id if reader.body else "1") as last:
+        async with resuming(
+            first, left.request_id, reader.last_id if reader.body else left.last_id
+        ) as last:
             speaker.allow()
             assert partial_text_of(await last.read_all()).endswith("end")
     assert not any(isinstance(command, Cancel) for command in worker.commands)
@@ -230,7 +232,9 @@ async def test_a_failure_is_an_event_of_the_stream_for_whoever_reads_it(
             await reader.read_words(1)
         await asyncio.sleep(0.1)  # the gateway sees that the client has left
         may_fail.set()
-        bodies = [(await resumed(g, reader.request_id, "1")).text for g in (second, first)]
+        bodies = [
+            (await resumed(g, reader.request_id, reader.last_id)).text for g in (second, first)
+        ]
 
     for body in bodies:
         assert [event["error"]["code"] for event in events(body)] == ["worker_lost"]

@@ -1,6 +1,8 @@
 """Logs in memory, and what a gateway makes of them, without either."""
 
 import json
+import random
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -8,6 +10,7 @@ import msgspec
 
 from gateway.answers.choices import Gathering
 from gateway.answers.context import StreamContext
+from gateway.answers.framing import EventId, Framer
 from gateway.answers.wording import encoder_for, whole_answer
 from shared.messages import (
     Finished,
@@ -97,6 +100,21 @@ class Log:
         )
         return self
 
+    def tell(self, texts: Sequence[Sequence[str]], dice: random.Random) -> "Log":
+        """All tokens of each choice, cut anywhere, the choices in any order."""
+        rests = [list(tokens) for tokens in texts]
+        while open_choices := [choice for choice, rest in enumerate(rests) if rest]:
+            choice = dice.choice(open_choices)
+            size = dice.randint(1, len(rests[choice]))
+            tokens, rests[choice] = rests[choice][:size], rests[choice][size:]
+            token_ids, text = [len(token.encode()) for token in tokens], "".join(tokens)
+            logprobs = tuple(one for token in tokens for one in self._logprobs(token))
+            if rests[choice]:
+                self._add(self._writer.delta(choice, token_ids, text, logprobs))
+            else:
+                self._add(self._writer.finish(choice, token_ids, text, "stop", logprobs=logprobs))
+        return self
+
     def fail(self, code: str) -> "Log":
         self._add(self._writer.fail(code, "Sorry."))
         return self
@@ -108,6 +126,14 @@ class Log:
         if isinstance(self.relays[-1].event, Finished) and self._reader.is_ended:
             sent += encoder.end()
         return [(payload.event, payload.data) for payload in sent]
+
+    def frames(self, after: str = "") -> list[tuple[str, bytes]]:
+        """The ids and data of what is sent to a client that has seen ``after``."""
+        encoder, framer = encoder_for(self.context), Framer(EventId.parse(after))
+        sent = b"".join([framer.frame(relay, encoder) for relay in self.relays])
+        sent += framer.frame_between(encoder.end())
+        found = re.findall(rb"id: (\S+)\n(?:event: \S+\n)?data: (.+)\n\n", sent)
+        return [(event_id.decode(), data) for event_id, data in found]
 
     def chunks(self) -> list[Any]:
         """The JSON of all that is sent."""

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -154,20 +154,22 @@ async def test_a_worker_that_hangs_ends_itself(bus: RabbitBus, workers: Workers)
     assert "worker hangs" in hanging.log
 
 
-@contextmanager
-def short_consumer_timeout(broker: Broker) -> Iterator[None]:
+@asynccontextmanager
+async def short_consumer_timeout(broker: Broker) -> AsyncIterator[None]:
     """For channels that are opened meanwhile."""
     if not isinstance(broker, RabbitNode):
         pytest.skip("a foreign broker keeps its settings")
 
-    def set_to(timeout_ms: int, tick_ms: int) -> None:
-        settings = {"consumer_timeout": timeout_ms, "channel_tick_interval": tick_ms}
-        for name, value in settings.items():
-            broker.ctl("eval", f"application:set_env(rabbit, {name}, {value}).")
+    async def set_to(timeout_ms: int, tick_ms: int) -> None:
+        settings = f"[{{consumer_timeout, {timeout_ms}}}, {{channel_tick_interval, {tick_ms}}}]"
+        # It takes seconds, in which the loop must not miss its connections' heartbeats.
+        await asyncio.to_thread(
+            broker.ctl, "eval", f"application:set_env([{{rabbit, {settings}}}])."
+        )
 
-    set_to(1500, 300)
+    await set_to(1500, 300)
     yield
-    set_to(86400000, 60000)
+    await set_to(86400000, 60000)
 
 
 async def follow(bus: Bus, job: GenerationJob) -> Log:
@@ -186,7 +188,7 @@ async def test_a_job_that_the_brokers_timeout_took_away_is_not_interrupted(
 ) -> None:
     jobs = new_jobs(2, SamplingParams(max_tokens=200, ignore_eos=True))
     answers = await expected(bus, workers, jobs)
-    with short_consumer_timeout(broker):
+    async with short_consumer_timeout(broker):
         worker = await workers.serving("--step-ms=20")
         async with RabbitBus(broker.url) as reader:
             for job in jobs:

@@ -1,48 +1,109 @@
 """The ids of events: a client that comes back with any of them misses and repeats nothing."""
 
-import re
+import json
+import random
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.answers.framing import START, EventId, Framer, frame_unnumbered
+from gateway.answers.context import StreamContext
+from gateway.answers.framing import START, EventId, frame_unnumbered
 from gateway.answers.sse import Payload
 from shared.errors import InvalidRequest
+from tests.support.wording import Log, context_of
 
-PAYLOADS = st.lists(st.integers(0, 3), max_size=12)
+PLAIN = ["", "Once", " upon", "", " a", " time", "é", ".", ""]
+THOUGHT = [*"<think>\n", "Well", ", no.", *"</think>\n", "\n", "No", "."]
+CALLS = [
+    "Sure.",
+    *'\n<tool_call>\n{"name": "f", "arguments": {"a": [1, 2]}}\n</tool_call>\n',
+    *'<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>',
+]
+KINDS: list[tuple[StreamContext, list[list[str]]]] = [
+    (context_of(), [PLAIN]),
+    (context_of(num_choices=3, include_usage=True), [PLAIN, PLAIN[:4], ["x"]]),
+    (context_of(logprobs=1), [PLAIN]),
+    (context_of(endpoint="completions", logprobs=1, echo=True), [PLAIN]),
+    (context_of(reasoning_parser="qwen3", num_choices=2), [THOUGHT, THOUGHT]),
+    (context_of(tool_parser="hermes"), [CALLS]),
+    (context_of(tool_parser="hermes", reasoning_parser="qwen3"), [THOUGHT + CALLS]),
+    (context_of(endpoint="responses", tool_parser="hermes"), [CALLS]),
+]
 
 
-def frames(counts: list[int], num_last: int, after: EventId = START) -> list[tuple[str, str]]:
-    """The ids and data of a log whose k-th event has ``counts[k]`` payloads, and of its end."""
-    framer, number, sent = Framer(after), iter(range(1000)), b""
-    sent += framer.frame(0, [Payload(b"open %d" % next(number))])
-    for ordinal, count in enumerate(counts, 1):
-        payloads = [Payload(b"%d" % next(number), "name") for _ in range(count)]
-        sent += framer.frame(ordinal, payloads)
-    sent += framer.frame_between([Payload(b"%d" % next(number)) for _ in range(num_last)])
-    return re.findall(r"id: (\S+)\n(?:event: name\n)?data: (.+)\n\n", sent.decode())
+def told(context: StreamContext, texts: list[list[str]], seed: int) -> Log:
+    dice, log = random.Random(seed), Log(context)
+    return (log.score(dice.randint(1, 3)) if context.echo else log).tell(texts, dice)
 
 
-@given(counts=PAYLOADS, num_last=st.integers(0, 2), data=st.data())
+def whole_of(frames: Iterable[tuple[str, bytes]]) -> dict[Any, Any]:
+    """What a client puts together: texts are joined, lists grow, all else is kept in order."""
+    whole: defaultdict[Any, Any] = defaultdict(list)
+    for _, data in frames:
+        chunk: dict[str, Any] = json.loads(data) if data != b"[DONE]" else {"end": True}
+        for choice in chunk.pop("choices", ()):
+            _merge(whole, (choice.pop("index"),), choice)
+        for key in ("usage", "end"):
+            whole[key].append(chunk.get(key))
+    told = {key: [part for part in parts if part not in (None, "")] for key, parts in whole.items()}
+    return {
+        key: "".join(parts) if all(isinstance(part, str) for part in parts) else parts
+        for key, parts in told.items()
+        if parts
+    }
+
+
+def _merge(whole: defaultdict[Any, Any], path: tuple[Any, ...], value: Any) -> None:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _merge(whole, (*path, key), inner)
+    elif path[-1] == "tool_calls":
+        for call in value:
+            _merge(whole, (*path, call.pop("index")), call)
+    elif isinstance(value, list):
+        whole[path] += value
+    else:
+        whole[path].append(value)
+
+
+@given(kind=st.sampled_from(KINDS), seed=st.integers(0, 999), data=st.data())
 def test_whoever_comes_back_with_an_id_gets_exactly_what_follows(
-    counts: list[int], num_last: int, data: st.DataObject
+    kind: tuple[StreamContext, list[list[str]]], seed: int, data: st.DataObject
 ) -> None:
-    whole = frames(counts, num_last)
-    place = data.draw(st.integers(0, len(whole) - 1))
+    log = told(*kind, seed)
+    frames = log.frames()
+    place = data.draw(st.integers(0, len(frames) - 1))
 
-    rest = frames(counts, num_last, after=EventId.parse(whole[place][0]))
-
-    assert rest == whole[place + 1 :]
-    assert len(whole) == 1 + sum(counts) + num_last
-    assert len({event_id for event_id, _ in whole}) == len(whole)
+    assert log.frames(frames[place][0]) == frames[place + 1 :]
+    assert len(frames) == len(log.payloads())
+    assert len({event_id for event_id, _ in frames}) == len(frames)
 
 
-@given(counts=PAYLOADS)
-def test_the_last_payload_of_an_event_bears_its_number_alone(counts: list[int]) -> None:
-    ids = [event_id for event_id, _ in frames(counts, 0)]
+@given(
+    kind=st.sampled_from(KINDS[:-1]), seeds=st.tuples(*[st.integers(0, 999)] * 2), data=st.data()
+)
+def test_an_id_means_the_same_in_a_log_that_was_written_again_in_other_pieces(
+    kind: tuple[StreamContext, list[list[str]]], seeds: tuple[int, int], data: st.DataObject
+) -> None:
+    frames, again = told(*kind, seeds[0]).frames(), told(*kind, seeds[1])
+    places = [k for k, (event_id, _) in enumerate(frames) if "~" not in event_id]
+    place = data.draw(st.sampled_from(places))
 
-    assert [i for i in ids if "." not in i] == [str(k) for k, n in enumerate(counts, 1) if n]
+    both = frames[: place + 1] + again.frames(frames[place][0])
+
+    assert whole_of(both) == whole_of(frames)
+
+
+def test_an_id_counts_tokens_and_characters() -> None:
+    log = Log(context_of()).say("Once", "", " é").finish(".")
+
+    ids = [event_id for event_id, _ in log.frames()]
+
+    assert ids == ["~1", "1.4", "3.6", "3.6~1", "4.7e", "4.7e~1"]
 
 
 def test_an_event_without_an_id_may_say_when_to_come_back() -> None:
@@ -51,7 +112,10 @@ def test_an_event_without_an_id_may_say_when_to_come_back() -> None:
     assert frame == b"retry: 500\ndata: {}\n\n"
 
 
-@pytest.mark.parametrize("text", ["x", "-1", "1.", ".1", "1.2.3", "1e3", "١", "9" * 16, " 1"])
+@pytest.mark.parametrize(
+    "text",
+    ["x", "-1", "1", "1.", ".1", "1.2.3", "1.2_", "1.2f", "1e3", "١.1", f"1.{'9' * 10}", " 1.1"],
+)
 def test_what_is_no_id_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
         EventId.parse(text)

@@ -46,7 +46,7 @@ def test_each_token_and_character_is_passed_on_once(seed: int, num_choices: int)
         passed.begin()
         log = told(dice, num_choices)
         for event in log[: dice.randint(0, len(log))]:
-            if (news := passed.news(event)) is not None:
+            if (news := passed.split(event)[1]) is not None:
                 assert isinstance(news, TokenDelta | Finished)
                 assert news.index == len(ids[news.choice])
                 ids[news.choice] += news.token_ids
@@ -55,7 +55,7 @@ def test_each_token_and_character_is_passed_on_once(seed: int, num_choices: int)
 
     passed.begin()
     for event in told(dice, num_choices):
-        if (news := passed.news(event)) is not None:
+        if (news := passed.split(event)[1]) is not None:
             assert isinstance(news, TokenDelta | Finished)
             ids[news.choice] += news.token_ids
             texts[news.choice] += news.text
@@ -73,9 +73,9 @@ def test_the_scores_of_a_prompt_are_passed_on_once() -> None:
 
     passed = Passed()
 
-    first = [passed.news(scores(0, 3)), passed.news(scores(3, 6))]
+    first = [passed.split(scores(0, 3)), passed.split(scores(3, 6))]
     passed.begin()
-    again = [passed.news(scores(0, 5)), passed.news(scores(5, 9))]
+    again = [passed.split(scores(0, 5)), passed.split(scores(5, 9))]
 
-    assert first == [scores(0, 3), scores(3, 6)]
-    assert again == [None, scores(6, 9)]
+    assert first == [(None, scores(0, 3)), (None, scores(3, 6))]
+    assert again == [(scores(0, 5), None), (scores(5, 6), scores(6, 9))]
