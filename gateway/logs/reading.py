@@ -256,7 +256,8 @@ class LogReading:
         now = asyncio.get_running_loop().time()
         if now >= self._ask_at:
             self._ask_at = now + _ASK_INTERVAL_S
-            await self._bus.publish(topology.ALL_GATEWAYS, Message(encode(self.claim)))
+            with suppress(Unroutable):  # all of them have just lost the broker
+                await self._bus.publish(topology.ALL_GATEWAYS, Message(encode(self.claim)))
 
     async def _send(self, send: Send) -> None:
         # A worker that another one replaced may be gone, and its queue with it.

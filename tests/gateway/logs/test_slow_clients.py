@@ -21,7 +21,8 @@ CONTEXT = StreamContext(endpoint="completions", request_id="r", model="m", creat
 
 async def write_log(bus: MemoryBus, log: ReplyLog, num_tokens: int) -> None:
     writer = LogWriter(1, 1)
-    events: list[ReplyEvent] = [Started(worker="worker.w", ticket="t", num_prompt_tokens=(1,))]
+    start = Started(worker="worker.w", ticket="t", num_prompt_tokens=(1,), context=CONTEXT.encode())
+    events: list[ReplyEvent] = [start]
     events += [writer.delta(0, [k], "word ") for k in range(num_tokens)]
     events.append(writer.finish(0, [], "", "stop"))
     for event in events:
@@ -29,13 +30,16 @@ async def write_log(bus: MemoryBus, log: ReplyLog, num_tokens: int) -> None:
 
 
 @asynccontextmanager
-async def relaying(bus: MemoryBus, num_tokens: int) -> AsyncIterator[LogRelay]:
-    """A relay of a log of so many tokens, from which nothing has been taken."""
+async def relaying(
+    bus: MemoryBus, num_tokens: int, context: StreamContext | None = CONTEXT
+) -> AsyncIterator[LogRelay]:
+    """A relay of a log of so many tokens, from which nothing has been taken; without a ``context``
+    it is another gateway's log."""
     await bus.declare(topology.REPLIES)
     log = ReplyLog(bus, "r", retention_s=60)
     await log.declare()
     await write_log(bus, log, num_tokens)
-    relay = LogRelay(bus, log, Release(request_id="r", reader="g"), CONTEXT)
+    relay = LogRelay(bus, log, Release(request_id="r", reader="g"), context)
     relay.start()
     try:
         yield relay
@@ -91,3 +95,11 @@ async def test_a_log_that_waits_for_its_client_is_not_lost_with_a_connection() -
         await eventually(is_held)
 
         assert await take_all(relay) == 1_002
+
+
+async def test_a_log_is_read_though_no_gateway_hears_who_asks_for_it() -> None:
+    """Not even its own one, when all have just lost the broker."""
+    async with MemoryBus() as bus:
+        await bus.declare(topology.CONTROL)
+        async with relaying(bus, num_tokens=3, context=None) as relay:
+            assert await take_all(relay) == 5

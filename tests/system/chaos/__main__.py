@@ -2,6 +2,7 @@
 one. ``--share 0.1`` runs a tenth of it, ``--only stopped`` what has that in its name."""
 
 import asyncio
+import functools
 import logging
 import math
 import signal
@@ -81,6 +82,16 @@ async def broker(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -
     return rows
 
 
+async def power(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
+    """Everything dies at once."""
+    async with Deployment(logs, worker_url=node.url, gateway_url=node.url) as deployment:
+        expected = await answers(deployment, echo_questions())
+        plan = scale({"everything killed": (functools.partial(deployment.lose_power, node), 10)})
+        rows = await Campaign(deployment, expected, num_callers).run(plan)
+        await asyncio.to_thread(ground.wait_clean, node, deployment, {})
+    return rows
+
+
 async def network(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
     """Processes and broker live, and do not hear each other."""
     async with (
@@ -136,6 +147,7 @@ PARTS: dict[str, Part] = {
     "processes": processes,
     "deadly": deadly,
     "broker": broker,
+    "power": power,
     "network": network,
     "truth": truth,
 }

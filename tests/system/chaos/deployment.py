@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from tests.support import processes
+from tests.support.broker import RabbitNode
 from tests.support.processes import WarrenProcess, free_port
 
 Start = Callable[[str, Path], WarrenProcess]
@@ -110,6 +111,16 @@ class Deployment:
 
     async def kill_worker_and_gateway(self) -> None:
         await asyncio.gather(self.kill_worker(), self.kill_gateway())
+
+    async def lose_power(self, node: RabbitNode) -> None:
+        """Kill all processes and the broker at once, and start them again."""
+        deaths = [node.kill, *(process.kill for process in self.processes)]
+        await asyncio.gather(*map(asyncio.to_thread, deaths))
+        await asyncio.to_thread(node.start)
+        for process in self.processes:
+            process.start()
+        for process in self.processes:
+            await asyncio.to_thread(process.wait_healthy)
 
     async def stall_worker(self) -> None:
         """Stop it for longer than anybody waits, then let it wake among its successors."""
