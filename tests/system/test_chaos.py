@@ -16,7 +16,7 @@ from tests.system.chaos.surroundings import surroundings
 pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(300)]
 
 QUESTIONS = [Question("echo", f"Question {k}", 40 + 10 * (k % 3), seed=k) for k in range(12)]
-NUM_CALLERS = 8
+NUM_CALLERS = 5
 
 
 def wrong(rows: list[Row]) -> list[str]:

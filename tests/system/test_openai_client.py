@@ -137,10 +137,10 @@ def test_32_streams_at_once_are_each_what_they_are_alone(
 ) -> None:
     prompts = [f"{k}. The most important thing about the number {k} is" for k in range(32)]
     if not said_alone:
-        said_alone |= {prompt: streamed(client, prompt) for prompt in prompts}
+        said_alone |= {prompt: streamed(client, prompt, max_tokens=6) for prompt in prompts}
 
     with ThreadPoolExecutor(len(prompts)) as pool:
-        together = pool.map(lambda prompt: streamed(client, prompt), prompts)
+        together = pool.map(lambda prompt: streamed(client, prompt, max_tokens=6), prompts)
 
     assert dict(zip(prompts, together, strict=True)) == said_alone
 

@@ -23,20 +23,11 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "Q8_0": torch.bfloat16}
 
 @pytest.fixture(scope="module", params=DTYPES)
 def gguf(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny GGUF file and its conversion beside it, made by the program itself."""
+    """A tiny GGUF file and its conversion beside it."""
     kind = GGMLQuantizationType[request.param]
     directory = tmp_path_factory.mktemp(request.param)
     path = write_tiny_gguf(directory / f"tiny-{request.param}.gguf", kind)
-    command = [sys.executable, "-P", convert.__file__, str(path), str(directory)]
-    done = subprocess.run(
-        command,
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=directory,
-        env=os.environ | {"TQDM_DISABLE": "1"},
-    )
-    assert tuple(done.stdout.splitlines()) == convert.STEPS
+    convert.convert(path, directory)
     return path
 
 
@@ -123,3 +114,19 @@ def test_smollm2_ends_with_its_turn_token(smollm2: Path) -> None:
 
     assert tokenizer.token_to_id("<|im_end|>") == generation_config["eos_token_id"] == 2
     assert tokenizer.encode("Paris 2024").tokens == ["Paris", "Ġ", "2", "0", "2", "4"]
+
+
+def test_the_program_needs_nothing_of_warrens_and_says_how_far_it_is(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", GGMLQuantizationType.F32)
+
+    done = subprocess.run(
+        [sys.executable, "-P", convert.__file__, str(path), str(tmp_path)],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"TQDM_DISABLE": "1"},
+    )
+
+    assert tuple(done.stdout.splitlines()) == convert.STEPS
+    assert (tmp_path / "model.safetensors").exists()

@@ -25,7 +25,7 @@ from worker.model.runner import TorchRunner
 from worker.text import Tokenizer
 
 CPU = torch.device("cpu")
-MAX_TOKENS = 20
+MAX_TOKENS = 14
 PROMPT_LENS = [1, 2, 5, 7, 8, 9, 15, 16, 17, 23, 31, 33, 40, 63, 65, 90]
 TEXT = (
     "The lighthouse keeper wrote down the weather every evening. On the first day of spring the "
@@ -144,9 +144,9 @@ def test_sequences_that_join_at_different_steps_say_what_transformers_says(
 @pytest.mark.parametrize(
     "cut",
     [
-        pytest.param(Cut(8, num_blocks=48, arrivals_per_step=16), id="whole prompts"),
+        pytest.param(Cut(8, num_blocks=26, arrivals_per_step=16), id="whole prompts"),
         pytest.param(
-            Cut(8, num_blocks=60, max_num_batched_tokens=50, arrivals_per_step=16), id="chunks"
+            Cut(8, num_blocks=22, max_num_batched_tokens=50, arrivals_per_step=16), id="chunks"
         ),
     ],
 )
