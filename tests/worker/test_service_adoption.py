@@ -1,18 +1,16 @@
 """Answers that outlive their deliveries: the broker gives a job back to the worker that runs it."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 import pytest
 
 from shared import topology
-from shared.bus.base import Bus
+from shared.bus.base import Bus, Consumer
 from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.messages import (
-    GenerationJob,
-    HandedOver,
-    SamplingParams,
-    Started,
-)
+from shared.messages import GenerationJob, HandedOver, SamplingParams, Started
 from tests.support.jobs import Log, ask, new_job, publish, read, reading
 from tests.support.workers import echo_worker
 
@@ -38,7 +36,19 @@ async def num_unanswered(bus: Bus, theirs: MemoryBus) -> int:
     return state.num_ready
 
 
-async def test_a_lost_connection_does_not_interrupt_a_stream() -> None:
+class Answering(NamedTuple):
+    """A job, its reader and what that has read, and the connection of the worker that runs it."""
+
+    job: GenerationJob
+    bus: Bus
+    consumer: Consumer
+    log: Log
+    theirs: MemoryBus
+
+
+@asynccontextmanager
+async def answering(num_tokens: int) -> AsyncIterator[Answering]:
+    """An answer of which so many tokens are there."""
     job, broker = new_job("echo", sampling=SAMPLING), MemoryBroker()
     async with (
         MemoryBus(broker) as bus,
@@ -47,7 +57,12 @@ async def test_a_lost_connection_does_not_interrupt_a_stream() -> None:
         echo_worker(theirs, step_s=STEP_S),
     ):
         await publish(bus, job)
-        log = await read(bus, job, consumer, num_tokens=10)
+        log = await read(bus, job, consumer, num_tokens=num_tokens)
+        yield Answering(job, bus, consumer, log, theirs)
+
+
+async def test_a_lost_connection_does_not_interrupt_a_stream() -> None:
+    async with answering(10) as (job, bus, consumer, log, theirs):
         theirs.sever()
         log = await read(bus, job, consumer, log)
         await asyncio.sleep(0.05)
@@ -58,15 +73,7 @@ async def test_a_lost_connection_does_not_interrupt_a_stream() -> None:
 
 
 async def test_a_job_that_another_worker_has_had_is_not_adopted() -> None:
-    job, broker = new_job("echo", sampling=SAMPLING), MemoryBroker()
-    async with (
-        MemoryBus(broker) as bus,
-        MemoryBus(broker) as theirs,
-        reading(bus, job) as consumer,
-        echo_worker(theirs, step_s=STEP_S),
-    ):
-        await publish(bus, job)
-        log = await read(bus, job, consumer, num_tokens=10)
+    async with answering(10) as (job, bus, consumer, log, theirs):
         async with bus.consume(JOBS) as other:
             theirs.sever()
             await anext(other)
@@ -103,15 +110,7 @@ async def test_an_answer_whose_delivery_stays_away_is_given_up(mode: str) -> Non
 
 
 async def test_a_jobs_queue_that_is_deleted_keeps_the_worker_from_nothing() -> None:
-    job, broker = new_job("echo", sampling=SAMPLING), MemoryBroker()
-    async with (
-        MemoryBus(broker) as bus,
-        MemoryBus(broker) as theirs,
-        reading(bus, job) as consumer,
-        echo_worker(theirs, step_s=STEP_S),
-    ):
-        await publish(bus, job)
-        log = await read(bus, job, consumer, num_tokens=5)
+    async with answering(5) as (job, bus, consumer, log, _):
         await bus.delete_queue(JOBS)
         log = await read(bus, job, consumer, log)
 

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
+import pytest
 
 from shared import topology
 from shared.bus.base import Bus, Consumer
@@ -18,6 +19,7 @@ from shared.messages import (
     HandedOver,
     SamplingParams,
 )
+from shared.topology import Lane
 from tests.support.jobs import (
     Log,
     ask,
@@ -57,6 +59,18 @@ async def crashed(
         for _ in range(num_crashes):
             await crash(broker, bus, job, consumer, log)
         yield consumer, log
+
+
+@asynccontextmanager
+async def returned(
+    bus: Bus, job: GenerationJob, lane: Lane, num_returns: int
+) -> AsyncIterator[Consumer]:
+    """A job of mode "final" that came back so often, and its answer's reader."""
+    async with reading(bus, job) as consumer:
+        await topology.declare_worker(bus, "echo", "test")
+        await publish(bus, job, lane)
+        await come_back(bus, job, lane, num_returns)
+        yield consumer
 
 
 async def test_a_job_that_crashed_once_goes_on_in_company() -> None:
@@ -144,14 +158,12 @@ async def test_a_suspect_that_waits_for_long_neighbours_can_be_cancelled() -> No
     assert not is_long_over
 
 
-async def test_a_job_without_a_log_is_judged_by_its_deliveries() -> None:
+@pytest.mark.parametrize("lane", ["batch", "suspect"])
+async def test_a_job_without_a_log_outlives_two_deaths(lane: Lane) -> None:
+    """Of its own worker's, or of a suspect's companions: its deliveries are all that is known."""
     job = new_job("echo", sampling=SHORT, mode="final")
-    async with MemoryBus() as bus, reading(bus, job) as consumer:
-        await topology.declare_worker(bus, "echo", "test")
-        await publish(bus, job, "batch")
-        await come_back(bus, job, "batch", 2)
-        async with echo_worker(bus):
-            log = await read(bus, job, consumer)
+    async with MemoryBus() as bus, returned(bus, job, lane, 2) as consumer, echo_worker(bus):
+        log = await read(bus, job, consumer)
 
     assert isinstance(log.completed, Completed)
 
@@ -178,28 +190,12 @@ async def test_a_suspect_whose_worker_dies_while_it_waits_has_not_crashed() -> N
     assert isinstance(log.last, Finished)
 
 
-async def test_a_suspect_without_a_log_outlives_a_companion_that_kills_twice() -> None:
-    job = new_job("echo", sampling=SHORT, mode="final")
-    async with MemoryBus() as bus, reading(bus, job) as consumer:
-        await topology.declare_worker(bus, "echo", "test")
-        await publish(bus, job, "suspect")
-        await come_back(bus, job, "suspect", 2)
-        async with echo_worker(bus):
-            log = await read(bus, job, consumer)
-
-    assert isinstance(log.completed, Completed)
-
-
 async def test_a_suspect_without_a_log_is_buried_when_it_came_back_three_times() -> None:
     job = new_job("echo", sampling=SHORT, mode="final")
-    async with MemoryBus() as bus, reading(bus, job) as consumer:
-        await topology.declare_worker(bus, "echo", "test")
-        await publish(bus, job, "suspect")
-        await come_back(bus, job, "suspect", 3)
-        async with echo_worker(bus):
-            log = await read(bus, job, consumer)
-            await asyncio.sleep(0.05)
-            dead = await num_ready(bus, topology.DEAD_LETTERS.name)
+    async with MemoryBus() as bus, returned(bus, job, "suspect", 3) as consumer, echo_worker(bus):
+        log = await read(bus, job, consumer)
+        await asyncio.sleep(0.05)
+        dead = await num_ready(bus, topology.DEAD_LETTERS.name)
 
     assert isinstance(log.last, Failed)
     assert (log.last.code, dead) == ("worker_lost", 1)
@@ -213,12 +209,13 @@ class UnsettledBus(MemoryBus):
 
 async def test_a_suspect_that_lost_connections_gave_back_is_not_buried() -> None:
     job, broker = new_job("echo", sampling=SHORT, mode="final"), MemoryBroker()
-    async with MemoryBus(broker) as bus, reading(bus, job) as consumer:
-        await topology.declare_worker(bus, "echo", "test")
-        await publish(bus, job, "suspect")
-        await come_back(bus, job, "suspect", 3)
-        async with UnsettledBus(broker) as theirs, echo_worker(theirs):
-            log = await read(bus, job, consumer)
+    async with (
+        MemoryBus(broker) as bus,
+        returned(bus, job, "suspect", 3) as consumer,
+        UnsettledBus(broker) as theirs,
+        echo_worker(theirs),
+    ):
+        log = await read(bus, job, consumer)
 
     assert isinstance(log.completed, Completed)
 
