@@ -1,7 +1,8 @@
 """Who has to wait too long is told so, before any work."""
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -29,20 +30,31 @@ def announcement(worker: str, num_running: int, num_answered: int) -> Announceme
     )
 
 
-async def queue_jobs(bus: MemoryBus, num_jobs: int) -> None:
+@asynccontextmanager
+async def backlog_of(num_jobs: int, *, max_wait_s: float) -> AsyncIterator[Backlog]:
+    """So many jobs wait."""
     queue = topology.jobs_queue(MODEL, "interactive")
-    await bus.declare(queue)
-    for _ in range(num_jobs):
-        await bus.publish(queue.bindings[0], Message(b""))
+    async with MemoryBus() as bus:
+        await bus.declare(queue)
+        for _ in range(num_jobs):
+            await bus.publish(queue.bindings[0], Message(b""))
+        yield Backlog(bus, max_wait_s)
 
 
-async def busy(backlog: Backlog, *workers: str, num_answered: int) -> None:
-    """Let workers answer for a fifth of a second while all their slots are taken."""
-    for worker in workers:
-        backlog.hear(announcement(worker, SLOTS, 0))
-    await asyncio.sleep(0.2)
-    for worker in workers:
-        backlog.hear(announcement(worker, SLOTS, num_answered))
+@asynccontextmanager
+async def busy(
+    num_jobs: int, *workers: str, max_wait_s: float, num_answered: int = 1
+) -> AsyncIterator[Backlog]:
+    """So many jobs wait, and ``workers``, all of whose slots are taken, have each answered
+    ``num_answered`` within a fifth of a second."""
+    async with backlog_of(num_jobs, max_wait_s=max_wait_s) as backlog:
+        for worker in workers:
+            backlog.hear(announcement(worker, SLOTS, 0))
+        await asyncio.sleep(0.2)
+        for worker in workers:
+            backlog.hear(announcement(worker, SLOTS, num_answered))
+        await settled(backlog, *workers)
+        yield backlog
 
 
 async def settled(backlog: Backlog, *workers: str) -> None:
@@ -52,25 +64,16 @@ async def settled(backlog: Backlog, *workers: str) -> None:
 
 
 async def test_the_wait_is_the_depth_over_the_rate_of_all_workers() -> None:
-    async with MemoryBus() as bus:
-        backlog = Backlog(bus, max_wait_s=10)
-        await queue_jobs(bus, 200)
-        await busy(backlog, "a", "b", num_answered=1)  # 5 a second each
-        await settled(backlog, "a", "b")
-
+    async with busy(200, "a", "b", max_wait_s=10) as backlog:
         with pytest.raises(Overloaded) as refused:
             backlog.admit(MODEL, ["a", "b"])
 
-    assert refused.value.retry_after_s == pytest.approx(200 / 10 - 10, rel=0.2)
+    num_a_second = 10
+    assert refused.value.retry_after_s == pytest.approx(200 / num_a_second - 10, rel=0.2)
 
 
 async def test_a_short_enough_queue_takes_more_until_those_it_took_make_it_too_long() -> None:
-    async with MemoryBus() as bus:
-        backlog = Backlog(bus, max_wait_s=10)
-        await queue_jobs(bus, 45)
-        await busy(backlog, "a", num_answered=1)
-        await settled(backlog, "a")
-
+    async with busy(45, "a", max_wait_s=10) as backlog:
         num_admitted = 0
         with suppress(Overloaded):
             for num_admitted in range(20):  # noqa: B007 - the last one before the error
@@ -80,12 +83,7 @@ async def test_a_short_enough_queue_takes_more_until_those_it_took_make_it_too_l
 
 
 async def test_the_client_is_never_sent_away_for_more_than_a_minute() -> None:
-    async with MemoryBus() as bus:
-        backlog = Backlog(bus, max_wait_s=1)
-        await queue_jobs(bus, 2000)
-        await busy(backlog, "a", num_answered=1)
-        await settled(backlog, "a")
-
+    async with busy(2000, "a", max_wait_s=1) as backlog:
         with pytest.raises(Overloaded) as refused:
             backlog.admit(MODEL, ["a"])
 
@@ -103,9 +101,7 @@ async def test_the_client_is_never_sent_away_for_more_than_a_minute() -> None:
     ids=["unknown", "heard once", "idle", "has room again"],
 )
 async def test_nobody_is_refused_by_a_guess(heard: list[Announcement]) -> None:
-    async with MemoryBus() as bus:
-        backlog = Backlog(bus, max_wait_s=0.001)
-        await queue_jobs(bus, 1000)
+    async with backlog_of(1000, max_wait_s=0.001) as backlog:
         for one in heard:
             backlog.hear(one)
         await settled(backlog, "a")
@@ -115,33 +111,20 @@ async def test_nobody_is_refused_by_a_guess(heard: list[Announcement]) -> None:
 
 
 async def test_one_worker_with_room_lets_all_in() -> None:
-    async with MemoryBus() as bus:
-        backlog = Backlog(bus, max_wait_s=0.001)
-        await queue_jobs(bus, 1000)
-        await busy(backlog, "a", num_answered=1)
+    async with busy(1000, "a", max_wait_s=0.001) as backlog:
         backlog.hear(announcement("b", 0, 0))
-        await settled(backlog, "a", "b")
 
         backlog.admit(MODEL, ["a", "b"])
 
 
 async def test_workers_that_answer_nothing_for_longer_than_the_wait_are_no_hope() -> None:
-    async with MemoryBus() as bus:
-        backlog = Backlog(bus, max_wait_s=0.1)
-        await queue_jobs(bus, 1)
-        await busy(backlog, "a", num_answered=0)
-        await settled(backlog, "a")
-
+    async with busy(1, "a", max_wait_s=0.1, num_answered=0) as backlog:
         with pytest.raises(Overloaded):
             backlog.admit(MODEL, ["a"])
 
 
 async def test_a_depth_that_is_old_refuses_nobody() -> None:
-    async with MemoryBus() as bus:
-        backlog = Backlog(bus, max_wait_s=0.1)
-        await queue_jobs(bus, 1000)
-        await busy(backlog, "a", num_answered=1)
-        await settled(backlog, "a")
+    async with busy(1000, "a", max_wait_s=0.1) as backlog:
         await asyncio.sleep(1.1)
 
         backlog.admit(MODEL, ["a"])
@@ -150,8 +133,7 @@ async def test_a_depth_that_is_old_refuses_nobody() -> None:
 async def test_workers_that_die_without_a_word_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with MemoryBus() as bus:
-        backlog = Backlog(bus, max_wait_s=10)
+    async with backlog_of(0, max_wait_s=10) as backlog:
         for hour in range(100):
             monkeypatch.setattr("time.monotonic", lambda now=hour * 3600.0: now)
             backlog.hear(announcement(f"worker {hour}", SLOTS, 0))
