@@ -5,8 +5,6 @@ whichever worker goes on, and perhaps cut into other events: so tokens and chara
 """
 
 import re
-from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -25,20 +23,20 @@ class _Progress:
     num_tokens: int = 0
     num_chars: int = 0
     is_finished: bool = False
+    num_chars_read: int = 0
+    """Since the log's start."""
 
     def __str__(self) -> str:
-        return f"{self.num_tokens}.{self.num_chars}{'e' * self.is_finished}"
+        return f"{self.num_tokens}.{self.num_chars}{'e' if self.is_finished else ''}"
 
 
 class Passed:
     """Counts what one client is given of a log that is read again and again."""
 
     def __init__(self) -> None:
-        self._choices: defaultdict[int, _Progress] = defaultdict(_Progress)
-        self._num_scores: defaultdict[int, int] = defaultdict(int)
+        self._choices: list[_Progress] = []
+        self._num_scores: list[int] = []
         """By prompt."""
-        self._num_chars_read: defaultdict[int, int] = defaultdict(int)
-        """Of each choice, since the log's start."""
 
     @classmethod
     def at(cls, place: str) -> "Passed":
@@ -50,10 +48,9 @@ class Passed:
                 raise ValueError(f"{field!r} is no part of a place")
             num_scores, num_tokens, num_chars, end = match.groups()
             if num_scores is not None:
-                passed._num_scores[len(passed._num_scores)] = int(num_scores)
+                passed._num_scores.append(int(num_scores))
             else:
-                progress = _Progress(int(num_tokens), int(num_chars), bool(end))
-                passed._choices[len(passed._choices)] = progress
+                passed._choices.append(_Progress(int(num_tokens), int(num_chars), bool(end)))
         return passed
 
     @property
@@ -63,19 +60,26 @@ class Passed:
         Choices are joined by "_", behind the number of scores of each prompt: "s9_3.14_2.8".
         Nothing is "".
         """
-        scores = [f"s{self._num_scores[k]}" for k in range(_length(self._num_scores))]
-        choices = [str(self._choices[k]) for k in range(_length(self._choices))]
-        return "_".join(scores + choices)
+        choices = "_".join(map(str, self._choices))
+        if not self._num_scores:
+            return choices
+        scores = "_".join(f"s{num_scores}" for num_scores in self._num_scores)
+        return f"{scores}_{choices}" if choices else scores
 
     def begin(self) -> None:
         """The log is read from its start."""
-        self._num_chars_read.clear()
+        for choice in self._choices:
+            choice.num_chars_read = 0
 
     def split(self, event: Piece) -> tuple[Piece | None, Piece | None]:
         """What of the log's next accepted event is known, and what is new, if anything."""
-        return self._split_scores(event) if isinstance(event, PromptScores) else self._split(event)
+        if isinstance(event, PromptScores):
+            return self._split_scores(event)
+        return self._split(event)
 
     def _split_scores(self, event: PromptScores) -> tuple[PromptScores | None, PromptScores | None]:
+        while len(self._num_scores) <= event.prompt:
+            self._num_scores.append(0)
         num_known = max(0, self._num_scores[event.prompt] - event.start)
         if num_known >= len(event.token_ids):
             return event, None
@@ -90,10 +94,12 @@ class Passed:
     def _split(
         self, event: TokenDelta | Finished
     ) -> tuple[TokenDelta | Finished | None, TokenDelta | Finished | None]:
+        while len(self._choices) <= event.choice:
+            self._choices.append(_Progress())
         given = self._choices[event.choice]
         num_tokens = max(0, given.num_tokens - event.index)
-        num_chars = max(0, given.num_chars - self._num_chars_read[event.choice])
-        self._num_chars_read[event.choice] += len(event.text)
+        num_chars = max(0, given.num_chars - given.num_chars_read)
+        given.num_chars_read += len(event.text)
         token_ids, text = event.token_ids[num_tokens:], event.text[num_chars:]
         is_end = isinstance(event, Finished) and not given.is_finished
         if not (token_ids or text or is_end):
@@ -115,7 +121,3 @@ class Passed:
         index, logprobs = given.num_tokens - len(token_ids), event.logprobs[num_tokens:]
         news = replace(event, index=index, token_ids=token_ids, text=text, logprobs=logprobs)
         return known, news
-
-
-def _length(counts: Mapping[int, object]) -> int:
-    return max(counts, default=-1) + 1
