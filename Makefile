@@ -25,11 +25,11 @@ demo: setup ## Serve SmolLM2 at http://127.0.0.1:8000 and watch it answer (ONCE=
 	$(BIN)/warren serve --model smollm2 --dtype float32 --log-level warning --ask "$(QUESTION)" \
 	    $(if $(ONCE),--once --port 0)
 
-test: setup ## Run all tests, with a RabbitMQ of their own; installs it where it is missing
+test: setup ## Run all tests that need no GPU, with a RabbitMQ of their own
 	$(BIN)/warren pull smollm2
 	infra/rabbitmq/with_rabbitmq.sh $(BIN)/pytest -m "not gpu" -n 3 --dist loadfile --no-loadscope-reorder
 
-chaos: setup ## Kill, stop and cut off everything again and again, for half an hour
+chaos: setup ## Kill, stop and cut off everything again and again, for about an hour
 	WARREN_TEST_SCHEDULES=20000 $(BIN)/pytest tests/shared/test_simulation.py
 	infra/rabbitmq/with_rabbitmq.sh $(BIN)/python -m tests.system.chaos --out bench/results/chaos.md
 

@@ -1,6 +1,6 @@
 """What a step of the engine costs on the CPU, and where its time goes.
 
-    python -m bench.engine [--model NAME] [--format FORMAT ...] [--threads N]
+    python -m bench.engine [--model NAME] [--format FORMAT]... [--threads N]
 
 Decode steps against batch size and context, and prompts, each computed alone by the decoder, with
 the time of each part of it; then the whole engine, whose steps take longer by what planning, laying

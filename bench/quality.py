@@ -1,6 +1,6 @@
 """What a weight format costs in quality: perplexity, and agreement with float32, on a fixed text.
 
-    python -m bench.quality [--model NAME] [--format FORMAT ...]
+    python -m bench.quality [--model NAME] [--format FORMAT]...
 
 The text is `texts/alice.txt`, the beginning of Lewis Carroll's "Alice's Adventures in Wonderland"
 (1865, in the public domain). Every format reads it once, each token after the true ones before.

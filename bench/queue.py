@@ -147,7 +147,7 @@ def main(
     hold_tokens_per_s: Annotated[
         float, typer.Option(help="Of each of 2,000 streams; less where the broker is too slow.")
     ] = 2.0,
-    results: Annotated[Path, typer.Option(help="Where the JSON goes.")] = RESULTS / "queue.json",
+    out: Annotated[Path, typer.Option(help="Where the JSON file goes.")] = RESULTS,
 ) -> None:
     with broker_node(broker) as node:
         times = _latencies(node.url, requests)
@@ -158,7 +158,9 @@ def main(
     _show_goals(latency_ms, relay, hold)
     _show_costs(loads)
     figures = {name: load.as_json() for name, load in loads.items()}
-    write_json(results, {**machine.describe([]), "first_token_p50_ms": latency_ms, **figures})
+    write_json(
+        out / "queue.json", {**machine.describe([]), "first_token_p50_ms": latency_ms, **figures}
+    )
 
 
 if __name__ == "__main__":

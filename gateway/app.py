@@ -76,7 +76,7 @@ def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
 
 
 async def _for_ever(work: Callable[[], Awaitable[None]]) -> None:
-    """Whatever ends it, a gateway without it is worse."""
+    """Begin ``work`` again whatever ends it: a gateway without it is worse."""
     while True:
         try:
             await work()

@@ -1,7 +1,7 @@
 """How long a new request would wait: the queue's depth over the rate at which workers answer.
 
-A worker's rate is measured while all its slots are taken: in between it tells what was asked for,
-and not what can be done.
+A worker's rate is measured while it runs as many sequences as it may: in between it tells what was
+asked for, and not what can be done.
 """
 
 import asyncio

@@ -24,8 +24,8 @@ _WHOLE_HEADERS = [(b"content-type", b"application/json")]
 class GenerationResponse(Response):
     """Runs a job and answers with what comes of it, as a stream or whole.
 
-    The job runs while this response is sent, and when it ends early for whatever reason it is
-    cancelled, at once or when the client does not come back. Until the first byte is sent, errors
+    The job runs while this response is sent. When that ends early the job is cancelled, at once or
+    when the client does not come back, unless it is detached. Until the first byte is sent, errors
     are raised and become HTTP errors.
     """
 
@@ -46,7 +46,7 @@ class GenerationResponse(Response):
                 "gateway.request",
                 parent,
                 SpanKind.SERVER,
-                {"request_id": self._job.request_id, "model": self._job.model},
+                {"warren.request_id": self._job.request_id, "model": self._job.model},
             ),
             self._observation,
         ):

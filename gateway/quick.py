@@ -79,8 +79,6 @@ class QuickLane:
             except BusError as error:
                 facts = {"queue": self._queue.name, "reason": error.message}
                 logger.warning("not listening", extra=facts)
-            except Exception:  # whatever it was, a deaf gateway is worse
-                logger.exception("not listening", extra={"queue": self._queue.name})
             finally:
                 self._is_listening.clear()
             await asyncio.sleep(_RETRY_PAUSE_S)

@@ -1,4 +1,4 @@
-"""Which models there are, and how fast they answer: what workers announce, and what the broker
+"""Which models there are and who serves them: what workers announce, and what the broker
 remembers."""
 
 import time

@@ -26,6 +26,7 @@ from shared.messages import (
     Finished,
     GenerationJob,
     HandedOver,
+    PromptScores,
     Started,
     TokenDelta,
 )
@@ -36,7 +37,7 @@ ASYNCAPI_VERSION = "3.0.0"
 Json: TypeAlias = dict[str, Any]
 
 ANSWERS = (Completed, Failed)
-EVENTS = (Started, TokenDelta, Finished, HandedOver, Failed)
+EVENTS = (Started, PromptScores, TokenDelta, Finished, HandedOver, Failed)
 COMMANDS = (Cancel, Continue)
 MESSAGES: tuple[type[msgspec.Struct], ...] = (
     GenerationJob,
@@ -53,8 +54,7 @@ Text generation as durable jobs on RabbitMQ, seen from a client: `send` is what 
    and bind it to `{topology.REPLIES.name}` under its own name. The id is any name of letters,
    digits, `.`, `_` and `-`; one queue may take the answers to many jobs. A job of mode `stream`
    is cancelled when nobody consumes its queue, unless it says `is_detached`. One of mode `final`
-   needs no consumer: its queue's expiry starts again and again while the job runs, but not while
-   it waits for a worker.
+   needs no consumer, but its queue has to outlast the job: nothing renews its expiry.
 2. Publish the job to `{topology.JOBS.name}` under `<model>.batch`, or `<model>.interactive` if
    somebody waits for it: those go first. Publish persistent, mandatory and with confirms: a return
    means that no worker has ever served that model, a nack that the queue is full; try later.
@@ -138,7 +138,7 @@ def _channels() -> Json:
         "workers": {
             "address": "",
             "description": "What workers say of themselves every few seconds, always MessagePack. "
-            "For operators: a publisher's user may not bind here.",
+            "Publishers hear it in an exclusive queue `reply.<id>.workers`.",
             "messages": _message_refs(Announcement),
             "bindings": _exchange(topology.WORKERS),
         },
@@ -160,8 +160,11 @@ def _operations() -> Json:
             "action": "receive",
             "channel": _ref("channels", "replies"),
             "description": "A job of mode `stream` needs a queue of its own, which holds its log. "
-            "A `Started` with the last one's ticket is a repetition. Any other event counts only "
-            "if its attempt is the number of `Started` so far, its index the number of the "
+            "A `Started` with the last one's ticket is a repetition. One whose (publication, "
+            "is_alone, num_returns) is not above the newest one's opens nothing: answer it with "
+            "`Cancel` of its ticket, with `is_replaced` where they are equal. Any other opens an "
+            "attempt: the first is 1, or 2 if it waits, and each later one adds 1. Any other "
+            "event counts only if its attempt is the current one, its index the number of the "
             "choice's tokens so far, and its prefix_hash their FNV-1a hash (64 bits, over whole "
             "token ids); drop all others, but for a `Failed` whose ticket is that of a `Started` "
             "of the newest delivery. The job ends with the `Finished` of its last choice, or with "
@@ -171,11 +174,11 @@ def _operations() -> Json:
         "continueStream": {
             "action": "send",
             "channel": _ref("channels", "commands"),
-            "description": "The answer to every `Started` of a log but the first, and to the first "
-            "too if its `is_waiting` is true; it bears that `Started`'s ticket. The worker before "
-            "was lost or has handed the job over, and this one goes on from the tokens that you "
-            "have. `is_waiting` says that the job was delivered before, so that its worker "
-            "generates nothing until this answer comes.",
+            "description": "The answer to every `Started` that opens an attempt but the first, and "
+            "to the first too if its `is_waiting` is true; it bears that `Started`'s ticket. The "
+            "worker before was lost or has handed the job over, and this one goes on from the "
+            "tokens that you have. `is_waiting` says that the job was delivered before, so that "
+            "its worker generates nothing until this answer comes.",
             "messages": [_channel_message("commands", Continue)],
         },
         "cancelStream": {

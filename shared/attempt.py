@@ -5,7 +5,7 @@
   log where it has no reader, says where to go on.
 * A job that was running at two crashes goes on in quarantine, where it endangers nothing else and
   says `Started` only once nothing else runs. One that crashes then is buried: its reader is told,
-  and it goes to the dead letters. Whatever takes its worker before leaves no trace.
+  and it goes to the dead letters. If its worker dies before that, nothing counts as its crash.
 """
 
 from collections.abc import Iterable

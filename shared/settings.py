@@ -72,9 +72,9 @@ class GatewaySettings(CommonSettings):
     disconnect_grace_s: float = Field(
         5,
         ge=0,
-        description="How long a request whose client left goes on, and the log of a stream with "
-        "ids is kept after its end, so that a client can come back; a worker's "
-        "`WARREN_READER_GRACE_S` ends it, too.",
+        description="How long a request goes on after its client left, and how long the log of an "
+        "ended stream with ids is kept, for the client to come back. A running one ends after the "
+        "worker's `WARREN_READER_GRACE_S` at the latest.",
     )
     detach_ttl_s: Seconds = Field(
         3600, description="How long a request with `detach` may take, and its log lasts unread."
@@ -125,7 +125,7 @@ class WorkerSettings(CommonSettings):
     batch_invariant: bool = Field(
         False,
         description="Whether a GPU computes a token the same whatever else is in its step, at the "
-        "price of speed; the CPU always does.",
+        "price of speed; the CPU's native kernels always do.",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     max_num_seqs: int = Field(64, gt=0, description="Sequences that run at once.")
@@ -146,7 +146,7 @@ class WorkerSettings(CommonSettings):
         0.9, gt=0, le=1, description="Of a GPU's memory, for weights, steps and KV cache together."
     )
     batch_reserve: int = Field(
-        4, ge=0, description="Sequence slots that batch jobs leave to interactive ones."
+        4, ge=0, description="Sequences fewer that batch jobs may run, so that others find room."
     )
     batch_patience_s: Seconds = Field(
         60,
@@ -178,7 +178,7 @@ class WorkerSettings(CommonSettings):
     )
     announce_interval_s: Seconds = Field(2, description="How often a worker says what it serves.")
     reader_grace_s: Seconds = Field(
-        10, description="A request without a reader for so long is cancelled."
+        10, description="A stream without a reader for so long is cancelled, unless it is detached."
     )
     job_timeout_s: Seconds = Field(600, description="Deadline of jobs that bear none.")
 

@@ -7,7 +7,7 @@ warren.control  topic   worker.<id>       -> control.worker.<id>    commands to 
                         gateways          -> control.gateway.<id>   commands to all gateways
 warren.workers  fanout                    -> workers.<gateway id>   announcements
                                           -> reply.<id>.workers     the same for publishers
-warren.dead     fanout                    -> jobs.dead              rejected and expired jobs
+warren.dead     fanout                    -> jobs.dead              rejected, expired, deadly
 """
 
 from typing import Literal, TypeAlias, get_args

@@ -50,6 +50,11 @@ class Outcome(Enum):
 
 
 Interrupt: TypeAlias = WarrenError | Verdict | Outcome
+_HAND_OVERS: dict[Interrupt, Outcome] = {
+    Outcome.HANDED_OVER: Outcome.HANDED_OVER,
+    Verdict.GIVE_BACK: Outcome.GIVEN_BACK,
+    Verdict.QUARANTINE: Outcome.SUSPECTED,
+}
 Admission: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
 
 
@@ -156,16 +161,10 @@ class Answer:
 
     async def _end(self, interrupt: Interrupt) -> Outcome:
         self._is_ending = True
+        if (outcome := _HAND_OVERS.get(interrupt)) is not None:
+            await self._say_handed_over()
+            return outcome
         match interrupt:
-            case Outcome.HANDED_OVER:
-                await self._say_handed_over()
-                return Outcome.HANDED_OVER
-            case Verdict.GIVE_BACK:
-                await self._say_handed_over()
-                return Outcome.GIVEN_BACK
-            case Verdict.QUARANTINE:
-                await self._say_handed_over()
-                return Outcome.SUSPECTED
             case Verdict.BURY:
                 await self._fail(WorkerLost("The workers that ran this request died of it."))
                 return Outcome.BURIED

@@ -122,9 +122,9 @@ class Choices:
         for sequence_id, news in by_sequence.items():
             writer = writers[sequence_id.choice]
             tokens = [output for output in news if isinstance(output, StepOutput)]
-            for scored in news if len(tokens) < len(news) else ():
-                if isinstance(scored, PromptScored):
-                    for scores in scorers[sequence_id.choice].add(scored.scores):
+            for output in news:
+                if isinstance(output, PromptScored):
+                    for scores in scorers[sequence_id.choice].add(output.scores):
                         await emit(scores)
             for event in [writer.advance(tokens)] if tokens else writer.close():
                 if isinstance(event, Finished):

@@ -23,10 +23,6 @@ class HeldJob:
         """Whether it is known which delivery there is to settle, if any."""
         self._decided.set()
 
-    @property
-    def is_lost(self) -> bool:
-        return self._delivery is None
-
     def lose(self) -> None:
         """The delivery is gone with its channel."""
         self._delivery = None

@@ -44,7 +44,7 @@ async def _listen(bus: Bus, model: str, worker_id: str, for_s: float) -> list[An
     queue = topology.peers_queue(worker_id)
     try:
         await bus.declare(queue)
-    except AccessRefused as error:  # users from before this check, which must not stop a worker
+    except AccessRefused as error:  # its user may lack the right, which must not stop a worker
         logger.warning("peers not heard", extra={"reason": error.message})
         return []
     heard: dict[str, Announcement] = {}

@@ -97,10 +97,9 @@ class Worker:
         self._workplace = Workplace(bus, model, generations, self._address, settings.job_timeout_s)
         self._held = HeldJobs()
         self._is_draining = False
-        slots = settings.max_num_seqs
         in_company = [
-            self._consumer("interactive", slots),
-            self._consumer("batch", max(1, slots - settings.batch_reserve)),
+            self._consumer("interactive", settings.max_num_seqs),
+            self._consumer("batch", max(1, settings.max_num_seqs - settings.batch_reserve)),
         ]
         self._quick = QuickConsumer(bus, model)
         self._solitude = Solitude(in_company, [self._quick])

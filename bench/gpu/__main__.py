@@ -1,6 +1,6 @@
 """Measures the GPU's side beside its floors and the peers; see bench/README.md.
 
-    python -m bench.gpu [--shape NAME] [--device DEVICE] [--only SECTION] [--out DIRECTORY]
+    python -m bench.gpu [--shape NAME] [--device DEVICE] [--only SECTION]... [--out DIRECTORY]
 
 The peers run in processes of their own, before ours takes the device's memory. Each figure is
 printed and written as soon as it is found. Whatever fails is a line of the table and makes the exit

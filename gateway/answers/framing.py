@@ -1,9 +1,12 @@
 """The ids of Server-Sent Events, and which of them a client has seen.
 
 An id names a place in a request's answer: "12.57" stands behind everything that is said of the
-first 12 tokens, whose text has 57 characters, and "12.57~2" behind the first two payloads that
-follow. Tokens decide what the payloads are, not the events in which they come, so that an id means
-the same whoever reads the log, and whoever wrote it.
+first 12 tokens, whose text has 57 characters. Tokens decide what the payloads say, not the events
+in which they come, so that an id means the same whoever reads the log, and whoever wrote it.
+
+"12.57~2" stands behind the first two payloads that follow: those of the stream's opening and its
+end, and all but the last one of an event that has several, because a call or a thought begins or
+ends in its text. Within such an event an id holds for the log as it was cut when it was read.
 """
 
 import re
@@ -11,12 +14,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gateway.answers.sse import Payload, StreamEncoder
-from gateway.logs.passed import Passed
+from gateway.logs.passed import Passed, Piece, head_of, rest_of
 from shared.errors import InvalidRequest
-from shared.messages import Failed, Started
+from shared.messages import Failed, Finished, Started
 from shared.stream import Relay
 
 PING = b": ping\n\n"
+_FAILURE = 10**6
+"""Payloads before that of a failure, for its id: more than any event has."""
 _EVENT_ID = re.compile(r"([^~]*)(?:~(\d{1,9}))?", re.ASCII)
 
 
@@ -59,17 +64,20 @@ class Framer:
 
     def frame(self, relay: Relay, encoder: StreamEncoder) -> bytes:
         """What ``encoder`` says of the log's next accepted event."""
-        event = relay.event
-        if isinstance(event, Started | Failed):
-            payloads = encoder.encode(relay)
-            is_known = self._has_begun and isinstance(event, Started)
-            return b"" if is_known else self.frame_between(payloads)
-        known, news = self._passed.split(event)
-        if known is not None:
-            encoder.encode(Relay(relay.ordinal, known))
-        if news is None:
-            return b""
-        return self._frame_news(encoder.encode(Relay(relay.ordinal, news)))
+        match relay.event:
+            case Started():
+                payloads = encoder.encode(relay)
+                return b"" if self._has_begun else self.frame_between(payloads)
+            case Failed():
+                self._num_payloads = max(self._num_payloads, _FAILURE)
+                return self.frame_between(encoder.encode(relay))
+            case Finished() as event if event.token_ids or event.text:
+                # Another telling may have told the last tokens before the end.
+                sizes = len(event.token_ids), len(event.text)
+                last = self._frame(head_of(event, *sizes), relay, encoder)
+                return last + self._frame(rest_of(event, *sizes), relay, encoder)
+            case event:
+                return self._frame(event, relay, encoder)
 
     def frame_between(self, payloads: Sequence[Payload]) -> bytes:
         """Payloads behind which the stream is at no other place yet."""
@@ -80,10 +88,19 @@ class Framer:
                 frames.append(self._framed(b"%b~%d" % (self._place, self._num_payloads), payload))
         return b"".join(frames)
 
+    def _frame(self, event: Piece, relay: Relay, encoder: StreamEncoder) -> bytes:
+        known, news = self._passed.split(event)
+        if known is not None:
+            encoder.encode(Relay(relay.ordinal, known))
+        if news is None:
+            return b""
+        return self._frame_news(encoder.encode(Relay(relay.ordinal, news)))
+
     def _frame_news(self, payloads: Sequence[Payload]) -> bytes:
         """Payloads the last of which completes what was new."""
         frames = self.frame_between(payloads[:-1]) if len(payloads) > 1 else b""
-        self._place = self._passed.place.encode()
+        if self.is_numbered:
+            self._place = self._passed.place.encode()
         self._num_payloads = self._num_seen = 0
         return frames + self._framed(self._place, payloads[-1]) if payloads else frames
 

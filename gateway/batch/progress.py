@@ -13,8 +13,6 @@ class BatchProgress:
     num_tokens: int
     """Generated in this run."""
     tokens_per_s: float
-    seconds_left: float | None
-    """None until this run has its first answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +38,10 @@ class Pace:
 
     def progress(self, num_lines: int, num_done: int, num_failed: int) -> BatchProgress:
         elapsed_s = self.elapsed_s
-        num_left = num_lines - num_done
         return BatchProgress(
             num_lines=num_lines,
             num_done=num_done,
             num_failed=num_failed,
             num_tokens=self.num_tokens,
             tokens_per_s=self.num_tokens / elapsed_s if elapsed_s > 0 else 0.0,
-            seconds_left=num_left * elapsed_s / self.num_answers if self.num_answers else None,
         )

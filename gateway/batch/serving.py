@@ -24,7 +24,7 @@ async def announcement(bus: Bus, model: str) -> Announcement | None:
     queue = topology.publisher_queue(uuid.uuid4().hex)
     try:
         await bus.declare(queue)
-    except AccessRefused as error:  # the user's permissions are of an older Warren
+    except AccessRefused as error:  # its user may lack the right, which must not stop a batch
         logger.warning("workers not heard", extra={"reason": error.message})
         return None
     try:

@@ -28,15 +28,15 @@ class RelayBuffer:
 
     def put(self, relay: Relay) -> None:
         self._relays.append(relay)
-        self._wake()
+        self.wake()
 
     def fail(self, error: WarrenError) -> None:
         """End with ``error`` after what is here already."""
         self.error = self.error or error
-        self._wake()
+        self.wake()
 
     async def take(self, timeout_s: float | None = None) -> list[Relay]:
-        """Wait for relays; returns all that are there, or none after ``timeout_s``.
+        """Wait for relays; returns all that are there, or none after ``timeout_s`` or `wake`.
 
         Raises the error, and `DeadlineExceeded`.
         """
@@ -66,7 +66,7 @@ class RelayBuffer:
         # an Event 1 KiB a stream.
         self._waiter = loop.create_future()
         until = min(self._deadline, loop.time() + (timeout_s or math.inf))
-        alarm = loop.call_at(until, self._wake)
+        alarm = loop.call_at(until, self.wake)
         try:
             await self._waiter
         finally:
@@ -74,6 +74,7 @@ class RelayBuffer:
         if not self._relays and loop.time() >= self._deadline:
             self.fail(DeadlineExceeded("The request's deadline has passed."))
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let who takes have what is there, be it nothing."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

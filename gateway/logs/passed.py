@@ -6,13 +6,14 @@ whichever worker goes on, and perhaps cut into other events: so tokens and chara
 
 import re
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
-from shared.messages import Finished, PromptScores, TokenDelta
+from shared.messages import MAX_CHOICES, MAX_PROMPTS, Finished, PromptScores, TokenDelta
 
 Piece: TypeAlias = PromptScores | TokenDelta | Finished
+Spoken = TypeVar("Spoken", bound=TokenDelta | Finished)
 _FIELD = re.compile(r"s(\d{1,9})|(\d{1,9})\.(\d{1,9})(e?)", re.ASCII)
 
 
@@ -25,9 +26,13 @@ class _Progress:
     is_finished: bool = False
     num_chars_read: int = 0
     """Since the log's start."""
+    word: str = "0.0"
 
-    def __str__(self) -> str:
-        return f"{self.num_tokens}.{self.num_chars}{'e' if self.is_finished else ''}"
+    def pass_on(self, num_tokens: int, num_chars: int, *, is_end: bool) -> None:
+        self.num_tokens += num_tokens
+        self.num_chars += num_chars
+        self.is_finished |= is_end
+        self.word = f"{self.num_tokens}.{self.num_chars}{'e' if self.is_finished else ''}"
 
 
 class Passed:
@@ -42,7 +47,8 @@ class Passed:
     def at(cls, place: str) -> "Passed":
         """What has been passed on at ``place``. Raises `ValueError`."""
         passed = cls()
-        for field in place.split("_") if place else ():
+        fields = place.split("_", MAX_PROMPTS + MAX_CHOICES) if place else ()
+        for field in fields:
             match = _FIELD.fullmatch(field)
             if match is None:
                 raise ValueError(f"{field!r} is no part of a place")
@@ -50,7 +56,8 @@ class Passed:
             if num_scores is not None:
                 passed._num_scores.append(int(num_scores))
             else:
-                passed._choices.append(_Progress(int(num_tokens), int(num_chars), bool(end)))
+                passed._choices.append(_Progress())
+                passed._choices[-1].pass_on(int(num_tokens), int(num_chars), is_end=bool(end))
         return passed
 
     @property
@@ -60,7 +67,7 @@ class Passed:
         Choices are joined by "_", behind the number of scores of each prompt: "s9_3.14_2.8".
         Nothing is "".
         """
-        choices = "_".join(map(str, self._choices))
+        choices = "_".join([choice.word for choice in self._choices])
         if not self._num_scores:
             return choices
         scores = "_".join(f"s{num_scores}" for num_scores in self._num_scores)
@@ -104,20 +111,31 @@ class Passed:
         is_end = isinstance(event, Finished) and not given.is_finished
         if not (token_ids or text or is_end):
             return event, None
-        given.num_tokens += len(token_ids)
-        given.num_chars += len(text)
-        given.is_finished |= is_end
+        given.pass_on(len(token_ids), len(text), is_end=is_end)
         if not num_tokens and not num_chars:
             return None, event
-        known = TokenDelta(
-            choice=event.choice,
-            attempt=event.attempt,
-            index=event.index,
-            prefix_hash=event.prefix_hash,
-            token_ids=event.token_ids[:num_tokens],
-            text=event.text[:num_chars],
-            logprobs=event.logprobs[:num_tokens],
-        )
-        index, logprobs = given.num_tokens - len(token_ids), event.logprobs[num_tokens:]
-        news = replace(event, index=index, token_ids=token_ids, text=text, logprobs=logprobs)
-        return known, news
+        return head_of(event, num_tokens, num_chars), rest_of(event, num_tokens, num_chars)
+
+
+def head_of(event: TokenDelta | Finished, num_tokens: int, num_chars: int) -> TokenDelta:
+    """The first tokens and characters of an event."""
+    return TokenDelta(
+        choice=event.choice,
+        attempt=event.attempt,
+        index=event.index,
+        prefix_hash=event.prefix_hash,
+        token_ids=event.token_ids[:num_tokens],
+        text=event.text[:num_chars],
+        logprobs=event.logprobs[:num_tokens],
+    )
+
+
+def rest_of(event: Spoken, num_tokens: int, num_chars: int) -> Spoken:
+    """What `head_of` leaves."""
+    return replace(
+        event,
+        index=event.index + num_tokens,
+        token_ids=event.token_ids[num_tokens:],
+        text=event.text[num_chars:],
+        logprobs=event.logprobs[num_tokens:],
+    )

@@ -87,11 +87,8 @@ class LogReading:
         lost.
         """
         try:
-            if self.has_attached:
-                await self._read_through_failures()
-            else:
-                async with asyncio.timeout(_PATIENCE_S) as patience:
-                    await self._read_through_failures(patience)
+            async with asyncio.timeout(None if self.has_attached else _PATIENCE_S) as patience:
+                await self._read_through_failures(patience)
         except TimeoutError:
             raise Unavailable("Another reader still has this stream.") from None
         except QueueNotFound:
@@ -124,8 +121,8 @@ class LogReading:
         """Give the log back, where `run` had no time to begin."""
         await self._log.close()
 
-    async def _read_through_failures(self, patience: asyncio.Timeout | None = None) -> None:
-        """``patience`` is over unless this attaches before."""
+    async def _read_through_failures(self, patience: asyncio.Timeout) -> None:
+        """``patience`` strikes unless this attaches before."""
         while True:
             try:
                 await self._read_from_start(patience)
@@ -140,15 +137,14 @@ class LogReading:
                 await self._bus.wait_connected()
                 await asyncio.sleep(_REATTACH_PAUSE_S)
 
-    async def _read_from_start(self, patience: asyncio.Timeout | None) -> None:
+    async def _read_from_start(self, patience: asyncio.Timeout) -> None:
         """Attach and read, until the buffer is full. Nothing is acknowledged: the queue keeps the
         log."""
         if not self.has_attached:
             await self._ask()
         consumer = await self._log.attach()
         self.has_attached = True
-        if patience is not None:
-            patience.reschedule(None)
+        patience.reschedule(None)
         try:
             self.reader, self.num_accepted = self._new_reader(), 0
             self._passed.begin()
@@ -221,10 +217,12 @@ class LogReading:
         """Pass on what was not passed on before the last reconnect."""
         self._ordinal = max(self._ordinal, relay.ordinal)
         event = self._news(relay.event)
+        self.is_ended |= self.reader.is_ended
         if event is not None:
-            self.is_ended = self.reader.is_ended
             self.has_failed = self.is_ended and isinstance(event, Failed)
             self._buffer.put(Relay(relay.ordinal, event))
+        elif self.is_ended:  # the log's last event may be no news, where choices end another way
+            self._buffer.wake()
 
     def _news(self, event: Started | Failed | Piece) -> Started | Failed | Piece | None:
         if isinstance(event, Started):

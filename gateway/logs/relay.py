@@ -66,8 +66,8 @@ class LogRelay:
         """What may be published again, where the client has just sent it."""
         self.log_name = log.queue.name
         self.claim = claim
-        self.reading = LogReading(bus, log, claim, context, buffer := RelayBuffer(deadline))
-        self._buffer = buffer
+        self._buffer = RelayBuffer(deadline)
+        self.reading = LogReading(bus, log, claim, context, self._buffer)
         self._task: asyncio.Task[None] | None = None
         self._has_left = False
 

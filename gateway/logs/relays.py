@@ -31,8 +31,6 @@ from shared.bus.base import Bus, Message
 from shared.errors import (
     BusError,
     IdempotencyMismatch,
-    QueueBusy,
-    QueueNotFound,
     StreamExpired,
     StreamNotFound,
     Unavailable,
@@ -117,7 +115,7 @@ class Relays:
         if isinstance(command, Withheld):
             if relay is not None and is_own:
                 relay.give_up(_refusal(command.code))
-        elif not is_own and (code := self._give_up(command)) is not None:
+        elif not is_own and (code := self._let_go(command)) is not None:
             self._spawn(self._withhold(command, code))
 
     def fail_all(self, error: WarrenError) -> None:
@@ -201,7 +199,7 @@ class Relays:
 
     @contextmanager
     def _registered(self, relay: LogRelay) -> Iterator[None]:
-        code = self._give_up(relay.claim, is_local=True)
+        code = self._let_go(relay.claim, is_local=True)
         if code is not None:
             raise _refusal(code)
         self._relays[relay.request_id] = relay
@@ -212,8 +210,9 @@ class Relays:
                 del self._relays[relay.request_id]
             self._part(relay)
 
-    def _give_up(self, release: Release, *, is_local: bool = False) -> str | None:
-        """Let go of a log that is here, or wait no longer for its client; or return why not.
+    def _let_go(self, release: Release, *, is_local: bool = False) -> str | None:
+        """Let go of a log that is here, or stop waiting for its client; returns the error's code
+        where it is withheld.
 
         A reader that still waits for the log came later than a remote one that asked before it.
         """
@@ -262,7 +261,7 @@ class Relays:
             del self._departed[relay.request_id]
         if returned.done():
             return
-        with suppress(QueueBusy, QueueNotFound, BusError):
+        with suppress(BusError):
             # In nobody else's hands: else its client has come back, to whatever gateway.
             async with self._bus.consume(relay.log_name, prefetch=1, is_exclusive=True):
                 await relay.reading.end()

@@ -15,7 +15,9 @@ from shared.messages import (
     MAX_BIASES,
     MAX_CHOICES,
     Announcement,
+    ChatPrompt,
     GenerationJob,
+    Prompt,
     SamplingParams,
     TextPrompt,
     TokenPrompt,
@@ -231,14 +233,17 @@ def _check_sizes(
 
 def _num_prompt_chars(job: GenerationJob) -> int:
     """No prompt has more tokens than characters, but for rare scripts."""
-    return sum(
-        len(prompt.text)
-        if isinstance(prompt, TextPrompt)
-        else len(prompt.token_ids)
-        if isinstance(prompt, TokenPrompt)
-        else sum(len(message.content) for message in prompt.messages)
-        for prompt in job.prompts
-    )
+    return sum(map(_num_chars, job.prompts))
+
+
+def _num_chars(prompt: Prompt) -> int:
+    match prompt:
+        case TextPrompt():
+            return len(prompt.text)
+        case TokenPrompt():
+            return len(prompt.token_ids)
+        case ChatPrompt():
+            return sum(len(message.content) for message in prompt.messages)
 
 
 def _check_vocabulary(job: GenerationJob, vocab_size: int) -> None:

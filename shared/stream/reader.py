@@ -175,7 +175,8 @@ class LogReader:
 
     def _score(self, event: PromptScores) -> list[Action]:
         num_scored = self.num_scored.get(event.prompt, 0)
-        if not self._is_current(event) or event.start != num_scored:
+        is_of_a_prompt = event.prompt < len(self.chains)  # each prompt has a choice at least
+        if not (is_of_a_prompt and self._is_current(event)) or event.start != num_scored:
             return []
         self.num_scored[event.prompt] = num_scored + len(event.token_ids)
         return [self._relay(event)]

@@ -15,6 +15,7 @@ from shared.messages import (
     Finished,
     HandedOver,
     Progress,
+    PromptScores,
     ReplyEvent,
     Started,
     TokenDelta,
@@ -342,3 +343,13 @@ def test_a_run_that_the_broker_left_together_with_the_reader_has_not_crashed() -
     relayed(reader, [first, second, third])
 
     assert reader.num_crashes == 1
+
+
+def test_scores_of_a_prompt_that_is_not_there_are_dropped() -> None:
+    reader = LogReader("r", 2)
+    scores = [
+        PromptScores(prompt=prompt, attempt=1, start=0, token_ids=(1,), logprobs=(None,))
+        for prompt in (1, 2, 4_000_000)
+    ]
+
+    assert relayed(reader, [started(), *scores]) == scores[:1]

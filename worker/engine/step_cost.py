@@ -60,8 +60,8 @@ class StepCost:
     def num_prompt_tokens(self, start: int, seconds: float) -> float:
         """How many tokens from ``start`` on can be computed in ``seconds``, beside a step's rest.
 
-        None before the first step was learned, infinitely many where they were seen to cost
-        nothing.
+        0 before the first step was learned and where no time is left, infinitely many where
+        tokens were seen to cost nothing.
         """
         if not self._has_learned or seconds <= 0:
             return 0.0

@@ -1,4 +1,5 @@
-"""GGUF to safetensors: a program of its own, so that what serves a model never loads transformers.
+"""GGUF to safetensors: a program of its own, so that whoever serves the result need not load
+transformers.
 
     python convert.py MODEL.gguf DIRECTORY
 

@@ -45,12 +45,12 @@ class CallChannels:
     def __init__(self, open_channel: Callable[[], Awaitable[Channel]]) -> None:
         self._open_channel = open_channel
         self._idle: list[Channel] = []
-        self._slots = asyncio.Semaphore(_MAX_CALLS)
+        self._places = asyncio.Semaphore(_MAX_CALLS)
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[Channel]:
         """Lend a channel. A call that fails closes it, so that one is not lent again."""
-        async with self._slots:
+        async with self._places:
             channel = self._take_idle() or await self._open_channel()
             yield channel
             self._idle.append(channel)

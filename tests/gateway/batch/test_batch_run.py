@@ -153,8 +153,7 @@ async def test_progress_grows_to_the_whole(
 
     dones = [report.num_done for report in reports]
     assert dones == sorted(dones)
-    assert (dones[0], reports[0].seconds_left) == (0, None)
-    assert (dones[-1], reports[-1].seconds_left) == (41, 0)
+    assert (dones[0], dones[-1]) == (0, 41)
     assert reports[-1].num_failed == 1
     assert reports[-1].num_tokens == summary.num_tokens == 40 * len(answer_text("hello"))
     assert reports[-1].tokens_per_s > 0

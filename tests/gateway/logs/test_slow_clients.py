@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from gateway.answers.context import StreamContext
 from gateway.logs.relay import LogRelay
 from gateway.logs.reply_queues import ReplyLog
 from shared import topology
-from shared.bus.base import Message
+from shared.bus.base import Binding, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Release, ReplyEvent, Started, decode_event, encode
 from shared.stream import LogWriter
@@ -95,6 +96,29 @@ async def test_a_log_that_waits_for_its_client_is_not_lost_with_a_connection() -
         await eventually(is_held)
 
         assert await take_all(relay) == 1_002
+
+
+async def test_a_log_that_is_written_again_may_end_with_what_is_known() -> None:
+    broker, context = MemoryBroker(), msgspec.structs.replace(CONTEXT, num_choices=2)
+    async with (
+        MemoryBus(broker) as writer,
+        MemoryBus(broker) as bus,
+        relaying(bus, 0, context) as relay,
+    ):
+        num_events = 0
+        while num_events < 2:
+            num_events += len(await relay.take(timeout_s=5))
+        bus.sever()
+        async with writer.consume(relay.log_name, is_exclusive=True) as forgotten:
+            started, finished = [await anext(forgotten) for _ in range(2)]
+            await started.ack()
+            await finished.ack()
+        other = Message(encode(LogWriter(1, 2).finish(1, [], "", "stop")))
+        for message in (started.message, other, finished.message):
+            await writer.publish(Binding(topology.REPLIES, relay.log_name), message)
+
+        async with asyncio.timeout(5):
+            assert await take_all(relay) == 1
 
 
 async def test_a_log_is_read_though_no_gateway_hears_who_asks_for_it() -> None:
