@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from bench import machine
 from tests.support.broker import RabbitNode
 from tests.system.chaos.campaign import Row
 
@@ -37,8 +38,9 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def write_page(path: Path, rows: Sequence[Row], node: RabbitNode) -> None:
-    """The table as Markdown, with the versions of what it was taken with."""
+    """The table as Markdown, with the commit and the versions of what it was taken with."""
     versions = {
+        "commit": machine.describe([])["commit"],
         "Python": platform.python_version(),
         "RabbitMQ": node.ctl("--silent", "version").strip(),
         **{name: importlib.metadata.version(name) for name in _PACKAGES},
