@@ -25,7 +25,7 @@ for _variable in [name for name in os.environ if name.startswith(PREFIX)]:
         del os.environ[_variable]
 
 _PULL_TIMEOUT_S = 900
-_LONGEST = ("tests/system/", "tests/worker/")
+_LONGEST = ("tests/system/", "tests/worker/", "tests/shared/", "tests/kernels/", "tests/bench/")
 """What takes longest goes first, so that all test processes end at about the same time."""
 
 

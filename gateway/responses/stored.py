@@ -17,7 +17,11 @@ _LOOK_INTERVAL_S = 0.02
 
 
 class SequenceFramer(Framer):
-    """Frames the events of a response whose ``sequence_number`` is beyond ``after``."""
+    """Frames the events of a response whose ``sequence_number`` is beyond ``after``.
+
+    The number counts events, as the Responses API wants it: where a broker lost a log's end, and it
+    was written again in other pieces, it is a ``Last-Event-ID`` that is exact.
+    """
 
     def __init__(self, after: int) -> None:
         super().__init__()

@@ -106,7 +106,7 @@ async def test_a_request_is_a_span_whose_context_travels_in_the_job(
     assert context is not None
     assert worker.jobs[0].job.trace["traceparent"] == f"00-{TRACE_ID}-{context.span_id:016x}-01"
     assert span.attributes is not None
-    assert span.attributes["request_id"] == response.headers["x-request-id"]
+    assert span.attributes["warren.request_id"] == response.headers["x-request-id"]
 
 
 async def test_the_openapi_page_knows_the_parameters(gateway: LiveGateway) -> None:

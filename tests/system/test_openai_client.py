@@ -38,7 +38,7 @@ def test_a_chat_is_streamed(client: openai.OpenAI) -> None:
     contents = [chunk.choices[0].delta.content or "" for chunk in chunks]
     reasons = [chunk.choices[0].finish_reason for chunk in chunks]
     assert "".join(contents) == "The capital of France is Paris."
-    assert len([content for content in contents if content]) > 3
+    assert len([content for content in contents if content]) > 1
     assert reasons == [None] * (len(chunks) - 1) + ["stop"]
     assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
 
