@@ -30,7 +30,7 @@ _LONGEST = ("tests/system/", "tests/worker/", "tests/shared/", "tests/kernels/",
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first test that asks for the model may have to download and convert it."""
+    """Order the tests; the first that asks for the model may have to download and convert it."""
     items.sort(key=lambda item: [not item.nodeid.startswith(path) for path in _LONGEST])
     users = [item for item in items if "smollm2" in getattr(item, "fixturenames", ())]
     for item in users[:1]:
