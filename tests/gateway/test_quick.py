@@ -9,7 +9,7 @@ import pytest
 
 from shared.bus.memory import MemoryBus
 from shared.messages import MAX_EMBEDDING_INPUTS, Failed, QuickAnswer, QuickJob
-from tests.support.http import LiveGateway, live_gateway
+from tests.support.http import LiveGateway, hears_a_worker, live_gateway
 from tests.support.scripted_worker import MODEL, ScriptedWorker, count_words
 
 
@@ -109,6 +109,8 @@ async def test_a_model_without_embeddings_says_so(
 async def test_a_bad_value_is_named(
     gateway: LiveGateway, path: str, body: dict[str, Any], param: str
 ) -> None:
+    await hears_a_worker(gateway)
+
     response = await gateway.post(path, **{"model": MODEL, **body})
 
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)

@@ -10,7 +10,7 @@ from gateway.responses.names import in_own_words
 from gateway.responses.schemas import ResponsesRequest
 from shared.errors import InvalidRequest
 from shared.messages import MAX_CONTEXT_BYTES, Failed
-from tests.support.http import LiveGateway
+from tests.support.http import LiveGateway, hears_a_worker
 from tests.support.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
@@ -124,6 +124,8 @@ def test_what_asks_for_nothing_is_tolerated() -> None:
 async def test_a_bad_value_bears_the_name_that_its_client_knows(
     gateway: LiveGateway, body: dict[str, Any], param: str
 ) -> None:
+    await hears_a_worker(gateway)
+
     response = await gateway.post("/v1/responses", **{"model": MODEL, "input": "x", **body})
 
     error = response.json()["error"]
