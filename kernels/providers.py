@@ -130,6 +130,12 @@ class MaskLogits(Protocol):
     def __call__(self, logits: Tensor, rows: Tensor, masks: Tensor) -> Tensor: ...
 
 
+class MostLikely(Protocol):
+    """See `kernels.reference.most_likely`."""
+
+    def __call__(self, logits: Tensor) -> Tensor: ...
+
+
 class FilterFloors(Protocol):
     """See `kernels.reference.filter_floors`."""
 
@@ -167,6 +173,7 @@ class Ops:
     logits: Logits
     adjust_logits: AdjustLogits
     mask_logits: MaskLogits
+    most_likely: MostLikely
     filter_floors: FilterFloors
     draw_rows: DrawRows
 

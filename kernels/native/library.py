@@ -139,6 +139,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [c_void_p, POINTER(CacheView), POINTER(BatchView), POINTER(HeadsView)],
     ),
     "warren_filter_floors": (None, [c_void_p, c_void_p, c_int32, c_int32, *[c_void_p] * 5]),
+    "warren_most_likely": (None, [c_void_p, c_void_p, c_int32, c_int32, c_void_p]),
     "warren_draw_rows": (None, [c_void_p, c_void_p, c_int32, c_int32, *[c_void_p] * 4]),
     "warren_commit": (None, [c_void_p, c_int64]),
     "warren_workspace": (c_void_p, []),

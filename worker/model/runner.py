@@ -58,6 +58,8 @@ class TorchRunner:
     The caller's thread lays out the inputs while the compute thread, which alone touches weights,
     cache and the last step's tokens, is busy with the step before; torch lets go of the
     interpreter's lock in its operations. On CUDA the compute thread only fills the device's queue.
+    Where the next step waits already, a result is told when that one's inputs are there: whoever
+    wakes up to it wants the lock that the compute thread needs until then.
     """
 
     def __init__(
@@ -79,6 +81,9 @@ class TorchRunner:
         self._graphs = graphs
         self._drawn = torch.empty(max_num_batched_tokens, dtype=torch.int64, device=decoder.device)
         self._num_drawn = 0
+        self._num_launched = 0
+        self._num_run = 0
+        self._untold: tuple[Future[_Result], _Result] | None = None
         self._compute = ThreadPoolExecutor(
             max_workers=1,
             thread_name_prefix="compute",
@@ -111,11 +116,19 @@ class TorchRunner:
         if batch.num_tokens > self._max_num_batched_tokens:
             raise ValueError(f"{batch.num_tokens} tokens, at most {self._max_num_batched_tokens}")
         step = lay_out(batch, self.block_size, self._decoder.device, self._graph_size)
-        return TorchStep(self._compute.submit(self._run, step), step.score_plan)
+        told: Future[_Result] = Future()
+        self._compute.submit(self._run, step, told)
+        self._num_launched += 1
+        return TorchStep(told, step.score_plan)
 
     def submit(self, work: Callable[[], _Work]) -> "Future[_Work]":
         """Have ``work`` done on the compute thread, between steps."""
-        return self._compute.submit(work)
+
+        def between_steps() -> _Work:
+            self._tell()
+            return work()
+
+        return self._compute.submit(between_steps)
 
     def close(self) -> None:
         """Wait for the steps that were launched; another launch raises `RuntimeError`."""
@@ -124,7 +137,26 @@ class TorchRunner:
     def _graph_size(self, num_seqs: int) -> int | None:
         return None if self._graphs is None else self._graphs.size_for(num_seqs)
 
-    def _run(self, step: HostStep) -> _Result:
+    def _run(self, step: HostStep, told: "Future[_Result]") -> None:
+        try:
+            result = self._compute_or_fail(step)
+        except BaseException as error:  # noqa: BLE001 (what to do about it is the caller's choice)
+            self._tell()
+            told.set_exception(error)
+        else:
+            self._untold = told, result
+        self._num_run += 1
+        if self._num_run >= self._num_launched:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Hand out the result that is held back, if there is one."""
+        if self._untold is not None:
+            told, result = self._untold
+            self._untold = None
+            told.set_result(result)
+
+    def _compute_or_fail(self, step: HostStep) -> _Result:
         with suppress(torch.OutOfMemoryError):
             return self._step(step)
         # Only here, behind the error, are the step's tensors gone and can their memory be freed.
@@ -139,6 +171,7 @@ class TorchRunner:
         self._num_drawn = 0
         inputs = step.send()
         inputs.forward.token_ids[inputs.carried_tokens] = self._drawn[inputs.carried_rows]
+        self._tell()
         if step.graph_size is None or self._graphs is None:
             logits = self._decoder.forward(inputs.forward, self._kv_cache)
         else:

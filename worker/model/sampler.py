@@ -39,7 +39,7 @@ def sample(
     if edits is not None:
         logits = edit(ops, logits, edits)
     if sampling is None:
-        return logits.argmax(dim=-1)
+        return ops.most_likely(logits)
     floors = torch.full_like(sampling.temperatures, -torch.inf)
     rows = sampling.filtered_rows
     if rows.numel():

@@ -58,6 +58,12 @@ void warren_filter_floors(Team* team, const float* logits, int32_t rows, int32_t
     });
 }
 
+void warren_most_likely(Team* team, const float* logits, int32_t rows, int32_t vocab_size, int64_t* tokens) {
+    team->run([&](int) {
+        team->share(rows, [&](int r) { tokens[r] = most_likely({logits + int64_t(r) * vocab_size, vocab_size}); });
+    });
+}
+
 void warren_draw_rows(Team* team, const float* logits, int32_t rows, int32_t vocab_size, const float* temperatures,
                       const float* floors, const float* uniforms, int64_t* drawn) {
     team->run([&](int) {

@@ -134,12 +134,20 @@ inline float filter_floor(const Logits& row, float temperature, const Filters& f
     }
 }
 
+// The first token of the row whose logit is `most`; 0 where none is.
+inline int64_t token_of(const Logits& row, float most) {
+    const int64_t token = std::find(row.at, row.at + row.size, most) - row.at;
+    return token < row.size ? token : 0;
+}
+
+inline int64_t most_likely(const Logits& row) { return token_of(row, greatest(row)); }
+
 // The token whose share of the cumulative distribution `uniform` meets; the most likely one at a temperature of 0.
 inline int64_t draw(const Logits& row, float temperature, float floor, float uniform) {
     constexpr int kStride = 1024;
     const float most = greatest(row);
-    const int64_t best = std::max<int64_t>(0, std::find(row.at, row.at + row.size, most) - row.at);
-    if (temperature == 0 || !std::isfinite(most)) return best < row.size ? best : 0;
+    const int64_t best = token_of(row, most);
+    if (temperature == 0 || !std::isfinite(most)) return best;
     const Softmax softmax{most, temperature};
     const auto piece = [&](int first) { return std::min(kStride, row.size - first); };
     double total = 0;

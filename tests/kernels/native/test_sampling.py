@@ -7,6 +7,7 @@ from torch import Tensor
 from kernels.native.draw_rows import drawn_from
 from kernels.native.filter_floors import floors_of
 from kernels.native.library import Library
+from kernels.native.most_likely import found_by
 
 NUM_ROWS = 48
 SIZES = [1, 7, 1000, 1024, 50_001]
@@ -86,6 +87,17 @@ def test_a_number_draws_the_token_whose_share_of_the_line_it_meets(
     assert (weights.gather(1, drawn) > 0).all()
 
 
+@pytest.mark.parametrize("vocab_size", SIZES)
+def test_the_most_likely_token_is_the_first_of_the_greatest(
+    native: Library, vocab_size: int
+) -> None:
+    logits = rows(vocab_size, 1.0).round()
+
+    greatest = logits.max(1, keepdim=True).values
+    expected = [row.index(True) for row in (logits == greatest).tolist()]
+    assert found_by(native, logits).tolist() == expected
+
+
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("num_odd", [1, 20])
 def test_what_is_no_number_ends_and_gives_a_token(
@@ -98,5 +110,6 @@ def test_what_is_no_number_ends_and_gives_a_token(
 
     floors = floors_of(native, logits, *params)
     drawn = drawn_from(native, logits, ones, floors, ones * 0.5)
+    greedy = found_by(native, logits)
 
-    assert all(token in range(20) for token in drawn.tolist())
+    assert all(token in range(20) for token in [*drawn.tolist(), *greedy.tolist()])

@@ -130,6 +130,29 @@ def test_launch_returns_before_the_step_is_computed(
     assert (first.result(), second.result()) == ([6], [7])
 
 
+def test_a_result_is_told_while_the_next_step_computes(
+    gated: TorchRunner, decoder: GatedDecoder
+) -> None:
+    first = gated.launch(batch(share([5], [0])))
+    gated.launch(batch(share([0], [0], start=1, previous_row=0)))
+    decoder.allowed.release()
+    assert first.result() == [6]
+    decoder.allowed.release()
+
+
+def test_a_result_does_not_wait_for_what_is_done_between_steps(
+    gated: TorchRunner, decoder: GatedDecoder
+) -> None:
+    may_end = threading.Event()
+    first = gated.launch(batch(share([5], [0])))
+    between = gated.submit(lambda: may_end.wait(10))
+    gated.launch(batch(share([0], [0], start=1, previous_row=0)))
+    decoder.allowed.release(2)
+    assert first.result() == [6]
+    assert not between.done()
+    may_end.set()
+
+
 def test_a_step_that_fails_raises_in_its_result_and_is_not_gone_on_from(
     gated: TorchRunner, decoder: GatedDecoder
 ) -> None:

@@ -1,0 +1,21 @@
+"""Finds the most likely token of each row."""
+
+import torch
+from torch import Tensor
+
+from kernels.native.library import Library, library, pointer
+
+
+def most_likely(logits: Tensor) -> Tensor:
+    """See `kernels.reference.most_likely`. Of equals it takes the first."""
+    return found_by(library(), logits)
+
+
+def found_by(native: Library, logits: Tensor) -> Tensor:
+    """`most_likely` of a library that need not be this processor's own."""
+    logits = logits.float().contiguous()
+    tokens = torch.empty(len(logits), dtype=torch.int64)
+    native.functions.warren_most_likely(
+        native.team(torch.get_num_threads()), pointer(logits), *logits.shape, pointer(tokens)
+    )
+    return tokens
