@@ -19,6 +19,7 @@ from rich.markup import escape
 
 from gateway.access import commands as key_commands
 from shared import dead_commands, settings
+from shared.bus.base import MAX_PREFETCH
 from shared.errors import StartupError, WarrenError
 from shared.options import EPILOG, chosen, takes_settings
 from shared.settings import DEFAULT_MODEL, CommonSettings, GatewaySettings, WorkerSettings
@@ -156,7 +157,9 @@ def chat(
 def batch(
     input: Annotated[Path, typer.Argument(help="OpenAI's batch lines.")],  # noqa: A002
     results: Annotated[Path, typer.Argument(help="Where the answers go, in the same order.")],
-    window: Annotated[int, typer.Option(min=1, help="Jobs in the queue at a time.")] = 256,
+    window: Annotated[
+        int, typer.Option(min=1, max=MAX_PREFETCH, help="Jobs in the queue at a time.")
+    ] = 256,
     **options: Any,
 ) -> None:
     """Answer a file of requests through the queue.

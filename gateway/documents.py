@@ -26,6 +26,7 @@ _REASONS: Mapping[int, str] = {
     401: "No valid API key.",
     404: "No such model, or nothing of that id.",
     405: "Not with this method.",
+    408: "The body did not arrive in time.",
     409: "The request was cancelled, or another reader has taken its stream over.",
     410: "It is no longer kept.",
     413: "The body is too long.",

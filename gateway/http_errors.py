@@ -1,6 +1,7 @@
 """The one place where errors get their HTTP status, and OpenAI's shape."""
 
 import http
+import logging
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,7 +14,9 @@ from starlette.exceptions import HTTPException
 
 from gateway.metrics import Metrics
 from shared import errors
-from shared.errors import InternalError, InvalidRequest, Overloaded, WarrenError
+from shared.errors import BusError, InternalError, InvalidRequest, Overloaded, WarrenError
+
+logger = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 1.0
 _ENCODER = msgspec.json.Encoder()
@@ -53,10 +56,17 @@ _STATUS: dict[str, HttpStatus] = {
     errors.IdempotencyMismatch.code: HttpStatus(422, "invalid_request_error"),
     errors.Overloaded.code: HttpStatus(429, "rate_limit_error"),
     errors.PublishRefused.code: HttpStatus(429, "rate_limit_error"),
+    # Whoever sends it once more kills as many workers once more.
+    errors.WorkerLost.code: HttpStatus(500, is_retryable=False),
     errors.Unavailable.code: HttpStatus(503),
     errors.BusUnavailable.code: HttpStatus(503),
     errors.PublishUnconfirmed.code: HttpStatus(503),
     errors.DeadlineExceeded.code: HttpStatus(504, is_retryable=False),
+}
+_BROKER_SAYS = {
+    429: "The queue is full.",
+    500: "The broker refused what the request needs.",
+    503: "The broker is away.",
 }
 
 
@@ -65,9 +75,11 @@ def status_of(error: WarrenError) -> HttpStatus:
 
 
 def error_body(error: WarrenError) -> ErrorBody:
-    kind = status_of(error).type
+    status = status_of(error)
+    # What the broker says names its users and queues.
+    message = _BROKER_SAYS[status.code] if isinstance(error, BusError) else error.message
     return ErrorBody(
-        ErrorDetail(message=error.message, type=kind, param=error.param, code=error.code)
+        ErrorDetail(message=message, type=status.type, param=error.param, code=error.code)
     )
 
 
@@ -93,8 +105,11 @@ def internal_error_response() -> Response:
 def install(app: FastAPI, metrics: Metrics) -> None:
     """Answer every error of ``app`` in OpenAI's shape."""
 
-    async def on_warren_error(_: Request, error: Exception) -> Response:
+    async def on_warren_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, WarrenError)
+        if isinstance(error, BusError):
+            facts = {"path": request.url.path, "code": error.code, "reason": error.message}
+            logger.warning("the broker failed a request", extra=facts)
         metrics.count_error(error.code)
         return error_response(error)
 

@@ -6,9 +6,19 @@ from fastapi import Request
 
 from gateway import idempotency
 from gateway.deps import Gateway
+from gateway.requests.body import read_body
 from gateway.requests.constraints import check
 from gateway.requests.jobs import Draft, GenerationBody, draft
 from shared.messages import Announcement, GenerationJob
+
+
+async def received(gateway: Gateway, request: Request) -> bytes:
+    """Read a request's body in one of the gateway's places: uploads are bounded, too.
+
+    Raises `Overloaded`, `Unavailable` and what `read_body` raises.
+    """
+    with gateway.admission.upload():
+        return await read_body(request, gateway.settings.max_body_bytes)
 
 
 def draft_of(gateway: Gateway, request: Request, body: GenerationBody) -> Draft:

@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from shared import settings
-from shared.bus.base import Bus
+from shared.bus.base import MAX_PREFETCH, Bus
 from shared.dead_letters import DeadLetter, find, opened
 from shared.errors import StartupError
 from shared.messages import JSON
@@ -16,7 +16,8 @@ from shared.options import EPILOG, takes_settings
 from shared.settings import CommonSettings
 from shared.terminal import notices, output
 
-MAX_LETTERS = 100_000
+MAX_LETTERS = MAX_PREFETCH
+"""All are held at once."""
 _EVERY = "all"
 
 Act = Callable[[Bus, list[DeadLetter]], Awaitable[None]]
@@ -31,7 +32,9 @@ Ids = Annotated[list[str], typer.Argument(metavar="ID...", help=f"Request ids, o
 @app.command("list", epilog=EPILOG)
 @takes_settings(CommonSettings)
 def list_(
-    limit: Annotated[int, typer.Option(min=1, help="How many, the oldest first.")] = 100,
+    limit: Annotated[
+        int, typer.Option(min=1, max=MAX_LETTERS, help="How many, the oldest first.")
+    ] = 100,
     **options: Any,
 ) -> None:
     """Show what died, where and of what.
@@ -93,7 +96,8 @@ def retry(request_ids: Ids, **options: Any) -> None:
     """
 
     async def act(bus: Bus, letters: list[DeadLetter]) -> None:
-        for letter in _chosen([one for one in letters if one.job is not None], request_ids):
+        jobs = [letter for letter in letters if letter.job is not None]
+        for letter in jobs if request_ids == [_EVERY] else _chosen(letters, request_ids):
             queue = await letter.retry(bus)
             output.print(f"{letter.request_id} is in {queue} again", soft_wrap=True)
 

@@ -29,6 +29,7 @@ from worker.prompt_text import prompt_text
 from worker.quarantine import is_returned_too_often
 from worker.taken import TakenJob, Workplace
 from worker.timeline import Timeline
+from worker.whole_answer import WholeAnswer
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +86,8 @@ class Answer:
             publication=self.job.publication,
             is_suspect=taken.is_suspect,
         )
+        self._whole = WholeAnswer(self.job)
+        """What is there of an answer that is no stream."""
         self._started: Started | None = None
         """What opened the attempt in the log; only streams have one."""
         self._is_told = asyncio.Event()
@@ -155,9 +158,12 @@ class Answer:
             self._stop(verdict)
 
     def _stop(self, interrupt: Interrupt) -> None:
-        if self._task is not None and self._interrupt is None and not self._is_ending:
-            self._interrupt = interrupt
+        if self._task is None or self._is_ending:
+            return
+        if self._interrupt is None:
             self._task.cancel()
+        if self._interrupt in (None, Verdict.GO_ON):  # nothing else is taken back
+            self._interrupt = interrupt
 
     async def _end(self, interrupt: Interrupt) -> Outcome:
         self._is_ending = True
@@ -219,7 +225,7 @@ class Answer:
         if self.job.mode == "stream":
             await choices.run(await self._open_log(plans), self._publisher.publish)
         elif not self._publisher.has_unsent:
-            await self._publisher.publish(await choices.complete())
+            await self._publisher.publish(await choices.complete(self._whole))
         # An interrupt may have struck while the last event was published.
         await self._publisher.flush()
         return Outcome.ANSWERED

@@ -3,18 +3,16 @@
 import asyncio
 import itertools
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from shared.messages import (
-    Choice,
     Completed,
     Finished,
     GenerationJob,
     JobClass,
     PromptScores,
     TokenDelta,
-    TokenLogprobs,
 )
 from shared.stream import LogWriter
 from worker.choice import ChoiceWriter
@@ -26,6 +24,7 @@ from worker.prompt_scores import PromptScorer
 from worker.prompt_text import prompt_text
 from worker.served_model import ServedModel
 from worker.timeline import Timeline
+from worker.whole_answer import WholeAnswer
 
 _RUNS = itertools.count()
 _INLINE_TOKENS = 500
@@ -54,42 +53,10 @@ class Choices:
         self._generations = generations
         self._timeline = timeline
 
-    async def complete(self) -> Completed:
-        """The whole answer as one message."""
-        texts: defaultdict[int, str] = defaultdict(str)
-        logprobs: defaultdict[int, list[TokenLogprobs]] = defaultdict(list)
-        scores: defaultdict[int, list[TokenLogprobs | None]] = defaultdict(list)
-        ends: dict[int, Finished] = {}
-
-        async def keep(event: PromptScores | TokenDelta | Finished) -> None:
-            if isinstance(event, PromptScores):
-                scores[event.prompt] += event.logprobs
-                return
-            texts[event.choice] += event.text
-            logprobs[event.choice] += event.logprobs
-            if isinstance(event, Finished):
-                ends[event.choice] = event
-
-        log = LogWriter(1, self._job.total_choices)
-        await self.run(log, keep)
-        choices = (
-            Choice(
-                token_ids=tuple(log.chains[k].token_ids),
-                text=texts[k],
-                finish_reason=ends[k].finish_reason,
-                stop_reason=ends[k].stop_reason,
-                num_prompt_tokens=len(self._plan_of(k).prompt_ids),
-                num_cached_tokens=ends[k].num_cached_tokens,
-                logprobs=tuple(logprobs[k]),
-            )
-            for k in range(self._job.total_choices)
-        )
-        return Completed(
-            request_id=self._job.request_id,
-            choices=tuple(choices),
-            prompt_texts=self._prompt_texts(),
-            prompt_logprobs=tuple(tuple(scores[k]) for k in sorted(scores)),
-        )
+    async def complete(self, answer: WholeAnswer) -> Completed:
+        """Run the choices that ``answer`` lacks to their ends."""
+        await self.run(answer.log, answer.keep)
+        return answer.completed(self._plans, self._prompt_texts())
 
     async def run(self, log: LogWriter, emit: Emit) -> None:
         """Run the choices that ``log`` does not hold yet to their ends."""
@@ -126,7 +93,12 @@ class Choices:
                 if isinstance(output, PromptScored):
                     for scores in scorers[sequence_id.choice].add(output.scores):
                         await emit(scores)
-            for event in [writer.advance(tokens)] if tokens else writer.close():
+            events: Sequence[TokenDelta | Finished] = ()
+            if tokens:
+                events = [writer.advance(tokens)]
+            elif scorers[sequence_id.choice].is_complete:
+                events = writer.close()
+            for event in events:
                 if isinstance(event, Finished):
                     generation.close(sequence_id)
                 await emit(event)
@@ -141,8 +113,9 @@ class Choices:
                 prompt, log.attempt, plan.prompt_ids, self._model.tokenizer
             )
             for prompt, plan in enumerate(self._plans)
-            if not any(
-                chain.token_ids or chain.is_finished
+            if not log.chains[prompt * num_choices].is_finished
+            and not any(
+                chain.token_ids
                 for chain in log.chains[prompt * num_choices : (prompt + 1) * num_choices]
             )
         }

@@ -1,7 +1,8 @@
 """The event loop's side of the engine thread: submit sequences, await their tokens."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Self
 
 from shared.errors import WarrenError
@@ -105,12 +106,22 @@ class Generations:
         """Raise what the engine died of, if it does."""
         await self._failure
 
-    def open(self, submits: Sequence[Submit]) -> "_OpenGeneration":
-        """``async with generations.open(submits) as generation``: run these sequences."""
+    @asynccontextmanager
+    async def open(self, submits: Sequence[Submit]) -> AsyncIterator[Generation]:
+        """Run these sequences; those that have not ended with the ``async with`` are cancelled."""
         self.num_prompt_tokens += sum(
             len(submit.prompt_ids) for submit in submits if submit.leader is None
         )
-        return _OpenGeneration(self._engine, self._generations, submits)
+        generation = Generation(self._engine, [submit.sequence_id for submit in submits])
+        try:
+            for submit in submits:
+                self._generations[submit.sequence_id] = generation
+                self._engine.send(submit)
+            yield generation
+        finally:
+            generation.close_all()
+            for submit in submits:
+                self._generations.pop(submit.sequence_id, None)
 
     def _on_outputs(self, outputs: Sequence[Output]) -> None:
         self._loop.call_soon_threadsafe(self._dispatch, outputs)
@@ -137,34 +148,3 @@ class Generations:
     def _fail(self, error: BaseException) -> None:
         if not self._failure.done():
             self._failure.set_exception(error)
-
-
-class _OpenGeneration:
-    def __init__(
-        self,
-        engine: EngineThread,
-        generations: dict[SequenceId, Generation],
-        submits: Sequence[Submit],
-    ) -> None:
-        self._engine = engine
-        self._generations = generations
-        self._submits = submits
-        self._generation = Generation(engine, [submit.sequence_id for submit in submits])
-
-    async def __aenter__(self) -> Generation:
-        try:
-            for submit in self._submits:
-                self._generations[submit.sequence_id] = self._generation
-                self._engine.send(submit)
-        except BaseException:
-            self._close()
-            raise
-        return self._generation
-
-    async def __aexit__(self, *_: object) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        self._generation.close_all()
-        for submit in self._submits:
-            self._generations.pop(submit.sequence_id, None)

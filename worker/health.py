@@ -17,7 +17,7 @@ from worker.metrics import new_registry
 class HealthServer:
     """Serves from a thread of its own, so that it answers while the event loop is busy.
 
-    With ``port`` None it serves nothing. ``port`` 0 takes a free one; see `port`.
+    With ``port`` None it serves nothing.
     """
 
     def __init__(
@@ -32,10 +32,6 @@ class HealthServer:
         if port is not None:
             app = _App(generations, is_live, is_healthy)
             self._server = _listen(port, app)
-
-    @property
-    def port(self) -> int | None:
-        return self._server.server_port if self._server is not None else None
 
     def __enter__(self) -> Self:
         if self._server is not None:

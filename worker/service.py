@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 
 from shared import topology
-from shared.bus.base import Bus, Message
+from shared.bus.base import MAX_PREFETCH, Bus, Message
 from shared.errors import BusError, BusUnavailable, UndecodableMessage
 from shared.messages import (
     Announcement,
@@ -148,7 +148,7 @@ class Worker:
             self._bus,
             self._model.name,
             lane,
-            prefetch=prefetch,
+            prefetch=min(prefetch, MAX_PREFETCH),
             held=self._held,
             new_answer=self._new_answer,
         )

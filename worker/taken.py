@@ -38,5 +38,5 @@ class Workplace:
     model: ServedModel
     generations: Generations
     address: str
-    """Where the worker's commands come from."""
+    """Where the worker's commands go."""
     job_timeout_s: float

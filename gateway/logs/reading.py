@@ -77,6 +77,7 @@ class LogReading:
         self._marker = ""
         self._caught_up: asyncio.Future[None] | None = None
         self._is_ending = False
+        self._has_ended = False
         self._ask_at = 0.0
 
     async def run(self) -> None:
@@ -112,10 +113,13 @@ class LogReading:
         A job that no worker has started yet loses its log alone: the worker that takes it finds its
         first event `Unroutable`, and drops the job.
         """
+        if self._has_ended:  # its name may be another log's by now
+            return
         self._is_ending = True
         for send in self.reader.cancel():
             await self._send(send)
         await self._bus.delete_queue(self._log.queue.name)
+        self._has_ended = True
 
     async def close(self) -> None:
         """Give the log back, where `run` had no time to begin."""

@@ -95,6 +95,13 @@ class LogRelay:
         return self.reading.context
 
     @property
+    def has_proved_its_right(self) -> bool:
+        """Whether the log is known to be its reader's: a request that is new, or whose tenant the
+        log has told."""
+        claim = self.claim
+        return claim.tenant is None or bool(claim.body_hash) or self.context is not None
+
+    @property
     def is_ended(self) -> bool:
         """Whether the terminal event has been taken."""
         return self.reading.is_ended and not len(self._buffer)
@@ -109,7 +116,7 @@ class LogRelay:
     def fate(self) -> Fate:
         """What becomes of job and log if the relay ends now."""
         error, is_ended = self._buffer.error, self.reading.is_ended
-        if isinstance(error, _NOT_OURS):
+        if isinstance(error, _NOT_OURS) or not self.has_proved_its_right:
             return Fate.STAYS
         if self._has_left or isinstance(error, Unavailable):
             if not self.can_return:

@@ -222,6 +222,9 @@ class Relays:
             code = relay.objection(release)
             if code is None:
                 relay.release(release)
+                if release.is_cancelled and relay.has_proved_its_right:
+                    # At once: a client that reads nothing may keep the relay for long.
+                    self._spawn(self._end(relay))
             return code
         if departed is not None:
             code = departed[0].objection(release)
@@ -249,10 +252,13 @@ class Relays:
         try:
             if is_end:
                 # Else the log goes by its expiry, and the job by its worker's watch over readers.
-                with suppress(BusError):
-                    await relay.reading.end()
+                await self._end(relay)
         finally:
             await relay.stop()
+
+    async def _end(self, relay: LogRelay) -> None:
+        with suppress(BusError):
+            await relay.reading.end()
 
     async def _close_later(self, relay: LogRelay, returned: "asyncio.Future[None]") -> None:
         await relay.stop()

@@ -1,17 +1,25 @@
 """Bodies in: bounded before they are read, and refused where they are not plain JSON."""
 
+import asyncio
+
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
+_TIMEOUT_S = 60.0
+
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Read a JSON body of at most ``max_bytes``. Raises HTTPException 413 or 415."""
+    """Read a JSON body of at most ``max_bytes``. Raises HTTPException 408, 413 or 415."""
     _check_headers(request, max_bytes)
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise _too_large(max_bytes)
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise _too_large(max_bytes)
+    except TimeoutError:
+        raise HTTPException(408, "The body did not arrive in time.") from None
     return bytes(body)
 
 

@@ -8,6 +8,7 @@ import msgspec
 from gateway.answers.context import StreamContext
 from gateway.answers.reasoning import REASONING_PARSERS
 from gateway.requests.constraints import PARAMETERS, Wanted, after_reasoning, wanted_constraint
+from gateway.requests.json_values import misfit
 from gateway.requests.schemas import ChatRequest, CompletionRequest
 from gateway.tools.choice import ToolUse, tool_use
 from shared.errors import InvalidRequest
@@ -267,13 +268,12 @@ def _converted(job: dict[str, Any], request: GenerationBody) -> GenerationJob:
     try:
         return msgspec.convert(job, GenerationJob)
     except msgspec.ValidationError as error:
-        raise _out_of_limits(str(error), request) from None
+        raise _out_of_limits(*misfit(error), request) from None
 
 
-def _out_of_limits(message: str, request: GenerationBody) -> InvalidRequest:
-    """Translate msgspec's "Expected ... - at `$.sampling.top_p`" to the client's names."""
-    reason, _, path = message.partition(" - at `")
-    path = path.rstrip("`").replace("key in ", "").removeprefix("$.")
+def _out_of_limits(reason: str, place: str, request: GenerationBody) -> InvalidRequest:
+    """Translate a place in the job to the client's names."""
+    path = place.removeprefix(".")
     if path.startswith("sampling."):
         param = re.split(r"[.\[]", path)[1]
     elif path.startswith("prompts"):
@@ -282,7 +282,7 @@ def _out_of_limits(message: str, request: GenerationBody) -> InvalidRequest:
     else:
         param = {"num_choices": "n"}.get(path, path)
     param = _said_as(param, request)
-    return InvalidRequest(f"{param}: {reason[0].lower()}{reason[1:]}", param=param)
+    return InvalidRequest(f"{param}: {reason}", param=param)
 
 
 def _said_as(param: str, request: GenerationBody) -> str:

@@ -1,6 +1,8 @@
-"""JSON of any shape in a body: what no job can carry is refused."""
+"""JSON of any shape in a body: what no job can carry is refused, and where it lies is named."""
 
 from typing import Any
+
+import msgspec
 
 from shared.errors import InvalidRequest
 
@@ -23,3 +25,10 @@ def check_json(value: Any, param: str) -> None:
             if isinstance(outer, dict | list)
             for inner in (outer.values() if isinstance(outer, dict) else outer)
         ]
+
+
+def misfit(error: msgspec.ValidationError) -> tuple[str, str]:
+    """What is wrong and where: "Expected `int` - at `$.a.b`" is ("expected `int`", ".a.b")."""
+    reason, _, place = str(error).partition(" - at `")
+    place = place.rstrip("`").removeprefix("key in ").removeprefix("$")
+    return f"{reason[0].lower()}{reason[1:]}", place

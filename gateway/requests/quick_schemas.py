@@ -9,6 +9,7 @@ import msgspec
 from pydantic import Field
 
 from gateway.quick import QuickLane
+from gateway.requests.json_values import misfit
 from gateway.requests.prompts import chat_prompt, completion_prompts, template_kwargs
 from gateway.requests.schemas import Body, Messages, Model, Prompts, TokenIds, Tools
 from gateway.tools.choice import read_tools
@@ -165,7 +166,7 @@ def _converted(kind: type[_Job], job: dict[str, Any]) -> _Job:
     try:
         return msgspec.convert({"type": kind.__struct_config__.tag, **job}, kind)
     except msgspec.ValidationError as error:
-        raise _refused(str(error)) from None
+        raise _refused(*misfit(error)) from None
 
 
 _NAMES = {
@@ -175,9 +176,8 @@ _NAMES = {
 }
 
 
-def _refused(message: str) -> InvalidRequest:
-    reason, _, path = message.partition(" - at `$.")
-    path = path.rstrip("`").removeprefix("prompt.")
+def _refused(reason: str, place: str) -> InvalidRequest:
+    path = place.removeprefix(".").removeprefix("prompt.")
     head = path.split("[")[0].split(".")[0]
     param = path if head in ("messages", "tools") else _NAMES.get(head, head)
-    return InvalidRequest(f"{param}: {reason[0].lower()}{reason[1:]}", param=param)
+    return InvalidRequest(f"{param}: {reason}", param=param)

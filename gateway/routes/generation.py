@@ -9,9 +9,8 @@ from gateway.answers.documents import CHAT_COMPLETION, COMPLETION
 from gateway.deps import Gateway
 from gateway.documents import documented
 from gateway.generation import GenerationResponse
-from gateway.requests.body import read_body
 from gateway.requests.schemas import ChatRequest, CompletionRequest, parse
-from gateway.submission import draft_of, submitted
+from gateway.submission import draft_of, received, submitted
 
 _CHAT_EXAMPLE: Mapping[str, Any] = {
     "model": "smollm2",
@@ -32,7 +31,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def answer(
         request: Request, kind: type[ChatRequest | CompletionRequest], id_kind: str
     ) -> Response:
-        raw_body = await read_body(request, gateway.settings.max_body_bytes)
+        raw_body = await received(gateway, request)
         draft = draft_of(gateway, request, parse(kind, raw_body))
         job = await submitted(gateway, request, draft, raw_body, id_kind)
         return GenerationResponse(gateway, job)

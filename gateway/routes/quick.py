@@ -12,7 +12,6 @@ from gateway.deps import Gateway
 from gateway.disconnect import ClientGone, until_disconnect
 from gateway.documents import documented
 from gateway.observation import CLIENT_GONE
-from gateway.requests.body import read_body
 from gateway.requests.quick_schemas import (
     DetokenizeRequest,
     EmbeddingRequest,
@@ -20,7 +19,7 @@ from gateway.requests.quick_schemas import (
     TokenizeRequest,
 )
 from gateway.requests.schemas import parse_body
-from gateway.submission import announcement
+from gateway.submission import announcement, received
 from shared.errors import InvalidRequest
 
 QuickRequest: TypeAlias = TokenizeRequest | DetokenizeRequest | EmbeddingRequest
@@ -34,7 +33,7 @@ def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter(tags=["quick"])
 
     async def answer(request: Request, kind: type[QuickRequest]) -> Response:
-        body = parse_body(kind, await read_body(request, gateway.settings.max_body_bytes))
+        body = parse_body(kind, await received(gateway, request))
         deadline = time.time() + gateway.settings.request_timeout_s
         model = body.model or _only_model(gateway)
         draft = QuickDraft(model, request.state.request_id, deadline, request.state.tenant)

@@ -14,13 +14,12 @@ from gateway.deps import Gateway
 from gateway.documents import answered, documented
 from gateway.generation import GenerationResponse
 from gateway.logs.reading import NOT_FOUND
-from gateway.requests.body import read_body
 from gateway.requests.schemas import parse_body
 from gateway.responses.format import gathered_response, response_object
 from gateway.responses.names import in_own_words
 from gateway.responses.schemas import ResponsesRequest
 from gateway.responses.stored import SequenceFramer, stored_response
-from gateway.submission import draft_of, submitted
+from gateway.submission import draft_of, received, submitted
 from shared import telemetry
 from shared.errors import InvalidRequest, StreamNotFound
 from shared.messages import GenerationJob
@@ -56,7 +55,7 @@ def router(gateway: Gateway) -> APIRouter:
     )
     async def create_response(request: Request) -> Response:
         """Answer a conversation, in the words of the Responses API."""
-        raw_body = await read_body(request, gateway.settings.max_body_bytes)
+        raw_body = await received(gateway, request)
         body = parse_body(ResponsesRequest, raw_body)
         job = await _submitted(gateway, request, body, raw_body)
         if body.background and not body.stream:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gateway.requests.constraints import Wanted, json_constraint
-from gateway.requests.json_values import check_json
+from gateway.requests.json_values import check_json, misfit
 from gateway.tools.forcing import forced_calls
 from gateway.tools.reading import TOOL_PARSERS
 from shared.errors import InvalidRequest, Unavailable
@@ -115,6 +115,6 @@ def _tool(tool: Any, path: str) -> Tool:
             Tool,
         )
     except msgspec.ValidationError as error:
-        reason, _, place = str(error).partition(" - at `$")
-        param = f"{path}.function{place.rstrip('`')}"
-        raise InvalidRequest(f"{param}: {reason[0].lower()}{reason[1:]}", param=param) from None
+        reason, place = misfit(error)
+        param = f"{path}.function{place}"
+        raise InvalidRequest(f"{param}: {reason}", param=param) from None

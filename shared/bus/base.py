@@ -17,6 +17,9 @@ from shared.messages import MSGPACK
 MAX_MESSAGE_BYTES = 16 << 20
 """Longest body; infra/rabbitmq sets the broker's own limit to the same."""
 
+MAX_PREFETCH = 65_535
+"""AMQP counts in 16 bits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
@@ -178,7 +181,8 @@ class Bus(Protocol):
     def consume(
         self, queue: str, *, prefetch: int = 0, is_exclusive: bool = False
     ) -> AbstractAsyncContextManager[Consumer]:
-        """Consume ``queue``, holding at most ``prefetch`` unacknowledged deliveries (0: no bound).
+        """Consume ``queue``, holding at most ``prefetch`` unacknowledged deliveries (at most
+        `MAX_PREFETCH`; 0: no bound).
 
         Closing gives all unacknowledged deliveries back in order. Raises `QueueNotFound`,
         `BusUnavailable`, and with ``is_exclusive`` `QueueBusy` while another consumer holds it.

@@ -85,6 +85,7 @@ def test_no_body_is_the_servers_fault(batch: list[tuple[str, bytes]]) -> None:
     answers = asyncio.run(statuses(batch))
 
     for request, (status, text) in zip(batch, answers, strict=True):
-        assert status < 500, (request, text)
+        is_hurried = b'"timeout"' in request[1]
+        assert status < 500 or (status == 504 and is_hurried), (request, text)
         if status == 200:
             assert '"error"' not in text, (request, text)

@@ -14,7 +14,14 @@ from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.bus.memory_queue import MemoryConsumer
 from shared.messages import Accepted, encode
-from tests.support.http import LiveGateway, chat_body, events, live_gateway, two_gateways
+from tests.support.http import (
+    LiveGateway,
+    chat_body,
+    events,
+    eventually,
+    live_gateway,
+    two_gateways,
+)
 from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
 
 CHAT = "/v1/chat/completions"
@@ -83,10 +90,17 @@ async def test_a_retry_takes_over_from_a_first_request_that_still_waits(
 
     worker.script = wait
     async with two_gateways(broker) as gateways:
-        asked = []
-        for gateway in (*gateways, *gateways):
+        asked = [asyncio.create_task(ask(gateways[0]))]
+        await worker.wait_until(lambda: bool(worker.jobs))
+
+        async def is_read() -> bool:
+            state = await worker.bus.inspect(worker.jobs[0].message.reply_to)
+            return state is not None and state.num_consumers == 1
+
+        for gateway in (gateways[1], *gateways):
             asked.append(asyncio.create_task(ask(gateway)))
-            await asyncio.sleep(0.2)
+            await asyncio.wait(asked[-2:-1], timeout=10)  # it ends when it is taken over
+            await eventually(is_read)
         may_end.set()
         *old, last = [await task for task in asked]
 
@@ -189,6 +203,7 @@ async def test_a_request_that_failed_is_tried_again(
         answer = await ask(second)
 
     assert (failed.status_code, code_of(failed)) == (500, "worker_lost")
+    assert failed.headers["x-should-retry"] == "false"
     assert answer.status_code == 200
 
 

@@ -5,7 +5,9 @@ import asyncio
 import httpx
 import pytest
 
-from tests.support.http import LiveGateway
+from shared.bus.memory import MemoryBus
+from tests.support.http import LiveGateway, eventually, live_gateway
+from tests.support.scripted_worker import ScriptedWorker
 
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: warren\r\nContent-Type: application/json\r\n"
 
@@ -69,3 +71,24 @@ async def test_a_huge_header_harms_nobody(gateway: LiveGateway) -> None:
 
     assert answer.startswith(b"HTTP/1.1 4")
     assert await is_healthy(gateway)
+
+
+async def test_an_upload_takes_a_place_and_has_to_end(
+    bus: MemoryBus, worker: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.requests.body._TIMEOUT_S", 2.0)
+    async with live_gateway(bus, max_requests=1) as gateway:
+
+        async def is_full() -> bool:
+            return (await gateway.chat()).status_code == 429
+
+        url = httpx.URL(gateway.url)
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(CHAT + b"Content-Length: 99\r\n\r\n{")
+        await eventually(is_full)
+        status = await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+
+        assert status.startswith(b"HTTP/1.1 408 ")
+        assert (await gateway.chat()).status_code == 200

@@ -167,13 +167,13 @@ async def test_a_worker_and_a_gateway_die_together_and_nothing_is_lost(
 async def test_the_client_that_came_back_leaves_no_job_to_be_cancelled(
     broker: MemoryBroker, speaker: Speaker, worker: ScriptedWorker
 ) -> None:
-    async with two_gateways(broker, disconnect_grace_s=0.3) as (first, second):
+    async with two_gateways(broker, disconnect_grace_s=1.5) as (first, second):
         async with asking(first) as left:
             speaker.allow(1)
             await left.read_words(1)
         async with resuming(second, left.request_id, left.last_id) as reader:
-            await asyncio.sleep(0.1)
-        await asyncio.sleep(0.25)  # the first gateway's grace is over, the second one's is not
+            await asyncio.sleep(1.2)
+        await asyncio.sleep(0.6)  # the first gateway's grace is over, the second one's is not
         async with resuming(
             first, left.request_id, reader.last_id if reader.body else left.last_id
         ) as last:
@@ -300,6 +300,34 @@ async def test_a_delete_ends_job_and_stream_from_any_gateway(
     assert (again.status_code, code_of(again)) == (410, "stream_expired")
 
 
+async def test_a_delete_does_not_wait_for_a_client_that_reads_nothing(
+    broker: MemoryBroker, worker: ScriptedWorker
+) -> None:
+    has_flooded = asyncio.Event()
+
+    async def flood(job: ScriptedJob) -> None:
+        await job.start()
+        for _ in range(2000):
+            await job.say("x" * 8000)
+        has_flooded.set()
+        await asyncio.Event().wait()
+
+    worker.script = flood
+
+    async with two_gateways(broker) as (first, second), asking(first) as deaf:
+        await has_flooded.wait()
+
+        async def is_given_back() -> bool:
+            state = await worker.bus.inspect(worker.jobs[0].message.reply_to)
+            return state is not None and state.num_ready > 100 and state.num_consumers > 0
+
+        await eventually(is_given_back)
+        response = await second.http.delete(f"/v1/streams/{deaf.request_id}")
+        await worker.wait_cancelled(deaf.request_id)
+
+    assert response.status_code == 200
+
+
 @pytest.mark.parametrize(
     ("path", "status", "code"),
     [
@@ -364,6 +392,20 @@ async def test_a_stream_is_its_tenants_alone_and_a_token_is_as_good_as_a_key(
         await reader.read_all()
         speaker.allow()
         assert partial_text_of((await with_token).text) == WHOLE
+
+
+async def test_a_delete_that_is_refused_leaves_the_stream(bus: MemoryBus, tmp_path: Path) -> None:
+    """Whose it is, only the worker that starts on it can say."""
+    keys = KeyFile(tmp_path / "keys")
+    headers = {"authorization": f"Bearer {keys.add('a')}"}
+    queue = topology.reply_queue(UNKNOWN, 60)
+    await bus.declare(topology.REPLIES, queue)
+
+    async with live_gateway(bus, keys_file=keys.path) as gateway:
+        response = await gateway.http.delete(f"/v1/streams/{UNKNOWN}", headers=headers)
+
+    assert (response.status_code, code_of(response)) == (503, "service_unavailable")
+    assert await bus.inspect(queue.name) is not None
 
 
 async def test_a_stream_nobody_reads_is_its_tenants_alone_too(

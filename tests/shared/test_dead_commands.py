@@ -25,12 +25,14 @@ def warren_dead(broker: Broker, *arguments: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
 
 
-async def bury(broker: Broker, request_id: str) -> None:
+async def bury(broker: Broker, request_id: str, body: bytes = b"") -> None:
+    """A job, or any other ``body`` that bears the id."""
     job = GenerationJob(request_id=request_id, model=MODEL, prompts=(TextPrompt(text=SECRET),))
+    message = Message(body or encode(job), correlation_id=request_id, reply_to="reply.x")
     queue = topology.jobs_queue(MODEL, "interactive")
     async with RabbitBus(broker.url) as bus:
         await bus.declare(topology.DEAD_LETTERS, queue)
-        await bus.publish(queue.bindings[0], Message(encode(job), reply_to="reply.x"))
+        await bus.publish(queue.bindings[0], message)
         async with bus.consume(queue.name, prefetch=1) as consumer:
             await (await anext(consumer)).reject()
         await wait_dead(bus, request_id)
@@ -68,6 +70,17 @@ def test_a_dead_letter_is_listed_shown_retried_and_dropped(broker: Broker, reque
     assert "in jobs.dead-letters-test.interactive again" in retried.stdout
     assert "is dropped" in dropped.stdout
     assert (missing.returncode, request_id in missing.stderr) == (1, True)
+
+
+def test_what_is_no_job_can_only_be_dropped(broker: Broker) -> None:
+    request_id = uuid.uuid4().hex
+    asyncio.run(bury(broker, request_id, f"no job {request_id}".encode()))
+
+    retried = warren_dead(broker, "retry", request_id)
+    dropped = warren_dead(broker, "drop", request_id)
+
+    assert (retried.returncode, "it can only be dropped" in retried.stderr) == (1, True)
+    assert "is dropped" in dropped.stdout
 
 
 async def bury_what_was_retried(broker: Broker, request_id: str) -> None:

@@ -11,8 +11,8 @@ import pytest
 from shared.grammars import TOO_COSTLY, Trials
 from shared.messages import Constraint
 
-_MAX_S = 5.0
-"""A second of computing, on cores that others share."""
+_MAX_S = 20.0
+"""A second of computing, on cores that others share; a trial that did not end itself takes 30."""
 Kind = Literal["json_schema", "regex", "lark"]
 
 
@@ -95,7 +95,8 @@ def test_a_bomb_takes_nothing_from_this_process(trials: Trials) -> None:
 
 async def test_the_event_loop_goes_on(trials: Trials) -> None:
     schema = {"type": "integer", "multipleOf": 999_953}
-    longest, before = 0.0, time.monotonic()
+    began = before = time.monotonic()
+    longest = 0.0
     trial = asyncio.create_task(trials.problem(constraint("json_schema", schema)))
 
     while not trial.done():
@@ -103,16 +104,18 @@ async def test_the_event_loop_goes_on(trials: Trials) -> None:
         longest, before = max(longest, time.monotonic() - before), time.monotonic()
 
     assert await trial == TOO_COSTLY
-    assert longest < 0.2
+    # A loop that was held up came round once in all that time; one that waited for a core, often.
+    assert longest < max(0.2, (before - began) / 2)
 
 
 def test_a_verdict_is_remembered(trials: Trials) -> None:
     bomb = constraint("json_schema", {"type": "integer", "multipleOf": 999_931})
-    first = trials.problem_now(bomb)
     began = time.monotonic()
+    first = trials.problem_now(bomb)
+    tried = time.monotonic()
 
     assert trials.problem_now(bomb) == first
-    assert time.monotonic() - began < 0.1
+    assert time.monotonic() - tried < (tried - began) / 2
 
 
 def test_a_process_that_was_killed_is_started_again() -> None:

@@ -43,6 +43,10 @@ def a_model_with_a_deadline(seed: int) -> Model:
     return replace(a_model(seed), expiry_share=0.1)
 
 
+def a_seeded_model(seed: int) -> Model:
+    return replace(a_model(seed), is_seeded=True)
+
+
 def first_failure(
     seeds: Iterable[int], new_model: Callable[[int], Model] = a_model, **guards: Any
 ) -> str | None:
@@ -58,6 +62,12 @@ def first_failure(
 @pytest.mark.timeout(600)
 def test_every_schedule_keeps_the_promise() -> None:
     failure = first_failure(SEEDS)
+
+    assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
+
+
+def test_what_a_broker_forgets_is_told_once() -> None:
+    failure = first_failure(SEEDS, a_seeded_model)
 
     assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
 

@@ -114,15 +114,18 @@ def test_batch_goes_on_after_ctrl_c(
     body = {"model": "echo", "prompt": "Long ago", "max_tokens": 50, "ignore_eos": True}
     lines = [
         {"custom_id": f"q{k}", "method": "POST", "url": "/v1/completions", "body": body}
-        for k in range(30)
+        for k in range(100)
     ]
     questions.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    command = ["batch", str(questions), str(answers), f"--broker={broker.url}", "--window=4"]
+    command = ["batch", str(questions), str(answers), f"--broker={broker.url}"]
     journal = answers.with_name("answers.jsonl.part")
 
     with processes.echo_worker(broker.url, logs / "ctrl-c", "--step-ms=5"):
         first = subprocess.Popen(
-            [sys.executable, "warren.py", *command], cwd=ROOT, stderr=subprocess.PIPE, text=True
+            [sys.executable, "warren.py", *command, "--window=4"],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         while first.poll() is None and not (journal.exists() and "q0" in journal.read_text()):
             time.sleep(0.01)

@@ -26,12 +26,23 @@ WORDS = [f"w{number} " for number in range(60)]
 WHOLE = "".join(WORDS) + "end"
 
 
-async def speak(job: ScriptedJob) -> None:
-    await job.start()
-    for word in WORDS:
-        await job.say(word)
-        await asyncio.sleep(0.02)
-    await job.finish("end")
+class Speaker:
+    """A script that says `WORDS`, the last of them not before it may."""
+
+    def __init__(self) -> None:
+        self.has_begun = asyncio.Event()
+        """Whether the broker has a word."""
+        self.may_end = asyncio.Event()
+
+    async def __call__(self, job: ScriptedJob) -> None:
+        await job.start()
+        for word in WORDS[:-1]:
+            await job.say(word)
+            self.has_begun.set()
+            await asyncio.sleep(0.02)
+        await self.may_end.wait()
+        await job.say(WORDS[-1])
+        await job.finish("end")
 
 
 @pytest.fixture
@@ -52,8 +63,13 @@ def gateways(broker: Broker, tmp_path: Path) -> Iterator[list[WarrenProcess]]:
 
 
 @pytest.fixture
-async def worker(broker: Broker) -> AsyncIterator[ScriptedWorker]:
-    async with RabbitBus(broker.url) as bus, ScriptedWorker(bus, speak) as worker:
+async def speaker() -> Speaker:
+    return Speaker()
+
+
+@pytest.fixture
+async def worker(broker: Broker, speaker: Speaker) -> AsyncIterator[ScriptedWorker]:
+    async with RabbitBus(broker.url) as bus, ScriptedWorker(bus, speaker) as worker:
         yield worker
 
 
@@ -77,6 +93,11 @@ class Client:
     def text(self) -> str:
         chunks = [chunk for chunk in events(self._body) if "choices" in chunk]
         return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+
+    @property
+    def can_return(self) -> bool:
+        """Whether it has an event with an id, and all of it."""
+        return "\n\n" in self._body.partition("id: ")[2]
 
     @property
     def is_ended(self) -> bool:
@@ -110,18 +131,24 @@ class Client:
 async def test_streams_of_a_gateway_that_ends_go_on_at_another_one_without_a_gap(
     gateways: list[WarrenProcess],
     worker: ScriptedWorker,
+    speaker: Speaker,
     http: httpx.AsyncClient,
     signum: signal.Signals,
 ) -> None:
     clients = [Client(http, [gateway.url for gateway in gateways]) for _ in range(NUM_STREAMS)]
     running = [asyncio.create_task(client.run()) for client in clients]
+
+    async def can_return() -> bool:
+        return all(client.can_return for client in clients)
+
     await worker.wait_until(lambda: worker.num_running == NUM_STREAMS)
-    await asyncio.sleep(0.3)
+    await eventually(can_return)
 
     if signum == signal.SIGKILL:
         gateways[0].kill()
     else:
         assert await asyncio.to_thread(gateways[0].terminate) == 0
+    speaker.may_end.set()
     await asyncio.gather(*running)
 
     assert {client.text for client in clients} == {WHOLE}
@@ -131,18 +158,22 @@ async def test_streams_of_a_gateway_that_ends_go_on_at_another_one_without_a_gap
 
 
 async def test_a_whole_answer_survives_its_gateway_with_a_key(
-    gateways: list[WarrenProcess], worker: ScriptedWorker, http: httpx.AsyncClient
+    gateways: list[WarrenProcess],
+    worker: ScriptedWorker,
+    speaker: Speaker,
+    http: httpx.AsyncClient,
 ) -> None:
     async def ask(gateway: WarrenProcess) -> httpx.Response:
         headers = {"idempotency-key": "k"}
         return await http.post(f"{gateway.url}{CHAT}", json=chat_body(), headers=headers)
 
     first = asyncio.create_task(ask(gateways[0]))
-    await worker.wait_until(lambda: worker.num_running == 1)
-    await asyncio.sleep(0.1)
+    async with asyncio.timeout(10):
+        await speaker.has_begun.wait()
     gateways[0].kill()
     with pytest.raises(httpx.TransportError):
         await first
+    speaker.may_end.set()
 
     answers = [await ask(gateways[1]) for _ in range(2)]
 
@@ -155,30 +186,35 @@ async def test_a_live_reader_elsewhere_lets_go_or_is_cancelled(
     gateways: list[WarrenProcess], worker: ScriptedWorker, http: httpx.AsyncClient
 ) -> None:
     one, other = (gateway.url for gateway in gateways)
-    asking = asyncio.create_task(http.post(f"{one}{CHAT}", json=chat_body(stream=True)))
-    await worker.wait_until(lambda: worker.num_running == 1)
-    await asyncio.sleep(0.2)
-    path = f"/v1/streams/{worker.jobs[0].job.request_id}"
+    async with http.stream("POST", f"{one}{CHAT}", json=chat_body(stream=True)) as asking:
+        asked = asking.aiter_text()
+        body = await anext(asked)
+        path = f"/v1/streams/{asking.headers['x-request-id']}"
+        async with http.stream("GET", f"{other}{path}") as resuming:
+            resumed = resuming.aiter_text()
+            rest = await anext(resumed)
+            body += "".join([piece async for piece in asked])
+            deleted = await http.delete(f"{one}{path}")
+            rest += "".join([piece async for piece in resumed])
 
-    resuming = asyncio.create_task(http.get(f"{other}{path}"))
-    assert events((await asking).text)[-1]["error"]["code"] == "taken_over"
-    await asyncio.sleep(0.1)
-    deleted = await http.delete(f"{one}{path}")
-
+    assert events(body)[-1]["error"]["code"] == "taken_over"
     assert deleted.status_code == 200
-    assert events((await resuming).text)[-1]["error"]["code"] == "cancelled"
+    assert events(rest)[-1]["error"]["code"] == "cancelled"
     await worker.wait_until(lambda: worker.num_running == 0)
     assert (await http.get(f"{other}{path}")).status_code == 410
 
 
 async def test_nothing_is_left_at_the_broker(
-    gateways: list[WarrenProcess], worker: ScriptedWorker, http: httpx.AsyncClient
+    gateways: list[WarrenProcess],
+    worker: ScriptedWorker,
+    speaker: Speaker,
+    http: httpx.AsyncClient,
 ) -> None:
     async with http.stream("POST", f"{gateways[0].url}{CHAT}", json=chat_body(stream=True)) as left:
         request_id = left.headers["x-request-id"]
-    whole = await http.post(f"{gateways[0].url}{CHAT}", json=chat_body())
-
     await worker.wait_cancelled(request_id)
+    speaker.may_end.set()
+    whole = await http.post(f"{gateways[0].url}{CHAT}", json=chat_body())
 
     for one in (request_id, whole.headers["x-request-id"]):
 

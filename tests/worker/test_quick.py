@@ -151,27 +151,29 @@ async def test_quick_jobs_do_not_wait_behind_generations() -> None:
 async def test_quick_jobs_wait_while_a_suspect_runs_and_not_while_it_waits() -> None:
     long, suspect = (
         new_job("echo", sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True))
-        for max_tokens in (100, 60)
+        for max_tokens in (2000, 60)
     )
     suspect = msgspec.structs.replace(suspect, publication=1)
     job = DetokenizeJob(request_id="r", model="echo", token_ids=(1,))
     async with (
         MemoryBus() as bus,
         echo_worker(bus, step_s=0.005),
-        reading(bus, long),
+        reading(bus, long) as long_consumer,
         reading(bus, suspect) as consumer,
     ):
         await publish(bus, long)
-        await asyncio.sleep(0.1)
+        long_log = await read(bus, long, long_consumer, num_tokens=1)
         await publish(bus, suspect, "suspect")
         await asyncio.sleep(0.05)
-        beside_waiting = asyncio.create_task(ask(bus, job))
+        beside_waiting = await asyncio.wait_for(ask(bus, job), 5)
+        (send,) = long_log.reader.cancel()
+        await bus.publish(topology.worker_binding(send.address), Message(encode(send.command)))
         log = await read(bus, suspect, consumer, num_tokens=1)
-        is_answered_before = beside_waiting.done()
         beside_running = asyncio.create_task(ask(bus, job))
         await read(bus, suspect, consumer, log)
         is_answered_beside = beside_running.done()
         answered = await asyncio.wait_for(beside_running, 5)
 
-    assert (is_answered_before, is_answered_beside) == (True, False)
+    assert isinstance(beside_waiting, Detokenized)
+    assert not is_answered_beside
     assert isinstance(answered, Detokenized)

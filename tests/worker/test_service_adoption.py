@@ -14,7 +14,7 @@ from shared.messages import GenerationJob, HandedOver, SamplingParams, Started
 from tests.support.jobs import Log, ask, new_job, publish, read, reading
 from tests.support.workers import echo_worker
 
-SAMPLING = SamplingParams(max_tokens=100, ignore_eos=True)
+SAMPLING = SamplingParams(max_tokens=200, ignore_eos=True)
 JOBS = topology.jobs_queue("echo", "interactive").name
 STEP_S = 0.005
 

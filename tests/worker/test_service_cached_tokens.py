@@ -47,7 +47,7 @@ async def test_nothing_is_found_of_another_tenants() -> None:
 
 async def test_after_a_take_over_it_is_never_more_than_the_prompt() -> None:
     """The second worker has computed the same answer before, and finds more than the prompt."""
-    job = new_job("echo", PROMPT, sampling=SamplingParams(max_tokens=64, ignore_eos=True))
+    job = new_job("echo", PROMPT, sampling=SamplingParams(max_tokens=300, ignore_eos=True))
     async with MemoryBus() as bus, reading(bus, job) as consumer:
         async with echo_worker(bus, step_s=0.01, drain_grace_s=0.01) as stop:
             await publish(bus, job)

@@ -4,6 +4,7 @@ import asyncio
 import time
 from contextlib import suppress
 
+import msgspec
 import pytest
 
 from shared import messages, topology
@@ -31,7 +32,11 @@ from tests.support.jobs import (
     reading,
     say_started,
 )
+from tests.support.processes import free_port
 from tests.support.workers import echo_worker
+from worker.answer import Answer
+from worker.choices import Choices
+from worker.whole_answer import WholeAnswer
 
 SHORT = SamplingParams(max_tokens=30, ignore_eos=True)
 LONG = SamplingParams(max_tokens=2000, ignore_eos=True)
@@ -136,6 +141,49 @@ async def test_a_promotion_in_the_middle_of_a_publish_loses_no_token(
     assert len(log.token_ids) == 30
 
 
+async def test_a_promotion_keeps_the_tokens_of_an_answer_that_is_no_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths: list[int] = []
+    complete = Choices.complete
+
+    async def noted(choices: Choices, answer: WholeAnswer) -> Completed:
+        lengths.append(len(answer.log.chains[0].token_ids))
+        return await complete(choices, answer)
+
+    monkeypatch.setattr(Choices, "complete", noted)
+    job = new_job("echo", sampling=SHORT, mode="final")
+    async with MemoryBus() as bus:
+        async with echo_worker(bus):
+            whole = (await ask(bus, job)).last
+        async with echo_worker(bus, step_s=0.05, batch_patience_s=0.001, prefix_cache=False):
+            again = msgspec.structs.replace(job, request_id="again")
+            promoted = (await ask(bus, again, "batch")).last
+
+    assert lengths[:2] == [0, 0]
+    assert lengths[-1] > 0
+    assert isinstance(whole, Completed)
+    assert isinstance(promoted, Completed)
+    assert promoted.choices == whole.choices
+
+
+async def test_a_job_that_is_cancelled_in_the_moment_of_its_promotion_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    promote = Answer.promote
+
+    def promote_and_cancel(answer: Answer) -> None:
+        promote(answer)
+        answer.cancel()
+
+    monkeypatch.setattr(Answer, "promote", promote_and_cancel)
+    async with MemoryBus() as bus, echo_worker(bus, step_s=0.05, batch_patience_s=0.001):
+        log = await ask(bus, new_job("echo", sampling=SHORT), "batch")
+
+    assert isinstance(log.last, Failed)
+    assert log.last.code == "cancelled"
+
+
 async def test_a_deadline_in_the_middle_of_the_only_message_adds_no_second_one() -> None:
     broker = MemoryBroker()
     async with MemoryBus(broker) as bus, AbsentBus(broker, Completed, away_s=1.5) as absent:
@@ -201,7 +249,7 @@ async def test_a_reply_queue_that_nobody_else_may_see_harms_nobody() -> None:
 
 
 async def test_a_job_whose_id_another_publisher_uses_is_refused() -> None:
-    job = new_job("echo", sampling=SamplingParams(max_tokens=50, ignore_eos=True))
+    job = new_job("echo", sampling=SamplingParams(max_tokens=200, ignore_eos=True))
     other = new_job("echo")
     async with (
         MemoryBus() as bus,
@@ -217,7 +265,7 @@ async def test_a_job_whose_id_another_publisher_uses_is_refused() -> None:
         log = await read(bus, job, consumer, log)
 
     assert isinstance(refusal, Failed)
-    assert len(log.token_ids) == 50
+    assert len(log.token_ids) == 200
 
 
 async def test_cancelling_twice_frees_the_place_for_the_next_job() -> None:
@@ -257,14 +305,13 @@ async def test_a_worker_that_is_stopped_before_it_takes_jobs_ends() -> None:
             stop.set()
 
 
-async def test_a_health_probe_is_answered_while_a_connection_says_nothing(
-    unused_tcp_port: int,
-) -> None:
-    async with MemoryBus() as bus, echo_worker(bus, health_port=unused_tcp_port):
-        _, silent = await asyncio.open_connection("127.0.0.1", unused_tcp_port)
-        reader, writer = await asyncio.open_connection("127.0.0.1", unused_tcp_port)
+async def test_a_health_probe_is_answered_while_a_connection_says_nothing() -> None:
+    port = free_port()
+    async with MemoryBus() as bus, echo_worker(bus, health_port=port):
+        _, silent = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /live HTTP/1.0\r\n\r\n")
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(4):  # the silent one would be given up after 5
             answer = await reader.readline()
         for connection in (silent, writer):
             connection.close()

@@ -22,7 +22,7 @@ from shared.stream import LogReader
 from tests.support.jobs import Log, ask, new_job, publish, read, reading
 from tests.support.workers import doomed_worker, echo_worker
 
-SAMPLING = SamplingParams(max_tokens=100, ignore_eos=True)
+SAMPLING = SamplingParams(max_tokens=300, ignore_eos=True)
 STEP_S = 0.005
 
 
@@ -64,7 +64,7 @@ async def test_what_a_reader_returns_to_is_complete() -> None:
     broker = MemoryBroker()
     async with MemoryBus(broker) as bus, MemoryBus(broker) as first, MemoryBus(broker) as second:
         await lose_worker_and_reader(bus, first, job)
-        async with echo_worker(second, step_s=STEP_S):
+        async with echo_worker(second, step_s=0.002):
             await asyncio.sleep(0.2)
             async with reading(bus, job) as consumer:
                 log = await read(bus, job, consumer)
@@ -105,12 +105,11 @@ async def test_a_reader_that_dies_before_it_answers_does_not_hold_the_job_up() -
 async def test_a_log_that_has_ended_costs_nothing() -> None:
     job = new_job("echo", sampling=SamplingParams(max_tokens=4, ignore_eos=True))
     again = msgspec.structs.replace(job, publication=1)
-    async with MemoryBus() as bus, echo_worker(bus):
+    async with MemoryBus() as bus, echo_worker(bus, max_num_seqs=1):
         await bus.declare(topology.reply_queue(job.request_id, expires_s=30))
-        await publish(bus, job)
-        await asyncio.sleep(0.2)
-        await publish(bus, again)
-        await asyncio.sleep(0.2)
+        for one in (job, again):
+            await publish(bus, one)
+            await ask(bus, new_job("echo"))  # its turn comes when the one before it is done
         events = await all_events(bus, job)
         await wait_idle(bus)
 

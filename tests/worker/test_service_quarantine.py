@@ -34,6 +34,8 @@ from tests.support.jobs import (
 from tests.support.workers import doomed_worker, echo_worker
 
 SAMPLING = SamplingParams(max_tokens=100, ignore_eos=True)
+CRASHING = SamplingParams(max_tokens=400, ignore_eos=True)
+"""So long that no worker is done before it dies."""
 SHORT = SamplingParams(max_tokens=20, ignore_eos=True)
 LONG = SamplingParams(max_tokens=2000, ignore_eos=True)
 STEP_S = 0.005
@@ -74,7 +76,7 @@ async def returned(
 
 
 async def test_a_job_that_crashed_once_goes_on_in_company() -> None:
-    job, broker = new_job("echo", sampling=SAMPLING), MemoryBroker()
+    job, broker = new_job("echo", sampling=CRASHING), MemoryBroker()
     async with (
         MemoryBus(broker) as bus,
         crashed(broker, bus, job, 1) as (consumer, log),
@@ -82,12 +84,12 @@ async def test_a_job_that_crashed_once_goes_on_in_company() -> None:
     ):
         log = await read(bus, job, consumer, log)
 
-    assert len(log.token_ids) == 100
+    assert len(log.token_ids) == 400
     assert not [event for event in log.raw if isinstance(event, HandedOver)]
 
 
 async def test_a_job_that_crashed_twice_goes_on_alone() -> None:
-    job, broker = new_job("echo", sampling=SAMPLING), MemoryBroker()
+    job, broker = new_job("echo", sampling=CRASHING), MemoryBroker()
     async with MemoryBus(broker) as bus:
         async with crashed(broker, bus, job, 2) as (consumer, log), echo_worker(bus):
             log = await read(bus, job, consumer, log)
@@ -100,7 +102,7 @@ async def test_a_job_that_crashed_twice_goes_on_alone() -> None:
 
 
 async def test_the_third_crash_buries_a_job_and_tells_its_reader() -> None:
-    job, broker = new_job("echo", sampling=SAMPLING), MemoryBroker()
+    job, broker = new_job("echo", sampling=CRASHING), MemoryBroker()
     async with (
         MemoryBus(broker) as bus,
         crashed(broker, bus, job, 3) as (consumer, log),
@@ -112,7 +114,7 @@ async def test_the_third_crash_buries_a_job_and_tells_its_reader() -> None:
 
     assert isinstance(log.last, Failed)
     assert log.last.code == "worker_lost"
-    assert 15 <= len(log.token_ids) < 100
+    assert 15 <= len(log.token_ids) < 400
     assert dead == 1
 
 

@@ -35,10 +35,11 @@ async def test_an_engine_that_ends_no_step_is_noticed(ended: list[float]) -> Non
     engine = Engine()
     with Watchdog(engine.stalled_s, TIMEOUT_S, lambda: ended.append(time.monotonic())):
         engine.busy_since = since = time.monotonic()
-        await asyncio.sleep(2 * TIMEOUT_S)
+        while not ended and time.monotonic() < since + 10:  # noqa: ASYNC110 - a thread's matter
+            await asyncio.sleep(TIMEOUT_S / 8)
 
     assert len(ended) == 1
-    assert TIMEOUT_S / 2 < ended[0] - since < 2 * TIMEOUT_S
+    assert ended[0] - since > TIMEOUT_S / 2
 
 
 async def test_neither_steps_nor_idleness_are_a_stall(ended: list[float]) -> None:
@@ -55,7 +56,9 @@ async def test_neither_steps_nor_idleness_are_a_stall(ended: list[float]) -> Non
 async def test_an_event_loop_that_hangs_is_noticed_from_outside_of_it(ended: list[float]) -> None:
     with Watchdog(lambda: 0.0, TIMEOUT_S, lambda: ended.append(time.monotonic())):
         await asyncio.sleep(0)
-        time.sleep(2.5 * TIMEOUT_S)  # noqa: ASYNC251 - it hangs
+        hangs_until = time.monotonic() + 10
+        while not ended and time.monotonic() < hangs_until:
+            time.sleep(TIMEOUT_S / 8)  # noqa: ASYNC251 - it hangs
         num_ended = len(ended)
 
     assert num_ended == 1
@@ -63,13 +66,9 @@ async def test_an_event_loop_that_hangs_is_noticed_from_outside_of_it(ended: lis
 
 async def test_time_that_was_not_lived_through_does_not_count(ended: list[float]) -> None:
     """To the watchdog, the engine of a process that was stopped seems to hang ever since."""
-    engine = Engine()
-    with Watchdog(engine.stalled_s, TIMEOUT_S, lambda: ended.append(time.monotonic())):
-        await asyncio.sleep(TIMEOUT_S / 4)
-        engine.busy_since = time.monotonic() - 1000
-        await asyncio.sleep(TIMEOUT_S / 4)
-        engine.busy_since = None
-        await asyncio.sleep(TIMEOUT_S)
+    said = iter([0.0, 1000.0, 1000.0])
+    with Watchdog(lambda: next(said, 0.0), TIMEOUT_S, lambda: ended.append(time.monotonic())):
+        await asyncio.sleep(1.5 * TIMEOUT_S)
 
     assert ended == []
 
@@ -80,7 +79,7 @@ async def test_a_whole_worker_is_watched(ended: list[float]) -> None:
 
     sampling = SamplingParams(max_tokens=1)
     options: dict[str, Any] = {"stall_timeout_s": TIMEOUT_S, "on_stall": end}
-    async with MemoryBus() as bus, echo_worker(bus, step_s=1.0, **options):
+    async with MemoryBus() as bus, echo_worker(bus, step_s=2.0, **options):
         await ask(bus, new_job("echo", sampling=sampling))
 
     assert len(ended) == 1

@@ -97,10 +97,6 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    @property
-    def num_running(self) -> int:
-        return len(self._running)
-
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait for its turn. Its ``max_len`` must fit into the pool."""
         insort(self._waiting, sequence, key=_priority)

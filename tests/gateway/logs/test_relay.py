@@ -136,8 +136,10 @@ async def test_a_replaced_worker_is_cancelled_and_its_late_words_are_dropped(
 async def test_headers_wait_for_a_worker_and_then_pings_fill_the_silence(
     bus: MemoryBus, worker: ScriptedWorker
 ) -> None:
+    has_pinged = asyncio.Event()
+
     async def wake_up_late(job: ScriptedJob) -> None:
-        await asyncio.sleep(0.3)
+        await has_pinged.wait()
         await job.start()
         await job.finish("late")
 
@@ -147,11 +149,14 @@ async def test_headers_wait_for_a_worker_and_then_pings_fill_the_silence(
         live_gateway(bus, first_event_timeout_s=0.1, ping_interval_s=0.05) as gateway,
         gateway.http.stream("POST", CHAT, json=chat_body(stream=True)) as response,
     ):
-        body = "".join([piece async for piece in response.aiter_text()])
+        body = ""
+        async for piece in response.aiter_text():
+            body += piece
+            if body.count(": ping\n\n") >= 2:
+                has_pinged.set()
 
     assert response.status_code == 200
     assert body.startswith(": ping\n\n")
-    assert body.count(": ping\n\n") >= 2
     assert text_of(body) == "late"
 
 

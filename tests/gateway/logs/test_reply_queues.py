@@ -72,7 +72,7 @@ async def test_both_kinds_of_ids_get_spares_though_one_is_first_asked_for_meanwh
         queues.new_id("chatcmpl")
         await asyncio.sleep(0.11)
         queues.new_id("cmpl")
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(1)
 
         assert await num_readers(bus, queues.new_id("chatcmpl")) == 1
         assert await num_readers(bus, queues.new_id("cmpl")) == 1

@@ -50,7 +50,10 @@ async def test_a_routing_key_finds_its_queues(
     await bus.publish(Binding(exchange, published.format(unique)), Message(b"x"))
 
     async with bus.consume(queue.name) as consumer:
-        assert await is_quiet(consumer) is not arrives
+        if arrives:
+            await take(consumer)
+        else:
+            assert await is_quiet(consumer)
 
 
 async def test_a_queue_bound_twice_gets_a_message_once(bus: Bus, make_queue: QueueMaker) -> None:

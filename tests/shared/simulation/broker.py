@@ -1,6 +1,7 @@
 """The broker: what it keeps, and whom it tells."""
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from shared.messages import Command, ReplyEvent
@@ -20,7 +21,10 @@ class Job:
 
 @dataclass
 class Broker:
-    """Keeps jobs and the log through its own restart; commands and consumers it forgets."""
+    """Keeps jobs and the log through its own restart; commands and consumers it forgets.
+
+    It may also forget the end of the log, as far as that was not confirmed.
+    """
 
     jobs: list[Job] = field(default_factory=lambda: [Job()])
     log: list[ReplyEvent] | None = field(default_factory=list)
@@ -46,6 +50,10 @@ class Broker:
         that the message was delivered before."""
         job.num_returns = max(job.num_returns + is_counted, 1)
         self.jobs.insert(0, job)
+
+    def forget(self, unconfirmed: Collection[ReplyEvent]) -> None:
+        while self.log and any(self.log[-1] is event for event in unconfirmed):
+            self.log.pop()
 
     def restart(self) -> None:
         self.reader = None

@@ -19,14 +19,22 @@ class Model:
     """The token that no worker survives."""
     expiry_share: float = 0.0
     """How often, of a worker's moves, a run's deadline may pass."""
+    is_seeded: bool = False
+    """Whether all workers draw the same tokens. The broker may then forget, when it dies, what it
+    has delivered and not confirmed."""
     reader_class: type[LogReader] = LogReader
     attempt_class: type[Attempt] = Attempt
 
     def next_tokens(self, prefix: Sequence[int], dice: random.Random) -> list[int]:
         tokens = list(prefix)
         for _ in range(min(dice.randint(1, 3), self.length - len(prefix))):
-            tokens.append(_token(tokens, dice.randint(0, 1)))
+            flavour = dice.randint(0, 1)
+            tokens.append(_token(tokens, 0 if self.is_seeded else flavour))
         return tokens[len(prefix) :]
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """A token is one character or two."""
+        return "".join(chr(97 + token_id % 26) * (1 + token_id % 2) for token_id in token_ids)
 
     def is_complete(self, prefix: Sequence[int], token_ids: Sequence[int]) -> bool:
         """The end may come with the last token, or alone."""

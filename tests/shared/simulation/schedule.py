@@ -138,7 +138,10 @@ class Schedule:
         self._gateway = Gateway(self._broker, self._client, is_away=is_away)
 
     def _restart_broker(self) -> None:
+        if self._model.is_seeded:
+            runs = [run for worker in self._workers for run in worker.runs]
+            self._broker.forget([event for run in runs for event in run.outbox])
         for worker in self._workers:
             self._cut_off(worker)
-        self._gateway.leave()
+        self._gateway.cut_off()
         self._broker.restart()

@@ -230,11 +230,12 @@ class Worker:
         if self._model.is_deadly(log.chains[choice].token_ids):
             raise Crash
         token_ids = self._model.next_tokens(log.chains[choice].token_ids, self._dice)
+        text = self._model.text(token_ids)
         is_last = self._model.is_complete(log.chains[choice].token_ids, token_ids)
         run.outbox.append(
-            log.finish(choice, token_ids, "", "length")
+            log.finish(choice, token_ids, text, "length")
             if is_last
-            else log.delta(choice, token_ids, "")
+            else log.delta(choice, token_ids, text)
         )
 
     def _follow(self, run: Run, verdict: Verdict | None) -> None:

@@ -84,7 +84,7 @@ def test_an_idle_engine_wakes_for_the_next_command() -> None:
 
 def test_a_cancelled_sequence_falls_silent() -> None:
     endless, other = new_submit("endless", max_tokens=200), new_submit("other")
-    with running(echo_runner(step_s=0.002)) as (thread, listener):
+    with running(echo_runner(step_s=0.02)) as (thread, listener):
         thread.send(endless)
         first = listener.outputs.get(timeout=PATIENCE_S)
         thread.send(Cancel(endless.sequence_id))
@@ -117,7 +117,7 @@ def test_a_step_that_raises_is_reported_once_and_ends_the_thread() -> None:
 
 
 def test_stop_ends_the_thread_while_sequences_run() -> None:
-    with running(echo_runner(step_s=0.001)) as (thread, listener):
+    with running(echo_runner(step_s=0.02)) as (thread, listener):
         thread.send(new_submit(max_tokens=240))
         listener.outputs.get(timeout=PATIENCE_S)
 
