@@ -24,9 +24,7 @@ def describe(systems: Iterable[System]) -> dict[str, Any]:
     cpu = _cpu_info()
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": _output(
-            "git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=12"
-        ),
+        "commit": _commit(),
         "command": [Path(sys.argv[0]).stem, *map(_without_folders, sys.argv[1:])],
         "machine": {
             "cpu": cpu.get("model name", platform.processor()),
@@ -41,6 +39,16 @@ def describe(systems: Iterable[System]) -> dict[str, Any]:
             **{one.name: _output(one.program, "--version") for one in systems if one.program},
         },
     }
+
+
+def _commit() -> str:
+    """The last commit, and whether anything but results differs from it."""
+    git = ("git", "-C", str(_ROOT))
+    commit = _output(*git, "rev-parse", "--short=12", "HEAD")
+    changed = _output(
+        *git, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results"
+    )
+    return f"{commit}-dirty" if changed else commit
 
 
 def _without_folders(argument: str) -> str:

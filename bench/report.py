@@ -57,7 +57,8 @@ def write(
 
 
 def continued(path: Path, about: dict[str, Any]) -> tuple[dict[str, Any], list[Measurement]]:
-    """``about`` with the versions that `write` left in ``path`` too, and the runs that it left.
+    """``about`` with the versions and commands that `write` left in ``path`` too, and the runs that
+    it left.
 
     Raises `typer.BadParameter` where those were taken elsewhere or of something else.
     """
@@ -68,7 +69,9 @@ def continued(path: Path, about: dict[str, Any]) -> tuple[dict[str, Any], list[M
         if content[name] != about[name]:
             raise typer.BadParameter(f"{path.name} is of another {name}: {content[name]}")
     versions = {**content["versions"], **about["versions"]}
-    return {**about, "versions": versions}, msgspec.convert(content["runs"], list[Measurement])
+    commands = [*content.get("earlier_commands", []), content["command"]]
+    both = {**about, "earlier_commands": commands, "versions": versions}
+    return both, msgspec.convert(content["runs"], list[Measurement])
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ ABOUT: dict[str, Any] = {
     "machine": {"cores": 2},
     "commit": "abc",
     "client": "own",
+    "command": ["serving"],
     "versions": {"torch": "2", "peer": "1"},
 }
 FIGURES = Figures(**dict.fromkeys((field.name for field in dataclasses.fields(Figures)), 1.5))
@@ -38,6 +39,7 @@ def test_runs_are_read_as_they_were_written(tmp_path: Path) -> None:
 
     assert runs == [RUN]
     assert about["versions"] == {"torch": "2", "peer": "1", "other": "3"}
+    assert about["earlier_commands"] == [["serving"]]
 
 
 def test_without_a_file_there_are_no_runs(tmp_path: Path) -> None:

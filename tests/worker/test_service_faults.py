@@ -105,20 +105,22 @@ class AbsentBus(MemoryBus):
 
 
 @pytest.mark.parametrize(
-    ("kind", "end"), [(Started, Failed), (TokenDelta, Failed), (Finished, Finished)]
+    ("kind", "sampling", "end"),
+    [(Started, LONG, Failed), (TokenDelta, LONG, Failed), (Finished, SHORT, Finished)],
 )
 async def test_a_deadline_that_passes_while_the_broker_is_away_ends_the_stream(
-    kind: type[ReplyEvent], end: type[ReplyEvent]
+    kind: type[ReplyEvent], sampling: SamplingParams, end: type[ReplyEvent]
 ) -> None:
     """Behind the event that it cut off."""
     broker = MemoryBroker()
     async with (
         MemoryBus(broker) as bus,
-        AbsentBus(broker, kind, away_s=1.5) as absent,
-        echo_worker(absent),
+        AbsentBus(broker, kind, away_s=2.0) as absent,
+        echo_worker(absent, step_s=0.005),
         asyncio.timeout(10),
     ):
-        log = await ask(bus, new_job("echo", deadline=time.time() + 1.0))
+        job = new_job("echo", sampling=sampling, deadline=time.time() + 1.5)
+        log = await ask(bus, job)
 
     assert isinstance(log.last, end)
     assert any(isinstance(event, kind) for event in log.accepted)
