@@ -5,6 +5,8 @@ from dataclasses import dataclass, fields
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from shared import incidents
+
 _FIRST_TOKEN_S = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
 )  # fmt: skip
@@ -33,6 +35,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        self._registry.register(incidents.REGISTRY)
         self._by_model: dict[str, ModelMetrics] = {}
         self.num_running = self._gauge("num_requests_running", "Requests that a worker answers.")
         self.num_waiting = self._gauge("num_requests_waiting", "Requests that wait for a worker.")

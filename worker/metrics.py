@@ -6,12 +6,14 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from shared import incidents
 from worker.generation import Generations
 
 
 def new_registry(generations: Generations) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(_EngineCollector(generations))
+    registry.register(incidents.REGISTRY)
     return registry
 
 
