@@ -10,8 +10,9 @@ from typing import Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter
 
-Kind: TypeAlias = Literal["job", "request", "task", "channel", "connection"]
-"""What failed: one job, one HTTP request, one background task, or a part of the broker's link."""
+Kind: TypeAlias = Literal["job", "request", "task", "call", "channel", "connection"]
+"""What failed: one job, one HTTP request, one background task, one call to the broker, or what
+carried it."""
 
 REGISTRY = CollectorRegistry()
 """The counter's registry, one for the process: both sides of `warren serve` share it."""

@@ -71,12 +71,12 @@ class ReplyPublisher:
             self._first.cancel()
 
     async def _publish(self, event: ReplyEvent) -> None:
-        message = Message(
-            encode(event, self._content_type),
-            content_type=self._content_type,
-            correlation_id=self._correlation_id,
-        )
+        body = encode(event, self._content_type)
         while True:
+            # A message for each try: brokers match what they return by its id.
+            message = Message(
+                body, content_type=self._content_type, correlation_id=self._correlation_id
+            )
             try:
                 return await self._bus.publish(self._binding, message)
             except (BusUnavailable, PublishUnconfirmed):

@@ -5,14 +5,17 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Self
 
+from aiormq import Channel
+
 from shared.bus.base import MAX_MESSAGE_BYTES, Binding, Exchange, Message, Queue, QueueState
+from shared.bus.rabbit.calls import Calls
 from shared.bus.rabbit.channels import ConfirmChannels
 from shared.bus.rabbit.codec import to_properties
 from shared.bus.rabbit.consumer import RabbitConsumer
 from shared.bus.rabbit.failures import translated_publish
 from shared.bus.rabbit.link import Link, OpenChannel, Restore, parse_url
 from shared.bus.rabbit.resources import Resources
-from shared.errors import MessageTooLarge
+from shared.errors import MessageTooLarge, PublishUnconfirmed
 
 
 class RabbitBus:
@@ -43,15 +46,15 @@ class RabbitBus:
         self._timeout_s = timeout_s
         self._max_message_bytes = max_message_bytes
         self._max_channels = max_channels
+        self._calls = Calls()
         self._publishing = self._link("publish")
-        self._confirms = ConfirmChannels(self._publishing, num_confirm_channels)
+        self._confirms = ConfirmChannels(self._publishing, self._calls, num_confirm_channels)
         self._home = self._link("consume", self._restore)
         """Calls go over this connection, and exclusive queues belong to it."""
         self._consuming = [self._home]
         self._growing = asyncio.Lock()
         self._resources = Resources(self._home.open_channel, timeout_s)
         self._exclusive: dict[str, Queue] = {}
-        self._closing: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -62,8 +65,9 @@ class RabbitBus:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await asyncio.gather(*self._closing)
+        await self._calls.wait_idle(self._timeout_s)
         await asyncio.gather(*(link.close() for link in (self._publishing, *self._consuming)))
+        await self._calls.wait_idle()
 
     @property
     def is_connected(self) -> bool:
@@ -80,47 +84,69 @@ class RabbitBus:
 
     async def declare(self, *resources: Exchange | Queue) -> None:
         for resource in resources:
-            if isinstance(resource, Exchange):
-                await self._resources.declare_exchange(resource)
-                continue
-            await self._resources.declare_queue(resource)
-            if resource.is_exclusive:
-                self._exclusive[resource.name] = resource
+            await self._calls.run(self._declare(resource), f"declare {resource.name}")
 
     async def delete_queue(self, name: str) -> None:
-        await self._resources.delete_queue(name)
+        await self._calls.run(self._resources.delete_queue(name), f"delete {name}")
         self._exclusive.pop(name, None)
 
     async def inspect(self, queue: str) -> QueueState | None:
-        return await self._resources.inspect(queue)
+        return await self._calls.run(self._resources.inspect(queue), f"inspect {queue}")
 
     async def publish(self, binding: Binding, message: Message) -> None:
         if len(message.body) > self._max_message_bytes:
             raise MessageTooLarge(f"the message has more than {self._max_message_bytes} bytes")
+        place = f"{binding.exchange.name} for {binding.routing_key}"
         channel = await self._confirms.take()
-        with translated_publish(binding, len(message.body)):
+        publishing = self._publish(channel, binding, message)
+        try:
+            await self._calls.run(publishing, f"publish to {place}", timeout_s=self._timeout_s)
+        except TimeoutError as error:
+            raise PublishUnconfirmed(f"no confirmation in time for {place}") from error
+
+    @asynccontextmanager
+    async def consume(
+        self, queue: str, *, prefetch: int = 0, is_exclusive: bool = False
+    ) -> AsyncIterator[RabbitConsumer]:
+        consumer = await self._calls.run(
+            self._consume(queue, prefetch, is_exclusive),
+            f"consume {queue}",
+            undo=RabbitConsumer.close,
+        )
+        try:
+            yield consumer
+        finally:
+            await consumer.close()
+
+    async def _declare(self, resource: Exchange | Queue) -> None:
+        if isinstance(resource, Exchange):
+            await self._resources.declare_exchange(resource)
+            return
+        await self._resources.declare_queue(resource)
+        if resource.is_exclusive:
+            self._exclusive[resource.name] = resource
+
+    async def _publish(self, channel: Channel, binding: Binding, message: Message) -> None:
+        with translated_publish(binding, len(message.body), channel):
             await channel.basic_publish(
                 message.body,
                 exchange=binding.exchange.name,
                 routing_key=binding.routing_key,
                 properties=to_properties(message),
                 mandatory=True,
-                timeout=self._timeout_s,
                 wait=False,
             )
 
-    @asynccontextmanager
-    async def consume(
-        self, queue: str, *, prefetch: int = 0, is_exclusive: bool = False
-    ) -> AsyncIterator[RabbitConsumer]:
+    async def _consume(self, queue: str, prefetch: int, is_exclusive: bool) -> RabbitConsumer:
         link = await self._link_for(queue)
         channel = await link.open_channel()
-        consumer = RabbitConsumer(channel, queue, self._resources, self._timeout_s)
+        consumer = RabbitConsumer(channel, queue, self._resources, self._calls, self._timeout_s)
         try:
             await consumer.start(prefetch=prefetch, is_exclusive=is_exclusive)
-            yield consumer
-        finally:
-            await self._finish(consumer)
+        except BaseException:
+            await consumer.close()
+            raise
+        return consumer
 
     def _link(self, purpose: str, restore: Restore | None = None) -> Link:
         name = f"{self._name} {purpose}"
@@ -144,11 +170,3 @@ class RabbitBus:
             await link.open()
             self._consuming.append(link)
             return link
-
-    async def _finish(self, consumer: RabbitConsumer) -> None:
-        """Close a consumer, to the end even where this task is cancelled again: a channel that
-        stays open would hold its deliveries and lock others out."""
-        closing = asyncio.create_task(consumer.close())
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
-        await asyncio.shield(closing)

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from aiormq import Channel
 
+from shared.bus.rabbit.calls import Calls
 from shared.bus.rabbit.link import Link
 
 _MAX_CALLS = 16
@@ -19,8 +20,9 @@ class ConfirmChannels:
     them because an error closes a channel with all that is in flight on it.
     """
 
-    def __init__(self, link: Link, num_channels: int) -> None:
+    def __init__(self, link: Link, calls: Calls, num_channels: int) -> None:
         self._link = link
+        self._calls = calls
         self._channels: list[Channel | None] = [None] * num_channels
         self._locks = [asyncio.Lock() for _ in range(num_channels)]
         self._turns = itertools.cycle(range(num_channels))
@@ -31,6 +33,9 @@ class ConfirmChannels:
         channel = self._channels[turn]
         if channel is not None and not channel.is_closed:
             return channel
+        return await self._calls.run(self._open(turn), "open a channel")
+
+    async def _open(self, turn: int) -> Channel:
         async with self._locks[turn]:
             channel = self._channels[turn]
             if channel is None or channel.is_closed:

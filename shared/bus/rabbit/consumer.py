@@ -1,6 +1,7 @@
 """One consumer on a channel of its own, and its deliveries."""
 
 import asyncio
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, cast
 
@@ -8,9 +9,11 @@ from aiormq import Channel
 from aiormq.abc import DeliveredMessage
 from pamqp.commands import Basic
 
+from shared import incidents
 from shared.bus.inbox import Inbox
+from shared.bus.rabbit.calls import Calls
 from shared.bus.rabbit.codec import num_returns, to_message
-from shared.bus.rabbit.failures import translated
+from shared.bus.rabbit.failures import is_asked_for, translated
 from shared.bus.rabbit.frames import Frames
 from shared.bus.rabbit.resources import Resources
 from shared.errors import BusError, BusUnavailable, QueueNotFound
@@ -19,27 +22,22 @@ from shared.errors import BusError, BusUnavailable, QueueNotFound
 class RabbitDelivery:
     """A `Delivery`. It keeps no frames, which take 2 KiB: each stream holds its last delivery."""
 
-    __slots__ = ("_channel", "_is_settled", "_tag", "_timeout_s", "message", "num_returns")
+    __slots__ = ("_consumer", "_is_settled", "_tag", "message", "num_returns")
 
-    def __init__(self, delivered: DeliveredMessage, channel: Channel, timeout_s: float) -> None:
+    def __init__(self, delivered: DeliveredMessage, consumer: "RabbitConsumer") -> None:
         self.message = to_message(delivered)
         self.num_returns = num_returns(delivered)
         self._tag = delivered.delivery_tag or 0
-        self._channel = channel
-        self._timeout_s = timeout_s
+        self._consumer = consumer
         self._is_settled = False
 
     async def ack(self) -> None:
         if self._settle():
-            with suppress(BusUnavailable), translated("acknowledge"):
-                async with asyncio.timeout(self._timeout_s):
-                    await self._channel.basic_ack(self._tag, wait=False)
+            await self._consumer.ack(self._tag)
 
     async def reject(self, *, requeue: bool = False) -> None:
         if self._settle():
-            with suppress(BusUnavailable), translated("reject"):
-                async with asyncio.timeout(self._timeout_s):
-                    await self._channel.basic_reject(self._tag, requeue=requeue, wait=False)
+            await self._consumer.reject(self._tag, requeue=requeue)
 
     def _settle(self) -> bool:
         """False the second time: the broker closes a channel that settles twice."""
@@ -51,11 +49,12 @@ class RabbitConsumer:
     """A `Consumer`. Closing its channel gives everything back in order."""
 
     def __init__(
-        self, channel: Channel, queue: str, resources: Resources, timeout_s: float
+        self, channel: Channel, queue: str, resources: Resources, calls: Calls, timeout_s: float
     ) -> None:
         self._channel = channel
         self._queue = queue
         self._resources = resources
+        self._calls = calls
         self._timeout_s = timeout_s
         self._tag = ""
         self._inbox: Inbox[RabbitDelivery] = Inbox()
@@ -68,7 +67,8 @@ class RabbitConsumer:
             return await self._inbox.get()
         except QueueNotFound:
             # Brokers also cancel consumers of queues that live on: a timeout, a new leader.
-            if await self._resources.inspect(self._queue) is None:
+            inspection = self._resources.inspect(self._queue)
+            if await self._calls.run(inspection, f"inspect {self._queue}") is None:
                 raise
             raise BusUnavailable(f"the broker stopped the consumer of {self._queue}") from None
 
@@ -77,10 +77,11 @@ class RabbitConsumer:
         return not self._inbox.is_ended
 
     async def start(self, *, prefetch: int, is_exclusive: bool) -> None:
+        """Begin to take deliveries; the caller is not cancelled before this has ended."""
         self._channel.on_consumer_cancel_callbacks.add(self._on_cancel)
         self._channel.closing.add_done_callback(self._on_close)
         self._channel.frames = cast("Any", Frames(self._channel, self._on_delivered))
-        with translated(f"consume {self._queue}"):
+        with translated(f"consume {self._queue}", self._channel):
             if prefetch:
                 await self._channel.basic_qos(prefetch_count=prefetch, timeout=self._timeout_s)
             answer = await self._channel.basic_consume(
@@ -89,24 +90,48 @@ class RabbitConsumer:
         self._tag = answer.consumer_tag or ""
 
     async def stop(self) -> None:
-        with suppress(BusUnavailable), translated(f"stop consuming {self._queue}"):
+        await self._calls.run(self._stop(), f"stop consuming {self._queue}")
+
+    async def close(self) -> None:
+        await self._calls.run(self._close(), f"close the consumer of {self._queue}")
+
+    async def ack(self, tag: int) -> None:
+        await self._calls.run(self._settle(self._channel.basic_ack(tag, wait=False)), "acknowledge")
+
+    async def reject(self, tag: int, *, requeue: bool) -> None:
+        await self._calls.run(
+            self._settle(self._channel.basic_reject(tag, requeue=requeue, wait=False)), "reject"
+        )
+
+    async def _settle(self, settling: Coroutine[Any, Any, None]) -> None:
+        """Nothing happens when the channel is gone: the message comes again then."""
+        with suppress(BusUnavailable), translated("settle a delivery", self._channel):
+            async with asyncio.timeout(self._timeout_s):
+                await settling
+
+    async def _stop(self) -> None:
+        with suppress(BusUnavailable), translated(f"stop consuming {self._queue}", self._channel):
             await self._channel.basic_cancel(self._tag, timeout=self._timeout_s)
         self._inbox.end()
 
-    async def close(self) -> None:
+    async def _close(self) -> None:
         self._inbox.fail(BusUnavailable("the consumer is closed"))
-        with suppress(BusError), translated(f"close the consumer of {self._queue}"):
+        with suppress(BusError), translated(f"close the consumer of {self._queue}", self._channel):
             await self._channel.close(timeout=self._timeout_s)
 
     def _on_delivered(self, delivered: DeliveredMessage) -> None:
-        self._inbox.put(RabbitDelivery(delivered, self._channel, self._timeout_s))
+        self._inbox.put(RabbitDelivery(delivered, self))
 
     def _on_cancel(self, _: Basic.Cancel) -> None:
         self._inbox.end(QueueNotFound(f"queue {self._queue} was deleted"))
 
     def _on_close(self, closing: "asyncio.Future[None]") -> None:
-        reason = "" if closing.cancelled() else str(closing.exception() or "")
-        self._inbox.fail(BusUnavailable(f"consuming {self._queue} was cut off: {reason}"))
+        error = None if closing.cancelled() else closing.exception()
+        # Before the tag is there, the error is the answer to `start`.
+        is_lost = self._tag and self.is_open and not self._channel.connection.is_closed
+        if is_lost and not is_asked_for(error):
+            incidents.report("channel", "consumer cut off", error, queue=self._queue)
+        self._inbox.fail(BusUnavailable(f"consuming {self._queue} was cut off: {error or ''}"))
 
 
 async def _on_message(_: DeliveredMessage) -> None:

@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from aiormq import Channel, Connection
 from aiormq.exceptions import (
     AMQPError,
     ChannelAccessRefused,
+    ChannelClosed,
     ChannelInvalidStateError,
     ChannelLockedResource,
     ChannelNotFoundEntity,
@@ -22,7 +24,6 @@ from shared.errors import (
     BusUnavailable,
     MessageTooLarge,
     PublishRefused,
-    PublishUnconfirmed,
     QueueBusy,
     QueueNotFound,
     Unroutable,
@@ -32,69 +33,46 @@ AMQP_FAILURES = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError)
 
 
 @contextmanager
-def translated(doing: str) -> Iterator[None]:
-    """Raise AMQP failures of a call as errors of the bus; ``doing`` says what was being done."""
+def translated(doing: str, carrier: Channel | Connection) -> Iterator[None]:
+    """Raise what a call over ``carrier`` fails with as an error of the bus; ``doing`` describes it.
+
+    Other exceptions pass, unless the carrier has ended: then they are what ended it.
+    """
     try:
-        with heeding_cancellation():
-            yield
+        yield
+    except BusError:
+        raise
     except AMQP_FAILURES as error:
         raise _meaning(error, doing) from error
     except asyncio.CancelledError as error:
-        raise_if_cancelled(error)
         raise BusUnavailable(f"{doing}: the connection was closed") from error
     except Exception as error:
-        _raise_unless_bare(error)
-        raise BusUnavailable(f"{doing}: the connection was closed") from error
+        if not carrier.is_closed:
+            raise
+        raise BusUnavailable(f"{doing}: the connection was lost: {_text(error)}") from error
 
 
 @contextmanager
-def translated_publish(binding: Binding, num_bytes: int) -> Iterator[None]:
-    """Raise AMQP failures of one publish as errors of the bus."""
+def translated_publish(binding: Binding, num_bytes: int, channel: Channel) -> Iterator[None]:
+    """Raise what one publish on ``channel`` fails with as an error of the bus."""
     place = f"{binding.exchange.name} for {binding.routing_key}"
-    try:
-        with heeding_cancellation():
+    with translated(f"publish to {place}", channel):
+        try:
             yield
-    except PublishError as error:
-        raise Unroutable(f"no queue at {place}") from error
-    except DeliveryError as error:
-        raise PublishRefused(f"the broker refused a message to {place}") from error
-    except TimeoutError as error:
-        raise PublishUnconfirmed(f"no confirmation in time for {place}") from error
-    except AMQP_FAILURES as error:
-        raise _publish_meaning(error, binding, num_bytes) from error
-    except asyncio.CancelledError as error:
-        raise_if_cancelled(error)
-        raise BusUnavailable(f"publish to {place}: the connection was closed") from error
-    except Exception as error:
-        _raise_unless_bare(error)
-        raise BusUnavailable(f"publish to {place}: the connection was closed") from error
+        except PublishError as error:
+            raise Unroutable(f"no queue at {place}") from error
+        except DeliveryError as error:
+            raise PublishRefused(f"the broker refused a message to {place}") from error
+        except AMQP_FAILURES as error:
+            raise _publish_meaning(error, binding, num_bytes) from error
 
 
-@contextmanager
-def heeding_cancellation() -> Iterator[None]:
-    """Raise the cancellation that a call has swallowed: `asyncio.wait_for`, on which aiormq waits,
-    does so up to Python 3.11 where the answer comes at the same moment. A task that is not
-    cancelled may wait for ever, and whoever waits for its end, too."""
-    task = asyncio.current_task()
-    num_before = task.cancelling() if task is not None else 0
-    yield
-    if task is not None and task.cancelling() > num_before:
-        raise asyncio.CancelledError
-
-
-def raise_if_cancelled(error: BaseException) -> None:
-    """Pass on a cancellation of this task. aiormq raises the same of a connection it closed, and
-    may raise that a connection failed when it is this task that was cancelled."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError from error
-
-
-def _raise_unless_bare(error: Exception) -> None:
-    """Pass on unexpected errors; aiormq fails calls with a plain ``Exception`` where their
-    connection ended without a reason."""
-    if type(error) is not Exception:
-        raise error
+def is_asked_for(error: BaseException | None) -> bool:
+    """Whether a channel that ended with ``error`` was closed by this side."""
+    if type(error) is ChannelClosed:
+        reply_code, *_ = error.args
+        return reply_code is None
+    return error is None or isinstance(error, asyncio.CancelledError)
 
 
 def _meaning(error: Exception, doing: str) -> BusError:

@@ -15,12 +15,8 @@ from aiormq.connection import DEFAULT_PORTS
 from aiormq.exceptions import AuthenticationError, InvalidFrameError, ProbableAuthenticationError
 from yarl import URL
 
-from shared.bus.rabbit.failures import (
-    AMQP_FAILURES,
-    heeding_cancellation,
-    raise_if_cancelled,
-    translated,
-)
+from shared import incidents
+from shared.bus.rabbit.failures import AMQP_FAILURES, is_asked_for, translated
 from shared.errors import BusError, BusUnavailable, StartupError
 
 logger = logging.getLogger(__name__)
@@ -66,6 +62,8 @@ class Link:
         self._last_number = 0
         self._last_warning = ""
         self._supervisor: asyncio.Task[None] | None = None
+        self._stopped = asyncio.Event()
+        """aiormq may swallow the cancellation of the supervisor; this tells it, too."""
 
     async def open(self) -> None:
         """Return after the first attempt; if it failed, others follow by themselves.
@@ -83,6 +81,7 @@ class Link:
             await self._supervisor
 
     async def close(self) -> None:
+        self._stopped.set()
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.wait([self._supervisor])
@@ -113,7 +112,7 @@ class Link:
 
     async def _supervise(self, attempted: asyncio.Event) -> None:
         is_first = True
-        while True:
+        while not self._stopped.is_set():
             try:
                 async with self._connection_to_use() as connection:
                     attempted.set()
@@ -124,10 +123,12 @@ class Link:
                     raise StartupError(f"the broker refuses the login: {error}") from error
                 self._warn("the broker refuses the login", error)
             except (BusError, *AMQP_FAILURES, asyncio.CancelledError) as error:
-                raise_if_cancelled(error)
-                self._warn("broker not reached", error)
-            except Exception:
-                logger.exception("broker link failed", extra=self._log_fields)
+                if not self._stopped.is_set():
+                    self._warn("broker not reached", error)
+            except Exception as error:  # noqa: BLE001 - reported, and another connection is made
+                incidents.report(
+                    "connection", "broker connection failed", error, **self._log_fields
+                )
             attempted.set()
             is_first = False
             await asyncio.sleep(random.uniform(*_RECONNECT_S))  # noqa: S311
@@ -138,8 +139,7 @@ class Link:
         # in a thread without an event loop, where it cannot close.
         handle = aio_pika.Connection(self._url)
         try:
-            with heeding_cancellation():
-                await handle.connect(timeout=self._timeout_s)
+            await handle.connect(timeout=self._timeout_s)
             assert handle.transport is not None
             connection = handle.transport.connection
             assert isinstance(connection, Connection)
@@ -158,23 +158,36 @@ class Link:
                     await handle.close()
 
     async def _lost(self, connection: Connection) -> None:
+        """Return when the connection has ended."""
         closing = connection.closing
-        await asyncio.wait([closing])
+        stopped = asyncio.create_task(self._stopped.wait())
+        try:
+            await asyncio.wait([closing, stopped], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
         self._came_back_at = math.inf
-        if closing.cancelled():
-            self._warn("broker connection lost", None)
-        else:
-            self._warn("broker connection lost", closing.exception())
+        if not self._stopped.is_set():
+            error = None if closing.cancelled() else closing.exception()
+            self._last_warning = "broker connection lost"
+            incidents.report("connection", self._last_warning, error, **self._log_fields)
 
     async def _open_channel(self, connection: Connection, *, confirms: bool = False) -> Channel:
         if connection.is_closed:
             raise BusUnavailable("the connection to the broker was lost")
         number = self._free_number(connection)
-        with translated("open a channel"):
+        with translated("open a channel", connection):
             async with asyncio.timeout(self._timeout_s):
                 channel = await connection.channel(number, publisher_confirms=confirms)
         assert isinstance(channel, Channel)
+        if confirms:
+            channel.closing.add_done_callback(partial(self._channel_ended, connection))
         return channel
+
+    def _channel_ended(self, connection: Connection, closing: "asyncio.Future[None]") -> None:
+        """Report what ended a channel that was to last as long as its connection."""
+        error = None if closing.cancelled() else closing.exception()
+        if not connection.is_closed and not is_asked_for(error):
+            incidents.report("channel", "publishing channel ended", error, **self._log_fields)
 
     def _free_number(self, connection: Connection) -> int:
         """The next free channel number. aiormq's own choice climbs while channels overlap, and

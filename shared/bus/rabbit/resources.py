@@ -15,7 +15,10 @@ from shared.topology import queue_arguments
 
 
 class Resources:
-    """Knows which exchanges it has seen, so that a request's reply queue costs one round trip."""
+    """Knows which exchanges it has seen, so that a request's reply queue costs one round trip.
+
+    Its calls are not to be cancelled: see `shared.bus.rabbit.calls`.
+    """
 
     def __init__(self, open_channel: OpenChannel, timeout_s: float) -> None:
         self._calls = CallChannels(open_channel)
@@ -35,7 +38,7 @@ class Resources:
         for binding in (*queue.bindings, *([queue.dead_letter] if queue.dead_letter else [])):
             await self.declare_exchange(binding.exchange)
         async with self._calls.lend() as channel:
-            with translated(f"declare {queue.name}"):
+            with translated(f"declare {queue.name}", channel):
                 try:
                     await self._send_declaration(channel, queue)
                 except ChannelInvalidStateError:
@@ -44,13 +47,13 @@ class Resources:
 
     async def delete_queue(self, name: str) -> None:
         async with self._calls.lend() as channel:
-            with translated(f"delete {name}"):
+            with translated(f"delete {name}", channel):
                 await channel.queue_delete(name, timeout=self._timeout_s)
 
     async def inspect(self, name: str) -> QueueState | None:
         with suppress(QueueNotFound):
             async with self._calls.lend() as channel:
-                with translated(f"inspect {name}"):
+                with translated(f"inspect {name}", channel):
                     answer = await channel.queue_declare(
                         name, passive=True, timeout=self._timeout_s
                     )
@@ -61,7 +64,7 @@ class Resources:
 
     async def _declare_exchange(self, exchange: Exchange, *, is_passive: bool) -> None:
         async with self._calls.lend() as channel:
-            with translated(f"declare {exchange.name}"):
+            with translated(f"declare {exchange.name}", channel):
                 await channel.exchange_declare(
                     exchange.name,
                     exchange_type=exchange.kind,

@@ -1,0 +1,88 @@
+"""Calls to the broker, each in a task of its own that a cancellation of the caller does not reach.
+
+aiormq 7.2.4 does not survive the cancellation of a call in every case. A publish that is cancelled
+leaves a confirmation behind, and the channel's reader dies of `InvalidStateError` when the broker
+returns that message at the same moment. A cancelled declaration or consume closes its channel, and
+keeps the channel's number when it is cancelled twice. `asyncio.wait_for`, on which aiormq waits,
+swallows a cancellation up to Python 3.11 if the answer arrives at the same moment. So a caller that
+is cancelled leaves at once, and its call ends by itself.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from shared import incidents
+from shared.errors import BusError, BusUnavailable
+
+_Result = TypeVar("_Result")
+
+
+class Calls:
+    """Runs the calls of one bus."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def run(
+        self,
+        call: Coroutine[Any, Any, _Result],
+        doing: str,
+        *,
+        timeout_s: float | None = None,
+        undo: Callable[[_Result], Coroutine[Any, Any, object]] | None = None,
+    ) -> _Result:
+        """Return what ``call`` returns. ``doing`` describes it in errors.
+
+        Raises the `BusError` of the call, `BusUnavailable` if its connection was closed, and
+        `TimeoutError` after ``timeout_s``; the call goes on in that case. An unknown exception is
+        reported and raised as a `BusError`. When the caller is cancelled, ``undo`` is run with the
+        result, and the caller waits for that unless it is cancelled again.
+        """
+        task = self._start(call)
+        try:
+            done, _ = await asyncio.wait([task], timeout=timeout_s)
+        except asyncio.CancelledError:
+            if undo is not None:
+                await asyncio.wait([self._start(_undone(task, undo))])
+            raise
+        if not done:
+            raise TimeoutError
+        return _result(task, doing)
+
+    async def wait_idle(self, timeout_s: float | None = None) -> None:
+        """Return when all calls have ended, at the latest after ``timeout_s``."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._running:
+                    await asyncio.wait(self._running)
+
+    def _start(self, call: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
+        task = asyncio.create_task(call)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # asyncio would log the failure of a call that was abandoned
+
+
+async def _undone(
+    task: asyncio.Task[_Result], undo: Callable[[_Result], Coroutine[Any, Any, object]]
+) -> None:
+    await asyncio.wait([task])
+    if not task.cancelled() and task.exception() is None:
+        await undo(task.result())
+
+
+def _result(task: asyncio.Task[_Result], doing: str) -> _Result:
+    if task.cancelled():  # aiormq cancels what waits on a connection that it closes
+        raise BusUnavailable(f"{doing}: the connection was closed")
+    error = task.exception()
+    if error is not None and not isinstance(error, BusError):
+        incidents.report("call", "call to the broker failed", error, call=doing)
+        raise BusError(f"{doing}: {type(error).__name__}: {error}") from error
+    return task.result()

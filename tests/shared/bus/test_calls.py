@@ -1,0 +1,89 @@
+"""Calls to the broker and the cancellation of their callers."""
+
+import asyncio
+
+import pytest
+
+from shared import incidents
+from shared.bus.rabbit.calls import Calls
+from shared.errors import BusError, BusUnavailable, QueueNotFound
+
+
+async def test_a_cancelled_caller_leaves_at_once_and_its_call_ends_by_itself() -> None:
+    calls, may_end, ended = Calls(), asyncio.Event(), asyncio.Event()
+
+    async def call() -> None:
+        await may_end.wait()
+        ended.set()
+
+    caller = asyncio.create_task(calls.run(call(), "call"))
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    may_end.set()
+    await calls.wait_idle()
+
+    assert ended.is_set()
+
+
+async def test_what_an_abandoned_call_made_is_undone_before_the_caller_leaves() -> None:
+    calls, undone = Calls(), []
+
+    async def call() -> str:
+        await asyncio.sleep(0.01)
+        return "consumer"
+
+    async def undo(made: str) -> None:
+        await asyncio.sleep(0)
+        undone.append(made)
+
+    caller = asyncio.create_task(calls.run(call(), "call", undo=undo))
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+
+    assert undone == ["consumer"]
+
+
+async def test_a_call_whose_connection_is_closed_is_unavailable() -> None:
+    async def call() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(BusUnavailable, match="declare: the connection was closed"):
+        await Calls().run(call(), "declare")
+
+
+async def test_an_error_of_the_bus_is_raised_as_it_is() -> None:
+    async def call() -> None:
+        raise QueueNotFound("gone")
+
+    with pytest.raises(QueueNotFound, match="gone"):
+        await Calls().run(call(), "consume")
+
+
+async def test_an_unknown_exception_is_an_error_of_the_bus_and_reported() -> None:
+    num_before = incidents.num_reported("call")
+
+    async def call() -> None:
+        raise asyncio.InvalidStateError("of a library")
+
+    with pytest.raises(BusError, match="publish: InvalidStateError: of a library"):
+        await Calls().run(call(), "publish")
+
+    assert incidents.num_reported("call") == num_before + 1
+
+
+async def test_a_call_that_takes_too_long_goes_on_after_its_caller() -> None:
+    calls, ended = Calls(), asyncio.Event()
+
+    async def call() -> None:
+        await asyncio.sleep(0.05)
+        ended.set()
+
+    with pytest.raises(TimeoutError):
+        await calls.run(call(), "publish", timeout_s=0.001)
+    await calls.wait_idle()
+
+    assert ended.is_set()
