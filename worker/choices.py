@@ -52,6 +52,13 @@ class Choices:
         self._model = model
         self._generations = generations
         self._timeline = timeline
+        self._generation: Generation | None = None
+
+    def promote(self) -> None:
+        """Let the choices of a batch job run as interactive ones."""
+        self._job_class = "interactive"
+        if self._generation is not None:
+            self._generation.promote()
 
     async def complete(self, answer: WholeAnswer) -> Completed:
         """Run the choices that ``answer`` lacks to their ends."""
@@ -71,6 +78,7 @@ class Choices:
                     await emit(end)
         self._timeline.submitted()
         async with self._generations.open(self._submits(log, scorers)) as generation:
+            self._generation = generation
             async for outputs in generation:
                 self._timeline.token()
                 await self._emit(outputs, writers, scorers, generation, emit)

@@ -11,6 +11,7 @@ from worker.engine.engine import Engine, Output
 from worker.engine.interface import (
     Cancel,
     EngineLoad,
+    Promote,
     SequenceFailed,
     SequenceId,
     StepOutput,
@@ -52,6 +53,11 @@ class Generation:
         if sequence_id in self._open:
             self._open.discard(sequence_id)
             self._engine.send(Cancel(sequence_id))
+
+    def promote(self) -> None:
+        """Let the sequences of a batch job run as interactive ones."""
+        for sequence_id in self._open:
+            self._engine.send(Promote(sequence_id))
 
     def close_all(self) -> None:
         for sequence_id in tuple(self._open):

@@ -13,6 +13,7 @@ from worker.engine.interface import (
     Cancel,
     EngineLoad,
     ModelRunner,
+    Promote,
     PromptScored,
     ScheduledBatch,
     SequenceFailed,
@@ -28,7 +29,7 @@ from worker.engine.scheduler import Scheduler, SchedulerLimits
 from worker.engine.sequence import Sequence
 from worker.engine.step_plan import StepPlan
 
-Command: TypeAlias = Submit | Cancel
+Command: TypeAlias = Submit | Cancel | Promote
 Output: TypeAlias = StepOutput | PromptScored
 
 _NO_SCORES = StepScores({}, ())
@@ -151,10 +152,15 @@ class Engine:
 
     def _obey(self, commands: Iterable[Command]) -> None:
         for command in commands:
-            if isinstance(command, Submit):
-                self._submit(command)
-            else:
-                self._cancel(command)
+            match command:
+                case Submit():
+                    self._submit(command)
+                case Cancel(sequence_id):
+                    if (sequence := self._sequences.get(sequence_id)) is not None:
+                        self._end(sequence)
+                case Promote(sequence_id):
+                    if (sequence := self._sequences.get(sequence_id)) is not None:
+                        self._scheduler.promote(sequence)
 
     def _submit(self, submit: Submit) -> None:
         self.check(submit)
@@ -185,11 +191,6 @@ class Engine:
         for follower in self._followers.pop(leader, ()):
             if not follower.is_ended:
                 self._scheduler.add(follower)
-
-    def _cancel(self, cancel: Cancel) -> None:
-        sequence = self._sequences.get(cancel.sequence_id)
-        if sequence is not None:
-            self._end(sequence)
 
     def _launch(self, plan: StepPlan) -> _Launch | None:
         if not plan.shares:

@@ -73,6 +73,14 @@ class Cancel:
     sequence_id: SequenceId
 
 
+@dataclass(frozen=True, slots=True)
+class Promote:
+    """Schedule a batch sequence as an interactive one from the next step on; unknown ids are
+    ignored."""
+
+    sequence_id: SequenceId
+
+
 class TokenScore(NamedTuple):
     """How likely a token was, by the logits as the model gave them."""
 

@@ -108,6 +108,13 @@ class Scheduler:
                 sequences.remove(sequence)
         self._free_blocks(sequence)
 
+    def promote(self, sequence: Sequence) -> None:
+        """Serve a batch sequence as an interactive one, in the order of its arrival."""
+        sequence.is_batch = False
+        for sequences in (self._running, self._waiting):
+            if sequence in sequences:
+                sequences.sort(key=_priority)
+
     def schedule(self) -> StepPlan:
         """Plan the next step; it has no shares when there is nothing to compute.
 

@@ -19,8 +19,8 @@ class Sequence:
     def __init__(self, submit: Submit, arrival: int) -> None:
         """Raises `InvalidRequest` where its first draw has no token to choose."""
         self.submit = submit
-        self.priority = (submit.job_class == "batch", arrival)
-        """Smaller is served first and preempted last."""
+        self.is_batch = submit.job_class == "batch"
+        self._arrival = arrival
         self.token_ids = [*submit.prompt_ids, *submit.output_ids]
         """The prompt and the known output."""
         self.max_len = len(submit.prompt_ids) + submit.max_tokens
@@ -38,7 +38,6 @@ class Sequence:
         self.num_scored = 0
         """Tokens of the prompt, from the second one on, whose scores are known or on their way."""
         self._num_scores_known = 0
-        self.is_batch = submit.job_class == "batch"
         self.is_drawn = submit.max_tokens > 0
         """False where the prompt's scores are all that is wanted."""
         self._editor = editor(submit)
@@ -47,6 +46,11 @@ class Sequence:
         eos_ids = frozenset() if submit.sampling.ignore_eos else submit.eos_ids
         self._end_ids = eos_ids.union(submit.sampling.stop_token_ids)
         self._row = 0
+
+    @property
+    def priority(self) -> tuple[bool, int]:
+        """Smaller is served first and preempted last."""
+        return self.is_batch, self._arrival
 
     @property
     def num_tokens(self) -> int:

@@ -11,7 +11,14 @@ from msgspec import structs
 from shared.messages import JobClass
 from tests.support.engine import SmallEngine, expected_outputs, new_submit
 from worker.engine.engine import Command
-from worker.engine.interface import Cancel, ScheduledBatch, SequenceId, StepOutput, Submit
+from worker.engine.interface import (
+    Cancel,
+    Promote,
+    ScheduledBatch,
+    SequenceId,
+    StepOutput,
+    Submit,
+)
 
 EOS_IDS = frozenset(range(4))
 """One token in 16 ends a sequence that does not ignore them."""
@@ -110,6 +117,14 @@ class Service(RuleBasedStateMachine):
             sequence_id = sorted(self.owed)[pick % len(self.owed)]
             del self.owed[sequence_id]
             self.commands.append(Cancel(sequence_id))
+
+    @rule(pick=st.integers(0, 99))
+    def promote(self, pick: int) -> None:
+        if self.owed:
+            sequence_id = sorted(self.owed)[pick % len(self.owed)]
+            submit = self.submits[sequence_id]
+            self.submits[sequence_id] = replace(submit, job_class="interactive")
+            self.commands.append(Promote(sequence_id))
 
     @rule(pick=st.integers(0, 99))
     def cancel_and_continue(self, pick: int) -> None:

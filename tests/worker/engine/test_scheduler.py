@@ -4,7 +4,7 @@ import pytest
 
 from shared.errors import StartupError
 from tests.support.engine import SmallEngine, by_sequence, expected_outputs, new_submit
-from worker.engine.interface import ScheduledBatch, StepOutput
+from worker.engine.interface import Promote, ScheduledBatch, StepOutput
 from worker.engine.scheduler import SchedulerLimits
 
 
@@ -237,3 +237,29 @@ def test_limits_that_contradict_one_another_stop_the_start(
 ) -> None:
     with pytest.raises(StartupError, match="must be at least"):
         SchedulerLimits(max_num_seqs, max_num_batched_tokens)
+
+
+def test_a_promoted_sequence_goes_before_interactive_ones_that_came_later() -> None:
+    engine = SmallEngine(max_num_seqs=1, max_num_batched_tokens=8)
+    engine.step([new_submit("running", num_prompt=2, max_tokens=4)])
+    batch = new_submit("batch", num_prompt=2, max_tokens=1, job_class="batch")
+    engine.step([batch, new_submit("later", num_prompt=2, max_tokens=1)])
+
+    engine.step([Promote(batch.sequence_id)])
+    engine.run()
+
+    begun = [name for b in engine.runner.batches for name in names(b)]
+    assert begun.index("batch") < begun.index("later")
+
+
+def test_a_promoted_sequence_goes_on_from_where_it_is() -> None:
+    engine = SmallEngine(max_num_batched_tokens=8)
+    batch = new_submit("batch", num_prompt=4, max_tokens=6, job_class="batch")
+    outputs = [*engine.step([batch]), *engine.step()]
+
+    outputs += engine.step([Promote(batch.sequence_id)])
+    outputs += engine.run()
+
+    token_ids = [output.token_id for output in outputs]
+    assert token_ids == [output.token_id for output in expected_outputs(batch)]
+    assert sum(share.num_tokens for b in engine.runner.batches for share in b.sequences) == 9
