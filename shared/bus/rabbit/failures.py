@@ -84,8 +84,8 @@ def _meaning(error: Exception, doing: str) -> BusError:
             return QueueBusy(text)
         case ChannelAccessRefused():
             return QueueBusy(text) if "exclusive use" in text else AccessRefused(text)
-        case ChannelPreconditionFailed():
-            return BusError(text)
+        case ChannelPreconditionFailed() if " arg '" in text:
+            return BusError(text)  # declared with other arguments; all else passes
         case TimeoutError():
             return BusUnavailable(f"{doing}: no answer in time")
         case _:
