@@ -3,13 +3,15 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test chaos check fmt bench up
+.PHONY: help setup demo test chaos soak check fmt bench up
 
 VENV := .venv
 BIN := $(VENV)/bin
 # Newer than what it was installed from: `setup` has nothing to do.
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
+# Of `make soak`.
+MINUTES := 30
 QUESTION := What is the capital of France?
 YAML_RULES := {extends: default, rules: {document-start: disable, line-length: {max: 120}, \
 	indentation: {indent-sequences: whatever}}}
@@ -32,6 +34,10 @@ test: setup ## Run all tests that need no GPU, with a RabbitMQ of their own
 chaos: setup ## Kill, stop and cut off everything again and again, for about an hour
 	WARREN_TEST_SCHEDULES=20000 $(BIN)/pytest tests/shared/test_simulation.py
 	infra/rabbitmq/with_rabbitmq.sh $(BIN)/python -m tests.system.chaos --out bench/results/chaos.md
+
+soak: setup ## Send rude traffic for half an hour (MINUTES=4: as long), and look for what it leaves
+	infra/rabbitmq/with_rabbitmq.sh $(BIN)/python -m tests.system.soak --minutes $(MINUTES) \
+	    --out bench/results/soak.md
 
 check: setup ## Check format, lint, types, imports, duplicates and YAML
 	$(BIN)/ruff format --check .

@@ -22,7 +22,7 @@ from worker.model import store
 from worker.model.echo import EchoRunner
 from worker.served_model import ServedModel
 from worker.service import run_worker
-from worker.text import Tokenizer
+from worker.text import Tokenizer, tool_parser
 
 MODEL = "echo"
 
@@ -55,6 +55,7 @@ def echo_model(worker: WorkerSettings, step_s: float = 0.0, num_blocks: int = 81
         engine=Engine(runner, limits),
         max_seq_len=min(runner.max_seq_len, num_blocks * worker.block_size),
         fingerprint=MODEL,
+        tool_parser=tool_parser(tokenizer, worker.tool_parser),
     )
 
 

@@ -16,7 +16,7 @@ from shared.options import table
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-TARGETS = ["setup", "demo", "test", "chaos", "check", "fmt", "bench", "up"]
+TARGETS = ["setup", "demo", "test", "chaos", "soak", "check", "fmt", "bench", "up"]
 
 
 def block(name: str) -> str:

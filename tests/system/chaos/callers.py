@@ -116,7 +116,7 @@ class Caller:
             elif response.status_code == 200:
                 stream.last_answer = f"a stream from {url}"
                 stream.stream_id = response.headers["x-request-id"]
-                async for event_id, data in _events(response):
+                async for event_id, data in events(response):
                     stream.take(event_id, data)
             else:
                 stream.refused(response.status_code, await response.aread())
@@ -178,7 +178,7 @@ class _Stream:
         self.last_id = event_id or self.last_id
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[tuple[str | None, str]]:
+async def events(response: httpx.Response) -> AsyncIterator[tuple[str | None, str]]:
     event_id: str | None = None
     async for line in response.aiter_lines():
         if line.startswith("id: "):

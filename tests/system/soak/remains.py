@@ -1,0 +1,74 @@
+"""What is left once the traffic is over: nothing, a minute later."""
+
+import time
+from collections import Counter
+
+import httpx
+
+from shared.bus.rabbit import RabbitBus
+from shared.dead_letters import opened
+from tests.support.broker import RabbitNode
+from tests.support.processes import NO_TLS
+from tests.system.chaos import ground
+from tests.system.chaos.deployment import Deployment
+
+_MAX_DEAD_LETTERS = 10_000
+EXPIRED = "expired"
+"""Why a job dies whose deadline of milliseconds passed before a worker took it."""
+_PATIENCE_S = 60.0
+_LOOK_INTERVAL_S = 2.0
+_REFILL_S = 1.0
+"""Until gateways have as many logs ready again as they want."""
+
+
+class Remains:
+    """Compares a deployment that has come to rest with what it was before the traffic."""
+
+    def __init__(self, node: RabbitNode, deployment: Deployment) -> None:
+        """Waits until the deployment is at rest."""
+        self._node = node
+        self._deployment = deployment
+        ground.wait_clean(node, deployment, {})
+        time.sleep(_REFILL_S)
+        self._num_logs = len(self._logs())
+        self._descriptors = self._num_descriptors()
+
+    def find(self) -> list[str]:
+        """Wait for a minute at most until nothing is left; returns what is."""
+        deadline = time.monotonic() + _PATIENCE_S
+        try:
+            ground.wait_clean(self._node, self._deployment, {})
+        except AssertionError as error:
+            return [str(error)]
+        while (left := self._left()) and time.monotonic() < deadline:
+            time.sleep(_LOOK_INTERVAL_S)
+        return left
+
+    def _left(self) -> list[str]:
+        left = []
+        # Gateways hold logs ready, and so many more would be read by nobody who waits for them.
+        if (num_logs := len(self._logs())) > self._num_logs:
+            left.append(f"{num_logs} reply queues instead of {self._num_logs}")
+        for gateway in self._deployment.gateways:
+            num_requests = httpx.get(f"{gateway.url}/health", verify=NO_TLS).json()["requests"]
+            if num_requests:
+                left.append(f"{gateway.url}: {num_requests} requests in flight")
+        for pid, num in self._num_descriptors().items():
+            more = num - self._descriptors[pid]
+            if more > ground.MORE_DESCRIPTORS:
+                left.append(f"process {pid}: {more} more open files")
+        return left
+
+    def _logs(self) -> list[str]:
+        lines = self._node.ctl("--silent", "list_queues", "--vhost", "warren", "name").splitlines()
+        return [name for name in lines if name.startswith("reply.")]
+
+    def _num_descriptors(self) -> dict[int, int]:
+        usages = ground.usages(self._deployment.processes)
+        return {pid: usage.num_descriptors for pid, usage in usages.items()}
+
+
+async def dead_letters(broker_url: str) -> Counter[str]:
+    """How many jobs the broker has put aside, by the reason."""
+    async with RabbitBus(broker_url) as bus, opened(bus, _MAX_DEAD_LETTERS) as letters:
+        return Counter(letter.reason for letter in letters)

@@ -1,0 +1,183 @@
+"""One run: a deployment, the traffic, and everything that was found."""
+
+import asyncio
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from tests.support import processes
+from tests.support.broker import RabbitNode
+from tests.support.processes import WarrenProcess
+from tests.system.chaos.campaign import patient_client
+from tests.system.chaos.deployment import Deployment
+from tests.system.soak import traces
+from tests.system.soak.answers import Answer
+from tests.system.soak.batches import Batches
+from tests.system.soak.client import Client
+from tests.system.soak.questions import Question, answered, draw_questions
+from tests.system.soak.remains import EXPIRED, Remains, dead_letters
+from tests.system.soak.tally import Tally
+from tests.system.soak.traces import LoggedLines
+from tests.system.soak.users import User
+from tests.system.soak.watch import MAX_GROWTH_BYTES, Course, Watch
+
+logger = logging.getLogger(__name__)
+
+DETACH_TTL_S = 40
+"""Logs of detached streams are gone within the minute after the end, as all others."""
+_GENERATED = "warren:generation_tokens_total"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is sent, and for how long."""
+
+    duration_s: float
+    num_users: int = 24
+    num_questions: int = 200
+    seed: int = 0
+
+
+@dataclass
+class Findings:
+    """Everything that a run found."""
+
+    plan: Plan
+    tally: Tally = field(default_factory=Tally)
+    took_s: float = 0.0
+    num_generated: int = 0
+    """Tokens that the workers made."""
+    courses: Mapping[str, Course] = field(default_factory=dict)
+    logs: Mapping[str, LoggedLines] = field(default_factory=dict)
+    incidents: Mapping[str, int] = field(default_factory=dict)
+    dead_letters: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    """Of the processes and the broker; those of the answers are in the tally."""
+
+    @property
+    def is_good(self) -> bool:
+        return not self.faults and not self.tally.errors
+
+
+async def soak(node: RabbitNode, folder: Path, plan: Plan) -> Findings:
+    """Send the traffic of ``plan``; the processes log into ``folder``."""
+    findings = Findings(plan)
+    dice = random.Random(plan.seed)
+    async with Deployment(
+        folder,
+        worker_url=node.url_of("worker"),
+        gateway_url=node.url_of("gateway"),
+        start_worker=_echo_worker,
+        num_workers=2,
+        num_gateways=2,
+        gateway_options=[f"--detach-ttl-s={DETACH_TTL_S}"],
+    ) as deployment:
+        async with patient_client() as http:
+            questions = draw_questions(dice, plan.num_questions)
+            expected = await answered(http, deployment.urls(), questions)
+        named = _named(deployment)
+        remains = await asyncio.to_thread(Remains, node, deployment)
+        watch = Watch(named, plan.duration_s)
+        traffic = _Traffic(node, deployment, folder, expected, findings.tally, dice)
+        logger.info("%d questions answered, traffic begins", len(expected))
+        began_at = time.monotonic()
+        await traffic.send(plan, watch)
+        findings.took_s = time.monotonic() - began_at
+        findings.courses = watch.courses
+        logger.info("%d visits, now silence", findings.tally.num_visits())
+        findings.faults += watch.deaths or await asyncio.to_thread(remains.find)
+        findings.dead_letters = await dead_letters(node.url)
+        _ask_processes(named, findings)
+        await _end(named, findings)
+    findings.logs = {name: traces.logged(process.log) for name, process in named.items()}
+    findings.faults += _faults(findings)
+    return findings
+
+
+class _Traffic:
+    """Users and batches, all of them at once."""
+
+    def __init__(
+        self,
+        node: RabbitNode,
+        deployment: Deployment,
+        folder: Path,
+        expected: Mapping[Question, Answer],
+        tally: Tally,
+        dice: random.Random,
+    ) -> None:
+        self._deployment = deployment
+        self._expected = expected
+        self._tally = tally
+        self._dice = dice
+        self._batches = Batches(node.url_of("publisher"), folder, expected, tally, self._new_dice())
+
+    async def send(self, plan: Plan, watch: Watch) -> None:
+        """Return when everybody has gone, some time after ``plan.duration_s`` at the latest."""
+        is_over = asyncio.Event()
+        asyncio.get_running_loop().call_later(plan.duration_s, is_over.set)
+        async with patient_client() as http, asyncio.TaskGroup() as tasks:
+            tasks.create_task(watch.run(is_over))
+            tasks.create_task(self._batches.run(is_over))
+            for _ in range(plan.num_users):
+                tasks.create_task(self._use(http, is_over))
+
+    async def _use(self, http: httpx.AsyncClient, is_over: asyncio.Event) -> None:
+        dice = self._new_dice()
+        client = Client(http, self._deployment.urls(), dice)
+        user = User(client, self._expected, self._tally, dice)
+        while not is_over.is_set():
+            await user.visit()
+
+    def _new_dice(self) -> random.Random:
+        return random.Random(self._dice.random())
+
+
+def _echo_worker(broker: str, log: Path) -> WarrenProcess:
+    variables = {"WARREN_LOG_LEVEL": "warning", "WARREN_TOOL_PARSER": "hermes"}
+    return processes.echo_worker(broker, log, "--step-ms=10", "--drain-grace-s=2", **variables)
+
+
+def _named(deployment: Deployment) -> dict[str, WarrenProcess]:
+    workers = {f"worker {k}": worker for k, worker in enumerate(deployment.workers, 1)}
+    gateways = {f"gateway {k}": gateway for k, gateway in enumerate(deployment.gateways, 1)}
+    return workers | gateways
+
+
+def _ask_processes(named: Mapping[str, WarrenProcess], findings: Findings) -> None:
+    living = {name: process for name, process in named.items() if process.is_alive}
+    findings.incidents = {name: traces.num_incidents(one) for name, one in living.items()}
+    workers = (one for name, one in living.items() if name.startswith("worker"))
+    findings.num_generated = round(sum(traces.metric(worker, _GENERATED) for worker in workers))
+
+
+async def _end(named: Mapping[str, WarrenProcess], findings: Findings) -> None:
+    """End all processes as an orchestrator would."""
+    for name, process in named.items():
+        code = await asyncio.to_thread(process.terminate)
+        if code:
+            findings.faults.append(f"{name} ended with code {code}")
+
+
+def _faults(findings: Findings) -> list[str]:
+    """What the logs, the counters and the samples show."""
+    faults = [f"{name}: {num} incidents" for name, num in findings.incidents.items() if num]
+    for name, lines in findings.logs.items():
+        faults += [f"{name} logged: {error}" for error in lines.errors]
+        faults += [f"{name} warned {warning}" for warning in lines.unexpected]
+    for name, course in findings.courses.items():
+        growth_bytes = course.growth_bytes(findings.plan.duration_s)
+        if growth_bytes > MAX_GROWTH_BYTES:
+            faults.append(f"{name} grew by {growth_bytes / 2**20:.1f} MiB")
+    faults += [
+        f"{num} dead letters: {reason}"
+        for reason, num in findings.dead_letters.items()
+        if reason != EXPIRED
+    ]
+    return faults

@@ -1,0 +1,54 @@
+"""Counts what became of the visits of all users."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from tests.system.soak.answers import Answer
+from tests.system.soak.questions import Question
+
+Outcome: TypeAlias = Literal["exact", "left", "deadline", "cancelled", "wrong", "failed"]
+"""``deadline`` and ``cancelled`` are counted where the client asked for that."""
+
+
+@dataclass
+class Tally:
+    """What became of each visit, by its kind."""
+
+    outcomes: Counter[tuple[str, Outcome]] = field(default_factory=Counter)
+    num_requests: int = 0
+    """Of HTTP; the jobs of batches are not among them."""
+    num_resumed: int = 0
+    num_tokens: int = 0
+    """Of the answers that were read to their end."""
+    errors: list[str] = field(default_factory=list)
+    """One line for each visit that ended otherwise than it should have."""
+
+    @property
+    def kinds(self) -> list[str]:
+        return sorted({kind for kind, _ in self.outcomes})
+
+    def num(self, outcome: Outcome, kind: str | None = None) -> int:
+        """How many visits ended so; of one kind, or of all."""
+        return sum(
+            num for (k, o), num in self.outcomes.items() if o == outcome and kind in (None, k)
+        )
+
+    def num_visits(self, kind: str | None = None) -> int:
+        return sum(num for (k, _), num in self.outcomes.items() if kind in (None, k))
+
+    def count(self, kind: str, outcome: Outcome) -> None:
+        self.outcomes[kind, outcome] += 1
+
+    def compare(self, kind: str, question: Question, answer: Answer, expected: Answer) -> None:
+        """Count an answer that was read to its end."""
+        self.num_tokens += answer.num_tokens
+        if answer == expected:
+            self.count(kind, "exact")
+            return
+        self.count(kind, "wrong")
+        self.errors.append(f"{kind}: {question.name}: {answer} instead of {expected}")
+
+    def fail(self, kind: str, reason: str) -> None:
+        self.count(kind, "failed")
+        self.errors.append(f"{kind}: {reason}")

@@ -1,0 +1,88 @@
+"""Looks at every process while the traffic goes on: whether it lives, and what memory it has."""
+
+import asyncio
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import NamedTuple
+
+import psutil
+
+from tests.support.processes import WarrenProcess
+
+SETTLED_AFTER_S = 300.0
+"""Until then caches fill, and allocators take what the busiest moment needs."""
+MAX_GROWTH_BYTES = 24 << 20
+_LOOK_INTERVAL_S = 0.5
+_NUM_SAMPLES = 360
+
+
+class Sample(NamedTuple):
+    """What a process had at one time, in seconds since the traffic began."""
+
+    at_s: float
+    memory_bytes: int
+
+
+@dataclass
+class Course:
+    """The memory of one process through a run."""
+
+    samples: list[Sample] = field(default_factory=list)
+
+    def settled(self, duration_s: float) -> list[Sample]:
+        """The samples after five minutes, or in the second half of a shorter run."""
+        since_s = min(SETTLED_AFTER_S, duration_s / 2)
+        return [sample for sample in self.samples if sample.at_s >= since_s]
+
+    def growth_bytes(self, duration_s: float) -> float:
+        """By how much the settled memory grew, on a line that no single sample moves."""
+        settled = self.settled(duration_s)
+        if len(settled) < 2:
+            return 0.0
+        return slope(settled) * (settled[-1].at_s - settled[0].at_s)
+
+
+def slope(samples: Sequence[Sample]) -> float:
+    """Bytes a second: the median of the slopes between all pairs (Theil and Sen)."""
+    return statistics.median(
+        (later.memory_bytes - earlier.memory_bytes) / (later.at_s - earlier.at_s)
+        for earlier, later in combinations(samples, 2)
+    )
+
+
+class Watch:
+    """Looks at ``processes``, which are known by their names."""
+
+    def __init__(self, processes: Mapping[str, WarrenProcess], duration_s: float) -> None:
+        self.courses = {name: Course() for name in processes}
+        self.deaths: list[str] = []
+        self._processes = processes
+        self._sample_interval_s = max(_LOOK_INTERVAL_S, duration_s / _NUM_SAMPLES)
+
+    async def run(self, is_over: asyncio.Event) -> None:
+        """Sample until it is over; it is over as soon as a process has ended."""
+        began_at = time.monotonic()
+        next_s = 0.0
+        while not is_over.is_set():
+            now_s = time.monotonic() - began_at
+            self._look(now_s)
+            if self.deaths:
+                is_over.set()
+                return
+            if now_s >= next_s:
+                next_s += self._sample_interval_s
+                self._sample(now_s)
+            await asyncio.sleep(_LOOK_INTERVAL_S)
+
+    def _look(self, now_s: float) -> None:
+        for name, process in self._processes.items():
+            if not process.is_alive:
+                self.deaths.append(f"{name} (process {process.pid}) ended after {now_s:.0f} s")
+
+    def _sample(self, now_s: float) -> None:
+        for name, process in self._processes.items():
+            memory_bytes = psutil.Process(process.pid).memory_info().rss
+            self.courses[name].samples.append(Sample(now_s, memory_bytes))
