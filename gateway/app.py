@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import FastAPI
@@ -13,6 +13,7 @@ from gateway.deps import Gateway
 from gateway.middleware import Authentication, ErrorBoundary, RequestIds
 from gateway.routes import generation, health, models, quick, responses, streams
 from gateway.subscriptions import listening
+from shared import incidents
 from shared.bus.base import Bus
 from shared.errors import Unavailable
 from shared.settings import GatewaySettings
@@ -21,7 +22,6 @@ logger = logging.getLogger(__name__)
 
 _LAST_WORDS_S = 5.0
 _CLEAN_UP_S = 10.0
-_RETRY_PAUSE_S = 0.2
 
 
 def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
@@ -42,7 +42,7 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
                 gateway.relays.watch,
                 gateway.quick.listen,
             ):
-                stack.callback(asyncio.create_task(_for_ever(work)).cancel)
+                stack.callback(asyncio.create_task(incidents.keep_running(work)).cancel)
             stack.push_async_callback(_drain, gateway)
             yield
 
@@ -73,16 +73,6 @@ def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
             ],
         )
     app.add_middleware(RequestIds)
-
-
-async def _for_ever(work: Callable[[], Awaitable[None]]) -> None:
-    """Begin ``work`` again whatever ends it: a gateway without it is worse."""
-    while True:
-        try:
-            await work()
-        except Exception:
-            logger.exception("begun again", extra={"work": work.__qualname__})
-            await asyncio.sleep(_RETRY_PAUSE_S)
 
 
 async def _drain(gateway: Gateway) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from shared import topology
+from shared import incidents, topology
 from shared.bus.base import Bus
 from shared.errors import BusError, Overloaded
 from shared.messages import Announcement
@@ -118,7 +118,8 @@ class Backlog:
     async def _look(self, model: str, depth: _Depth) -> None:
         num_before = depth.num_admitted
         try:
-            with suppress(BusError):
+            facts = {"model": model}
+            with incidents.survived("task", "queue not looked at", **facts), suppress(BusError):
                 state = await self._bus.inspect(topology.jobs_queue(model, "interactive").name)
                 depth.num_waiting = state.num_ready if state is not None else 0
                 depth.num_admitted -= num_before

@@ -13,7 +13,8 @@ class ClientGone(Exception):
 
 @asynccontextmanager
 async def until_disconnect(receive: Receive) -> AsyncIterator[None]:
-    """Cancel what runs inside when the client goes away, and raise `ClientGone` then.
+    """Cancel what runs inside when the client goes away, and raise `ClientGone` then, or what
+    receiving raises.
 
     The request's body must have been read, and the response's last bytes must be sent outside:
     servers report a complete response as a disconnect.
@@ -33,6 +34,7 @@ async def until_disconnect(receive: Receive) -> AsyncIterator[None]:
     except asyncio.CancelledError:
         # Somebody else may have cancelled the task as well: that is not ours to swallow.
         if watch.done() and not task.uncancel():
+            watch.result()
             raise ClientGone from None
         raise
     finally:

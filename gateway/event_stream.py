@@ -1,7 +1,6 @@
 """A log on its way out as Server-Sent Events."""
 
 import asyncio
-import logging
 
 from starlette.types import Send
 
@@ -11,12 +10,11 @@ from gateway.answers.wording import encoder_for
 from gateway.disconnect import ClientGone
 from gateway.logs.relay import LogRelay
 from gateway.observation import Observation
+from shared import incidents
 from shared.errors import InternalError, Unavailable, WarrenError
 from shared.messages import Failed
 from shared.settings import GatewaySettings
 from shared.stream import Relay
-
-logger = logging.getLogger(__name__)
 
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -92,8 +90,8 @@ class EventStream:
             return self._failed(error)
         except ClientGone:
             raise
-        except Exception:
-            logger.exception("stream failed", extra={"request_id": relay.request_id})
+        except Exception as error:  # noqa: BLE001 (one request's bug is one request's failure)
+            incidents.report("request", "stream failed", error, request_id=relay.request_id)
             return self._failed(InternalError("The gateway failed on this request."))
 
     async def send_last(self, data: bytes, send: Send) -> None:

@@ -86,12 +86,13 @@ class GenerationResponse(Response):
         async with until_disconnect(receive):
             first = await relay.take(self._gateway.settings.first_event_timeout_s)
             raise_failure(first)
+            data = stream.word(first) if first else PING
             token = self._gateway.signer.stream_token(relay.request_id).encode()
             headers = [*STREAM_HEADERS, (b"x-stream-token", token)]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             relay.can_return = True
             relay.is_numbered = framer.is_numbered
-            last = await stream.send_all(stream.word(first) if first else PING, send)
+            last = await stream.send_all(data, send)
         await stream.send_last(last, send)
 
     async def _gather(self, relay: LogRelay) -> object:

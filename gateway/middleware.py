@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.access.keys import Keys
 from gateway.http_errors import error_response, internal_error_response
 from gateway.metrics import Metrics
+from shared import incidents
 from shared.errors import InvalidApiKey
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class Authentication:
 
 
 class ErrorBoundary:
-    """Answers what nobody expected with a 500 that tells nothing, and logs it."""
+    """Answers what nobody expected with a 500 that tells nothing, and reports it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -82,16 +83,18 @@ class ErrorBoundary:
 
         async def watched_send(message: Message) -> None:
             nonlocal is_started
-            is_started = True
             await send(message)
+            is_started = True
 
         try:
             await self._app(scope, receive, watched_send)
         except ClientDisconnect:
             logger.debug("client left before its body was complete")
-        except Exception:
+        except Exception as error:
             if scope["type"] != "http":
                 raise
-            logger.exception("request failed", extra={"request_id": scope["state"]["request_id"]})
+            facts = {"request_id": scope["state"]["request_id"]}
+            incidents.report("request", "request failed", error, **facts)
             if not is_started:
-                await internal_error_response()(scope, receive, send)
+                with incidents.survived("request", "error not answered", **facts):
+                    await internal_error_response()(scope, receive, send)

@@ -10,7 +10,7 @@ import uuid
 from typing import TypeVar
 
 from gateway.publishing import publish_job, seconds_left
-from shared import topology
+from shared import incidents, topology
 from shared.bus.base import Bus, Message
 from shared.errors import (
     BusError,
@@ -96,8 +96,12 @@ class QuickLane:
         try:
             await self._publish(job)
         except WarrenError as error:
-            if not answered.done():
-                answered.set_exception(error)
+            _fail(answered, error)
+        except Exception as error:  # noqa: BLE001 (the other requests are still to be asked)
+            incidents.report(
+                "request", "quick job not asked again", error, request_id=job.request_id
+            )
+            _fail(answered, InternalError("The gateway failed on this request."))
 
     def _take(self, message: Message) -> None:
         _, answered = self._asked.get(message.correlation_id, (None, None))
@@ -106,7 +110,12 @@ class QuickLane:
         try:
             answered.set_result(decode_event(message.body, message.content_type))
         except UndecodableMessage as error:
-            answered.set_exception(InternalError(f"The answer is unreadable: {error.message}"))
+            _fail(answered, InternalError(f"The answer is unreadable: {error.message}"))
 
     async def _publish(self, job: QuickJob) -> None:
         await publish_job(self._bus, job, self._queue.bindings[0].routing_key)
+
+
+def _fail(answered: "asyncio.Future[ReplyEvent]", error: WarrenError) -> None:
+    if not answered.done():
+        answered.set_exception(error)

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from shared import topology
+from shared import incidents, topology
 from shared.bus.base import Bus, Message, Queue
 from shared.errors import BusError, UndecodableMessage
 
@@ -49,13 +49,14 @@ async def _listen(bus: Bus, gateway_id: str, queue: Queue, handle: Handler) -> N
         except BusError as error:
             logger.warning("not listening", extra={"queue": queue.name, "reason": error.message})
             await asyncio.sleep(_RETRY_PAUSE_S)
-        except Exception:  # whatever it was, a deaf gateway is worse
-            logger.exception("not listening", extra={"queue": queue.name})
+        except Exception as error:  # noqa: BLE001 (whatever it is, a deaf gateway is worse)
+            incidents.report("task", "listening again", error, queue=queue.name)
             await asyncio.sleep(_RETRY_PAUSE_S)
 
 
 def _handle(message: Message, handle: Handler) -> None:
-    try:
-        handle(message)
-    except UndecodableMessage as error:
-        logger.warning("message dropped", extra={"reason": error.message})
+    with incidents.survived("task", "message not handled"):
+        try:
+            handle(message)
+        except UndecodableMessage as error:
+            logger.warning("message dropped", extra={"reason": error.message})

@@ -5,7 +5,10 @@ channel or connection that ended. What it hit is retried, given back or answered
 process goes on. Gateways and workers expose the counter with their own metrics.
 """
 
+import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter
@@ -26,6 +29,8 @@ _incidents = Counter(
 
 logger = logging.getLogger(__name__)
 
+_RESTART_PAUSE_S = 0.2
+
 
 def report(kind: Kind, event: str, error: BaseException | None, **facts: object) -> None:
     """Log ``error`` with its traceback as ``event``, with ``facts`` as fields, and count it."""
@@ -36,3 +41,22 @@ def report(kind: Kind, event: str, error: BaseException | None, **facts: object)
 def num_reported(kind: Kind) -> int:
     """How many incidents of this kind the process has had."""
     return int(REGISTRY.get_sample_value("warren:incidents_total", {"kind": kind}) or 0)
+
+
+@contextmanager
+def survived(kind: Kind, event: str, **facts: object) -> Iterator[None]:
+    """Report an error that leaves the ``with``, and go on behind it. A cancellation is no error."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 (whatever it is, it is reported)
+        report(kind, event, error, **facts)
+
+
+async def keep_running(work: Callable[[], Awaitable[None]]) -> None:
+    """Run ``work`` until it returns. When it fails, report that and start it again."""
+    while True:
+        try:
+            return await work()
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is reported)
+            report("task", "background task restarted", error, task=work.__qualname__)
+            await asyncio.sleep(_RESTART_PAUSE_S)

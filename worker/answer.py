@@ -1,7 +1,6 @@
 """The life of one job in a worker: from its prompts to its terminal event."""
 
 import asyncio
-import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from enum import Enum, auto
 from typing import TypeAlias
 
+from shared import incidents
 from shared.attempt import Attempt, Verdict
 from shared.errors import (
     BusError,
@@ -30,8 +30,6 @@ from worker.quarantine import is_returned_too_often
 from worker.taken import TakenJob, Workplace
 from worker.timeline import Timeline
 from worker.whole_answer import WholeAnswer
-
-logger = logging.getLogger(__name__)
 
 _CHECK_INTERVAL_S = 1.0
 _FRESH_S = 0.5
@@ -104,7 +102,8 @@ class Answer:
     async def run(self) -> Outcome:
         """Publish everything up to the terminal event.
 
-        Raises `Unroutable` when nobody reads, and `BusError` where the replies are refused.
+        Raises `Unroutable` when nobody reads, and `BusError` where the replies are refused. Any
+        other error leaves it open whether the readers know how the job ended.
         """
         self._task = asyncio.current_task()
         try:
@@ -197,8 +196,8 @@ class Answer:
             raise
         except WarrenError as error:
             return await self._fail(error)
-        except Exception:  # one job's bug must not take the worker's other jobs with it
-            logger.exception("job failed", extra={"request_id": self.job.request_id})
+        except Exception as error:  # noqa: BLE001 (one job's bug is one job's failure)
+            incidents.report("job", "job failed", error, request_id=self.job.request_id)
             return await self._fail(InternalError("The worker failed on this request."))
         finally:
             self._timeline.ended()

@@ -5,6 +5,9 @@ read one. It goes back to its queue when the worker hands it over, and comes bac
 worker dies. One that was running at two crashes is published to the suspects, and one that crashes
 there too is rejected to the dead letters. A body that is no job goes there as well, and its
 publisher is told.
+
+An error that the handling of a job does not expect ends that job alone: it goes back to its queue,
+whose limits on returns end it when it fails each time.
 """
 
 import asyncio
@@ -12,8 +15,8 @@ import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 
-from shared import topology
-from shared.bus.base import Bus, Consumer, Delivery
+from shared import incidents, topology
+from shared.bus.base import Bus, Consumer
 from shared.errors import (
     BusError,
     BusUnavailable,
@@ -25,6 +28,7 @@ from shared.errors import (
 from shared.messages import Failed, GenerationJob, decode_job, is_reply_key
 from shared.topology import Lane
 from worker.answer import Answer, Outcome
+from worker.delivery import JobDelivery
 from worker.held import HeldJob, HeldJobs
 from worker.publisher import ReplyPublisher
 from worker.quarantine import published_again
@@ -36,6 +40,7 @@ AnswerFactory = Callable[[TakenJob], Answer]
 
 _ADOPTION_S = 2.0
 """How long an answer goes on after a reconnect without its delivery."""
+_RETRY_PAUSE_S = 0.2
 
 
 class JobConsumer:
@@ -69,21 +74,19 @@ class JobConsumer:
         async with asyncio.TaskGroup() as tasks:
             while not self._is_stopped:
                 try:
-                    tasks.create_task(self._close_when_idle(await self._consume(tasks)))
-                except BusUnavailable:
+                    await self._take_jobs(tasks)
+                except Exception as error:  # noqa: BLE001 (the jobs in hand must not end with it)
+                    facts = {"queue": self._queue.name}
+                    incidents.report("task", "job consumer opened again", error, **facts)
                     tasks.create_task(self._give_up(self._lose_deliveries()))
-                    await self._bus.wait_connected()
-                except QueueNotFound:
-                    tasks.create_task(self._give_up(self._lose_deliveries()))
-                    with suppress(BusUnavailable):
-                        await self._bus.declare(self._queue)
-                await self._may_take.wait()
+                    await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def stop(self) -> None:
         """Take no more jobs."""
         self._is_stopped = True
         self._may_take.set()
-        await self._stop_consumer()
+        with incidents.survived("task", "job consumer not stopped", queue=self._queue.name):
+            await self._stop_consumer()
 
     async def pause(self) -> None:
         """Take no more jobs until `resume`."""
@@ -102,6 +105,19 @@ class JobConsumer:
         if self._consumer is not None:
             await self._consumer.stop()
 
+    async def _take_jobs(self, tasks: asyncio.TaskGroup) -> None:
+        """Consume until told to stop or cut off; return when jobs may be taken again."""
+        try:
+            tasks.create_task(self._close_when_idle(await self._consume(tasks)))
+        except BusUnavailable:
+            tasks.create_task(self._give_up(self._lose_deliveries()))
+            await self._bus.wait_connected()
+        except QueueNotFound:
+            tasks.create_task(self._give_up(self._lose_deliveries()))
+            with suppress(BusUnavailable):
+                await self._bus.declare(self._queue)
+        await self._may_take.wait()
+
     async def _consume(self, tasks: asyncio.TaskGroup) -> AsyncExitStack:
         """Take jobs until told to stop; returns what closes the consumer."""
         async with AsyncExitStack() as stack:
@@ -112,16 +128,17 @@ class JobConsumer:
             if self._is_stopped or not self._may_take.is_set():  # while it was being opened
                 await consumer.stop()
             async for delivery in consumer:
-                task = tasks.create_task(self._serve(delivery))
+                task = tasks.create_task(self._serve(JobDelivery(delivery, consumer)))
                 self._serving[task] = None
                 task.add_done_callback(self._serving.pop)
             return stack.pop_all()
 
     async def _close_when_idle(self, stack: AsyncExitStack) -> None:
         """A consumer that closes gives back what is not settled."""
-        async with stack:
-            if self._serving:
-                await asyncio.wait(tuple(self._serving))
+        with incidents.survived("task", "job consumer not closed", queue=self._queue.name):
+            async with stack:
+                if self._serving:
+                    await asyncio.wait(tuple(self._serving))
 
     def _lose_deliveries(self) -> list[HeldJob]:
         lost = [held for held in self._serving.values() if held is not None]
@@ -130,15 +147,31 @@ class JobConsumer:
         return lost
 
     async def _give_up(self, lost: list[HeldJob]) -> None:
-        await self._bus.wait_connected()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_ADOPTION_S):
-                for held in lost:
-                    await held.delivery()
+        with incidents.survived("task", "lost deliveries not waited for", queue=self._queue.name):
+            await self._bus.wait_connected()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ADOPTION_S):
+                    for held in lost:
+                        await held.delivery()
         for held in lost:
             held.give_up()
 
-    async def _serve(self, delivery: Delivery) -> None:
+    async def _serve(self, delivery: JobDelivery) -> None:
+        """Answer one delivery. No error leaves this: it would end all jobs of the worker."""
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            await self._take(delivery, task)
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is reported)
+            held = self._serving[task]
+            in_hand = delivery if held is None else held.in_hand
+            if in_hand is None:  # another worker has it, or will
+                facts = {"request_id": delivery.message.correlation_id}
+                incidents.report("job", "job left to its queue", error, **facts)
+            else:
+                await in_hand.give_back(error)
+
+    async def _take(self, delivery: JobDelivery, task: "asyncio.Task[None]") -> None:
         try:
             job = self._decode(delivery)
         except UndecodableMessage as error:
@@ -158,15 +191,13 @@ class JobConsumer:
         publisher = ReplyPublisher(self._bus, delivery, job.request_id)
         taken = TakenJob(job, self._lane, delivery.num_returns, publisher, previous is not None)
         held = HeldJob(job, self._new_answer(taken), delivery)
+        self._serving[task] = held
         await self._answer(held)
         return None
 
     async def _answer(self, held: HeldJob) -> None:
         request_id = held.job.request_id
         self._held[request_id] = held
-        task = asyncio.current_task()
-        assert task is not None
-        self._serving[task] = held
         try:
             outcome = await self._outcome(held)
             delivery = await held.delivery()
@@ -190,7 +221,7 @@ class JobConsumer:
             )
             return Outcome.BURIED
 
-    async def _settle(self, held: HeldJob, delivery: Delivery, outcome: Outcome) -> None:
+    async def _settle(self, held: HeldJob, delivery: JobDelivery, outcome: Outcome) -> None:
         match outcome:
             case Outcome.ANSWERED:
                 self._held.num_answered += 1
@@ -208,7 +239,7 @@ class JobConsumer:
                 # All brokers count this return: the next run is newer than this one.
                 await delivery.reject(requeue=True)
 
-    async def _publish_again(self, job: GenerationJob, delivery: Delivery, lane: Lane) -> None:
+    async def _publish_again(self, job: GenerationJob, delivery: JobDelivery, lane: Lane) -> None:
         """Publish the job anew, then acknowledge it; give it back where that fails."""
         facts = {"request_id": job.request_id, "lane": lane}
         try:
@@ -221,14 +252,14 @@ class JobConsumer:
         logger.warning("job moved", extra=facts)
         return await delivery.ack()
 
-    async def _refuse(self, delivery: Delivery, error: UndecodableMessage) -> None:
+    async def _refuse(self, delivery: JobDelivery, error: UndecodableMessage) -> None:
         """Tell whoever waits, as far as the message says who that is."""
         if is_reply_key(delivery.message.reply_to):
             publisher = ReplyPublisher(self._bus, delivery, delivery.message.correlation_id)
             with suppress(BusError):
                 await publisher.publish(Failed(code=InvalidRequest.code, message=error.message))
 
-    def _decode(self, delivery: Delivery) -> GenerationJob:
+    def _decode(self, delivery: JobDelivery) -> GenerationJob:
         message = delivery.message
         job = decode_job(message.body, message.content_type)
         held = self._held.get(job.request_id)

@@ -2,9 +2,10 @@
 
 import asyncio
 
-from shared.bus.base import Delivery
+from shared import incidents
 from shared.messages import Cancel, Continue, GenerationJob
 from worker.answer import Answer
+from worker.delivery import JobDelivery
 
 
 class HeldJob:
@@ -14,10 +15,10 @@ class HeldJob:
     and nobody else has had it in between, it comes back here and is adopted.
     """
 
-    def __init__(self, job: GenerationJob, answer: Answer, delivery: Delivery) -> None:
+    def __init__(self, job: GenerationJob, answer: Answer, delivery: JobDelivery) -> None:
         self.job = job
         self.answer = answer
-        self._delivery: Delivery | None = delivery
+        self._delivery: JobDelivery | None = delivery
         self._num_returns = delivery.num_returns
         self._decided = asyncio.Event()
         """Whether it is known which delivery there is to settle, if any."""
@@ -28,7 +29,7 @@ class HeldJob:
         self._delivery = None
         self._decided.clear()
 
-    def adopt(self, job: GenerationJob, delivery: Delivery) -> bool:
+    def adopt(self, job: GenerationJob, delivery: JobDelivery) -> bool:
         """Answer this delivery of ``job`` with what runs already; False if others may have had it,
         or if it is another one than the one that is held."""
         is_ours = (
@@ -49,7 +50,12 @@ class HeldJob:
             self._decided.set()
             self.answer.hand_over()
 
-    async def delivery(self) -> Delivery | None:
+    @property
+    def in_hand(self) -> JobDelivery | None:
+        """The delivery, unless it is lost."""
+        return self._delivery
+
+    async def delivery(self) -> JobDelivery | None:
         """What there is to settle; waits while that may come back."""
         await self._decided.wait()
         return self._delivery
@@ -63,6 +69,9 @@ class HeldJobs(dict[str, HeldJob]):
         self.num_answered = 0
 
     def obey(self, command: Cancel | Continue) -> None:
+        """Follow a command for one of the jobs. No error of that job leaves this."""
         held = self.get(command.request_id)
         if held is not None:
-            held.answer.obey(command)
+            request_id = command.request_id
+            with incidents.survived("job", "command not obeyed", request_id=request_id):
+                held.answer.obey(command)

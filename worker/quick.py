@@ -1,7 +1,7 @@
 """Jobs that do not wait behind generations: tokens, texts and embeddings.
 
 A job is acknowledged when its answer is confirmed, or when nobody is left to read it. Answering
-one twice does no harm.
+one twice does no harm: a job whose handling fails unexpectedly goes back to its queue.
 """
 
 import asyncio
@@ -9,8 +9,8 @@ import logging
 import time
 from contextlib import suppress
 
-from shared import topology
-from shared.bus.base import Bus, Consumer, Delivery
+from shared import incidents, topology
+from shared.bus.base import Bus, Consumer
 from shared.errors import (
     BusError,
     BusUnavailable,
@@ -36,6 +36,7 @@ from shared.messages import (
     decode_quick_job,
     is_reply_key,
 )
+from worker.delivery import JobDelivery
 from worker.publisher import ReplyPublisher
 from worker.served_model import ServedModel
 
@@ -93,9 +94,16 @@ class QuickConsumer:
             if not self._may_take.is_set():  # while it was being opened
                 await consumer.stop()
             async for delivery in consumer:
-                answers.create_task(self._serve(delivery))
+                answers.create_task(self._serve(JobDelivery(delivery, consumer)))
 
-    async def _serve(self, delivery: Delivery) -> None:
+    async def _serve(self, delivery: JobDelivery) -> None:
+        """Answer one delivery. No error leaves this: it would end all jobs in hand."""
+        try:
+            await self._take(delivery)
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is reported)
+            await delivery.give_back(error)
+
+    async def _take(self, delivery: JobDelivery) -> None:
         message = delivery.message
         if not is_reply_key(message.reply_to):
             logger.warning("job rejected", extra={"reason": "reply_to is not a reply queue's key"})
@@ -126,8 +134,8 @@ class QuickConsumer:
             return _failed(DeadlineExceeded("The request's deadline has passed."))
         except WarrenError as error:
             return _failed(error)
-        except Exception:  # one job's bug must not take the worker's other jobs with it
-            logger.exception("job failed", extra={"request_id": job.request_id})
+        except Exception as error:  # noqa: BLE001 (one job's bug is one job's failure)
+            incidents.report("job", "job failed", error, request_id=job.request_id)
             return _failed(InternalError("The worker failed on this request."))
 
 

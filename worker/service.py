@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 
-from shared import topology
+from shared import incidents, topology
 from shared.bus.base import MAX_PREFETCH, Bus, Message
 from shared.errors import BusError, BusUnavailable, UndecodableMessage
 from shared.messages import (
@@ -117,16 +117,17 @@ class Worker:
             stack.enter_context(health)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             background = [
-                tasks.create_task(task)
-                for task in (
-                    self._generations.watch(),
-                    self._obey(),
-                    self._announce(),
-                    self._watch_readers(),
-                    self._promote_batch(),
-                    self._quick.run(),
+                tasks.create_task(incidents.keep_running(work))
+                for work in (
+                    self._obey,
+                    self._announce,
+                    self._watch_readers,
+                    self._promote_batch,
+                    self._quick.run,
                 )
             ]
+            # Apart from the others: the engine's death is the worker's.
+            background.append(tasks.create_task(self._generations.watch()))
             taking = [tasks.create_task(consumer.run()) for consumer in self._consumers]
             logger.info("worker ready", extra={"model": self._model.name, "worker": self._id})
             ready()
@@ -208,11 +209,12 @@ class Worker:
             reasoning_parser=self._model.reasoning_parser,
             is_leaving=self._is_draining,
         )
-        try:
-            await self._bus.publish(topology.ANNOUNCEMENTS, Message(encode(announcement)))
-        except BusError as error:
-            # No gateway listens yet, or the broker is away: the next announcement will do.
-            logger.debug("not announced", extra={"reason": error.code})
+        with incidents.survived("task", "worker not announced"):
+            try:
+                await self._bus.publish(topology.ANNOUNCEMENTS, Message(encode(announcement)))
+            except BusError as error:
+                # No gateway listens yet, or the broker is away: the next announcement will do.
+                logger.debug("not announced", extra={"reason": error.code})
 
     async def _watch_readers(self) -> None:
         """Cancel the answers that nobody reads any more; looking at their logs keeps them."""
@@ -234,14 +236,14 @@ class Worker:
         job = held.job
         if job.mode == "final":  # collected later, maybe from a queue of another name
             return math.inf
-        try:
+        facts = {"request_id": job.request_id}
+        with incidents.survived("job", "readers not looked up", **facts), suppress(BusError):
             log = await self._bus.inspect(held.answer.queue)
-        except BusError:
-            return math.inf
-        if log is None:
-            return 0
-        is_wanted = log.num_consumers > 0 or job.is_detached
-        return math.inf if is_wanted else self._settings.reader_grace_s
+            if log is None:
+                return 0
+            is_wanted = log.num_consumers > 0 or job.is_detached
+            return math.inf if is_wanted else self._settings.reader_grace_s
+        return math.inf
 
     async def _promote_batch(self) -> None:
         """Let batch jobs that starve behind interactive ones take their turn, one at a time."""

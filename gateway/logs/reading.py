@@ -249,8 +249,9 @@ class LogReading:
                 holding.cancel()
                 taken.cancel()
                 await asyncio.wait([holding, taken])
-            if not holding.cancelled():
-                holding.result()
+            for task in (holding, taken):
+                if not task.cancelled():
+                    task.result()
 
     async def _ask(self) -> None:
         """Tell all gateways who reads from now on: who reads lets go, who waits for the client's

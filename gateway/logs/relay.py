@@ -1,7 +1,6 @@
 """One log on its way to one client, and what becomes of both when they part."""
 
 import asyncio
-import logging
 import math
 from collections.abc import Awaitable
 from enum import Enum, auto
@@ -10,6 +9,7 @@ from gateway.answers.context import StreamContext
 from gateway.logs.buffer import RelayBuffer
 from gateway.logs.reading import EXPIRED, LogReading
 from gateway.logs.reply_queues import ReplyLog
+from shared import incidents
 from shared.bus.base import Bus
 from shared.errors import (
     Cancelled,
@@ -23,8 +23,6 @@ from shared.errors import (
 )
 from shared.messages import Accepted, GenerationJob, Release
 from shared.stream import Relay
-
-logger = logging.getLogger(__name__)
 
 _CANCELS_AGAIN_S = 1.0
 
@@ -198,17 +196,18 @@ class LogRelay:
     async def stop(self) -> None:
         """Stop reading, and give the log back."""
         # More than once: a call to the broker that ends at the same moment swallows a cancellation.
-        while self._task is not None and not self._task.done():
-            self._task.cancel()
-            await asyncio.wait([self._task], timeout=_CANCELS_AGAIN_S)
-        await self.reading.close()
+        try:
+            while self._task is not None and not self._task.done():
+                self._task.cancel()
+                await asyncio.wait([self._task], timeout=_CANCELS_AGAIN_S)
+        finally:
+            await self.reading.close()
 
     async def _read(self) -> None:
         try:
             await self.reading.run()
         except (StreamNotFound, StreamExpired, Unavailable) as error:
             self.fail(error)
-        except Exception:
-            # Logged; one request's bug is one request's failure.
-            logger.exception("relay failed", extra={"request_id": self.request_id})
+        except Exception as error:  # noqa: BLE001 (one request's bug is one request's failure)
+            incidents.report("request", "log not readable", error, request_id=self.request_id)
             self.fail(InternalError("The gateway lost the answer."))

@@ -26,7 +26,7 @@ from gateway.logs.reply_queues import ReplyQueues
 from gateway.logs.stalls import LOOK_INTERVAL_S, StallWatch
 from gateway.publishing import publish_job
 from gateway.workers import LiveWorkers
-from shared import topology
+from shared import incidents, topology
 from shared.bus.base import Bus, Message
 from shared.errors import (
     BusError,
@@ -116,7 +116,7 @@ class Relays:
             if relay is not None and is_own:
                 relay.give_up(_refusal(command.code))
         elif not is_own and (code := self._let_go(command)) is not None:
-            self._spawn(self._withhold(command, code))
+            self._spawn(self._withhold(command, code), command.request_id)
 
     def fail_all(self, error: WarrenError) -> None:
         for relay in self._relays.values():
@@ -196,6 +196,8 @@ class Relays:
             await self._publish(relay.job)
         except WarrenError as error:  # the next look tries again
             logger.warning("not published", extra={**facts, "reason": error.code})
+        except Exception as error:  # noqa: BLE001 (the other relays have their turn)
+            incidents.report("request", "job not published again", error, **facts)
 
     @contextmanager
     def _registered(self, relay: LogRelay) -> Iterator[None]:
@@ -224,7 +226,7 @@ class Relays:
                 relay.release(release)
                 if release.is_cancelled and relay.has_proved_its_right:
                     # At once: a client that reads nothing may keep the relay for long.
-                    self._spawn(self._end(relay))
+                    self._spawn(self._end(relay), relay.request_id)
             return code
         if departed is not None:
             code = departed[0].objection(release)
@@ -242,11 +244,11 @@ class Relays:
         """Leave a log as its fate wants it, while the caller goes on."""
         fate = relay.fate
         if fate is not Fate.WAITS or not self._settings.disconnect_grace_s:
-            self._spawn(self._close(relay, is_end=fate is not Fate.STAYS))
+            self._spawn(self._close(relay, is_end=fate is not Fate.STAYS), relay.request_id)
             return
         returned = asyncio.get_running_loop().create_future()
         self._departed[relay.request_id] = relay, returned
-        self._spawn(self._close_later(relay, returned))
+        self._spawn(self._close_later(relay, returned), relay.request_id)
 
     async def _close(self, relay: LogRelay, *, is_end: bool) -> None:
         try:
@@ -261,10 +263,12 @@ class Relays:
             await relay.reading.end()
 
     async def _close_later(self, relay: LogRelay, returned: "asyncio.Future[None]") -> None:
-        await relay.stop()
-        await asyncio.wait([returned], timeout=self._settings.disconnect_grace_s)
-        if self._departed.get(relay.request_id, (None,))[0] is relay:
-            del self._departed[relay.request_id]
+        try:
+            await relay.stop()
+            await asyncio.wait([returned], timeout=self._settings.disconnect_grace_s)
+        finally:
+            if self._departed.get(relay.request_id, (None,))[0] is relay:
+                del self._departed[relay.request_id]
         if returned.done():
             return
         with suppress(BusError):
@@ -272,10 +276,15 @@ class Relays:
             async with self._bus.consume(relay.log_name, prefetch=1, is_exclusive=True):
                 await relay.reading.end()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+    def _spawn(self, work: Coroutine[Any, Any, None], request_id: str) -> None:
+        task = asyncio.create_task(_survived(work, request_id))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _survived(work: Coroutine[Any, Any, None], request_id: str) -> None:
+    with incidents.survived("request", "log not cleaned up", request_id=request_id):
+        await work
 
 
 def _claim(

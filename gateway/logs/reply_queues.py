@@ -11,7 +11,7 @@ import time
 from collections import defaultdict, deque
 from contextlib import AbstractAsyncContextManager
 
-from shared import topology
+from shared import incidents, topology
 from shared.bus.base import Bus, Consumer, Queue
 from shared.errors import BusError, BusUnavailable
 
@@ -126,7 +126,8 @@ class ReplyQueues:
         finally:
             for spare in self._spare.values():
                 while spare:
-                    await spare.popleft().close()
+                    with incidents.survived("task", "log not closed"):
+                        await spare.popleft().close()
 
     async def _refill(self) -> None:
         for kind, spare in list(self._spare.items()):
@@ -142,7 +143,8 @@ class ReplyQueues:
         for log in unused:
             del self._given[log.request_id]
         for log in unused:
-            await log.close()
+            with incidents.survived("task", "log not closed", request_id=log.request_id):
+                await log.close()
 
 
 def _new_id(kind: str) -> str:

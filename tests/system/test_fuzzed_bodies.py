@@ -67,7 +67,7 @@ NUM_OVER_RABBITMQ = 1_500
 MORE_MEMORY_BYTES = 64 << 20
 """The last four fifths of the bodies may cost so much: what allocators keep."""
 ENDS_WITHIN_S = 60
-OF_A_VICTIM = "relay failed"
+OF_A_VICTIM = "log not readable"
 """Logged where a stream ends because nobody can read what stands in its log."""
 SINK = topology.reply_queue("sink", expires_s=600)
 HONEST = {
