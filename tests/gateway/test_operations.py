@@ -268,4 +268,6 @@ async def test_what_runs_beside_the_requests_survives_a_bug(
         await gateway.chat()
         await eventually(lambda: has_more_than(3))
 
-    assert [record.message for record in caplog.records if record.exc_info] == ["background task restarted"]
+    assert [record.message for record in caplog.records if record.exc_info] == [
+        "background task restarted"
+    ]

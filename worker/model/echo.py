@@ -7,7 +7,6 @@ that was freed too early, shared wrongly or never written changes the tokens tha
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple
 
 from shared.stream import EMPTY_HASH, extend_hash
@@ -48,8 +47,9 @@ def _draw(
     first = mixed % vocab_size
     if edits is None:
         return first
-    ids = chain(range(first, vocab_size), range(first))
-    return next(token_id for token_id in ids if _is_open(edits, token_id))
+    open_ids = _open_ids(edits, vocab_size)
+    from_first = open_ids >> first
+    return first + _lowest(from_first) if from_first else _lowest(open_ids)
 
 
 def _score(context_hash: int, token_id: int, depth: int, vocab_size: int) -> TokenScore:
@@ -75,10 +75,21 @@ def _fixed(value: float) -> int:
     return round(value * 256) & _MASK
 
 
-def _is_open(edits: LogitEdits, token_id: int) -> bool:
-    if token_id in edits.banned_ids:
-        return False
-    return edits.mask is None or bool(edits.mask[token_id // 8] >> token_id % 8 & 1)
+def _open_ids(edits: LogitEdits, vocab_size: int) -> int:
+    """The tokens that may be drawn: bit t is set for token t."""
+    open_ids = (1 << vocab_size) - 1
+    if edits.mask is not None:
+        open_ids &= int.from_bytes(edits.mask, "little")
+    for token_id in edits.banned_ids:
+        open_ids &= ~(1 << token_id)
+    return open_ids
+
+
+def _lowest(bits: int) -> int:
+    """The place of the lowest bit that is set. Raises ValueError where there is none."""
+    if not bits:
+        raise ValueError("no token may be drawn")
+    return (bits & -bits).bit_length() - 1
 
 
 def _mix(state: int) -> int:
