@@ -52,11 +52,15 @@ def survived(kind: Kind, event: str, **facts: object) -> Iterator[None]:
         report(kind, event, error, **facts)
 
 
-async def keep_running(work: Callable[[], Awaitable[None]]) -> None:
-    """Run ``work`` until it returns. When it fails, report that and start it again."""
+async def keep_running(
+    work: Callable[[], Awaitable[None]], event: str = "background task restarted"
+) -> None:
+    """Run ``work`` until it returns. Whenever it fails, report ``event`` and start it again."""
+    pause_s = 0.0
     while True:
         try:
+            await asyncio.sleep(pause_s)
             return await work()
         except Exception as error:  # noqa: BLE001 (whatever it is, it is reported)
-            report("task", "background task restarted", error, task=work.__qualname__)
-            await asyncio.sleep(_RESTART_PAUSE_S)
+            report("task", event, error, task=work.__qualname__)
+            pause_s = _RESTART_PAUSE_S

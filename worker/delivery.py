@@ -49,10 +49,9 @@ class JobDelivery:
         await self._delivery.reject(requeue=True)
 
     async def _settle(self, settling: Awaitable[None]) -> None:
-        request_id = self.message.correlation_id
         try:
             await settling
         except Exception as error:  # noqa: BLE001 (whatever it is, it is reported)
-            incidents.report("job", "delivery not settled", error, request_id=request_id)
-            with incidents.survived("task", "job consumer not stopped", request_id=request_id):
-                await self._consumer.stop()
+            facts = {"request_id": self.message.correlation_id}
+            incidents.report("job", "delivery not settled", error, **facts)
+            await incidents.keep_running(self._consumer.stop, "job consumer not stopped")

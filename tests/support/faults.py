@@ -1,0 +1,207 @@
+"""Errors that no code expects, raised at chosen awaits of one job, request or background task."""
+
+import asyncio
+import contextvars
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+import pytest
+
+from shared.bus.base import Binding, Consumer, Delivery, Exchange, Message, Queue, QueueState
+from shared.bus.memory import MemoryBus
+
+
+class Unforeseen(Exception):
+    """An error that nobody has a handler for."""
+
+
+class Strike:
+    """Raises at the ``at``-th await of its victim, and at the ones behind it if there is more than
+    one to raise. The awaits of the tasks that the victim starts count as its own."""
+
+    def __init__(self, at: int, num_errors: int = 1) -> None:
+        self.raised: list[Unforeseen] = []
+        self._awaits = range(at, at + num_errors)
+        self._num_awaits = 0
+
+    def next_error(self) -> Unforeseen | None:
+        """What the next await raises, if anything."""
+        self._num_awaits += 1
+        if self._num_awaits not in self._awaits:
+            return None
+        self.raised.append(Unforeseen(f"at await {self._num_awaits}"))
+        return self.raised[-1]
+
+
+Victim: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Strike | None]
+_strike: contextvars.ContextVar[Strike | None] = contextvars.ContextVar("strike", default=None)
+
+
+class _Stricken(Coroutine[Any, Any, Any]):
+    """A coroutine to which awaits may raise what they do not raise."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], strike: Strike) -> None:
+        self._coroutine = coroutine
+        self._strike = strike
+        self._is_started = False
+        self.__qualname__ = coroutine.__qualname__
+
+    def send(self, value: Any) -> Any:
+        is_resumed, self._is_started = self._is_started, True
+        if is_resumed and (error := self._strike.next_error()) is not None:
+            return self._coroutine.throw(error)
+        return self._coroutine.send(value)
+
+    def throw(
+        self,
+        kind: Any,
+        error: BaseException | object = None,
+        traceback: TracebackType | None = None,
+    ) -> Any:
+        self._is_started = True
+        return self._coroutine.throw(kind if error is None else error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._coroutine.__await__()
+
+
+@contextmanager
+def striking(victim: Victim, *, with_children: bool = True) -> Iterator[None]:
+    """Within this, ``victim`` says for each new task with which `Strike` it is hit, if any."""
+
+    def new_task(
+        loop: asyncio.AbstractEventLoop,
+        coroutine: Coroutine[Any, Any, Any] | Generator[Any, None, Any],
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Task[Any]:
+        assert isinstance(coroutine, Coroutine)
+        strike = _strike.get()
+        if strike is None and (strike := victim(coroutine)) is not None and with_children:
+            context = context or contextvars.copy_context()
+            context.run(_strike.set, strike)
+        if strike is not None:
+            coroutine = _Stricken(coroutine, strike)
+        return asyncio.Task(coroutine, loop=loop, context=context)
+
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(new_task)
+    try:
+        yield
+    finally:
+        loop.set_task_factory(None)
+
+
+def argument(coroutine: Coroutine[Any, Any, Any], function: str, name: str) -> Any:
+    """The argument ``name`` of a coroutine that has not begun; None where it is another function's
+    than ``function``."""
+    if getattr(coroutine, "__qualname__", "") != function:
+        return None
+    return coroutine.cr_frame.f_locals[name]  # type: ignore[attr-defined]
+
+
+def require_reported(caplog: pytest.LogCaptureFixture, strikes: Iterable[Strike]) -> None:
+    """Each error has its line in the log, or is part of another one's traceback; there is nothing
+    else in the log, and the last victim was spared: each await of the others was struck."""
+    *_, last = strikes = list(strikes)
+    assert not last.raised, "more victims are needed to strike each await"
+    logged = [record.exc_info[1] for record in caplog.records if record.exc_info]
+    told = [error for one in logged for error in _chain(one)]
+    raised = [error for strike in strikes for error in strike.raised]
+    assert {id(error) for error in told} == {id(error) for error in raised}
+    assert len(logged) == len({id(error) for error in logged})
+    assert len(logged) == sum(hasattr(record, "incident") for record in caplog.records)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+class SuspendingBus(MemoryBus):
+    """Suspends its caller before and after each effect, as a bus does that talks to a network: what
+    is raised there leaves the effect undone, or done."""
+
+    async def wait_connected(self) -> None:
+        async with _suspended():
+            await super().wait_connected()
+
+    async def declare(self, *resources: Exchange | Queue) -> None:
+        async with _suspended():
+            await super().declare(*resources)
+
+    async def delete_queue(self, name: str) -> None:
+        async with _suspended():
+            await super().delete_queue(name)
+
+    async def inspect(self, queue: str) -> QueueState | None:
+        async with _suspended():
+            return await super().inspect(queue)
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        async with _suspended():
+            await super().publish(binding, message)
+
+    @asynccontextmanager
+    async def consume(  # type: ignore[override]
+        self, queue: str, *, prefetch: int = 0, is_exclusive: bool = False
+    ) -> AsyncIterator[Consumer]:
+        await asyncio.sleep(0)
+        async with super().consume(queue, prefetch=prefetch, is_exclusive=is_exclusive) as consumer:
+            await asyncio.sleep(0)
+            yield _SuspendingConsumer(consumer)
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+
+class _SuspendingConsumer:
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        await asyncio.sleep(0)
+        return _SuspendingDelivery(await self._consumer.__anext__())
+
+    @property
+    def is_open(self) -> bool:
+        return self._consumer.is_open
+
+    async def stop(self) -> None:
+        async with _suspended():
+            await self._consumer.stop()
+
+
+class _SuspendingDelivery:
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+
+    @property
+    def message(self) -> Message:
+        return self._delivery.message
+
+    @property
+    def num_returns(self) -> int:
+        return self._delivery.num_returns
+
+    async def ack(self) -> None:
+        async with _suspended():
+            await self._delivery.ack()
+
+    async def reject(self, *, requeue: bool = False) -> None:
+        async with _suspended():
+            await self._delivery.reject(requeue=requeue)
+
+
+@asynccontextmanager
+async def _suspended() -> AsyncIterator[None]:
+    await asyncio.sleep(0)
+    yield
+    await asyncio.sleep(0)
