@@ -2,12 +2,16 @@
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
 from yarl import URL
 
 _CHUNK_BYTES = 1 << 16
+
+PassOn = Callable[[bytes], None]
+"""Takes what was read at one end and writes it to the other."""
 
 
 class TcpProxy:
@@ -67,17 +71,26 @@ class TcpProxy:
             self._close(writer)
             return
         self._writers.add(target[1])
+        to_target, to_client = self._directions(writer, target[1])
         async with asyncio.TaskGroup() as directions:
-            directions.create_task(self._forward(reader, target[1]))
-            directions.create_task(self._forward(target[0], writer))
+            directions.create_task(self._forward(reader, target[1], to_target))
+            directions.create_task(self._forward(target[0], writer, to_client))
 
-    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _directions(
+        self, client: asyncio.StreamWriter, target: asyncio.StreamWriter
+    ) -> tuple[PassOn, PassOn]:
+        """What happens to bytes on their way to the target, and on their way to the client."""
+        return target.write, client.write
+
+    async def _forward(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pass_on: PassOn
+    ) -> None:
         with suppress(OSError):
             while data := await reader.read(_CHUNK_BYTES):
                 await self._open.wait()
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
-                writer.write(data)
+                pass_on(data)
                 await writer.drain()
         self._close(writer)
 
