@@ -105,12 +105,12 @@ class RabbitConsumer:
 
     async def _settle(self, settling: Coroutine[Any, Any, None]) -> None:
         """Nothing happens when the channel is gone: the message comes again then."""
-        with suppress(BusUnavailable), translated("settle a delivery", self._channel):
+        with suppress(BusError), translated("settle a delivery", self._channel):
             async with asyncio.timeout(self._timeout_s):
                 await settling
 
     async def _stop(self) -> None:
-        with suppress(BusUnavailable), translated(f"stop consuming {self._queue}", self._channel):
+        with suppress(BusError), translated(f"stop consuming {self._queue}", self._channel):
             await self._channel.basic_cancel(self._tag, timeout=self._timeout_s)
         self._inbox.end()
 
