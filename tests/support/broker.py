@@ -108,7 +108,9 @@ class RabbitNode(Broker):
 
     @property
     def log(self) -> str:
-        return (self._directory / "output").read_text()
+        """What the node has printed and logged."""
+        files = [self._directory / "output", *sorted((self._directory / "log").glob("*.log"))]
+        return "".join(file.read_text() for file in files)
 
     def _signal(self, signum: int) -> None:
         os.kill(int((self._directory / "pid").read_text()), signum)

@@ -1,20 +1,30 @@
-"""Clients that do not give up: each asks, follows its stream through whatever happens, compares."""
+"""Clients that do not give up: each asks, follows its stream through whatever happens, compares.
+Beside them are clients that leave in the middle."""
 
 import asyncio
 import json
+import logging
+import random
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+
+logger = logging.getLogger(__name__)
 
 _PAUSE_S = 0.1
 _PATIENCE_S = 120.0
 _PASSING_STATUSES = {409, 429, 502, 503}
 _PASSING_CODES = {"service_unavailable", "taken_over", "broker_unavailable"}
 """Of errors that say: ask again, here or at another gateway."""
+_GONE_STATUS = 410
+_MAX_EVENTS_READ = 30
+_LEAVES_WITHIN_S = 2.0
+_SHARE_DELETED = 0.25
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,8 @@ class Tally:
     """What became of the streams."""
 
     num_streams: int = 0
+    num_left: int = 0
+    """Streams whose client left, which are not among the others."""
     num_resumed: int = 0
     num_lost: int = 0
     num_repeated: int = 0
@@ -120,6 +132,58 @@ class Caller:
                     stream.take(event_id, data)
             else:
                 stream.refused(response.status_code, await response.aread())
+
+
+class Leaver:
+    """Asks, reads a little, and leaves for good. Some cancel the request before that."""
+
+    def __init__(self, client: httpx.AsyncClient, gateways: Callable[[], Sequence[str]]) -> None:
+        self._client = client
+        self._gateways = gateways
+
+    async def ask(self, question: Question, tally: Tally) -> None:
+        """Return when it has left, whether it got anything or not."""
+        tally.num_left += 1
+        try:
+            with suppress(TimeoutError, httpx.TransportError):
+                async with asyncio.timeout(random.uniform(0, _LEAVES_WITHIN_S)):
+                    await self._read_a_little(question)
+        except StreamFailed as error:
+            logger.warning("failed: %s", error)
+            tally.num_failed += 1
+            tally.errors.append(str(error))
+        await asyncio.sleep(_PAUSE_S)
+
+    async def _read_a_little(self, question: Question) -> None:
+        url = f"{random.choice(self._gateways())}/v1/completions"
+        # A stream with ids goes on for a while without its client, others end at once.
+        headers = random.choice([{}, {"Accept": "text/event-stream"}])
+        num_left = random.randint(0, _MAX_EVENTS_READ)
+        async with self._client.stream("POST", url, json=question.body, headers=headers) as answer:
+            await _check_refusal(answer)
+            async for _, data in events(answer):
+                if num_left == 0 or data == "[DONE]":
+                    break
+                num_left -= 1
+                if error := json.loads(data).get("error"):
+                    if error["code"] not in _PASSING_CODES:
+                        raise StreamFailed(error["code"], f"a client that leaves got {data}")
+                    return
+            if answer.is_success and random.random() < _SHARE_DELETED:
+                await self._delete(answer.headers["x-request-id"])
+
+    async def _delete(self, stream_id: str) -> None:
+        url = f"{random.choice(self._gateways())}/v1/streams/{stream_id}"
+        answer = await self._client.delete(url)
+        if answer.status_code != _GONE_STATUS:
+            await _check_refusal(answer)
+
+
+async def _check_refusal(answer: httpx.Response) -> None:
+    """Raise `StreamFailed` for an error that no retry is promised to cure."""
+    if answer.is_error and answer.status_code not in _PASSING_STATUSES:
+        code = json.loads(await answer.aread())["error"]["code"]
+        raise StreamFailed(code, f"a client that leaves got {answer.status_code}")
 
 
 @dataclass

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import math
+import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -10,7 +12,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from tests.support.processes import NO_TLS
-from tests.system.chaos.callers import Caller, Question, StreamFailed, Tally
+from tests.system.chaos.callers import Caller, Leaver, Question, StreamFailed, Tally
 from tests.system.chaos.deployment import Deployment
 
 logger = logging.getLogger(__name__)
@@ -19,6 +21,7 @@ Fault = Callable[[], Awaitable[None]]
 Plan = Mapping[str, tuple[Fault, int]]
 """Each fault and how often it strikes, by its name in the table."""
 
+CALLERS_PER_LEAVER = 3
 _BETWEEN_FAULTS_S = 0.7
 _OUTAGE_S = 5.0
 """A fault that lasts so long is an outage, and the next one waits until it is over: what Warren
@@ -83,6 +86,8 @@ class Campaign:
         async with patient_client() as client, asyncio.TaskGroup() as callers:
             for number in range(self._num_callers):
                 callers.create_task(self._ask(client, number, tally, is_over))
+            for _ in range(math.ceil(self._num_callers / CALLERS_PER_LEAVER)):
+                callers.create_task(self._leave(client, tally, is_over))
             try:
                 yield
             finally:
@@ -101,6 +106,12 @@ class Campaign:
             except StreamFailed as error:
                 logger.warning("failed: %s", error)
                 tally.fail(str(error))
+
+    async def _leave(self, client: httpx.AsyncClient, tally: Tally, is_over: asyncio.Event) -> None:
+        leaver = Leaver(client, self._deployment.urls)
+        questions = list(self._expected)
+        while not is_over.is_set():
+            await leaver.ask(random.choice(questions), tally)
 
 
 def patient_client() -> httpx.AsyncClient:

@@ -5,8 +5,8 @@ import time
 from collections.abc import Mapping
 
 from shared.errors import WorkerLost
-from tests.system.chaos.callers import Caller, Question, StreamFailed
-from tests.system.chaos.campaign import Row, patient_client
+from tests.system.chaos.callers import Caller, Leaver, Question, StreamFailed
+from tests.system.chaos.campaign import CALLERS_PER_LEAVER, Row, patient_client
 from tests.system.chaos.deployment import Deployment
 from tests.system.chaos.worker import DEADLY_TOKEN
 
@@ -42,10 +42,13 @@ async def poison(
                 else:
                     row.tally.fail(str(error))
 
+        leaver = Leaver(client, deployment.urls)
         every = max(1, num_innocent // num_deadly)
         async with asyncio.TaskGroup() as asking:
             for number in range(num_innocent):
                 asking.create_task(ask_innocent(number))
+                if number % CALLERS_PER_LEAVER == 0:
+                    asking.create_task(leaver.ask(questions[number % len(questions)], row.tally))
                 if number % every == 0 and number // every < num_deadly:
                     asking.create_task(ask_deadly(number // every))
     if deaths.num > MAX_DEATHS * num_deadly:
