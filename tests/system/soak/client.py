@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 import httpx
 
 from shared.errors import StreamExpired
+from tests.support.processes import NO_TLS
 from tests.system.chaos.callers import events
 from tests.system.soak.answers import Answer, Gathering, answer_of
 from tests.system.soak.questions import Question
@@ -18,6 +20,9 @@ from tests.system.soak.questions import Question
 LAST_EVENT_ID = "Last-Event-ID"
 _WITH_IDS = {"Accept": "text/event-stream"}
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+_WINDOW_BYTES = 4096
 
 
 class Refused(Exception):
@@ -77,10 +82,18 @@ class OpenStream:
 class Client:
     """Speaks to the gateways at ``urls``, each request to any of them."""
 
-    def __init__(self, http: httpx.AsyncClient, urls: Sequence[str], dice: random.Random) -> None:
+    def __init__(
+        self,
+        http: httpx.AsyncClient,
+        narrow: httpx.AsyncClient,
+        urls: Sequence[str],
+        dice: random.Random,
+    ) -> None:
+        """``narrow`` is that of `narrow_client`."""
         self._http = http
         self._urls = urls
         self._dice = dice
+        self._narrow = narrow
         self.num_requests = 0
 
     async def ask(self, question: Question, key: str | None = None, **more: Any) -> Answer:
@@ -107,13 +120,15 @@ class Client:
         *,
         has_ids: bool = False,
         key: str | None = None,
+        is_narrow: bool = False,
         **more: Any,
     ) -> AsyncIterator[OpenStream]:
         """A new stream; leaving the ``async with`` closes its connection. Raises `Refused`."""
         headers = _WITH_IDS if has_ids else {}
         headers = headers if key is None else {**headers, "Idempotency-Key": key}
         body = question.body | _STREAMED | more
-        async with self._open("POST", question.path, json=body, headers=headers) as response:
+        http = self._narrow if is_narrow else self._http
+        async with self._open("POST", question.path, http, json=body, headers=headers) as response:
             reading.stream_id = response.headers["x-request-id"]
             yield OpenStream(response, reading)
 
@@ -143,9 +158,11 @@ class Client:
         return response
 
     @asynccontextmanager
-    async def _open(self, method: str, path: str, **more: Any) -> AsyncIterator[httpx.Response]:
+    async def _open(
+        self, method: str, path: str, http: httpx.AsyncClient | None = None, **more: Any
+    ) -> AsyncIterator[httpx.Response]:
         self.num_requests += 1
-        async with self._http.stream(method, self._url(path), **more) as response:
+        async with (http or self._http).stream(method, self._url(path), **more) as response:
             if response.is_error:
                 await response.aread()
             _check(response)
@@ -153,6 +170,16 @@ class Client:
 
     def _url(self, path: str) -> str:
         return f"{self._dice.choice(self._urls)}{path}"
+
+
+def narrow_client() -> httpx.AsyncClient:
+    """Takes in so little unread that the gateway soon waits for its reader."""
+    transport = httpx.AsyncHTTPTransport(
+        verify=NO_TLS,
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+        socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, _WINDOW_BYTES)],
+    )
+    return httpx.AsyncClient(timeout=30, transport=transport)
 
 
 def _check(response: httpx.Response) -> None:

@@ -1,7 +1,6 @@
 """The questions that the whole traffic asks, each with the one answer that is right."""
 
 import asyncio
-import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +14,13 @@ from tests.system.soak.answers import Answer, answer_of
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+LONG = "long"
+SEVERAL = "several prompts"
 MAX_PROMPT_LEN = 2000
 _MAX_TOKENS = 120
 _LAST_ID = 49_000
 _AT_ONCE = 16
+_PAUSE_S = 0.5
 _WORDS = (
     "river", "stone", "light", "under", "seven", "birds", "quiet", "morning", "letter", "of", "the",
     "and", "to", "go",
@@ -41,9 +43,14 @@ Body = dict[str, Any]
 class Question:
     """One request without what says how its answer comes."""
 
-    name: str
+    kind: str
+    number: int
     path: str
     body: Body
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {self.number}"
 
 
 def draw_questions(dice: random.Random, num_questions: int) -> list[Question]:
@@ -54,22 +61,29 @@ def draw_questions(dice: random.Random, num_questions: int) -> list[Question]:
 async def answered(
     http: httpx.AsyncClient, urls: Sequence[str], questions: Sequence[Question]
 ) -> dict[Question, Answer]:
-    """What each question is answered while nothing else happens, once all gateways have heard of
-    the workers."""
+    """What each question is answered while nothing else happens: the same by all gateways, which
+    have heard of the workers and checked all constraints then."""
     at_once = asyncio.Semaphore(_AT_ONCE)
 
-    async def ask(number: int, question: Question) -> Answer:
-        url = urls[number % len(urls)]
+    async def ask(question: Question) -> Answer:
         async with at_once:
-            response = await http.post(f"{url}{question.path}", json=question.body)
-        assert response.status_code == 200, (question, response.text)
-        return answer_of(response.json())
+            answers = [await _answer(http, url, question) for url in urls]
+        assert len(set(answers)) == 1, (question, answers)
+        return answers[0]
 
     for url in urls:
         while not (await http.get(f"{url}/v1/models")).json()["data"]:  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
-    answers = await asyncio.gather(*itertools.starmap(ask, enumerate(questions)))
+            await asyncio.sleep(_PAUSE_S)
+    answers = await asyncio.gather(*map(ask, questions))
     return dict(zip(questions, answers, strict=True))
+
+
+async def _answer(http: httpx.AsyncClient, url: str, question: Question) -> Answer:
+    """Patiently: to check its first constraint takes a gateway some time."""
+    while (response := await http.post(f"{url}{question.path}", json=question.body)).is_error:
+        assert response.status_code == 429, (question, response.text)
+        await asyncio.sleep(_PAUSE_S)
+    return answer_of(response.json())
 
 
 def _draw(dice: random.Random, number: int) -> Question:
@@ -78,7 +92,7 @@ def _draw(dice: random.Random, number: int) -> Question:
     kind = kinds[number] if number < len(kinds) else dice.choices(kinds, _WEIGHTS)[0]
     path, asked = _KINDS[kind](dice)
     body = {"model": MODEL, "seed": number, "temperature": 1.0, **_manner(dice, path), **asked}
-    return Question(f"{kind} {number}", path, body)
+    return Question(kind, number, path, body)
 
 
 def _manner(dice: random.Random, path: str) -> Body:
@@ -111,6 +125,11 @@ def _several(dice: random.Random) -> tuple[str, Body]:
     return COMPLETIONS, {"prompt": prompts, "ignore_eos": True, "n": 1}
 
 
+def _long(dice: random.Random) -> tuple[str, Body]:
+    """An answer that fills the buffers of a client that does not read."""
+    return COMPLETIONS, {"prompt": _sentence(dice), "ignore_eos": True, "n": 8, "max_tokens": 250}
+
+
 def _chat(dice: random.Random) -> tuple[str, Body]:
     return CHAT, {"messages": _messages(dice), "ignore_eos": True}
 
@@ -136,13 +155,14 @@ def _regex(dice: random.Random) -> tuple[str, Body]:
 _KINDS: Mapping[str, Callable[[random.Random], tuple[str, Body]]] = {
     "token ids": _token_ids,
     "text": _text,
-    "several prompts": _several,
+    SEVERAL: _several,
+    LONG: _long,
     "chat": _chat,
     "tools": _tools,
     "schema": _schema,
     "regex": _regex,
 }
-_WEIGHTS = (8, 5, 1, 5, 1, 1, 1)
+_WEIGHTS = (16, 10, 2, 1, 10, 2, 2, 2)
 
 
 def _sentence(dice: random.Random) -> str:

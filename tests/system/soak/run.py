@@ -19,7 +19,7 @@ from tests.system.chaos.deployment import Deployment
 from tests.system.soak import traces
 from tests.system.soak.answers import Answer
 from tests.system.soak.batches import Batches
-from tests.system.soak.client import Client
+from tests.system.soak.client import Client, narrow_client
 from tests.system.soak.questions import Question, answered, draw_questions
 from tests.system.soak.remains import EXPIRED, Remains, dead_letters
 from tests.system.soak.tally import Tally
@@ -122,15 +122,21 @@ class _Traffic:
         """Return when everybody has gone, some time after ``plan.duration_s`` at the latest."""
         is_over = asyncio.Event()
         asyncio.get_running_loop().call_later(plan.duration_s, is_over.set)
-        async with patient_client() as http, asyncio.TaskGroup() as tasks:
+        async with (
+            patient_client() as http,
+            narrow_client() as narrow,
+            asyncio.TaskGroup() as tasks,
+        ):
             tasks.create_task(watch.run(is_over))
             tasks.create_task(self._batches.run(is_over))
             for _ in range(plan.num_users):
-                tasks.create_task(self._use(http, is_over))
+                tasks.create_task(self._use(http, narrow, is_over))
 
-    async def _use(self, http: httpx.AsyncClient, is_over: asyncio.Event) -> None:
+    async def _use(
+        self, http: httpx.AsyncClient, narrow: httpx.AsyncClient, is_over: asyncio.Event
+    ) -> None:
         dice = self._new_dice()
-        client = Client(http, self._deployment.urls(), dice)
+        client = Client(http, narrow, self._deployment.urls(), dice)
         user = User(client, self._expected, self._tally, dice)
         while not is_over.is_set():
             await user.visit()

@@ -19,8 +19,6 @@ class Tally:
     num_requests: int = 0
     """Of HTTP; the jobs of batches are not among them."""
     num_resumed: int = 0
-    num_tokens: int = 0
-    """Of the answers that were read to their end."""
     errors: list[str] = field(default_factory=list)
     """One line for each visit that ended otherwise than it should have."""
 
@@ -42,7 +40,6 @@ class Tally:
 
     def compare(self, kind: str, question: Question, answer: Answer, expected: Answer) -> None:
         """Count an answer that was read to its end."""
-        self.num_tokens += answer.num_tokens
         if answer == expected:
             self.count(kind, "exact")
             return

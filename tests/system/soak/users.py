@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -11,7 +12,7 @@ import httpx
 from shared.errors import Cancelled, DeadlineExceeded, StreamExpired, TakenOver
 from tests.system.soak.answers import Answer
 from tests.system.soak.client import Client, Reading, Refused
-from tests.system.soak.questions import Question
+from tests.system.soak.questions import LONG, SEVERAL, Question
 from tests.system.soak.tally import Outcome, Tally
 
 SHARE_STREAMED = 0.8
@@ -23,6 +24,8 @@ _MAX_WHOLE_S = 0.3
 _MAX_DEADLINE_S = 0.05
 _AWAY_S = 3.0
 """How long somebody stays away at most who comes back."""
+_STALLED_S = 10.0
+_SHARE_STALLED_LEFT = 0.3
 
 Visit = Callable[["User", Question], Awaitable[Answer | Outcome]]
 """Returns an answer that was read to its end, or what else became of the visit."""
@@ -37,6 +40,7 @@ class User:
         self._client = client
         self._expected = expected
         self._questions = list(expected)
+        self._long_questions = [question for question in expected if question.kind == LONG]
         self._tally = tally
         self._dice = dice
 
@@ -44,7 +48,8 @@ class User:
         """Ask one question. What should not have happened is in the tally."""
         visits = STREAMED if self._dice.random() < SHARE_STREAMED else WHOLE
         (kind,) = self._dice.choices([*visits], [weight for weight, _ in visits.values()])
-        question = self._dice.choice(self._questions)
+        asks_much = visits[kind][1] is User.stall
+        question = self._dice.choice(self._long_questions if asks_much else self._questions)
         num_requests = self._client.num_requests
         try:
             async with asyncio.timeout(_PATIENCE_S):
@@ -70,6 +75,17 @@ class User:
             await stream.read(self._dice.randint(1, _MAX_EVENTS))
             await asyncio.sleep(self._dice.uniform(0, _AWAY_S))
             await stream.read(pause_s=self._dice.uniform(0, 0.02))
+        return reading.answer
+
+    async def stall(self, question: Question) -> Answer | Outcome:
+        """Stop reading until the gateway has to wait, and go on or leave."""
+        reading = Reading()
+        async with self._client.stream(question, reading, is_narrow=True) as stream:
+            await stream.read(self._dice.randint(0, _MAX_EVENTS))
+            await asyncio.sleep(self._dice.uniform(0, _STALLED_S))
+            if self._dice.random() < _SHARE_STALLED_LEFT:
+                return "left"
+            await stream.read()
         return reading.answer
 
     async def leave_stream(self, question: Question) -> Outcome:
@@ -112,7 +128,7 @@ class User:
         """Cancel a stream at any gateway while it is read on."""
         reading = Reading()
         async with self._client.stream(question, reading, has_ids=True) as stream:
-            await stream.read(self._dice.randint(1, 10))
+            await stream.read(self._dice.randint(1, 4))
             deleting = asyncio.create_task(self._delete(reading.stream_id))
             try:
                 await stream.read()
@@ -178,6 +194,22 @@ class User:
                 await self._client.ask(question)
         return "left"
 
+    async def tokenize(self, question: Question) -> Answer:
+        """Count the tokens of the prompts, which the answer's usage tells, too."""
+        body, num_tokens = question.body, 0
+        prompts = body["prompt"] if question.kind == SEVERAL else [body.get("prompt")]
+        for prompt in prompts:
+            if isinstance(prompt, list):
+                told = await self._client.post("/detokenize", {"tokens": prompt})
+                num_tokens += len(prompt) if told["prompt"] else 0
+            else:
+                asked = {"prompt": prompt}
+                if prompt is None:
+                    asked = {name: body[name] for name in ("messages", "tools") if name in body}
+                told = await self._client.post("/tokenize", asked)
+                num_tokens += told["count"]
+        return replace(self._expected[question], num_prompt_tokens=num_tokens)
+
     async def _streamed(self, question: Question, key: str | None = None, **more: Any) -> Answer:
         reading = Reading()
         async with self._client.stream(question, reading, key=key, **more) as stream:
@@ -232,7 +264,8 @@ def _expect(
 
 STREAMED: Mapping[str, tuple[int, Visit]] = {
     "stream": (24, User.read_stream),
-    "stream, slow": (6, User.read_slowly),
+    "stream, slow": (5, User.read_slowly),
+    "stream, stalled": (1, User.stall),
     "stream, left": (27, User.leave_stream),
     "stream, left at once": (6, User.leave_before_stream),
     "stream, resumed": (12, User.return_to_stream),
@@ -244,7 +277,8 @@ STREAMED: Mapping[str, tuple[int, Visit]] = {
 }
 """The weight of each kind of visit, in percent of those that stream."""
 WHOLE: Mapping[str, tuple[int, Visit]] = {
-    "whole": (36, User.ask),
+    "whole": (30, User.ask),
+    "quick": (6, User.tokenize),
     "whole, left": (33, User.leave_whole),
     "whole, key twice": (8, User.ask_with_key_twice),
     "whole, key at once": (7, User.ask_with_key_at_once),
