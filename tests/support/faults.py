@@ -25,11 +25,16 @@ class Strike:
         self.raised: list[Unforeseen] = []
         self._awaits = range(at, at + num_errors)
         self._num_awaits = 0
+        self._is_over = False
+
+    def end(self) -> None:
+        """Spare the victim from now on."""
+        self._is_over = True
 
     def next_error(self) -> Unforeseen | None:
         """What the next await raises, if anything."""
         self._num_awaits += 1
-        if self._num_awaits not in self._awaits:
+        if self._is_over or self._num_awaits not in self._awaits:
             return None
         self.raised.append(Unforeseen(f"at await {self._num_awaits}"))
         return self.raised[-1]
@@ -46,7 +51,7 @@ class _Stricken(Coroutine[Any, Any, Any]):
         self._coroutine = coroutine
         self._strike = strike
         self._is_started = False
-        self.__qualname__ = coroutine.__qualname__
+        self.__qualname__ = name_of(coroutine)
 
     def send(self, value: Any) -> Any:
         is_resumed, self._is_started = self._is_started, True
@@ -57,7 +62,7 @@ class _Stricken(Coroutine[Any, Any, Any]):
     def throw(
         self,
         kind: Any,
-        error: BaseException | object = None,
+        error: Any = None,
         traceback: TracebackType | None = None,
     ) -> Any:
         self._is_started = True
@@ -96,19 +101,22 @@ def striking(victim: Victim, *, with_children: bool = True) -> Iterator[None]:
         loop.set_task_factory(None)
 
 
+def name_of(coroutine: object) -> str:
+    """The qualified name of its function."""
+    return getattr(coroutine, "__qualname__", "")
+
+
 def argument(coroutine: Coroutine[Any, Any, Any], function: str, name: str) -> Any:
     """The argument ``name`` of a coroutine that has not begun; None where it is another function's
     than ``function``."""
-    if getattr(coroutine, "__qualname__", "") != function:
+    if name_of(coroutine) != function:
         return None
     return coroutine.cr_frame.f_locals[name]  # type: ignore[attr-defined]
 
 
 def require_reported(caplog: pytest.LogCaptureFixture, strikes: Iterable[Strike]) -> None:
-    """Each error has its line in the log, or is part of another one's traceback; there is nothing
-    else in the log, and the last victim was spared: each await of the others was struck."""
-    *_, last = strikes = list(strikes)
-    assert not last.raised, "more victims are needed to strike each await"
+    """Each error has its line in the log, or is part of another one's traceback, and nothing else
+    has; each line was counted."""
     logged = [record.exc_info[1] for record in caplog.records if record.exc_info]
     told = [error for one in logged for error in _chain(one)]
     raised = [error for strike in strikes for error in strike.raised]
@@ -117,9 +125,20 @@ def require_reported(caplog: pytest.LogCaptureFixture, strikes: Iterable[Strike]
     assert len(logged) == sum(hasattr(record, "incident") for record in caplog.records)
 
 
+def require_each_await_struck(strikes: Iterable[Strike]) -> None:
+    """The last of the victims was spared: it has no such await."""
+    *_, last = strikes
+    assert not last.raised, "there are more awaits than victims"
+
+
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """What a traceback tells of."""
     while error is not None:
-        yield error
+        if isinstance(error, BaseExceptionGroup):
+            for one in error.exceptions:
+                yield from _chain(one)
+        else:
+            yield error
         error = error.__cause__ or error.__context__
 
 

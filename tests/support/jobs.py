@@ -19,6 +19,7 @@ from shared.messages import (
     GenerationJob,
     Prompt,
     PromptScores,
+    QuickJob,
     ReplyEvent,
     SamplingParams,
     Started,
@@ -87,7 +88,10 @@ class Log:
 
 
 async def publish(
-    bus: Bus, job: GenerationJob, lane: Lane = "interactive", content_type: str = MSGPACK
+    bus: Bus,
+    job: GenerationJob | QuickJob,
+    lane: Lane = "interactive",
+    content_type: str = MSGPACK,
 ) -> None:
     message = Message(
         encode(job, content_type),

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from shared import topology
-from shared.bus.base import Bus
+from shared import incidents, topology
+from shared.bus.base import Binding, Bus, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import (
     Announcement,
@@ -33,20 +33,32 @@ from shared.topology import Lane
 from tests.support.faults import (
     Strike,
     SuspendingBus,
+    Unforeseen,
     argument,
+    name_of,
+    require_each_await_struck,
     require_reported,
     striking,
 )
-from tests.support.jobs import ask, new_job, num_ready, publish, read, reading
+from tests.support.jobs import ask, ask_all, new_job, num_ready, publish, read, reading
 from tests.support.workers import echo_worker
+from worker import consumer, delivery, service
 from worker.held import HeldJobs
+from worker.quarantine import MAX_RETURNS
 
-NUM_AWAITS = 64
+NUM_AWAITS = 36
 """More than any of the jobs here has: the last victims are spared."""
 PROMPT = TextPrompt(text="Once upon a time " * 150)
 """So long that it is tokenized in another thread."""
 STEP_S = 0.002
 Job: TypeAlias = GenerationJob | TokenizeJob
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "_GIVE_BACK_PAUSE_S", 0.01)
+    monkeypatch.setattr(consumer, "_RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr(incidents, "_RESTART_PAUSE_S", 0.01)
 
 
 def jobs(num_jobs: int, mode: str = "stream") -> list[GenerationJob]:
@@ -73,8 +85,8 @@ def each_await(victims: Iterable[Job], num_errors: int) -> dict[str, Strike]:
 
 def by_job(strikes: dict[str, Strike]) -> Callable[[Coroutine[Any, Any, Any]], Strike | None]:
     def victim(coroutine: Coroutine[Any, Any, Any]) -> Strike | None:
-        for consumer in ("JobConsumer", "QuickConsumer"):
-            if delivery := argument(coroutine, f"{consumer}._serve", "delivery"):
+        for name in ("JobConsumer", "QuickConsumer"):
+            if delivery := argument(coroutine, f"{name}._serve", "delivery"):
                 return strikes.get(delivery.message.correlation_id)
         return None
 
@@ -108,7 +120,7 @@ async def announcements(bus: Bus) -> AsyncIterator[Callable[[], Awaitable[Announ
 
 def at_work() -> list[str]:
     """Which tasks of the worker's consumers have not ended: they serve jobs, or close."""
-    names = [getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()]
+    names = [name_of(task.get_coro()) for task in asyncio.all_tasks()]
     return [name for name in names if name.endswith(("._serve", "._close_when_idle"))]
 
 
@@ -125,7 +137,7 @@ async def test_errors_at_any_await_of_a_stream_stay_in_it(
         ]
         async with served(broker, bus, victims + others, strikes, is_returned=is_returned):
             logs = await asyncio.gather(*map(partial(read, bus), victims + others, consumers))
-            exact = await ask(bus, *jobs(1))
+            exact = await ask(bus, jobs(1)[0])
 
     assert isinstance(exact.last, Finished)
     assert {log.text for log in logs[NUM_AWAITS:]} == {exact.text}
@@ -134,6 +146,7 @@ async def test_errors_at_any_await_of_a_stream_stay_in_it(
         assert exact.text.startswith(log.text)
         assert not any(isinstance(event, Finished | Failed) for event in told)
         assert log.text == exact.text or is_internal_error(end)
+    require_each_await_struck(strikes.values())
     require_reported(caplog, strikes.values())
 
 
@@ -148,7 +161,7 @@ async def test_errors_at_any_await_of_a_job_with_one_answer_stay_in_it(
         for job in victims + others:
             await bus.declare(topology.reply_queue(job.request_id, expires_s=30))
         async with served(broker, bus, victims + others, strikes, is_returned=is_returned):
-            exact = choices_of((await ask(bus, *jobs(1, "final"))).last)
+            exact = choices_of((await ask(bus, jobs(1, "final")[0])).last)
             answers = [await answers_to(bus, job) for job in victims + others]
 
     assert exact
@@ -159,6 +172,7 @@ async def test_errors_at_any_await_of_a_job_with_one_answer_stay_in_it(
         assert all(choices_of(event) == exact or is_internal_error(event) for event in answer)
         # One that was published, and not known to be, is repeated as it was.
         assert num_errors > 1 or len(set(map(encode, answer))) == 1
+    require_each_await_struck(strikes.values())
     require_reported(caplog, strikes.values())
 
 
@@ -184,6 +198,7 @@ async def test_errors_at_any_await_of_a_quick_job_stay_in_it(
     for answer in answers:
         assert answer
         assert all(isinstance(event, Tokenized) or is_internal_error(event) for event in answer)
+    require_each_await_struck(strikes.values())
     require_reported(caplog, strikes.values())
 
 
@@ -238,3 +253,105 @@ def choices_of(event: ReplyEvent) -> Sequence[Choice]:
 
 def is_internal_error(event: ReplyEvent) -> bool:
     return isinstance(event, Failed) and event.code == "internal_error"
+
+
+class DeafBus(MemoryBus):
+    """Raises what no bus should whenever something is published for one reader."""
+
+    def __init__(self, broker: MemoryBroker, reader: str) -> None:
+        super().__init__(broker)
+        self._reader = reader
+        self.num_failures = 0
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        if binding.routing_key == self._reader:
+            self.num_failures += 1
+            raise Unforeseen("not for this one")
+        await super().publish(binding, message)
+
+
+@pytest.mark.parametrize("mode", ["stream", "final"])
+async def test_a_job_whose_every_word_fails_ends_among_the_dead_letters(
+    mode: str,
+) -> None:
+    (job,), broker = jobs(1, mode), MemoryBroker()
+    async with (
+        asyncio.timeout(30),
+        MemoryBus(broker) as bus,
+        DeafBus(broker, f"reply.{job.request_id}") as deaf,
+        echo_worker(deaf, step_s=STEP_S),
+        reading(bus, job),
+    ):
+        (exact,) = {log.text for log in await ask_all(bus, jobs(2))}
+        await publish(bus, job)
+        others = [await ask(bus, jobs(1)[0])]
+        while not await num_ready(bus, topology.DEAD_LETTERS.name):
+            others += await ask_all(bus, jobs(2))
+        await require_idle(bus)
+        num_dead = await num_ready(bus, topology.DEAD_LETTERS.name)
+        num_said = await num_ready(bus, f"reply.{job.request_id}")
+
+    assert {log.text for log in others} == {exact}
+    assert (num_dead, num_said) == (1, 0)
+    # Each run says that it has started, and that it failed; the limits allow so many.
+    assert deaf.num_failures <= 2 * (MAX_RETURNS + topology.JOBS_DELIVERY_LIMIT + 2)
+
+
+async def test_a_job_that_fails_each_time_is_not_run_at_full_speed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()
+    (job,), broker = jobs(1), MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        DeafBus(broker, f"reply.{job.request_id}") as deaf,
+        echo_worker(deaf),
+        reading(bus, job),
+    ):
+        await publish(bus, job)
+        await asyncio.sleep(1.2)
+
+    assert 2 <= deaf.num_failures <= 6
+
+
+@pytest.mark.parametrize("at", range(1, 13))
+async def test_an_error_at_any_await_of_a_background_task_leaves_it_running(
+    at: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of the worker's tasks are struck at once, while it serves."""
+    monkeypatch.setattr(service, "_READER_CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(service, "_PROMOTION_INTERVAL_S", 0.01)
+    strikes: list[Strike] = []
+
+    def victim(coroutine: Coroutine[Any, Any, Any]) -> Strike | None:
+        name = name_of(coroutine)
+        if name == "JobConsumer._serve" or not name.startswith(("keep_running", "JobConsumer.")):
+            return None
+        strikes.append(Strike(at))
+        return strikes[-1]
+
+    broker = MemoryBroker()
+    endless = new_job("echo", sampling=SamplingParams(max_tokens=8000, ignore_eos=True))
+    quick = TokenizeJob(request_id="quick", model="echo", prompt=TextPrompt(text="Hello world"))
+    async with MemoryBus(broker) as bus, asyncio.timeout(30):
+        await bus.declare(topology.reply_queue(quick.request_id, expires_s=30))
+        with striking(victim, with_children=False):
+            async with (
+                SuspendingBus(broker) as suspending,
+                echo_worker(suspending, step_s=STEP_S, reader_grace_s=0.1),
+            ):
+                logs = await ask_all(bus, [*jobs(8), *jobs(8)])
+                await publish(bus, quick, "quick")
+                (tokenized,) = await answers_to(bus, quick)
+                async with reading(bus, endless) as consumer:  # and then nobody reads it
+                    await publish(bus, endless)
+                    await read(bus, endless, consumer, num_tokens=2)
+                await require_idle(bus)
+                for strike in strikes:  # a worker that has begun to end does so
+                    strike.end()
+        assert await num_ready(bus, topology.jobs_queue("echo", "interactive").name) == 0
+
+    assert len({log.text for log in logs}) == 1
+    assert all(isinstance(log.last, Finished) for log in logs)
+    assert isinstance(tokenized, Tokenized)
+    require_reported(caplog, strikes)
