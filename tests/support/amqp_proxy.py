@@ -354,12 +354,16 @@ Policy = Callable[[Conversation, Frame], Deal | None]
 """Called with each frame of the broker's; returns what is done with it, or None to pass it on."""
 
 
-class AmqpProxy(TcpProxy):
-    """Forwards the broker's frames as ``policy`` wants it."""
+def leave_alone(conversation: Conversation, frame: Frame) -> None:
+    """The policy of a network that does no harm."""
 
-    def __init__(self, url: str, policy: Policy) -> None:
+
+class AmqpProxy(TcpProxy):
+    """Forwards the broker's frames as ``policy`` wants it, which may change at any time."""
+
+    def __init__(self, url: str, policy: Policy = leave_alone) -> None:
         super().__init__(url)
-        self._policy = policy
+        self.policy = policy
         self._conversations: dict[asyncio.StreamWriter, Conversation] = {}
         """By what writes to their clients."""
 
@@ -371,7 +375,7 @@ class AmqpProxy(TcpProxy):
     def _directions(
         self, client: asyncio.StreamWriter, target: asyncio.StreamWriter
     ) -> tuple[PassOn, PassOn]:
-        conversation = Conversation(client, target, self._policy)
+        conversation = Conversation(client, target, lambda talk, frame: self.policy(talk, frame))
         self._conversations[client] = conversation
         return conversation.feed_client, conversation.feed_broker
 

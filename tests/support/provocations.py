@@ -134,6 +134,9 @@ NOT_FOUND = Fault(
 CUT = Fault(_is_any, _cut)
 INTERNAL_ERROR = Fault(is_channel_open, _closes_channel(541, "INTERNAL_ERROR"))
 
+ANSWER = Fault(lambda _, frame: frame.channel > 0, Conversation.pass_on)
+"""No fault: whatever the broker says on a channel."""
+
 FAULTS: Mapping[str, Fault] = {
     "nack": NACK,
     "nack of several": Fault(_is_ack, _nack_with_those_before),
@@ -177,18 +180,18 @@ class Nth:
 
     def __init__(self, fault: Fault, number: int) -> None:
         self._fault = fault
-        self._number = self._num_left = number
-        self.is_armed = True
+        self._number = number
+        self.num_fitted = 0
+        """How many frames could have been hit."""
         self.struck = ""
         """The frame that was hit."""
 
     def __call__(self, conversation: Conversation, frame: Frame) -> Deal | None:
-        if not self.is_armed or not self._fault.fits(conversation, frame):
+        if not self._fault.fits(conversation, frame):
             return None
-        if self._num_left:
-            self._num_left -= 1
+        self.num_fitted += 1
+        if self.num_fitted != self._number + 1:
             return None
-        self.is_armed = False
         self.struck = f"frame {self._number}, {frame.name or 'content'} on {frame.channel}"
         return self._fault.strike
 
@@ -198,22 +201,25 @@ class Gate:
 
     def __init__(self, fault: Fault, number: int = 0) -> None:
         self._nth = Nth(fault, number)
-        self._conversation: Conversation | None = None
+        self._held: Conversation | None = None
         self._struck = asyncio.Event()
 
     def __call__(self, conversation: Conversation, frame: Frame) -> Deal | None:
         strike = self._nth(conversation, frame)
-        if strike is None:
-            return None
-        conversation.hold()
-        self._conversation = conversation
-        self._struck.set()
+        if strike is not None:
+            conversation.hold()
+            self._held = conversation
+            self._struck.set()
         return strike
+
+    @property
+    def num_fitted(self) -> int:
+        return self._nth.num_fitted
 
     async def wait_struck(self) -> None:
         await self._struck.wait()
 
     def open(self) -> None:
-        """Let go of what is kept back, if anything is."""
-        if self._conversation is not None:
-            self._conversation.release()
+        """Let the client have what was kept back."""
+        assert self._held is not None
+        self._held.release()

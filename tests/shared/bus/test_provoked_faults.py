@@ -2,22 +2,22 @@
 
 import asyncio
 import gc
-import itertools
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
 
-from shared.bus.base import Binding, Bus, Message, Queue, QueueState
+from shared.bus.base import Binding, Bus, Consumer, Message, Queue, QueueState
 from shared.bus.rabbit import RabbitBus
-from shared.errors import BusError
+from shared.errors import BusError, BusUnavailable
 from tests.shared.bus.deliveries import numbered, take_bodies
 from tests.shared.bus.wires import DIRECT
-from tests.support.amqp_proxy import AmqpProxy, Conversation, Policy
+from tests.support.amqp_proxy import AmqpProxy, Conversation, leave_alone
 from tests.support.broker import Broker
-from tests.support.provocations import FAULTS, Nth, late
+from tests.support.provocations import ANSWER, FAULTS, Fault, Gate, Nth, late
 
 pytestmark = pytest.mark.rabbit
 
@@ -27,7 +27,12 @@ PATIENCE_S = 30.0
 """How long a conversation may take whatever happens: an outage and a few timeouts."""
 PAUSE_S = 0.02
 NUM_AT_ONCE = 16
+NEVER = 1_000_000
 BODIES = numbered(3)
+TURNS = range(-2, 8)
+"""Of the event loop, between an answer on its way and the cancellation of who waits for it."""
+NUM_TURNS_TO_SEND = 8
+"""More than it takes until a call is on its way to the broker."""
 NUM_KEPT_CHANNELS = 2
 """One for publishes and one for calls stay open."""
 
@@ -62,13 +67,8 @@ async def nothing_left_behind() -> AsyncIterator[None]:
     assert (left, complaints) == (set(), [])
 
 
-@asynccontextmanager
-async def bus_through(broker: Broker, policy: Policy) -> AsyncIterator[tuple[RabbitBus, AmqpProxy]]:
-    async with (
-        AmqpProxy(broker.url, policy) as proxy,
-        RabbitBus(proxy.url, timeout_s=TIMEOUT_S, num_confirm_channels=1) as bus,
-    ):
-        yield bus, proxy
+def bus_of(proxy: AmqpProxy) -> RabbitBus:
+    return RabbitBus(proxy.url, timeout_s=TIMEOUT_S, num_confirm_channels=1)
 
 
 async def persistently(bus: Bus, call: Callable[[], Awaitable[_Result]]) -> _Result:
@@ -81,6 +81,14 @@ async def persistently(bus: Bus, call: Callable[[], Awaitable[_Result]]) -> _Res
             await bus.wait_connected()
 
 
+async def stop(consumer: Consumer) -> None:
+    """Stop a consumer, which raises nothing: its caller has nothing to do again."""
+    try:
+        await consumer.stop()
+    except BusError as error:
+        raise AssertionError(f"stop() has raised {error!r}") from error
+
+
 async def receive(bus: Bus, queue: Queue, bodies: list[bytes]) -> None:
     """Add bodies to ``bodies`` as they come for the first time, until all are there."""
     async with bus.consume(queue.name, prefetch=2) as consumer:
@@ -89,8 +97,8 @@ async def receive(bus: Bus, queue: Queue, bodies: list[bytes]) -> None:
                 bodies.append(delivery.message.body)
             await delivery.ack()
             if len(bodies) == len(BODIES):
-                break
-        await consumer.stop()
+                return await stop(consumer)
+        raise BusUnavailable("the consumer has ended by itself")
 
 
 async def settle(bus: Bus, queue: Queue) -> None:
@@ -151,9 +159,13 @@ async def converse_under(policy: Nth, broker: Broker) -> str | None:
     """Have a conversation, and see whether the bus is as good as new after it; returns what was
     wrong."""
     try:
-        async with asyncio.timeout(PATIENCE_S), bus_through(broker, policy) as (bus, proxy):
+        async with (
+            asyncio.timeout(PATIENCE_S),
+            AmqpProxy(broker.url, policy) as proxy,
+            bus_of(proxy) as bus,
+        ):
             await converse(bus, new_queue())
-            policy.is_armed = False
+            proxy.policy = leave_alone
             await make_round_trip(bus, new_queue())
             await has_channels(proxy, NUM_KEPT_CHANNELS)
     except Exception as error:  # noqa: BLE001 - whatever it was, it is the result
@@ -165,13 +177,130 @@ async def converse_under(policy: Nth, broker: Broker) -> str | None:
 async def test_a_conversation_ends_as_it_should_wherever_a_fault_strikes(
     name: str, broker: Broker
 ) -> None:
-    wrong: list[str | None] = []
+    fault = ALL_FAULTS[name]
+    places = asyncio.Semaphore(NUM_AT_ONCE)
+
+    async def outcome(policy: Nth) -> str | None:
+        async with places:
+            return await converse_under(policy, broker)
+
     async with nothing_left_behind():
-        for first in itertools.count(0, NUM_AT_ONCE):
-            numbers = range(first, first + NUM_AT_ONCE)
-            policies = [Nth(ALL_FAULTS[name], number) for number in numbers]
-            wrong += await asyncio.gather(*(converse_under(policy, broker) for policy in policies))
-            if not policies[-1].struck:
-                break
+        counter = Nth(fault, NEVER)
+        wrong = [await outcome(counter)]
+        policies = [Nth(fault, number) for number in range(counter.num_fitted)]
+        wrong += await asyncio.gather(*map(outcome, policies))
     assert [line for line in wrong if line] == []
-    assert first or policies[0].struck
+    assert policies
+    assert policies[0].struck
+
+
+async def cancel_around(
+    task: "asyncio.Task[None]", gate: Gate, num_turns: int, num_times: int = 1
+) -> None:
+    """Cancel a task so many turns of the event loop after its answer is let go, or before it is
+    where ``num_turns`` is negative."""
+    if num_turns >= 0:
+        gate.open()
+    await turns(abs(num_turns))
+    is_cancelled = [task.cancel() for _ in range(num_times) if await turns(1) is None]
+    if num_turns < 0:
+        gate.open()
+    await asyncio.wait([task])
+    assert task.cancelled() or not any(is_cancelled)
+
+
+async def turns(number: int) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+async def publish_and_cancel(fault: Fault, num_turns: int, broker: Broker) -> BusError | None:
+    """Cancel a publish when its answer comes; returns what becomes of another one on the same
+    channel."""
+    queue, gate = new_queue(), Gate(fault)
+    async with AmqpProxy(broker.url, gate) as proxy, bus_of(proxy) as bus:
+        await bus.declare(queue)
+        victim = asyncio.create_task(bus.publish(queue.bindings[0], Message(b"victim")))
+        await gate.wait_struck()
+        bystander = asyncio.create_task(bus.publish(queue.bindings[0], Message(b"bystander")))
+        await turns(NUM_TURNS_TO_SEND)
+        await cancel_around(victim, gate, num_turns)
+        await asyncio.wait([bystander])
+        await make_round_trip(bus, new_queue())
+        await has_channels(proxy, NUM_KEPT_CHANNELS)
+        error = bystander.exception()
+        assert error is None or isinstance(error, BusError), repr(error)
+        return error
+
+
+@pytest.mark.parametrize("name", ["ack twice", "nack", "return"])
+async def test_a_publish_cancelled_when_its_answer_comes_takes_no_other_with_it(
+    name: str, broker: Broker
+) -> None:
+    async with nothing_left_behind():
+        errors = await asyncio.gather(
+            *(publish_and_cancel(FAULTS[name], num_turns, broker) for num_turns in TURNS)
+        )
+
+    assert set(errors) == {None}
+
+
+@pytest.mark.parametrize(
+    "name", ["404 closes channel", "541 closes channel", "connection cut inside of a frame"]
+)
+async def test_a_publish_cancelled_when_its_channel_ends_leaves_nothing_behind(
+    name: str, broker: Broker
+) -> None:
+    fault = replace(FAULTS[name], fits=FAULTS["ack twice"].fits)
+    async with nothing_left_behind():
+        errors = await asyncio.gather(
+            *(publish_and_cancel(fault, num_turns, broker) for num_turns in TURNS)
+        )
+
+    assert all(isinstance(error, BusUnavailable) for error in errors)
+
+
+async def consume_once(bus: Bus, queue: Queue) -> None:
+    async with bus.consume(queue.name, prefetch=1):
+        pass
+
+
+CALLS: dict[str, Callable[[Bus, Queue, Consumer], Coroutine[Any, Any, object]]] = {
+    "declare": lambda bus, queue, _: bus.declare(queue),
+    "consume": lambda bus, queue, _: consume_once(bus, queue),
+    "inspect": lambda bus, queue, _: bus.inspect(queue.name),
+    "delete": lambda bus, queue, _: bus.delete_queue(queue.name),
+    "stop": lambda _bus, _queue, consumer: consumer.stop(),
+}
+
+
+@pytest.mark.parametrize("num_times", [1, 2])
+@pytest.mark.parametrize("name", CALLS)
+async def test_a_call_cancelled_when_an_answer_comes_leaves_nothing_behind(
+    name: str, num_times: int, broker: Broker
+) -> None:
+    queue = new_queue()
+
+    async def answer(number: int, num_turns: int) -> int:
+        """Cancel the call around one answer; returns how many it has had."""
+        gate = Gate(ANSWER, number)
+        await bus.declare(queue)
+        async with bus.consume(queue.name) as consumer:
+            proxy.policy = gate
+            call = asyncio.create_task(CALLS[name](bus, queue, consumer))
+            struck = asyncio.create_task(gate.wait_struck())
+            await asyncio.wait([call, struck], return_when=asyncio.FIRST_COMPLETED)
+            if struck.done():
+                await cancel_around(call, gate, num_turns, num_times)
+            struck.cancel()
+            proxy.policy = leave_alone
+        return gate.num_fitted
+
+    async with nothing_left_behind(), AmqpProxy(broker.url) as proxy, bus_of(proxy) as bus:
+        await make_round_trip(bus, new_queue())
+        for number in range(await answer(NEVER, 0)):
+            for num_turns in TURNS:
+                await answer(number, num_turns)
+                await asyncio.sleep(PAUSE_S)
+                await make_round_trip(bus, new_queue())
+                await has_channels(proxy, NUM_KEPT_CHANNELS)
