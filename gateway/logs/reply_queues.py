@@ -124,6 +124,7 @@ class ReplyQueues:
                     await asyncio.sleep(_RETRY_PAUSE_S)
                     await self._bus.wait_connected()
         finally:
+            self._is_wanted.set()  # by who starts this again
             for spare in self._spare.values():
                 while spare:
                     with incidents.survived("task", "log not closed"):
