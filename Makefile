@@ -32,7 +32,7 @@ test: setup ## Run all tests that need no GPU, with a RabbitMQ of their own
 	infra/rabbitmq/with_rabbitmq.sh $(BIN)/pytest -m "not gpu" -n 3 --dist loadfile --no-loadscope-reorder
 
 chaos: setup ## Kill, stop and cut off everything again and again, for about an hour
-	WARREN_TEST_SCHEDULES=20000 $(BIN)/pytest tests/shared/test_simulation.py
+	WARREN_TEST_SCHEDULES=20000 $(BIN)/pytest tests/shared/log/test_simulation.py
 	infra/rabbitmq/with_rabbitmq.sh $(BIN)/python -m tests.system.chaos --out bench/results/chaos.md
 
 soak: setup ## Send rude traffic for half an hour (MINUTES=4: as long), and look for what it leaves
@@ -44,7 +44,7 @@ check: setup ## Check format, lint, types, imports, duplicates and YAML
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pylint shared gateway worker kernels warren.py tests bench infra
+	$(BIN)/pylint cli shared gateway worker kernels warren.py tests bench infra
 	$(BIN)/yamllint --strict -d '$(YAML_RULES)' docker-compose.yml infra
 
 fmt: setup ## Format the code and fix what can be fixed

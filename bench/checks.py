@@ -10,8 +10,8 @@ from bench.load import MODEL, Request, complete, random_requests
 from bench.quality import fixed_text, qualities
 from bench.servers import running
 from bench.systems import System, warren_serve
-from shared.terminal import notices
-from worker.model import store
+from cli.terminal import notices
+from worker.checkpoints import store
 
 _NUM_PROMPTS = 4
 _MAX_TOKENS = 48

@@ -13,7 +13,7 @@ from bench.load import random_requests, run_load
 from bench.other_load import undisturbed
 from bench.servers import Server, running
 from bench.systems import Room, System
-from shared.terminal import notices
+from cli.terminal import notices
 
 _WARM_UP_TOKENS = 16
 _WARM_UP_SEED = 1 << 20

@@ -16,12 +16,12 @@ from shared import settings, telemetry
 from shared.bus.base import Bus
 from shared.bus.rabbit import RabbitBus
 from shared.settings import WorkerSettings
+from worker.checkpoints import store
+from worker.decode.served_model import ServedModel
 from worker.engine.engine import Engine
 from worker.engine.scheduler import SchedulerLimits
-from worker.model import store
 from worker.model.echo import EchoRunner
-from worker.served_model import ServedModel
-from worker.service import run_worker
+from worker.process.service import run_worker
 from worker.text import Tokenizer, tool_parser
 
 MODEL = "echo"

@@ -28,12 +28,12 @@ from bench.quality import load
 from bench.report import console, write_json
 from kernels.providers import load_ops
 from shared.messages import Constraint, SamplingParams
-from worker.constraints import Constraints, Grammar
+from worker.checkpoints import store
+from worker.decode.constraints import Constraints, Grammar
 from worker.engine.engine import Engine
 from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId, Submit
 from worker.engine.scheduler import SchedulerLimits
-from worker.model import store
-from worker.model.fused import FusedDecoder
+from worker.model.decoders.fused import FusedDecoder
 from worker.model.inputs import build_inputs
 from worker.model.kv_cache import BlockShape, KVCache
 from worker.model.runner import TorchRunner

@@ -27,7 +27,7 @@ from bench.options import Choice, comparison
 from bench.other_load import undisturbed
 from bench.servers import running
 from bench.systems import Room, System
-from shared.terminal import notices
+from cli.terminal import notices
 
 _STREAM_TOKENS = 4000
 """More than any stream gets before all of them are cut off."""

@@ -9,7 +9,7 @@ from typing import TypeVar
 import psutil
 
 from bench.servers import trees
-from shared.terminal import notices
+from cli.terminal import notices
 
 _Result = TypeVar("_Result")
 

@@ -27,10 +27,10 @@ from bench.options import RESULTS, Out
 from bench.report import write_json
 from kernels.quantized import QuantFormat
 from shared.messages import SamplingParams, TextPrompt
+from worker.checkpoints import store
 from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId
-from worker.model import store
+from worker.model.forward import Decoder
 from worker.model.inputs import build_inputs
-from worker.model.interface import Decoder
 from worker.model.kv_cache import BlockShape, KVCache
 from worker.model.loading import load_decoder
 from worker.text import Tokenizer

@@ -12,8 +12,8 @@ from shared.bus.base import Message
 from shared.bus.rabbit import RabbitBus
 from shared.messages import SamplingParams
 from shared.settings import WorkerSettings
+from worker.decode.bridge import Generations
 from worker.engine.interface import SequenceId, Submit
-from worker.generation import Generations
 
 PROMPT_IDS = list(range(100, 228))
 WARM_UP = 20

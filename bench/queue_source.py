@@ -22,9 +22,9 @@ from shared import topology
 from shared.bus.base import Bus, Delivery, Message
 from shared.bus.rabbit import RabbitBus
 from shared.errors import BusError, Unroutable
+from shared.log import LogWriter
 from shared.messages import Announcement, Started, decode_job, encode
-from shared.stream import LogWriter
-from worker.publisher import ReplyPublisher
+from worker.jobs.publisher import ReplyPublisher
 
 MODEL = "clock"
 TOKEN_TEXT = "word "

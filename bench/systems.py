@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.broker import BrokerNode, broker_node
 from bench.load import MODEL
-from worker.model import store
+from worker.checkpoints import store
 
 Command = Sequence[str]
 

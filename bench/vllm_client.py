@@ -9,7 +9,7 @@ from typing import Any
 from bench.comparison import Client, Setting
 from bench.figures import Figures
 from bench.load import MODEL, LoadError
-from worker.model import store
+from worker.checkpoints import store
 
 
 def vllm_client(program: str) -> Client:

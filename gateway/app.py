@@ -8,11 +8,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
-from gateway import documents, http_errors
-from gateway.deps import Gateway
+from gateway import errors
+from gateway.api import openapi
+from gateway.api.routes import generation, health, models, responses, streams, unary
+from gateway.fleet.subscriptions import listening
 from gateway.middleware import Authentication, ErrorBoundary, RequestIds
-from gateway.routes import generation, health, models, quick, responses, streams
-from gateway.subscriptions import listening
+from gateway.wiring import Gateway
 from shared import incidents
 from shared.bus.base import Bus
 from shared.errors import Unavailable
@@ -46,9 +47,9 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
             stack.push_async_callback(_drain, gateway)
             yield
 
-    app = FastAPI(title="Warren", lifespan=lifespan, responses=documents.errors())
-    http_errors.install(app, gateway.metrics)
-    for group in (generation, responses, quick, streams, models, health):
+    app = FastAPI(title="Warren", lifespan=lifespan, responses=openapi.errors())
+    errors.install(app, gateway.metrics)
+    for group in (generation, responses, unary, streams, models, health):
         app.include_router(group.router(gateway))
     _add_middleware(app, gateway)
     return app

@@ -7,8 +7,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.access.keys import Keys
-from gateway.http_errors import error_response, internal_error_response
+from gateway.errors import error_response, internal_error_response
+from gateway.intake.api_keys import Keys
 from gateway.metrics import Metrics
 from shared import incidents
 from shared.errors import InvalidApiKey

@@ -32,14 +32,6 @@ class AddRmsNorm(Protocol):
     ) -> tuple[Tensor, Tensor]: ...
 
 
-class Rope(Protocol):
-    """See `kernels.reference.rope`."""
-
-    def __call__(
-        self, query: Tensor, key: Tensor, positions: Tensor, rope_table: Tensor
-    ) -> tuple[Tensor, Tensor]: ...
-
-
 class StoreKv(Protocol):
     """See `kernels.reference.store_kv`."""
 
@@ -163,7 +155,6 @@ class Ops:
 
     rms_norm: RmsNorm
     add_rms_norm: AddRmsNorm
-    rope: Rope
     store_kv: StoreKv
     rope_store_kv: RopeStoreKv
     paged_attention: PagedAttention

@@ -31,7 +31,7 @@
     └── StartupError                  a setting, model or environment that cannot work
 
 A code is part of the public contract and never changes its meaning; the HTTP status of each is
-decided in ``gateway.http_errors`` alone.
+decided in ``gateway.errors`` alone.
 """
 
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Every exchange, queue, routing key and argument name, and who declares what.
+"""Every exchange, queue and routing key, and who declares what.
 
 warren.jobs     direct  <model>.<lane>    -> jobs.<model>.<lane>    declared by workers
 warren.suspects direct  <model>.suspect   -> jobs.<model>.suspect   jobs that workers put aside
@@ -43,13 +43,6 @@ JOB_CLASSES: tuple[JobClass, ...] = get_args(JobClass)
 LANES: tuple[Lane, ...] = (*JOB_CLASSES, "quick", "suspect")
 JOBS_MAX_LENGTH = 50_000
 JOBS_DELIVERY_LIMIT = 20
-
-RETURNS_HEADER = "x-delivery-count"
-"""Set by quorum queues: how often a message came back."""
-DEATH_REASON_HEADER = "x-first-death-reason"
-"""On dead letters: ``rejected``, ``expired`` or ``delivery_limit``."""
-DEATH_QUEUE_HEADER = "x-first-death-queue"
-"""On dead letters: the queue they died in."""
 
 
 def jobs_binding(model: str, lane: Lane) -> Binding:
@@ -118,25 +111,6 @@ def publisher_queue(publisher_id: str) -> Queue:
     """Where a program that publishes jobs hears the announcements: publishers may declare no more
     than reply queues."""
     return Queue(f"reply.{publisher_id}.workers", (ANNOUNCEMENTS,), is_exclusive=True)
-
-
-def queue_arguments(queue: Queue) -> dict[str, str | int]:
-    """The AMQP arguments of a declaration; times in milliseconds."""
-    arguments: dict[str, str | int] = {"x-queue-type": queue.kind}
-    if queue.expires_s is not None:
-        arguments["x-expires"] = max(1, round(queue.expires_s * 1000))
-    if queue.max_length is not None:
-        arguments |= {"x-max-length": queue.max_length, "x-overflow": "reject-publish"}
-    if queue.delivery_limit is not None:
-        arguments["x-delivery-limit"] = queue.delivery_limit
-    if queue.dead_letter is not None:
-        arguments["x-dead-letter-exchange"] = queue.dead_letter.exchange.name
-        arguments["x-dead-letter-routing-key"] = queue.dead_letter.routing_key
-    if queue.dead_letter is not None and queue.kind == "quorum":
-        # At-least-once dead-lettering is refused without this overflow.
-        arguments["x-dead-letter-strategy"] = "at-least-once"
-        arguments["x-overflow"] = "reject-publish"
-    return arguments
 
 
 async def declare_worker(bus: Bus, model: str, worker_id: str) -> None:

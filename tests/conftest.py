@@ -40,6 +40,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The directory of SmolLM2-135M-Instruct in the user's cache, pulled if it is not there."""
-    from worker.model import store
+    from worker.checkpoints import store
 
     return store.pull("smollm2", lambda stage, done, total: None)

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from shared.options import table
+from cli.options import table
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+MAX_LOOSE_MODULES = 7
+SIDES = ("cli", "gateway", "kernels", "shared", "worker")
 TARGETS = ["setup", "demo", "test", "chaos", "soak", "check", "fmt", "bench", "up"]
 
 
@@ -35,6 +37,14 @@ def tree_paths() -> list[str]:
         parents[depth:] = [name]
         paths.append("".join(parents))
     return paths
+
+
+def packages() -> set[str]:
+    return {
+        str(init.parent.relative_to(ROOT)).replace("/", ".")
+        for side in SIDES
+        for init in (ROOT / side).rglob("__init__.py")
+    }
 
 
 def top_level() -> list[str]:
@@ -61,18 +71,35 @@ def test_everything_in_the_root_is_in_the_readmes_tree() -> None:
     assert sorted(set(top_level()) - set(tree_paths())) == []
 
 
+def test_every_package_is_a_room_of_the_readmes_tree() -> None:
+    rooms = [path for path in tree_paths() if path.startswith(tuple(f"{side}/" for side in SIDES))]
+
+    assert sorted(rooms) == sorted(f"{package.replace('.', '/')}/" for package in packages())
+
+
+def test_every_module_lies_in_a_package() -> None:
+    homes = {
+        str(module.parent.relative_to(ROOT)).replace("/", ".")
+        for side in SIDES
+        for module in (ROOT / side).rglob("*.py")
+    }
+
+    assert homes == packages()
+
+
+@pytest.mark.parametrize("side", ["gateway", "worker"])
+def test_a_side_has_few_modules_outside_of_its_rooms(side: str) -> None:
+    loose = [path.name for path in (ROOT / side).glob("*.py") if path.name != "__init__.py"]
+
+    assert len(loose) <= MAX_LOOSE_MODULES, loose
+
+
 def test_the_readmes_settings_are_those_of_the_code() -> None:
-    assert block("settings") == table(), "run python -m shared.options"
+    assert block("settings") == table(), "run python -m cli.options"
 
 
 def test_every_package_is_installed() -> None:
-    packages = {
-        str(init.parent.relative_to(ROOT)).replace("/", ".")
-        for side in ("gateway", "kernels", "shared", "worker")
-        for init in (ROOT / side).rglob("__init__.py")
-    }
-
-    assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == packages
+    assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == packages()
 
 
 def test_the_version_stays_below_that_of_the_package_transformers_looks_for() -> None:

@@ -12,15 +12,18 @@ ROOT = Path(__file__).parents[1]
 CORE = [
     "worker/engine/**/*.py",
     "worker/model/**/*.py",
+    "worker/checkpoints/**/*.py",
     "kernels/**/*.py",
     "shared/messages/*.py",
-    "shared/stream/*.py",
-    "shared/attempt.py",
+    "shared/log/*.py",
     "shared/bus/memory*.py",
 ]
 OURS = {"kernels", "shared", "worker"}
 ALLOWED = {"msgspec", "numpy", "safetensors", "tokenizers", "torch", "transformers", "triton"}
-BY_NAME = {"worker/model/convert.py": {"gguf"}, "worker/model/hub.py": {"huggingface_hub"}}
+BY_NAME = {
+    "worker/checkpoints/convert.py": {"gguf"},
+    "worker/checkpoints/hub.py": {"huggingface_hub"},
+}
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from bench.gpu.scale import Scale
 from kernels.providers import Ops
-from worker.model.awq import AwqWeight
-from worker.model.decoder import NativeDecoder
+from worker.model.decoders.native import NativeDecoder
 from worker.model.runner import TorchRunner
 from worker.model.start import RunnerLimits, start_runner
-from worker.model.weights import DecoderWeights, LayerWeights, Linear
+from worker.model.weights.awq import AwqWeight
+from worker.model.weights.layers import DecoderWeights, LayerWeights, Linear
 
 AWQ_GROUP = 128
 NUM_LAYERS = 8

@@ -86,7 +86,7 @@ def _digest(flags: tuple[str, ...]) -> str:
 
 
 def user_directory() -> Path:
-    """As worker.model.cache.cache_directory, which is out of reach here."""
+    """As worker.checkpoints.cache.cache_directory, which is out of reach here."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "warren" / "native"
 
 

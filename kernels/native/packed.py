@@ -1,9 +1,7 @@
 """Matrices as the library multiplies with them: 16 outputs side by side."""
 
-import ctypes
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from kernels.native.library import Library, WeightView, pointer
@@ -65,15 +63,6 @@ def pack(
     )
     wide_bias = None if bias is None else bias.float().contiguous()
     return PackedWeight(panels, wide_bias, name, outputs, inputs)
-
-
-def unpack_rows(library: Library, weight: PackedWeight, rows: Tensor) -> Tensor:
-    """The weights of the outputs ``rows`` [num_rows] int64: [num_rows, inputs] float32."""
-    out = torch.empty(len(rows), weight.inputs)
-    library.functions.warren_unpack_rows(
-        ctypes.byref(weight.view()), pointer(rows), len(rows), pointer(out)
-    )
-    return out
 
 
 def _row_bytes(weight: Matrix, inputs: int) -> int:

@@ -10,7 +10,6 @@ from torch import Tensor
 from kernels.reference.rope import check_rotation
 from kernels.reference.store_kv import check_store
 from kernels.triton.configurations import POINTER_TYPES, Configuration, launch
-from kernels.triton.rope import turn_group, turn_heads
 from kernels.triton.store_kv import copy_head
 from kernels.triton.tokens import check_contiguous, check_dtypes, check_tokens, group_size
 
@@ -98,6 +97,40 @@ def rope_store_kv_kernel(
     )
     copy_head(
         value_cache_ptr + place, value_ptr + token * value_stride + kv_head * HEAD_DIM, HEAD_DIM
+    )
+
+
+@triton.jit
+def turn_group(
+    turned_ptr, heads_ptr, stride, angles_ptr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr
+):
+    """Turn those of this program's token, (token, key head), that belong to its key head."""
+    token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    turn_heads(
+        turned_ptr + (token * tl.num_programs(1) + group) * GROUP * HEAD_DIM,
+        heads_ptr + token * stride + group * GROUP * HEAD_DIM,
+        angles_ptr,
+        HEAD_DIM,
+        GROUP,
+    )
+
+
+@triton.jit
+def turn_heads(turned_ptr, heads_ptr, angles_ptr, HEAD_DIM: tl.constexpr, NUM_HEADS: tl.constexpr):
+    """Turn NUM_HEADS adjacent heads by the angles whose cosines and sines begin at the pointer."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    heads = tl.arange(0, triton.next_power_of_2(NUM_HEADS))[:, None]
+    pairs = tl.arange(0, triton.next_power_of_2(HALF))
+    is_place = (heads < NUM_HEADS) & (pairs < HALF)[None, :]
+    cosines = tl.load(angles_ptr + pairs, mask=pairs < HALF, other=0.0)[None, :]
+    sines = tl.load(angles_ptr + HALF + pairs, mask=pairs < HALF, other=0.0)[None, :]
+    places = heads * HEAD_DIM + pairs[None, :]
+    first = tl.load(heads_ptr + places, mask=is_place, other=0.0).to(tl.float32)
+    second = tl.load(heads_ptr + places + HALF, mask=is_place, other=0.0).to(tl.float32)
+    dtype: tl.constexpr = turned_ptr.dtype.element_ty
+    tl.store(turned_ptr + places, (first * cosines - second * sines).to(dtype), mask=is_place)
+    tl.store(
+        turned_ptr + places + HALF, (second * cosines + first * sines).to(dtype), mask=is_place
     )
 
 

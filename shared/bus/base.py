@@ -20,6 +20,11 @@ MAX_MESSAGE_BYTES = 16 << 20
 MAX_PREFETCH = 65_535
 """AMQP counts in 16 bits."""
 
+DEATH_REASON_HEADER = "x-first-death-reason"
+"""On dead letters: ``rejected``, ``expired`` or ``delivery_limit``."""
+DEATH_QUEUE_HEADER = "x-first-death-queue"
+"""On dead letters: the queue they died in."""
+
 
 @dataclass(frozen=True, slots=True)
 class Exchange:

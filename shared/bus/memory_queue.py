@@ -8,10 +8,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from shared.bus.base import Binding, Message, Queue, QueueState
+from shared.bus.base import (
+    DEATH_QUEUE_HEADER,
+    DEATH_REASON_HEADER,
+    Binding,
+    Message,
+    Queue,
+    QueueState,
+)
 from shared.bus.inbox import Inbox
 from shared.errors import BusError, PublishRefused, QueueBusy, QueueNotFound
-from shared.topology import DEATH_QUEUE_HEADER, DEATH_REASON_HEADER
 
 
 @dataclass(slots=True, eq=False)

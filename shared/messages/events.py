@@ -78,7 +78,7 @@ class TokenDelta(Wire, frozen=True, kw_only=True, omit_defaults=True):
     """New tokens of one choice.
 
     ``index`` is the number of the choice's tokens before these and ``prefix_hash`` their hash
-    (`shared.stream.extend_hash`). ``text`` is a function of the token ids sent so far, not of how
+    (`shared.log.extend_hash`). ``text`` is a function of the token ids sent so far, not of how
     they were cut into events.
     """
 

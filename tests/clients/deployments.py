@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
-from gateway.access.keys import KeyFile
+from gateway.intake.api_keys import KeyFile
 from tests.clients.checks import Target
 from tests.support import processes
 from tests.support.broker import URL_VARIABLE, Broker, running_node
 from tests.support.processes import WarrenProcess
-from worker.model import store
+from worker.checkpoints import store
 
 MODEL, EMBEDDER = "smollm2", "smollm2-embedder"
 _TEMPLATE = Path(__file__).with_name("chat_template.jinja")

@@ -10,7 +10,7 @@ import pytest
 from starlette.types import Message
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from gateway.logs.reply_queues import ReplyQueues
+from gateway.log.reply_queues import ReplyQueues
 from shared import incidents
 from shared.bus.memory import MemoryBroker
 from tests.support.faults import (

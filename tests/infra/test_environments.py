@@ -79,7 +79,7 @@ def run(python: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("extra", "absent", "module"),
-    [("gateway", HEAVY, "gateway.app"), ("worker", WEB, "worker.service")],
+    [("gateway", HEAVY, "gateway.app"), ("worker", WEB, "worker.process.service")],
 )
 def test_each_side_runs_without_the_other(
     extra: str, absent: set[str], module: str, tmp_path: Path

@@ -37,20 +37,6 @@ def check_add_rms_norm(ops: Ops, dtype: torch.dtype) -> None:
     assert_close(new_residual, total, MAX_RELATIVE_ERROR[dtype])
 
 
-def check_rope(ops: Ops, dtype: torch.dtype) -> None:
-    query, key = torch.randn(5, 3, 10).to(dtype), torch.randn(5, 1, 10).to(dtype)
-    positions = torch.tensor([0, 11, 3, 3, 62])
-    angles = torch.rand(63, 5, dtype=torch.float64) * 100
-    table = torch.cat((angles.cos(), angles.sin()), dim=-1).float()
-    rotated = ops.rope(query.clone(), key.clone(), positions, table)
-    for actual, heads in zip(rotated, (query, key), strict=True):
-        expected = torch.stack(
-            [naive_rotation(token, angles[p]) for token, p in zip(heads, positions, strict=True)]
-        )
-        assert actual.dtype == dtype
-        assert_close(actual, expected, MAX_RELATIVE_ERROR[dtype])
-
-
 def check_silu_mul(ops: Ops, dtype: torch.dtype) -> None:
     gate_up = torch.randn(3, 2 * 17).to(dtype)
     gate, up = gate_up[:, :17].double(), gate_up[:, 17:].double()
@@ -73,18 +59,9 @@ def naive_norm(row: Tensor, weight: Tensor) -> Tensor:
     return row.double() / math.sqrt(mean_square + EPS) * weight.double()
 
 
-def naive_rotation(heads: Tensor, angles: Tensor) -> Tensor:
-    """Each pair of elements as a complex number, turned by its angle."""
-    half = heads.shape[-1] // 2
-    pairs = torch.complex(heads[:, :half].double(), heads[:, half:].double())
-    turned = pairs * torch.polar(torch.ones_like(angles), angles)
-    return torch.cat((turned.real, turned.imag), dim=-1)
-
-
 CHECKS: dict[str, Callable[[Ops, torch.dtype], None]] = {
     "rms_norm": check_rms_norm,
     "add_rms_norm": check_add_rms_norm,
-    "rope": check_rope,
     "silu_mul": check_silu_mul,
     "logits": check_logits,
 }
@@ -105,7 +82,6 @@ FAULTS: dict[str, Callable[[Ops], Ops]] = {
     "add_rms_norm": lambda ops: replace(
         ops, add_rms_norm=lambda h, r, w, eps: (ops.add_rms_norm(h, r.clone(), w, eps)[0], r)
     ),
-    "rope": lambda ops: replace(ops, rope=lambda q, k, p, t: ops.rope(q, k, p + p.eq(3), t)),
     "silu_mul": lambda ops: replace(ops, silu_mul=lambda x: ops.silu_mul(x.roll(17, dims=-1))),
     "logits": lambda ops: replace(ops, logits=lambda h, w: ops.logits(h, w).bfloat16().float()),
 }
@@ -124,8 +100,10 @@ def test_shapes_that_do_not_fit_are_refused_with_both(ops: Ops) -> None:
         ops.rms_norm(torch.ones(2, 3), torch.ones(4), EPS)
     with pytest.raises(ValueError, match=r"residual has shape \[1, 3\], expected \[2, 3\]"):
         ops.add_rms_norm(torch.ones(2, 3), torch.ones(1, 3), torch.ones(3), EPS)
+    heads, key, index = torch.ones(2, 3, 4), torch.ones(2, 1, 4), torch.zeros(2).long()
+    cache = torch.ones(1, 2, 1, 4)
     with pytest.raises(ValueError, match=r"rope_table has shape \[9, 6\], expected \[\*, 4\]"):
-        ops.rope(torch.ones(2, 3, 4), torch.ones(2, 1, 4), torch.zeros(2).long(), torch.ones(9, 6))
+        ops.rope_store_kv(heads, key, key, index, torch.ones(9, 6), cache, cache, index)
     with pytest.raises(
         ValueError, match=r"gate_up has shape \[2, 3\], expected \[\*, 2 \* width\]"
     ):

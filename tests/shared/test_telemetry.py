@@ -15,7 +15,7 @@ import logging
 from shared import telemetry
 from shared.settings import WorkerSettings
 telemetry.configure(WorkerSettings(log_format="json", log_level="debug"), "warren-test")
-logging.getLogger("worker.answer").info("job failed", extra={"request_id": "r1"})
+logging.getLogger("worker.jobs.run").info("job failed", extra={"request_id": "r1"})
 logging.getLogger("aiormq.connection").error("returned: %s", "a prompt")
 logging.getLogger("aio_pika.queue").debug("body: %s", "a prompt")
 """
@@ -75,7 +75,7 @@ def test_a_line_is_json_with_its_request_id(lines: list[str]) -> None:
     record = json.loads(line)
 
     assert (record["event"], record["request_id"], record["level"]) == ("job failed", "r1", "info")
-    assert record["logger"] == "worker.answer"
+    assert record["logger"] == "worker.jobs.run"
 
 
 def test_libraries_that_print_bodies_are_silent(lines: list[str]) -> None:

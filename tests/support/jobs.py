@@ -11,6 +11,7 @@ import msgspec
 from shared import topology
 from shared.bus.base import Bus, Consumer, Message
 from shared.errors import Unroutable
+from shared.log import LogReader, Relay, Send
 from shared.messages import (
     MSGPACK,
     Completed,
@@ -28,7 +29,6 @@ from shared.messages import (
     decode_event,
     encode,
 )
-from shared.stream import LogReader, Relay, Send
 from shared.topology import Lane
 
 _NUMBERS = itertools.count()

@@ -14,6 +14,7 @@ from typing import Self, TypeAlias
 from shared import topology
 from shared.bus.base import Bus, Delivery, Message
 from shared.errors import BusError, BusUnavailable, Unroutable
+from shared.log import LogWriter
 from shared.messages import (
     Announcement,
     Cancel,
@@ -40,7 +41,6 @@ from shared.messages import (
     decode_quick_job,
     encode,
 )
-from shared.stream import LogWriter
 
 MODEL = "scripted"
 _IDS = itertools.count()

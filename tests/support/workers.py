@@ -9,7 +9,7 @@ from bench.echo_worker import echo_model
 from shared import settings
 from shared.bus.base import Bus
 from shared.settings import WorkerSettings
-from worker.service import run_worker
+from worker.process.service import run_worker
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.batch import run_batch
+from cli.batch.pipeline import run_batch
 from shared import topology
 from shared.bus.rabbit import RabbitBus
 from tests.support.batch_files import chat_line, chat_text, read_lines, write_lines

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.logs.reply_queues import ReplyQueues
+from gateway.log.reply_queues import ReplyQueues
 from shared import topology
 from shared.bus.base import Message, Queue
 from shared.bus.rabbit import RabbitBus

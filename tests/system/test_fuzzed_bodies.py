@@ -20,6 +20,7 @@ from shared.bus.base import Binding, Bus, Message, Queue, QueueState
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.bus.rabbit import RabbitBus
 from shared.errors import BusError
+from shared.log import EMPTY_HASH
 from shared.messages import (
     JSON,
     MSGPACK,
@@ -54,7 +55,6 @@ from shared.messages import (
     decode_event,
     encode,
 )
-from shared.stream import EMPTY_HASH
 from tests.support import processes
 from tests.support.broker import Broker
 from tests.support.http import live_gateway

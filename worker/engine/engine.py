@@ -10,7 +10,7 @@ from typing import TypeAlias
 from shared.errors import ContextLengthExceeded, InvalidRequest, Unavailable, WarrenError
 from worker.engine.block_pool import BlockPool
 from worker.engine.interface import (
-    Cancel,
+    CancelSequence,
     EngineLoad,
     ModelRunner,
     Promote,
@@ -29,7 +29,7 @@ from worker.engine.scheduler import Scheduler, SchedulerLimits
 from worker.engine.sequence import Sequence
 from worker.engine.step_plan import StepPlan
 
-Command: TypeAlias = Submit | Cancel | Promote
+Command: TypeAlias = Submit | CancelSequence | Promote
 Output: TypeAlias = StepOutput | PromptScored
 
 _NO_SCORES = StepScores({}, ())
@@ -155,7 +155,7 @@ class Engine:
             match command:
                 case Submit():
                     self._submit(command)
-                case Cancel(sequence_id):
+                case CancelSequence(sequence_id):
                     if (sequence := self._sequences.get(sequence_id)) is not None:
                         self._end(sequence)
                 case Promote(sequence_id):

@@ -67,7 +67,7 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class CancelSequence:
     """Forget a sequence and free its blocks before the next step; unknown ids are ignored."""
 
     sequence_id: SequenceId

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shared.stream import EMPTY_HASH, extend_hash
+from shared.log import EMPTY_HASH, extend_hash
 from worker.engine.interface import (
     LogitEdits,
     ScheduledBatch,

@@ -14,9 +14,9 @@ from torch.nn import functional
 from shared.errors import StartupError, Unavailable
 from shared.messages import SamplingParams
 from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId
-from worker.model.decoder import NativeDecoder
+from worker.model.decoders.native import NativeDecoder
+from worker.model.forward import Decoder
 from worker.model.inputs import build_inputs
-from worker.model.interface import Decoder
 from worker.model.kv_cache import BlockShape, KVCache
 from worker.model.runner import TorchRunner
 

@@ -14,8 +14,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from worker.model.forward import Decoder, ForwardInputs
 from worker.model.inputs import NO_SLOT
-from worker.model.interface import Decoder, ForwardInputs
 from worker.model.kv_cache import KVCache
 
 Work: TypeAlias = Callable[[], None]

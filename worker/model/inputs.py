@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.engine.interface import ScheduledBatch, ScheduledSequence
-from worker.model.draws import uniform
-from worker.model.edits import EditInputs, edit_arrays
-from worker.model.interface import ForwardInputs
-from worker.model.sampler import SamplingInputs
-from worker.model.scores import ScoreInputs, ScorePlan
+from worker.model.forward import ForwardInputs
+from worker.model.sampling.logits_processor import EditInputs, edit_arrays
+from worker.model.sampling.row_scores import ScoreInputs, ScorePlan
+from worker.model.sampling.sampler import SamplingInputs, uniform
 from worker.model.transfer import Packed
 
 _Arrays: TypeAlias = dict[str, NDArray[Any]]

@@ -13,15 +13,15 @@ import torch
 from kernels.providers import load_ops
 from kernels.quantized import QuantFormat
 from shared.errors import StartupError
-from worker.model import fused
-from worker.model.checkpoint import Checkpoint, weight_files
+from worker.checkpoints.checkpoint import Checkpoint, weight_files
 from worker.model.config import DecoderConfig, decoder_config, is_native, read_json_config
-from worker.model.decoder import NativeDecoder
-from worker.model.interface import Decoder
+from worker.model.decoders import fused
+from worker.model.decoders.native import NativeDecoder
+from worker.model.forward import Decoder
 from worker.model.provision import can_be_native, foreign_ops, provider_on
 from worker.model.runner import TorchRunner, use_device
 from worker.model.start import DEFAULT_LIMITS, RunnerLimits, can_record, start_runner
-from worker.model.weights import WeightReader, read_weights
+from worker.model.weights.layers import WeightReader, read_weights
 
 _SAMPLES = 64
 _SAMPLE_BYTES = 4096
@@ -105,12 +105,12 @@ def load_decoder(
             f"weight_format {weight_format}: only the Llama family has packed weights"
         )
     # transformers takes seconds to import and no native family needs it.
-    from worker.model import foreign
+    from worker.model.decoders import fallback
 
     choose = partial(
         foreign_ops, kernels, device, block_size=block_size, is_batch_invariant=is_batch_invariant
     )
-    return foreign.load(
+    return fallback.load(
         directory,
         dtype=wanted,
         device=device,

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from kernels.providers import Ops
 from worker.engine.interface import ScheduledBatch, StepFailed, StepScores
+from worker.model.forward import Decoder
 from worker.model.graphs import DecodeGraphs
 from worker.model.inputs import HostStep, lay_out
-from worker.model.interface import Decoder
 from worker.model.kv_cache import KVCache
-from worker.model.sampler import sample
-from worker.model.scores import RowScores, ScorePlan, score
+from worker.model.sampling.row_scores import RowScores, ScorePlan, score
+from worker.model.sampling.sampler import sample
 
 _Work = TypeVar("_Work")
 

@@ -9,11 +9,11 @@ import torch
 
 from kernels.providers import Ops
 from shared.errors import StartupError
-from worker.model import memory
-from worker.model.decoder import NativeDecoder
-from worker.model.fused import FusedDecoder
+from worker.model import gpu_memory
+from worker.model.decoders.fused import FusedDecoder
+from worker.model.decoders.native import NativeDecoder
+from worker.model.forward import Decoder
 from worker.model.graphs import CudaRecorder, DecodeGraphs, ladder
-from worker.model.interface import Decoder
 from worker.model.kv_cache import BlockShape, KVCache, cpu_bytes, num_blocks_for
 from worker.model.runner import TorchRunner
 
@@ -116,7 +116,7 @@ def _gpu_bytes(
 ) -> int:
     """What the device leaves to the cache. Kernels are compiled meanwhile, for no request to wait
     for that: so it is measured even where the cache's size is given."""
-    found = memory.measure(
+    found = gpu_memory.measure(
         decoder,
         ops,
         block,

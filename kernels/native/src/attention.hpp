@@ -14,7 +14,7 @@
 
 namespace warren {
 
-// What every sequence of a step has: see worker.model.interface.ForwardInputs.
+// What every sequence of a step has: see worker.model.forward.ForwardInputs.
 struct Batch {
     const int32_t* block_tables;  // [num_seqs, max_num_blocks]
     const int32_t* query_starts;  // [num_seqs + 1]

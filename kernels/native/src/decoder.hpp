@@ -1,4 +1,4 @@
-// One step of a decoder of the Llama family: the loop of worker/model/decoder.py in one call.
+// One step of a decoder of the Llama family: the loop of worker/model/decoders/native.py in one call.
 #pragma once
 
 #include <chrono>

@@ -1,13 +1,14 @@
-"""Messages as AMQP has them: properties, headers and a body."""
+"""Messages and queues as AMQP has them: properties, headers, a body, and arguments."""
 
 from aiormq.abc import DeliveredMessage
 from pamqp.commands import Basic
 
-from shared.bus.base import Message
+from shared.bus.base import Message, Queue
 from shared.messages import MSGPACK
-from shared.topology import RETURNS_HEADER
 
 _PERSISTENT = 2
+_RETURNS_HEADER = "x-delivery-count"
+"""Set by quorum queues: how often a message came back."""
 
 
 def to_properties(message: Message) -> Basic.Properties:
@@ -37,7 +38,7 @@ def to_message(delivered: DeliveredMessage) -> Message:
         headers={
             name: value
             for name, value in headers.items()
-            if isinstance(value, str | int) and name != RETURNS_HEADER
+            if isinstance(value, str | int) and name != _RETURNS_HEADER
         },
         message_id=properties.message_id or "",
     )
@@ -46,5 +47,24 @@ def to_message(delivered: DeliveredMessage) -> Message:
 def num_returns(delivered: DeliveredMessage) -> int:
     """What quorum queues count; others say only whether it was delivered before."""
     headers = delivered.header.properties.headers or {}
-    counted = headers.get(RETURNS_HEADER, 0)
+    counted = headers.get(_RETURNS_HEADER, 0)
     return max(counted if isinstance(counted, int) else 0, int(bool(delivered.redelivered)))
+
+
+def queue_arguments(queue: Queue) -> dict[str, str | int]:
+    """The AMQP arguments of a declaration; times in milliseconds."""
+    arguments: dict[str, str | int] = {"x-queue-type": queue.kind}
+    if queue.expires_s is not None:
+        arguments["x-expires"] = max(1, round(queue.expires_s * 1000))
+    if queue.max_length is not None:
+        arguments |= {"x-max-length": queue.max_length, "x-overflow": "reject-publish"}
+    if queue.delivery_limit is not None:
+        arguments["x-delivery-limit"] = queue.delivery_limit
+    if queue.dead_letter is not None:
+        arguments["x-dead-letter-exchange"] = queue.dead_letter.exchange.name
+        arguments["x-dead-letter-routing-key"] = queue.dead_letter.routing_key
+    if queue.dead_letter is not None and queue.kind == "quorum":
+        # At-least-once dead-lettering is refused without this overflow.
+        arguments["x-dead-letter-strategy"] = "at-least-once"
+        arguments["x-overflow"] = "reject-publish"
+    return arguments

@@ -8,10 +8,10 @@ from aiormq.exceptions import ChannelInvalidStateError
 
 from shared.bus.base import Exchange, Queue, QueueState
 from shared.bus.rabbit.channels import CallChannels
+from shared.bus.rabbit.codec import queue_arguments
 from shared.bus.rabbit.failures import translated
 from shared.bus.rabbit.link import OpenChannel
 from shared.errors import QueueNotFound
-from shared.topology import queue_arguments
 
 
 class Resources:

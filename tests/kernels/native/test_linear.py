@@ -1,12 +1,13 @@
 """Products with packed matrices against float64, in every format and for any number of rows."""
 
+import ctypes
+
 import pytest
 import torch
 from torch import Tensor
 
-from kernels.native.library import Library
-from kernels.native.linear import linear
-from kernels.native.packed import PackedWeight, pack, unpack_rows
+from kernels.native.library import Library, pointer
+from kernels.native.packed import PackedWeight, pack
 from kernels.quantized import Matrix, QuantizedWeight, dequantize, quantize
 from tests.support.numerics import assert_close
 
@@ -34,6 +35,30 @@ def matrix(name: str, outputs: int, inputs: int) -> Matrix:
 
 def dense(weight: Matrix) -> Tensor:
     return (dequantize(weight) if isinstance(weight, QuantizedWeight) else weight).double()
+
+
+def linear(
+    library: Library, hidden: Tensor, weight: PackedWeight, *, num_threads: int = 1
+) -> Tensor:
+    """Return ``hidden @ weight.T + bias``, as a step of the decoder computes it."""
+    out = torch.empty(hidden.shape[0], weight.outputs)
+    library.functions.warren_linear(
+        library.team(num_threads),
+        pointer(hidden),
+        hidden.shape[0],
+        ctypes.byref(weight.view()),
+        pointer(out),
+    )
+    return out
+
+
+def unpack_rows(library: Library, weight: PackedWeight, rows: Tensor) -> Tensor:
+    """The weights of the outputs ``rows``, as a step of the decoder embeds tokens with them."""
+    out = torch.empty(len(rows), weight.inputs)
+    library.functions.warren_unpack_rows(
+        ctypes.byref(weight.view()), pointer(rows), len(rows), pointer(out)
+    )
+    return out
 
 
 def tolerance(native: Library, name: str) -> float:

@@ -1,4 +1,4 @@
-"""Rotation and storage, apart and in one, against what is written out in float64."""
+"""Rotation and storage in one, against what is written out in float64."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from kernels.reference import rope_store_kv as reference
-from kernels.triton.rope import rope
 from kernels.triton.rope_store_kv import rope_store_kv
 from kernels.triton.store_kv import store_kv
 from tests.support.numerics import assert_close, poisoned
@@ -21,25 +20,9 @@ SLOTS = [14, -1, 0, 4, -7]
 NUM_BLOCKS, BLOCK_SIZE = 5, 3
 
 
-def in_steps(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    positions: Tensor,
-    rope_table: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slots: Tensor,
-) -> Tensor:
-    query, key = rope(query, key, positions, rope_table)
-    store_kv(key, value, key_cache, value_cache, slots)
-    return query
-
-
 OPS: dict[str, Fused] = {
     "reference": reference.rope_store_kv,
     "triton": rope_store_kv,
-    "triton, in steps": in_steps,
 }
 SHAPES = [(6, 2, 16), (3, 3, 10), (5, 1, 80)]
 
@@ -135,6 +118,6 @@ def test_what_the_kernels_cannot_read_is_refused() -> None:
     with pytest.raises(ValueError, match=r"value_cache of torch\.float16, expected one dtype"):
         store_kv(heads, heads, cache, cache.half(), index)
     with pytest.raises(ValueError, match="6 query heads are no multiple of 4 key heads"):
-        rope(torch.ones(2, 6, 16), heads, index, table)
+        rope_store_kv(torch.ones(2, 6, 16), heads, heads, index, table, cache, cache, index)
     with pytest.raises(ValueError, match="rope_table has strides"):
         rope_store_kv(heads, heads, heads, index, table.mT.contiguous().mT, cache, cache, index)

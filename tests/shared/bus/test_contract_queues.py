@@ -5,9 +5,17 @@ import dataclasses
 
 import pytest
 
-from shared.bus.base import Binding, Bus, Exchange, Message, Queue, QueueState
+from shared.bus.base import (
+    DEATH_QUEUE_HEADER,
+    DEATH_REASON_HEADER,
+    Binding,
+    Bus,
+    Exchange,
+    Message,
+    Queue,
+    QueueState,
+)
 from shared.errors import BusError, BusUnavailable, QueueBusy, QueueNotFound, Unroutable
-from shared.topology import DEATH_QUEUE_HEADER, DEATH_REASON_HEADER
 from tests.shared.bus.deliveries import (
     PATIENCE_S,
     eventually,

@@ -1,6 +1,7 @@
 """What the broker is told about queues, where its behaviour does not show it."""
 
-from shared.topology import jobs_queue, queue_arguments, reply_queue
+from shared.bus.rabbit.codec import queue_arguments
+from shared.topology import jobs_queue, reply_queue
 
 
 def test_jobs_are_dead_lettered_at_least_once() -> None:

@@ -11,12 +11,12 @@ from bench.echo_worker import MODEL, echo_model
 from shared import settings, telemetry
 from shared.bus.rabbit import RabbitBus
 from shared.settings import WorkerSettings
+from worker.decode.served_model import ServedModel
 from worker.engine.engine import Engine
 from worker.engine.interface import ScheduledBatch, StepHandle
 from worker.engine.scheduler import SchedulerLimits
 from worker.model.echo import EchoRunner
-from worker.served_model import ServedModel
-from worker.service import run_worker
+from worker.process.service import run_worker
 
 DEADLY_TOKEN = 4242
 _SLOTS = 64

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from gateway.batch import run_batch
+from cli.batch.pipeline import run_batch
 from shared.bus.rabbit import RabbitBus
 from shared.errors import WarrenError
 from tests.support.batch_files import read_lines, write_lines

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.engine import SmallEngine, by_sequence, expected_outputs, new_submit
-from worker.engine.interface import Cancel, Submit
+from worker.engine.interface import CancelSequence, Submit
 
 
 def choices(count: int, num_prompt: int = 22) -> list[Submit]:
@@ -53,7 +53,7 @@ def test_followers_of_a_cancelled_leader_begin_all_the_same() -> None:
     leader, *followers = choices(3)
     engine.step([leader, *followers])
 
-    streams = by_sequence(engine.run(Cancel(leader.sequence_id)))
+    streams = by_sequence(engine.run(CancelSequence(leader.sequence_id)))
 
     assert sorted(key.choice for key in streams) == [1, 2]
 
@@ -63,7 +63,7 @@ def test_a_follower_can_be_cancelled_while_it_is_held() -> None:
     leader, first, second = choices(3)
     engine.step([leader, first, second])
 
-    streams = by_sequence(engine.run(Cancel(first.sequence_id)))
+    streams = by_sequence(engine.run(CancelSequence(first.sequence_id)))
 
     assert sorted(key.choice for key in streams) == [0, 2]
     assert engine.load().num_free_blocks == engine.load().num_blocks

@@ -17,7 +17,7 @@ from tests.support.engine import (
 from worker.engine.driver import EngineThread
 from worker.engine.engine import Engine, Output
 from worker.engine.interface import (
-    Cancel,
+    CancelSequence,
     ModelRunner,
     ScheduledBatch,
     SequenceFailed,
@@ -87,7 +87,7 @@ def test_a_cancelled_sequence_falls_silent() -> None:
     with running(echo_runner(step_s=0.02)) as (thread, listener):
         thread.send(endless)
         first = listener.outputs.get(timeout=PATIENCE_S)
-        thread.send(Cancel(endless.sequence_id))
+        thread.send(CancelSequence(endless.sequence_id))
         thread.send(other)
         rest = listener.hear_ends(1)
 

@@ -14,7 +14,7 @@ from tests.support.engine import (
     new_submit,
 )
 from worker.engine.engine import Engine
-from worker.engine.interface import Cancel, EngineLoad, SequenceId, Submit
+from worker.engine.interface import CancelSequence, EngineLoad, SequenceId, Submit
 from worker.engine.scheduler import SchedulerLimits
 from worker.model.echo import EchoRunner
 
@@ -113,7 +113,7 @@ def test_a_cancelled_sequence_yields_nothing_more_and_frees_its_blocks() -> None
     engine.step([submit])
     engine.step()
 
-    assert engine.step([Cancel(submit.sequence_id)]) == []
+    assert engine.step([CancelSequence(submit.sequence_id)]) == []
 
     assert not engine.has_work
     assert engine.load().num_free_blocks == engine.load().num_blocks
@@ -124,7 +124,7 @@ def test_a_waiting_sequence_can_be_cancelled() -> None:
     running, waiting = (new_submit(name) for name in ("running", "waiting"))
     engine.step([running, waiting])
 
-    outputs = engine.run(Cancel(waiting.sequence_id))
+    outputs = engine.run(CancelSequence(waiting.sequence_id))
 
     assert outputs == expected_outputs(running)
 
@@ -134,7 +134,7 @@ def test_a_sequence_whose_last_token_is_on_its_way_can_be_cancelled() -> None:
     submit = new_submit(max_tokens=1)
     engine.step([submit])
 
-    assert engine.step([Cancel(submit.sequence_id)]) == []
+    assert engine.step([CancelSequence(submit.sequence_id)]) == []
     assert not engine.has_work
 
 
@@ -146,13 +146,13 @@ def test_a_cancelled_id_can_be_submitted_again_at_once() -> None:
     outputs = engine.step()
     assert outputs
 
-    assert engine.run(Cancel(submit.sequence_id), submit) == expected_outputs(submit)
+    assert engine.run(CancelSequence(submit.sequence_id), submit) == expected_outputs(submit)
 
 
 def test_cancelling_an_unknown_sequence_does_nothing() -> None:
     submit = new_submit()
 
-    outputs = SmallEngine().run(Cancel(SequenceId("unknown", 0)), submit)
+    outputs = SmallEngine().run(CancelSequence(SequenceId("unknown", 0)), submit)
 
     assert outputs == expected_outputs(submit)
 

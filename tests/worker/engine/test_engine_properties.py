@@ -12,7 +12,7 @@ from shared.messages import JobClass
 from tests.support.engine import SmallEngine, expected_outputs, new_submit
 from worker.engine.engine import Command
 from worker.engine.interface import (
-    Cancel,
+    CancelSequence,
     Promote,
     ScheduledBatch,
     SequenceId,
@@ -116,7 +116,7 @@ class Service(RuleBasedStateMachine):
         if self.owed:
             sequence_id = sorted(self.owed)[pick % len(self.owed)]
             del self.owed[sequence_id]
-            self.commands.append(Cancel(sequence_id))
+            self.commands.append(CancelSequence(sequence_id))
 
     @rule(pick=st.integers(0, 99))
     def promote(self, pick: int) -> None:
@@ -136,7 +136,7 @@ class Service(RuleBasedStateMachine):
         owed = self.owed.pop(sequence_id)
         num_received = len(expected_outputs(submit)) - len(owed)
         received = [output.token_id for output in expected_outputs(submit)[:num_received]]
-        self.commands.append(Cancel(sequence_id))
+        self.commands.append(CancelSequence(sequence_id))
         self._send(replace(submit, output_ids=[*submit.output_ids, *received]))
 
     def teardown(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.support.engine import VOCAB_SIZE, by_sequence, expected_outputs, new_submit
 from worker.engine.engine import Engine, Output
 from worker.engine.interface import (
-    Cancel,
+    CancelSequence,
     ScheduledBatch,
     SequenceFailed,
     StepFailed,
@@ -115,5 +115,5 @@ def test_a_step_whose_only_sequence_was_cancelled_ends_nobody() -> None:
     engine = Engine(ScarceRunner({1}, 8), SchedulerLimits(2, 24))
     submit = new_submit("a", 5)
     engine.step([submit])
-    assert engine.step([Cancel(submit.sequence_id)]) == []
+    assert engine.step([CancelSequence(submit.sequence_id)]) == []
     assert (engine.take_failed(), engine.has_work) == ([], False)

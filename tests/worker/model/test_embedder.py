@@ -16,11 +16,11 @@ from shared.errors import InvalidRequest, StartupError
 from shared.messages import EmbeddingJob, TextPrompt
 from shared.settings import WorkerSettings
 from tests.support.models import write_tiny_model
+from worker.jobs.unary import answer
 from worker.model.embedder import Embedder, kernels_for, read_pooling, start_embedder
 from worker.model.loading import load_runner
 from worker.model.runner import TorchRunner
 from worker.model.start import RunnerLimits
-from worker.quick import answer
 
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5], list(range(1, 40)), [7, 7]]
 MAX_TOKENS = 16

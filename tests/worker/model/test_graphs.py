@@ -11,15 +11,15 @@ from kernels.providers import Provider, load_ops
 from tests.support.batches import batch, share
 from tests.support.models import VOCAB_SIZE, write_tiny_model
 from tests.support.numerics import assert_close
+from worker.checkpoints.checkpoint import Checkpoint
 from worker.engine.interface import ScheduledBatch, ScheduledSequence
-from worker.model.checkpoint import Checkpoint
 from worker.model.config import decoder_config, read_json_config
-from worker.model.decoder import NativeDecoder
+from worker.model.decoders.native import NativeDecoder
 from worker.model.graphs import CudaRecorder, DecodeGraphs, Work, ladder
 from worker.model.inputs import build_inputs, lay_out
 from worker.model.kv_cache import BlockShape, KVCache
 from worker.model.runner import TorchRunner
-from worker.model.weights import WeightReader, read_weights
+from worker.model.weights.layers import WeightReader, read_weights
 
 BLOCK_SIZE = 16
 MAX_SEQ_LEN = 96

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from shared.messages import SamplingParams
 from tests.support.batches import batch, share
 from worker.engine.interface import ScheduledBatch
-from worker.model.draws import uniform
 from worker.model.inputs import build_inputs, lay_out
+from worker.model.sampling.sampler import uniform
 from worker.model.transfer import Packed
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from kernels.providers import load_ops
 from tests.support.batches import batch, share
 from tests.support.models import VOCAB_SIZE, write_tiny_model
 from worker.engine.interface import ModelRunner, StepFailed
-from worker.model.interface import Decoder, ForwardInputs
+from worker.model.forward import Decoder, ForwardInputs
 from worker.model.kv_cache import BlockShape, KVCache
 from worker.model.loading import load_runner
 from worker.model.runner import TorchRunner

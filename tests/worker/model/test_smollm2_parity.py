@@ -16,9 +16,9 @@ from tests.support.numerics import assert_close
 from worker.engine.engine import Engine, Output
 from worker.engine.interface import SequenceId, Submit
 from worker.engine.scheduler import SchedulerLimits
-from worker.model.fused import FusedDecoder
+from worker.model.decoders.fused import FusedDecoder
+from worker.model.forward import Decoder
 from worker.model.inputs import build_inputs
-from worker.model.interface import Decoder
 from worker.model.kv_cache import BlockShape, KVCache
 from worker.model.loading import load_decoder
 from worker.model.runner import TorchRunner

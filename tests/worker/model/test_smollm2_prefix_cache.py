@@ -13,7 +13,7 @@ from tests.support.engine import by_sequence
 from worker.engine.engine import Engine, Output
 from worker.engine.interface import SequenceId, Submit
 from worker.engine.scheduler import SchedulerLimits
-from worker.model.interface import Decoder
+from worker.model.forward import Decoder
 from worker.model.loading import load_decoder
 from worker.model.start import RunnerLimits, start_runner
 from worker.text import Tokenizer

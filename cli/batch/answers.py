@@ -1,0 +1,54 @@
+"""The lines of a batch's output, in OpenAI's shape."""
+
+import msgspec
+
+from cli.batch.lines import BatchLine
+from gateway.api.render import whole_answer
+from gateway.api.render.gathering import gathered
+from gateway.errors import error_body, status_of
+from gateway.log.context import decode_context
+from shared import errors
+from shared.errors import InternalError
+from shared.messages import Completed, Failed, GenerationJob
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True):
+    """What the endpoint would have answered over HTTP."""
+
+    status_code: int
+    request_id: str
+    body: object
+
+
+class OutputLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer. A line that failed has a `Response` too, with the status and the error."""
+
+    id: str
+    custom_id: str
+    response: Response
+    error: None = None
+
+
+def output_line(line: BatchLine, job: GenerationJob, answer: Completed | Failed) -> bytes:
+    """Word the answer to ``line``, without a line end."""
+    response = _completed(job, answer) if isinstance(answer, Completed) else _failed(job, answer)
+    output = OutputLine(
+        id=f"batch_req_{job.request_id}", custom_id=line.custom_id, response=response
+    )
+    return msgspec.json.encode(output)
+
+
+def _completed(job: GenerationJob, completed: Completed) -> Response:
+    if len(completed.choices) != job.total_choices:
+        return _failed(job, Failed(code=InternalError.code, message="Choices are missing."))
+    body = whole_answer(*gathered(decode_context(job.context), completed))
+    return Response(status_code=200, request_id=job.request_id, body=body)
+
+
+def _failed(job: GenerationJob, failed: Failed) -> Response:
+    error = errors.from_code(failed.code, failed.message, failed.param)
+    return Response(
+        status_code=status_of(error).code,
+        request_id=job.request_id,
+        body=error_body(error),
+    )

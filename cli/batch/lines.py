@@ -1,0 +1,176 @@
+"""The input of a batch: all of it is checked before the first line is answered."""
+
+import hashlib
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal, Self, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from gateway.api.bodies import schemas
+from gateway.api.bodies.draft import Draft, draft
+from gateway.api.bodies.structured_output import check_now
+from shared.bus.base import MAX_MESSAGE_BYTES
+from shared.errors import InvalidRequest, RequestError, Unavailable
+from shared.messages import Announcement, GenerationJob, ModelName, encode
+
+_MAX_PROBLEMS_SHOWN = 20
+
+Url: TypeAlias = Literal["/v1/chat/completions", "/v1/completions"]
+
+
+class BatchLine(msgspec.Struct, frozen=True):
+    """One request, as OpenAI's batches have it."""
+
+    custom_id: Annotated[str, Meta(min_length=1, max_length=512)]
+    method: Literal["POST"]
+    url: Url
+    body: msgspec.Raw
+
+    def draft(
+        self, request_id: str, created_at: float, served: Announcement | None = None
+    ) -> Draft:
+        """The job, and the constraint that it may have; ``served`` is what a worker says of the
+        model. Raises `RequestError` and `Unavailable`."""
+        body = bytes(self.body)
+        request: schemas.ChatRequest | schemas.CompletionRequest
+        if self.url == "/v1/chat/completions":
+            request = schemas.parse(schemas.ChatRequest, body)
+        else:
+            request = schemas.parse(schemas.CompletionRequest, body)
+        if request.stream:
+            raise InvalidRequest("stream: a batch has no streams", param="stream")
+        return draft(
+            request, request_id=request_id, created_at=created_at, mode="final", served=served
+        )
+
+    def job(
+        self, request_id: str, created_at: float, served: Announcement | None = None
+    ) -> GenerationJob:
+        """What is published, once `draft` was checked."""
+        job = self.draft(request_id, created_at, served).identified(request_id)
+        # Nobody reads between two runs, and work goes on.
+        return msgspec.structs.replace(job, is_detached=True)
+
+
+class _Body(msgspec.Struct):
+    model: ModelName
+
+
+class _Line(msgspec.Struct):
+    body: _Body
+
+
+_DECODER = msgspec.json.Decoder(BatchLine)
+_MODEL_DECODER = msgspec.json.Decoder(_Line)
+
+
+def model_of(path: Path) -> str | None:
+    """The model of the first line that names one. Raises `OSError`."""
+    with path.open("rb") as file:
+        for text in file:
+            with suppress(msgspec.MsgspecError):
+                return _MODEL_DECODER.decode(text).body.model
+    return None
+
+
+class BatchFile:
+    """A checked input. It knows where its lines are, not what they say: files are large.
+
+    A line is known by its position in the file.
+    """
+
+    def __init__(self, path: Path, index: "_Index") -> None:
+        self.path = path
+        self.served = index.served
+        """What a worker said of the model; jobs and the words of their answers follow it."""
+        self.digest = index.digest.hexdigest()
+        self.model = index.model
+        self.custom_ids = tuple(index.offsets)
+        self._offsets = tuple(index.offsets.values())
+        self._positions = {self.request_id(k): k for k in range(len(self))}
+
+    @classmethod
+    def check(cls, path: Path, served: Announcement | None = None) -> Self:
+        """Read the whole file. Raises `InvalidRequest` naming each bad line, `OSError`."""
+        index = _Index(served)
+        offset = 0
+        with path.open("rb") as file:
+            for number, text in enumerate(file, start=1):
+                index.digest.update(text)
+                if not text.isspace():
+                    index.add(number, offset, text)
+                offset += len(text)
+        if not index.offsets and not index.problems:
+            raise InvalidRequest(f"{path.name} holds no requests")
+        if index.problems:
+            raise InvalidRequest(_report(path, index.problems))
+        return cls(path, index)
+
+    def __len__(self) -> int:
+        return len(self.custom_ids)
+
+    @property
+    def run_id(self) -> str:
+        """The same for the same input, wherever and whenever it runs."""
+        return f"batch-{self.digest[:32]}"
+
+    def request_id(self, position: int) -> str:
+        """The same in every run."""
+        name = hashlib.sha256(self.custom_ids[position].encode()).hexdigest()
+        return f"{self.run_id}-{name[:32]}"
+
+    def position(self, request_id: str) -> int | None:
+        """The line whose job bears ``request_id``."""
+        return self._positions.get(request_id)
+
+    def line(self, position: int) -> BatchLine:
+        """Read a line again."""
+        with self.path.open("rb") as file:
+            file.seek(self._offsets[position])
+            return _DECODER.decode(file.readline())
+
+    def job(self, position: int, created_at: float) -> GenerationJob:
+        """The job of a line; ``created_at`` is Unix time in seconds."""
+        return self.line(position).job(self.request_id(position), created_at, self.served)
+
+
+@dataclass(slots=True)
+class _Index:
+    """What a first reading of the file finds."""
+
+    served: Announcement | None
+    digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
+    model: str = ""
+    offsets: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, number: int, offset: int, text: bytes) -> None:
+        try:
+            line = _DECODER.decode(text)
+            draft = line.draft("check", created_at=0, served=self.served)
+            if draft.wanted is not None:
+                check_now(draft.wanted)
+            job = draft.identified("check")
+        except (msgspec.MsgspecError, RequestError, Unavailable) as error:
+            self.problems.append(f"line {number}: {' '.join(str(error).split())}")
+            return
+        self.model = self.model or job.model
+        if job.model != self.model:
+            self.problems.append(
+                f"line {number}: model {job.model!r}, but the first line has {self.model!r}"
+            )
+        if line.custom_id in self.offsets:
+            self.problems.append(f"line {number}: custom_id {line.custom_id!r} is not unique")
+        if len(encode(job)) > MAX_MESSAGE_BYTES - 1024:
+            self.problems.append(f"line {number}: longer than a message may be")
+        self.offsets[line.custom_id] = offset
+
+
+def _report(path: Path, problems: list[str]) -> str:
+    shown = problems[:_MAX_PROBLEMS_SHOWN]
+    num_more = len(problems) - len(shown)
+    more = [f"and {num_more} more"] if num_more else []
+    return "\n".join([f"{path.name}: {len(problems)} bad lines", *shown, *more])

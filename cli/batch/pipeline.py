@@ -1,0 +1,230 @@
+"""Runs a batch: jobs out through a window, answers in through the journal.
+
+The order of things is the proof. An answer is acknowledged only when its line is on the disk, and a
+line that has no answer there is published again by the next run, under the same request id. So a
+job may run twice; its output line exists once.
+"""
+
+import asyncio
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from cli.batch.announcements import announcement
+from cli.batch.answers import output_line
+from cli.batch.journal import Journal
+from cli.batch.lines import BatchFile, model_of
+from cli.batch.progress import BatchProgress, BatchSummary, Pace
+from cli.batch.replies import Replies
+from shared import topology
+from shared.bus.base import Bus, Message
+from shared.errors import (
+    BusUnavailable,
+    InternalError,
+    ModelNotFound,
+    Overloaded,
+    PublishRefused,
+    PublishUnconfirmed,
+    UndecodableMessage,
+    Unroutable,
+)
+from shared.messages import Completed, Failed, decode_event, encode
+
+DEFAULT_WINDOW = 256
+_FIRST_PAUSE_S = 0.05
+_MAX_PAUSE_S = 5.0
+
+OnProgress: TypeAlias = Callable[[BatchProgress], None]
+
+
+async def run_batch(
+    input: Path,  # noqa: A002
+    output: Path,
+    bus: Bus,
+    *,
+    window: int = DEFAULT_WINDOW,
+    on_progress: OnProgress = lambda _: None,
+) -> BatchSummary:
+    """Answer every line of ``input`` in ``output``, with at most ``window`` jobs in the queue.
+
+    Cancelled or killed, it goes on where it was when called again: the answers so far are in
+    ``output`` + ".part". Raises `InvalidRequest` naming each bad line, before anything is
+    published, or if ``output`` exists; `ModelNotFound`; `QueueBusy` if the same input runs
+    elsewhere; `BusUnavailable` if there is no broker at the start; `OSError`.
+    """
+    model = await asyncio.to_thread(model_of, input)
+    served = None if model is None else await announcement(bus, model)
+    file = await asyncio.to_thread(BatchFile.check, input, served)
+    if await bus.inspect(topology.jobs_queue(file.model, "batch").name) is None:
+        raise ModelNotFound(f"No worker has ever served the model {file.model!r}.", param="model")
+    replies = Replies(bus, file.run_id, prefetch=window)
+    await replies.declare()
+    with Journal.open(output, file.digest, served) as journal:
+        file.served = journal.served
+        run = BatchRun(file, journal, bus, replies, window=window, on_progress=on_progress)
+        summary = await run.answer_all()
+        await _uncancelled(partial(journal.finish, file.custom_ids))
+    with suppress(BusUnavailable):  # it expires by itself
+        await replies.delete()
+    return summary
+
+
+class BatchRun:
+    """One run of a checked file. Lines are known by their position in it."""
+
+    def __init__(
+        self,
+        file: BatchFile,
+        journal: Journal,
+        bus: Bus,
+        replies: Replies,
+        *,
+        window: int,
+        on_progress: OnProgress,
+    ) -> None:
+        self._file = file
+        self._journal = journal
+        self._bus = bus
+        self._replies = replies
+        self._on_progress = on_progress
+        self._jobs = topology.jobs_binding(file.model, "batch")
+        self._pace = Pace()
+        self._window = asyncio.Semaphore(window)
+        self._in_flight: set[int] = set()
+        self._pauses: defaultdict[int, Iterator[float]] = defaultdict(_pauses)
+        self._tasks = asyncio.TaskGroup()
+        self._background: list[asyncio.Task[None]] = []
+
+    async def answer_all(self) -> BatchSummary:
+        """Return when every line has its answer on the disk."""
+        try:
+            async with self._tasks:
+                self._start(self._replies.collect(on_lost=self._publish_in_flight))
+                self._start(self._feed())
+                await self._take_answers()
+                for task in self._background:
+                    task.cancel()
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from failures
+        return BatchSummary(
+            num_lines=len(self._file),
+            num_failed=self._journal.num_failed,
+            num_tokens=self._pace.num_tokens,
+            elapsed_s=self._pace.elapsed_s,
+        )
+
+    async def _feed(self) -> None:
+        """Publish the lines that have no answer, as the window allows."""
+        # An earlier run may have left answers behind: those are not asked for again.
+        await self._replies.caught_up()
+        for position in range(len(self._file)):
+            await self._window.acquire()
+            if self._is_answered(position):
+                self._window.release()
+                continue
+            self._in_flight.add(position)
+            await self._publish(position)
+
+    async def _publish(self, position: int) -> None:
+        """Return once the broker has the job, or its answer is there."""
+        job = self._file.job(position, created_at=time.time())
+        while not self._is_answered(position):
+            message = Message(
+                encode(job), correlation_id=job.request_id, reply_to=self._replies.routing_key
+            )
+            try:
+                await self._bus.publish(self._jobs, message)
+            except (BusUnavailable, PublishRefused, PublishUnconfirmed, Unroutable):
+                await asyncio.sleep(next(self._pauses[position]))
+                await self._bus.wait_connected()
+            else:
+                return
+
+    async def _publish_later(self, position: int) -> None:
+        """The service was overloaded."""
+        await asyncio.sleep(next(self._pauses[position]))
+        await self._publish(position)
+
+    def _publish_in_flight(self) -> None:
+        """The reply queue was lost: answers to what is in flight may have gone nowhere."""
+        for position in self._in_flight:
+            self._start(self._publish(position))
+
+    async def _take_answers(self) -> None:
+        self._report()
+        while len(self._journal) < len(self._file):
+            deliveries = await self._replies.take()
+            for delivery in deliveries:
+                self._record(delivery.message)
+            await _uncancelled(self._journal.sync)
+            await self._replies.ack(deliveries)
+            self._report()
+
+    def _record(self, message: Message) -> None:
+        """Put an answer into the journal, unless the line has one or is to be tried again."""
+        position = self._file.position(message.correlation_id)
+        if position is None or self._is_answered(position):
+            return
+        answer = _decode(message)
+        if isinstance(answer, Failed) and answer.code == Overloaded.code:
+            if position in self._in_flight:
+                self._start(self._publish_later(position))
+            return
+        job = self._file.job(position, created_at=time.time())
+        self._journal.append(output_line(self._file.line(position), job, answer))
+        self._pace.num_answers += 1
+        self._pace.num_tokens += _num_tokens(answer)
+        self._pauses.pop(position, None)
+        if position in self._in_flight:
+            self._in_flight.remove(position)
+            self._window.release()
+
+    def _report(self) -> None:
+        self._on_progress(
+            self._pace.progress(len(self._file), len(self._journal), self._journal.num_failed)
+        )
+
+    def _is_answered(self, position: int) -> bool:
+        return self._file.custom_ids[position] in self._journal
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        self._background.append(self._tasks.create_task(work))
+
+
+async def _uncancelled(work: Callable[[], None]) -> None:
+    """Run ``work`` in a thread. A cancellation waits for it: the journal is closed after that."""
+    running = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
+
+
+def _decode(message: Message) -> Completed | Failed:
+    try:
+        answer = decode_event(message.body, message.content_type)
+    except UndecodableMessage as error:
+        return Failed(code=InternalError.code, message=f"The answer is unreadable: {error}")
+    if isinstance(answer, Completed | Failed):
+        return answer
+    return Failed(code=InternalError.code, message="The answer is not that of a final job.")
+
+
+def _num_tokens(answer: Completed | Failed) -> int:
+    if isinstance(answer, Failed):
+        return 0
+    return sum(len(choice.token_ids) for choice in answer.choices)
+
+
+def _pauses() -> Iterator[float]:
+    """Growing pauses, spread so that many waiters do not come back together."""
+    pause = _FIRST_PAUSE_S
+    while True:
+        yield pause * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+        pause = min(2 * pause, _MAX_PAUSE_S)

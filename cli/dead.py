@@ -1,0 +1,151 @@
+"""``warren dead``: what operators do with dead letters."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from cli.dead_letters import DeadLetter, find, opened
+from cli.options import EPILOG, takes_settings
+from cli.runtime import broker_of
+from cli.terminal import notices, output
+from shared import settings
+from shared.bus.base import MAX_PREFETCH, Bus
+from shared.messages import JSON
+from shared.settings import CommonSettings
+
+MAX_LETTERS = MAX_PREFETCH
+"""All are held at once."""
+_EVERY = "all"
+
+Act = Callable[[Bus, list[DeadLetter]], Awaitable[None]]
+
+app = typer.Typer(
+    help="Look at the jobs that died, try them again or drop them.", no_args_is_help=True
+)
+Id = Annotated[str, typer.Argument(metavar="ID", help="A request's id, as `list` shows it.")]
+Ids = Annotated[list[str], typer.Argument(metavar="ID...", help=f"Request ids, or `{_EVERY}`.")]
+
+
+@app.command("list", epilog=EPILOG)
+@takes_settings(CommonSettings)
+def list_(
+    limit: Annotated[
+        int, typer.Option(min=1, max=MAX_LETTERS, help="How many, the oldest first.")
+    ] = 100,
+    **options: Any,
+) -> None:
+    """Show what died, where and of what.
+
+    [dim]warren dead list --broker amqp://operator:PASSWORD@localhost/warren[/]
+    """
+
+    async def act(_: Bus, letters: list[DeadLetter]) -> None:
+        rows: list[tuple[str, ...]] = (
+            [("id", "reason", "queue", "age")] if letters else [("No dead letters.",)]
+        )
+        rows += [(one.request_id, one.reason, one.queue, _age(one)) for one in letters]
+        # Not a table: that would cut ids to the terminal's width.
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            output.print(line.rstrip(), markup=False, soft_wrap=True)
+
+    _at_letters(act, options, limit)
+
+
+@app.command(epilog=EPILOG)
+@takes_settings(CommonSettings)
+def show(
+    request_id: Id,
+    body: Annotated[bool, typer.Option("--body", help="With its prompts.")] = False,
+    **options: Any,
+) -> None:
+    """Show one of them."""
+
+    async def act(_: Bus, letters: list[DeadLetter]) -> None:
+        letter = find(letters, request_id)
+        facts = {
+            "id": letter.request_id,
+            "reason": letter.reason,
+            "queue": letter.queue,
+            "model": letter.model,
+            "age": _age(letter),
+            "mode": letter.job.mode if letter.job else "unknown",
+            "tenant": letter.job.tenant if letter.job else "unknown",
+            "reply to": letter.message.reply_to,
+            "bytes": len(letter.message.body),
+        }
+        for name, value in facts.items():
+            output.print(f"{name:9}{value}", markup=False, soft_wrap=True)
+        if body:
+            output.print(_body(letter), markup=False, soft_wrap=True)
+
+    _at_letters(act, options)
+
+
+@app.command(epilog=EPILOG)
+@takes_settings(CommonSettings)
+def retry(request_ids: Ids, **options: Any) -> None:
+    """Put jobs back into the queues they died in, without their deadlines.
+
+    Their answers go where the first ones should have gone: a job whose client no longer waits is
+    dropped by the worker that takes it.
+    """
+
+    async def act(bus: Bus, letters: list[DeadLetter]) -> None:
+        jobs = [letter for letter in letters if letter.job is not None]
+        for letter in jobs if request_ids == [_EVERY] else _chosen(letters, request_ids):
+            queue = await letter.retry(bus)
+            output.print(f"{letter.request_id} is in {queue} again", soft_wrap=True)
+
+    _at_letters(act, options)
+
+
+@app.command(epilog=EPILOG)
+@takes_settings(CommonSettings)
+def drop(request_ids: Ids, **options: Any) -> None:
+    """Remove them for good."""
+
+    async def act(_: Bus, letters: list[DeadLetter]) -> None:
+        for letter in _chosen(letters, request_ids):
+            await letter.drop()
+            output.print(f"{letter.request_id} is dropped", soft_wrap=True)
+
+    _at_letters(act, options)
+
+
+def _chosen(letters: list[DeadLetter], request_ids: list[str]) -> list[DeadLetter]:
+    if request_ids == [_EVERY]:
+        return letters
+    return [find(letters, request_id) for request_id in request_ids]
+
+
+def _at_letters(act: Act, options: dict[str, Any], limit: int = MAX_LETTERS) -> None:
+    common = settings.load(CommonSettings, **options)
+    asyncio.run(_act(act, broker_of(common), limit))
+
+
+async def _act(act: Act, bus: Bus, limit: int) -> None:
+    async with bus:
+        if not bus.is_connected:
+            notices.print("Waiting for the broker ...")
+        await bus.wait_connected()
+        async with opened(bus, limit) as letters:
+            await act(bus, letters)
+
+
+def _age(letter: DeadLetter) -> str:
+    if letter.age_s is None:
+        return "unknown"
+    minutes, seconds = divmod(round(letter.age_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"
+
+
+def _body(letter: DeadLetter) -> str:
+    if letter.job is None or letter.message.content_type == JSON:
+        return letter.message.body.decode(errors="replace")
+    return msgspec.json.format(msgspec.json.encode(letter.job)).decode()

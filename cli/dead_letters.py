@@ -1,0 +1,120 @@
+"""Dead letters: jobs that the broker put aside, for operators to look at, try again or drop."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+import msgspec
+
+from shared import topology
+from shared.bus.base import DEATH_QUEUE_HEADER, DEATH_REASON_HEADER, Bus, Delivery, Message
+from shared.errors import InvalidRequest, UndecodableMessage
+from shared.messages import GenerationJob, decode_job, encode
+
+_PATIENCE_S = 2.0
+"""How long a letter that another operator may hold is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A job that died, held until `opened` ends; then it goes back, unless it was settled."""
+
+    delivery: Delivery
+    job: GenerationJob | None
+    """None: the body is no job of this version."""
+
+    @property
+    def message(self) -> Message:
+        return self.delivery.message
+
+    @property
+    def request_id(self) -> str:
+        """The message's id where it names no request."""
+        return (
+            self.job.request_id
+            if self.job
+            else self.message.correlation_id or (self.message.message_id)
+        )
+
+    @property
+    def reason(self) -> str:
+        """``rejected``, ``expired`` or ``delivery_limit``, and what a worker rejects."""
+        reason = str(self.message.headers.get(DEATH_REASON_HEADER, "unknown"))
+        if reason == "rejected" and self.job is None:
+            return "rejected: not a job"
+        if reason == "rejected" and self.queue.endswith(".suspect"):
+            return "rejected: its workers died"
+        return reason
+
+    @property
+    def queue(self) -> str:
+        """Where it died."""
+        return str(self.message.headers.get(DEATH_QUEUE_HEADER, "unknown"))
+
+    @property
+    def model(self) -> str:
+        return self.job.model if self.job else "unknown"
+
+    @property
+    def age_s(self) -> float | None:
+        """Since it was made; None where it does not say."""
+        created_at = self.job.created_at if self.job else 0.0
+        return max(0.0, time.time() - created_at) if created_at else None
+
+    async def retry(self, bus: Bus) -> str:
+        """Publish the job to the queue it died in, without a deadline; returns that queue's name.
+
+        Raises `InvalidRequest` for what is no job, and `BusError`.
+        """
+        lane = next((one for one in topology.LANES if self.queue.endswith(f".{one}")), None)
+        if self.job is None or lane is None:
+            raise InvalidRequest(f"{self.request_id} is not a job: it can only be dropped")
+        job = msgspec.structs.replace(self.job, deadline=None, publication=self.job.publication + 1)
+        message = Message(
+            encode(job, self.message.content_type),
+            content_type=self.message.content_type,
+            correlation_id=self.message.correlation_id,
+            reply_to=self.message.reply_to,
+        )
+        await bus.publish(topology.jobs_binding(self.job.model, lane), message)
+        await self.drop()
+        return self.queue
+
+    async def drop(self) -> None:
+        """Remove it for good."""
+        await self.delivery.ack()
+
+
+@asynccontextmanager
+async def opened(bus: Bus, limit: int) -> AsyncIterator[list[DeadLetter]]:
+    """The oldest dead letters. Raises `BusError`."""
+    state = await bus.inspect(topology.DEAD_LETTERS.name)
+    num_letters = min(state.num_ready, limit) if state is not None else 0
+    if not num_letters:
+        yield []
+        return
+    letters: list[DeadLetter] = []
+    async with bus.consume(topology.DEAD_LETTERS.name, prefetch=num_letters) as consumer:
+        with suppress(TimeoutError):
+            for _ in range(num_letters):
+                async with asyncio.timeout(_PATIENCE_S):
+                    letters.append(_letter(await anext(consumer)))
+        yield letters
+
+
+def find(letters: list[DeadLetter], request_id: str) -> DeadLetter:
+    """Raises `InvalidRequest` where there is none of that id."""
+    for letter in letters:
+        if letter.request_id == request_id:
+            return letter
+    raise InvalidRequest(f"no dead letter has the id {request_id}")
+
+
+def _letter(delivery: Delivery) -> DeadLetter:
+    message = delivery.message
+    try:
+        return DeadLetter(delivery, decode_job(message.body, message.content_type))
+    except UndecodableMessage:
+        return DeadLetter(delivery, None)

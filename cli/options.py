@@ -1,0 +1,113 @@
+"""Settings as options of the command line, and as the table in README.md.
+
+``python -m cli.options`` prints the table.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+import typer
+from pydantic.fields import FieldInfo
+
+from shared.settings import CommonSettings, GatewaySettings, WorkerSettings, variable
+
+EPILOG = (
+    "Every setting is also a variable: --max-num-seqs is WARREN_MAX_NUM_SEQS. "
+    "The command line wins over the environment."
+)
+
+_Command = TypeVar("_Command", bound=Callable[..., None])
+
+
+def takes_settings(*classes: type[CommonSettings]) -> Callable[[_Command], _Command]:
+    """Give a command's ``**options`` one option for each setting of ``classes``.
+
+    The values arrive as the text that was given, or None: `shared.settings.load` reads them like
+    variables of the environment.
+    """
+    fields = {name: (cls, field) for cls in classes for name, field in cls.model_fields.items()}
+
+    def decorate(command: _Command) -> _Command:
+        signature = inspect.signature(command)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        options = [_parameter(name, *place) for name, place in fields.items()]
+        # typer reads the parameters from here.
+        command.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*own, *options]
+        )
+        return command
+
+    return decorate
+
+
+def chosen(cls: type[CommonSettings], options: dict[str, Any]) -> dict[str, Any]:
+    """Those of ``options`` that are settings of ``cls``."""
+    return {name: value for name, value in options.items() if name in cls.model_fields}
+
+
+def table() -> str:
+    """All settings as a Markdown table."""
+    rows = ["| Variable | Default | Meaning |", "|---|---|---|"]
+    for cls in (CommonSettings, GatewaySettings, WorkerSettings):
+        own = (name for name in cls.model_fields if cls is CommonSettings or not _is_common(name))
+        rows += [_row(name, cls.model_fields[name]) for name in own]
+    return "\n".join(rows)
+
+
+def _parameter(name: str, cls: type[CommonSettings], field: FieldInfo) -> inspect.Parameter:
+    option = typer.Option(
+        f"--{name.replace('_', '-')}",
+        help=rf"{_meaning(field)} \[default: {_default(field) or 'none'}]",
+        metavar=_metavar(field),
+        rich_help_panel="Both sides" if _is_common(name) else cls.__name__.removesuffix("Settings"),
+    )
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[str | None, option],
+    )
+
+
+def _row(name: str, field: FieldInfo) -> str:
+    default = f"`{_default(field)}`" if _default(field) else ""
+    return f"| `{variable(name)}` | {default} | {_meaning(field)} |"
+
+
+def _is_common(name: str) -> bool:
+    return name in CommonSettings.model_fields
+
+
+def _meaning(field: FieldInfo) -> str:
+    choices = _choices(field.annotation)
+    sentence = field.description or ""
+    return f"{sentence} One of {', '.join(choices)}.".strip() if choices else sentence
+
+
+def _default(field: FieldInfo) -> str:
+    return "" if field.default in (None, ()) else str(field.default)
+
+
+def _metavar(field: FieldInfo) -> str:
+    kinds = _flat(field.annotation)
+    return next((f"<{kind.__name__}>" for kind in (int, float) if kind in kinds), "<str>")
+
+
+def _choices(annotation: Any) -> list[str]:
+    return [
+        str(choice)
+        for kind in _flat(annotation)
+        if get_origin(kind) is Literal
+        for choice in get_args(kind)
+    ]
+
+
+def _flat(annotation: Any) -> list[Any]:
+    """The annotation and the members of its unions, without their own annotations."""
+    members = [] if get_origin(annotation) is Literal else get_args(annotation)
+    return [annotation, *(kind for member in members for kind in _flat(member))]
+
+
+if __name__ == "__main__":
+    print(table())  # noqa: T201

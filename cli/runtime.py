@@ -1,0 +1,88 @@
+"""What the process of a command needs: its extra installed, a broker, an event loop, signals."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+from shared.errors import StartupError
+from shared.settings import CommonSettings
+
+if TYPE_CHECKING:
+    from shared.bus.base import Bus
+
+INTERRUPTED = 130
+
+_Result = TypeVar("_Result")
+
+
+def bus_of(common: CommonSettings) -> "Bus":
+    if common.broker is not None:
+        return broker_of(common)
+    from shared.bus.memory import MemoryBus
+
+    return MemoryBus()
+
+
+def broker_of(common: CommonSettings) -> "Bus":
+    if common.broker is None:
+        raise StartupError("no broker: name one with --broker amqp://USER:PASSWORD@HOST/VHOST")
+    from shared.bus.rabbit import RabbitBus
+
+    return RabbitBus(common.broker.get_secret_value())
+
+
+def configure(common: CommonSettings, service: str) -> None:
+    from shared import telemetry
+
+    telemetry.configure(common, service)
+
+
+@contextmanager
+def needs(extra: str) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise StartupError(
+            f"{error.name} is not installed: run pip install 'warren[{extra}]'"
+        ) from error
+
+
+def this_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+def on_signals(stop: Callable[[], object]) -> None:
+    """The first SIGINT or SIGTERM calls ``stop``; the second ends the process at once."""
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def stop_once() -> None:
+        for signum in signals:
+            loop.remove_signal_handler(signum)
+            signal.signal(signum, signal.SIG_DFL)
+        stop()
+
+    for signum in signals:
+        loop.add_signal_handler(signum, stop_once)
+
+
+def run(main: Coroutine[Any, Any, _Result]) -> _Result:
+    with asyncio.Runner(loop_factory=_new_event_loop) as runner:
+        try:
+            return runner.run(main)
+        except asyncio.CancelledError:  # a signal came before there was anything to drain
+            raise typer.Exit(INTERRUPTED) from None
+
+
+def _new_event_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()

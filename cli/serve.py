@@ -1,0 +1,165 @@
+"""``warren serve``, ``gateway``, ``worker`` and ``pull``.
+
+`serve` joins both sides in one process; no other module imports both.
+"""
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from cli.options import chosen, takes_settings
+from cli.runtime import broker_of, bus_of, configure, needs, on_signals, run, this_task
+from cli.terminal import notices, output, stages
+from shared import settings
+from shared.errors import StartupError
+from shared.settings import DEFAULT_MODEL, GatewaySettings, WorkerSettings
+
+if TYPE_CHECKING:
+    from shared.bus.base import Bus
+
+logger = logging.getLogger(__name__)
+
+
+@takes_settings(GatewaySettings, WorkerSettings)
+def serve(
+    ask: Annotated[
+        str | None, typer.Option(help="Ask this as soon as it serves, and show the answer.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="End after the answer to --ask.")] = False,
+    **options: Any,
+) -> None:
+    """Serve a model, gateway and worker in one process.
+
+    [dim]warren serve --model smollm2 --port 8000[/]
+    """
+    if once and ask is None:
+        raise StartupError("--once needs --ask")
+    gateway_settings = settings.load(GatewaySettings, **chosen(GatewaySettings, options))
+    worker_settings = settings.load(WorkerSettings, **chosen(WorkerSettings, options))
+    configure(gateway_settings, "warren")
+    _pull(worker_settings.model)
+    run(_serve(gateway_settings, worker_settings, ask, once))
+
+
+@takes_settings(GatewaySettings)
+def gateway(**options: Any) -> None:
+    """Take HTTP requests and put them on a broker.
+
+    [dim]warren gateway --broker amqp://gateway:PASSWORD@localhost/warren --port 8000[/]
+    """
+    chosen_settings = settings.load(GatewaySettings, **options)
+    configure(chosen_settings, "warren-gateway")
+    run(_relay(chosen_settings, broker_of(chosen_settings)))
+
+
+@takes_settings(WorkerSettings)
+def worker(**options: Any) -> None:
+    """Take requests from a broker and answer them with a model.
+
+    [dim]warren worker --broker amqp://worker:PASSWORD@localhost/warren --model smollm2[/]
+    """
+    chosen_settings = settings.load(WorkerSettings, **options)
+    configure(chosen_settings, "warren-worker")
+    bus = broker_of(chosen_settings)
+    _pull(chosen_settings.model)
+    run(_work(chosen_settings, bus))
+
+
+def pull(
+    model: Annotated[
+        str, typer.Argument(help="A known name, a directory, a GGUF file or a hub id.")
+    ] = DEFAULT_MODEL,
+) -> None:
+    """Fetch a model into the user's cache, ready to be loaded.
+
+    [dim]warren pull smollm2[/]
+    """
+    output.print(f"{model} is ready in {_pull(model)}", soft_wrap=True)
+
+
+async def _serve(
+    gateway_settings: GatewaySettings, worker_settings: WorkerSettings, ask: str | None, once: bool
+) -> None:
+    with needs("gateway"):
+        from gateway.app import create_app
+        from gateway.server import listen, opened, url_of
+    with needs("worker"):
+        from worker.checkpoints.store import served_name
+        from worker.process.service import run_worker
+
+    model = worker_settings.served_name or served_name(worker_settings.model)
+    stop, ready = asyncio.Event(), asyncio.Event()
+    on_signals(this_task().cancel)
+    async with AsyncExitStack() as stack:
+        listener = stack.enter_context(listen(gateway_settings))
+        bus = await stack.enter_async_context(bus_of(gateway_settings))
+        app = create_app(gateway_settings, bus)
+        server = await stack.enter_async_context(opened(app, gateway_settings))
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        tasks.create_task(run_worker(worker_settings, bus, stop=stop, ready=ready.set))
+        with notices.status(f"Loading {model} ..."):
+            await ready.wait()
+        on_signals(server.stop)
+        serving = tasks.create_task(server.serve([listener]))
+        if ask is not None:
+            await asyncio.to_thread(_show_answer, url_of(listener), model, ask)
+        if once:
+            server.stop()
+        else:
+            _say_ready(model, url_of(listener))
+        await serving  # streams end before their worker does
+        stop.set()
+
+
+async def _relay(gateway_settings: GatewaySettings, bus: "Bus") -> None:
+    with needs("gateway"):
+        from gateway.app import create_app
+        from gateway.server import listen, opened, url_of
+
+    on_signals(this_task().cancel)
+    async with AsyncExitStack() as stack:
+        listener = stack.enter_context(listen(gateway_settings))
+        await stack.enter_async_context(bus)
+        app = create_app(gateway_settings, bus)
+        server = await stack.enter_async_context(opened(app, gateway_settings))
+        on_signals(server.stop)
+        _say_ready("gateway", url_of(listener))
+        await server.serve([listener])
+
+
+async def _work(worker_settings: WorkerSettings, bus: "Bus") -> None:
+    with needs("worker"):
+        from worker.process.service import run_worker
+
+    stop = asyncio.Event()
+    on_signals(this_task().cancel)
+    async with bus:
+        await run_worker(worker_settings, bus, stop=stop, ready=lambda: on_signals(stop.set))
+
+
+def _pull(model: str) -> Path:
+    with needs("worker"):
+        from worker.checkpoints import store
+
+    with stages() as show:
+        return store.pull(model, show)
+
+
+def _show_answer(url: str, model: str, question: str) -> None:
+    from cli.conversation import Conversation, connect, show_answer
+
+    output.print(f"[bold cyan]you[/]  {escape(question)}")
+    output.print(f"[bold green]{model}[/]  ", end="")
+    with connect(url) as client:
+        show_answer(Conversation(client, model, temperature=0), question, output)
+
+
+def _say_ready(what: str, url: str) -> None:
+    logger.info("serving", extra={"url": url})
+    if notices.is_terminal:
+        notices.print(f"[bold green]{what}[/] serves at {url}, Ctrl-C stops it")

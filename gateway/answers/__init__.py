@@ -1,1 +1,0 @@
-"""What logs tell, in the words of each endpoint."""

@@ -1,0 +1,201 @@
+"""What an answer has to match: taken from the body, and checked before anything is queued.
+
+A check compiles the constraint, in a process of its own and under the worker's limits
+(`shared.grammars`).
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from gateway.api.bodies.json_values import check_json
+from gateway.text.reasoning import CLOSE, OPEN
+from shared.errors import InvalidRequest
+from shared.grammars import JSON_WHITESPACE, TRIALS
+from shared.messages import MAX_GRAMMAR_CHARS, Constraint
+
+_MAX_ALTERNATIVES = 1024
+_MAX_REASON_CHARS = 500
+_KINDS = ("json", "json_object", "regex", "choice", "grammar")
+PARAMETERS = frozenset(
+    {"response_format", "structured_outputs", *(f"guided_{kind}" for kind in _KINDS)}
+)
+"""What a constraint is asked for with."""
+
+
+class Wanted(NamedTuple):
+    """A constraint, and the parameter that asks for it."""
+
+    param: str
+    constraint: Constraint
+    parts: tuple["Wanted", ...] = ()
+    """What it is made of, as far as the client asked for that by itself."""
+
+
+def wanted_constraint(fields: Mapping[str, Any]) -> Wanted | None:
+    """What a body's ``response_format``, ``structured_outputs`` or ``guided_*`` ask for. Raises
+    `InvalidRequest`."""
+    found = list(_all_wanted(fields))
+    if len(found) > 1:
+        raise InvalidRequest(
+            f"{found[1].param}: not together with {found[0].param}.", param=found[1].param
+        )
+    return found[0] if found else None
+
+
+def after_reasoning(constraint: Constraint, reasoning_parser: str | None) -> Constraint:
+    """The same, for what a model says once it has thought. A grammar stands for all its text."""
+    if reasoning_parser is None or constraint.kind == "lark":
+        return constraint
+    if constraint.kind == "json_schema":
+        answer = json_rule(msgspec.json.decode(constraint.source))
+    else:
+        answer = f"/{_escaped(constraint.source)}/"
+    return grammar(f"answer: {answer}", reasoning_parser)
+
+
+def grammar(rules: str, reasoning_parser: str | None) -> Constraint:
+    """``rules``, of which ``answer`` is the first, perhaps after a thought."""
+    start = {None: "", "qwen3": f'("{OPEN}" thought space)? '}.get(
+        reasoning_parser, "thought space "
+    )
+    thought = f'thought[suffix="{CLOSE}"]: /(?s:.*)/\nspace: /\\s*/' if start else ""
+    return Constraint(kind="lark", source=f"start: {start}answer\n{rules}\n{thought}")
+
+
+def json_rule(schema: dict[str, Any]) -> str:
+    """What stands for a schema in a grammar, with as much whitespace as where it stands alone."""
+    options = schema.get("x-guidance")
+    options = options if isinstance(options, dict) else {}
+    schema = {**schema, "x-guidance": {**options, "whitespace_pattern": JSON_WHITESPACE}}
+    return f"%json {msgspec.json.encode(schema).decode()}"
+
+
+def json_constraint(schema: Any, param: str) -> Constraint:
+    """A schema, or one as JSON. Raises `InvalidRequest`."""
+    if isinstance(schema, str):
+        try:
+            schema = msgspec.json.decode(schema)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise InvalidRequest(f"{param}: not JSON: {error}", param=param) from None
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"{param}: expected a JSON schema.", param=param)
+    check_json(schema, param)
+    return _constraint("json_schema", msgspec.json.encode(schema).decode(), param)
+
+
+async def check(wanted: Wanted) -> None:
+    """Raise `InvalidRequest` if no worker could obey, naming the part at fault if it is one, and
+    `Overloaded`."""
+    problem = await TRIALS.problem(wanted.constraint)
+    for part in wanted.parts if problem else ():
+        await check(part)
+    _require(wanted, problem)
+
+
+def check_now(wanted: Wanted) -> None:
+    """The same for who has no event loop to keep going. Raises `InvalidRequest`."""
+    problem = TRIALS.problem_now(wanted.constraint)
+    for part in wanted.parts if problem else ():
+        check_now(part)
+    _require(wanted, problem)
+
+
+def _require(wanted: Wanted, problem: str) -> None:
+    if problem:
+        # A problem quotes the constraint.
+        raise InvalidRequest(f"{wanted.param}: {problem[:_MAX_REASON_CHARS]}", param=wanted.param)
+
+
+def _all_wanted(fields: Mapping[str, Any]) -> Iterator[Wanted]:
+    if response_format := fields.get("response_format"):
+        yield from _from_response_format(response_format)
+    if outputs := fields.get("structured_outputs"):
+        for kind, value in outputs.items():
+            param = f"structured_outputs.{kind}"
+            if kind in _KINDS:
+                yield from _of_kind(kind, value, param)
+            elif value and not kind.startswith("disable_"):
+                raise InvalidRequest(f"{param} is not supported.", param=param)
+    for kind in _KINDS:
+        yield from _of_kind(kind, fields.get(f"guided_{kind}"), f"guided_{kind}")
+
+
+def _from_response_format(response_format: dict[str, Any]) -> Iterator[Wanted]:
+    kind = response_format.get("type")
+    nested = response_format.get("json_schema")
+    if kind not in ("text", "json_object", "json_schema"):
+        param = "response_format.type"
+        raise InvalidRequest(f"{param}: expected text, json_object or json_schema.", param=param)
+    if kind == "text":
+        return
+    schema, param = response_format.get("schema"), "response_format.schema"
+    if isinstance(nested, dict):
+        schema, param = nested.get("schema"), "response_format.json_schema.schema"
+    if kind == "json_schema" and schema is None:
+        param = "response_format.json_schema"
+        raise InvalidRequest(f"{param}: expected an object with a schema.", param=param)
+    yield Wanted(param, json_constraint(schema or {"type": "object"}, param))
+
+
+def _of_kind(kind: str, value: Any, param: str) -> Iterator[Wanted]:
+    if value is None or value is False:
+        return
+    if kind == "json":
+        yield Wanted(param, json_constraint(value, param))
+    elif kind == "json_object":
+        yield Wanted(param, json_constraint({"type": "object"}, param))
+    elif kind == "choice":
+        yield Wanted(param, _alternatives(value, param))
+    elif not isinstance(value, str):
+        raise InvalidRequest(f"{param}: expected a string.", param=param)
+    elif kind == "regex":
+        yield Wanted(param, _constraint("regex", value, param))
+    else:
+        yield Wanted(param, _constraint("lark", _lark(value, param), param))
+
+
+def _alternatives(texts: Any, param: str) -> Constraint:
+    if (
+        not isinstance(texts, list)
+        or not 0 < len(texts) <= _MAX_ALTERNATIVES
+        or not all(isinstance(text, str) and text for text in texts)
+    ):
+        raise InvalidRequest(
+            f"{param}: expected 1 to {_MAX_ALTERNATIVES} strings that are not empty.", param=param
+        )
+    quoted = (json.dumps(text, ensure_ascii=False) for text in texts)
+    return _constraint("lark", "start: " + " | ".join(quoted), param)
+
+
+def _lark(grammar: str, param: str) -> str:
+    """llama.cpp's grammars are translated."""
+    if "::=" not in grammar:
+        return grammar
+    if len(grammar) > MAX_GRAMMAR_CHARS:
+        return grammar
+    try:
+        return gbnf_to_lark(grammar)
+    except Exception as error:  # noqa: BLE001 - whatever the translator trips on is the grammar's
+        raise InvalidRequest(f"{param}: {error}", param=param) from None
+
+
+def _constraint(kind: Any, source: str, param: str) -> Constraint:
+    if len(source) > MAX_GRAMMAR_CHARS:
+        raise InvalidRequest(f"{param}: longer than {MAX_GRAMMAR_CHARS} characters.", param=param)
+    return Constraint(kind=kind, source=source)
+
+
+def _escaped(pattern: str) -> str:
+    """A regular expression as it stands between slashes."""
+    escaped, is_escape = [], False
+    for char in pattern:
+        if is_escape or char not in "/\n":
+            escaped.append(char)
+        else:
+            escaped.append("\\/" if char == "/" else "\\n")
+        is_escape = char == "\\" and not is_escape
+    return "".join(escaped)

@@ -1,0 +1,127 @@
+"""How POST /v1/chat/completions words an answer."""
+
+from collections.abc import Sequence
+
+from msgspec import UNSET
+
+from gateway.api.render.formats import (
+    AnswerBody,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletionMessage,
+    Choice,
+    Delta,
+    Function,
+    MessageToolCall,
+    ToolCallDelta,
+    call_id,
+    finish_reason,
+    told,
+)
+from gateway.api.render.gathering import GatheredChoice, Gathering
+from gateway.api.render.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
+from gateway.api.render.usage import Usage
+from gateway.log.context import StreamContext
+from gateway.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+from shared.messages import Finished, PromptScores, Started, TokenDelta, TokenLogprobs
+
+
+class ChatChunks:
+    """The words of a stream."""
+
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(self, context: StreamContext) -> None:
+        self._context = context
+
+    def opening(self, event: Started) -> list[Choice]:
+        delta = Delta(role="assistant", content="")
+        return [ChatChunkChoice(index=k, delta=delta) for k in range(self._context.total_drawn)]
+
+    def scores(self, event: PromptScores) -> list[Choice]:
+        return []
+
+    def tokens(self, event: TokenDelta | Finished, pieces: Sequence[Piece]) -> list[Choice]:
+        deltas = [self._delta(event.choice, piece) for piece in pieces]
+        logprobs = _logprobs(self._context, event.logprobs)
+        if logprobs is not None and not deltas:
+            deltas = [Delta(content="")]
+        return [
+            ChatChunkChoice(index=event.choice, delta=delta, logprobs=None if k else logprobs)
+            for k, delta in enumerate(deltas)
+        ]
+
+    def plain(self, choice: int, text: str) -> Choice:
+        return ChatChunkChoice(index=choice, delta=Delta(content=text))
+
+    def ending(self, event: Finished, *, has_called: bool) -> Choice:
+        return ChatChunkChoice(
+            index=event.choice,
+            delta=Delta(),
+            finish_reason=finish_reason(event.finish_reason, has_called=has_called),
+            stop_reason=told(event.stop_reason),
+        )
+
+    def _delta(self, choice: int, piece: Piece) -> Delta:
+        match piece:
+            case Content(text):
+                return Delta(content=text)
+            case Reasoning(text):
+                return Delta(reasoning_content=text)
+            case CallStart(index, name):
+                call = ToolCallDelta(
+                    index=index,
+                    id=call_id(self._context, choice, index),
+                    type="function",
+                    function=Function(name=name, arguments=""),
+                )
+            case CallArguments(index, text):
+                call = ToolCallDelta(index=index, function=Function(arguments=text))
+        return Delta(tool_calls=(call,))
+
+
+def whole_chat(gathering: Gathering, usage: Usage) -> AnswerBody:
+    """The answer to a request that does not stream."""
+    context = gathering.context
+    scores = gathering.prompt_scores[0]
+    return AnswerBody(
+        id=context.request_id,
+        object="chat.completion",
+        created=context.created,
+        model=context.model,
+        choices=[_choice(context, k, choice) for k, choice in enumerate(gathering.choices)],
+        usage=usage,
+        system_fingerprint=context.fingerprint or UNSET,
+        prompt_logprobs=UNSET if context.prompt_logprobs is None else prompt_logprobs(scores),
+    )
+
+
+def _choice(context: StreamContext, index: int, choice: GatheredChoice) -> ChatChoice:
+    return ChatChoice(
+        index=index,
+        message=_message(context, choice),
+        logprobs=_logprobs(context, choice.logprobs),
+        finish_reason=finish_reason(choice.finish_reason, has_called=choice.reader.has_called),
+        stop_reason=told(choice.stop_reason),
+    )
+
+
+def _message(context: StreamContext, choice: GatheredChoice) -> ChatCompletionMessage:
+    calls = [
+        MessageToolCall(
+            id=call_id(context, choice.index, index),
+            function=Function(name=call.name, arguments=call.arguments),
+        )
+        for index, call in enumerate(choice.calls)
+    ]
+    return ChatCompletionMessage(
+        content=choice.content or (None if calls else ""),
+        reasoning_content=choice.reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )
+
+
+def _logprobs(context: StreamContext, tokens: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
+    if context.logprobs is None:
+        return None
+    return chat_logprobs(tokens, as_ids=context.tokens_as_ids) if tokens else None

@@ -1,0 +1,134 @@
+"""The streams of chat and completions: one chunk for each piece of each choice."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import UNSET
+
+from gateway.api.render.choice_reader import ChoiceReader
+from gateway.api.render.formats import AnswerBody, Choice
+from gateway.api.render.sse import DONE, ENCODER, Payload, error_of, error_payload
+from gateway.api.render.usage import TokenCounts, Usage
+from gateway.log.context import StreamContext
+from gateway.text.pieces import Piece
+from shared.errors import WarrenError
+from shared.log import Relay
+from shared.messages import Failed, Finished, PromptScores, Started, TokenDelta
+
+_MARK = "\0"
+_MARK_JSON = ENCODER.encode(_MARK)
+
+
+class ChunkWords(Protocol):
+    """How one endpoint words a stream."""
+
+    @property
+    def chunk_object(self) -> str: ...
+
+    def opening(self, event: Started) -> list[Choice]:
+        """What choices begin with, before there is text."""
+        ...
+
+    def scores(self, event: PromptScores) -> list[Choice]: ...
+
+    def tokens(self, event: TokenDelta | Finished, pieces: Sequence[Piece]) -> list[Choice]:
+        """New tokens of one choice, and what their text is made of."""
+        ...
+
+    def plain(self, choice: int, text: str) -> Choice:
+        """New text of one choice, where text is all there is to tell."""
+        ...
+
+    def ending(self, event: Finished, *, has_called: bool) -> Choice: ...
+
+
+class ChunkEncoder:
+    """Words the stream of one request, and counts its tokens."""
+
+    def __init__(self, context: StreamContext, words: ChunkWords) -> None:
+        self._context = context
+        self._words = words
+        self._readers = [ChoiceReader(context) for _ in range(context.total_drawn)]
+        self._counts = TokenCounts(
+            context.num_drawn, has_reasoning=context.reasoning_parser is not None
+        )
+        self._has_begun = False
+        self._is_plain = (
+            self._readers[0].is_plain and context.logprobs is None and not context.continuous_usage
+        )
+        self._frames: dict[int, tuple[bytes, bytes]] = {}
+
+    @property
+    def usage(self) -> Usage:
+        self._counts.num_reasoning_tokens = sum(
+            reader.num_reasoning_tokens for reader in self._readers
+        )
+        return self._counts.usage
+
+    def encode(self, relay: Relay) -> list[Payload]:
+        self._counts.read(relay)
+        match relay.event:
+            case TokenDelta() as event:
+                return self._tokens(event)
+            case Finished() as event:
+                tokens, reader = self._tokens(event), self._readers[event.choice]
+                ending = self._words.ending(event, has_called=reader.has_called)
+                return [*tokens, self._chunk(ending, self._context.fingerprint)]
+            case Started() as event:
+                is_first, self._has_begun = not self._has_begun, True
+                return self._chunks(self._words.opening(event)) if is_first else []
+            case PromptScores() as event:
+                return self._chunks(self._words.scores(event))
+            case Failed() as event:
+                return self.fail(error_of(event))
+
+    def end(self) -> list[Payload]:
+        if not self._context.include_usage:
+            return [DONE]
+        return [self._encode((), self.usage, self._context.fingerprint), DONE]
+
+    def fail(self, error: WarrenError) -> list[Payload]:
+        return [error_payload(error)]
+
+    def _tokens(self, event: TokenDelta | Finished) -> list[Payload]:
+        if self._is_plain:
+            # Half a character, or what may be a stop string, is held back by the worker.
+            return [self._framed(event.choice, event.text)] if event.text else []
+        reader = self._readers[event.choice]
+        pieces = reader.read(event.text, len(event.token_ids))
+        if isinstance(event, Finished):
+            pieces += reader.end()
+        return self._chunks(self._words.tokens(event, pieces))
+
+    def _framed(self, choice: int, text: str) -> Payload:
+        before, after = self._frames.get(choice) or self._new_frame(choice)
+        return Payload(b"%b%b%b" % (before, ENCODER.encode(text), after))
+
+    def _new_frame(self, choice: int) -> tuple[bytes, bytes]:
+        """What stands around the text in each chunk of a choice."""
+        chunk = self._chunk(self._words.plain(choice, _MARK)).data
+        before, _, after = chunk.partition(_MARK_JSON)
+        self._frames[choice] = before, after
+        return before, after
+
+    def _chunks(self, choices: Sequence[Choice]) -> list[Payload]:
+        return [self._chunk(choice) for choice in choices]
+
+    def _chunk(self, choice: Choice, fingerprint: str | None = None) -> Payload:
+        usage = self.usage if self._context.continuous_usage else None
+        return self._encode((choice,), usage, fingerprint)
+
+    def _encode(
+        self, choices: Sequence[Choice], usage: Usage | None, fingerprint: str | None
+    ) -> Payload:
+        chunk = AnswerBody(
+            id=self._context.request_id,
+            object=self._words.chunk_object,
+            created=self._context.created,
+            model=self._context.model,
+            choices=choices,
+            # With the usage asked for, all chunks but the last say null.
+            usage=usage if self._context.include_usage else UNSET,
+            system_fingerprint=fingerprint or UNSET,
+        )
+        return Payload(ENCODER.encode(chunk))

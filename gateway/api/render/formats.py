@@ -1,0 +1,105 @@
+"""OpenAI's shapes of an answer, whole and in chunks."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+from msgspec import UNSET, Struct, UnsetType
+
+from gateway.api.render.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
+from gateway.api.render.usage import Usage
+from gateway.log.context import StreamContext
+from shared import messages
+
+FinishReason: TypeAlias = messages.FinishReason | Literal["tool_calls"]
+
+
+class AnswerBody(Struct, frozen=True, kw_only=True):
+    """A whole answer, or one chunk of it."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: Sequence[Any]
+    usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: str | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    """Of a chat's prompt, as in vLLM."""
+
+
+class Function(Struct, frozen=True, kw_only=True):
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(Struct, frozen=True, kw_only=True):
+    """The first of a call bears id, type and name; the others their part of the arguments."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: Function
+
+
+class MessageToolCall(Struct, frozen=True, kw_only=True):
+    id: str
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class Delta(Struct, frozen=True, kw_only=True):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: tuple[ToolCallDelta, ...] | UnsetType = UNSET
+
+
+class ChatCompletionMessage(Struct, frozen=True, kw_only=True):
+    role: str = "assistant"
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: Sequence[MessageToolCall] | UnsetType = UNSET
+
+
+class _Choice(Struct, frozen=True, kw_only=True):
+    index: int
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | UnsetType = UNSET
+    """The stop string or token id that was met, as in vLLM."""
+
+
+class ChatChunkChoice(_Choice, frozen=True, kw_only=True):
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+
+
+class ChatChoice(_Choice, frozen=True, kw_only=True):
+    message: ChatCompletionMessage
+    logprobs: ChatLogprobs | None = None
+
+
+class TextChoice(_Choice, frozen=True, kw_only=True):
+    text: str
+    logprobs: TextLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+Choice: TypeAlias = ChatChunkChoice | ChatChoice | TextChoice
+
+
+def call_id(context: StreamContext, choice: int, index: int) -> str:
+    """The same for whoever words this call again. Mistral's chat template wants nine characters."""
+    name = f"{context.request_id} {choice} {index}".encode()
+    digest = hashlib.sha256(name).hexdigest()
+    return digest[:9] if context.tool_parser == "mistral" else f"call_{digest[:24]}"
+
+
+def finish_reason(reason: messages.FinishReason | None, *, has_called: bool) -> FinishReason | None:
+    """A choice that was cut off has not finished its calls."""
+    return "tool_calls" if has_called and reason == "stop" else reason
+
+
+def told(stop_reason: str | int | None) -> str | int | UnsetType:
+    return UNSET if stop_reason is None else stop_reason

@@ -1,0 +1,151 @@
+"""The choices of a whole answer, gathered from their log or from a job's one terminal message."""
+
+import math
+from dataclasses import dataclass, field
+
+from gateway.api.render.choice_reader import ChoiceReader
+from gateway.api.render.usage import TokenCounts, Usage, total
+from gateway.log.context import StreamContext
+from gateway.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+from shared import messages
+from shared.log import Relay
+from shared.messages import (
+    Completed,
+    Finished,
+    FinishReason,
+    PromptScores,
+    Started,
+    TokenDelta,
+    TokenLogprobs,
+)
+
+
+@dataclass(slots=True)
+class Call:
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class GatheredChoice:
+    """One choice, as far as it has come."""
+
+    index: int
+    """Among all that were drawn."""
+    reader: ChoiceReader
+    keeps_order: bool = False
+    text: str = ""
+    content: str = ""
+    reasoning: str = ""
+    calls: list[Call] = field(default_factory=list)
+    parts: list[tuple[list[Piece], tuple[TokenLogprobs, ...]]] = field(default_factory=list)
+    """All of it in its order, where the endpoint keeps to that: pieces, and logprobs beside."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+    def read(self, event: TokenDelta | Finished | messages.Choice) -> None:
+        """Take the next tokens; all but `TokenDelta` are the last."""
+        self.text += event.text
+        pieces = self.reader.read(event.text, len(event.token_ids))
+        self.logprobs += event.logprobs
+        if not isinstance(event, TokenDelta):
+            pieces += self.reader.end()
+            self.finish_reason, self.stop_reason = event.finish_reason, event.stop_reason
+        self._add(pieces)
+        if self.keeps_order:
+            self.parts.append((pieces, event.logprobs))
+
+    @property
+    def mean_logprob(self) -> float:
+        """How likely the model found it, for each token."""
+        if not self.logprobs:
+            return -math.inf
+        return math.fsum(token.chosen.logprob for token in self.logprobs) / len(self.logprobs)
+
+    def _add(self, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            match piece:
+                case Content(text):
+                    self.content += text
+                case Reasoning(text):
+                    self.reasoning += text
+                case CallStart(_, name):
+                    self.calls.append(Call(name))
+                case CallArguments(index, text):
+                    self.calls[index].arguments += text
+
+
+class Gathering:
+    """All of one request's answer."""
+
+    def __init__(self, context: StreamContext) -> None:
+        self.context = context
+        self.has_started = False
+        self.prompt_texts: tuple[str, ...] = ()
+        self.prompt_ids: list[list[int]] = [[] for _ in range(context.num_prompts)]
+        self.prompt_scores: list[list[TokenLogprobs | None]] = [
+            [] for _ in range(context.num_prompts)
+        ]
+        keeps_order = context.endpoint == "responses"
+        self._drawn = [
+            GatheredChoice(k, ChoiceReader(context), keeps_order)
+            for k in range(context.total_drawn)
+        ]
+        self._counts = TokenCounts(
+            context.num_drawn, has_reasoning=context.reasoning_parser is not None
+        )
+
+    def read(self, relay: Relay) -> None:
+        """Take the log's next accepted event."""
+        self._counts.read(relay)
+        match relay.event:
+            case TokenDelta() | Finished() as event:
+                self._drawn[event.choice].read(event)
+            case Started() as started:
+                self.has_started = True
+                self.prompt_texts = self.prompt_texts or started.prompt_texts
+            case PromptScores() as scores:
+                self.prompt_ids[scores.prompt] += scores.token_ids
+                self.prompt_scores[scores.prompt] += scores.logprobs
+
+    def take(self, completed: Completed) -> None:
+        """All of an answer at once."""
+        self.prompt_texts = completed.prompt_texts
+        for prompt, scores in enumerate(completed.prompt_logprobs):
+            self.prompt_scores[prompt] += scores
+            self.prompt_ids[prompt] += [token.chosen.token_id if token else 0 for token in scores]
+        for drawn, choice in zip(self._drawn, completed.choices, strict=True):
+            drawn.read(choice)
+
+    @property
+    def usage(self) -> Usage:
+        self._counts.num_reasoning_tokens = sum(
+            choice.reader.num_reasoning_tokens for choice in self._drawn
+        )
+        return self._counts.usage
+
+    @property
+    def choices(self) -> list[GatheredChoice]:
+        """Those that the client wants: of each prompt the likeliest, where more were drawn."""
+        wanted, drawn = self.context.num_choices, self.context.num_drawn
+        if wanted == drawn:
+            return self._drawn
+        prompts = (self._drawn[k : k + drawn] for k in range(0, len(self._drawn), drawn))
+        return [
+            choice
+            for choices in prompts
+            for choice in sorted(choices, key=lambda choice: -choice.mean_logprob)[:wanted]
+        ]
+
+
+def gathered(context: StreamContext, completed: Completed) -> tuple[Gathering, Usage]:
+    """What a job of mode ``final`` was answered with."""
+    gathering = Gathering(context)
+    gathering.take(completed)
+    firsts = completed.choices[:: context.num_drawn]
+    return gathering, total(
+        sum(choice.num_prompt_tokens for choice in firsts),
+        sum(len(choice.token_ids) for choice in completed.choices),
+        sum(choice.num_cached_tokens for choice in firsts),
+    )

@@ -1,0 +1,174 @@
+"""The output items of a response, and the events in which they come."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from gateway.api.render.formats import call_id
+from gateway.api.render.logprobs import chat_logprobs
+from gateway.log.context import StreamContext
+from gateway.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+from shared.messages import TokenLogprobs
+
+Event: TypeAlias = dict[str, Any]
+
+_TEXT: Mapping[type[Piece], tuple[str, str, str, str]] = {
+    Content: ("message", "msg", "output_text", "response.output_text"),
+    Reasoning: ("reasoning", "rs", "reasoning_text", "response.reasoning_text"),
+}
+"""Item type, what its id begins with, part type and event of each kind of text."""
+
+
+class ItemWriter:
+    """Writes one item after the other: the pieces of a text have an order."""
+
+    def __init__(self, context: StreamContext) -> None:
+        self._items: list[dict[str, Any]] = []
+        self._context = context
+        self._open: _OpenText | _OpenCall | None = None
+        self._logprobs: list[Any] = []
+
+    @property
+    def items(self) -> list[dict[str, Any]]:
+        """All that have begun; the last one may be open."""
+        if isinstance(self._open, _OpenText):
+            return [*self._items[:-1], self._open.snapshot()]
+        return self._items
+
+    def write(self, pieces: Sequence[Piece], logprobs: Sequence[TokenLogprobs] = ()) -> list[Event]:
+        """The next pieces of the text, and the logprobs of their tokens."""
+        if self._context.logprobs is not None and logprobs:
+            as_ids = self._context.tokens_as_ids
+            words = chat_logprobs(logprobs, as_ids=as_ids).content
+            self._logprobs += msgspec.to_builtins(words)
+        return [event for piece in pieces for event in self._write(piece)]
+
+    def close(self, *, is_complete: bool = True) -> list[Event]:
+        """The text is over. Without any there is one message all the same."""
+        events = [] if self._items else self._begin_text(Content)
+        return events + self._end("completed" if is_complete else "incomplete")
+
+    def cut_off(self) -> list[Event]:
+        """The text ends in its middle: what is open stays incomplete."""
+        return self._end("incomplete")
+
+    def _write(self, piece: Piece) -> list[Event]:
+        match piece:
+            case Content(text) | Reasoning(text):
+                kind = type(piece)
+                is_going_on = isinstance(self._open, _OpenText) and self._open.kind is kind
+                begun = [] if is_going_on else [*self._end("completed"), *self._begin_text(kind)]
+                assert isinstance(self._open, _OpenText)
+                logprobs, self._logprobs = self._logprobs, []
+                return [*begun, self._open.add(text, logprobs)]
+            case CallStart(index, name):
+                return [*self._end("completed"), *self._begin_call(index, name)]
+            case CallArguments(_, text):
+                assert isinstance(self._open, _OpenCall)
+                return [self._open.add(text)]
+
+    def _begin_text(self, kind: type[Content] | type[Reasoning]) -> list[Event]:
+        self._open = _OpenText(kind, self._id(_TEXT[kind][1]), len(self._items))
+        self._items.append(self._open.item)
+        return self._open.begin()
+
+    def _begin_call(self, index: int, name: str) -> list[Event]:
+        item = {
+            "id": self._id("fc"),
+            "type": "function_call",
+            "call_id": call_id(self._context, 0, index),
+            "name": name,
+            "arguments": "",
+            "status": "in_progress",
+        }
+        self._open = _OpenCall(item, len(self._items))
+        self._items.append(item)
+        return [_item_event("added", len(self._items) - 1, item)]
+
+    def _end(self, status: str) -> list[Event]:
+        if self._open is None:
+            return []
+        events, self._open = self._open.end(status), None
+        return events
+
+    def _id(self, kind: str) -> str:
+        name = self._context.request_id.partition("-")[2]
+        return f"{kind}_{name}{len(self._items)}"
+
+
+class _OpenText:
+    """A message or a thought, whose text is still coming."""
+
+    def __init__(self, kind: type[Content] | type[Reasoning], item_id: str, index: int) -> None:
+        item_type, _, self._part_type, self._event = _TEXT[kind]
+        self.kind = kind
+        self.item: dict[str, Any] = {
+            "id": item_id,
+            "type": item_type,
+            "status": "in_progress",
+            "content": [],
+        }
+        if kind is Content:
+            self.item["role"] = "assistant"
+        else:
+            self.item["summary"] = []
+        self._place = {"item_id": item_id, "output_index": index, "content_index": 0}
+        self._text: list[str] = []
+        self._logprobs: list[Any] = []
+
+    def begin(self) -> list[Event]:
+        added = _item_event("added", self._place["output_index"], self.item)
+        part = {"type": "response.content_part.added", **self._place, "part": self._part()}
+        return [added, part]
+
+    def add(self, text: str, logprobs: list[Any]) -> Event:
+        self._text.append(text)
+        self._logprobs += logprobs
+        more = {"logprobs": logprobs} if self.kind is Content else {}
+        return {"type": f"{self._event}.delta", **self._place, "delta": text, **more}
+
+    def snapshot(self) -> dict[str, Any]:
+        """The item as far as it has come."""
+        return {**self.item, "content": [self._part()]}
+
+    def end(self, status: str) -> list[Event]:
+        part = self._part()
+        self.item["content"], self.item["status"] = [part], status
+        more = {"logprobs": self._logprobs} if self.kind is Content else {}
+        done = {"type": f"{self._event}.done", **self._place, "text": part["text"], **more}
+        part_done = {"type": "response.content_part.done", **self._place, "part": part}
+        return [done, part_done, _item_event("done", self._place["output_index"], self.item)]
+
+    def _part(self) -> dict[str, Any]:
+        part: dict[str, Any] = {"type": self._part_type, "text": "".join(self._text)}
+        if self.kind is Content:
+            part |= {"annotations": [], "logprobs": list(self._logprobs)}
+        return part
+
+
+class _OpenCall:
+    """A call, whose arguments are still coming."""
+
+    def __init__(self, item: dict[str, Any], index: int) -> None:
+        self._item = item
+        self._place = {"item_id": item["id"], "output_index": index}
+
+    def add(self, text: str) -> Event:
+        self._item["arguments"] += text
+        return {"type": "response.function_call_arguments.delta", **self._place, "delta": text}
+
+    def end(self, status: str) -> list[Event]:
+        self._item["status"] = status
+        done = {
+            "type": "response.function_call_arguments.done",
+            **self._place,
+            "name": self._item["name"],
+            "arguments": self._item["arguments"],
+        }
+        return [done, _item_event("done", self._place["output_index"], self._item)]
+
+
+def _item_event(what: str, index: Any, item: Mapping[str, Any]) -> Event:
+    # A copy: the item goes on changing, and what was said does not.
+    return {"type": f"response.output_item.{what}", "output_index": index, "item": dict(item)}

@@ -1,0 +1,143 @@
+"""How /v1/responses words an answer: whole, and as events."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from gateway.api.render.choice_reader import ChoiceReader
+from gateway.api.render.gathering import Gathering
+from gateway.api.render.output_items import Event, ItemWriter
+from gateway.api.render.sse import ENCODER, Payload, error_of
+from gateway.api.render.usage import TokenCounts, Usage
+from gateway.log.context import StreamContext
+from shared.errors import WarrenError
+from shared.log import Relay
+from shared.messages import Failed, Finished, FinishReason, PromptScores, Started, TokenDelta
+
+Status: TypeAlias = Literal[
+    "queued", "in_progress", "completed", "incomplete", "failed", "cancelled"
+]
+
+
+def response_object(
+    context: StreamContext,
+    status: Status,
+    output: Sequence[Any] = (),
+    usage: Usage | None = None,
+    error: WarrenError | None = None,
+) -> dict[str, Any]:
+    """A response, as far as it has come."""
+    details = {"reason": "max_output_tokens"} if status == "incomplete" else None
+    return {
+        **msgspec.json.decode(context.echoed),
+        "id": context.request_id,
+        "object": "response",
+        "created_at": context.created,
+        "model": context.model,
+        "status": status,
+        "output": output,
+        "error": None if error is None else {"code": error.code, "message": error.message},
+        "incomplete_details": details,
+        "usage": None if usage is None else _usage(usage),
+    }
+
+
+def gathered_response(
+    gathering: Gathering,
+    usage: Usage,
+    *,
+    error: WarrenError | None = None,
+    is_cancelled: bool = False,
+) -> dict[str, Any]:
+    """What a log has of a response so far, unless that ends here."""
+    choice = gathering.choices[0]
+    writer = ItemWriter(gathering.context)
+    for pieces, logprobs in choice.parts:
+        writer.write(pieces, logprobs)
+    if error is not None or is_cancelled:
+        writer.cut_off()
+        status: Status = "cancelled" if is_cancelled else "failed"
+        return response_object(gathering.context, status, writer.items, usage, error)
+    if choice.finish_reason is None:
+        status = "in_progress" if gathering.has_started else "queued"
+        return response_object(gathering.context, status, writer.items)
+    status = _status(choice.finish_reason)
+    writer.close(is_complete=status == "completed" and not choice.reader.has_open_call)
+    return response_object(gathering.context, status, writer.items, usage)
+
+
+class ResponseEncoder:
+    """Words the stream of one response; its events are numbered from 0."""
+
+    def __init__(self, context: StreamContext) -> None:
+        self._context = context
+        self._reader = ChoiceReader(context)
+        self._writer = ItemWriter(context)
+        self._counts = TokenCounts(has_reasoning=True)
+        self._has_begun = False
+        self._finish_reason: FinishReason | None = None
+        self._num_events = 0
+
+    @property
+    def usage(self) -> Usage:
+        self._counts.num_reasoning_tokens = self._reader.num_reasoning_tokens
+        return self._counts.usage
+
+    def encode(self, relay: Relay) -> list[Payload]:
+        self._counts.read(relay)
+        match relay.event:
+            case TokenDelta() | Finished() as event:
+                return self._payloads(self._tokens(event))
+            case Started() if not self._has_begun:
+                self._has_begun = True
+                response = response_object(self._context, "in_progress")
+                kinds = ("response.created", "response.in_progress")
+                return self._payloads([{"type": kind, "response": response} for kind in kinds])
+            case Failed() as event:
+                return self.fail(error_of(event))
+            case Started() | PromptScores():
+                return []
+
+    def end(self) -> list[Payload]:
+        assert self._finish_reason is not None
+        status = _status(self._finish_reason)
+        response = response_object(self._context, status, self._writer.items, self.usage)
+        return self._payloads([{"type": f"response.{status}", "response": response}])
+
+    def fail(self, error: WarrenError) -> list[Payload]:
+        events = self._writer.cut_off()
+        response = response_object(self._context, "failed", self._writer.items, self.usage, error)
+        return self._payloads([*events, {"type": "response.failed", "response": response}])
+
+    def _tokens(self, event: TokenDelta | Finished) -> list[Event]:
+        pieces = self._reader.read(event.text, len(event.token_ids))
+        if isinstance(event, TokenDelta):
+            return self._writer.write(pieces, event.logprobs)
+        self._finish_reason = event.finish_reason
+        events = self._writer.write([*pieces, *self._reader.end()], event.logprobs)
+        is_complete = _status(event.finish_reason) == "completed" and not self._reader.has_open_call
+        return events + self._writer.close(is_complete=is_complete)
+
+    def _payloads(self, events: Sequence[Event]) -> list[Payload]:
+        payloads = []
+        for event in events:
+            data = ENCODER.encode({**event, "sequence_number": self._num_events})
+            payloads.append(Payload(data, event["type"]))
+            self._num_events += 1
+        return payloads
+
+
+def _status(reason: FinishReason) -> Literal["completed", "incomplete"]:
+    return "completed" if reason == "stop" else "incomplete"
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    details = usage.completion_tokens_details
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.prompt_tokens_details.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": details.reasoning_tokens if details else 0},
+        "total_tokens": usage.total_tokens,
+    }

@@ -1,0 +1,143 @@
+"""A log on its way out as Server-Sent Events."""
+
+import asyncio
+
+from starlette.types import Send
+
+from gateway.api.render import encoder_for
+from gateway.api.render.framing import PING, START, EventId, Framer, frame_unnumbered
+from gateway.api.render.sse import DONE, StreamEncoder, error_of, error_payload
+from gateway.api.responders.disconnect import ClientGone
+from gateway.api.responders.observation import Observation
+from gateway.log.relay import LogRelay
+from shared import incidents
+from shared.errors import InternalError, Unavailable, WarrenError
+from shared.log import Relay
+from shared.messages import Failed
+from shared.settings import GatewaySettings
+
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+_RETRY_MS = 1000
+"""When an ``EventSource`` whose gateway shuts down comes back, to another one."""
+
+
+class EventStream:
+    """Words what a relay passes on, without what the client has seen, and sends it."""
+
+    def __init__(
+        self,
+        relay: LogRelay,
+        settings: GatewaySettings,
+        observation: Observation | None = None,
+        after: EventId | Framer = START,
+    ) -> None:
+        self._relay = relay
+        self._observation = observation
+        self._framer = after if isinstance(after, Framer) else Framer(after)
+        self._encoder: StreamEncoder | None = None
+        self._failure: WarrenError | None = None
+        self._is_marked = False
+        self._send_timeout_s = settings.send_timeout_s
+        # A wait for events must not look like one for the client.
+        self._ping_s = min(settings.ping_interval_s, settings.send_timeout_s / 2)
+
+    def word(self, relays: list[Relay]) -> bytes:
+        """The events of accepted log events."""
+        if self._observation is not None:
+            self._observation.read(relays)
+        self._failure = failure_of(relays)
+        if self._encoder is None and self._relay.context is not None:
+            self._encoder = encoder_for(self._relay.context)
+        if self._encoder is None:
+            return b"" if self._failure is None else frame_unnumbered(error_payload(self._failure))
+        return b"".join([self._framer.frame(relay, self._encoder) for relay in relays])
+
+    def end(self) -> bytes:
+        """What follows the log's end and has a place in the stream."""
+        if self._failure is not None:
+            if self._observation is not None:
+                self._observation.failed(self._failure)
+            return b""
+        assert self._encoder is not None
+        payloads = self._encoder.end()
+        self._is_marked = payloads[-1:] == [DONE]
+        return self._framer.frame_between(payloads[: len(payloads) - self._is_marked])
+
+    def mark(self) -> bytes:
+        """The last bytes of all, where the endpoint has such."""
+        return frame_unnumbered(DONE) if self._is_marked else b""
+
+    async def send_all(self, data: bytes, send: Send) -> bytes:
+        """Send ``data`` and the rest of the stream but for its end, which is returned and is never
+        missing."""
+        relay = self._relay
+        try:
+            async with asyncio.timeout(None) as patience:
+                while not relay.is_ended:
+                    _extend(patience, self._send_timeout_s)
+                    if data:
+                        await send({"type": "http.response.body", "body": data, "more_body": True})
+                    relays = await relay.take(self._ping_s)
+                    data = self.word(relays) if relays else PING
+            return data + self.end() + self.mark()
+        except (TimeoutError, OSError):  # a client that does not read is as good as gone
+            raise ClientGone from None
+        except WarrenError as error:
+            return self._failed(error)
+        except ClientGone:
+            raise
+        except Exception as error:  # noqa: BLE001 (one request's bug is one request's failure)
+            incidents.report("request", "stream failed", error, request_id=relay.request_id)
+            return self._failed(InternalError("The gateway failed on this request."))
+
+    async def send_last(self, data: bytes, send: Send) -> None:
+        """Send the end."""
+        await send_last(send, data, self._send_timeout_s)
+
+    def _failed(self, error: WarrenError) -> bytes:
+        """How a stream ends that the gateway gives up."""
+        retry_ms = None
+        if isinstance(error, Unavailable) and self._relay.can_return:
+            error = Unavailable(
+                f"This gateway ends. GET /v1/streams/{self._relay.request_id} with the last "
+                "event's id goes on at another one."
+            )
+            retry_ms = _RETRY_MS
+        if self._observation is not None:
+            self._observation.failed(error)
+        encoder = self._encoder
+        payloads = [error_payload(error)] if encoder is None else encoder.fail(error)
+        return b"".join(frame_unnumbered(payload, retry_ms=retry_ms) for payload in payloads)
+
+
+async def send_last(send: Send, data: bytes, timeout_s: float) -> None:
+    """Send the last bytes of a body. Raises `ClientGone`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await send({"type": "http.response.body", "body": data, "more_body": False})
+    except (TimeoutError, OSError):
+        raise ClientGone from None
+
+
+def failure_of(relays: list[Relay]) -> WarrenError | None:
+    """What the job failed of, if it did."""
+    event = relays[-1].event if relays else None
+    return error_of(event) if isinstance(event, Failed) else None
+
+
+def raise_failure(relays: list[Relay]) -> None:
+    failure = failure_of(relays)
+    if failure is not None:
+        raise failure
+
+
+def _extend(timeout: asyncio.Timeout, seconds: float) -> None:
+    """Let ``timeout`` strike after ``seconds``, or one more: a timer is set once a second and not
+    for each token, whose text would cost no more."""
+    now = asyncio.get_running_loop().time()
+    if (timeout.when() or 0) < now + seconds:
+        timeout.reschedule(now + seconds + 1)

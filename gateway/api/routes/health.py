@@ -1,0 +1,54 @@
+"""GET /live, /health and /metrics: for orchestrators and dashboards."""
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from gateway.wiring import Gateway
+
+
+def router(gateway: Gateway) -> APIRouter:
+    routes = APIRouter(tags=["operations"])
+
+    def status() -> str:
+        if not gateway.admission.is_open:
+            return "draining"
+        return "ok" if gateway.bus.is_connected else "broker_unavailable"
+
+    def models() -> dict[str, Any]:
+        return {
+            model: [
+                {
+                    "worker": worker.worker,
+                    "max_num_seqs": worker.max_num_seqs,
+                    "num_running": worker.num_running,
+                    "num_waiting": worker.num_waiting,
+                    "kv_usage": worker.kv_usage,
+                }
+                for worker in workers
+            ]
+            for model, workers in sorted(gateway.workers.models().items())
+        }
+
+    @routes.head("/live", include_in_schema=False)
+    @routes.get("/live")
+    async def live() -> dict[str, str]:
+        """Answer that the process runs."""
+        return {"status": "ok"}
+
+    @routes.head("/health", include_in_schema=False)
+    @routes.get("/health", responses={503: {"description": "No requests are taken."}})
+    async def health() -> Response:
+        """Tell whether requests are taken: 503 while the broker is away or the gateway drains.
+        Live workers are listed and not needed: jobs wait for them."""
+        now = status()
+        body = {"status": now, "requests": gateway.admission.num_requests, "models": models()}
+        return JSONResponse(body, 200 if now == "ok" else 503)
+
+    @routes.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Tell everything that is measured, in Prometheus' text format."""
+        return Response(gateway.metrics.render(), media_type=gateway.metrics.content_type)
+
+    return routes

@@ -1,0 +1,142 @@
+"""POST /v1/responses, and what is done with a response that is there."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Query, Request, Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.api.bodies.responses import ResponsesRequest, in_own_words
+from gateway.api.bodies.schemas import parse_body
+from gateway.api.openapi import RESPONSE, answered, documented
+from gateway.api.render.responses import gathered_response, response_object
+from gateway.api.responders import resumption
+from gateway.api.responders.generation_response import GenerationResponse
+from gateway.api.responders.stored_response import SequenceFramer, stored_response
+from gateway.api.submission import draft_of, received, submitted
+from gateway.log.context import decode_context
+from gateway.log.cursor import NOT_FOUND
+from gateway.wiring import Gateway
+from shared import telemetry
+from shared.errors import InvalidRequest, StreamNotFound
+from shared.messages import GenerationJob
+
+_EXAMPLE: Mapping[str, Any] = {
+    "model": "smollm2",
+    "input": "What is the capital of France?",
+    "temperature": 0,
+}
+_KIND = "resp"
+"""What the ids of responses begin with."""
+
+
+class _InOwnWords(Response):
+    """Sends ``answer``, whose errors become a response's."""
+
+    def __init__(self, answer: Response) -> None:
+        super().__init__()
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with in_own_words():
+            await self._answer(scope, receive, send)
+
+
+def router(gateway: Gateway) -> APIRouter:
+    routes = APIRouter(tags=["responses"])
+    documents: dict[str, Any] = {"responses": {"200": answered(RESPONSE)}}
+
+    @routes.post(
+        "/v1/responses",
+        openapi_extra=documented(ResponsesRequest, _EXAMPLE, RESPONSE, streams=True),
+    )
+    async def create_response(request: Request) -> Response:
+        """Answer a conversation, in the words of the Responses API."""
+        raw_body = await received(gateway, request)
+        body = parse_body(ResponsesRequest, raw_body)
+        job = await _submitted(gateway, request, body, raw_body)
+        if body.background and not body.stream:
+            return _json(await _started(gateway, job))
+        return _InOwnWords(GenerationResponse(gateway, job))
+
+    @routes.get(
+        "/v1/responses/{response_id}",
+        openapi_extra=documents,
+        response_class=Response,
+        responses={204: {"description": "There is nothing more."}},
+    )
+    async def get_response(
+        request: Request,
+        response_id: str,
+        stream: bool = Query(False),
+        starting_after: int = Query(
+            -1, ge=-1, description="With `stream`: the last `sequence_number` that was seen."
+        ),
+    ) -> Response:
+        """A response that was stored, as far as it has come. Who streams it meanwhile is cut off:
+        a response has one reader."""
+        tenant = request.state.tenant
+        with in_own_words():
+            request.state.request_id = _checked(response_id)
+            if stream:
+                framer = SequenceFramer(starting_after)
+                return _InOwnWords(resumption.resume(gateway, response_id, tenant, framer))
+            gathering, error = await stored_response(gateway, response_id, tenant)
+        return _json(gathered_response(gathering, gathering.usage, error=error))
+
+    @routes.post("/v1/responses/{response_id}/cancel", openapi_extra=documents)
+    async def cancel_response(request: Request, response_id: str) -> Response:
+        """Cancel a background response. One that has ended stays as it is."""
+        tenant = request.state.tenant
+        with in_own_words():
+            gathering, error = await stored_response(gateway, _checked(response_id), tenant)
+            if not gathering.context.is_detached:
+                raise InvalidRequest("Only background responses can be cancelled.")
+            response = gathered_response(gathering, gathering.usage, error=error)
+            if response["status"] in ("queued", "in_progress"):
+                await resumption.cancel(gateway, response_id, tenant)
+                response = gathered_response(gathering, gathering.usage, is_cancelled=True)
+        return _json(response)
+
+    @routes.delete("/v1/responses/{response_id}")
+    async def delete_response(request: Request, response_id: str) -> dict[str, Any]:
+        """Forget a response."""
+        with in_own_words():
+            await resumption.cancel(gateway, _checked(response_id), request.state.tenant)
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    return routes
+
+
+async def _submitted(
+    gateway: Gateway, request: Request, body: ResponsesRequest, raw_body: bytes
+) -> GenerationJob:
+    chat, paths = body.chat(), body.paths
+    with in_own_words(paths):
+        draft = draft_of(gateway, request, chat)
+        context = msgspec.structs.replace(draft.context, endpoint="responses", echoed=body.echoed())
+        draft = draft._replace(context=context)
+        return await submitted(gateway, request, draft, raw_body, _KIND)
+
+
+def _checked(response_id: str) -> str:
+    """Raises `StreamNotFound` for what cannot be a response's id."""
+    if not response_id.startswith(f"{_KIND}-"):
+        raise StreamNotFound(NOT_FOUND)
+    return resumption.checked_id(response_id)
+
+
+async def _started(gateway: Gateway, job: GenerationJob) -> dict[str, Any]:
+    """Publish a job that nobody waits for."""
+    context = decode_context(job.context)
+    job = msgspec.structs.replace(job, trace=telemetry.inject())
+    with gateway.admission.admit():
+        async with gateway.relays.open(job, context) as relay:
+            relay.can_return = True
+            relay.leave()
+    return response_object(context, "queued")
+
+
+def _json(body: object) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -1,0 +1,82 @@
+"""POST /tokenize, /detokenize and /v1/embeddings."""
+
+import time
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from gateway.api.bodies.schemas import parse_body
+from gateway.api.bodies.unary import (
+    DetokenizeRequest,
+    EmbeddingRequest,
+    QuickDraft,
+    TokenizeRequest,
+)
+from gateway.api.openapi import EMBEDDINGS, TEXT, TOKENS, documented
+from gateway.api.responders.disconnect import ClientGone, until_disconnect
+from gateway.api.responders.observation import CLIENT_GONE
+from gateway.api.submission import announcement, received
+from gateway.wiring import Gateway
+from shared.errors import InvalidRequest
+
+QuickRequest: TypeAlias = TokenizeRequest | DetokenizeRequest | EmbeddingRequest
+
+_TOKENIZE_EXAMPLE: Mapping[str, Any] = {"model": "smollm2", "prompt": "Once upon a time"}
+_DETOKENIZE_EXAMPLE: Mapping[str, Any] = {"model": "smollm2", "tokens": [40, 19, 28]}
+_EMBEDDING_EXAMPLE: Mapping[str, Any] = {"model": "smollm2", "input": ["one text", "another"]}
+
+
+def router(gateway: Gateway) -> APIRouter:
+    routes = APIRouter(tags=["quick"])
+
+    async def answer(request: Request, kind: type[QuickRequest]) -> Response:
+        body = parse_body(kind, await received(gateway, request))
+        deadline = time.time() + gateway.settings.request_timeout_s
+        model = body.model or _only_model(gateway)
+        draft = QuickDraft(model, request.state.request_id, deadline, request.state.tenant)
+        body.job(draft)  # refuses what is out of its limits before the broker is asked
+        with gateway.admission.admit():
+            await gateway.workers.require(model)
+            body.check(announcement(gateway, model))
+            try:
+                async with until_disconnect(request.receive):
+                    answered = await body.answer(gateway.quick, draft)
+            except ClientGone:
+                return Response(status_code=CLIENT_GONE)
+        return Response(msgspec.json.encode(answered), media_type="application/json")
+
+    @routes.post(
+        "/tokenize",
+        openapi_extra=documented(TokenizeRequest, _TOKENIZE_EXAMPLE, TOKENS, streams=False),
+    )
+    async def tokenize(request: Request) -> Response:
+        """The token ids of a prompt, or of a conversation in the model's chat template."""
+        return await answer(request, TokenizeRequest)
+
+    @routes.post(
+        "/detokenize",
+        openapi_extra=documented(DetokenizeRequest, _DETOKENIZE_EXAMPLE, TEXT, streams=False),
+    )
+    async def detokenize(request: Request) -> Response:
+        """The text of token ids."""
+        return await answer(request, DetokenizeRequest)
+
+    @routes.post(
+        "/v1/embeddings",
+        openapi_extra=documented(EmbeddingRequest, _EMBEDDING_EXAMPLE, EMBEDDINGS, streams=False),
+    )
+    async def create_embeddings(request: Request) -> Response:
+        """One vector of length 1 for each text, where the model has them."""
+        return await answer(request, EmbeddingRequest)
+
+    return routes
+
+
+def _only_model(gateway: Gateway) -> str:
+    """For bodies that name none. Raises `InvalidRequest`."""
+    models = list(gateway.workers.models())
+    if len(models) != 1:
+        raise InvalidRequest("model: expected the name of a model.", param="model")
+    return models[0]

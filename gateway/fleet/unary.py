@@ -1,0 +1,121 @@
+"""Jobs that do not wait behind generations, and are answered with one message.
+
+All answers to one gateway come over one queue, which lives as long as its connection. What was
+asked before a connection was lost is asked again after it: to answer twice does no harm.
+"""
+
+import asyncio
+import logging
+import uuid
+from typing import TypeVar
+
+from gateway.fleet.publishing import publish_job, seconds_left
+from shared import incidents, topology
+from shared.bus.base import Bus, Message
+from shared.errors import (
+    BusError,
+    DeadlineExceeded,
+    InternalError,
+    UndecodableMessage,
+    WarrenError,
+    from_code,
+)
+from shared.messages import (
+    Detokenized,
+    Embedded,
+    Failed,
+    QuickJob,
+    ReplyEvent,
+    Tokenized,
+    decode_event,
+)
+
+logger = logging.getLogger(__name__)
+
+_RETRY_PAUSE_S = 0.2
+
+_Answer = TypeVar("_Answer", Tokenized, Detokenized, Embedded)
+
+
+class QuickLane:
+    """Asks workers, and hears their answers."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._queue = topology.quick_replies_queue(uuid.uuid4().hex)
+        self._asked: dict[str, tuple[QuickJob, asyncio.Future[ReplyEvent]]] = {}
+        self._is_listening = asyncio.Event()
+
+    async def ask(self, job: QuickJob, kind: type[_Answer]) -> _Answer:
+        """Publish ``job`` and wait for its answer, one of ``kind``, until its deadline.
+
+        Raises what the worker answers, `DeadlineExceeded`, `ModelNotFound`, `Overloaded`,
+        `InvalidRequest` and `BusError`.
+        """
+        answered: asyncio.Future[ReplyEvent] = asyncio.get_running_loop().create_future()
+        self._asked[job.request_id] = job, answered
+        try:
+            async with asyncio.timeout(seconds_left(job)):
+                await self._is_listening.wait()
+                await self._publish(job)
+                answer = await answered
+        except TimeoutError:
+            raise DeadlineExceeded("No worker has answered in time.") from None
+        finally:
+            del self._asked[job.request_id]
+        if isinstance(answer, Failed):
+            raise from_code(answer.code, answer.message, answer.param)
+        if not isinstance(answer, kind):
+            raise InternalError("The worker's answer is not one to this request.")
+        return answer
+
+    async def listen(self) -> None:
+        """Hear answers for ever, whenever the broker is there."""
+        while True:
+            try:
+                await self._bus.wait_connected()
+                await self._bus.declare(topology.JOBS, topology.REPLIES, self._queue)
+                await self._hear()
+            except BusError as error:
+                facts = {"queue": self._queue.name, "reason": error.message}
+                logger.warning("not listening", extra=facts)
+            finally:
+                self._is_listening.clear()
+            await asyncio.sleep(_RETRY_PAUSE_S)
+
+    async def _hear(self) -> None:
+        async with self._bus.consume(self._queue.name) as consumer:
+            self._is_listening.set()
+            for job, answered in list(self._asked.values()):
+                await self._ask_again(job, answered)
+            async for delivery in consumer:
+                await delivery.ack()
+                self._take(delivery.message)
+
+    async def _ask_again(self, job: QuickJob, answered: "asyncio.Future[ReplyEvent]") -> None:
+        try:
+            await self._publish(job)
+        except WarrenError as error:
+            _fail(answered, error)
+        except Exception as error:  # noqa: BLE001 (the other requests are still to be asked)
+            incidents.report(
+                "request", "quick job not asked again", error, request_id=job.request_id
+            )
+            _fail(answered, InternalError("The gateway failed on this request."))
+
+    def _take(self, message: Message) -> None:
+        _, answered = self._asked.get(message.correlation_id, (None, None))
+        if answered is None or answered.done():  # its client has left, or it was answered twice
+            return
+        try:
+            answered.set_result(decode_event(message.body, message.content_type))
+        except UndecodableMessage as error:
+            _fail(answered, InternalError(f"The answer is unreadable: {error.message}"))
+
+    async def _publish(self, job: QuickJob) -> None:
+        await publish_job(self._bus, job, self._queue.bindings[0].routing_key)
+
+
+def _fail(answered: "asyncio.Future[ReplyEvent]", error: WarrenError) -> None:
+    if not answered.done():
+        answered.set_exception(error)

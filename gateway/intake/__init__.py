@@ -1,0 +1,1 @@
+"""Who gets in: API keys and their tenants, the bounded number of requests, and bounded bodies."""

@@ -1,0 +1,317 @@
+"""All relays of a gateway: how a log comes to be read here, and how it is left.
+
+* A new request declares its log, reads it, and publishes its job.
+* A request with an Idempotency-Key may find its log there already. It writes `Accepted` and reads
+  up to there: if nobody has started on the job by then, it is published.
+* A client that comes back reads the log that was left for it, here or at another gateway.
+
+A log has one reader. Whoever wants it tells all gateways (`Release`): the one that has it lets go,
+or says why not (`Withheld`); the one that waits for its client to come back stops waiting.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
+
+import msgspec
+
+from gateway.fleet.live_workers import LiveWorkers
+from gateway.fleet.publishing import publish_job
+from gateway.log.context import StreamContext
+from gateway.log.cursor import EXPIRED, NOT_FOUND
+from gateway.log.relay import Fate, LogRelay
+from gateway.log.reply_queues import ReplyQueues
+from gateway.log.stalls import LOOK_INTERVAL_S, StallWatch
+from shared import incidents, topology
+from shared.bus.base import Bus, Message
+from shared.errors import (
+    BusError,
+    IdempotencyMismatch,
+    StreamExpired,
+    StreamNotFound,
+    Unavailable,
+    Unroutable,
+    WarrenError,
+)
+from shared.messages import Accepted, GenerationJob, Release, Withheld, encode
+from shared.settings import GatewaySettings
+
+logger = logging.getLogger(__name__)
+
+_SLOW_S = 1.0
+"""A broker that takes so long to answer may hold back what workers say."""
+
+
+class Relays:
+    """The relays in progress, and the clients that may come back."""
+
+    def __init__(
+        self, bus: Bus, queues: ReplyQueues, workers: LiveWorkers, settings: GatewaySettings
+    ) -> None:
+        self._bus = bus
+        self._queues = queues
+        self._settings = settings
+        self._stalls = StallWatch(workers, settings.worker_silence_s)
+        self._relays: dict[str, LogRelay] = {}
+        self._departed: dict[str, tuple[LogRelay, asyncio.Future[None]]] = {}
+        """Whose clients may come back, by request id; the future ends the waiting for them."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def open(self, job: GenerationJob, context: StreamContext) -> AsyncIterator[LogRelay]:
+        """Publish ``job`` and relay its log, or the one that its Idempotency-Key has already.
+
+        Raises `ModelNotFound`, `Overloaded`, `InvalidRequest`, `IdempotencyMismatch` and
+        `BusError`. The relay closes after this has returned: no answer waits for its queue to be
+        deleted.
+        """
+        has_key = bool(context.body_hash)
+        log = await self._queues.take(job.request_id, self._retention_s(job), may_exist=has_key)
+        claim = _claim(job.request_id, job.tenant, body_hash=context.body_hash)
+        known = None if has_key else context
+        relay = LogRelay(self._bus, log, claim, known, _loop_time(job.deadline))
+        relay.can_return = has_key
+        relay.is_kept = has_key or job.is_detached
+        with self._registered(relay):
+            relay.start()
+            relay.job = await self._accept(relay, job) if relay.is_kept else job
+            if not relay.is_answered:
+                await self._publish(relay.job)
+            yield relay
+
+    @asynccontextmanager
+    async def resume(self, request_id: str, tenant: str | None) -> AsyncIterator[LogRelay]:
+        """Relay a log that is there already; ``tenant`` None: the right to it was proved.
+
+        Reading raises `StreamExpired`, `StreamNotFound`, and `Unavailable` while another reader
+        does not let go.
+        """
+        relay = self._returning(_claim(request_id, tenant))
+        with self._registered(relay):
+            relay.start()
+            yield relay
+
+    async def cancel(self, request_id: str, tenant: str | None) -> None:
+        """Cancel a job and delete its log, wherever that is read. Raises as `resume`."""
+        relay = self._returning(_claim(request_id, tenant, is_cancelled=True))
+        if await self._bus.inspect(relay.log_name) is None:
+            raise StreamExpired(EXPIRED)
+        with self._registered(relay):
+            relay.start()
+            with suppress(StreamExpired, Unroutable):  # its reader was faster
+                await relay.catch_up(Accepted(body_hash=""))
+                if tenant is not None and relay.context is None:
+                    raise Unavailable("No worker has started on this request yet.")
+                relay.is_kept = relay.can_return = False
+
+    def obey(self, command: Release | Withheld) -> None:
+        """Follow what another gateway, or this one, has told all."""
+        relay = self._relays.get(command.request_id)
+        is_own = relay is not None and relay.claim.reader == command.reader
+        if isinstance(command, Withheld):
+            if relay is not None and is_own:
+                relay.give_up(_refusal(command.code))
+        elif not is_own and (code := self._let_go(command)) is not None:
+            self._spawn(self._withhold(command, code), command.request_id)
+
+    def fail_all(self, error: WarrenError) -> None:
+        for relay in self._relays.values():
+            relay.fail(error)
+
+    def wait_for_nobody(self) -> None:
+        """Leave the logs whose clients may come back to other gateways."""
+        for _, returned in self._departed.values():
+            _resolve(returned)
+
+    async def watch(self) -> None:
+        """Publish jobs again whose workers have fallen silent in the middle; never returns."""
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            stalled = self._stalls.look(self._relays.values(), self._bus.is_connected)
+            if stalled and await self._is_broker_well():
+                for relay in stalled:
+                    await self._publish_again(relay)
+
+    async def wait_closed(self) -> None:
+        """Wait until all that has ended is cleaned up."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _retention_s(self, job: GenerationJob) -> float:
+        settings = self._settings
+        kept_s = settings.detach_ttl_s if job.is_detached else 0
+        return max(settings.reply_retention_s, kept_s)
+
+    def _returning(self, claim: Release) -> LogRelay:
+        settings = self._settings
+        log = self._queues.find(claim.request_id)
+        # The job has its own deadline; this one is for a job that nobody ever starts.
+        timeout_s = max(settings.request_timeout_s, settings.detach_ttl_s)
+        relay = LogRelay(self._bus, log, claim, None, _loop_time(time.time() + timeout_s))
+        relay.can_return = relay.is_kept = True
+        return relay
+
+    async def _accept(self, relay: LogRelay, job: GenerationJob) -> GenerationJob:
+        """Write into the log that this gateway has taken the request, and read what others did.
+
+        Returns the job as it would have to be published now. Raises `IdempotencyMismatch`, and
+        `Unavailable` where the log is gone again: deleted, or forgotten by a broker that died.
+        """
+        body_hash = relay.claim.body_hash
+        accepted = Accepted(body_hash=body_hash, context=job.context)
+        try:
+            await relay.catch_up(accepted)
+        except (StreamExpired, Unroutable):
+            raise Unavailable("The broker has lost this request: send it again.") from None
+        if relay.body_hash != body_hash:
+            error = _refusal(IdempotencyMismatch.code)
+            relay.fail(error)
+            raise error
+        # Whoever accepted it before may have published it, too.
+        publication = relay.reading.num_accepted - 1
+        return msgspec.structs.replace(job, publication=publication)
+
+    async def _publish(self, job: GenerationJob) -> None:
+        await publish_job(self._bus, job, topology.reply_key(job.request_id))
+
+    async def _is_broker_well(self) -> bool:
+        try:
+            async with asyncio.timeout(_SLOW_S):
+                await self._bus.inspect(topology.DEAD_LETTERS.name)
+        except (BusError, TimeoutError):
+            return False
+        return True
+
+    async def _publish_again(self, relay: LogRelay) -> None:
+        assert relay.job is not None
+        publication = max(relay.job.publication, relay.reading.publication) + 1
+        relay.job = msgspec.structs.replace(relay.job, publication=publication)
+        facts = {"request_id": relay.request_id, "worker": relay.worker}
+        logger.warning("worker silent, job published again", extra=facts)
+        try:
+            await self._publish(relay.job)
+        except WarrenError as error:  # the next look tries again
+            logger.warning("not published", extra={**facts, "reason": error.code})
+        except Exception as error:  # noqa: BLE001 (the other relays have their turn)
+            incidents.report("request", "job not published again", error, **facts)
+
+    @contextmanager
+    def _registered(self, relay: LogRelay) -> Iterator[None]:
+        code = self._let_go(relay.claim, is_local=True)
+        if code is not None:
+            raise _refusal(code)
+        self._relays[relay.request_id] = relay
+        try:
+            yield
+        finally:
+            if self._relays.get(relay.request_id) is relay:
+                del self._relays[relay.request_id]
+            self._part(relay)
+
+    def _let_go(self, release: Release, *, is_local: bool = False) -> str | None:
+        """Let go of a log that is here, or stop waiting for its client; returns the error's code
+        where it is withheld.
+
+        A reader that still waits for the log came later than a remote one that asked before it.
+        """
+        relay = self._relays.get(release.request_id)
+        departed = self._departed.get(release.request_id)
+        if relay is not None and (is_local or relay.reading.has_attached):
+            code = relay.objection(release)
+            if code is None:
+                relay.release(release)
+                if release.is_cancelled and relay.has_proved_its_right:
+                    # At once: a client that reads nothing may keep the relay for long.
+                    self._spawn(self._end(relay), relay.request_id)
+            return code
+        if departed is not None:
+            code = departed[0].objection(release)
+            if code is None:
+                _resolve(departed[1])
+            return code
+        return None
+
+    async def _withhold(self, release: Release, code: str) -> None:
+        withheld = Withheld(request_id=release.request_id, reader=release.reader, code=code)
+        with suppress(BusError):
+            await self._bus.publish(topology.ALL_GATEWAYS, Message(encode(withheld)))
+
+    def _part(self, relay: LogRelay) -> None:
+        """Leave a log as its fate wants it, while the caller goes on."""
+        fate = relay.fate
+        if fate is not Fate.WAITS or not self._settings.disconnect_grace_s:
+            self._spawn(self._close(relay, is_end=fate is not Fate.STAYS), relay.request_id)
+            return
+        returned = asyncio.get_running_loop().create_future()
+        self._departed[relay.request_id] = relay, returned
+        self._spawn(self._close_later(relay, returned), relay.request_id)
+
+    async def _close(self, relay: LogRelay, *, is_end: bool) -> None:
+        try:
+            if is_end:
+                # Else the log goes by its expiry, and the job by its worker's watch over readers.
+                await self._end(relay)
+        finally:
+            await relay.stop()
+
+    async def _end(self, relay: LogRelay) -> None:
+        with suppress(BusError):
+            await relay.reading.end()
+
+    async def _close_later(self, relay: LogRelay, returned: "asyncio.Future[None]") -> None:
+        try:
+            await relay.stop()
+            await asyncio.wait([returned], timeout=self._settings.disconnect_grace_s)
+        finally:
+            if self._departed.get(relay.request_id, (None,))[0] is relay:
+                del self._departed[relay.request_id]
+        if returned.done():
+            return
+        with suppress(BusError):
+            # In nobody else's hands: else its client has come back, to whatever gateway.
+            async with self._bus.consume(relay.log_name, prefetch=1, is_exclusive=True):
+                await relay.reading.end()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], request_id: str) -> None:
+        task = asyncio.create_task(_survived(work, request_id))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _survived(work: Coroutine[Any, Any, None], request_id: str) -> None:
+    with incidents.survived("request", "log not cleaned up", request_id=request_id):
+        await work
+
+
+def _claim(
+    request_id: str, tenant: str | None, *, body_hash: str = "", is_cancelled: bool = False
+) -> Release:
+    return Release(
+        request_id=request_id,
+        reader=secrets.token_hex(16),
+        tenant=tenant,
+        body_hash=body_hash,
+        is_cancelled=is_cancelled,
+    )
+
+
+def _refusal(code: str) -> WarrenError:
+    if code == IdempotencyMismatch.code:
+        return IdempotencyMismatch("This Idempotency-Key was used with another body.")
+    return StreamNotFound(NOT_FOUND)
+
+
+def _resolve(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _loop_time(deadline: float | None) -> float:
+    """A Unix time in the event loop's time."""
+    if deadline is None:
+        return float("inf")
+    return asyncio.get_running_loop().time() + deadline - time.time()

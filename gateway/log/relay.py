@@ -1,0 +1,213 @@
+"""One log on its way to one client, and what becomes of both when they part."""
+
+import asyncio
+import math
+from collections.abc import Awaitable
+from enum import Enum, auto
+
+from gateway.log.buffer import RelayBuffer
+from gateway.log.context import StreamContext
+from gateway.log.cursor import EXPIRED, LogReading
+from gateway.log.reply_queues import ReplyLog
+from shared import incidents
+from shared.bus.base import Bus
+from shared.errors import (
+    Cancelled,
+    IdempotencyMismatch,
+    InternalError,
+    StreamExpired,
+    StreamNotFound,
+    TakenOver,
+    Unavailable,
+    WarrenError,
+)
+from shared.log import Relay
+from shared.messages import Accepted, GenerationJob, Release
+
+_CANCELS_AGAIN_S = 1.0
+
+
+class Fate(Enum):
+    """What becomes of a job and its log when a relay ends."""
+
+    STAYS = auto()
+    """Both go on without this reader; the log goes by its expiry."""
+    WAITS = auto()
+    """The same for a while; then both end, unless somebody came back."""
+    ENDS = auto()
+    """The job is cancelled, the log deleted."""
+
+
+_NOT_OURS = (TakenOver, StreamNotFound, StreamExpired, IdempotencyMismatch)
+
+
+class LogRelay:
+    """Relays one log to one client. `gateway.log.registry` makes and closes it."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        log: ReplyLog,
+        claim: Release,
+        context: StreamContext | None = None,
+        deadline: float = math.inf,
+    ) -> None:
+        """As `LogReading`; ``deadline`` is in the event loop's time."""
+        self.can_return = False
+        """Whether the client knows how to come back: by the stream's id, or by its key."""
+        self.is_kept = False
+        """Whether the log outlives its end, for those who ask again."""
+        self.is_numbered = False
+        """Whether the client is told how far it has come. It may come back for the last bytes: that
+        they were sent is all that can be known."""
+        self.job: GenerationJob | None = None
+        """What may be published again, where the client has just sent it."""
+        self.log_name = log.queue.name
+        self.claim = claim
+        self._buffer = RelayBuffer(deadline)
+        self.reading = LogReading(bus, log, claim, context, self._buffer)
+        self._task: asyncio.Task[None] | None = None
+        self._has_left = False
+
+    @property
+    def request_id(self) -> str:
+        return self.claim.request_id
+
+    @property
+    def body_hash(self) -> str:
+        """Of the request that the log answers; empty without an Idempotency-Key."""
+        return self.reading.reader.body_hash or self.claim.body_hash
+
+    @property
+    def worker(self) -> str | None:
+        """The address of the worker that answers."""
+        return self.reading.reader.worker
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether a worker has taken the job, or refused it."""
+        return self.reading.has_started or self.reading.is_ended
+
+    @property
+    def context(self) -> StreamContext | None:
+        return self.reading.context
+
+    @property
+    def has_proved_its_right(self) -> bool:
+        """Whether the log is known to be its reader's: a request that is new, or whose tenant the
+        log has told."""
+        claim = self.claim
+        return claim.tenant is None or bool(claim.body_hash) or self.context is not None
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the terminal event has been taken."""
+        return self.reading.is_ended and not len(self._buffer)
+
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        """Changes with the log; None while the client takes nothing."""
+        reader = self.reading.reader
+        return None if self._buffer.is_held_up else (reader.attempt, reader.ordinal)
+
+    @property
+    def fate(self) -> Fate:
+        """What becomes of job and log if the relay ends now."""
+        error, is_ended = self._buffer.error, self.reading.is_ended
+        if isinstance(error, _NOT_OURS) or not self.has_proved_its_right:
+            return Fate.STAYS
+        if self._has_left or isinstance(error, Unavailable):
+            if not self.can_return:
+                return Fate.ENDS
+            return Fate.STAYS if error or is_ended or self._is_detached else Fate.WAITS
+        if error or not is_ended or self._is_tried_again:
+            return Fate.ENDS
+        if self.is_kept:
+            return Fate.STAYS
+        return Fate.WAITS if self.is_numbered else Fate.ENDS
+
+    @property
+    def _is_detached(self) -> bool:
+        return self.context is not None and self.context.is_detached
+
+    @property
+    def _is_tried_again(self) -> bool:
+        """Whether the request failed, and would get another answer if its key came again."""
+        return self.reading.has_failed and bool(self.body_hash) and not self._is_detached
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._task = asyncio.create_task(self._read())
+
+    def take(self, timeout_s: float | None = None) -> Awaitable[list[Relay]]:
+        """Wait for accepted events; returns all that are there, or none after ``timeout_s``.
+
+        The first `Started` is among them, later ones are not. Raises `DeadlineExceeded`, and
+        what ended the relay before the log's end.
+        """
+        return self._buffer.take(timeout_s)
+
+    async def catch_up(self, accepted: Accepted) -> None:
+        """Append ``accepted`` to the log, and return when all is read up to there. Raises what
+        ended the relay, and `BusError`."""
+        assert self._task is not None
+        catching_up = asyncio.create_task(self.reading.catch_up(accepted))
+        try:
+            await asyncio.wait([catching_up, self._task], return_when=asyncio.FIRST_COMPLETED)
+            if catching_up.done():
+                await catching_up
+            if self._buffer.error is not None:
+                raise self._buffer.error
+            if not catching_up.done():
+                raise StreamExpired(EXPIRED)
+        finally:
+            catching_up.cancel()
+
+    def fail(self, error: WarrenError) -> None:
+        """End with ``error`` after the events that are here already."""
+        self._buffer.fail(error)
+
+    def give_up(self, error: WarrenError) -> None:
+        """The same, and read no more."""
+        self.fail(error)
+        if self._task is not None:
+            self._task.cancel()
+
+    def leave(self) -> None:
+        """The client has gone away."""
+        self._has_left = True
+
+    def objection(self, release: Release) -> str | None:
+        """The code of the error with which to withhold the log from who asks for it."""
+        tenant = self.context.tenant if self.context else self.claim.tenant
+        if release.tenant is not None and tenant not in (None, release.tenant):
+            return StreamNotFound.code
+        if release.body_hash and release.body_hash != self.body_hash:
+            return IdempotencyMismatch.code
+        return None
+
+    def release(self, release: Release) -> None:
+        """Let go of the log that another reader wants, or that is to be cancelled."""
+        if release.is_cancelled:
+            self.fail(Cancelled("The request was cancelled."))
+        else:
+            self.give_up(TakenOver("The stream goes on elsewhere."))
+
+    async def stop(self) -> None:
+        """Stop reading, and give the log back."""
+        # More than once: a call to the broker that ends at the same moment swallows a cancellation.
+        try:
+            while self._task is not None and not self._task.done():
+                self._task.cancel()
+                await asyncio.wait([self._task], timeout=_CANCELS_AGAIN_S)
+        finally:
+            await self.reading.close()
+
+    async def _read(self) -> None:
+        try:
+            await self.reading.run()
+        except (StreamNotFound, StreamExpired, Unavailable) as error:
+            self.fail(error)
+        except Exception as error:  # noqa: BLE001 (one request's bug is one request's failure)
+            incidents.report("request", "log not readable", error, request_id=self.request_id)
+            self.fail(InternalError("The gateway lost the answer."))

@@ -1,0 +1,56 @@
+"""Streams that stand still because their worker does."""
+
+import time
+from collections.abc import Iterable
+
+from gateway.fleet.live_workers import LiveWorkers
+from gateway.log.relay import LogRelay
+
+LOOK_INTERVAL_S = 1.0
+_MAX_LATE_S = 0.5
+_MAX_AT_ONCE = 32
+"""Streams that move in one look: a machine or a broker that is too slow for all of them would only
+get slower."""
+
+
+class StallWatch:
+    """Looks at relays now and then; costs a stream nothing in between."""
+
+    def __init__(self, workers: LiveWorkers, silence_s: float) -> None:
+        """A worker that has said nothing for ``silence_s`` has stopped, or was stopped."""
+        self._workers = workers
+        self._silence_s = silence_s
+        self._seen: dict[str, tuple[object, float]] = {}
+        """How far each log was, and since when."""
+        self._looked_at = time.monotonic()
+
+    def look(self, relays: Iterable[LogRelay], is_connected: bool) -> list[LogRelay]:
+        """The relays whose logs and workers have been silent too long, each once in a while.
+
+        While the broker is away all are silent, and none has stopped; and where this process is
+        late itself, it may not have heard them yet.
+        """
+        now = time.monotonic()
+        can_hear = is_connected and now - self._looked_at < LOOK_INTERVAL_S + _MAX_LATE_S
+        self._looked_at = now
+        seen: dict[str, tuple[object, float]] = {}
+        stalled: list[LogRelay] = []
+        for relay in relays:
+            progress = relay.progress
+            before, since = self._seen.get(relay.request_id, (None, now))
+            if progress is None or progress != before or not can_hear:
+                since = now
+            elif len(stalled) < _MAX_AT_ONCE and self._is_stalled(relay, since, now):
+                stalled.append(relay)
+                since = now
+            seen[relay.request_id] = progress, since
+        self._seen = seen
+        return stalled
+
+    def _is_stalled(self, relay: LogRelay, since: float, now: float) -> bool:
+        # The job of a client that came back is at the broker alone. It moves all the same: a worker
+        # that hangs ends itself, and one that was stopped or cut off loses its connection.
+        if relay.job is None or relay.worker is None or relay.reading.is_ended:
+            return False
+        heard_at = max(since, self._workers.heard_at(relay.worker))
+        return now - heard_at >= self._silence_s

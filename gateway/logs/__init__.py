@@ -1,1 +1,0 @@
-"""The logs of requests: declared, read, passed on and left."""

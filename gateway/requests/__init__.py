@@ -1,1 +1,0 @@
-"""HTTP bodies in, jobs out."""

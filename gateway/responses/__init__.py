@@ -1,1 +1,0 @@
-"""The Responses API: other words for a chat."""

@@ -1,0 +1,70 @@
+"""Tells what a model thinks from what it says."""
+
+from collections.abc import Callable, Mapping
+
+from gateway.text.pieces import Parser, Piece, Reasoning
+from gateway.text.tags import Opening, Until
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+class ReasoningSplit:
+    """Thought stands before ``</think>``, without the whitespace around it.
+
+    What follows goes to ``rest``, from its first character that is no whitespace. Where the prompt
+    opens the thought already, the text need not.
+    """
+
+    def __init__(self, rest: Parser, *, is_open: bool) -> None:
+        self.is_thinking = is_open
+        self._rest = rest
+        self._opening: Opening | None = Opening(OPEN)
+        self._until = Until(CLOSE)
+        self._strips = False
+
+    @property
+    def open_call(self) -> int | None:
+        return self._rest.open_call
+
+    def read(self, text: str) -> list[Piece]:
+        if self._opening is not None:
+            has_tag, text = self._opening.read(text)
+            if has_tag is None:
+                return []
+            self._opening = None
+            self.is_thinking = self.is_thinking or has_tag
+            self._strips = self.is_thinking
+        return self._think(text) if self.is_thinking else self._say(text)
+
+    def end(self) -> list[Piece]:
+        held = "" if self._opening is None else self._opening.end()
+        if not self.is_thinking:
+            return [*self._say(held), *self._rest.end()]
+        held = held.strip() or self._until.end().rstrip()
+        return [Reasoning(held)] if held else []
+
+    def _think(self, text: str) -> list[Piece]:
+        text = self._strip(text)
+        sure, tag, text = self._until.read(text)
+        thought: list[Piece] = [Reasoning(sure)] if sure else []
+        if tag is None:
+            return thought
+        self.is_thinking, self._strips = False, True
+        return thought + self._say(text)
+
+    def _say(self, text: str) -> list[Piece]:
+        text = self._strip(text)
+        return self._rest.read(text) if text else []
+
+    def _strip(self, text: str) -> str:
+        if self._strips:
+            text = text.lstrip()
+            self._strips = not text
+        return text
+
+
+REASONING_PARSERS: Mapping[str, Callable[[Parser], ReasoningSplit]] = {
+    "deepseek_r1": lambda rest: ReasoningSplit(rest, is_open=True),
+    "qwen3": lambda rest: ReasoningSplit(rest, is_open=False),
+}
+"""By the names that workers announce."""

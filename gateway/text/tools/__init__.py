@@ -1,0 +1,18 @@
+"""Calls of tools in a text, in the forms in which models write them: one parser for each form.
+
+`TOOL_PARSERS` has them by name.
+"""
+
+from collections.abc import Callable, Mapping
+
+from gateway.text.pieces import Parser
+from gateway.text.tools.hermes import HermesParser
+from gateway.text.tools.llama3 import Llama3Parser
+from gateway.text.tools.mistral import MistralParser
+
+TOOL_PARSERS: Mapping[str, Callable[[], Parser]] = {
+    "hermes": HermesParser,
+    "llama3_json": Llama3Parser,
+    "mistral": MistralParser,
+}
+"""By the names that workers announce."""

@@ -1,0 +1,165 @@
+"""A call of a tool, as the JSON object that models write: a name and an object of arguments."""
+
+import json
+
+from gateway.text.pieces import CallArguments, CallStart, Piece
+
+_ARGUMENTS = ("arguments", "parameters")
+_KEYS = ("name", "type", "id", *_ARGUMENTS)
+_SPACE = " \t\r\n"
+
+
+class JsonValue:
+    """Finds the end of one JSON value. What stands inside is not checked: it is the model's."""
+
+    def __init__(self) -> None:
+        self.is_complete = False
+        self._depth = 0
+        self._in_string = False
+        self._is_escaped = False
+        self._is_scalar = False
+
+    def read(self, char: str) -> bool:
+        """Take the next character. Returns False if it stands after the value."""
+        if self._in_string:
+            self._read_string(char)
+        elif self._is_scalar:
+            if char in ",]}" or char in _SPACE:
+                self.is_complete = True
+                return False
+        elif char == '"':
+            self._in_string = True
+        elif char in "{[":
+            self._depth += 1
+        elif char in "}]":
+            self._depth -= 1
+            self.is_complete = self._depth <= 0
+        elif not self._depth:
+            self._is_scalar = True
+        return True
+
+    def _read_string(self, char: str) -> None:
+        if self._is_escaped:
+            self._is_escaped = False
+        elif char == "\\":
+            self._is_escaped = True
+        elif char == '"':
+            self._in_string = False
+            self.is_complete = not self._depth
+
+
+class CallObject:
+    """Reads one object ``{"name": ..., "arguments": {...}}``, character by character.
+
+    The call begins once its name is known and its arguments begin; until then the text may turn
+    out to be none, and is given back.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.has_begun = False
+        self.is_complete = False
+        self.is_broken = False
+        self.raw = ""
+        self._name: str | None = None
+        self._key = ""
+        self._text = ""
+        self._value: JsonValue | None = None
+        self._arguments: str | None = None
+        self._expected = "{"
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_complete or self.is_broken
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its arguments have begun and not ended."""
+        return self.has_begun and not self.is_complete and self._arguments is None
+
+    def read(self, char: str) -> list[Piece]:
+        """Take the next character of an object that is not over."""
+        if not self.has_begun:
+            self.raw += char
+        if self._value is not None:
+            return self._read_value(char)
+        if char in _SPACE:
+            return []
+        return self._read_structure(char)
+
+    def _read_structure(self, char: str) -> list[Piece]:
+        if self._expected == "value":
+            return self._begin_value(char)
+        if char not in self._expected:
+            self.is_broken = True
+        elif char == "}":
+            return self._complete()
+        elif char == '"':
+            self._value, self._text, self._key = JsonValue(), char, ""
+            self._value.read(char)
+        else:
+            self._expected = {"{": '"}', ":": "value", ",": '"'}[char]
+        return []
+
+    def _begin_value(self, char: str) -> list[Piece]:
+        self._value, self._text = JsonValue(), ""
+        begun: list[Piece] = []
+        if self._key in _ARGUMENTS and char == "{" and self._name is not None:
+            begun = self._begin()
+        return begun + self._read_value(char)
+
+    def _read_value(self, char: str) -> list[Piece]:
+        assert self._value is not None
+        if not self._value.read(char):
+            self._end_value()
+            return self._read_structure(char) if char not in _SPACE else []
+        self._text += char
+        streamed: list[Piece] = [CallArguments(self.index, char)] if self.is_open else []
+        if self._value.is_complete:
+            self._end_value()
+        return streamed
+
+    def _end_value(self) -> None:
+        self._value = None
+        if not self._key:
+            self._key = _string(self._text) or ""
+            self._expected = ":"
+            self.is_broken = self._key not in _KEYS
+            return
+        self._expected = ",}"
+        if self._key == "name":
+            self._name = _string(self._text)
+            self.is_broken = not self._name
+        elif self._key in _ARGUMENTS and self._arguments is None:
+            self._arguments = self._text
+
+    def _begin(self) -> list[Piece]:
+        if self.has_begun or self._name is None:
+            return []
+        self.has_begun = True
+        return [CallStart(self.index, self._name)]
+
+    def _complete(self) -> list[Piece]:
+        if self.has_begun:
+            self.is_complete = True
+            return []
+        if self._name is None:
+            self.is_broken = True
+            return []
+        self.is_complete = True
+        return [*self._begin(), CallArguments(self.index, _arguments(self._arguments))]
+
+
+def _arguments(text: str | None) -> str:
+    """Some models leave them out, or write them as a string that holds JSON."""
+    if text is None or text == "null":
+        return "{}"
+    return _string(text) or text
+
+
+def _string(text: str) -> str | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, str) else None

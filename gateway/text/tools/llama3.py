@@ -1,0 +1,80 @@
+"""Calls as bare JSON objects, as Llama 3 writes them: all of the answer, and nothing before it."""
+
+from gateway.text.pieces import Content, Piece
+from gateway.text.tags import Opening
+from gateway.text.tools.calls import CallObject
+
+TAG = "<|python_tag|>"
+_BETWEEN = " \t\r\n;,"
+
+
+class Llama3Parser:
+    """A text that does not begin with a call is content."""
+
+    def __init__(self) -> None:
+        self._num_calls = 0
+        self._call: CallObject | None = None
+        self._opening: Opening | None = Opening(TAG)
+        self._held = ""
+        self._is_content = False
+
+    @property
+    def open_call(self) -> int | None:
+        return self._call.index if self._call is not None and self._call.is_open else None
+
+    def read(self, text: str) -> list[Piece]:
+        if self._opening is not None:
+            self._held += text
+            has_tag, text = self._opening.read(text)
+            if has_tag is None:
+                return []
+            self._opening = None
+            self._held = self._held[: len(self._held) - len(text)]
+        pieces: list[Piece] = []
+        while text:
+            text = self._read_some(text, pieces)
+        return pieces
+
+    def end(self) -> list[Piece]:
+        held = self._held
+        if self._call is not None and not self._call.has_begun:
+            held += self._call.raw
+        return [Content(held)] if held and not self._num_calls else []
+
+    def _read_some(self, text: str, pieces: list[Piece]) -> str:
+        if self._is_content:
+            pieces.append(Content(text))
+            return ""
+        if self._call is not None:
+            return self._read_call(self._call, text, pieces)
+        begun = text.lstrip(_BETWEEN if self._num_calls else None)
+        self._held += text[: len(text) - len(begun)]
+        if begun.startswith("{"):
+            self._call = CallObject(self._num_calls)
+        elif begun:
+            self._give_back(pieces)
+        return begun
+
+    def _read_call(self, call: CallObject, text: str, pieces: list[Piece]) -> str:
+        for position, char in enumerate(text):
+            pieces += call.read(char)
+            if call.has_begun:
+                self._held = ""
+            if call.is_over:
+                self._end_call(call, pieces)
+                return text[position + 1 :]
+        return ""
+
+    def _end_call(self, call: CallObject, pieces: list[Piece]) -> None:
+        self._call = None
+        if call.has_begun:
+            self._num_calls += 1
+        else:
+            self._held += call.raw
+            self._give_back(pieces)
+
+    def _give_back(self, pieces: list[Piece]) -> None:
+        self._is_content = True
+        held, self._held = self._held, ""
+        if held := held if not self._num_calls else held.lstrip(_BETWEEN):
+            pieces.append(Content(held))

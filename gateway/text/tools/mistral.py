@@ -1,0 +1,160 @@
+"""Calls after ``[TOOL_CALLS]``: a list of objects, or ``name[ARGS]{...}`` of newer models."""
+
+from gateway.text.pieces import CallArguments, CallStart, Content, Piece
+from gateway.text.tags import Until
+from gateway.text.tools.calls import CallObject, JsonValue
+
+TAG, ARGS = "[TOOL_CALLS]", "[ARGS]"
+_BETWEEN = " \t\r\n,"
+
+
+class MistralParser:
+    """What is no call stays content."""
+
+    def __init__(self, *, is_open: bool = False) -> None:
+        """``is_open``: the text begins after the tag."""
+        self._num_calls = 0
+        self._outside = Until(TAG)
+        self._follows_call = False
+        self._inside: _Calls | None = _Calls(0, "") if is_open else None
+
+    @property
+    def open_call(self) -> int | None:
+        return self._inside.open_call if self._inside is not None else None
+
+    def read(self, text: str) -> list[Piece]:
+        pieces: list[Piece] = []
+        while text:
+            text = self._read_some(text, pieces)
+        return pieces
+
+    def end(self) -> list[Piece]:
+        if self._inside is not None:
+            return self._inside.end()
+        held = self._outside.end()
+        return [Content(held)] if held and not (self._num_calls and held.isspace()) else []
+
+    def _read_some(self, text: str, pieces: list[Piece]) -> str:
+        if self._inside is None:
+            sure, tag, rest = self._outside.read(text)
+            sure = sure.lstrip() if self._follows_call else sure
+            if sure:
+                pieces.append(Content(sure))
+                self._follows_call = False
+            if tag is not None:
+                self._inside = _Calls(self._num_calls, tag)
+            return rest
+        for position, char in enumerate(text):
+            pieces += self._inside.read(char)
+            self._num_calls = self._inside.num_calls
+            if self._inside.is_over:
+                self._follows_call, self._inside = self._num_calls > 0, None
+                return text[position + 1 :]
+        return ""
+
+
+class _Calls:
+    """What stands after one tag, character by character."""
+
+    def __init__(self, num_calls: int, tag: str) -> None:
+        self.num_calls = num_calls
+        self.is_over = False
+        self._first = num_calls
+        self._held = tag
+        self._in_list = False
+        self._call: CallObject | None = None
+        self._named: _NamedCall | None = None
+
+    @property
+    def open_call(self) -> int | None:
+        call = self._call or self._named
+        return call.index if call is not None and call.is_open else None
+
+    def read(self, char: str) -> list[Piece]:
+        if self._call is not None:
+            return self._read_object(self._call, char)
+        if self._named is not None:
+            return self._read_named(self._named, char)
+        if char in _BETWEEN:
+            self._held += char
+            return []
+        if char == "{":
+            self._call = CallObject(self.num_calls)
+            return self._read_object(self._call, char)
+        if char == "[" and not self._in_list:
+            self._in_list = True
+            self._held += char
+            return []
+        if char == "]" and self._in_list and self.num_calls > self._first:
+            self.is_over = True
+            return []
+        if not self._in_list and (char.isalnum() or char in "_-."):
+            self._named = _NamedCall(self.num_calls)
+            return self._read_named(self._named, char)
+        return self._give_back(char)
+
+    def end(self) -> list[Piece]:
+        """What was held back, unless all of it was calls."""
+        call = self._call or self._named
+        if self.num_calls or (call is not None and call.has_begun):
+            return []
+        held = self._held + (call.raw if call is not None else "")
+        return [Content(held)] if held else []
+
+    def _read_object(self, call: CallObject, char: str) -> list[Piece]:
+        pieces = call.read(char)
+        if call.has_begun:
+            self._held = ""
+        if call.is_over:
+            self._call = None
+            if not call.has_begun:
+                return self._give_back(call.raw)
+            self.num_calls += 1
+            self.is_over = not self._in_list
+        return pieces
+
+    def _read_named(self, call: "_NamedCall", char: str) -> list[Piece]:
+        pieces = call.read(char)
+        if call.has_begun:
+            self._held = ""
+        if call.is_broken:
+            return self._give_back(call.raw)
+        if call.is_complete:
+            self.num_calls += 1
+            self.is_over = True
+        return pieces
+
+    def _give_back(self, text: str) -> list[Piece]:
+        self.is_over = True
+        held, self._held = self._held, ""
+        return [Content(held + text)]
+
+
+class _NamedCall:
+    """``name[ARGS]{...}`` or ``name{...}``."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.has_begun = False
+        self.is_complete = False
+        self.is_broken = False
+        self.raw = ""
+        self._value: JsonValue | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.has_begun and not self.is_complete
+
+    def read(self, char: str) -> list[Piece]:
+        pieces: list[Piece] = []
+        if self._value is None:
+            self.raw += char
+            self.is_broken = len(self.raw) > 512 or (char in "\n<>()")
+            if char != "{":
+                return []
+            self._value, self.has_begun = JsonValue(), True
+            name = self.raw[:-1].strip().removesuffix(ARGS).strip()
+            pieces.append(CallStart(self.index, name))
+        self._value.read(char)
+        self.is_complete = self._value.is_complete
+        return [*pieces, CallArguments(self.index, char)]

@@ -1,4 +1,0 @@
-"""The text of a choice, taken apart: what the model thinks, what it says, which tools it calls.
-
-All of it is a pure function of the text: the same text in other pieces has the same parts.
-"""

@@ -1,0 +1,69 @@
+"""What the routes work with."""
+
+from dataclasses import dataclass, field
+
+from gateway.fleet.backlog import Backlog
+from gateway.fleet.live_workers import LiveWorkers
+from gateway.fleet.unary import QuickLane
+from gateway.intake.admission import Admission
+from gateway.intake.api_keys import Keys
+from gateway.intake.signer import Signer, check_key
+from gateway.log.registry import Relays
+from gateway.log.reply_queues import ReplyQueues
+from gateway.metrics import Metrics
+from shared.bus.base import Bus, Message
+from shared.messages import Release, Withheld, decode_announcement, decode_command
+from shared.settings import GatewaySettings
+
+
+@dataclass(slots=True)
+class Gateway:
+    """One gateway: its settings, its bus and its state."""
+
+    settings: GatewaySettings
+    bus: Bus
+    admission: Admission
+    reply_queues: ReplyQueues
+    relays: Relays
+    workers: LiveWorkers
+    keys: Keys
+    signer: Signer
+    quick: QuickLane
+    metrics: Metrics = field(default_factory=Metrics)
+
+    @classmethod
+    def build(cls, settings: GatewaySettings, bus: Bus) -> "Gateway":
+        """Raises `StartupError`."""
+        reply_queues = ReplyQueues(bus, settings.reply_retention_s)
+        workers = LiveWorkers(bus, Backlog(bus, settings.max_queue_wait_s))
+        return cls(
+            settings=settings,
+            bus=bus,
+            admission=Admission(settings.max_requests),
+            reply_queues=reply_queues,
+            relays=Relays(bus, reply_queues, workers, settings),
+            workers=workers,
+            keys=Keys(settings.keys_file),
+            signer=Signer.of(settings),
+            quick=QuickLane(bus),
+        )
+
+    def new_request_id(
+        self, kind: str, *, tenant: str, key: str | None = None, is_detached: bool = False
+    ) -> str:
+        """The id ``kind-...`` of a new request, or the one that its Idempotency-Key stands for.
+
+        Raises `InvalidRequest`.
+        """
+        if key is not None:
+            return self.signer.request_id(kind, tenant, check_key(key))
+        return self.reply_queues.new_id(kind, lasts=is_detached)
+
+    def hear_announcement(self, message: Message) -> None:
+        self.workers.hear(decode_announcement(message.body))
+
+    def obey(self, message: Message) -> None:
+        """Follow a command that went to all gateways."""
+        command = decode_command(message.body)
+        if isinstance(command, Release | Withheld):
+            self.relays.obey(command)

@@ -1,0 +1,217 @@
+"""Who reads a log: what counts, and whom to tell what."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from shared.log.chain import TokenChain
+from shared.messages import (
+    Accepted,
+    Cancel,
+    Command,
+    Continue,
+    Failed,
+    Finished,
+    HandedOver,
+    Progress,
+    PromptScores,
+    ReplyEvent,
+    Started,
+    TokenDelta,
+)
+
+
+class Relay(Struct, frozen=True):
+    """Pass ``event`` on. ``ordinal`` numbers the accepted events from 1; `Started` bears the
+    number of the event before it."""
+
+    ordinal: int
+    event: Started | PromptScores | TokenDelta | Finished | Failed
+
+
+class Send(Struct, frozen=True):
+    """Send ``command`` to the worker at ``address``."""
+
+    address: str
+    command: Command
+
+
+Action: TypeAlias = Relay | Send
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Run:
+    """The delivery that a run of the job answers. A newer one is greater, unless the broker did not
+    count the return between them: then they are equal."""
+
+    publication: int
+    """The job's."""
+    is_alone: bool
+    """Nothing else ran in the worker."""
+    num_returns: int
+
+    @classmethod
+    def of(cls, event: Started) -> "Run":
+        return cls(event.publication, event.is_alone, event.num_returns)
+
+
+_NO_RUN = Run(-1, is_alone=False, num_returns=0)
+
+
+class LogReader:
+    """Reads the log of one request with ``num_choices`` choices in all, event by event."""
+
+    def __init__(self, request_id: str, num_choices: int, cut_off: Iterable[str] = ()) -> None:
+        """``cut_off``: tickets of runs that the broker left together with the log's reader. That
+        another one replaces them is no sign of a crash."""
+        self.request_id = request_id
+        self.chains = [TokenChain() for _ in range(num_choices)]
+        self.num_scored: dict[int, int] = {}
+        """Tokens of each prompt whose scores were accepted."""
+        self.attempt = 0
+        self.ordinal = 0
+        self.worker: str | None = None
+        self.ticket: str | None = None
+        self.body_hash: str | None = None
+        self.is_ended = False
+        self._run = _NO_RUN
+        self._contenders: set[str] = set()
+        """Tickets of the runs of the newest delivery: any of them may have the job."""
+        self._replaced: dict[str, Run] = {}
+        """By ticket."""
+        self._handed_over = set(cut_off)
+
+    @property
+    def num_crashes(self) -> int:
+        """Runs that another one replaced and that have not said, then or later, that they live."""
+        return len(self._replaced.keys() - self._handed_over)
+
+    @property
+    def num_crashes_alone(self) -> int:
+        """Those of the job as it was published last that were alone."""
+        crashed = self._replaced.keys() - self._handed_over
+        return sum(self._was_alone(self._replaced[ticket]) for ticket in crashed)
+
+    def read(self, event: ReplyEvent) -> list[Action]:
+        """Take the log's next event; returns what to do about it, in order."""
+        if self.is_ended:
+            return []
+        match event:
+            case TokenDelta() | Finished():
+                return self._extend(event)
+            case Started():
+                return self._start(event)
+            case Accepted():
+                self.body_hash = self.body_hash or event.body_hash
+                return []
+            case HandedOver():
+                self._handed_over.add(event.ticket)
+                return []
+            case PromptScores():
+                return self._score(event)
+            case Failed():
+                return self._fail(event)
+            case _:
+                return []
+
+    def cancel(self) -> list[Send]:
+        """The reader's client is gone: what to send so that no work goes on."""
+        return self._cancel()
+
+    def _cancel(self, *, is_replaced: bool = False) -> list[Send]:
+        if self.is_ended or self.worker is None:
+            return []
+        return [self._stop(self.worker, self.ticket, is_replaced=is_replaced)]
+
+    def _stop(self, worker: str, ticket: str | None, *, is_replaced: bool = False) -> Send:
+        command = Cancel(request_id=self.request_id, ticket=ticket, is_replaced=is_replaced)
+        return Send(worker, command)
+
+    def _start(self, event: Started) -> list[Action]:
+        run = Run.of(event)
+        if event.ticket == self.ticket:
+            return [Send(event.worker, self._continue(event.ticket))] if event.is_waiting else []
+        if self._is_late(run):
+            return [self._stop(event.worker, event.ticket)]
+        if self._is_rival(run):
+            self._contenders.add(event.ticket)
+            return [self._stop(event.worker, event.ticket, is_replaced=True)]
+        fence = self._cancel(is_replaced=True)
+        if self.ticket is not None:
+            self._replaced[self.ticket] = self._run
+        self._run = run
+        self.worker, self.ticket = event.worker, event.ticket
+        self._contenders = {event.ticket}
+        # Attempt 1 is that of the worker that did not ask, even if it comes late.
+        self.attempt = max(self.attempt, int(event.is_waiting)) + 1
+        start: list[Action] = [Relay(self.ordinal, event), *fence]
+        if fence or event.is_waiting:
+            start.append(Send(event.worker, self._continue(event.ticket)))
+        return start
+
+    def _is_late(self, run: Run) -> bool:
+        return run < self._run
+
+    def _is_rival(self, run: Run) -> bool:
+        return run == self._run
+
+    def _was_alone(self, run: Run) -> bool:
+        return run.is_alone and run.publication == self._run.publication
+
+    def _continue(self, ticket: str) -> Continue:
+        return Continue(
+            request_id=self.request_id,
+            ticket=ticket,
+            attempt=self.attempt,
+            num_crashes=self.num_crashes,
+            num_crashes_alone=self.num_crashes_alone,
+            choices=tuple(
+                Progress(token_ids=tuple(chain.token_ids), is_finished=chain.is_finished)
+                for chain in self.chains
+            ),
+        )
+
+    def _score(self, event: PromptScores) -> list[Action]:
+        num_scored = self.num_scored.get(event.prompt, 0)
+        is_of_a_prompt = event.prompt < len(self.chains)  # each prompt has a choice at least
+        if not (is_of_a_prompt and self._is_current(event)) or event.start != num_scored:
+            return []
+        self.num_scored[event.prompt] = num_scored + len(event.token_ids)
+        return [self._relay(event)]
+
+    def _extend(self, event: TokenDelta | Finished) -> list[Action]:
+        if not (self._is_current(event) and self._is_next(event)):
+            return []
+        chain = self.chains[event.choice]
+        chain.extend(event.token_ids)
+        if isinstance(event, Finished):
+            chain.is_finished = True
+            self.is_ended = all(chain.is_finished for chain in self.chains)
+        return [self._relay(event)]
+
+    def _fail(self, event: Failed) -> list[Action]:
+        if not self._counts(event):
+            return []
+        self.is_ended = True
+        return [self._relay(event)]
+
+    def _counts(self, event: Failed) -> bool:
+        if event.ticket is not None:
+            return event.ticket in self._contenders
+        is_refused = event.attempt == 0 and not any(chain.token_ids for chain in self.chains)
+        return is_refused or (self._is_current(event) and self._is_next(event))
+
+    def _is_current(self, event: PromptScores | TokenDelta | Finished | Failed) -> bool:
+        return event.attempt == self.attempt
+
+    def _is_next(self, event: TokenDelta | Finished | Failed) -> bool:
+        if event.choice >= len(self.chains):
+            return False
+        chain = self.chains[event.choice]
+        return not chain.is_finished and chain.stands_at(event.index, event.prefix_hash)
+
+    def _relay(self, event: PromptScores | TokenDelta | Finished | Failed) -> Relay:
+        self.ordinal += 1
+        return Relay(self.ordinal, event)

@@ -1,0 +1,95 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.batch.journal import Journal
+from shared.errors import InvalidRequest
+
+
+def line(custom_id: str, status: int = 200, body: str = "") -> bytes:
+    response = {"status_code": status, "request_id": "r", "body": {"text": body}}
+    return json.dumps({"id": "x", "custom_id": custom_id, "response": response}).encode()
+
+
+def test_what_was_appended_is_there_again(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "out", "digest") as journal:
+        journal.append(line("a"))
+        journal.append(line("b", status=400))
+
+    with Journal.open(tmp_path / "out", "digest") as journal:
+        assert "a" in journal
+        assert "b" in journal
+        assert len(journal) == 2
+        assert journal.num_failed == 1
+
+
+@given(cut=st.integers(0, 400))
+def test_whatever_a_crash_cuts_off_the_lines_before_it_are_kept(
+    cut: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("journal") / "out.part"
+    output = path.with_name("out")
+    with Journal.open(output, "digest") as journal:
+        for name in "abc":
+            journal.append(line(name))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:cut])
+    num_kept = max(0, whole[:cut].count(b"\n") - 1)
+
+    with Journal.open(output, "digest") as journal:
+        assert [name for name in "abc" if name in journal] == list("abc")[:num_kept]
+        for name in "abc":
+            journal.append(line(name))
+
+    assert path.read_bytes() == whole
+
+
+def test_a_second_answer_to_a_line_is_dropped(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "out", "digest") as journal:
+        journal.append(line("a", body="first"))
+        journal.append(line("a", body="second"))
+        journal.finish(["a"])
+
+    assert (tmp_path / "out").read_bytes() == line("a", body="first") + b"\n"
+
+
+def test_the_output_has_the_order_of_the_input(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "out", "digest") as journal:
+        for name in ("c", "a", "b"):
+            journal.append(line(name, body="é\\n"))
+        journal.finish(["a", "b", "c"])
+
+    answers = [json.loads(text) for text in (tmp_path / "out").read_text().splitlines()]
+    assert [answer["custom_id"] for answer in answers] == ["a", "b", "c"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_journal_of_another_input_is_left_alone(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "out", "digest") as journal:
+        journal.append(line("a"))
+    before = (tmp_path / "out.part").read_bytes()
+
+    with pytest.raises(InvalidRequest, match="another input"):
+        Journal.open(tmp_path / "out", "other")
+
+    assert (tmp_path / "out.part").read_bytes() == before
+
+
+def test_a_file_that_is_no_journal_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "out.part").write_text("precious\n")
+
+    with pytest.raises(InvalidRequest, match="no journal"):
+        Journal.open(tmp_path / "out", "digest")
+
+    assert (tmp_path / "out.part").read_text() == "precious\n"
+
+
+def test_two_runs_do_not_share_a_journal(tmp_path: Path) -> None:
+    with (
+        Journal.open(tmp_path / "out", "digest"),
+        pytest.raises(InvalidRequest, match="another run"),
+    ):
+        Journal.open(tmp_path / "out", "digest")

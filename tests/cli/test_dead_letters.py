@@ -1,0 +1,124 @@
+"""Dead letters on the in-memory bus: they are looked at, tried again and dropped."""
+
+import time
+
+import msgspec
+import pytest
+
+from cli import dead_letters
+from shared import topology
+from shared.bus.base import Bus, Message
+from shared.bus.memory import MemoryBus
+from shared.errors import InvalidRequest
+from shared.messages import GenerationJob, TextPrompt, decode_job, encode
+
+SECRET = "a prompt"
+
+
+def new_job(request_id: str) -> GenerationJob:
+    return GenerationJob(
+        request_id=request_id,
+        model="m",
+        prompts=(TextPrompt(text=SECRET),),
+        created_at=time.time() - 90,
+        deadline=time.time() + 10,
+    )
+
+
+async def bury(bus: Bus, body: bytes, lane: topology.Lane = "interactive") -> None:
+    """A worker rejects a message."""
+    queue = topology.jobs_queue("m", lane)
+    await bus.declare(topology.DEAD_LETTERS, queue)
+    await bus.publish(queue.bindings[0], Message(body, reply_to="reply.r", correlation_id="c"))
+    async with bus.consume(queue.name) as consumer:
+        await (await anext(consumer)).reject()
+
+
+async def num_dead(bus: Bus) -> int:
+    state = await bus.inspect(topology.DEAD_LETTERS.name)
+    assert state is not None
+    return state.num_ready
+
+
+async def test_they_say_what_died_where_and_of_what() -> None:
+    async with MemoryBus() as bus:
+        await bury(bus, encode(new_job("a")))
+        await bury(bus, encode(new_job("b")), "suspect")
+        await bury(bus, b"no job")
+        async with dead_letters.opened(bus, 10) as letters:
+            facts = [(letter.request_id, letter.reason, letter.queue) for letter in letters]
+            ages = [letter.age_s for letter in letters]
+
+    assert facts == [
+        ("a", "rejected", "jobs.m.interactive"),
+        ("b", "rejected: its workers died", "jobs.m.suspect"),
+        ("c", "rejected: not a job", "jobs.m.interactive"),
+    ]
+    assert ages[0] == pytest.approx(90, abs=5)
+    assert ages[2] is None
+
+
+async def test_what_is_looked_at_stays() -> None:
+    async with MemoryBus() as bus:
+        await bury(bus, encode(new_job("a")))
+        for _ in range(30):
+            async with dead_letters.opened(bus, 10) as letters:
+                assert len(letters) == 1
+        num_left = await num_dead(bus)
+
+    assert num_left == 1
+
+
+async def test_no_more_are_held_than_are_shown() -> None:
+    async with MemoryBus() as bus:
+        for name in ("a", "b", "c"):
+            await bury(bus, encode(new_job(name)))
+        async with dead_letters.opened(bus, 2) as letters:
+            names = [letter.request_id for letter in letters]
+            num_left = await num_dead(bus)
+
+    assert (names, num_left) == (["a", "b"], 1)
+
+
+async def test_a_retried_job_is_in_its_queue_again_without_its_deadline() -> None:
+    job = new_job("a")
+    async with MemoryBus() as bus:
+        await bury(bus, encode(job), "batch")
+        async with dead_letters.opened(bus, 10) as letters:
+            await dead_letters.find(letters, "a").retry(bus)
+        async with bus.consume(topology.jobs_queue("m", "batch").name) as consumer:
+            message = (await anext(consumer)).message
+        num_left = await num_dead(bus)
+
+    expected = msgspec.structs.replace(job, deadline=None, publication=1)
+    assert decode_job(message.body) == expected
+    assert (message.reply_to, message.correlation_id, num_left) == ("reply.r", "c", 0)
+
+
+async def test_what_is_no_job_cannot_be_tried_again() -> None:
+    async with MemoryBus() as bus:
+        await bury(bus, b"no job")
+        async with dead_letters.opened(bus, 10) as letters:
+            with pytest.raises(InvalidRequest):
+                await dead_letters.find(letters, "c").retry(bus)
+        num_left = await num_dead(bus)
+
+    assert num_left == 1
+
+
+async def test_a_dropped_one_is_gone() -> None:
+    async with MemoryBus() as bus:
+        for name in ("a", "b"):
+            await bury(bus, encode(new_job(name)))
+        async with dead_letters.opened(bus, 10) as letters:
+            await dead_letters.find(letters, "a").drop()
+        async with dead_letters.opened(bus, 10) as letters:
+            names = [letter.request_id for letter in letters]
+
+    assert names == ["b"]
+
+
+async def test_an_unknown_id_is_an_error_that_names_it() -> None:
+    async with MemoryBus() as bus, dead_letters.opened(bus, 10) as letters:
+        with pytest.raises(InvalidRequest, match="nobody"):
+            dead_letters.find(letters, "nobody")

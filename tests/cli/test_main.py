@@ -1,0 +1,131 @@
+"""The command line: what it shows, what it refuses, and what it leaves alone."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BROKER = "--broker=amqp://nobody:secret@127.0.0.1:1/warren"
+COMMANDS = ["serve", "gateway", "worker", "pull", "chat", "batch"]
+GROUPS = {"dead": ["list"], "keys": ["add", "list", "revoke"]}
+
+
+def warren(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "warren.py", *args],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        timeout=60,
+        env={**os.environ, "COLUMNS": "120", "TERM": "dumb", **env},
+    )
+
+
+def test_help_lists_the_commands() -> None:
+    shown = warren("--help")
+
+    assert shown.returncode == 0
+    assert re.findall(r"^│ (\w+) +[A-Z]", shown.stdout, re.MULTILINE) == [*COMMANDS, *GROUPS]
+
+
+@pytest.mark.parametrize(
+    "command", [*COMMANDS, *(f"{group} {name}" for group in GROUPS for name in GROUPS[group])]
+)
+def test_each_commands_help_has_an_example(command: str) -> None:
+    shown = warren(*command.split(), "--help")
+
+    assert shown.returncode == 0
+    assert re.search(rf"^ warren {command} \S", shown.stdout, re.MULTILINE)
+
+
+def test_the_version_is_the_projects() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    shown = warren("--version")
+
+    assert (shown.returncode, shown.stdout) == (0, f"warren {project['version']}\n")
+
+
+def test_sources_that_are_not_installed_have_no_version(tmp_path: Path) -> None:
+    for package in Path(sysconfig.get_paths()["purelib"]).iterdir():
+        if "warren" not in package.name:
+            (tmp_path / package.name).symlink_to(package)
+
+    shown = subprocess.run(
+        [sys.executable, "-S", "warren.py", "--version"],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+
+    assert shown.stdout == "warren of unknown version: run from its sources, and not installed\n"
+
+
+def test_help_loads_neither_side() -> None:
+    code = "import sys, warren; print({'torch', 'fastapi', 'aio_pika', 'httpx'} & set(sys.modules))"
+
+    shown = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=True
+    )
+
+    assert shown.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (["gateway"], "no broker"),
+        (["worker"], "no broker"),
+        (["batch", "in.jsonl", "out.jsonl"], "no broker"),
+        (["worker", "--broker=http://x"], "amqp"),
+        (["gateway", BROKER, "--port=many"], "WARREN_PORT"),
+        (["worker", BROKER, "--block-size=7"], "WARREN_BLOCK_SIZE"),
+        (["serve", "--once"], "--once needs --ask"),
+        (["serve", "--model=no-such-model"], "unknown model no-such-model"),
+        (["serve", "--model=./no/such/directory"], "no directory"),
+        (["pull", "no-such-model"], "unknown model no-such-model"),
+        (["chat", "--url=http://127.0.0.1:1"], "no server answers"),
+    ],
+)
+def test_what_cannot_work_stops_the_start_with_one_line(args: list[str], reason: str) -> None:
+    stopped = warren(*args)
+
+    assert stopped.returncode == 2
+    assert reason in stopped.stderr
+    assert len(stopped.stderr.splitlines()) == 1
+
+
+def test_an_unknown_variable_stops_the_start_with_one_line() -> None:
+    stopped = warren("gateway", BROKER, WARREN_MAX_REQUEST="8")
+
+    assert stopped.returncode == 2
+    assert stopped.stderr == "error: unknown setting WARREN_MAX_REQUEST\n"
+
+
+def test_an_unknown_option_is_a_usage_error() -> None:
+    assert warren("gateway", "--no-such-option").returncode == 2
+
+
+def test_a_taken_port_stops_the_start_with_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+
+        stopped = warren("gateway", BROKER, f"--port={port}")
+
+    assert stopped.returncode == 2
+    assert stopped.stderr == f"error: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+
+
+def test_a_brokers_password_is_never_shown() -> None:
+    stopped = warren("gateway", BROKER, "--port=many")
+
+    assert "secret" not in stopped.stderr + stopped.stdout

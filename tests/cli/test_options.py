@@ -1,0 +1,57 @@
+"""Settings become options and a table, and nothing of them is lost on the way."""
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from cli.options import chosen, table, takes_settings
+from shared import settings
+from shared.settings import CommonSettings, GatewaySettings, WorkerSettings
+
+
+def run(*args: str, env: dict[str, str] | None = None) -> str:
+    """What a command with the gateway's settings and one option of its own was given."""
+    app = typer.Typer()
+
+    @app.command()
+    @takes_settings(GatewaySettings)
+    def command(own: str = "", **options: str) -> None:
+        loaded = settings.load(GatewaySettings, **options)
+        print(own, loaded.host, loaded.port, loaded.cors_origins)
+
+    result = CliRunner().invoke(app, args, env=env, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout.strip()
+
+
+def test_an_option_sets_a_setting() -> None:
+    assert run("--own=x", "--port=9000") == "x 127.0.0.1 9000 ()"
+
+
+def test_an_option_wins_over_the_variable() -> None:
+    shown = run("--port=9000", env={"WARREN_PORT": "7000", "WARREN_HOST": "::1"})
+
+    assert shown.split() == ["::1", "9000", "()"]
+
+
+def test_a_list_is_written_with_commas() -> None:
+    assert run("--cors-origins=a,b").endswith("('a', 'b')")
+
+
+def test_each_side_gets_its_own_options() -> None:
+    options = {"port": "1", "model": "m", "log_level": "info"}
+
+    assert chosen(GatewaySettings, options) == {"port": "1", "log_level": "info"}
+    assert chosen(WorkerSettings, options) == {"model": "m", "log_level": "info"}
+
+
+@pytest.mark.parametrize("cls", [CommonSettings, GatewaySettings, WorkerSettings])
+def test_the_table_has_a_row_for_each_setting(cls: type[CommonSettings]) -> None:
+    rows = table().splitlines()
+
+    for name in cls.model_fields:
+        assert len([row for row in rows if row.startswith(f"| `WARREN_{name.upper()}` |")]) == 1
+
+
+def test_each_setting_says_what_it_means() -> None:
+    assert [row for row in table().splitlines() if row.endswith("|  |")] == []

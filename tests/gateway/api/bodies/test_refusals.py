@@ -1,0 +1,156 @@
+"""What a response's body may not say, and the name that an error gives it."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.api.bodies.responses import ResponsesRequest, in_own_words
+from gateway.api.bodies.schemas import parse_body
+from shared.errors import InvalidRequest
+from shared.messages import MAX_CONTEXT_BYTES, Failed
+from tests.support.http import LiveGateway, hears_a_worker
+from tests.support.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
+
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+USER = {"role": "user", "content": "x"}
+ALIEN = {"role": "alien", "content": "x"}
+LONG = "x" * ((1 << 20) + 1)
+FUNCTION_CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "1", "output": "x"}
+NAMELESS = {"type": "function_call", "call_id": "1", "arguments": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "c"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"n": 2}, "n"),
+        ({"background": True, "store": False}, "store"),
+        ({"include": ["file_search_call.results"]}, "include[0]"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"input": 3}, "input"),
+        ({"input": [3]}, "input[0]"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": 3}]}, "input[0].content"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].content[0]",
+        ),
+        ({"temperature": "hot"}, "temperature"),
+        ({"prediction": {"a": 1}}, "prediction"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"reasoning": {"effort": 3}}, "reasoning.effort"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(body: dict[str, Any], param: str) -> None:
+    raw = msgspec.json.encode({"model": "m", "input": "x", **body})
+
+    with pytest.raises(InvalidRequest) as caught:
+        parse_body(ResponsesRequest, raw).chat()
+
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "ours"),
+    [
+        ("response_format", {"type": "json_object"}, "text.format"),
+        ("max_completion_tokens", 3, "max_output_tokens"),
+        ("detach", True, "background"),
+        ("logprobs", True, "include"),
+        ("messages", [{"role": "user", "content": "x"}], "input"),
+        ("reasoning_effort", "low", "reasoning.effort"),
+    ],
+)
+def test_what_chat_calls_otherwise_is_refused_with_its_name_here(
+    name: str, value: object, ours: str
+) -> None:
+    raw = msgspec.json.encode({"model": "m", "input": "x", name: value})
+
+    with pytest.raises(InvalidRequest, match=f"is called {ours} here") as caught:
+        parse_body(ResponsesRequest, raw).chat()
+
+    assert caught.value.param == name
+
+
+def test_what_asks_for_nothing_is_tolerated() -> None:
+    raw = msgspec.json.encode(
+        {"model": "m", "input": "x", "logprobs": False, "text": {"verbosity": "medium"}}
+    )
+
+    chat = parse_body(ResponsesRequest, raw).chat()
+
+    assert not chat.logprobs
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"max_output_tokens": -1}, "max_output_tokens"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "a", "schema": 3}}},
+            "text.format.schema",
+        ),
+        ({"tools": [TOOL, {**TOOL, "name": "a b"}]}, "tools[1].name"),
+        ({"input": LONG}, "input"),
+        ({"input": [ALIEN]}, "input[0].role"),
+        ({"input": [ALIEN], "instructions": "Be brief."}, "input[0].role"),
+        ({"input": [USER, FUNCTION_CALL, FUNCTION_CALL, ALIEN]}, "input[3].role"),
+        ({"input": [NAMELESS]}, "input[0].name"),
+        ({"input": [USER, FUNCTION_CALL, NAMELESS]}, "input[2].name"),
+        ({"input": [USER, FUNCTION_CALL, {**FUNCTION_CALL, "call_id": 3}]}, "input[2].call_id"),
+        ({"input": [USER, {**OUTPUT, "call_id": 3}]}, "input[1].call_id"),
+        ({"input": [USER, FUNCTION_CALL, {**OUTPUT, "output": LONG}]}, "input[2].output"),
+        (
+            {
+                "input": [
+                    {"type": "reasoning", "content": [{"type": "text", "text": LONG}]},
+                    {"role": "assistant", "content": "x"},
+                ]
+            },
+            "input[0].content",
+        ),
+        ({"instructions": "x" * MAX_CONTEXT_BYTES}, "instructions"),
+        ({"tools": [{**TOOL, "description": "x" * MAX_CONTEXT_BYTES}]}, "tools"),
+    ],
+)
+async def test_a_bad_value_bears_the_name_that_its_client_knows(
+    gateway: LiveGateway, body: dict[str, Any], param: str
+) -> None:
+    await hears_a_worker(gateway)
+
+    response = await gateway.post("/v1/responses", **{"model": MODEL, "input": "x", **body})
+
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param)
+    assert error["message"].startswith(param)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_only_the_worker_sees_bears_that_name_too(
+    gateway: LiveGateway, worker: ScriptedWorker, stream: bool
+) -> None:
+    async def refuse(job: ScriptedJob) -> None:
+        code = "context_length_exceeded"
+        await job.publish(Failed(code=code, message="Too long.", param="messages"))
+
+    worker.script = refuse
+
+    response = await gateway.post("/v1/responses", model=MODEL, input="x", stream=stream)
+
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "input")
+    assert (error["code"], error["message"]) == ("context_length_exceeded", "Too long.")
+
+
+def test_other_errors_keep_their_names() -> None:
+    with pytest.raises(InvalidRequest) as caught, in_own_words():
+        raise InvalidRequest("x", param="messages_of_old")
+
+    assert caught.value.param == "messages_of_old"

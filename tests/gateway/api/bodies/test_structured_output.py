@@ -1,0 +1,164 @@
+"""Structured output: what is asked for, what it allows, and what is refused before any queue."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from gateway.api.bodies.json_values import MAX_DEPTH
+from gateway.api.bodies.structured_output import (
+    after_reasoning,
+    check,
+    check_now,
+    wanted_constraint,
+)
+from shared.errors import InvalidRequest
+from shared.messages import Constraint
+from tests.support.grammars import matches
+
+AGE = {
+    "type": "object",
+    "properties": {"age": {"type": "integer"}},
+    "required": ["age"],
+    "additionalProperties": False,
+}
+BOB = '{"age": 42}'
+
+
+def constraint_of(**body: Any) -> Constraint:
+    wanted = wanted_constraint(body)
+    assert wanted is not None
+    check_now(wanted)
+    return wanted.constraint
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("body", "good", "bad"),
+    [
+        ({"response_format": {"type": "json_object"}}, '{"a": [1]}', "[1]"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": AGE}}},
+            BOB,
+            '{"age": "x"}',
+        ),
+        ({"response_format": {"type": "json_schema", "schema": AGE}}, BOB, "{}"),
+        ({"response_format": {"type": "json_object", "schema": AGE}}, BOB, "{}"),
+        ({"guided_json": AGE}, BOB, "{}"),
+        ({"guided_json": '{"type": "integer"}'}, "7", "x"),
+        ({"guided_regex": r"\d{3}-\d{4}"}, "555-1234", "555"),
+        ({"guided_choice": ['say "hi"', "ü\n"]}, 'say "hi"', "say"),
+        ({"guided_grammar": 'start: "a" "b"+'}, "abb", "a"),
+        ({"guided_grammar": 'root ::= "a" ("b" | "c")'}, "ac", "a"),
+        ({"structured_outputs": {"json": AGE}}, BOB, "{}"),
+        ({"structured_outputs": {"regex": "a+"}}, "aa", "b"),
+        ({"structured_outputs": {"choice": ["x", "y"]}}, "y", "z"),
+        ({"structured_outputs": {"grammar": 'start: "a"'}}, "a", "b"),
+        ({"structured_outputs": {"json_object": True}}, "{}", "1"),
+    ],
+)
+def test_what_is_asked_for_is_what_is_allowed(body: dict[str, Any], good: str, bad: str) -> None:
+    constraint = constraint_of(**body)
+
+    assert matches(constraint, good)
+    assert not matches(constraint, bad)
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"response_format": {"type": "text"}}, {"guided_regex": None}]
+)
+def test_nothing_is_asked_for(body: dict[str, Any]) -> None:
+    assert wanted_constraint(body) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "no"}}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_json": [1]}, "guided_json"),
+        ({"guided_json": {"$ref": "https://example.com/x"}}, "guided_json"),
+        ({"guided_json": {"$ref": "#/nowhere"}}, "guided_json"),
+        ({"guided_json": nested(MAX_DEPTH)}, "guided_json"),
+        ({"guided_json": {"enum": ["x" * 70_000]}}, "guided_json"),
+        ({"guided_regex": "(a"}, "guided_regex"),
+        ({"guided_regex": "(?=a)b"}, "guided_regex"),
+        ({"guided_regex": 3}, "guided_regex"),
+        ({"guided_regex": "a" * 70_000}, "guided_regex"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": ["a", ""]}, "guided_choice"),
+        ({"guided_choice": ["a"] * 1025}, "guided_choice"),
+        ({"guided_choice": "a"}, "guided_choice"),
+        ({"guided_grammar": "start: nothing"}, "guided_grammar"),
+        ({"guided_grammar": 'root ::= "a'}, "guided_grammar"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
+    ],
+)
+def test_what_no_worker_could_obey_is_refused(body: dict[str, Any], param: str) -> None:
+    """OPENAI.md 3: a bad schema or regular expression is a 400 before queueing."""
+    with pytest.raises(InvalidRequest) as caught:
+        constraint_of(**body)
+
+    assert caught.value.param == param
+    assert caught.value.message.startswith(param)
+
+
+def test_what_costs_too_much_is_refused_by_name() -> None:
+    with pytest.raises(InvalidRequest, match="guided_json: it takes too much") as caught:
+        constraint_of(guided_json={"type": "integer", "multipleOf": 999_983})
+
+    assert caught.value.param == "guided_json"
+
+
+async def test_one_is_checked_beside_the_event_loop() -> None:
+    wanted = wanted_constraint({"guided_choice": [f"choice {time.time()}"]})
+    assert wanted is not None
+    checking = asyncio.create_task(check(wanted))
+
+    await asyncio.sleep(0)
+
+    assert not checking.done()
+    await checking
+
+
+@pytest.mark.parametrize(
+    ("parser", "good", "bad"),
+    [
+        ("deepseek_r1", "hm {\n</think>\n\n" + BOB, BOB),
+        ("qwen3", "<think>hm</think>" + BOB, "<think>hm" + BOB),
+        ("qwen3", BOB, "hm" + BOB),
+        (None, BOB, "<think>hm</think>" + BOB),
+    ],
+)
+def test_a_model_thinks_before_it_obeys(parser: str | None, good: str, bad: str) -> None:
+    constraint = after_reasoning(constraint_of(guided_json=AGE), parser)
+
+    assert matches(constraint, good)
+    assert not matches(constraint, bad)
+
+
+def test_a_schema_after_a_thought_has_no_endless_blanks() -> None:
+    constraint = after_reasoning(constraint_of(guided_json=AGE), "deepseek_r1")
+
+    assert matches(constraint, "x</think>" + BOB.replace(" ", " " * 16))
+    assert not matches(constraint, "x</think>" + BOB.replace(" ", " " * 17))
+
+
+def test_a_thought_comes_before_a_regex_with_slashes() -> None:
+    constraint = after_reasoning(constraint_of(guided_regex=r"a/\/b\\/"), "deepseek_r1")
+
+    assert matches(constraint, "x</think>a//b\\/")

@@ -1,0 +1,222 @@
+"""Which tools may be called, and what a model that has to call one may write."""
+
+from typing import Any
+
+import pytest
+
+from gateway.api.bodies.structured_output import Wanted, check_now
+from gateway.api.bodies.tool_choice import MAX_CALLS, ToolUse, tool_use
+from gateway.api.render.choice_reader import ChoiceReader, merged
+from gateway.text.pieces import CallArguments, CallStart
+from shared.errors import InvalidRequest, Unavailable
+from shared.messages import Announcement
+from tests.support.grammars import matches
+from tests.support.rendering import context_of
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather somewhere.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"$ref": "#/$defs/city"}},
+            "required": ["city"],
+            "additionalProperties": False,
+            "$defs": {"city": {"type": "string"}},
+        },
+    },
+}
+TIME = {"type": "function", "function": {"name": "get_time"}}
+NAMED = {"type": "function", "function": {"name": "get_time"}}
+FORMS = {
+    "hermes": (
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>',
+        '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>',
+        "\n",
+        "",
+    ),
+    "llama3_json": (
+        '{"name": "get_weather", "parameters": {"city": "Rome"}}',
+        '{"name": "get_time", "parameters": {}}',
+        "; ",
+        "",
+    ),
+    "mistral": (
+        '{"name": "get_weather", "arguments": {"city": "Rome"}}',
+        '{"name": "get_time", "arguments": {}}',
+        ", ",
+        "[]",
+    ),
+}
+
+
+def use_of(
+    tools: Any,
+    choice: Any = None,
+    *,
+    parser: str | None = "hermes",
+    reasoning: str | None = None,
+    is_parallel: bool = True,
+) -> ToolUse | None:
+    served = Announcement(
+        worker="w",
+        model="m",
+        vocab_size=100,
+        max_seq_len=100,
+        fingerprint="f",
+        max_num_seqs=1,
+        tool_parser=parser,
+        reasoning_parser=reasoning,
+    )
+    return tool_use(tools, choice, is_parallel=is_parallel, served=served)
+
+
+@pytest.mark.parametrize(("tools", "choice"), [([WEATHER], "none"), (None, None), (None, "auto")])
+def test_nothing_is_called_unasked(tools: Any, choice: Any) -> None:
+    assert use_of(tools, choice) is None
+
+
+def test_a_model_that_may_call_is_free() -> None:
+    use = use_of([WEATHER, TIME], "auto")
+
+    assert use is not None
+    assert use.constraint is None
+    assert [tool.name for tool in use.tools] == ["get_weather", "get_time"]
+
+
+@pytest.mark.parametrize("parser", FORMS)
+def test_a_model_that_has_to_call_writes_what_its_parser_reads(parser: str) -> None:
+    weather, now, between, around = FORMS[parser]
+    opening, closing = around[:1], around[1:]
+    use = use_of([WEATHER, TIME], "required", parser=parser)
+    assert use is not None
+    assert use.constraint is not None
+    check_now(Wanted("tools", use.constraint))
+    text = f"{opening}{weather}{between}{now}{closing}"
+
+    assert matches(use.constraint, text)
+    assert not matches(use.constraint, f"{opening}{weather.replace('city', 'town')}{closing}")
+    assert not matches(use.constraint, "It rains.")
+    reader = ChoiceReader(context_of(tool_parser=parser, is_forced=True))
+    assert merged(reader.read(text, 1) + reader.end()) == [
+        CallStart(0, "get_weather"),
+        CallArguments(0, '{"city": "Rome"}'),
+        CallStart(1, "get_time"),
+        CallArguments(1, "{}"),
+    ]
+
+
+@pytest.mark.parametrize("parser", FORMS)
+def test_a_named_tool_is_called_once(parser: str) -> None:
+    weather, now, between, around = FORMS[parser]
+    opening, closing = around[:1], around[1:]
+    use = use_of([WEATHER, TIME], NAMED, parser=parser)
+    assert use is not None
+    assert use.constraint is not None
+
+    assert use.is_single
+    assert matches(use.constraint, f"{opening}{now}{closing}")
+    assert not matches(use.constraint, f"{opening}{weather}{closing}")
+    assert not matches(use.constraint, f"{opening}{now}{between}{now}{closing}")
+
+
+@pytest.mark.parametrize("parser", FORMS)
+def test_a_model_that_cannot_stop_calling_is_stopped(parser: str) -> None:
+    _, now, between, around = FORMS[parser]
+    opening, closing = around[:1], around[1:]
+    use = use_of([TIME], "required", parser=parser)
+    assert use is not None
+    assert use.constraint is not None
+
+    def calls(count: int) -> str:
+        return f"{opening}{between.join([now] * count)}{closing}"
+
+    assert matches(use.constraint, calls(1))
+    assert matches(use.constraint, calls(MAX_CALLS))
+    assert not matches(use.constraint, calls(MAX_CALLS + 1))
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_model_that_has_to_call_writes_no_endless_blanks(choice: Any) -> None:
+    use = use_of([TIME], choice, parser="llama3_json")
+    assert use is not None
+    assert use.constraint is not None
+    call = FORMS["llama3_json"][1]
+
+    assert matches(use.constraint, call.replace(": {", ":\n    {"))
+    assert not matches(use.constraint, call.replace(": {", ":" + " " * 17 + "{"))
+
+
+def test_a_model_thinks_before_it_has_to_call() -> None:
+    use = use_of([TIME], "required", reasoning="deepseek_r1")
+    assert use is not None
+    assert use.constraint is not None
+
+    assert matches(use.constraint, "hm</think>\n" + FORMS["hermes"][1])
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "param"),
+    [
+        ([{"type": "web_search"}], None, "tools[0].type"),
+        ([3], None, "tools[0].type"),
+        ([{"type": "function"}], None, "tools[0].function"),
+        ([{"type": "function", "function": {}}], None, "tools[0].function.name"),
+        ([{"type": "function", "function": {"name": "a b"}}], None, "tools[0].function.name"),
+        ([{"type": "function", "function": {"name": "a" * 300}}], None, "tools[0].function.name"),
+        (
+            [TIME, {"type": "function", "function": {"name": "a", "parameters": [1]}}],
+            None,
+            "tools[1].function.parameters",
+        ),
+        ([TIME] * 129, None, "tools"),
+        (None, "required", "tool_choice"),
+        ([TIME], "sometimes", "tool_choice"),
+        ([TIME], {"type": "function", "function": {"name": "other"}}, "tool_choice"),
+        ([TIME], {"type": "allowed_tools"}, "tool_choice"),
+        ([TIME], 3, "tool_choice"),
+    ],
+)
+def test_what_cannot_be_called_is_named(tools: Any, choice: Any, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        use_of(tools, choice)
+
+    assert caught.value.param == param
+
+
+def test_a_deep_schema_is_refused() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(100):
+        schema = {"items": schema}
+
+    with pytest.raises(InvalidRequest) as caught:
+        use_of([{"type": "function", "function": {"name": "a", "parameters": schema}}])
+
+    assert caught.value.param == "tools[0].function.parameters"
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_a_schema_that_nobody_can_obey_is_named_and_not_its_grammar(choice: Any) -> None:
+    broken = {"type": "object", "properties": {"x": {"type": "nonsense"}}}
+    use = use_of(
+        [TIME, {"type": "function", "function": {"name": "f", "parameters": broken}}], choice
+    )
+    assert use is not None
+    assert use.constraint is not None
+
+    with pytest.raises(InvalidRequest) as caught:
+        check_now(Wanted("tools", use.constraint, use.schemas))
+
+    assert caught.value.param == "tools[1].function.parameters"
+    assert caught.value.message == "tools[1].function.parameters: Invalid type: nonsense"
+
+
+def test_a_model_without_calls_refuses_tools() -> None:
+    with pytest.raises(InvalidRequest, match="calls none"):
+        use_of([TIME], parser=None)
+
+
+def test_while_no_worker_is_there_nobody_knows_how_to_call() -> None:
+    with pytest.raises(Unavailable):
+        tool_use([TIME], None, is_parallel=True, served=None)

@@ -1,0 +1,265 @@
+"""How a chat's log is worded, streamed and whole. Numbers are those of OPENAI.md's sections."""
+
+from typing import Any
+
+import pytest
+
+from gateway.api.render.logprobs import chat_logprobs
+from shared.messages import Logprob, TokenLogprobs
+from tests.support.rendering import Log, context_of, joined
+
+CALLS = (
+    'Sure.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+)
+
+
+def calls_of(chunks: list[Any]) -> list[dict[str, Any]]:
+    """The calls, as the official client puts them together (section 5)."""
+    calls: list[dict[str, Any]] = []
+    for chunk in chunks:
+        for delta in chunk["choices"][0]["delta"].get("tool_calls", ()):
+            if delta["index"] == len(calls):
+                assert set(delta) == {"index", "id", "type", "function"}
+                assert delta["function"]["arguments"] == ""
+                calls.append({**delta, "function": dict(delta["function"])})
+            else:
+                assert set(delta) == {"index", "function"}
+                assert set(delta["function"]) == {"arguments"}
+                calls[delta["index"]]["function"]["arguments"] += delta["function"]["arguments"]
+    return [{k: v for k, v in call.items() if k != "index"} for call in calls]
+
+
+def test_each_choice_has_its_own_role_and_end() -> None:
+    """Section 2: n > 1, chunks interleave."""
+    log = Log(context_of(num_choices=2)).say("x").say("y", choice=1).say("z")
+    chunks = log.finish("!", choice=1).finish("?", "length").chunks()
+
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [c["index"] for c in choices if "role" in c["delta"]] == [0, 1]
+    ends = [(c["index"], c["finish_reason"]) for c in choices if c["finish_reason"]]
+    assert ends == [(1, "stop"), (0, "length")]
+    assert joined(chunks, "content") == "xz?"
+    assert joined(chunks, "content", 1) == "y!"
+
+
+def test_a_stop_string_within_a_call_does_not_finish_it() -> None:
+    log = Log(context_of(tool_parser="hermes", is_forced=True))
+    log.say('<tool_call>\n{"name": "f", "arguments": {"city": "').finish(stop_reason="Rome")
+
+    (whole,) = log.whole()["choices"]
+    (last,) = log.chunks()[-1]["choices"]
+
+    assert whole["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "'
+    for choice in (whole, last):
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "Rome")
+
+
+def test_the_chunk_that_ends_a_choice_bears_no_text() -> None:
+    """Section 2: vllm#35705."""
+    *_, last = Log(context_of()).say("a").finish("b", "length").chunks()
+
+    assert last["choices"][0]["delta"] == {}
+    assert last["choices"][0]["finish_reason"] == "length"
+
+
+def test_all_choices_are_there_when_the_answer_is_whole() -> None:
+    log = Log(context_of(num_choices=2)).say("x").finish("1").say("y", choice=1)
+
+    choices = log.finish("2", choice=1).whole()["choices"]
+
+    assert [(c["index"], c["message"]["content"]) for c in choices] == [(0, "x1"), (1, "y2")]
+
+
+def test_logprobs_stand_beside_each_token() -> None:
+    """Section 4: chat's shape."""
+    context = context_of(logprobs=2)
+    log = Log(context).say("é", " b").finish("!")
+
+    (whole,) = log.whole()["choices"]
+    streamed = [
+        entry
+        for chunk in log.chunks()
+        for entry in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]
+    ]
+
+    assert whole["logprobs"]["refusal"] is None
+    assert whole["logprobs"]["content"] == streamed
+    assert streamed[0] == {
+        "token": "é",
+        "logprob": -2.0,
+        "bytes": [0xC3, 0xA9],
+        "top_logprobs": [
+            {"token": "best", "logprob": -1.0, "bytes": [98, 101, 115, 116]},
+            {"token": "é", "logprob": -2.0, "bytes": [0xC3, 0xA9]},
+        ],
+    }
+    assert [entry["token"] for entry in streamed] == ["é", " b", "!"]
+
+
+def test_tokens_without_text_keep_their_logprobs() -> None:
+    chunks = Log(context_of(logprobs=0)).say("").finish("é").chunks()
+
+    told = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["logprobs"]]
+    assert [(c["delta"]["content"], len(c["logprobs"]["content"])) for c in told] == [
+        ("", 1),
+        ("é", 1),
+    ]
+
+
+def test_tokens_may_be_told_as_ids() -> None:
+    context = context_of(logprobs=0, tokens_as_ids=True)
+
+    (choice,) = Log(context).finish("ab").whole()["choices"]
+
+    assert choice["logprobs"]["content"][0]["token"] == "token_id:2"
+
+
+def test_an_impossible_token_is_told_in_json() -> None:
+    """Section 4: -9999.0; JSON has no infinity."""
+    told = TokenLogprobs(Logprob(1, float("-inf"), b"a"))
+
+    assert chat_logprobs([told], as_ids=False).content[0].logprob == -9999.0
+
+
+def test_calls_come_in_deltas_with_dense_indexes() -> None:
+    """Section 5: sgl#4700, lmd#3412, openai/codex#7517."""
+    log = Log(context_of(tool_parser="hermes")).say(*CALLS).finish()
+
+    chunks, (whole,) = log.chunks(), log.whole()["choices"]
+
+    calls = calls_of(chunks)
+    assert calls == whole["message"]["tool_calls"]
+    assert [call["function"] for call in calls] == [
+        {"name": "f", "arguments": '{"a": 1}'},
+        {"name": "g", "arguments": "{}"},
+    ]
+    assert len({call["id"] for call in calls}) == 2
+    assert joined(chunks, "content") == whole["message"]["content"] == "Sure."
+
+
+def test_calls_end_with_tool_calls_streamed_and_whole() -> None:
+    """Section 5: googleapis/python-genai#2868."""
+    log = Log(context_of(tool_parser="hermes")).say(*CALLS).finish()
+
+    assert log.chunks()[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    assert log.whole()["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_call_that_was_cut_off_ends_with_length() -> None:
+    log = Log(context_of(tool_parser="hermes")).say(*CALLS[:45]).finish("", "length")
+
+    assert log.chunks()[-1]["choices"][0]["finish_reason"] == "length"
+    assert log.whole()["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_message_of_calls_alone_has_no_content() -> None:
+    log = Log(context_of(tool_parser="llama3_json")).finish('{"name": "f", "parameters": {}}')
+
+    message = log.whole()["choices"][0]["message"]
+
+    assert message["content"] is None
+    assert message["tool_calls"][0]["type"] == "function"
+
+
+def test_a_mistral_call_has_an_id_that_its_template_takes() -> None:
+    log = Log(context_of(tool_parser="mistral")).finish('[TOOL_CALLS][{"name": "f"}]')
+
+    (call,) = log.whole()["choices"][0]["message"]["tool_calls"]
+
+    assert len(call["id"]) == 9
+    assert call["id"].isalnum()
+
+
+@pytest.mark.parametrize("include_reasoning", [True, False])
+def test_thought_stands_beside_the_content(include_reasoning: bool) -> None:
+    context = context_of(reasoning_parser="qwen3", include_reasoning=include_reasoning)
+    log = Log(context).say("<think>", "hm ", "m", "</think>", "\n\n", "It").finish(" is.")
+
+    chunks, whole = log.chunks(), log.whole()
+
+    message = whole["choices"][0]["message"]
+    expected = "hm m" if include_reasoning else None
+    assert message.get("reasoning_content") == expected
+    assert (joined(chunks, "reasoning_content") or None) == expected
+    assert message["content"] == joined(chunks, "content") == "It is."
+    assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4}
+
+
+def test_usage_is_told_with_each_chunk_where_that_is_wanted() -> None:
+    context = context_of(include_usage=True, continuous_usage=True)
+
+    chunks = Log(context).say("a", "b").finish("c").chunks()
+
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [0, 1, 2, 3, 3, 3]
+    assert all(chunk["usage"]["prompt_tokens"] == 3 for chunk in chunks)
+
+
+def test_usage_counts_a_prompt_once() -> None:
+    log = Log(context_of(num_choices=2)).finish("a", num_cached_tokens=2)
+
+    usage = log.finish("b", choice=1, num_cached_tokens=3).whole()["usage"]
+
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (3, 2, 5)
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
+
+
+def test_the_fingerprint_comes_with_the_end() -> None:
+    """Section 2: as vLLM, on the final chunks alone."""
+    log = Log(context_of(fingerprint="f1", include_usage=True)).say("a").finish("b")
+
+    assert [chunk.get("system_fingerprint") for chunk in log.chunks()] == [
+        *[None] * 3,
+        "f1",
+        "f1",
+    ]
+    assert log.whole()["system_fingerprint"] == "f1"
+
+
+def test_a_stop_token_is_told_beside_the_reason() -> None:
+    """Section 2: details go into a side field."""
+    (choice,) = Log(context_of()).finish("a", stop_reason=0).whole()["choices"]
+
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", 0)
+
+
+def test_a_second_attempt_begins_nothing_anew() -> None:
+    """Section 2: after a migration the role is not repeated, and the prompt counts once."""
+    log = Log(context_of(include_usage=True)).say("a")
+    log.relays.append(log.relays[0])
+    *chunks, usage = log.finish("b").chunks()
+
+    assert sum("role" in chunk["choices"][0]["delta"] for chunk in chunks) == 1
+    assert usage["usage"]["prompt_tokens"] == 3
+
+
+def test_an_error_is_the_last_payload() -> None:
+    """Section 1: an event with a truthy ``error``, and no ``[DONE]``."""
+    log = Log(context_of()).say("a").fail("worker_lost")
+
+    *_, last = log.chunks()
+
+    assert last["error"]["code"] == "worker_lost"
+
+
+def test_the_same_log_has_the_same_payloads() -> None:
+    """What a take-over on another gateway rests on."""
+    context = context_of(
+        tool_parser="hermes", reasoning_parser="qwen3", logprobs=1, include_usage=True
+    )
+    log = Log(context).say("<think>hm</think>", *CALLS).finish()
+
+    assert log.payloads() == log.payloads()
+
+
+def test_prompt_logprobs_are_as_in_vllm() -> None:
+    context = context_of(prompt_logprobs=1, is_stream=False)
+
+    answer = Log(context).score().finish("x").whole()
+
+    first, second, _ = answer["prompt_logprobs"]
+    assert first is None
+    assert second == {
+        "99": {"logprob": -1.0, "rank": 1, "decoded_token": "best"},
+        "2": {"logprob": -2.0, "rank": 2, "decoded_token": " b"},
+    }

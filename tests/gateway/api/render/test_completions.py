@@ -1,0 +1,134 @@
+"""How a completion's log is worded, streamed and whole. Sections are those of OPENAI.md."""
+
+from typing import Any
+
+import pytest
+
+from gateway.api.render import whole_answer
+from gateway.api.render.gathering import gathered
+from shared.messages import Choice, Completed
+from tests.support.rendering import Log, context_of, told_as
+
+
+def completion(**fields: Any) -> Log:
+    prompts = fields.pop("prompts", ())
+    context = context_of(endpoint="completions", request_id="cmpl-1", **fields)
+    return Log(context, prompts=prompts)
+
+
+def streamed_text(log: Log, choice: int = 0) -> str:
+    chunks = (chunk["choices"][0] for chunk in log.chunks())
+    return "".join(found["text"] for found in chunks if found["index"] == choice)
+
+
+def streamed_logprobs(log: Log, choice: int = 0) -> dict[str, list[Any]]:
+    columns: dict[str, list[Any]] = {}
+    for chunk in log.chunks():
+        found = chunk["choices"][0]
+        if found["index"] == choice and found["logprobs"]:
+            for name, values in found["logprobs"].items():
+                columns.setdefault(name, []).extend(values)
+    return columns
+
+
+def test_logprobs_are_parallel_lists() -> None:
+    """Section 4: completions' shape, not chat's (vllm#3179)."""
+    log = completion(logprobs=1).say("é", " b").finish("!")
+
+    (choice,) = log.whole()["choices"]
+
+    assert choice["logprobs"] == {
+        "tokens": ["é", " b", "!"],
+        "token_logprobs": [-2.0, -2.0, -2.0],
+        "text_offset": [0, 1, 3],
+        "top_logprobs": [{"best": -1.0, token: -2.0} for token in ("é", " b", "!")],
+    }
+    assert streamed_logprobs(log) == choice["logprobs"]
+
+
+def test_no_alternatives_still_tell_the_tokens() -> None:
+    """Section 4: vllm#3707, ``logprobs=0``."""
+    (choice,) = completion(logprobs=0).finish("a").whole()["choices"]
+
+    assert choice["logprobs"]["token_logprobs"] == [-2.0]
+
+
+@pytest.mark.parametrize("size", [1, 2, 1024])
+def test_an_echo_has_the_prompts_logprobs_the_first_of_them_null(size: int) -> None:
+    """Section 4: lcpp#27174; what lm-eval's scores rest on."""
+    log = completion(logprobs=1, echo=True).score(size).say(" d").finish(".")
+
+    (choice,) = log.whole()["choices"]
+
+    logprobs = choice["logprobs"]
+    assert choice["text"] == "a b c d."
+    assert logprobs["tokens"] == ["a", " b", " c", " d", "."]
+    assert logprobs["token_logprobs"] == [None, -2.0, -2.0, -2.0, -2.0]
+    assert logprobs["top_logprobs"][0] is None
+    assert [
+        choice["text"][offset : offset + len(token)]
+        for offset, token in zip(logprobs["text_offset"], logprobs["tokens"], strict=True)
+    ] == logprobs["tokens"]
+    assert streamed_text(log) == choice["text"]
+    assert streamed_logprobs(log) == logprobs
+
+
+def test_a_prompt_is_scored_without_output() -> None:
+    """Section 3: ``max_tokens=0`` with echo."""
+    log = completion(logprobs=0, echo=True).score().finish("", "length")
+
+    (choice,) = log.whole()["choices"]
+
+    assert choice["text"] == streamed_text(log) == "a b c"
+    assert choice["finish_reason"] == "length"
+    assert choice["logprobs"]["token_logprobs"][:3] == [None, -2.0, -2.0]
+
+
+def test_an_echo_needs_no_logprobs() -> None:
+    log = completion(echo=True).say(" d").finish(".")
+
+    assert streamed_text(log) == log.whole()["choices"][0]["text"] == "a b c d."
+
+
+def test_each_choice_echoes_its_own_prompt() -> None:
+    log = completion(
+        echo=True, logprobs=0, num_prompts=2, num_choices=2, prompts=[["x", "y"], ["z"]]
+    ).score()
+    for choice in range(4):
+        log.finish(str(choice), choice=choice)
+
+    choices = log.whole()["choices"]
+
+    assert [choice["text"] for choice in choices] == ["xy0", "xy1", "z2", "z3"]
+    assert [streamed_text(log, k) for k in range(4)] == ["xy0", "xy1", "z2", "z3"]
+    assert [streamed_logprobs(log, k) for k in range(4)] == [c["logprobs"] for c in choices]
+
+
+def test_the_likeliest_of_the_best_are_told() -> None:
+    context = context_of(endpoint="completions", best_of=3, num_choices=2, is_stream=False)
+    choices = tuple(
+        Choice(
+            token_ids=(1,),
+            text=text,
+            finish_reason="stop",
+            num_prompt_tokens=5,
+            logprobs=(told_as(text),) * num_tokens,
+        )
+        for text, num_tokens in (("none", 0), ("one", 1), ("two", 2))
+    )
+
+    answer: Any = whole_answer(*gathered(context, Completed(request_id="r", choices=choices)))
+
+    assert [(choice.index, choice.text) for choice in answer.choices] == [(0, "one"), (1, "two")]
+    assert answer.choices[0].logprobs is None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (5, 3)
+
+
+def test_prompt_logprobs_are_each_choices_own() -> None:
+    log = completion(prompt_logprobs=0, is_stream=False).score().finish("x")
+
+    (choice,) = log.whole()["choices"]
+
+    assert choice["prompt_logprobs"][0] is None
+    assert choice["prompt_logprobs"][1]["2"]["decoded_token"] == " b"
+    assert choice["text"] == "x"

@@ -1,0 +1,120 @@
+"""How a response is worded: whole, and as events."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.api.bodies.input_items import conversation_of
+from gateway.api.bodies.responses import ResponsesRequest
+from gateway.api.bodies.schemas import parse_body
+from tests.support.rendering import Log, context_of
+
+CALL = 'Sure. <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+
+
+def response_log(**fields: Any) -> Log:
+    return Log(context_of(endpoint="responses", request_id="resp-1", **fields))
+
+
+def test_a_call_is_an_item_of_its_own() -> None:
+    log = response_log(tool_parser="hermes").say(*CALL).finish()
+
+    message, call = log.whole()["output"]
+
+    assert message["content"][0]["text"] == "Sure."
+    assert (call["type"], call["name"], call["arguments"]) == ("function_call", "f", '{"a": 1}')
+    assert call["call_id"].startswith("call_")
+    deltas = [event for event in log.chunks() if event["type"].endswith("arguments.delta")]
+    assert "".join(delta["delta"] for delta in deltas) == call["arguments"]
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        response_log().say("a").finish("b"),
+        response_log().say("a").finish("", "length"),
+        response_log().finish(),
+        response_log(logprobs=1).say("a").finish("b"),
+        response_log(tool_parser="hermes", reasoning_parser="qwen3", logprobs=0)
+        .say("<think>", "hm", "</think>", *CALL)
+        .finish(),
+    ],
+)
+def test_a_stream_ends_with_the_whole_response(log: Log) -> None:
+    events = log.chunks()
+
+    assert events[-1]["response"] == log.whole()
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [kind for kind, _ in log.payloads()] == [event["type"] for event in events]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert done == log.whole()["output"]
+
+
+def test_an_answer_that_was_cut_off_is_incomplete() -> None:
+    response = response_log().finish("a", "length").whole()
+
+    assert response["status"] == "incomplete"
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+def test_a_failure_is_an_event() -> None:
+    *_, last = response_log().say("a").fail("worker_lost").chunks()
+
+    assert last["type"] == "response.failed"
+    assert last["response"]["error"]["code"] == "worker_lost"
+
+
+@pytest.mark.parametrize(
+    ("log", "closing"),
+    [
+        (
+            response_log().say("a"),
+            ["response.output_text.done", "response.content_part.done"],
+        ),
+        (
+            response_log(tool_parser="hermes").say('<tool_call>{"name": "f", "arguments": {"a"'),
+            ["response.function_call_arguments.done"],
+        ),
+        (response_log(), None),
+    ],
+)
+def test_a_failure_leaves_what_is_open_incomplete(log: Log, closing: list[str] | None) -> None:
+    before = len(log.chunks())
+
+    events = log.fail("worker_lost").chunks()[before:]
+
+    ends = [] if closing is None else [*closing, "response.output_item.done"]
+    assert [event["type"] for event in events] == [*ends, "response.failed"]
+    output = events[-1]["response"]["output"]
+    assert [item["status"] for item in output] == ["incomplete"] * bool(closing)
+    assert [event["item"] for event in events[:-1] if "item" in event] == output
+
+
+def test_items_become_messages() -> None:
+    items = [
+        {"role": "user", "content": "What is the weather?"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "?"}]},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "rain"},
+    ]
+
+    system, user, assistant, tool = conversation_of("Be brief.", items).messages
+
+    assert (system["role"], user["role"]) == ("system", "user")
+    assert (assistant["content"], assistant["reasoning_content"]) == ("?", "hm")
+    assert [call["id"] for call in assistant["tool_calls"]] == ["1", "2"]
+    assert tool == {"role": "tool", "tool_call_id": "1", "content": "rain"}
+
+
+def test_a_response_repeats_its_request() -> None:
+    body = msgspec.json.encode({"model": "m", "input": "x", "tools": [TOOL], "top_p": 0.5})
+    request = parse_body(ResponsesRequest, body)
+
+    echoed = json.loads(request.echoed())
+
+    assert (echoed["tools"], echoed["top_p"], echoed["instructions"]) == ([TOOL], 0.5, None)

@@ -1,0 +1,91 @@
+"""Whatever a client sends, it is the client's fault or it is answered."""
+
+import asyncio
+import json
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.api.bodies.responses import ResponsesRequest
+from gateway.api.bodies.schemas import ChatRequest, CompletionRequest
+from shared.bus.memory import MemoryBroker, MemoryBus
+from tests.support.http import live_gateway
+from tests.support.scripted_worker import ScriptedWorker
+
+NAMES = sorted(
+    {
+        *ChatRequest.model_fields,
+        *CompletionRequest.model_fields,
+        *ResponsesRequest.model_fields,
+        "x",
+    }
+)
+PATHS = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/tokenize",
+    "/detokenize",
+    "/v1/embeddings",
+]
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 70), 1 << 70)
+    | st.floats(allow_nan=True, allow_infinity=True)
+    | st.text(max_size=8)
+    | st.sampled_from(["scripted", "user", "text", "\ud800", "\x00"])
+)
+values = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["role", "content", "type", "text", "name"]), inner)
+    ),
+    max_leaves=6,
+)
+fields = st.dictionaries(st.sampled_from(NAMES), values, max_size=4)
+valid = st.sampled_from(
+    [
+        {
+            "model": "scripted",
+            "prompt": "a b",
+            "input": "a b",
+            "messages": [{"role": "user", "content": "a b"}],
+        },
+        {},
+    ]
+)
+bodies = st.tuples(valid, fields).map(lambda parts: json.dumps({**parts[0], **parts[1]}).encode())
+requests = st.tuples(st.sampled_from(PATHS), bodies | st.binary(max_size=40))
+
+
+async def statuses(batch: list[tuple[str, bytes]]) -> list[tuple[int, Any]]:
+    broker = MemoryBroker()
+    async with (
+        MemoryBus(broker) as worker_bus,
+        MemoryBus(broker) as bus,
+        ScriptedWorker(worker_bus),
+        live_gateway(bus) as gateway,
+    ):
+        responses = [
+            await gateway.http.post(
+                path, content=body, headers={"content-type": "application/json"}
+            )
+            for path, body in batch
+        ]
+    return [(response.status_code, response.text) for response in responses]
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.large_base_example])
+@given(st.lists(requests, min_size=15, max_size=30))
+def test_no_body_is_the_servers_fault(batch: list[tuple[str, bytes]]) -> None:
+    answers = asyncio.run(statuses(batch))
+
+    for request, (status, text) in zip(batch, answers, strict=True):
+        is_hurried = b'"timeout"' in request[1]
+        assert status < 500 or (status == 504 and is_hurried), (request, text)
+        if status == 200:
+            assert '"error"' not in text, (request, text)

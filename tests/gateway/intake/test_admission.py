@@ -1,0 +1,118 @@
+"""Who gets in."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import openai
+import pytest
+
+from gateway.intake.admission import Admission
+from shared import topology
+from shared.bus.base import Message
+from shared.bus.memory import MemoryBus
+from shared.errors import Overloaded, Unavailable
+from shared.messages import Announcement, encode
+from tests.support.http import LiveGateway, chat_body, live_gateway
+from tests.support.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
+
+
+def test_one_more_than_there_are_places_is_refused() -> None:
+    admission = Admission(1)
+
+    with admission.admit(), pytest.raises(Overloaded), admission.admit():
+        pass
+
+    with admission.admit():
+        assert admission.num_requests == 1
+
+
+def test_nobody_enters_after_the_close() -> None:
+    admission = Admission(1)
+    admission.close()
+
+    with pytest.raises(Unavailable), admission.admit():
+        pass
+
+
+async def test_a_full_gateway_says_when_to_come_back(
+    bus: MemoryBus, worker: ScriptedWorker
+) -> None:
+    async def hold(job: ScriptedJob) -> None:
+        await job.start()
+        await asyncio.Event().wait()
+
+    worker.script = hold
+    async with live_gateway(bus, max_requests=2) as gateway, AsyncExitStack() as streams:
+        for _ in range(2):
+            await streams.enter_async_context(
+                gateway.http.stream("POST", "/v1/chat/completions", json=chat_body(stream=True))
+            )
+
+        response = await gateway.chat()
+
+        assert response.status_code == 429
+        assert response.json()["error"]["code"] == "rate_limit_exceeded"
+        assert response.headers["retry-after"] == "1"
+        assert response.headers["retry-after-ms"] == "1000"
+        assert len(worker.jobs) == 2
+
+
+async def test_the_official_client_sees_a_rate_limit(bus: MemoryBus) -> None:
+    async with live_gateway(bus, max_requests=1) as gateway:
+        await bus.declare(topology.jobs_queue(MODEL, "interactive"))
+        waiting = asyncio.create_task(gateway.chat())
+        await asyncio.sleep(0.1)
+
+        with pytest.raises(openai.RateLimitError):
+            await gateway.openai.completions.create(model=MODEL, prompt="x")
+
+        waiting.cancel()
+
+
+async def test_a_request_that_would_wait_too_long_is_told_when_to_come_back(
+    gateway: LiveGateway, worker_bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.fleet.backlog._STALE_AFTER_S", 30.0)
+    queue = topology.jobs_queue("slow", "interactive")
+    await worker_bus.declare(queue)
+    for _ in range(1000):
+        await worker_bus.publish(queue.bindings[0], Message(b""))
+    for num_answered in (0, 1):  # five a second
+        announcement = Announcement(
+            worker="worker.slow",
+            model="slow",
+            vocab_size=100,
+            max_seq_len=2048,
+            fingerprint="f",
+            max_num_seqs=4,
+            num_running=4,
+            num_answered=num_answered,
+        )
+        await worker_bus.publish(topology.ANNOUNCEMENTS, Message(encode(announcement)))
+        await asyncio.sleep(0.2)
+
+    first = asyncio.create_task(gateway.chat(model="slow", timeout=0.5))  # nobody knows yet
+    await asyncio.sleep(0.2)
+    refused = await gateway.chat(model="slow")
+    await first
+
+    assert refused.status_code == 429
+    assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    state = await worker_bus.inspect(queue.name)
+    assert state is not None
+    assert state.num_ready <= 1001
+
+
+async def test_a_full_queue_is_a_rate_limit(gateway: LiveGateway, worker_bus: MemoryBus) -> None:
+    full = topology.jobs_queue("full", "interactive")
+    assert full.max_length is not None
+    await worker_bus.declare(full)
+    message = Message(b"")
+    for _ in range(full.max_length):
+        await worker_bus.publish(full.bindings[0], message)
+
+    response = await gateway.chat(model="full")
+
+    assert response.status_code == 429
+    assert response.headers["retry-after"]

@@ -1,0 +1,230 @@
+"""The log's rules at work: lost connections, second workers, silence, other gateways."""
+
+import asyncio
+
+import pytest
+
+from shared import topology
+from shared.bus.base import Message
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.errors import Unroutable
+from shared.log import LogWriter
+from shared.messages import Cancel, Continue, Progress, Release, Started, encode
+from tests.support.http import LiveGateway, chat_body, events, eventually, live_gateway, text_of
+from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_lost_connection_loses_and_repeats_nothing(
+    gateway: LiveGateway, worker: ScriptedWorker, bus: MemoryBus, stream: bool
+) -> None:
+    async def count_through_failures(job: ScriptedJob) -> None:
+        await job.start()
+        for number in range(30):
+            if number % 7 == 3:
+                bus.sever()
+                await asyncio.sleep(0.005 * (number % 4))
+            await job.say(f"{number} ")
+            await asyncio.sleep(0.002)
+        await job.finish("end")
+
+    worker.script = count_through_failures
+    expected = "".join(f"{number} " for number in range(30)) + "end"
+
+    response = await gateway.chat(stream=stream)
+
+    if stream:
+        assert text_of(response.text) == expected
+    else:
+        assert response.json()["choices"][0]["message"]["content"] == expected
+        assert response.json()["usage"]["completion_tokens"] == 31
+
+
+async def test_after_a_lost_connection_the_log_is_not_left_behind(
+    gateway: LiveGateway, worker: ScriptedWorker, bus: MemoryBus
+) -> None:
+    async def sever_once(job: ScriptedJob) -> None:
+        await job.start()
+        await job.say("one")
+        bus.sever()
+        await job.finish("two")
+
+    worker.script = sever_once
+
+    response = await gateway.chat(stream=True)
+
+    async def is_gone() -> bool:
+        name = topology.reply_queue(response.headers["x-request-id"], 60).name
+        return await bus.inspect(name) is None
+
+    await eventually(is_gone)
+
+
+async def test_a_worker_that_takes_a_job_again_is_told_where_to_go_on(
+    gateway: LiveGateway, worker: ScriptedWorker, worker_bus: MemoryBus
+) -> None:
+    async def die_and_come_back(job: ScriptedJob) -> None:
+        await job.start()
+        if job.is_first:
+            await job.say("one ")
+            await job.say("two ")
+            worker_bus.sever()
+            await asyncio.Event().wait()
+        await job.say("three ")
+        await job.finish("four")
+
+    worker.script = die_and_come_back
+
+    body = (await gateway.chat(stream=True)).text
+
+    assert text_of(body) == "one two three four"
+    heir = worker.jobs[1]
+    assert [command for command in worker.commands if isinstance(command, Continue)] == [
+        Continue(
+            request_id=heir.job.request_id,
+            ticket=heir.ticket,
+            attempt=2,
+            choices=(Progress(token_ids=(4, 4)),),
+            num_crashes=1,
+        )
+    ]
+
+
+async def test_a_replaced_worker_is_cancelled_and_its_late_words_are_dropped(
+    gateway: LiveGateway, worker: ScriptedWorker, broker: MemoryBroker
+) -> None:
+    async def stay_silent(_: ScriptedJob) -> None:
+        await asyncio.Event().wait()
+
+    worker.script = stay_silent
+    asking = asyncio.create_task(gateway.chat(stream=True))
+    await worker.wait_until(lambda: bool(worker.jobs))
+    job = worker.jobs[0]
+    async with MemoryBus(broker) as bus, ScriptedWorker(bus, stay_silent) as successor:
+        zombie, heir = LogWriter(1, 1), LogWriter(2, 1)
+        first = zombie.delta(0, [1], "one ")
+        heir.delta(0, [1], "one ")
+        for event in (
+            Started(worker=worker.address, ticket="zombie", num_prompt_tokens=(1,)),
+            first,
+            Started(worker=successor.address, ticket="heir", num_prompt_tokens=(1,), num_returns=1),
+            zombie.delta(0, [2], "LATE "),
+            heir.delta(0, [3], "two "),
+            zombie.finish(0, [], "", "stop"),
+            heir.finish(0, [4], "three", "stop"),
+        ):
+            await job.publish(event)
+        body = (await asking).text
+
+        assert text_of(body) == "one two three"
+        await successor.wait_until(lambda: bool(successor.commands))
+        request_id = job.job.request_id
+        assert worker.commands == [Cancel(request_id=request_id, ticket="zombie", is_replaced=True)]
+        assert successor.commands == [
+            Continue(
+                request_id=request_id,
+                ticket="heir",
+                attempt=2,
+                choices=(Progress(token_ids=(1,)),),
+                num_crashes=1,
+            )
+        ]
+
+
+async def test_headers_wait_for_a_worker_and_then_pings_fill_the_silence(
+    bus: MemoryBus, worker: ScriptedWorker
+) -> None:
+    has_pinged = asyncio.Event()
+
+    async def wake_up_late(job: ScriptedJob) -> None:
+        await has_pinged.wait()
+        await job.start()
+        await job.finish("late")
+
+    worker.script = wake_up_late
+
+    async with (
+        live_gateway(bus, first_event_timeout_s=0.1, ping_interval_s=0.05) as gateway,
+        gateway.http.stream("POST", CHAT, json=chat_body(stream=True)) as response,
+    ):
+        body = ""
+        async for piece in response.aiter_text():
+            body += piece
+            if body.count(": ping\n\n") >= 2:
+                has_pinged.set()
+
+    assert response.status_code == 200
+    assert body.startswith(": ping\n\n")
+    assert text_of(body) == "late"
+
+
+async def test_a_failure_after_the_header_wait_is_an_error_event(
+    bus: MemoryBus, worker: ScriptedWorker
+) -> None:
+    async def refuse_late(job: ScriptedJob) -> None:
+        await asyncio.sleep(0.2)
+        job.log.attempt = 0
+        await job.fail("context_length_exceeded", "Too long.")
+
+    worker.script = refuse_late
+
+    async with live_gateway(bus, first_event_timeout_s=0.05) as gateway:
+        response = await gateway.chat(stream=True)
+
+    assert response.status_code == 200
+    assert events(response.text)[-1]["error"]["code"] == "context_length_exceeded"
+
+
+async def test_a_gateway_lets_go_of_a_stream_that_another_one_takes_over(
+    gateway: LiveGateway, worker: ScriptedWorker, bus: MemoryBus
+) -> None:
+    async def speak_on(job: ScriptedJob) -> None:
+        await job.start()
+        await job.say("one")
+        await asyncio.Event().wait()
+
+    worker.script = speak_on
+    asking = asyncio.create_task(gateway.chat(stream=True))
+    await worker.wait_until(lambda: bool(worker.jobs))
+    await asyncio.sleep(0.05)
+    request_id = worker.jobs[0].job.request_id
+
+    await bus.publish(topology.ALL_GATEWAYS, Message(encode(Release(request_id=request_id))))
+
+    assert events((await asking).text)[-1]["error"]["code"] == "taken_over"
+    async with bus.consume(topology.reply_queue(request_id, 60).name, is_exclusive=True) as log:
+        assert (await anext(log)).message.correlation_id == ""
+    assert worker.commands == []
+
+
+async def test_an_undecodable_event_ends_the_stream_with_an_error(
+    gateway: LiveGateway, worker: ScriptedWorker
+) -> None:
+    async def stammer(job: ScriptedJob) -> None:
+        await job.start()
+        await worker.bus.publish(topology.reply_binding(job.message.reply_to), Message(b"\xc1"))
+        await asyncio.Event().wait()
+
+    worker.script = stammer
+
+    response = await gateway.chat(stream=True)
+
+    assert events(response.text)[-1]["error"]["code"] == "internal_error"
+
+
+async def test_a_log_that_is_deleted_under_its_reader_is_an_error_and_not_a_quiet_end(
+    gateway: LiveGateway, worker: ScriptedWorker
+) -> None:
+    async def lose_the_log(job: ScriptedJob) -> None:
+        await job.start()
+        await worker.bus.delete_queue(job.message.reply_to)
+        with pytest.raises(Unroutable):
+            await job.say("one")
+
+    worker.script = lose_the_log
+
+    response = await gateway.chat(stream=True)
+
+    assert events(response.text)[-1]["error"]["code"] == "internal_error"

@@ -1,0 +1,129 @@
+"""A log whose client takes less than there is."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from gateway.log.context import StreamContext
+from gateway.log.relay import LogRelay
+from gateway.log.reply_queues import ReplyLog
+from shared import topology
+from shared.bus.base import Binding, Message
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.log import LogWriter
+from shared.messages import Release, ReplyEvent, Started, decode_event, encode
+from tests.support.http import eventually
+
+CONTEXT = StreamContext(endpoint="completions", request_id="r", model="m", created=0)
+
+
+async def write_log(bus: MemoryBus, log: ReplyLog, num_tokens: int) -> None:
+    writer = LogWriter(1, 1)
+    start = Started(worker="worker.w", ticket="t", num_prompt_tokens=(1,), context=CONTEXT.encode())
+    events: list[ReplyEvent] = [start]
+    events += [writer.delta(0, [k], "word ") for k in range(num_tokens)]
+    events.append(writer.finish(0, [], "", "stop"))
+    for event in events:
+        await bus.publish(log.queue.bindings[0], Message(encode(event)))
+
+
+@asynccontextmanager
+async def relaying(
+    bus: MemoryBus, num_tokens: int, context: StreamContext | None = CONTEXT
+) -> AsyncIterator[LogRelay]:
+    """A relay of a log of so many tokens, from which nothing has been taken; without a ``context``
+    it is another gateway's log."""
+    await bus.declare(topology.REPLIES)
+    log = ReplyLog(bus, "r", retention_s=60)
+    await log.declare()
+    await write_log(bus, log, num_tokens)
+    relay = LogRelay(bus, log, Release(request_id="r", reader="g"), context)
+    relay.start()
+    try:
+        yield relay
+    finally:
+        await relay.stop()
+
+
+async def take_all(relay: LogRelay) -> int:
+    """Returns how many events there were."""
+    num_events = 0
+    while not relay.is_ended:
+        num_events += len(await relay.take(timeout_s=5))
+        await asyncio.sleep(0.001)
+    return num_events
+
+
+def counted(function: Callable[..., ReplyEvent], calls: list[None]) -> Callable[..., ReplyEvent]:
+    def call(*args: object) -> ReplyEvent:
+        calls.append(None)
+        return function(*args)
+
+    return call
+
+
+async def test_the_cost_of_a_log_grows_with_its_length_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr("gateway.log.cursor.decode_event", counted(decode_event, calls))
+
+    async with MemoryBus() as bus, relaying(bus, 8_000) as relay:
+        num_events = await take_all(relay)
+
+    assert num_events == 8_002
+    assert len(calls) < 8 * num_events
+
+
+async def test_a_log_that_waits_for_its_client_is_not_lost_with_a_connection() -> None:
+    broker = MemoryBroker()
+    async with (
+        MemoryBus(broker) as observer,
+        MemoryBus(broker) as bus,
+        relaying(bus, 1_000) as relay,
+    ):
+
+        async def is_held() -> bool:
+            state = await observer.inspect(relay.log_name)
+            return state is not None and state.num_consumers == 1
+
+        await eventually(is_held)
+        await asyncio.sleep(0.1)
+        bus.sever()
+        await eventually(is_held)
+
+        assert await take_all(relay) == 1_002
+
+
+async def test_a_log_that_is_written_again_may_end_with_what_is_known() -> None:
+    broker, context = MemoryBroker(), msgspec.structs.replace(CONTEXT, num_choices=2)
+    async with (
+        MemoryBus(broker) as writer,
+        MemoryBus(broker) as bus,
+        relaying(bus, 0, context) as relay,
+    ):
+        num_events = 0
+        while num_events < 2:
+            num_events += len(await relay.take(timeout_s=5))
+        bus.sever()
+        async with writer.consume(relay.log_name, is_exclusive=True) as forgotten:
+            started, finished = [await anext(forgotten) for _ in range(2)]
+            await started.ack()
+            await finished.ack()
+        other = Message(encode(LogWriter(1, 2).finish(1, [], "", "stop")))
+        for message in (started.message, other, finished.message):
+            await writer.publish(Binding(topology.REPLIES, relay.log_name), message)
+
+        async with asyncio.timeout(5):
+            assert await take_all(relay) == 1
+
+
+async def test_a_log_is_read_though_no_gateway_hears_who_asks_for_it() -> None:
+    """Not even its own one, when all have just lost the broker."""
+    async with MemoryBus() as bus:
+        await bus.declare(topology.CONTROL)
+        async with relaying(bus, num_tokens=3, context=None) as relay:
+            assert await take_all(relay) == 5

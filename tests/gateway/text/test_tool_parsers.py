@@ -1,0 +1,249 @@
+"""Texts of models, taken apart."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gateway.api.render.choice_reader import ChoiceReader, merged
+from gateway.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+from gateway.text.tools import TOOL_PARSERS
+from tests.support.rendering import context_of
+
+
+def pieces_of(
+    parts: Sequence[str],
+    tool_parser: str | None,
+    reasoning_parser: str | None = None,
+    *,
+    is_single_call: bool = False,
+    is_forced: bool = False,
+) -> list[Piece]:
+    reader = ChoiceReader(
+        context_of(
+            tool_parser=tool_parser,
+            reasoning_parser=reasoning_parser,
+            is_single_call=is_single_call,
+            is_forced=is_forced,
+        )
+    )
+    pieces = [piece for part in parts for piece in reader.read(part, 1)]
+    return merged(pieces + reader.end())
+
+
+def call(index: int, name: str, arguments: str) -> list[Piece]:
+    return [CallStart(index, name), CallArguments(index, arguments)]
+
+
+HERMES = [
+    ("Hello.", [Content("Hello.")]),
+    (
+        '<tool_call>\n{"name": "f", "arguments": {"a": "}\\""}}\n</tool_call>',
+        call(0, "f", '{"a": "}\\""}'),
+    ),
+    (
+        'Sure. \n<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>\n'
+        '<tool_call>{"name": "g"}</tool_call>\n done ',
+        [Content("Sure."), *call(0, "f", '{"a": 1}'), *call(1, "g", "{}"), Content("done")],
+    ),
+    ("a <tool", [Content("a <tool")]),
+    ("<tool_call>nothing</tool_call>", [Content("<tool_call>nothing</tool_call>")]),
+    ('<tool_call>{"name": 1}</tool_call>', [Content('<tool_call>{"name": 1}</tool_call>')]),
+    ('<tool_call>{"name": "f", "arguments": {"a": [1', call(0, "f", '{"a": [1')),
+    ('<tool_call>{"name": "f", "argu', [Content('<tool_call>{"name": "f", "argu')]),
+    ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', call(0, "f", '{"a": 1}')),
+    (
+        '<tool_call>{"name": "f", "arguments": {}}<tool_call>{"name": "g", "arguments": {}}',
+        call(0, "f", "{}") + call(1, "g", "{}"),
+    ),
+]
+LLAMA3 = [
+    ('{"name": "f", "parameters": {"q": 1}}', call(0, "f", '{"q": 1}')),
+    ('<|python_tag|>{"name": "f", "parameters": {}}', call(0, "f", "{}")),
+    (
+        '{"name": "f", "parameters": {}}; {"type": "function", "name": "g", "parameters": {}}\n',
+        call(0, "f", "{}") + call(1, "g", "{}"),
+    ),
+    (' {"name": "Bob", "age": 3} x', [Content(' {"name": "Bob", "age": 3} x')]),
+    ("It is {", [Content("It is {")]),
+    ("<|python", [Content("<|python")]),
+    ('{"name": "f"', [Content('{"name": "f"')]),
+    ('{"name": "f", "parameters": {}} done', [*call(0, "f", "{}"), Content("done")]),
+]
+MISTRAL = [
+    (
+        '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]',
+        call(0, "f", '{"a": 1}') + call(1, "g", "{}"),
+    ),
+    (
+        'Sure. [TOOL_CALLS]f[ARGS]{"a": "]"}[TOOL_CALLS]g{}',
+        [Content("Sure."), *call(0, "f", '{"a": "]"}'), *call(1, "g", "{}")],
+    ),
+    ("x [TOOL", [Content("x [TOOL")]),
+    ('[TOOL_CALLS]["a"] b', [Content('[TOOL_CALLS]["a"] b')]),
+]
+CASES = [
+    *(("hermes", *case) for case in HERMES),
+    *(("llama3_json", *case) for case in LLAMA3),
+    *(("mistral", *case) for case in MISTRAL),
+]
+
+
+@pytest.mark.parametrize(("parser", "text", "pieces"), CASES)
+def test_calls_are_told_from_content(parser: str, text: str, pieces: list[Piece]) -> None:
+    assert pieces_of([text], parser) == pieces
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "pieces"),
+    [
+        (
+            "qwen3",
+            "<think>\nhm  m\n</think>\n\nIt is.",
+            [Reasoning("hm  m"), Content("It is.")],
+        ),
+        ("qwen3", "It is.", [Content("It is.")]),
+        ("qwen3", " <thin", [Content(" <thin")]),
+        ("qwen3", "<think> hm ", [Reasoning("hm")]),
+        ("deepseek_r1", "hm\n</think> It is.", [Reasoning("hm"), Content("It is.")]),
+        ("deepseek_r1", "<think>hm</think>It is.", [Reasoning("hm"), Content("It is.")]),
+        ("deepseek_r1", "hm", [Reasoning("hm")]),
+    ],
+)
+def test_thought_is_told_from_content(parser: str, text: str, pieces: list[Piece]) -> None:
+    assert pieces_of([text], None, parser) == pieces
+
+
+def test_calls_follow_thought() -> None:
+    text = '<think>hm</think>\n<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+
+    assert pieces_of([text], "hermes", "qwen3") == [Reasoning("hm"), *call(0, "f", "{}")]
+
+
+def test_calls_after_a_single_one_are_dropped() -> None:
+    text = '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}'
+
+    assert pieces_of([text], "llama3_json", is_single_call=True) == call(0, "f", "{}")
+
+
+def test_a_forced_mistral_call_needs_no_tag() -> None:
+    text = '[{"name": "f", "arguments": {}}]'
+
+    assert pieces_of([text], "mistral", is_forced=True) == call(0, "f", "{}")
+
+
+WHOLE = [
+    ("hermes", None, HERMES[1][0]),
+    ("hermes", None, f"{HERMES[1][0]}\n{HERMES[1][0]}"),
+    ("hermes", "qwen3", f"<think>hm</think>\n{HERMES[1][0]}"),
+    ("hermes", None, HERMES[8][0]),
+    ("llama3_json", None, LLAMA3[2][0]),
+    ("mistral", None, '[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]'),
+    ("mistral", None, 'f[ARGS]{"a": "]"}'),
+]
+
+
+@pytest.mark.parametrize(("parser", "reasoning", "text"), WHOLE)
+@pytest.mark.parametrize("is_single_call", [False, True])
+def test_wherever_a_forced_choice_is_cut_off_its_calls_are_known_to_be_whole_or_not(
+    parser: str, reasoning: str | None, text: str, is_single_call: bool
+) -> None:
+    outcomes = set()
+    for end in range(len(text) + 1):
+        reader = ChoiceReader(
+            context_of(
+                tool_parser=parser,
+                reasoning_parser=reasoning,
+                is_forced=True,
+                is_single_call=is_single_call,
+            )
+        )
+        pieces = reader.read(text[:end], 1) + reader.end()
+        arguments = {piece.index: "" for piece in pieces if isinstance(piece, CallStart)}
+        for piece in pieces:
+            if isinstance(piece, CallArguments):
+                arguments[piece.index] += piece.text
+
+        assert not any(isinstance(piece, Content) for piece in pieces)
+        are_whole = all(map(is_json, arguments.values()))
+        assert reader.has_open_call is not are_whole
+        assert reader.has_called is (bool(arguments) and are_whole)
+        outcomes.add((bool(arguments), are_whole))
+
+    assert outcomes >= {(False, True), (True, True)}
+
+
+def is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
+fragments = st.lists(
+    st.sampled_from(
+        [
+            "<tool_call>",
+            "</tool_call>",
+            "<|python_tag|>",
+            "[TOOL_CALLS]",
+            "[ARGS]",
+            "<think>",
+            "</think>",
+            '{"name": "f", "arguments": {"a": "b"}}',
+            '{"name": "g", "parameters": {"a": [1, {}]}}',
+            '{"name"',
+            '"arguments": {',
+            "}",
+            "[",
+            "]",
+            ", ",
+            "; ",
+            "\n",
+            '"',
+            "\\",
+            "word ",
+            "é",
+            "<",
+        ]
+    ),
+    max_size=8,
+).map("".join)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    text=fragments,
+    cuts=st.lists(st.integers(0, 200), max_size=12),
+    parser=st.sampled_from([None, *TOOL_PARSERS]),
+    reasoning=st.sampled_from([None, "qwen3", "deepseek_r1"]),
+    is_forced=st.booleans(),
+)
+def test_pieces_do_not_depend_on_how_the_text_is_cut(
+    text: str, cuts: list[int], parser: str | None, reasoning: str | None, is_forced: bool
+) -> None:
+    """OPENAI.md 5: streamed calls are those of the whole answer, with dense indexes from 0."""
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    parts = [text[a:b] for a, b in pairwise(places)]
+
+    whole = pieces_of([text], parser, reasoning, is_forced=is_forced)
+    streamed = pieces_of(parts, parser, reasoning, is_forced=is_forced)
+
+    assert streamed == whole
+    starts = [piece.index for piece in whole if isinstance(piece, CallStart)]
+    assert starts == list(range(len(starts)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=fragments, parser=st.sampled_from(list(TOOL_PARSERS)))
+@example(text="\n<|python_tag|>", parser="llama3_json")
+@example(text="[TOOL_CALLS][]", parser="mistral")
+def test_a_text_without_calls_stays_as_it_is(text: str, parser: str) -> None:
+    pieces = pieces_of([text], parser)
+
+    if not any(isinstance(piece, CallStart) for piece in pieces):
+        assert "".join(piece.text for piece in pieces if isinstance(piece, Content)) == text

@@ -1,0 +1,59 @@
+"""A language model whose every word tells whether it stands behind the right ones."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.log import LogReader, extend_hash
+from shared.log.attempt import Attempt
+
+
+@dataclass(frozen=True)
+class Model:
+    """Choices of ``length`` tokens. Two workers need not agree: each token is one of two, and both
+    depend on all tokens before it, as the hash of the prefix."""
+
+    num_choices: int = 1
+    length: int = 12
+    deadly_at: int | None = None
+    """The token that no worker survives."""
+    expiry_share: float = 0.0
+    """How often, of a worker's moves, a run's deadline may pass."""
+    is_seeded: bool = False
+    """Whether all workers draw the same tokens. The broker may then forget, when it dies, what it
+    has delivered and not confirmed."""
+    reader_class: type[LogReader] = LogReader
+    attempt_class: type[Attempt] = Attempt
+
+    def next_tokens(self, prefix: Sequence[int], dice: random.Random) -> list[int]:
+        tokens = list(prefix)
+        for _ in range(min(dice.randint(1, 3), self.length - len(prefix))):
+            flavour = dice.randint(0, 1)
+            tokens.append(_token(tokens, 0 if self.is_seeded else flavour))
+        return tokens[len(prefix) :]
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """A token is one character or two."""
+        return "".join(chr(97 + token_id % 26) * (1 + token_id % 2) for token_id in token_ids)
+
+    def is_complete(self, prefix: Sequence[int], token_ids: Sequence[int]) -> bool:
+        """The end may come with the last token, or alone."""
+        is_late = len(prefix) % 2 == 0
+        return len(prefix) + (0 if is_late else len(token_ids)) >= self.length
+
+    def is_deadly(self, prefix: Sequence[int]) -> bool:
+        return self.deadly_at is not None and len(prefix) >= self.deadly_at
+
+    def expires(self, dice: random.Random) -> bool:
+        return self.expiry_share > 0 and dice.random() < self.expiry_share
+
+    def check(self, token_ids: Sequence[int]) -> None:
+        """Assert that each token was said behind exactly the ones before it."""
+        for index, token_id in enumerate(token_ids):
+            assert token_id in {_token(token_ids[:index], flavour) for flavour in (0, 1)}, (
+                f"token {index} belongs behind other tokens"
+            )
+
+
+def _token(prefix: Sequence[int], flavour: int) -> int:
+    return extend_hash(len(prefix), [*prefix, flavour]) % (1 << 31)

@@ -1,0 +1,147 @@
+"""One schedule: what happens next is drawn from its seed, faults included, until they end."""
+
+import random
+from collections.abc import Callable
+
+from shared.log.attempt import MAX_CRASHES
+from tests.shared.log.simulation.broker import Broker, Job
+from tests.shared.log.simulation.gateway import Client, Gateway
+from tests.shared.log.simulation.model import Model
+from tests.shared.log.simulation.worker import Crash, Worker
+
+_NUM_WORKERS = 3
+_MAX_FAULTS = 12
+_FAULT_SHARE = 0.08
+_MAX_STEPS = 5000
+_MAX_PUBLICATIONS = 3
+
+
+class Schedule:
+    """Runs one request to its end. Raises `AssertionError` where a promise was not kept."""
+
+    def __init__(self, seed: int, model: Model, num_faults: int | None = None) -> None:
+        self._dice = random.Random(seed)
+        self._model = model
+        self._broker = Broker()
+        self._client = Client(model)
+        self._gateway = Gateway(self._broker, self._client)
+        self._workers: list[Worker] = []
+        self._num_born = 0
+        self._num_published = 1
+        drawn = self._dice.randint(0, _MAX_FAULTS)
+        self._num_faults = drawn if num_faults is None else num_faults
+        self.num_crashes = 0
+        self._num_losses = 0
+        """How often somebody may have taken a worker for dead."""
+        for _ in range(_NUM_WORKERS):
+            self._bear()
+
+    def run(self) -> None:
+        for _ in range(_MAX_STEPS):
+            if self._num_faults and self._dice.random() < _FAULT_SHARE:
+                self._num_faults -= 1
+                self._dice.choice(self._faults())()
+            elif moves := self._moves():
+                self._move(self._dice.choice(moves))
+            elif self._heal():
+                continue
+            else:
+                break
+        assert self._client.is_done, "the stream does not end"
+        if self._model.deadly_at is not None:
+            assert self._client.failure == "worker_lost", "it should have killed its worker"
+        if self._client.failure == "worker_lost":
+            assert self._num_losses >= MAX_CRASHES + 1, "innocent"
+        assert not self._broker.jobs, "a job is left"
+        assert not any(worker.runs for worker in self._workers), "a worker still works"
+
+    def _moves(self) -> list[tuple[Worker | None, Callable[[], None]]]:
+        moves: list[tuple[Worker | None, Callable[[], None]]] = [
+            (worker, move) for worker in self._workers for move in worker.moves()
+        ]
+        return moves + [(None, move) for move in self._gateway.moves()]
+
+    def _move(self, chosen: tuple[Worker | None, Callable[[], None]]) -> None:
+        worker, move = chosen
+        try:
+            move()
+        except Crash:
+            assert worker is not None
+            self.num_crashes += 1
+            self._kill(worker)
+
+    def _heal(self) -> bool:
+        """What comes in the end: sleepers are given up and wake, the client comes back."""
+        asleep = [worker for worker in self._workers if worker.is_paused]
+        for worker in asleep:
+            self._cut_off(worker)
+            worker.is_paused = False
+        if asleep or not self._gateway.is_away:
+            return bool(asleep)
+        assert not any(worker.runs for worker in self._workers), "a worker waits for the client"
+        self._gateway.is_away = False
+        return True
+
+    def _faults(self) -> list[Callable[[], None]]:
+        worker = self._dice.choice(self._workers)
+        return [
+            lambda: self._kill(worker),
+            lambda: self._pause(worker),
+            lambda: self._wake(worker),
+            lambda: self._cut_off(worker),
+            lambda: self._cut_off(worker, is_counted=False),
+            worker.drain,
+            worker.repeat,
+            worker.miss_commands,
+            self._republish,
+            self._lose_gateway,
+            lambda: self._lose_gateway(is_away=True),
+            self._restart_broker,
+            lambda: self._kill_with_gateway(worker),
+        ]
+
+    def _bear(self) -> None:
+        self._num_born += 1
+        name = f"worker.{self._num_born}"
+        self._workers.append(Worker(name, self._broker, self._model, self._dice))
+
+    def _kill(self, worker: Worker) -> None:
+        self._num_losses += 1
+        worker.die()
+        self._workers.remove(worker)
+        self._bear()
+
+    def _kill_with_gateway(self, worker: Worker) -> None:
+        self._kill(worker)
+        self._lose_gateway(is_away=True)
+
+    def _cut_off(self, worker: Worker, *, is_counted: bool = True) -> None:
+        self._num_losses += 1
+        worker.cut_off(is_counted=is_counted)
+
+    def _pause(self, worker: Worker) -> None:
+        worker.is_paused = True
+
+    def _wake(self, worker: Worker) -> None:
+        worker.is_paused = False
+
+    def _republish(self) -> None:
+        """A gateway's timer strikes, rightly or not."""
+        self._num_losses += 1
+        if self._num_published < _MAX_PUBLICATIONS and not self._client.is_done:
+            self._broker.jobs.append(Job(publication=self._num_published))
+            self._num_published += 1
+
+    def _lose_gateway(self, *, is_away: bool = False) -> None:
+        """With all that was under way; or the client comes in by another one, maybe later."""
+        self._gateway.leave()
+        self._gateway = Gateway(self._broker, self._client, is_away=is_away)
+
+    def _restart_broker(self) -> None:
+        if self._model.is_seeded:
+            runs = [run for worker in self._workers for run in worker.runs]
+            self._broker.forget([event for run in runs for event in run.outbox])
+        for worker in self._workers:
+            self._cut_off(worker)
+        self._gateway.cut_off()
+        self._broker.restart()

@@ -1,0 +1,268 @@
+"""Whatever dies, whenever: no token is lost, repeated or changed, and every stream ends.
+
+``WARREN_TEST_SCHEDULES=20000`` runs more of them, ``WARREN_TEST_SEED=n`` one alone.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shared.log import Action, LogReader, Relay, Run
+from shared.log.attempt import Attempt, Verdict
+from shared.messages import (
+    Cancel,
+    Continue,
+    Failed,
+    Finished,
+    HandedOver,
+    PromptScores,
+    ReplyEvent,
+    Started,
+    TokenDelta,
+)
+from tests.shared.log.simulation.model import Model
+from tests.shared.log.simulation.schedule import Schedule
+
+NUM_SCHEDULES = int(os.environ.get("WARREN_TEST_SCHEDULES", "2000"))
+SEED = os.environ.get("WARREN_TEST_SEED")
+SEEDS = range(NUM_SCHEDULES) if SEED is None else range(int(SEED), int(SEED) + 1)
+
+
+def a_model(seed: int) -> Model:
+    return Model(num_choices=1 + seed % 2, length=6 + seed % 7)
+
+
+def a_deadly_model(seed: int) -> Model:
+    return replace(a_model(seed), deadly_at=seed % 3)
+
+
+def a_model_with_a_deadline(seed: int) -> Model:
+    return replace(a_model(seed), expiry_share=0.1)
+
+
+def a_seeded_model(seed: int) -> Model:
+    return replace(a_model(seed), is_seeded=True)
+
+
+def first_failure(
+    seeds: Iterable[int], new_model: Callable[[int], Model] = a_model, **guards: Any
+) -> str | None:
+    """What the first schedule that breaks its promise says."""
+    for seed in seeds:
+        try:
+            Schedule(seed, replace(new_model(seed), **guards)).run()
+        except AssertionError as error:
+            return f"seed {seed}: {error}"
+    return None
+
+
+@pytest.mark.timeout(600)
+def test_every_schedule_keeps_the_promise() -> None:
+    failure = first_failure(SEEDS)
+
+    assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
+
+
+def test_what_a_broker_forgets_is_told_once() -> None:
+    failure = first_failure(SEEDS, a_seeded_model)
+
+    assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
+
+
+def test_a_deadly_request_ends_after_three_workers() -> None:
+    for seed in range(100):
+        schedule = Schedule(seed, a_deadly_model(seed), num_faults=0)
+
+        schedule.run()
+
+        # The first may die before its `Started` has left it.
+        assert schedule.num_crashes in (3, 4), f"seed {seed}"
+
+
+@pytest.mark.timeout(600)
+def test_a_deadly_request_ends_whatever_else_dies() -> None:
+    failure = first_failure(SEEDS, a_deadly_model)
+
+    assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
+
+
+def test_a_request_ends_whose_deadline_passes_whenever() -> None:
+    failure = first_failure(SEEDS, a_model_with_a_deadline)
+
+    assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
+
+
+class AnyAttempt(LogReader):
+    def _is_current(self, event: PromptScores | TokenDelta | Finished | Failed) -> bool:
+        return True
+
+
+class AnyPlace(LogReader):
+    def _is_next(self, event: TokenDelta | Finished | Failed) -> bool:
+        return not self.chains[event.choice].is_finished
+
+
+class EndlessChoices(LogReader):
+    def _is_next(self, event: TokenDelta | Finished | Failed) -> bool:
+        return self.chains[event.choice].stands_at(event.index, event.prefix_hash)
+
+
+class LateStarts(LogReader):
+    def _is_late(self, run: Run) -> bool:
+        return False
+
+
+class Rivals(LogReader):
+    """Takes the later of two runs of one delivery for the one that has the job."""
+
+    def _is_rival(self, run: Run) -> bool:
+        return False
+
+
+class ShiftedAttempts(LogReader):
+    """Gives attempt 1 to whoever comes first."""
+
+    def _start(self, event: Started) -> list[Action]:
+        actions = super()._start(event)
+        if self.ordinal == 0 and self.attempt == 2 and event.is_waiting:
+            self.attempt = 1
+        return actions
+
+
+class SilentFirst(LogReader):
+    """Answers no `Started` that waits, but for those behind another."""
+
+    def _start(self, event: Started) -> list[Action]:
+        is_first = not self._replaced and self.ticket in (None, event.ticket)
+        actions = super()._start(event)
+        return [a for a in actions if isinstance(a, Relay)] if is_first else actions
+
+
+class AnswersOnce(LogReader):
+    """Gives its answer no second time."""
+
+    def _start(self, event: Started) -> list[Action]:
+        return [] if event.ticket == self.ticket else super()._start(event)
+
+
+class CrashesOnly(LogReader):
+    """Takes a hand-over for a crash."""
+
+    def read(self, event: ReplyEvent) -> list[Action]:
+        return [] if isinstance(event, HandedOver) else super().read(event)
+
+
+class AnyCompany(LogReader):
+    """Takes a crash in company for one alone."""
+
+    def _was_alone(self, run: Run) -> bool:
+        return run.publication == self._run.publication
+
+
+class AnyPublication(LogReader):
+    """Takes the crash of an older copy of the job, which may live, for one of this copy."""
+
+    def _was_alone(self, run: Run) -> bool:
+        return run.is_alone
+
+
+class AnyReturn(Attempt):
+    """Takes a suspect that came back for one that crashed, although it may have waited."""
+
+    def __init__(self, request_id: str, num_choices: int, **facts: Any) -> None:
+        super().__init__(request_id, num_choices, **facts)
+        self._is_condemned = facts["is_suspect"] and facts["num_returns"] > 0
+
+    def obey(self, command: Cancel | Continue, *, is_settled: bool = True) -> Verdict | None:
+        verdict = super().obey(command, is_settled=is_settled)
+        is_told = verdict is Verdict.GO_ON and isinstance(command, Continue)
+        return Verdict.BURY if is_told and self._is_condemned else verdict
+
+
+class AnyTicket(Attempt):
+    def obey(self, command: Cancel | Continue, *, is_settled: bool = True) -> Verdict | None:
+        if isinstance(command, Cancel):
+            anyone = Cancel(request_id=command.request_id, is_replaced=command.is_replaced)
+            return super().obey(anyone, is_settled=is_settled)
+        return super().obey(command, is_settled=is_settled)
+
+
+class AlwaysFirst(Attempt):
+    """Never asks where to go on."""
+
+    def __init__(self, request_id: str, num_choices: int, **facts: object) -> None:
+        super().__init__(request_id, num_choices, ticket=str(facts["ticket"]))
+
+
+class Quitter(Attempt):
+    """Takes another run's word for it that the job is in good hands."""
+
+    def obey(self, command: Cancel | Continue, *, is_settled: bool = True) -> Verdict | None:
+        verdict = super().obey(command, is_settled=is_settled)
+        return Verdict.STOP if verdict is Verdict.GIVE_BACK else verdict
+
+
+class NeverReads(Attempt):
+    """Leaves the log to a reader that may be gone."""
+
+    def read(self, log: Iterable[ReplyEvent | None], *, is_settled: bool = True) -> Verdict | None:
+        return None
+
+
+class DeafToWaiting(LogReader):
+    """Lets no run fail that does not know where the log stands."""
+
+    def _counts(self, event: Failed) -> bool:
+        return event.ticket is None and super()._counts(event)
+
+
+class OneContender(LogReader):
+    """Takes the earlier of two runs of one delivery for the one that has the job."""
+
+    def _counts(self, event: Failed) -> bool:
+        return event.ticket in (None, self.ticket) and super()._counts(event)
+
+
+@pytest.mark.parametrize("reader_class", [DeafToWaiting, OneContender])
+def test_without_the_failures_of_those_that_wait_a_schedule_fails(
+    reader_class: type[LogReader],
+) -> None:
+    failure = first_failure(range(5000), a_model_with_a_deadline, reader_class=reader_class)
+
+    assert failure is not None
+
+
+READER_GUARDS = [
+    AnyAttempt,
+    AnyPlace,
+    EndlessChoices,
+    LateStarts,
+    Rivals,
+    ShiftedAttempts,
+    SilentFirst,
+    AnswersOnce,
+    CrashesOnly,
+    AnyCompany,
+    AnyPublication,
+]
+RARELY_MISSED = {AnyCompany: 21_390, AnyPublication: 9_357}
+"""The first schedule that misses them: crashes are believed late, after most runs have spoken."""
+
+
+@pytest.mark.parametrize("reader_class", READER_GUARDS)
+def test_without_a_guard_of_the_reader_a_schedule_fails(reader_class: type[LogReader]) -> None:
+    seed = RARELY_MISSED.get(reader_class)
+    seeds = range(5000) if seed is None else range(seed, seed + 1)
+
+    assert first_failure(seeds, reader_class=reader_class) is not None
+
+
+WORKER_GUARDS = [AnyTicket, AlwaysFirst, NeverReads, AnyReturn, Quitter]
+
+
+@pytest.mark.parametrize("attempt_class", WORKER_GUARDS)
+def test_without_a_guard_of_the_worker_a_schedule_fails(attempt_class: type[Attempt]) -> None:
+    assert first_failure(range(3000), attempt_class=attempt_class) is not None

@@ -1,0 +1,173 @@
+"""Logs in memory, and what a gateway makes of them, without either."""
+
+import json
+import random
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from gateway.api.render import encoder_for, whole_answer
+from gateway.api.render.framing import EventId, Framer
+from gateway.api.render.gathering import Gathering
+from gateway.log.context import StreamContext
+from shared.log import LogReader, LogWriter, Relay
+from shared.messages import (
+    Finished,
+    FinishReason,
+    Logprob,
+    PromptScores,
+    Started,
+    TokenDelta,
+    TokenLogprobs,
+)
+
+
+def context_of(**fields: Any) -> StreamContext:
+    """A chat that streams, unless ``fields`` say otherwise."""
+    defaults: dict[str, Any] = {
+        "endpoint": "chat",
+        "request_id": "chatcmpl-1",
+        "model": "m",
+        "created": 17,
+        "is_stream": True,
+    }
+    return StreamContext(**{**defaults, **fields})
+
+
+class Log:
+    """The log of a request; a token's id is the number of its bytes."""
+
+    def __init__(self, context: StreamContext, *, prompts: Sequence[Sequence[str]] = ()) -> None:
+        self.context = context
+        self.prompts = prompts or [["a", " b", " c"]] * context.num_prompts
+        self.relays: list[Relay] = []
+        self._reader = LogReader(context.request_id, context.total_drawn)
+        self._writer = LogWriter(1, context.total_drawn)
+        self._add(
+            Started(
+                worker="worker.w",
+                ticket="t",
+                num_prompt_tokens=tuple(map(len, self.prompts)),
+                prompt_texts=tuple(map("".join, self.prompts)),
+            )
+        )
+
+    def score(self, size: int = 2) -> "Log":
+        """The prompts' logprobs, ``size`` tokens an event."""
+        for prompt, tokens in enumerate(self.prompts):
+            told = [None, *(told_as(token) for token in tokens[1:])]
+            for start in range(0, len(tokens), size):
+                self._add(
+                    PromptScores(
+                        prompt=prompt,
+                        attempt=1,
+                        start=start,
+                        token_ids=tuple(len(t.encode()) for t in tokens[start : start + size]),
+                        logprobs=tuple(told[start : start + size]),
+                    )
+                )
+        return self
+
+    def say(self, *tokens: str, choice: int = 0) -> "Log":
+        """One event for each token."""
+        for token in tokens:
+            token_ids, logprobs = [len(token.encode())], self._logprobs(token)
+            self._add(self._writer.delta(choice, token_ids, token, logprobs))
+        return self
+
+    def finish(
+        self,
+        text: str = "",
+        reason: FinishReason = "stop",
+        *,
+        choice: int = 0,
+        stop_reason: str | int | None = None,
+        num_cached_tokens: int = 0,
+    ) -> "Log":
+        """The last token of a choice."""
+        self._add(
+            self._writer.finish(
+                choice,
+                [len(text.encode())],
+                text,
+                reason,
+                stop_reason,
+                num_cached_tokens=num_cached_tokens,
+                logprobs=self._logprobs(text),
+            )
+        )
+        return self
+
+    def tell(self, texts: Sequence[Sequence[str]], dice: random.Random) -> "Log":
+        """All tokens of each choice, cut anywhere, the choices in any order."""
+        rests = [list(tokens) for tokens in texts]
+        while open_choices := [choice for choice, rest in enumerate(rests) if rest]:
+            choice = dice.choice(open_choices)
+            size = dice.randint(1, len(rests[choice]))
+            tokens, rests[choice] = rests[choice][:size], rests[choice][size:]
+            token_ids, text = [len(token.encode()) for token in tokens], "".join(tokens)
+            logprobs = tuple(one for token in tokens for one in self._logprobs(token))
+            if rests[choice]:
+                self._add(self._writer.delta(choice, token_ids, text, logprobs))
+            else:
+                self._add(self._writer.finish(choice, token_ids, text, "stop", logprobs=logprobs))
+        return self
+
+    def fail(self, code: str) -> "Log":
+        self._add(self._writer.fail(code, "Sorry."))
+        return self
+
+    def payloads(self) -> list[tuple[str | None, bytes]]:
+        """What is sent, in order."""
+        encoder = encoder_for(self.context)
+        sent = [payload for relay in self.relays for payload in encoder.encode(relay)]
+        if isinstance(self.relays[-1].event, Finished) and self._reader.is_ended:
+            sent += encoder.end()
+        return [(payload.event, payload.data) for payload in sent]
+
+    def frames(self, after: str = "") -> list[tuple[str, bytes]]:
+        """The ids and data of what is sent to a client that has seen ``after``."""
+        encoder, framer = encoder_for(self.context), Framer(EventId.parse(after))
+        sent = b"".join([framer.frame(relay, encoder) for relay in self.relays])
+        sent += framer.frame_between(encoder.end())
+        found = re.findall(rb"id: (\S+)\n(?:event: \S+\n)?data: (.+)\n\n", sent)
+        return [(event_id.decode(), data) for event_id, data in found]
+
+    def chunks(self) -> list[Any]:
+        """The JSON of all that is sent."""
+        return [json.loads(data) for _, data in self.payloads() if data != b"[DONE]"]
+
+    def whole(self) -> dict[str, Any]:
+        """The answer that does not stream."""
+        gathering = Gathering(self.context)
+        for relay in self.relays:
+            gathering.read(relay)
+        body = whole_answer(gathering, gathering.usage)
+        answer: dict[str, Any] = json.loads(msgspec.json.encode(body))
+        return answer
+
+    def _logprobs(self, token: str) -> tuple[TokenLogprobs, ...]:
+        return () if self.context.logprobs is None else (told_as(token),)
+
+    def _add(self, event: Started | PromptScores | TokenDelta | Finished | Any) -> None:
+        self.relays += [action for action in self._reader.read(event) if isinstance(action, Relay)]
+
+
+def told_as(token: str) -> TokenLogprobs:
+    """A token that was the second best."""
+    return TokenLogprobs(
+        chosen=Logprob(len(token.encode()), -2.0, token.encode()),
+        top=(Logprob(99, -1.0, b"best"), Logprob(len(token.encode()), -2.0, token.encode())),
+    )
+
+
+def joined(chunks: Iterable[Any], key: str, choice: int = 0) -> str:
+    """All text under ``key`` in the deltas of one choice."""
+    return "".join(
+        found["delta"].get(key) or ""
+        for chunk in chunks
+        for found in chunk["choices"]
+        if found["index"] == choice
+    )

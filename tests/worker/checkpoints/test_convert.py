@@ -1,0 +1,132 @@
+"""GGUF conversion: the same model and tokenizer as in the file."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from gguf import GGMLQuantizationType, GGUFReader
+from gguf.quants import dequantize
+from safetensors import safe_open
+from tokenizers import Tokenizer
+
+from tests.support.gguf_files import CHAT_TEMPLATE, EOS_ID, write_tiny_gguf
+from worker.checkpoints import convert
+
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "Q8_0": torch.bfloat16}
+
+
+@pytest.fixture(scope="module", params=DTYPES)
+def gguf(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny GGUF file and its conversion beside it."""
+    kind = GGMLQuantizationType[request.param]
+    directory = tmp_path_factory.mktemp(request.param)
+    path = write_tiny_gguf(directory / f"tiny-{request.param}.gguf", kind)
+    convert.convert(path, directory)
+    return path
+
+
+def from_pretrained(directory: Path, **options: Any) -> Any:
+    auto: Any = transformers.AutoModelForCausalLM
+    return auto.from_pretrained(directory, dtype=torch.float32, **options).eval()
+
+
+def test_a_conversion_computes_what_transformers_computes_from_the_file(gguf: Path) -> None:
+    ids = torch.arange(3, 40)[None]
+
+    with torch.inference_mode():
+        expected = from_pretrained(gguf.parent, gguf_file=gguf.name)(ids).logits
+        logits = from_pretrained(gguf.parent)(ids).logits
+
+    rounding = torch.finfo(DTYPES[gguf.stem.removeprefix("tiny-")]).eps
+    error = (logits - expected).abs().max() / expected.abs().max()
+    assert error <= (0 if rounding < 1e-6 else 4 * rounding)
+
+
+def test_matrices_keep_their_precision_and_quantized_ones_become_bfloat16(gguf: Path) -> None:
+    dtype = DTYPES[gguf.stem.removeprefix("tiny-")]
+
+    with safe_open(gguf.parent / "model.safetensors", framework="pt") as weights:
+        names = weights.keys()
+        dtypes = {weights.get_tensor(name).dtype for name in names}
+
+    assert dtypes == {dtype}
+    config = json.loads((gguf.parent / "config.json").read_text())
+    assert config["dtype"] == str(dtype).removeprefix("torch.")
+
+
+def test_the_directory_looks_like_any_hugging_face_directory(gguf: Path) -> None:
+    config = json.loads((gguf.parent / "config.json").read_text())
+    tokenizer_config = json.loads((gguf.parent / "tokenizer_config.json").read_text())
+    generation_config = json.loads((gguf.parent / "generation_config.json").read_text())
+
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert "quantization_config" not in config
+    assert config["eos_token_id"] == generation_config["eos_token_id"] == EOS_ID
+    assert tokenizer_config["eos_token"] == "<|im_end|>"
+    assert (gguf.parent / "chat_template.jinja").read_text() == CHAT_TEMPLATE
+
+
+def test_a_tied_output_is_stored_once(gguf: Path) -> None:
+    with safe_open(gguf.parent / "model.safetensors", framework="pt") as weights:
+        names = set(weights.keys())
+
+    assert "model.embed_tokens.weight" in names
+    assert "lm_head.weight" not in names
+
+
+def test_the_tokenizer_gives_every_text_back(gguf: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(gguf.parent / "tokenizer.json"))
+    text = "hello naïve 日本語 🎉\n\t 12345 ▁<|im_end|>"
+
+    encoding = tokenizer.encode(text)
+
+    assert "hel" in encoding.tokens
+    assert encoding.ids[-1] == EOS_ID
+    assert tokenizer.decode(encoding.ids, skip_special_tokens=False) == text
+
+
+def test_smollm2_weights_are_those_of_the_gguf_file(smollm2: Path) -> None:
+    (gguf,) = smollm2.glob("*.gguf")
+    names = {
+        "token_embd.weight": "model.embed_tokens.weight",
+        "blk.0.attn_v.weight": "model.layers.0.self_attn.v_proj.weight",
+        "blk.14.ffn_down.weight": "model.layers.14.mlp.down_proj.weight",
+        "blk.29.attn_norm.weight": "model.layers.29.input_layernorm.weight",
+    }
+    packed = {tensor.name: tensor for tensor in GGUFReader(gguf).tensors}
+
+    with safe_open(smollm2 / "model.safetensors", framework="pt") as weights:
+        for gguf_name, name in names.items():
+            source = packed[gguf_name]
+            expected = torch.tensor(dequantize(source.data, source.tensor_type))
+            assert torch.equal(weights.get_tensor(name), expected.bfloat16())
+
+
+def test_smollm2_ends_with_its_turn_token(smollm2: Path) -> None:
+    generation_config = json.loads((smollm2 / "generation_config.json").read_text())
+    tokenizer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
+
+    assert tokenizer.token_to_id("<|im_end|>") == generation_config["eos_token_id"] == 2
+    assert tokenizer.encode("Paris 2024").tokens == ["Paris", "Ġ", "2", "0", "2", "4"]
+
+
+def test_the_program_needs_nothing_of_warrens_and_says_how_far_it_is(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", GGMLQuantizationType.F32)
+
+    done = subprocess.run(
+        [sys.executable, "-P", convert.__file__, str(path), str(tmp_path)],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"TQDM_DISABLE": "1"},
+    )
+
+    assert tuple(done.stdout.splitlines()) == convert.STEPS
+    assert (tmp_path / "model.safetensors").exists()

@@ -1,0 +1,217 @@
+"""Names, directories, GGUF files and hub ids become model directories, or a clear error."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from shared.errors import StartupError
+from tests.support.gguf_files import write_tiny_gguf
+from tests.support.hub import serve_hub
+from worker.checkpoints import store
+
+FILES = {
+    "config.json": b"{}",
+    "tokenizer.json": b"{ }",
+    "model.safetensors": b"weights" * 1000,
+    "chat_template.jinja": b"{{ messages }}",
+}
+PULL = """
+import json, sys
+from shared.errors import StartupError
+from worker.checkpoints import store
+steps = []
+try:
+    path = str(store.pull(sys.argv[1], lambda *step: steps.append(step)))
+except StartupError as error:
+    path = f"refused: {error}"
+print(json.dumps([path, steps]))
+"""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "warren"
+
+
+def write_model(directory: Path, files: Mapping[str, bytes] = FILES) -> Path:
+    directory.mkdir(parents=True)
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
+    return directory
+
+
+def start_pull(model: str, **environment: str) -> subprocess.Popen[str]:
+    """Pull in a process of its own, which prints the path and the progress as JSON."""
+    return subprocess.Popen(
+        [sys.executable, "-c", PULL, model],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_pulled_model_has_all_files_and_its_gguf_file(smollm2: Path) -> None:
+    names = {path.name for path in smollm2.iterdir()}
+
+    assert names == {
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+
+
+def test_pulling_again_does_nothing(smollm2: Path) -> None:
+    steps: list[tuple[str, int, int]] = []
+
+    directory = store.pull("smollm2", lambda *step: steps.append(step))
+
+    assert (directory, steps) == (smollm2, [])
+
+
+def test_a_pulled_name_and_its_gguf_file_anywhere_resolve_to_the_same_directory(
+    smollm2: Path, tmp_path: Path
+) -> None:
+    (gguf,) = smollm2.glob("*.gguf")
+    renamed = shutil.copyfile(gguf, tmp_path / "renamed.gguf")
+
+    assert store.resolve("smollm2") == smollm2
+    assert store.resolve(str(renamed)) == smollm2
+
+
+def test_two_processes_that_pull_at_once_convert_once(cache: Path, tmp_path: Path) -> None:
+    gguf = write_tiny_gguf(tmp_path / "tiny.gguf")
+
+    processes = [start_pull(str(gguf)) for _ in range(2)]
+    results = [json.loads(process.communicate()[0]) for process in processes]
+
+    (first, steps), (second, other_steps) = results
+    assert first == second
+    assert sorted([len(steps), len(other_steps)]) == [0, 5]
+    assert store.resolve(str(gguf)) == Path(first)
+    assert (Path(first) / "tiny.gguf").read_bytes() == gguf.read_bytes()
+
+
+def test_a_directory_is_taken_as_it_is(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "model")
+
+    assert store.resolve(str(directory)) == directory
+
+
+def test_a_hub_id_is_downloaded_once_and_then_needs_no_hub(tmp_path: Path) -> None:
+    unwanted = {"pytorch_model.bin": b"", "onnx/model.safetensors": b"", "README.md": b""}
+    home = {"HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
+    with serve_hub("org/tiny", FILES | unwanted | {"consolidated.safetensors": b""}) as endpoint:
+        online = start_pull("org/tiny", HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="0", **home)
+        path, steps = json.loads(online.communicate()[0])
+
+    offline = start_pull("org/tiny", HF_HUB_OFFLINE="1", **home)
+    offline_path, _ = json.loads(offline.communicate()[0])
+
+    assert {file.name: file.read_bytes() for file in Path(path).iterdir()} == FILES
+    num_bytes = sum(map(len, FILES.values()))
+    assert steps[-1] == ["download", num_bytes, num_bytes]
+    assert offline_path == path
+
+
+def test_what_the_hub_does_not_know_is_refused(tmp_path: Path) -> None:
+    with serve_hub("org/tiny", FILES) as endpoint:
+        environment = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
+        result, _ = json.loads(start_pull("org/other", **environment).communicate()[0])
+
+    assert result.startswith("refused: there is no model org/other on the hub")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("smollm2", "smollm2 is not here yet: run `warren pull smollm2`"),
+        ("gpt5", r"unknown model gpt5: known names are mine, smollm2 \(`warren pull NAME`"),
+        ("org/absent", "org/absent is not in the hub's cache, and the hub cannot be reached"),
+        ("./absent", r"there is no directory \./absent"),
+        ("absent.gguf", r"there is no file absent\.gguf"),
+        ("two words", "there is no directory two words"),
+    ],
+)
+def test_what_is_nowhere_is_refused(cache: Path, model: str, message: str) -> None:
+    write_model(cache / "models" / "mine")
+
+    with pytest.raises(StartupError, match=message):
+        store.resolve(model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"config.json": None}, r"has no config\.json"),
+        ({"model.safetensors": None}, "holds no weights: safetensors are needed"),
+        (
+            {"model.safetensors": None, "pytorch_model.bin": b""},
+            "holds only pickle files, which can run code: safetensors are needed",
+        ),
+        ({"tokenizer.json": None}, r"has no tokenizer\.json"),
+        (
+            {"model.safetensors.index.json": b'{"weight_map": {"a": "1.safetensors"}}'},
+            r"is incomplete: it lacks 1\.safetensors",
+        ),
+        ({"model.safetensors.index.json": b"{"}, r"model\.safetensors\.index\.json is damaged"),
+    ],
+)
+def test_a_directory_that_no_worker_could_load_is_refused(
+    tmp_path: Path, changes: dict[str, bytes | None], message: str
+) -> None:
+    files = {name: body for name, body in (FILES | changes).items() if body is not None}
+    directory = write_model(tmp_path / "model", files)
+
+    with pytest.raises(StartupError, match=message):
+        store.resolve(str(directory))
+
+
+def test_a_file_that_is_no_gguf_is_refused(cache: Path, tmp_path: Path) -> None:
+    path = tmp_path / "weights.gguf"
+    path.write_bytes(b"\x80pickle")
+
+    with pytest.raises(StartupError, match="not a GGUF file"):
+        store.resolve(str(path))
+
+
+def test_a_gguf_file_that_cannot_be_converted_is_refused_and_leaves_nothing(
+    cache: Path, tmp_path: Path
+) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf")
+    path.write_bytes(path.read_bytes()[:5000])
+
+    with pytest.raises(StartupError, match=r"tiny\.gguf cannot be converted: \w+"):
+        store.resolve(str(path))
+
+    assert [file.suffix for file in (cache / "converted").iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("smollm2", "smollm2"),
+        ("org/Some-Model", "org/Some-Model"),
+        ("/models/my-model/", "my-model"),
+        ("./models/Tiny.Q4_1.gguf", "Tiny.Q4_1"),
+        ("tests/support", "support"),
+    ],
+)
+def test_clients_see_the_last_part_of_a_path_or_the_whole_hub_id(model: str, name: str) -> None:
+    assert store.served_name(model) == name
+
+
+def test_a_name_that_no_client_could_send_is_refused() -> None:
+    with pytest.raises(StartupError, match=r"'my model' cannot be a model's name.*--served-name"):
+        store.served_name("/models/my model")

@@ -1,0 +1,74 @@
+"""Compiled constraints: what they allow, and what they may cost the worker."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from shared.errors import InvalidRequest
+from shared.messages import Constraint
+from tests.support.tokenizers import byte_level_tokenizer, save_tokenizer
+from worker.decode.constraints import Constraints, Grammar
+from worker.text import Tokenizer
+
+BOMBS = [
+    Constraint(kind="json_schema", source=json.dumps({"type": "integer", "multipleOf": 999_983})),
+    Constraint(kind="regex", source=r"[\p{L}--\p{Lu}]*" * 2000),
+    Constraint(
+        kind="lark",
+        source="\n".join(
+            ["start: r0", *(f'r{k}: r{k + 1} | "a"' for k in range(3000)), 'r3000: "a"']
+        ),
+    ),
+]
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    config = {"eos_token": "</s>"}
+    return Tokenizer.load(save_tokenizer(byte_level_tokenizer(), tmp_path, tokenizer_config=config))
+
+
+def walk(grammar: Grammar, tokenizer: Tokenizer, text: str) -> bool:
+    """Whether ``text`` may be drawn token by token."""
+    matcher = grammar.matcher((), None)
+    for token_id in tokenizer.encode_text(text):
+        if not matcher.mask()[token_id // 8] >> token_id % 8 & 1:
+            return False
+        matcher.advance(token_id)
+    return True
+
+
+async def test_masks_hold_what_the_constraint_allows(tokenizer: Tokenizer) -> None:
+    grammar = await Constraints(tokenizer).compile(Constraint(kind="regex", source="a(b|c)d"))
+
+    assert walk(grammar, tokenizer, "acd")
+    assert not walk(grammar, tokenizer, "add")
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+async def test_a_bomb_is_refused_beside_the_event_loop(
+    bomb: Constraint, tokenizer: Tokenizer
+) -> None:
+    constraints = Constraints(tokenizer)
+    began = before = time.monotonic()
+    longest = 0.0
+    compiling = asyncio.create_task(constraints.compile(bomb))
+
+    while not compiling.done():
+        await asyncio.sleep(0.001)
+        longest, before = max(longest, time.monotonic() - before), time.monotonic()
+
+    with pytest.raises(InvalidRequest, match="cannot be used"):
+        await compiling
+    took_s = time.monotonic() - began
+    # A loop that was held up came round once in all that time; one that waited for a core, often.
+    assert longest < max(0.2, took_s / 2)
+    assert took_s < 10.0
+
+
+async def test_a_constraint_that_names_unknown_tokens_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match="unknown special token"):
+        await Constraints(tokenizer).compile(Constraint(kind="lark", source="start: <|nobody|>"))

@@ -1,0 +1,323 @@
+"""A worker when things go wrong around it: it answers, or it says why not, and lives on."""
+
+import asyncio
+import time
+from contextlib import suppress
+
+import msgspec
+import pytest
+
+from shared import messages, topology
+from shared.bus.base import Binding, Message, Queue
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.errors import BusUnavailable, PublishUnconfirmed
+from shared.log import LogWriter
+from shared.messages import (
+    Cancel,
+    Completed,
+    Failed,
+    Finished,
+    ReplyEvent,
+    SamplingParams,
+    Started,
+    TokenDelta,
+)
+from tests.support.jobs import (
+    ask,
+    come_back,
+    new_job,
+    num_ready,
+    publish,
+    read,
+    reading,
+    say_started,
+)
+from tests.support.processes import free_port
+from tests.support.workers import echo_worker
+from worker.decode.choices import Choices
+from worker.decode.whole_answer import WholeAnswer
+from worker.jobs.run import Answer
+
+SHORT = SamplingParams(max_tokens=30, ignore_eos=True)
+LONG = SamplingParams(max_tokens=2000, ignore_eos=True)
+
+
+class LossyBus(MemoryBus):
+    """Loses the confirmation of the first `Started`, or with it the connection."""
+
+    def __init__(self, broker: MemoryBroker, *, is_connection_lost: bool) -> None:
+        super().__init__(broker)
+        self._is_connection_lost = is_connection_lost
+        self._is_harmless = False
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        if self._is_harmless or not is_started(binding, message):
+            return await super().publish(binding, message)
+        self._is_harmless = True
+        if self._is_connection_lost:
+            self.sever()
+            await asyncio.sleep(0.01)
+            raise BusUnavailable("the connection was lost")
+        await super().publish(binding, message)
+        raise PublishUnconfirmed("no confirmation in time")
+
+
+def is_started(binding: Binding, message: Message) -> bool:
+    if binding.exchange != topology.REPLIES:
+        return False
+    return isinstance(messages.decode_event(message.body), Started)
+
+
+@pytest.mark.parametrize("is_connection_lost", [False, True])
+async def test_a_started_of_unknown_fate_opens_one_attempt(is_connection_lost: bool) -> None:
+    job = new_job("echo", sampling=SHORT)
+    broker = MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        LossyBus(broker, is_connection_lost=is_connection_lost) as lossy,
+        echo_worker(lossy, step_s=0.005),
+        reading(bus, job) as consumer,
+    ):
+        await publish(bus, job)
+        log = await read(bus, job, consumer)
+
+    assert len(log.token_ids) == 30
+    assert log.reader.attempt == 1
+
+
+class AbsentBus(MemoryBus):
+    """Is away for a while when the worker publishes the first event of a kind."""
+
+    def __init__(self, broker: MemoryBroker, kind: type[ReplyEvent], away_s: float) -> None:
+        super().__init__(broker)
+        self._kind = kind
+        self._away_s = away_s
+        self._until: float | None = None
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        if binding.exchange == topology.REPLIES:
+            event = messages.decode_event(message.body, message.content_type)
+            if self._until is None and isinstance(event, self._kind):
+                self._until = time.monotonic() + self._away_s
+            if self._until is not None and time.monotonic() < self._until:
+                raise BusUnavailable("the broker is away")
+        await super().publish(binding, message)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sampling", "end"),
+    [(Started, LONG, Failed), (TokenDelta, LONG, Failed), (Finished, SHORT, Finished)],
+)
+async def test_a_deadline_that_passes_while_the_broker_is_away_ends_the_stream(
+    kind: type[ReplyEvent], sampling: SamplingParams, end: type[ReplyEvent]
+) -> None:
+    """Behind the event that it cut off."""
+    broker = MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        AbsentBus(broker, kind, away_s=2.0) as absent,
+        echo_worker(absent, step_s=0.005),
+        asyncio.timeout(10),
+    ):
+        job = new_job("echo", sampling=sampling, deadline=time.time() + 1.5)
+        log = await ask(bus, job)
+
+    assert isinstance(log.last, end)
+    assert any(isinstance(event, kind) for event in log.accepted)
+
+
+@pytest.mark.parametrize("kind", [TokenDelta, Finished])
+async def test_a_promotion_in_the_middle_of_a_publish_loses_no_token(
+    kind: type[ReplyEvent],
+) -> None:
+    broker = MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        AbsentBus(broker, kind, away_s=1.0) as absent,
+        echo_worker(absent, step_s=0.005, batch_patience_s=0.3),
+        asyncio.timeout(10),
+    ):
+        log = await ask(bus, new_job("echo", sampling=SHORT), "batch")
+
+    assert isinstance(log.last, Finished)
+    assert len(log.token_ids) == 30
+
+
+async def test_a_promotion_keeps_the_tokens_of_an_answer_that_is_no_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths: list[int] = []
+    complete = Choices.complete
+
+    async def noted(choices: Choices, answer: WholeAnswer) -> Completed:
+        lengths.append(len(answer.log.chains[0].token_ids))
+        return await complete(choices, answer)
+
+    monkeypatch.setattr(Choices, "complete", noted)
+    job = new_job("echo", sampling=SHORT, mode="final")
+    async with MemoryBus() as bus:
+        async with echo_worker(bus):
+            whole = (await ask(bus, job)).last
+        async with echo_worker(bus, step_s=0.05, batch_patience_s=0.001, prefix_cache=False):
+            again = msgspec.structs.replace(job, request_id="again")
+            promoted = (await ask(bus, again, "batch")).last
+
+    assert lengths[:2] == [0, 0]
+    assert lengths[-1] > 0
+    assert isinstance(whole, Completed)
+    assert isinstance(promoted, Completed)
+    assert promoted.choices == whole.choices
+
+
+async def test_a_job_that_is_cancelled_in_the_moment_of_its_promotion_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    promote = Answer.promote
+
+    def promote_and_cancel(answer: Answer) -> None:
+        promote(answer)
+        answer.cancel()
+
+    monkeypatch.setattr(Answer, "promote", promote_and_cancel)
+    async with MemoryBus() as bus, echo_worker(bus, step_s=0.05, batch_patience_s=0.001):
+        log = await ask(bus, new_job("echo", sampling=SHORT), "batch")
+
+    assert isinstance(log.last, Failed)
+    assert log.last.code == "cancelled"
+
+
+async def test_a_deadline_in_the_middle_of_the_only_message_adds_no_second_one() -> None:
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as bus, AbsentBus(broker, Completed, away_s=1.5) as absent:
+        async with echo_worker(absent), asyncio.timeout(10):
+            job = new_job("echo", mode="final", deadline=time.time() + 1.0)
+            async with reading(bus, job) as consumer:
+                await publish(bus, job)
+                answer = messages.decode_event((await anext(consumer)).message.body)
+        num_messages = await num_ready(bus, f"reply.{job.request_id}")
+
+    assert isinstance(answer, Completed)
+    assert num_messages == 1
+
+
+async def test_a_deadline_that_passes_while_a_returned_job_waits_for_its_reader_ends_it() -> None:
+    job = new_job("echo", deadline=time.time() + 0.5)
+    delta = LogWriter(1, 1).delta(0, [5], "a")
+    async with MemoryBus() as bus, reading(bus, job) as consumer, asyncio.timeout(5):
+        await topology.declare_worker(bus, "echo", "test")
+        await publish(bus, job)
+        await say_started(bus, job, num_returns=0)
+        reply = topology.reply_binding(f"reply.{job.request_id}")
+        await bus.publish(reply, Message(messages.encode(delta)))
+        await come_back(bus, job, "interactive", 1)
+        async with echo_worker(bus):
+            await asyncio.sleep(1.0)  # the reader holds the log, and says nothing
+        log = await read(bus, job, consumer)
+
+    assert isinstance(log.accepted[-1], Failed)
+    assert log.accepted[-1].code == "deadline_exceeded"
+    assert log.token_ids == [5]
+
+
+async def test_a_reply_queue_that_refuses_costs_its_own_job_alone() -> None:
+    job = new_job("echo", mode="final")
+    key = topology.reply_binding(f"reply.{job.request_id}")
+    async with MemoryBus() as bus, echo_worker(bus):
+        await bus.declare(Queue(key.routing_key, (key,), max_length=0))
+        await publish(bus, job)
+        log = await ask(bus, new_job("echo"))
+        dead = await bus.inspect(topology.DEAD_LETTERS.name)
+
+    assert isinstance(log.last, Finished)
+    assert dead is not None
+    assert dead.num_ready == 1
+
+
+async def test_a_reply_queue_that_nobody_else_may_see_harms_nobody() -> None:
+    job = new_job("echo", sampling=SamplingParams(max_tokens=150, ignore_eos=True))
+    key = topology.reply_binding(f"reply.{job.request_id}")
+    broker = MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        MemoryBus(broker) as theirs,
+        echo_worker(theirs, step_s=0.01),
+    ):
+        await bus.declare(Queue(key.routing_key, (key,), is_exclusive=True))
+        await publish(bus, job)
+        async with bus.consume(key.routing_key) as consumer:
+            log = await read(bus, job, consumer)
+
+    assert len(log.token_ids) == 150
+
+
+async def test_a_job_whose_id_another_publisher_uses_is_refused() -> None:
+    job = new_job("echo", sampling=SamplingParams(max_tokens=200, ignore_eos=True))
+    other = new_job("echo")
+    async with (
+        MemoryBus() as bus,
+        echo_worker(bus, step_s=0.005),
+        reading(bus, job) as consumer,
+        reading(bus, other) as their_consumer,
+    ):
+        await publish(bus, job)
+        log = await read(bus, job, consumer, num_tokens=2)
+        stolen = Message(messages.encode(job), reply_to=f"reply.{other.request_id}")
+        await bus.publish(topology.jobs_binding("echo", "interactive"), stolen)
+        refusal = messages.decode_event((await anext(their_consumer)).message.body)
+        log = await read(bus, job, consumer, log)
+
+    assert isinstance(refusal, Failed)
+    assert len(log.token_ids) == 200
+
+
+async def test_cancelling_twice_frees_the_place_for_the_next_job() -> None:
+    job = new_job("echo", sampling=LONG)
+    async with MemoryBus() as bus, echo_worker(bus, step_s=0.005, max_num_seqs=1):
+        async with reading(bus, job) as consumer:
+            await publish(bus, job)
+            log = await read(bus, job, consumer, num_tokens=2)
+            address = topology.worker_binding(str(log.reader.worker))
+            for _ in range(2):
+                await bus.publish(
+                    address, Message(messages.encode(Cancel(request_id=job.request_id)))
+                )
+        async with asyncio.timeout(5):
+            other = await ask(bus, new_job("echo"))
+
+    assert isinstance(other.last, Finished)
+
+
+async def test_draining_says_nothing_to_who_waits_for_one_message() -> None:
+    job = new_job("echo", mode="final", sampling=SHORT)
+    async with MemoryBus() as bus, reading(bus, job) as consumer:
+        async with echo_worker(bus, step_s=0.05, drain_grace_s=0.05) as stop:
+            await publish(bus, job)
+            await asyncio.sleep(0.2)
+            stop.set()
+        async with echo_worker(bus):
+            log = await read(bus, job, consumer)
+
+    assert isinstance(log.last, Completed)
+    assert len(log.raw) == 1
+
+
+async def test_a_worker_that_is_stopped_before_it_takes_jobs_ends() -> None:
+    async with asyncio.timeout(5):
+        async with MemoryBus() as bus, echo_worker(bus) as stop:
+            stop.set()
+
+
+async def test_a_health_probe_is_answered_while_a_connection_says_nothing() -> None:
+    port = free_port()
+    async with MemoryBus() as bus, echo_worker(bus, health_port=port):
+        _, silent = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /live HTTP/1.0\r\n\r\n")
+        async with asyncio.timeout(4):  # the silent one would be given up after 5
+            answer = await reader.readline()
+        for connection in (silent, writer):
+            connection.close()
+            with suppress(ConnectionError):
+                await connection.wait_closed()
+
+    assert b"200 OK" in answer

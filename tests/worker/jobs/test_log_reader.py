@@ -1,0 +1,150 @@
+"""A worker that gets a job again and finds nobody who reads its log: it reads the log itself."""
+
+import asyncio
+from contextlib import suppress
+
+import msgspec
+
+from shared import topology
+from shared.bus.base import Bus, Message
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.errors import InternalError, UndecodableMessage
+from shared.log import LogReader
+from shared.messages import (
+    Failed,
+    Finished,
+    GenerationJob,
+    ReplyEvent,
+    SamplingParams,
+    Started,
+    decode_event,
+)
+from tests.support.jobs import Log, ask, new_job, publish, read, reading
+from tests.support.workers import doomed_worker, echo_worker
+
+SAMPLING = SamplingParams(max_tokens=300, ignore_eos=True)
+STEP_S = 0.005
+
+
+async def undisturbed(job: GenerationJob) -> Log:
+    async with MemoryBus() as bus, echo_worker(bus):
+        return await ask(bus, job)
+
+
+async def lose_worker_and_reader(bus: Bus, theirs: Bus, job: GenerationJob) -> None:
+    """Both are gone when some tokens have been written."""
+    async with doomed_worker(theirs, step_s=STEP_S), reading(bus, job) as consumer:
+        await publish(bus, job)
+        await read(bus, job, consumer, num_tokens=10)
+
+
+async def all_events(bus: Bus, job: GenerationJob) -> list[ReplyEvent]:
+    """The job's log as it is now, but for what cannot be decoded."""
+    state = await bus.inspect(f"reply.{job.request_id}")
+    assert state is not None
+    events: list[ReplyEvent] = []
+    async with reading(bus, job) as consumer:
+        for _ in range(state.num_ready):
+            with suppress(UndecodableMessage):
+                events.append(decode_event((await anext(consumer)).message.body))
+    return events
+
+
+async def wait_idle(bus: Bus, lane: topology.Lane = "interactive") -> None:
+    """Wait until a lane of the model ``echo`` is empty, and what it had is answered."""
+    async with asyncio.timeout(5):
+        while (queue := await bus.inspect(topology.jobs_queue("echo", lane).name)) is not None:
+            if not queue.num_ready:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def test_what_a_reader_returns_to_is_complete() -> None:
+    job = new_job("echo", sampling=SAMPLING)
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as bus, MemoryBus(broker) as first, MemoryBus(broker) as second:
+        await lose_worker_and_reader(bus, first, job)
+        async with echo_worker(second, step_s=0.002):
+            await asyncio.sleep(0.2)
+            async with reading(bus, job) as consumer:
+                log = await read(bus, job, consumer)
+
+    assert log.token_ids == (await undisturbed(job)).token_ids
+    assert (log.reader.attempt, log.reader.num_crashes) == (2, 1)
+
+
+async def test_the_worker_goes_on_before_any_reader_returns() -> None:
+    job = new_job("echo", sampling=SAMPLING)
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as bus, MemoryBus(broker) as first, MemoryBus(broker) as second:
+        await lose_worker_and_reader(bus, first, job)
+        async with echo_worker(second):
+            await asyncio.sleep(0.3)
+        async with reading(bus, job) as consumer:
+            log = await read(bus, job, consumer)
+
+    assert isinstance(log.last, Finished)
+    assert log.text == (await undisturbed(job)).text
+
+
+async def test_a_reader_that_dies_before_it_answers_does_not_hold_the_job_up() -> None:
+    job = new_job("echo", sampling=SAMPLING)
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as bus, MemoryBus(broker) as first, MemoryBus(broker) as second:
+        await lose_worker_and_reader(bus, first, job)
+        async with echo_worker(second):
+            async with reading(bus, job):  # it never says a word
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(1.2)
+        async with reading(bus, job) as consumer:
+            log = await read(bus, job, consumer)
+
+    assert log.token_ids == (await undisturbed(job)).token_ids
+
+
+async def test_a_log_that_has_ended_costs_nothing() -> None:
+    job = new_job("echo", sampling=SamplingParams(max_tokens=4, ignore_eos=True))
+    again = msgspec.structs.replace(job, publication=1)
+    async with MemoryBus() as bus, echo_worker(bus, max_num_seqs=1):
+        await bus.declare(topology.reply_queue(job.request_id, expires_s=30))
+        for one in (job, again):
+            await publish(bus, one)
+            await ask(bus, new_job("echo"))  # its turn comes when the one before it is done
+        events = await all_events(bus, job)
+        await wait_idle(bus)
+
+    assert [type(event) for event in events[-2:]] == [Finished, Started]
+
+
+async def test_a_job_whose_log_is_gone_is_dropped() -> None:
+    job = new_job("echo", sampling=SAMPLING)
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as bus, MemoryBus(broker) as first, MemoryBus(broker) as second:
+        await lose_worker_and_reader(bus, first, job)
+        await bus.delete_queue(f"reply.{job.request_id}")
+        async with echo_worker(second, max_num_seqs=1):
+            other = await ask(bus, new_job("echo"))
+            await wait_idle(bus)
+
+    assert isinstance(other.last, Finished)
+
+
+async def test_a_log_that_cannot_be_decoded_fails_once_and_for_every_reader() -> None:
+    job = new_job("echo", sampling=SAMPLING)
+    broker, later = MemoryBroker(), LogReader(job.request_id, 1)
+    async with MemoryBus(broker) as bus, MemoryBus(broker) as first, MemoryBus(broker) as second:
+        await lose_worker_and_reader(bus, first, job)
+        await bus.publish(topology.reply_binding(f"reply.{job.request_id}"), Message(b"\xc1"))
+        async with echo_worker(second):
+            await asyncio.sleep(0.2)
+        await wait_idle(bus)
+        events = await all_events(bus, job)
+        dead = await bus.inspect(topology.DEAD_LETTERS.name)
+    for event in events:
+        later.read(event)
+
+    ends = [event for event in events if isinstance(event, Finished | Failed)]
+    assert [end.code for end in ends if isinstance(end, Failed)] == [InternalError.code]
+    assert (len(ends), later.is_ended, len(later.chains[0].token_ids) >= 10) == (1, True, True)
+    assert dead is not None
+    assert dead.num_ready == 0

@@ -1,0 +1,256 @@
+"""Jobs that change hands: after a crash, in a drain, published twice, left by their reader."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from itertools import zip_longest
+from typing import Any
+
+import msgspec
+import pytest
+
+from shared import messages, topology
+from shared.bus.base import Message
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.log import LogWriter
+from shared.messages import (
+    Constraint,
+    Continue,
+    Failed,
+    Finished,
+    PromptScores,
+    SamplingParams,
+    Started,
+    TextPrompt,
+    TokenDelta,
+)
+from tests.support.jobs import (
+    Log,
+    ask,
+    come_back,
+    new_job,
+    publish,
+    read,
+    reading,
+    say_started,
+)
+from tests.support.workers import doomed_worker, echo_worker
+
+LONG = SamplingParams(max_tokens=2000, temperature=0.0, ignore_eos=True)
+
+
+async def test_a_job_goes_on_in_another_worker_after_its_connection_broke() -> None:
+    broker = MemoryBroker()
+    job = new_job("echo", sampling=SamplingParams(max_tokens=600, seed=5, ignore_eos=True))
+    async with MemoryBus(broker) as bus, MemoryBus(broker) as first, MemoryBus(broker) as second:
+        async with echo_worker(bus):
+            undisturbed = await ask(bus, job)
+        async with echo_worker(first, step_s=0.005), reading(bus, job) as consumer:
+            await publish(bus, job)
+            log = await read(bus, job, consumer, num_tokens=10)
+            async with echo_worker(second):
+                first.sever()
+                log = await read(bus, job, consumer, log)
+
+    assert log.token_ids == undisturbed.token_ids
+    assert log.text == undisturbed.text
+    assert log.reader.attempt >= 2
+
+
+async def test_an_older_copy_of_a_job_does_not_take_the_newer_one_with_it() -> None:
+    """Whoever published the newer one was cut off before it could acknowledge the older one."""
+    older = new_job("echo", sampling=SamplingParams(max_tokens=60, seed=5, ignore_eos=True))
+    newer = msgspec.structs.replace(older, publication=1)
+    async with MemoryBus() as bus, echo_worker(bus, step_s=0.005):
+        undisturbed = await ask(bus, older)
+        async with reading(bus, newer) as consumer, asyncio.timeout(10):
+            await publish(bus, newer)
+            log = await read(bus, newer, consumer, num_tokens=5)
+            await publish(bus, older)
+            log = await read(bus, newer, consumer, log)
+
+    assert log.token_ids == undisturbed.token_ids
+
+
+@pytest.mark.parametrize("is_read", [True, False], ids=["read", "unread"])
+async def test_a_run_whose_delivery_another_one_has_claimed_comes_again_as_a_newer_one(
+    is_read: bool,
+) -> None:
+    """The broker took that one for dead without counting it: either may have the job now."""
+    job = new_job("echo", sampling=SamplingParams(max_tokens=20, ignore_eos=True))
+    async with MemoryBus() as bus, AsyncExitStack() as stack:
+        await topology.declare_worker(bus, "echo", "test")
+        consumer = await stack.enter_async_context(reading(bus, job))
+        await publish(bus, job)
+        await come_back(bus, job, "interactive", 1)
+        await say_started(bus, job, num_returns=1)
+        if not is_read:
+            await stack.aclose()
+        async with echo_worker(bus):
+            if not is_read:
+                await asyncio.sleep(0.3)
+                consumer = await stack.enter_async_context(reading(bus, job))
+            log = await read(bus, job, consumer)
+
+    started = [event for event in log.raw if isinstance(event, Started)]
+    assert [event.num_returns for event in started] == [1, 1, 2]
+    assert (log.reader.attempt, len(log.token_ids)) == (3, 20)
+
+
+DIGITS = Constraint(kind="regex", source=r"([0-9]{1,3} [a-z]{2,9}, ){30}")
+DRAWS = {
+    "penalties": SamplingParams(
+        max_tokens=40,
+        repetition_penalty=1.3,
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+        logit_bias={300: 2.0},
+        ignore_eos=True,
+    ),
+    "bans": SamplingParams(
+        max_tokens=40,
+        min_tokens=30,
+        bad_words=("the end", "a"),
+        allowed_token_ids=tuple(range(0, 49152, 3)),
+    ),
+    "grammar": SamplingParams(max_tokens=40, constraint=DIGITS),
+    "grammar and logprobs": SamplingParams(
+        max_tokens=40, constraint=DIGITS, frequency_penalty=0.5, logprobs=2, prompt_logprobs=1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+async def test_all_choices_go_on_after_their_worker_died(name: str) -> None:
+    """With the state that their draws depend on, and each at its own token."""
+    prompts = TextPrompt(text="Once upon a time"), TextPrompt(text="Far away")
+    job = msgspec.structs.replace(new_job("echo", *prompts, sampling=DRAWS[name]), num_choices=3)
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as bus, MemoryBus(broker) as first, MemoryBus(broker) as second:
+        async with echo_worker(bus):
+            undisturbed = await ask(bus, job)
+        async with reading(bus, job) as consumer:
+            async with doomed_worker(first, step_s=0.03):
+                await publish(bus, job)
+                log = await read(bus, job, consumer, num_tokens=12)
+            async with echo_worker(second):
+                log = await read(bus, job, consumer, log)
+
+    assert log.reader.attempt >= 2
+    assert by_choice(log) == by_choice(undisturbed)
+    assert scores(log) == scores(undisturbed)
+
+
+def by_choice(log: Log) -> dict[int, list[object]]:
+    """Of each choice its tokens with their scores, its text and its end."""
+    token_ids: dict[int, list[object]] = {k: [""] for k in range(len(log.reader.chains))}
+    for event in log.accepted:
+        if isinstance(event, TokenDelta | Finished):
+            choice = token_ids[event.choice]
+            choice[0] = str(choice[0]) + event.text
+            choice += zip_longest(event.token_ids, event.logprobs)
+        if isinstance(event, Finished):
+            choice += [event.finish_reason, event.stop_reason]
+    return token_ids
+
+
+def scores(log: Log) -> list[tuple[int, int, object]]:
+    return sorted(
+        (event.prompt, event.start, event.logprobs)
+        for event in log.accepted
+        if isinstance(event, PromptScores)
+    )
+
+
+async def test_a_long_stream_goes_on_behind_its_tokens() -> None:
+    sampling = SamplingParams(max_tokens=700, stop=("\n\nUser:",), ignore_eos=True)
+    job = new_job("echo", sampling=sampling)
+    async with MemoryBus() as bus:
+        async with echo_worker(bus):
+            undisturbed = await ask(bus, new_job("echo", sampling=sampling))
+        async with reading(bus, job) as consumer:
+            await publish(bus, job)
+            await say_started(bus, job, num_returns=0)
+            first = LogWriter(1, 1).delta(0, undisturbed.token_ids[:600], "")
+            reply = topology.reply_binding(f"reply.{job.request_id}")
+            await bus.publish(reply, Message(messages.encode(first)))
+            await come_back(bus, job, "interactive", 1)
+            async with echo_worker(bus):
+                log = await read(bus, job, consumer)
+
+    assert log.token_ids == undisturbed.token_ids
+    assert log.text
+    assert undisturbed.text.endswith(log.text)
+
+
+async def test_draining_hands_running_jobs_over_without_a_crash() -> None:
+    job = new_job("echo", sampling=SamplingParams(max_tokens=300, ignore_eos=True))
+    async with MemoryBus() as bus:
+        async with echo_worker(bus):
+            undisturbed = await ask(bus, job)
+        async with reading(bus, job) as consumer:
+            async with echo_worker(bus, step_s=0.01, drain_grace_s=0.05) as stop:
+                await publish(bus, job)
+                log = await read(bus, job, consumer, num_tokens=5)
+                stop.set()
+            async with echo_worker(bus):
+                log = await read(bus, job, consumer, log)
+
+    assert log.token_ids == undisturbed.token_ids
+    assert (log.reader.attempt, log.reader.num_crashes) == (2, 0)
+
+
+async def test_draining_lets_short_answers_finish() -> None:
+    job = new_job("echo", sampling=SamplingParams(max_tokens=20, ignore_eos=True))
+    async with MemoryBus() as bus, reading(bus, job) as consumer:
+        async with echo_worker(bus, step_s=0.01) as stop:
+            await publish(bus, job)
+            log = await read(bus, job, consumer, num_tokens=2)
+            stop.set()
+        log = await read(bus, job, consumer, log)
+
+    assert log.reader.attempt == 1
+    assert isinstance(log.last, Finished)
+
+
+async def test_a_job_that_was_published_twice_is_answered_once() -> None:
+    job = new_job("echo", sampling=SamplingParams(max_tokens=30, ignore_eos=True))
+    async with MemoryBus() as bus, echo_worker(bus, step_s=0.005):
+        async with reading(bus, job) as consumer:
+            await publish(bus, job)
+            await publish(bus, job)
+            log = await read(bus, job, consumer)
+        undisturbed = await ask(bus, job)
+
+    assert log.token_ids == undisturbed.token_ids
+
+
+async def test_a_continue_that_does_not_fit_the_job_is_dropped() -> None:
+    job = new_job("echo", sampling=SamplingParams(max_tokens=40, ignore_eos=True))
+    async with MemoryBus() as bus, echo_worker(bus, step_s=0.005):
+        undisturbed = await ask(bus, job)
+        async with reading(bus, job) as consumer:
+            await publish(bus, job)
+            log = await read(bus, job, consumer, num_tokens=3)
+            wrong = Continue(
+                request_id=job.request_id, ticket=str(log.reader.ticket), attempt=9, choices=()
+            )
+            address = topology.worker_binding(str(log.reader.worker))
+            await bus.publish(address, Message(messages.encode(wrong)))
+            log = await read(bus, job, consumer, log)
+
+    assert log.token_ids == undisturbed.token_ids
+
+
+async def test_an_answer_that_nobody_reads_is_cancelled_after_the_grace() -> None:
+    job = new_job("echo", sampling=LONG)
+    options: dict[str, Any] = {"max_num_seqs": 1, "reader_grace_s": 0.1}
+    async with MemoryBus() as bus, echo_worker(bus, step_s=0.01, **options):
+        async with reading(bus, job) as consumer:
+            await publish(bus, job)
+            await read(bus, job, consumer, num_tokens=1)
+        await ask(bus, new_job("echo"))  # its turn comes when the other one is done
+        async with reading(bus, job) as consumer:
+            log = await read(bus, job, consumer)
+
+    assert isinstance(log.last, Failed)
+    assert log.last.code == "cancelled"

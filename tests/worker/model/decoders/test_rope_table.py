@@ -1,0 +1,103 @@
+"""Rotary angles against those of transformers, and what a configuration says of them."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from shared.errors import StartupError
+from tests.support.numerics import assert_close
+from worker.model.config import decoder_config, is_native
+from worker.model.decoders.rope_table import rope_table
+
+HEAD_DIM = 32
+NUM_POSITIONS = 3000
+SCALINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 512,
+    },
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 1024},
+    "yarn with everything": {
+        "factor": 4.0,
+        "original_max_position_embeddings": 1024,
+        "beta_fast": 16.0,
+        "beta_slow": 2.0,
+        "mscale": 0.7,
+        "mscale_all_dim": 1.1,
+        "truncate": False,
+    },
+    "yarn with its own amplitude": {
+        "factor": 4.0,
+        "original_max_position_embeddings": 1024,
+        "attention_factor": 1.25,
+    },
+}
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_angles_are_those_of_transformers(scaling: str) -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    rope = {"rope_type": scaling.split()[0], "rope_theta": 50_000.0, **SCALINGS[scaling]}
+    config = LlamaConfig(
+        hidden_size=HEAD_DIM,
+        num_attention_heads=1,
+        max_position_embeddings=4096,
+        rope_parameters=dict(rope),
+    )
+    positions = torch.arange(NUM_POSITIONS)[None]
+    expected = LlamaRotaryEmbedding(config)(torch.empty(0), positions)
+
+    cosines, sines = rope_table(rope, HEAD_DIM, NUM_POSITIONS).chunk(2, dim=-1)
+
+    # Angles reach 3,000 radians, which float32 resolves to 1e-4.
+    assert_close(cosines, expected[0][0, :, : HEAD_DIM // 2], 5e-4)
+    assert_close(sines, expected[1][0, :, : HEAD_DIM // 2], 5e-4)
+
+
+def test_an_unknown_scaling_is_refused_by_name() -> None:
+    with pytest.raises(StartupError, match="rope scaling 'longrope' is not supported"):
+        rope_table({"rope_type": "longrope", "rope_theta": 1e4}, HEAD_DIM, 10)
+
+
+def test_what_a_scaling_lacks_is_named() -> None:
+    with pytest.raises(StartupError, match="rope scaling 'linear' needs 'factor'"):
+        rope_table({"rope_type": "linear", "rope_theta": 1e4}, HEAD_DIM, 10)
+
+
+def test_both_spellings_of_a_scaling_are_read() -> None:
+    sizes = {
+        "model_type": "llama",
+        "vocab_size": 3,
+        "hidden_size": 8,
+        "intermediate_size": 5,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 64,
+    }
+    new = {"rope_parameters": {"rope_type": "linear", "rope_theta": 7.0, "factor": 2.0}}
+    old = {"rope_theta": 7.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
+
+    tables = [
+        rope_table(config.rope, config.head_dim, 64)
+        for config in (decoder_config(sizes | new), decoder_config(sizes | old))
+    ]
+
+    assert torch.equal(*tables)
+    with pytest.raises(StartupError, match=r"config\.json has no 'vocab_size'"):
+        decoder_config({**new, "num_attention_heads": 1, "hidden_size": 4})
+
+
+def test_a_partly_rotated_or_differently_activated_llama_is_not_native() -> None:
+    llama = {"model_type": "llama", "hidden_act": "silu"}
+    assert is_native(llama)
+    assert not is_native({**llama, "hidden_act": "gelu"})
+    assert not is_native({**llama, "rope_parameters": {"partial_rotary_factor": 0.5}})
+    assert not is_native({"model_type": "phi", "hidden_act": "silu"})

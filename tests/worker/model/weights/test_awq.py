@@ -1,0 +1,153 @@
+"""AutoAWQ's checkpoints, beside a plain reading of their layout."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from kernels.providers import load_ops
+from shared.errors import StartupError
+from tests.support.batches import batch, share
+from tests.support.models import reference_logits, write_tiny_model
+from tests.support.numerics import assert_close
+from worker.checkpoints.checkpoint import Checkpoint
+from worker.model.config import decoder_config, read_json_config
+from worker.model.decoders.native import NativeDecoder
+from worker.model.forward import Decoder
+from worker.model.inputs import build_inputs
+from worker.model.kv_cache import BlockShape, KVCache
+from worker.model.loading import load_decoder
+from worker.model.weights.awq import AwqWeight
+from worker.model.weights.layers import WeightReader, read_weights
+
+PROMPT = [(7 * i) % 131 for i in range(20)]
+GROUP = 16
+SIZES: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "tie_word_embeddings": False,
+}
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+CPU = torch.device("cpu")
+
+
+def packed(values: Tensor) -> Tensor:
+    """[rows, outputs] of 0 .. 15 as AutoAWQ packs them: word by word, nibble by nibble."""
+    rows, outputs = values.shape
+    words = torch.zeros(rows, outputs // 8, dtype=torch.int64)
+    for nibble, output in enumerate(ORDER):
+        words |= values[:, output::8].long() << (4 * nibble)
+    return torch.where(words < 1 << 31, words, words - (1 << 32)).int()
+
+
+def quantized(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """A matrix [outputs, inputs] in AWQ's tensors, and what is left of it."""
+    outputs, inputs = weight.shape
+    groups = weight.t().reshape(inputs // GROUP, GROUP, outputs)
+    least, most = groups.aminmax(dim=1)
+    scales = ((most - least) / 15).half()
+    zeros = (-least / scales.float()).round().clamp(0, 15)
+    nibbles = (groups / scales.float()[:, None] + zeros[:, None]).round().clamp(0, 15)
+    left = ((nibbles - zeros[:, None]) * scales.float()[:, None]).reshape(inputs, outputs).t()
+    tensors = {
+        "qweight": packed(nibbles.reshape(inputs, outputs)),
+        "qzeros": packed(zeros),
+        "scales": scales,
+    }
+    return tensors, left
+
+
+def write_awq_model(directory: Path, **config: Any) -> Any:
+    """A tiny model whose layers are packed; returns transformers' model of what is left."""
+    model = write_tiny_model(directory, "qwen2", **SIZES)
+    tensors = load_file(directory / "model.safetensors")
+    for name, parameter in model.named_parameters():
+        if name.endswith("_proj.weight"):
+            parts, left = quantized(tensors.pop(name))
+            tensors |= {f"{name.removesuffix('weight')}{kind}": t for kind, t in parts.items()}
+            parameter.data.copy_(left)
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    path = directory / "config.json"
+    declared = {"quant_method": "awq", "bits": 4, "version": "gemm", "group_size": GROUP, **config}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": declared}))
+    return model
+
+
+def logits_of(decoder: Decoder) -> Tensor:
+    """Of the prompt's last token."""
+    block = BlockShape(decoder.num_layers, 8, decoder.num_kv_heads, decoder.head_dim, decoder.dtype)
+    inputs = build_inputs(batch(share(PROMPT, range(3))), 8, decoder.device).forward
+    with torch.inference_mode():
+        return decoder.forward(inputs, KVCache.allocate(block, 3, decoder.device))
+
+
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+def test_the_cpu_computes_what_is_left_of_the_weights(tmp_path: Path, kernels: str) -> None:
+    model = write_awq_model(tmp_path)
+    logits = logits_of(load_decoder(tmp_path, device=CPU, kernels=kernels, dtype="float32"))
+    assert_close(logits, reference_logits(model, PROMPT)[-1:], 1e-5)
+
+
+def test_dtype_auto_is_that_of_the_tensors_that_are_not_packed(tmp_path: Path) -> None:
+    write_awq_model(tmp_path)
+    assert load_decoder(tmp_path, device=CPU).dtype == torch.float32
+
+
+@pytest.mark.parametrize("odd", [{"bits": 8}, {"version": "gemv"}, {"zero_point": False}])
+def test_a_layout_of_another_kind_is_refused_by_what_it_says(
+    tmp_path: Path, odd: dict[str, Any]
+) -> None:
+    write_awq_model(tmp_path, **odd)
+    ((key, value),) = odd.items()
+    with pytest.raises(StartupError, match=rf"quantized with awq \({key} {value}\)"):
+        load_decoder(tmp_path, device=CPU)
+
+
+def test_weights_that_are_packed_are_not_packed_again(tmp_path: Path) -> None:
+    write_awq_model(tmp_path)
+    with pytest.raises(StartupError, match="q4_0: the checkpoint is packed as AWQ"):
+        load_decoder(tmp_path, device=CPU, weight_format="q4_0")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("qweight", r"down_proj.qweight has shape \(255, 16\), config.json says \(256, 16\)"),
+        ("qzeros", r"down_proj.weight cannot be unpacked: qzeros has shape"),
+    ],
+)
+def test_a_tensor_of_another_shape_is_named(tmp_path: Path, kind: str, message: str) -> None:
+    write_awq_model(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    name = f"model.layers.1.mlp.down_proj.{kind}"
+    save_file(tensors | {name: tensors[name][1:].contiguous()}, path)
+    with pytest.raises(StartupError, match=message):
+        load_decoder(tmp_path, device=CPU)
+
+
+def test_weights_that_stay_packed_give_the_same(tmp_path: Path) -> None:
+    """As on a GPU, but with the specification's operation."""
+    model = write_awq_model(tmp_path)
+    config = decoder_config(read_json_config(tmp_path))
+    reader = WeightReader(Checkpoint(tmp_path), config, torch.float32, CPU, awq_stays=True)
+    weights = read_weights(reader).dequantized(torch.float32)
+
+    logits = logits_of(NativeDecoder(config, weights, load_ops(), 64))
+
+    assert isinstance(weights.layers[0].qkv.weight, AwqWeight)
+    assert weights.layers[0].qkv.weight.group_size == GROUP
+    assert_close(logits, reference_logits(model, PROMPT)[-1:], 1e-5)
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_the_same(tmp_path: Path) -> None:
+    model = write_awq_model(tmp_path)
+    decoder = load_decoder(tmp_path, dtype="float16", device=torch.device("cuda"))
+    assert_close(logits_of(decoder).cpu(), reference_logits(model, PROMPT)[-1:], 2e-2)

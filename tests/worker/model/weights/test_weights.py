@@ -1,0 +1,165 @@
+"""The weights of a native decoder in every format, and what it computes with them."""
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.providers import load_ops
+from kernels.quantized import QuantFormat, QuantizedWeight, dequantize, quantize
+from shared.errors import StartupError
+from tests.support.batches import batch, share
+from tests.support.models import reference_logits, write_tiny_model
+from tests.support.numerics import assert_close
+from worker.checkpoints.checkpoint import Checkpoint
+from worker.model.config import DecoderConfig, decoder_config, read_json_config
+from worker.model.decoders.native import NativeDecoder
+from worker.model.inputs import build_inputs
+from worker.model.kv_cache import BlockShape, KVCache
+from worker.model.weights.layers import DecoderWeights, WeightReader, read_weights
+
+CPU = torch.device("cpu")
+FORMATS: tuple[QuantFormat, ...] = get_args(QuantFormat)
+PROMPT = [(7 * i) % 131 for i in range(20)]
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+
+
+def config_of(directory: Path) -> DecoderConfig:
+    return decoder_config(read_json_config(directory))
+
+
+def read(directory: Path, weight_format: torch.dtype | QuantFormat) -> DecoderWeights[Any]:
+    return read_weights(
+        WeightReader(Checkpoint(directory), config_of(directory), weight_format, CPU)
+    )
+
+
+def matrices(weights: DecoderWeights[Any]) -> list[Any]:
+    """All of them, the tables first."""
+    layers = [
+        linear.weight
+        for layer in weights.layers
+        for linear in (layer.qkv, layer.attention_output, layer.gate_up, layer.down)
+    ]
+    return [weights.embedding, weights.lm_head, *layers]
+
+
+def last_logits(directory: Path, weights: DecoderWeights[Tensor]) -> Tensor:
+    """Of the prompt's last token, as the reference ops compute them."""
+    decoder = NativeDecoder(config_of(directory), weights, load_ops(), 32)
+    block = BlockShape(decoder.num_layers, 8, decoder.num_kv_heads, decoder.head_dim, decoder.dtype)
+    inputs = build_inputs(batch(share(PROMPT, range(3))), 8, CPU).forward
+    with torch.inference_mode():
+        return decoder.forward(inputs, KVCache.allocate(block, 3, CPU))
+
+
+def round_matrices(model: Any, quant_format: QuantFormat) -> None:
+    """Replace each weight of a transformers model by what remains of it in the format."""
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            is_table = name.startswith(("lm_head", "model.embed_tokens"))
+            packed = quantize(parameter.data, "q8_0" if is_table else quant_format)
+            parameter.data.copy_(dequantize(packed))
+
+
+@pytest.mark.parametrize("quant_format", FORMATS)
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_a_quantized_model_computes_what_transformers_does_with_its_weights(
+    tmp_path: Path, family: str, quant_format: QuantFormat
+) -> None:
+    """Tied and untied tables, with and without biases."""
+    model = write_tiny_model(tmp_path, family, **SIZES)
+    weights = read(tmp_path, quant_format)
+    logits = last_logits(tmp_path, weights.dequantized(torch.float32))
+
+    round_matrices(model, quant_format)
+
+    assert_close(logits, reference_logits(model, PROMPT)[-1:], 1e-5)
+    assert {matrix.format for matrix in matrices(weights)} == {"q8_0", quant_format}
+
+
+def test_layers_are_read_one_after_another(tmp_path: Path) -> None:
+    """Who packs them need not hold the model twice."""
+    write_tiny_model(tmp_path, "llama", **SIZES)
+    checkpoint = Checkpoint(tmp_path)
+    reader = WeightReader(checkpoint, config_of(tmp_path), torch.float32, CPU)
+    layers = reader.layers()
+    for index in range(3):
+        next(layers)
+        unread = {name.split(".")[2] for name in checkpoint.unread if ".layers." in name}
+        assert unread == {str(later) for later in range(index + 1, 3)}
+
+
+def test_norms_and_biases_stay_floats(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, "qwen2", **SIZES)
+    plain, packed = read(tmp_path, torch.float32), read(tmp_path, "q4_0")
+    for ours, theirs in zip(packed.layers, plain.layers, strict=True):
+        assert torch.equal(ours.mlp_norm, theirs.mlp_norm)
+        assert ours.qkv.bias is not None
+        assert theirs.qkv.bias is not None
+        assert torch.equal(ours.qkv.bias, theirs.qkv.bias)
+
+
+def test_norms_and_biases_have_the_dtype_that_was_asked_for(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, "qwen2", **SIZES)
+    reader = WeightReader(
+        Checkpoint(tmp_path), config_of(tmp_path), torch.bfloat16, CPU, vector_dtype=torch.float32
+    )
+    weights = read_weights(reader)
+    layer = weights.layers[0]
+    assert layer.qkv.bias is not None
+    vectors = (weights.norm, layer.input_norm, layer.mlp_norm, layer.qkv.bias)
+    assert {vector.dtype for vector in vectors} == {torch.float32}
+    assert {matrix.dtype for matrix in matrices(weights)} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("weight_format", [torch.bfloat16, "q4_1"])
+def test_dequantized_weights_are_of_one_dtype_and_tied_ones_stay_tied(
+    tmp_path: Path, weight_format: torch.dtype | QuantFormat
+) -> None:
+    write_tiny_model(tmp_path, "llama", attention_bias=True, **SIZES)
+    weights = read(tmp_path, weight_format)
+    dense = weights.dequantized(torch.float16)
+    layer = dense.layers[-1]
+    assert weights.lm_head is weights.embedding
+    assert dense.lm_head is dense.embedding
+    tensors = [dense.norm, layer.input_norm, layer.mlp_norm, layer.qkv.bias, *matrices(dense)]
+    assert {tensor.dtype for tensor in tensors if tensor is not None} == {torch.float16}
+
+
+def test_smollm2_keeps_the_blocks_of_its_gguf_file(smollm2: Path) -> None:
+    """They hold what the conversion holds, before it was rounded to bfloat16."""
+    packed, converted = read(smollm2, "q4_1"), read(smollm2, torch.bfloat16)
+    assert isinstance(packed.embedding, QuantizedWeight)
+    tables, linears = matrices(packed)[:2], matrices(packed)[2:]
+    assert [table.format for table in tables] == ["q8_0", "q8_0"]
+    assert {linear.format for linear in linears} == {"q4_1"}
+    (gguf,) = smollm2.glob("*.gguf")
+    down = packed.layers[-1].down.weight
+    assert isinstance(down, QuantizedWeight)
+    assert down.blocks.numpy().tobytes() in gguf.read_bytes()
+    rounded = packed.dequantized(torch.bfloat16)
+    for ours, theirs in zip(matrices(rounded), matrices(converted), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("declared", "method"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 3}}, r"awq \(bits 3\)"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ({"quantization_config": {"load_in_8bit": True}}, "bitsandbytes"),
+        ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+        ({"text_config": {"quantization_config": {"quant_method": "mxfp4"}}}, "mxfp4"),
+    ],
+)
+def test_a_checkpoint_in_a_layout_of_another_kind_is_refused_by_its_method(
+    tmp_path: Path, declared: dict[str, Any], method: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **declared}))
+    with pytest.raises(StartupError, match=f"are quantized with {method}, which is not supported"):
+        read_json_config(tmp_path)

@@ -1,0 +1,69 @@
+"""Workers of one name serve one model, or they do not start."""
+
+import asyncio
+import dataclasses
+from typing import Any
+
+import pytest
+
+from bench.echo_worker import echo_model
+from shared import settings
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.errors import StartupError
+from shared.settings import WorkerSettings
+from tests.support.workers import echo_worker
+from worker.process.peers import hear_peers
+from worker.process.service import run_worker
+
+INTERVAL_S = 0.75
+"""Of who listens: the others announce themselves more often than they have to."""
+
+
+async def run_with(bus: MemoryBus, **changes: Any) -> None:
+    """Run a worker for a moment."""
+    worker = settings.load(WorkerSettings, announce_interval_s=INTERVAL_S)
+    model = dataclasses.replace(echo_model(worker), **changes)
+    stop = asyncio.Event()
+    await run_worker(worker, bus, stop=stop, ready=stop.set, model=model)
+
+
+async def test_another_model_under_a_name_that_is_served_does_not_start() -> None:
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as theirs, MemoryBus(broker) as bus, echo_worker(theirs):
+        with pytest.raises(StartupError, match=r"'echo'.*--served-name") as refused:
+            await run_with(bus, fingerprint="other")
+
+    assert "other" in refused.value.message
+
+
+@pytest.mark.parametrize("changes", [{}, {"name": "another", "fingerprint": "other"}])
+async def test_the_same_model_and_other_names_start(changes: dict[str, str]) -> None:
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as theirs, MemoryBus(broker) as bus, echo_worker(theirs):
+        await run_with(bus, **changes)
+
+
+async def test_a_model_may_change_once_its_workers_have_left() -> None:
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as theirs, MemoryBus(broker) as bus:
+        async with echo_worker(theirs):
+            pass
+        await run_with(bus, fingerprint="other")
+
+
+async def test_a_worker_that_is_alone_starts_at_once() -> None:
+    async with MemoryBus() as bus, asyncio.timeout(10):
+        heard = await hear_peers(bus, "echo", "me", announce_interval_s=60)
+
+    assert heard == []
+
+
+async def test_peers_are_heard_within_little_more_than_an_interval() -> None:
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as theirs, MemoryBus(broker) as bus, echo_worker(theirs):
+        async with asyncio.timeout(10):
+            heard = await hear_peers(bus, "echo", "me", INTERVAL_S)
+            left_behind = await bus.inspect("control.worker.me.peers")
+
+    assert [peer.model for peer in heard] == ["echo"]
+    assert left_behind is None

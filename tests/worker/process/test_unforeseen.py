@@ -1,0 +1,363 @@
+"""A worker and errors that nobody foresaw: each ends one job at most, or one round of a task."""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Any, TypeAlias
+
+import pytest
+
+from shared import incidents, topology
+from shared.bus.base import Binding, Bus, Message
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.messages import (
+    Announcement,
+    Completed,
+    Constraint,
+    Failed,
+    Finished,
+    GenerationJob,
+    ReplyEvent,
+    SamplingParams,
+    TextPrompt,
+    Tokenized,
+    TokenizeJob,
+    decode_announcement,
+    decode_event,
+    encode,
+)
+from shared.topology import Lane
+from tests.support.faults import (
+    Strike,
+    SuspendingBus,
+    Unforeseen,
+    argument,
+    name_of,
+    require_each_await_struck,
+    require_reported,
+    striking,
+)
+from tests.support.jobs import ask, ask_all, new_job, num_ready, publish, read, reading
+from tests.support.workers import echo_worker
+from worker.jobs import consumer, delivery
+from worker.jobs.held import HeldJobs
+from worker.jobs.quarantine import MAX_RETURNS
+from worker.process import service
+
+NUM_AWAITS = 36
+"""More than any of the jobs here has: the last victims are spared."""
+PROMPT = TextPrompt(text="Once upon a time " * 150)
+"""So long that it is tokenized in another thread."""
+STEP_S = 0.002
+Job: TypeAlias = GenerationJob | TokenizeJob
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "_GIVE_BACK_PAUSE_S", 0.01)
+    monkeypatch.setattr(consumer, "_RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr(incidents, "_RESTART_PAUSE_S", 0.01)
+
+
+def jobs(num_jobs: int, mode: str = "stream") -> list[GenerationJob]:
+    """Equal jobs. Each has a constraint of its own to compile, which means the same in all."""
+    return [
+        new_job(
+            "echo",
+            PROMPT,
+            mode=mode,
+            sampling=SamplingParams(
+                max_tokens=6,
+                ignore_eos=True,
+                constraint=Constraint(kind="regex", source=f"[a-z]{{1,{1000 + k}}}"),
+            ),
+        )
+        for k in range(num_jobs)
+    ]
+
+
+def each_await(victims: Iterable[Job], num_errors: int) -> dict[str, Strike]:
+    """One job is struck from its first await on, the next one from its second, and so on."""
+    return {job.request_id: Strike(at, num_errors) for at, job in enumerate(victims, 1)}
+
+
+def by_job(strikes: dict[str, Strike]) -> Callable[[Coroutine[Any, Any, Any]], Strike | None]:
+    def victim(coroutine: Coroutine[Any, Any, Any]) -> Strike | None:
+        for name in ("JobConsumer", "QuickConsumer"):
+            if delivery := argument(coroutine, f"{name}._serve", "delivery"):
+                return strikes.get(delivery.message.correlation_id)
+        return None
+
+    return victim
+
+
+async def require_idle(bus: Bus) -> None:
+    """Wait until the worker has settled all that it took, and its engine holds nothing."""
+    async with asyncio.timeout(20), announcements(bus) as hear:
+        while (load := await hear()).num_running or load.num_waiting or load.kv_usage or at_work():
+            pass
+    for lane in topology.LANES:
+        assert await num_ready(bus, topology.jobs_queue("echo", lane).name) == 0
+    assert not any(held for held in gc.get_objects() if isinstance(held, HeldJobs))
+
+
+@asynccontextmanager
+async def announcements(bus: Bus) -> AsyncIterator[Callable[[], Awaitable[Announcement]]]:
+    """Yields what waits for the next word of a worker."""
+    queue = topology.publisher_queue("test")
+    await bus.declare(queue)
+    async with bus.consume(queue.name) as consumer:
+
+        async def hear() -> Announcement:
+            delivery = await anext(consumer)
+            await delivery.ack()
+            return decode_announcement(delivery.message.body)
+
+        yield hear
+
+
+def at_work() -> list[str]:
+    """Which tasks of the worker's consumers have not ended: they serve jobs, or close."""
+    names = [name_of(task.get_coro()) for task in asyncio.all_tasks()]
+    return [name for name in names if name.endswith(("._serve", "._close_when_idle"))]
+
+
+@pytest.mark.parametrize("num_errors", [1, 2, 5])
+@pytest.mark.parametrize("is_returned", [False, True])
+async def test_errors_at_any_await_of_a_stream_stay_in_it(
+    is_returned: bool, num_errors: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    victims, others = jobs(NUM_AWAITS), jobs(8)
+    strikes, broker = each_await(victims, num_errors), MemoryBroker()
+    async with MemoryBus(broker) as bus, AsyncExitStack() as readers:
+        consumers = [
+            await readers.enter_async_context(reading(bus, job)) for job in victims + others
+        ]
+        async with served(broker, bus, victims + others, strikes, is_returned=is_returned):
+            logs = await asyncio.gather(*map(partial(read, bus), victims + others, consumers))
+            exact = await ask(bus, jobs(1)[0])
+
+    assert isinstance(exact.last, Finished)
+    assert {log.text for log in logs[NUM_AWAITS:]} == {exact.text}
+    for log in logs[:NUM_AWAITS]:
+        *told, end = log.accepted
+        assert exact.text.startswith(log.text)
+        assert not any(isinstance(event, Finished | Failed) for event in told)
+        assert log.text == exact.text or is_internal_error(end)
+    require_each_await_struck(strikes.values())
+    require_reported(caplog, strikes.values())
+
+
+@pytest.mark.parametrize("num_errors", [1, 2, 5])
+@pytest.mark.parametrize("is_returned", [False, True])
+async def test_errors_at_any_await_of_a_job_with_one_answer_stay_in_it(
+    is_returned: bool, num_errors: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    victims, others = jobs(NUM_AWAITS, "final"), jobs(8, "final")
+    strikes, broker = each_await(victims, num_errors), MemoryBroker()
+    async with MemoryBus(broker) as bus:
+        for job in victims + others:
+            await bus.declare(topology.reply_queue(job.request_id, expires_s=30))
+        async with served(broker, bus, victims + others, strikes, is_returned=is_returned):
+            exact = said((await ask(bus, jobs(1, "final")[0])).last)
+            for job in victims + others:
+                await answers_to(bus, job)
+        answers = [await answers_to(bus, job) for job in victims + others]
+
+    assert exact
+    for answer in answers[NUM_AWAITS:]:
+        assert [said(event) for event in answer] == [exact]
+    for answer in answers[:NUM_AWAITS]:
+        assert answer
+        assert all(said(event) == exact or is_internal_error(event) for event in answer)
+        # One that was published, and not known to be, is repeated as it was.
+        assert num_errors > 1 or len(set(map(encode, answer))) == 1
+    require_each_await_struck(strikes.values())
+    require_reported(caplog, strikes.values())
+
+
+@pytest.mark.parametrize("num_errors", [1, 2, 5])
+async def test_errors_at_any_await_of_a_quick_job_stay_in_it(
+    num_errors: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompt = TextPrompt(text="Hello world")
+    quick = [
+        TokenizeJob(request_id=f"quick-{k}", model="echo", prompt=prompt)
+        for k in range(NUM_AWAITS + 8)
+    ]
+    victims, others = quick[:NUM_AWAITS], quick[NUM_AWAITS:]
+    strikes, broker = each_await(victims, num_errors), MemoryBroker()
+    async with MemoryBus(broker) as bus:
+        for job in quick:
+            await bus.declare(topology.reply_queue(job.request_id, expires_s=30))
+        async with served(broker, bus, quick, strikes):
+            for job in quick:
+                await answers_to(bus, job)
+        exact = [await answers_to(bus, job) for job in others]
+        answers = [await answers_to(bus, job) for job in victims]
+
+    assert all(isinstance(answer, Tokenized) for (answer,) in exact)
+    for answer in answers:
+        assert answer
+        assert all(isinstance(event, Tokenized) or is_internal_error(event) for event in answer)
+    require_each_await_struck(strikes.values())
+    require_reported(caplog, strikes.values())
+
+
+@asynccontextmanager
+async def served(
+    broker: MemoryBroker,
+    bus: Bus,
+    jobs: Sequence[Job],
+    strikes: dict[str, Strike],
+    *,
+    is_returned: bool = False,
+) -> AsyncIterator[None]:
+    """A worker that has all of ``jobs`` from its start; in the end it has to be there, and to hold
+    nothing. The jobs that are returned were in the hands of another one, which said no word."""
+    await topology.declare_worker(bus, "echo", "test")
+    for job in jobs:
+        await publish(bus, job, lane_of(job))
+    if is_returned:
+        async with bus.consume(topology.jobs_queue("echo", lane_of(jobs[0])).name) as consumer:
+            for _ in jobs:
+                await anext(consumer)
+    with striking(by_job(strikes)):
+        async with (
+            asyncio.timeout(60),
+            SuspendingBus(broker) as suspending,
+            echo_worker(suspending, step_s=STEP_S),
+        ):
+            yield
+            await require_idle(bus)
+    for lane in topology.LANES:  # what it had not settled would be back
+        assert await num_ready(bus, topology.jobs_queue("echo", lane).name) == 0
+    assert await num_ready(bus, topology.DEAD_LETTERS.name) == 0
+
+
+def lane_of(job: Job) -> Lane:
+    return "interactive" if isinstance(job, GenerationJob) else "quick"
+
+
+async def answers_to(bus: Bus, job: Job) -> list[ReplyEvent]:
+    """What stands in a reply queue, once there is anything."""
+    name = f"reply.{job.request_id}"
+    while not (num_answers := await num_ready(bus, name)):  # noqa: ASYNC110 (nobody says when)
+        await asyncio.sleep(0.01)
+    async with bus.consume(name) as consumer:
+        answers = [await anext(consumer) for _ in range(num_answers)]
+    return [decode_event(delivery.message.body) for delivery in answers]
+
+
+def said(event: ReplyEvent) -> list[tuple[object, ...]]:
+    """What is equal in all answers to equal jobs, whatever the prefix cache held."""
+    choices = event.choices if isinstance(event, Completed) else ()
+    return [(choice.token_ids, choice.text, choice.finish_reason) for choice in choices]
+
+
+def is_internal_error(event: ReplyEvent) -> bool:
+    return isinstance(event, Failed) and event.code == "internal_error"
+
+
+class DeafBus(MemoryBus):
+    """Raises what no bus should whenever something is published for one reader."""
+
+    def __init__(self, broker: MemoryBroker, reader: str) -> None:
+        super().__init__(broker)
+        self._reader = reader
+        self.num_failures = 0
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        if binding.routing_key == self._reader:
+            self.num_failures += 1
+            raise Unforeseen("not for this one")
+        await super().publish(binding, message)
+
+
+@pytest.mark.parametrize("mode", ["stream", "final"])
+async def test_a_job_whose_every_word_fails_ends_among_the_dead_letters(
+    mode: str,
+) -> None:
+    (job,), broker = jobs(1, mode), MemoryBroker()
+    async with (
+        asyncio.timeout(30),
+        MemoryBus(broker) as bus,
+        DeafBus(broker, f"reply.{job.request_id}") as deaf,
+        echo_worker(deaf, step_s=STEP_S),
+        reading(bus, job),
+    ):
+        (exact,) = {log.text for log in await ask_all(bus, jobs(2))}
+        await publish(bus, job)
+        others = [await ask(bus, jobs(1)[0])]
+        while not await num_ready(bus, topology.DEAD_LETTERS.name):
+            others += await ask_all(bus, jobs(2))
+        await require_idle(bus)
+        num_dead = await num_ready(bus, topology.DEAD_LETTERS.name)
+        num_said = await num_ready(bus, f"reply.{job.request_id}")
+
+    assert {log.text for log in others} == {exact}
+    assert (num_dead, num_said) == (1, 0)
+    # Each run says that it has started, and that it failed; the limits allow so many.
+    assert deaf.num_failures <= 2 * (MAX_RETURNS + topology.JOBS_DELIVERY_LIMIT + 2)
+
+
+async def test_a_job_that_fails_each_time_is_not_run_at_full_speed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()
+    (job,), broker = jobs(1), MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        DeafBus(broker, f"reply.{job.request_id}") as deaf,
+        echo_worker(deaf),
+        reading(bus, job),
+    ):
+        await publish(bus, job)
+        await asyncio.sleep(1.2)
+
+    assert 2 <= deaf.num_failures <= 6
+
+
+@pytest.mark.parametrize("at", range(1, 13))
+async def test_an_error_at_any_await_of_a_background_task_leaves_it_running(
+    at: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of the worker's tasks are struck at once, while it serves."""
+    monkeypatch.setattr(service, "_READER_CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(service, "_PROMOTION_INTERVAL_S", 0.01)
+    strikes: list[Strike] = []
+
+    def victim(coroutine: Coroutine[Any, Any, Any]) -> Strike | None:
+        name = name_of(coroutine)
+        if name == "JobConsumer._serve" or not name.startswith(("keep_running", "JobConsumer.")):
+            return None
+        strikes.append(Strike(at))
+        return strikes[-1]
+
+    broker = MemoryBroker()
+    endless = new_job("echo", sampling=SamplingParams(max_tokens=8000, ignore_eos=True))
+    quick = TokenizeJob(request_id="quick", model="echo", prompt=TextPrompt(text="Hello world"))
+    async with MemoryBus(broker) as bus, asyncio.timeout(30):
+        await bus.declare(topology.reply_queue(quick.request_id, expires_s=30))
+        with striking(victim, with_children=False):
+            async with (
+                SuspendingBus(broker) as suspending,
+                echo_worker(suspending, step_s=STEP_S, reader_grace_s=0.1),
+            ):
+                logs = await ask_all(bus, [*jobs(8), *jobs(8)])
+                await publish(bus, quick, "quick")
+                (tokenized,) = await answers_to(bus, quick)
+                async with reading(bus, endless) as consumer:  # and then nobody reads it
+                    await publish(bus, endless)
+                    await read(bus, endless, consumer, num_tokens=2)
+                await require_idle(bus)
+                for strike in strikes:  # a worker that has begun to end does so
+                    strike.end()
+        assert await num_ready(bus, topology.jobs_queue("echo", "interactive").name) == 0
+
+    assert len({log.text for log in logs}) == 1
+    assert all(isinstance(log.last, Finished) for log in logs)
+    assert isinstance(tokenized, Tokenized)
+    require_reported(caplog, strikes)

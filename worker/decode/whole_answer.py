@@ -1,0 +1,61 @@
+"""An answer that is sent as one message, while it grows."""
+
+from collections import defaultdict
+
+from shared.log import LogWriter
+from shared.messages import (
+    Choice,
+    Completed,
+    Finished,
+    GenerationJob,
+    PromptScores,
+    TokenDelta,
+    TokenLogprobs,
+)
+from worker.decode.plan import ChoicePlan
+
+
+class WholeAnswer:
+    """Collects the events of a job's choices. Outlives an interruption: ``log`` says where to go
+    on."""
+
+    def __init__(self, job: GenerationJob) -> None:
+        self._job = job
+        self.log = LogWriter(1, job.total_choices)
+        self._texts: defaultdict[int, str] = defaultdict(str)
+        self._logprobs: defaultdict[int, list[TokenLogprobs]] = defaultdict(list)
+        self._scores: defaultdict[int, list[TokenLogprobs | None]] = defaultdict(list)
+        self._ends: dict[int, Finished] = {}
+
+    async def keep(self, event: PromptScores | TokenDelta | Finished) -> None:
+        if isinstance(event, PromptScores):
+            # After an interruption a prompt is scored from its start.
+            if event.start == len(self._scores[event.prompt]):
+                self._scores[event.prompt] += event.logprobs
+            return
+        self._texts[event.choice] += event.text
+        self._logprobs[event.choice] += event.logprobs
+        if isinstance(event, Finished):
+            self._ends[event.choice] = event
+
+    def completed(self, plans: list[ChoicePlan], prompt_texts: tuple[str, ...]) -> Completed:
+        """The message, once all choices have ended. ``plans`` are the prompts'."""
+        choices = (
+            Choice(
+                token_ids=tuple(self.log.chains[k].token_ids),
+                text=self._texts[k],
+                finish_reason=end.finish_reason,
+                stop_reason=end.stop_reason,
+                num_prompt_tokens=len(plans[k // self._job.num_choices].prompt_ids),
+                num_cached_tokens=end.num_cached_tokens,
+                logprobs=tuple(self._logprobs[k]),
+            )
+            for k, end in sorted(self._ends.items())
+        )
+        scores = (tuple(self._scores[prompt]) for prompt in sorted(self._scores))
+        return Completed(
+            request_id=self._job.request_id,
+            choices=tuple(choices),
+            prompt_texts=prompt_texts,
+            prompt_logprobs=tuple(scores),
+        )

@@ -1,0 +1,272 @@
+"""Deliveries in: which jobs a worker takes, and what it does with them in the end.
+
+A job is acknowledged when the broker has confirmed its terminal event, or when nobody is left to
+read one. It goes back to its queue when the worker hands it over, and comes back by itself when the
+worker dies. One that was running at two crashes is published to the suspects, and one that crashes
+there too is rejected to the dead letters. A body that is no job goes there as well, and its
+publisher is told.
+
+An error that the handling of a job does not expect ends that job alone: it goes back to its queue,
+whose limits on returns end it when it fails each time.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+
+from shared import incidents, topology
+from shared.bus.base import Bus, Consumer
+from shared.errors import (
+    BusError,
+    BusUnavailable,
+    InvalidRequest,
+    QueueNotFound,
+    UndecodableMessage,
+    Unroutable,
+)
+from shared.messages import Failed, GenerationJob, decode_job, is_reply_key
+from shared.topology import Lane
+from worker.jobs.delivery import JobDelivery
+from worker.jobs.held import HeldJob, HeldJobs
+from worker.jobs.publisher import ReplyPublisher
+from worker.jobs.quarantine import published_again
+from worker.jobs.run import Answer, Outcome
+from worker.jobs.taken import TakenJob
+
+logger = logging.getLogger(__name__)
+
+AnswerFactory = Callable[[TakenJob], Answer]
+
+_ADOPTION_S = 2.0
+"""How long an answer goes on after a reconnect without its delivery."""
+_RETRY_PAUSE_S = 0.2
+
+
+class JobConsumer:
+    """Takes jobs of one lane, at most ``prefetch`` at a time, until told to stop."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        model: str,
+        lane: Lane,
+        *,
+        prefetch: int,
+        held: HeldJobs,
+        new_answer: AnswerFactory,
+    ) -> None:
+        self._bus = bus
+        self._model = model
+        self._lane = lane
+        self._queue = topology.jobs_queue(model, lane)
+        self._prefetch = prefetch
+        self._held = held
+        self._new_answer = new_answer
+        self._consumer: Consumer | None = None
+        self._serving: dict[asyncio.Task[None], HeldJob | None] = {}
+        self._may_take = asyncio.Event()
+        self._may_take.set()
+        self._is_stopped = False
+
+    async def run(self) -> None:
+        """Consume until `stop`; returns when the jobs in hand are done."""
+        async with asyncio.TaskGroup() as tasks:
+            while not self._is_stopped:
+                try:
+                    await self._take_jobs(tasks)
+                except Exception as error:  # noqa: BLE001 (the jobs in hand must not end with it)
+                    facts = {"queue": self._queue.name}
+                    incidents.report("task", "job consumer opened again", error, **facts)
+                    tasks.create_task(self._give_up(self._lose_deliveries()))
+                    await asyncio.sleep(_RETRY_PAUSE_S)
+
+    async def stop(self) -> None:
+        """Take no more jobs."""
+        self._is_stopped = True
+        self._may_take.set()
+        with incidents.survived("task", "job consumer not stopped", queue=self._queue.name):
+            await self._stop_consumer()
+
+    async def pause(self) -> None:
+        """Take no more jobs until `resume`."""
+        self._may_take.clear()
+        await self._stop_consumer()
+
+    async def wait_idle(self) -> None:
+        """Return when the jobs in hand are done."""
+        while self._serving:
+            await asyncio.wait(self._serving)
+
+    def resume(self) -> None:
+        self._may_take.set()
+
+    async def _stop_consumer(self) -> None:
+        if self._consumer is not None:
+            await self._consumer.stop()
+
+    async def _take_jobs(self, tasks: asyncio.TaskGroup) -> None:
+        """Consume until told to stop or cut off; return when jobs may be taken again."""
+        try:
+            tasks.create_task(self._close_when_idle(await self._consume(tasks)))
+        except BusUnavailable:
+            tasks.create_task(self._give_up(self._lose_deliveries()))
+            await self._bus.wait_connected()
+        except QueueNotFound:
+            tasks.create_task(self._give_up(self._lose_deliveries()))
+            with suppress(BusUnavailable):
+                await self._bus.declare(self._queue)
+        await self._may_take.wait()
+
+    async def _consume(self, tasks: asyncio.TaskGroup) -> AsyncExitStack:
+        """Take jobs until told to stop; returns what closes the consumer."""
+        async with AsyncExitStack() as stack:
+            consumer = await stack.enter_async_context(
+                self._bus.consume(self._queue.name, prefetch=self._prefetch)
+            )
+            self._consumer = consumer
+            if self._is_stopped or not self._may_take.is_set():  # while it was being opened
+                await consumer.stop()
+            async for delivery in consumer:
+                task = tasks.create_task(self._serve(JobDelivery(delivery, consumer)))
+                self._serving[task] = None
+                task.add_done_callback(self._serving.pop)
+            return stack.pop_all()
+
+    async def _close_when_idle(self, stack: AsyncExitStack) -> None:
+        """A consumer that closes gives back what is not settled."""
+        with incidents.survived("task", "job consumer not closed", queue=self._queue.name):
+            async with stack:
+                if self._serving:
+                    await asyncio.wait(tuple(self._serving))
+
+    def _lose_deliveries(self) -> list[HeldJob]:
+        lost = [held for held in self._serving.values() if held is not None]
+        for held in lost:
+            held.lose()
+        return lost
+
+    async def _give_up(self, lost: list[HeldJob]) -> None:
+        with incidents.survived("task", "lost deliveries not waited for", queue=self._queue.name):
+            await self._bus.wait_connected()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ADOPTION_S):
+                    for held in lost:
+                        await held.delivery()
+        for held in lost:
+            held.give_up()
+
+    async def _serve(self, delivery: JobDelivery) -> None:
+        """Answer one delivery. No error leaves this: it would end all jobs of the worker."""
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            await self._take(delivery, task)
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is reported)
+            held = self._serving[task]
+            in_hand = delivery if held is None else held.in_hand
+            if in_hand is None:  # another worker has it, or will
+                facts = {"request_id": delivery.message.correlation_id}
+                incidents.report("job", "job left to its queue", error, **facts)
+            else:
+                await in_hand.give_back(error)
+
+    async def _take(self, delivery: JobDelivery, task: "asyncio.Task[None]") -> None:
+        try:
+            job = self._decode(delivery)
+        except UndecodableMessage as error:
+            logger.warning("job rejected", extra={"reason": error.message})
+            await self._refuse(delivery, error)
+            return await delivery.reject()
+        previous = self._held.get(job.request_id)
+        if previous is not None and previous.adopt(job, delivery):
+            logger.info("job adopted", extra={"request_id": job.request_id})
+            return None
+        if previous is not None and previous.job.publication > job.publication:
+            # Whoever published it anew could not acknowledge this one, and the new one is here.
+            logger.info("job dropped: it was published anew", extra={"request_id": job.request_id})
+            return await delivery.ack()
+        if previous is not None:
+            previous.answer.supersede()
+        publisher = ReplyPublisher(self._bus, delivery, job.request_id)
+        taken = TakenJob(job, self._lane, delivery.num_returns, publisher, previous is not None)
+        held = HeldJob(job, self._new_answer(taken), delivery)
+        self._serving[task] = held
+        await self._answer(held)
+        return None
+
+    async def _answer(self, held: HeldJob) -> None:
+        request_id = held.job.request_id
+        self._held[request_id] = held
+        try:
+            outcome = await self._outcome(held)
+            delivery = await held.delivery()
+            if delivery is not None:
+                await self._settle(held, delivery, outcome)
+        finally:
+            held.answer.close()
+            if self._held.get(request_id) is held:
+                del self._held[request_id]
+
+    async def _outcome(self, held: HeldJob) -> Outcome:
+        facts = {"request_id": held.job.request_id}
+        try:
+            return await held.answer.run()
+        except Unroutable:
+            logger.info("job dropped: nobody reads", extra=facts)
+            return Outcome.ANSWERED
+        except BusError as error:
+            logger.warning(
+                "job dropped: its replies are refused", extra={**facts, "reason": error.code}
+            )
+            return Outcome.BURIED
+
+    async def _settle(self, held: HeldJob, delivery: JobDelivery, outcome: Outcome) -> None:
+        match outcome:
+            case Outcome.ANSWERED:
+                self._held.num_answered += 1
+                await delivery.ack()
+            case Outcome.BURIED:
+                await delivery.reject()
+            case Outcome.SUSPECTED:
+                await self._publish_again(held.job, delivery, "suspect")
+            case Outcome.EXCUSED:
+                await self._publish_again(held.job, delivery, self._lane)
+            case Outcome.HANDED_OVER if self._lane == "suspect" and held.job.mode == "final":
+                # One more delivery would be taken for a crash.
+                await self._publish_again(held.job, delivery, self._lane)
+            case Outcome.HANDED_OVER | Outcome.GIVEN_BACK:
+                # All brokers count this return: the next run is newer than this one.
+                await delivery.reject(requeue=True)
+
+    async def _publish_again(self, job: GenerationJob, delivery: JobDelivery, lane: Lane) -> None:
+        """Publish the job anew, then acknowledge it; give it back where that fails."""
+        facts = {"request_id": job.request_id, "lane": lane}
+        try:
+            await self._bus.publish(
+                topology.jobs_binding(self._model, lane), published_again(job, delivery.message)
+            )
+        except BusError as error:
+            logger.warning("job not moved", extra={**facts, "reason": error.code})
+            return await delivery.reject(requeue=True)
+        logger.warning("job moved", extra=facts)
+        return await delivery.ack()
+
+    async def _refuse(self, delivery: JobDelivery, error: UndecodableMessage) -> None:
+        """Tell whoever waits, as far as the message says who that is."""
+        if is_reply_key(delivery.message.reply_to):
+            publisher = ReplyPublisher(self._bus, delivery, delivery.message.correlation_id)
+            with suppress(BusError):
+                await publisher.publish(Failed(code=InvalidRequest.code, message=error.message))
+
+    def _decode(self, delivery: JobDelivery) -> GenerationJob:
+        message = delivery.message
+        job = decode_job(message.body, message.content_type)
+        held = self._held.get(job.request_id)
+        if held is not None and held.answer.queue != message.reply_to:
+            raise UndecodableMessage("another job of this request_id runs")
+        if job.model != self._model:
+            raise UndecodableMessage("the job names another model than its queue")
+        if not is_reply_key(message.reply_to):
+            raise UndecodableMessage("reply_to is not the key of a reply queue")
+        return job

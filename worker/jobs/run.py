@@ -1,0 +1,324 @@
+"""The life of one job in a worker: from its prompts to its terminal event."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from enum import Enum, auto
+from typing import TypeAlias
+
+from shared import incidents
+from shared.errors import (
+    BusError,
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    Superseded,
+    Unroutable,
+    WarrenError,
+    WorkerLost,
+)
+from shared.log import LogWriter
+from shared.log.attempt import Attempt, Verdict
+from shared.messages import Cancel, Continue, Failed, HandedOver, Started
+from worker.decode.choices import Choices
+from worker.decode.plan import ChoicePlan, plan, prompt_text
+from worker.decode.timeline import Timeline
+from worker.decode.whole_answer import WholeAnswer
+from worker.jobs.log_reader import read_log
+from worker.jobs.quarantine import is_returned_too_often
+from worker.jobs.taken import TakenJob, Workplace
+
+_CHECK_INTERVAL_S = 1.0
+_FRESH_S = 0.5
+"""A job that waited longer has time for a round trip to the broker before it costs anything."""
+
+
+class Outcome(Enum):
+    """What becomes of the job after `Answer.run`."""
+
+    ANSWERED = auto()
+    HANDED_OVER = auto()
+    GIVEN_BACK = auto()
+    SUSPECTED = auto()
+    EXCUSED = auto()
+    """What came back too often did so while connections to the broker were lost."""
+    BURIED = auto()
+
+
+Interrupt: TypeAlias = WarrenError | Verdict | Outcome
+_HAND_OVERS: dict[Interrupt, Outcome] = {
+    Outcome.HANDED_OVER: Outcome.HANDED_OVER,
+    Verdict.GIVE_BACK: Outcome.GIVEN_BACK,
+    Verdict.QUARANTINE: Outcome.SUSPECTED,
+}
+Admission: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
+
+
+class Answer:
+    """Answers one delivery of a job.
+
+    A first delivery starts at once. Any other one asks where to go on
+    (`shared.log.attempt`): it writes `Started` and waits for the word of the log's reader, whose
+    part it takes where there is none.
+    """
+
+    def __init__(
+        self, taken: TakenJob, workplace: Workplace, admission: Admission = nullcontext
+    ) -> None:
+        """The job runs inside of ``admission``."""
+        self.job = taken.job
+        self._taken = taken
+        self._workplace = workplace
+        self._admission = admission
+        self.job_class = taken.job_class
+        self._publisher = taken.publisher
+        self._deadline = self.job.deadline or time.time() + workplace.job_timeout_s
+        self._timeline = Timeline(self.job)
+        self._attempt = Attempt(
+            self.job.request_id,
+            self.job.total_choices,
+            ticket=secrets.token_hex(8),
+            num_returns=taken.num_returns + taken.is_copy,
+            publication=self.job.publication,
+            is_suspect=taken.is_suspect,
+        )
+        self._whole = WholeAnswer(self.job)
+        """What is there of an answer that is no stream."""
+        self._started: Started | None = None
+        """What opened the attempt in the log; only streams have one."""
+        self._is_told = asyncio.Event()
+        """Where to go on."""
+        self._interrupt: Interrupt | None = None
+        self._is_ending = False
+        self._task: asyncio.Task[object] | None = None
+
+    @property
+    def queue(self) -> str:
+        """The name of the reply queue."""
+        return self._publisher.queue
+
+    async def run(self) -> Outcome:
+        """Publish everything up to the terminal event.
+
+        Raises `Unroutable` when nobody reads, and `BusError` where the replies are refused. Any
+        other error leaves it open whether the readers know how the job ended.
+        """
+        self._task = asyncio.current_task()
+        try:
+            while True:
+                try:
+                    return await self._run_until_interrupted()
+                except asyncio.CancelledError:
+                    if self._task is None or self._interrupt is None or self._task.uncancel():
+                        raise
+                    interrupt, self._interrupt = self._interrupt, None
+                if interrupt is not Verdict.GO_ON:
+                    return await self._end(interrupt)
+        finally:
+            self._is_ending = True
+
+    def close(self) -> None:
+        """Publish no more."""
+        self._publisher.close()
+
+    def obey(self, command: Cancel | Continue) -> None:
+        """Follow the log's reader."""
+        is_settled = self._workplace.bus.is_settled
+        self._follow(self._attempt.obey(command, is_settled=is_settled))
+
+    def cancel(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._stop(Verdict.STOP)
+
+    def supersede(self) -> None:
+        """The same job was delivered again: that delivery answers."""
+        self._stop(Superseded("The job was delivered again."))
+
+    def hand_over(self) -> None:
+        """Give the job to another worker, which goes on from the log."""
+        self._stop(Outcome.HANDED_OVER)
+
+    @property
+    def starves_s(self) -> float:
+        """For how long a batch job has waited for a token; 0 for all others."""
+        return self._timeline.waits_s if self.job_class == "batch" else 0.0
+
+    def promote(self) -> None:
+        """Go on as an interactive job does."""
+        self.job_class = "interactive"
+        self._stop(Verdict.GO_ON)
+
+    def _follow(self, verdict: Verdict | None) -> None:
+        if verdict is Verdict.GO_ON and not self._is_told.is_set():
+            self._is_told.set()
+        elif verdict is not None:
+            self._stop(verdict)
+
+    def _stop(self, interrupt: Interrupt) -> None:
+        if self._task is None or self._is_ending:
+            return
+        if self._interrupt is None:
+            self._task.cancel()
+        if self._interrupt in (None, Verdict.GO_ON):  # nothing else is taken back
+            self._interrupt = interrupt
+
+    async def _end(self, interrupt: Interrupt) -> Outcome:
+        self._is_ending = True
+        if (outcome := _HAND_OVERS.get(interrupt)) is not None:
+            await self._say_handed_over()
+            return outcome
+        match interrupt:
+            case Verdict.BURY:
+                await self._fail(WorkerLost("The workers that ran this request died of it."))
+                return Outcome.BURIED
+            case Verdict.FAIL:
+                return await self._fail(InternalError("The request's log cannot be read."))
+            case Superseded():
+                return Outcome.ANSWERED
+            case BusError():
+                raise interrupt
+            case WarrenError():
+                return await self._fail(interrupt)
+            case _:
+                return await self._fail(Cancelled("The request was cancelled."))
+
+    async def _run_until_interrupted(self) -> Outcome:
+        try:
+            async with asyncio.timeout(self._deadline - time.time()):
+                await asyncio.sleep(0)  # where a deadline that has passed already is noticed
+                async with self._admission():
+                    return await self._answer()
+        except TimeoutError:
+            return await self._fail(DeadlineExceeded("The request's deadline has passed."))
+        except Unroutable:
+            raise
+        except WarrenError as error:
+            return await self._fail(error)
+        except Exception as error:  # noqa: BLE001 (one job's bug is one job's failure)
+            incidents.report("job", "job failed", error, request_id=self.job.request_id)
+            return await self._fail(InternalError("The worker failed on this request."))
+        finally:
+            self._timeline.ended()
+
+    async def _answer(self) -> Outcome:
+        taken = self._taken
+        if is_returned_too_often(self.job, taken.num_returns, is_suspect=taken.is_suspect):
+            return await self._condemn()
+        try:
+            plans = await plan(self.job, self._workplace.model)
+        except Exception:
+            if self.job.mode == "stream" and not self._attempt.is_first:
+                # The failure has its place behind what readers have accepted already.
+                await self._open_log([])
+            raise
+        choices = Choices(
+            self.job,
+            self.job_class,
+            plans,
+            model=self._workplace.model,
+            generations=self._workplace.generations,
+            timeline=self._timeline,
+        )
+        if self.job.mode == "stream":
+            await choices.run(await self._open_log(plans), self._publisher.publish)
+        elif not self._publisher.has_unsent:
+            await self._publisher.publish(await choices.complete(self._whole))
+        # An interrupt may have struck while the last event was published.
+        await self._publisher.flush()
+        return Outcome.ANSWERED
+
+    async def _condemn(self) -> Outcome:
+        """Take a job that comes back again and again away from others."""
+        if not self._workplace.bus.is_settled:
+            return Outcome.EXCUSED
+        if not self._taken.is_suspect:
+            return await self._end(Verdict.QUARANTINE)
+        if self.job.mode == "stream":
+            await self._open_log([])
+        return await self._end(Verdict.BURY)
+
+    async def _open_log(self, plans: list[ChoicePlan]) -> LogWriter:
+        """Open a new attempt in the request's log, unless this run has; returns where it stands."""
+        if self._started is None:
+            self._started = self._new_started(plans)
+            await self._publish_started(self._started)
+        return await self._position(self._started)
+
+    async def _publish_started(self, started: Started) -> None:
+        age_s = time.time() - self.job.created_at
+        if self._attempt.is_first and (not self.job.created_at or age_s < _FRESH_S):
+            # The engine need not wait for the broker to confirm what comes before its tokens.
+            self._publisher.begin(started, self._stop)
+        else:
+            await self._publisher.publish(started)
+
+    def _new_started(self, plans: list[ChoicePlan]) -> Started:
+        job = self.job
+        prompts = zip(job.prompts, plans, strict=True) if job.wants_prompt_text and plans else ()
+        return Started(
+            worker=self._workplace.address,
+            ticket=self._attempt.ticket,
+            num_prompt_tokens=tuple(len(prompt.prompt_ids) for prompt in plans),
+            is_waiting=not self._attempt.is_first,
+            publication=job.publication,
+            num_returns=self._taken.num_returns,
+            is_alone=self._taken.is_suspect,
+            context=job.context,
+            prompt_texts=tuple(
+                prompt_text(prompt, plan.prompt_ids, self._workplace.model.tokenizer)
+                for prompt, plan in prompts
+            ),
+        )
+
+    async def _position(self, started: Started) -> LogWriter:
+        """Where to go on, as the log's reader says or, where there is none, the log itself."""
+        while self._attempt.log is None:
+            events = await read_log(self._workplace.bus, self.queue, self._attempt.ticket)
+            if events is not None:
+                is_settled = self._workplace.bus.is_settled
+                verdict = self._attempt.read(events, is_settled=is_settled)
+                if verdict is Verdict.STOP:  # the log has its end, or a newer run
+                    self.supersede()
+                else:
+                    self._follow(verdict)
+            try:
+                async with asyncio.timeout(_CHECK_INTERVAL_S):
+                    await self._is_told.wait()
+            except TimeoutError:
+                # The reader's word is lost where it comes while this worker's connection is.
+                await self._publisher.publish(started)
+        self._is_told.set()
+        return self._attempt.log
+
+    async def _say_handed_over(self) -> None:
+        """Tell the log's readers that the next attempt does not follow a crash."""
+        if self._started is not None:
+            await self._publisher.publish(HandedOver(ticket=self._attempt.ticket))
+
+    async def _fail(self, error: WarrenError) -> Outcome:
+        if self._has_ended:
+            await self._publisher.flush()
+            return Outcome.ANSWERED
+        if self._started is None and self.job.mode == "stream" and not self._attempt.is_first:
+            # Only a run that has its place in the log can fail behind the tokens of others.
+            self._started = self._new_started([])
+            await self._publisher.publish(self._started)
+        await self._publisher.publish(self._failed(error))
+        return Outcome.ANSWERED
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether the publisher was given the last event."""
+        if self._started is None:
+            return self._publisher.has_unsent  # the answer's only one, then
+        return self._attempt.log is not None and self._attempt.log.is_ended
+
+    def _failed(self, error: WarrenError) -> Failed:
+        log = self._attempt.log
+        if self._started is not None and log is not None:
+            return log.fail(error.code, error.message, error.param)
+        # A run that waits does not know where the log stands: its ticket says that it is its turn.
+        ticket = None if self._started is None else self._started.ticket
+        return Failed(code=error.code, message=error.message, param=error.param, ticket=ticket)

@@ -1,0 +1,213 @@
+"""Jobs that do not wait behind generations: tokens, texts and embeddings.
+
+A job is acknowledged when its answer is confirmed, or when nobody is left to read it. Answering
+one twice does no harm: a job whose handling fails unexpectedly goes back to its queue.
+"""
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+
+from shared import incidents, topology
+from shared.bus.base import Bus, Consumer
+from shared.errors import (
+    BusError,
+    BusUnavailable,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    MessageTooLarge,
+    QueueNotFound,
+    UndecodableMessage,
+    WarrenError,
+)
+from shared.messages import (
+    Detokenized,
+    DetokenizeJob,
+    Embedded,
+    EmbeddingJob,
+    Failed,
+    QuickAnswer,
+    QuickJob,
+    Tokenized,
+    TokenizeJob,
+    decode_quick_job,
+    is_reply_key,
+)
+from worker.decode.served_model import ServedModel
+from worker.jobs.delivery import JobDelivery
+from worker.jobs.publisher import ReplyPublisher
+
+logger = logging.getLogger(__name__)
+
+_PREFETCH = 8
+
+
+class QuickConsumer:
+    """Answers the quick jobs of one model, a few at a time."""
+
+    def __init__(self, bus: Bus, model: ServedModel) -> None:
+        self._bus = bus
+        self._model = model
+        self._queue = topology.jobs_queue(model.name, "quick")
+        self._consumer: Consumer | None = None
+        self._taking = asyncio.Lock()
+        """Held from the first job taken to the last one answered."""
+        self._may_take = asyncio.Event()
+        self._may_take.set()
+
+    async def pause(self) -> None:
+        """Take no more jobs until `resume`: other workers do, or they wait in their queue."""
+        self._may_take.clear()
+        if self._consumer is not None:
+            await self._consumer.stop()
+
+    async def wait_idle(self) -> None:
+        """Return when the jobs in hand are done."""
+        async with self._taking:
+            return
+
+    def resume(self) -> None:
+        self._may_take.set()
+
+    async def run(self) -> None:
+        """Answer until cancelled; what is not answered by then goes back to its queue."""
+        while True:
+            await self._may_take.wait()
+            try:
+                await self._consume()
+            except* BusUnavailable:
+                await self._bus.wait_connected()
+            except* QueueNotFound:
+                with suppress(BusUnavailable):
+                    await self._bus.declare(self._queue)
+
+    async def _consume(self) -> None:
+        async with (
+            self._taking,
+            self._bus.consume(self._queue.name, prefetch=_PREFETCH) as consumer,
+            asyncio.TaskGroup() as answers,
+        ):
+            self._consumer = consumer
+            if not self._may_take.is_set():  # while it was being opened
+                await consumer.stop()
+            async for delivery in consumer:
+                answers.create_task(self._serve(JobDelivery(delivery, consumer)))
+
+    async def _serve(self, delivery: JobDelivery) -> None:
+        """Answer one delivery. No error leaves this: it would end all jobs in hand."""
+        try:
+            await self._take(delivery)
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is reported)
+            await delivery.give_back(error)
+
+    async def _take(self, delivery: JobDelivery) -> None:
+        message = delivery.message
+        if not is_reply_key(message.reply_to):
+            logger.warning("job rejected", extra={"reason": "reply_to is not a reply queue's key"})
+            return await delivery.reject()
+        publisher = ReplyPublisher(self._bus, delivery, message.correlation_id)
+        try:
+            job = decode_quick_job(message.body, message.content_type)
+        except UndecodableMessage as error:
+            logger.warning("job rejected", extra={"reason": error.message})
+            with suppress(BusError):
+                await publisher.publish(Failed(code=InvalidRequest.code, message=error.message))
+            return await delivery.reject()
+        try:
+            await _publish(publisher, await self._answer(job))
+        except BusError as error:
+            facts = {"request_id": job.request_id, "reason": error.code}
+            logger.info("answer dropped", extra=facts)
+        return await delivery.ack()
+
+    async def _answer(self, job: QuickJob) -> QuickAnswer | Failed:
+        try:
+            async with asyncio.timeout(
+                None if job.deadline is None else job.deadline - time.time()
+            ):
+                await asyncio.sleep(0)  # where a deadline that has passed already is noticed
+                return await answer(job, self._model)
+        except TimeoutError:
+            return _failed(DeadlineExceeded("The request's deadline has passed."))
+        except WarrenError as error:
+            return _failed(error)
+        except Exception as error:  # noqa: BLE001 (one job's bug is one job's failure)
+            incidents.report("job", "job failed", error, request_id=job.request_id)
+            return _failed(InternalError("The worker failed on this request."))
+
+
+async def _publish(publisher: ReplyPublisher, answer: QuickAnswer | Failed) -> None:
+    try:
+        await publisher.publish(answer)
+    except MessageTooLarge:
+        reason = "The answer is longer than a message may be: ask for less at once."
+        await publisher.publish(_failed(InvalidRequest(reason)))
+
+
+async def answer(job: QuickJob, model: ServedModel) -> QuickAnswer:
+    """Raises `RequestError`."""
+    match job:
+        case TokenizeJob():
+            return await asyncio.to_thread(_tokenize, job, model)
+        case DetokenizeJob():
+            return await asyncio.to_thread(_detokenize, job, model)
+        case EmbeddingJob():
+            return await _embed(job, model)
+
+
+def _tokenize(job: TokenizeJob, model: ServedModel) -> Tokenized:
+    token_ids = model.tokenizer.encode(job.prompt, may_be_empty=True)
+    return Tokenized(
+        request_id=job.request_id,
+        token_ids=tuple(token_ids),
+        tokens=tuple(map(model.tokenizer.entry, token_ids)),
+        max_seq_len=model.max_seq_len,
+    )
+
+
+def _detokenize(job: DetokenizeJob, model: ServedModel) -> Detokenized:
+    unknown = [t for t in job.token_ids if t >= model.tokenizer.vocab_size]
+    if unknown:
+        raise InvalidRequest(
+            f"Token id {unknown[0]} is not in the vocabulary of {model.tokenizer.vocab_size}.",
+            param="tokens",
+        )
+    return Detokenized(request_id=job.request_id, text=model.tokenizer.decode(job.token_ids))
+
+
+async def _embed(job: EmbeddingJob, model: ServedModel) -> Embedded:
+    embedder = model.embedder
+    if embedder is None:
+        raise InvalidRequest(f"The model {model.name} has no embeddings.", param="model")
+    if (job.num_dimensions or 1) > embedder.num_dimensions:
+        raise InvalidRequest(
+            f"{job.num_dimensions} dimensions wanted, the model has {embedder.num_dimensions}.",
+            param="dimensions",
+        )
+    prompts = [
+        await asyncio.to_thread(model.tokenizer.encode, prompt, name="input")
+        for prompt in job.prompts
+    ]
+    for prompt in prompts:
+        if len(prompt) > model.max_seq_len:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {model.max_seq_len} tokens, the input has "
+                f"{len(prompt)}.",
+                param="input",
+            )
+    vectors: list[tuple[float, ...]] = []
+    steps = embedder.embed(prompts, job.num_dimensions)
+    while (more := await asyncio.wrap_future(embedder.submit(steps))) is not None:
+        vectors += more
+    return Embedded(
+        request_id=job.request_id,
+        vectors=tuple(vectors),
+        num_prompt_tokens=tuple(map(len, prompts)),
+    )
+
+
+def _failed(error: WarrenError) -> Failed:
+    return Failed(code=error.code, message=error.message, param=error.param)

@@ -1,0 +1,36 @@
+"""Attention of one layer over the paged cache: what native and foreign decoders share."""
+
+from torch import Tensor
+
+from kernels.providers import Ops
+from worker.model.forward import ForwardInputs
+from worker.model.kv_cache import KVCache
+
+
+def attend(
+    ops: Ops,
+    inputs: ForwardInputs,
+    kv_cache: KVCache,
+    layer: int,
+    query: Tensor,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+) -> Tensor:
+    """Attend to all of each sequence's context, this step's keys and values being stored already.
+
+    ``query`` is [num_tokens, num_heads, head_dim], rotary positions applied. Returns its shape.
+    """
+    key_cache, value_cache = kv_cache.layer(layer)
+    return ops.paged_attention(
+        query,
+        key_cache,
+        value_cache,
+        inputs.block_tables,
+        inputs.query_starts,
+        inputs.context_lens,
+        num_decodes=inputs.num_decodes,
+        max_query_len=inputs.max_query_len,
+        scale=scale,
+        sliding_window=sliding_window,
+    )

@@ -1,0 +1,137 @@
+"""Models without a family of their own: transformers' modules with our paged attention.
+
+Everything but attention works on single tokens, so that a packed step [1, num_tokens] with its
+positions is all such a model needs. `worker.model.decoders.probe` proves that at load, for this
+very model, or refuses it by name.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from kernels.providers import Ops
+from shared.errors import StartupError
+from worker.model.decoders import probe
+from worker.model.decoders.attention import attend
+from worker.model.decoders.interposed import NAME_WITH_MASKS, logits_with
+from worker.model.decoders.probe import AttentionShape
+from worker.model.forward import ForwardInputs
+from worker.model.kv_cache import KVCache
+
+
+def load(
+    directory: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    ops: Callable[[AttentionShape], Ops],
+) -> "ForeignDecoder":
+    """Load any causal LM of transformers from safetensors; no code of the checkpoint is run.
+
+    ``ops`` chooses the operations once the model's heads are known. Raises `StartupError` where
+    weights are missing or the model does what our attention cannot.
+    """
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    library: Any = transformers
+    library.logging.disable_progress_bar()
+    try:
+        config = library.AutoConfig.from_pretrained(directory, **options)
+    except (OSError, ValueError) as error:
+        raise StartupError(f"transformers does not know {directory.name}: {error}") from error
+    try:
+        model, report = library.AutoModelForCausalLM.from_pretrained(
+            directory,
+            config=config,
+            dtype=dtype,
+            attn_implementation=NAME_WITH_MASKS,
+            use_safetensors=True,
+            output_loading_info=True,
+            **options,
+        )
+    except KeyError as error:
+        # Old modelling code looks the attention's name up in a table of its own.
+        raise probe.refusal(config, "its attention cannot be replaced") from error
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        raise StartupError(f"transformers cannot load {directory.name}: {error}") from error
+    if missing := sorted(report["missing_keys"]):
+        raise StartupError(f"{directory.name} lacks {len(missing)} weights: {missing[0]}, ...")
+    return ForeignDecoder(model.to(device).eval(), ops)
+
+
+class ForeignDecoder:
+    """A `Decoder` around a transformers model. Raises `StartupError` if its probe fails."""
+
+    def __init__(self, model: Any, ops: Callable[[AttentionShape], Ops]) -> None:
+        self._model = model
+        self._shape = probe.examine(model)
+        self._ops = ops(self._shape)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._shape.layers)
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self._shape.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self._shape.head_dim
+
+    @property
+    def vocab_size(self) -> int:
+        return self._shape.vocab_size
+
+    @property
+    def max_seq_len(self) -> int:
+        return self._shape.max_seq_len
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._shape.dtype
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self._model.device
+        return device
+
+    def forward(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
+        return logits_with(
+            PagedAttention(self._ops, self._shape, inputs, kv_cache),
+            self._model,
+            inputs.token_ids,
+            inputs.positions,
+            inputs.sampled_rows,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PagedAttention:
+    """The attention of one step, as transformers calls it; its arguments were examined at load."""
+
+    ops: Ops
+    shape: AttentionShape
+    inputs: ForwardInputs
+    kv_cache: KVCache
+
+    def __call__(self, module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
+        index: int = module.layer_idx
+        layer = self.shape.layers[index]
+        query, key, value = (
+            tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value)
+        )
+        self.ops.store_kv(key, value, *self.kv_cache.layer(index), self.inputs.slots)
+        return attend(
+            self.ops,
+            self.inputs,
+            self.kv_cache,
+            index,
+            query,
+            scale=layer.scale,
+            sliding_window=layer.sliding_window,
+        )[None]

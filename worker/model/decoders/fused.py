@@ -1,0 +1,137 @@
+"""The decoder of `worker.model.decoders.native` on the CPU: a whole step is one library call."""
+
+import logging
+
+import torch
+from torch import Tensor
+
+from kernels.native.decoder import PackedDecoder, PackedLayer, PackedModel
+from kernels.native.library import Library, library
+from kernels.native.memory import CommittedAhead
+from kernels.native.packed import PackedWeight, pack
+from kernels.quantized import Matrix
+from worker.model.config import DecoderConfig
+from worker.model.decoders.native import LlamaFamily
+from worker.model.forward import ForwardInputs
+from worker.model.kv_cache import KVCache
+from worker.model.provision import native_obstacle
+from worker.model.weights.awq import AwqWeight
+from worker.model.weights.layers import LayerWeights, Linear, WeightReader
+
+logger = logging.getLogger(__name__)
+
+
+class FusedDecoder(LlamaFamily):
+    """A `Decoder` of the Llama family.
+
+    Activations are float32 throughout. A token's logits do not depend on what else is in the step
+    nor on how its prompt was cut, to the last bit.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: WeightReader,
+        max_seq_len: int,
+        *,
+        dtype: torch.dtype,
+        num_threads: int,
+    ) -> None:
+        """Pack the weights as they are read, so that no more than one layer is held twice.
+
+        ``dtype`` is the cache's: float32 or bfloat16. Raises `StartupError` as `WeightReader` does.
+        """
+        super().__init__(config, max_seq_len)
+        self._dtype = dtype
+        packing = _Packing(library(), num_threads)
+        model = packing.model(config, weights, self._rope_table)
+        self._decoder = PackedDecoder(library(), model, num_threads)
+        self._committed: CommittedAhead | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def commit_ahead(self, kv_cache: KVCache) -> None:
+        """Have the memory of this cache, which all steps will use, committed in the background."""
+        self._committed = CommittedAhead(library(), kv_cache.keys, kv_cache.values)
+        self._committed.use(0)
+
+    def profile(self) -> dict[str, float]:
+        """See `PackedDecoder.profile`."""
+        return self._decoder.profile()
+
+    def forward(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
+        """See `Decoder.forward`."""
+        if self._committed is not None:
+            self._committed.use((int(inputs.slots.max()) + 1) * kv_cache.slot_bytes)
+        return self._decoder.forward(
+            inputs.token_ids,
+            inputs.positions,
+            inputs.slots,
+            inputs.sampled_rows,
+            kv_cache.keys,
+            kv_cache.values,
+            inputs.block_tables,
+            inputs.query_starts,
+            inputs.context_lens,
+        )
+
+
+def why_not(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> str | None:
+    """What keeps `FusedDecoder` from computing this model; None if nothing does."""
+    if config.hidden_size % 2 or config.intermediate_size % 2:
+        return "the native kernels need even sizes"
+    return native_obstacle(config.head_dim, dtype, device)
+
+
+class _Packing:
+    """Packs weights and keeps nothing else of them."""
+
+    def __init__(self, native: Library, num_threads: int) -> None:
+        self._library = native
+        self._num_threads = num_threads
+
+    def model(self, config: DecoderConfig, weights: WeightReader, table: Tensor) -> PackedModel:
+        embedding = self._pack(weights.embedding())
+        lm_head = embedding if weights.is_tied else self._pack(weights.lm_head())
+        layers = [
+            self._layer(layer, window)
+            for layer, window in zip(weights.layers(), config.sliding_windows, strict=True)
+        ]
+        norm = weights.norm()
+        weights.check_complete()
+        return PackedModel(
+            layers=layers,
+            embedding=embedding,
+            norm=norm.float(),
+            lm_head=lm_head,
+            rope_table=table,
+            num_heads=config.num_heads,
+            eps=config.rms_norm_eps,
+            scale=config.head_dim**-0.5,
+        )
+
+    def _layer(self, layer: LayerWeights[Matrix | AwqWeight], window: int | None) -> PackedLayer:
+        return PackedLayer(
+            input_norm=layer.input_norm.float(),
+            qkv=self._linear(layer.qkv),
+            query_norm=None if layer.query_norm is None else layer.query_norm.float(),
+            key_norm=None if layer.key_norm is None else layer.key_norm.float(),
+            attention_output=self._linear(layer.attention_output),
+            mlp_norm=layer.mlp_norm.float(),
+            gate_up=self._linear(layer.gate_up),
+            down=self._linear(layer.down),
+            sliding_window=window,
+        )
+
+    def _linear(self, linear: Linear[Matrix | AwqWeight]) -> PackedWeight:
+        assert not isinstance(linear.weight, AwqWeight), "for the CPU, AWQ is read as floats"
+        return self._pack(linear.weight, linear.bias)
+
+    def _pack(self, matrix: Matrix, bias: Tensor | None = None) -> PackedWeight:
+        return pack(self._library, matrix, bias, num_threads=self._num_threads)

@@ -1,0 +1,154 @@
+"""How much of a GPU's memory is left for the KV cache, found out by doing what a worker does."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels.providers import Ops
+from shared.errors import StartupError
+from shared.messages import SamplingParams
+from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId, StepFailed
+from worker.engine.step_plan import MAX_SCORED_TOKENS
+from worker.model.forward import Decoder
+from worker.model.graphs import CudaRecorder, DecodeGraphs
+from worker.model.kv_cache import BlockShape, KVCache
+from worker.model.runner import TorchRunner
+
+_COSTLIEST = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, logprobs=20, prompt_logprobs=20)
+"""What takes most memory to draw and to score."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes of one device."""
+
+    total: int
+    used: int
+    """By weights, by the driver and by others."""
+    activations: int
+    """Most that a step takes on top."""
+    graphs: int
+
+    def left(self, share: float) -> int:
+        """For the KV cache, where all together may take ``share`` of the total; 0 at least."""
+        return max(0, int(self.total * share) - self.used - self.activations - self.graphs)
+
+    def __str__(self) -> str:
+        names = ("total", "used", "activations", "graphs")
+        return ", ".join(f"{name} {getattr(self, name) / 2**30:.2f} GiB" for name in names)
+
+
+def measure(
+    decoder: Decoder,
+    ops: Ops,
+    block: BlockShape,
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_seq_len: int,
+    graph_sizes: Sequence[int],
+) -> DeviceMemory:
+    """Run the largest step on a cache that is just large enough, and record the largest graphs.
+
+    Raises `StartupError` where not even that fits.
+    """
+    batch = largest_step(max_num_seqs, max_num_batched_tokens, block.block_size)
+    try:
+        step, graphs = _tried(decoder, ops, block, batch, graph_sizes, max_seq_len)
+    except (torch.OutOfMemoryError, StepFailed) as error:
+        raise StartupError(
+            f"the device has no memory for a step of {max_num_batched_tokens} tokens and "
+            f"{max_num_seqs} sequences beside the weights"
+        ) from error
+    # The cache of the trial is gone by now.
+    free, total = _free_bytes(decoder.device), torch.cuda.mem_get_info(decoder.device)[1]
+    return DeviceMemory(total, total - free, step, graphs)
+
+
+def _tried(
+    decoder: Decoder,
+    ops: Ops,
+    block: BlockShape,
+    batch: ScheduledBatch,
+    graph_sizes: Sequence[int],
+    max_seq_len: int,
+) -> tuple[int, int]:
+    """Bytes of the step and of the graphs."""
+    num_blocks = sum(len(sequence.block_table) for sequence in batch.sequences)
+    kv_cache = KVCache.allocate(block, num_blocks, decoder.device)
+    step = _peak_bytes(lambda: run_step(decoder, ops, kv_cache, batch), decoder.device)
+    if not graph_sizes:
+        return step, 0
+    return step, _graph_bytes(decoder, kv_cache, graph_sizes, max_seq_len)
+
+
+def run_step(decoder: Decoder, ops: Ops, kv_cache: KVCache, batch: ScheduledBatch) -> None:
+    """One step from inputs to drawn and scored tokens. Raises `StepFailed` without memory."""
+    num_tokens = batch.num_tokens
+    runner = TorchRunner(
+        decoder, kv_cache, ops, max_seq_len=num_tokens, max_num_batched_tokens=num_tokens
+    )
+    try:
+        runner.launch(batch).result()
+    finally:
+        runner.close()
+
+
+def largest_step(max_num_seqs: int, max_num_tokens: int, block_size: int) -> ScheduledBatch:
+    """As many tokens as a step may have, in as many sequences, each of which draws one; and of all
+    their other tokens as many as a step may score."""
+    lens = [n for k in range(max_num_seqs) if (n := (max_num_tokens + k) // max_num_seqs)]
+    others = [0, *itertools.accumulate(num_tokens - 1 for num_tokens in lens)]
+    scored = [min(MAX_SCORED_TOKENS, num_others) for num_others in others]
+    num_blocks = [-(-num_tokens // block_size) for num_tokens in lens]
+    firsts = [sum(num_blocks[:k]) for k in range(len(lens))]
+    return ScheduledBatch(
+        [
+            ScheduledSequence(
+                sequence_id=SequenceId("largest step", k),
+                start=0,
+                token_ids=[1] * lens[k],
+                block_table=range(firsts[k], firsts[k] + num_blocks[k]),
+                is_sampled=True,
+                sampling=_COSTLIEST,
+                seed=0,
+                position=0,
+                scored_ids=[1] * (scored[k + 1] - scored[k]),
+            )
+            for k in range(len(lens))
+        ]
+    )
+
+
+def _graph_bytes(
+    decoder: Decoder, kv_cache: KVCache, sizes: Sequence[int], max_seq_len: int
+) -> int:
+    """What all graphs take: the largest, and for each other one as much as the second adds."""
+    before = _free_bytes(decoder.device)
+    taken: list[int] = []
+    DecodeGraphs(
+        decoder,
+        kv_cache,
+        sizes[-2:],
+        CudaRecorder(),
+        max_seq_len=max_seq_len,
+        progress=lambda done, total: taken.append(before - _free_bytes(decoder.device)),
+    )
+    return taken[0] + (len(sizes) - 1) * max(0, taken[-1] - taken[0])
+
+
+def _peak_bytes(work: Callable[[], None], device: torch.device) -> int:
+    """The most that ``work`` has allocated at once; its second run, when all is compiled."""
+    work()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    work()
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _free_bytes(device: torch.device) -> int:
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]

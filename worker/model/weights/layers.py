@@ -1,0 +1,214 @@
+"""The weights of a native decoder, fused as it multiplies with them."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from kernels.quantized import Matrix, QuantFormat, QuantizedWeight, dequantize
+from shared.errors import StartupError
+from worker.checkpoints.checkpoint import Checkpoint
+from worker.model.config import DecoderConfig
+from worker.model.weights.awq import AwqWeight
+from worker.model.weights.matrices import matrix_reader
+
+_WITHOUT_EFFECT = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+"""Stored by old versions of transformers; follows from the configuration."""
+
+
+M_co = TypeVar("M_co", bound=Matrix | AwqWeight, covariant=True)
+"""What the matrices of a layer are."""
+T_co = TypeVar("T_co", bound=Matrix, covariant=True)
+"""What tables are: Tensor once `DecoderWeights.dequantized` has been through them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear(Generic[M_co]):
+    """``weight`` is [outputs, inputs], ``bias`` [outputs]."""
+
+    weight: M_co
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights(Generic[M_co]):
+    """One layer. The weights of norms are [hidden_size] or [head_dim]."""
+
+    input_norm: Tensor
+    qkv: Linear[M_co]
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    attention_output: Linear[M_co]
+    mlp_norm: Tensor
+    gate_up: Linear[M_co]
+    down: Linear[M_co]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights(Generic[T_co]):
+    """``embedding`` and ``lm_head`` are [vocab_size, hidden_size], and the same where tied."""
+
+    embedding: T_co
+    layers: tuple[LayerWeights[T_co | AwqWeight], ...]
+    norm: Tensor
+    lm_head: T_co
+
+    def dequantized(self, dtype: torch.dtype) -> "DecoderWeights[Tensor]":
+        """Everything but AWQ's matrices as plain tensors of one type."""
+        embedding = _dense(self.embedding, dtype)
+        is_tied = self.lm_head is self.embedding
+        return DecoderWeights(
+            embedding=embedding,
+            layers=tuple(_dense_layer(layer, dtype) for layer in self.layers),
+            norm=self.norm.to(dtype),
+            lm_head=embedding if is_tied else _dense(self.lm_head, dtype),
+        )
+
+
+class WeightReader:
+    """Reads the weights of a checkpoint part by part; keeps nothing of them.
+
+    Raises `StartupError` where a tensor is missing, has the wrong shape or cannot be packed.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: DecoderConfig,
+        weight_format: torch.dtype | QuantFormat,
+        device: torch.device,
+        *,
+        vector_dtype: torch.dtype | None = None,
+        awq_stays: bool = False,
+    ) -> None:
+        """Matrices are read by `matrix_reader`.
+
+        ``vector_dtype`` is that of norms and biases: without it the matrices', float32 for packed
+        ones.
+        """
+        vectors = weight_format if isinstance(weight_format, torch.dtype) else torch.float32
+        self._checkpoint = checkpoint
+        self._config = config
+        self._matrices = matrix_reader(
+            checkpoint,
+            config.head_dim,
+            weight_format,
+            device,
+            is_awq=config.is_awq,
+            awq_stays=awq_stays,
+        )
+        self._vector_dtype = vector_dtype or vectors
+        self._device = device
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the embedding is the output projection too."""
+        return self._config.has_tied_embeddings
+
+    def embedding(self) -> Matrix:
+        """[vocab_size, hidden_size]."""
+        if self.is_tied:
+            self._checkpoint.skip("lm_head.weight")
+        return self._table("model.embed_tokens.weight")
+
+    def lm_head(self) -> Matrix:
+        """[vocab_size, hidden_size], where it is not tied."""
+        return self._table("lm_head.weight")
+
+    def layers(self) -> Iterator[LayerWeights[Matrix | AwqWeight]]:
+        """One layer after another."""
+        return (self._layer(f"model.layers.{i}.") for i in range(self._config.num_layers))
+
+    def norm(self) -> Tensor:
+        return self._vector(["model.norm.weight"], self._config.hidden_size)
+
+    def check_complete(self) -> None:
+        """Raise `StartupError` where a tensor has no place in this model and was left out, which
+        would change the model without a word."""
+        left = [name for name in self._checkpoint.unread if not _WITHOUT_EFFECT.fullmatch(name)]
+        if left:
+            raise StartupError(f"{len(left)} tensors have no place in the model, {left[0]} first")
+
+    def _table(self, name: str) -> Matrix:
+        return self._matrices.table(name, (self._config.vocab_size, self._config.hidden_size))
+
+    def _layer(self, layer: str) -> LayerWeights[Matrix | AwqWeight]:
+        config = self._config
+        hidden = config.hidden_size
+        attended = config.num_heads * config.head_dim
+        attention, mlp = f"{layer}self_attn.", f"{layer}mlp."
+        qkv_size = attended + 2 * config.num_kv_heads * config.head_dim
+        return LayerWeights(
+            input_norm=self._vector([f"{layer}input_layernorm.weight"], hidden),
+            qkv=self._linear(attention, ("q_proj", "k_proj", "v_proj"), qkv_size, hidden),
+            query_norm=self._optional([f"{attention}q_norm.weight"], config.head_dim),
+            key_norm=self._optional([f"{attention}k_norm.weight"], config.head_dim),
+            attention_output=self._linear(attention, ("o_proj",), hidden, attended),
+            mlp_norm=self._vector([f"{layer}post_attention_layernorm.weight"], hidden),
+            gate_up=self._linear(
+                mlp, ("gate_proj", "up_proj"), 2 * config.intermediate_size, hidden
+            ),
+            down=self._linear(mlp, ("down_proj",), hidden, config.intermediate_size),
+        )
+
+    def _linear(
+        self, module: str, names: tuple[str, ...], outputs: int, inputs: int
+    ) -> Linear[Matrix | AwqWeight]:
+        weights = [f"{module}{name}.weight" for name in names]
+        return Linear(
+            self._matrices.linear(weights, (outputs, inputs)),
+            self._optional([f"{module}{name}.bias" for name in names], outputs),
+        )
+
+    def _optional(self, names: list[str], size: int) -> Tensor | None:
+        """Whether a family has these shows in the checkpoint."""
+        return self._vector(names, size) if self._checkpoint.has(names[0]) else None
+
+    def _vector(self, names: list[str], size: int) -> Tensor:
+        return self._checkpoint.read(names, (size,), self._vector_dtype, self._device)
+
+
+def read_weights(reader: WeightReader) -> DecoderWeights[Matrix]:
+    """Read everything. Raises `StartupError` as the reader does."""
+    embedding = reader.embedding()
+    weights = DecoderWeights(
+        embedding=embedding,
+        layers=tuple(reader.layers()),
+        norm=reader.norm(),
+        lm_head=embedding if reader.is_tied else reader.lm_head(),
+    )
+    reader.check_complete()
+    return weights
+
+
+def _dense_layer(
+    layer: LayerWeights[Matrix | AwqWeight], dtype: torch.dtype
+) -> LayerWeights[Tensor | AwqWeight]:
+    return LayerWeights(
+        input_norm=layer.input_norm.to(dtype),
+        qkv=_dense_linear(layer.qkv, dtype),
+        query_norm=None if layer.query_norm is None else layer.query_norm.to(dtype),
+        key_norm=None if layer.key_norm is None else layer.key_norm.to(dtype),
+        attention_output=_dense_linear(layer.attention_output, dtype),
+        mlp_norm=layer.mlp_norm.to(dtype),
+        gate_up=_dense_linear(layer.gate_up, dtype),
+        down=_dense_linear(layer.down, dtype),
+    )
+
+
+def _dense_linear(
+    linear: Linear[Matrix | AwqWeight], dtype: torch.dtype
+) -> Linear[Tensor | AwqWeight]:
+    weight, bias = linear.weight, linear.bias
+    return Linear(
+        weight if isinstance(weight, AwqWeight) else _dense(weight, dtype),
+        None if bias is None else bias.to(dtype),
+    )
+
+
+def _dense(matrix: Matrix, dtype: torch.dtype) -> Tensor:
+    dense = dequantize(matrix) if isinstance(matrix, QuantizedWeight) else matrix
+    return dense.to(dtype)

@@ -1,0 +1,4 @@
+"""The worker process: its tasks, its health port, its metrics and its watchdog.
+
+`service.run_worker` runs one; the command line needs nothing else.
+"""

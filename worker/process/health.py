@@ -1,0 +1,89 @@
+"""The worker's own port: /live, /health and /metrics."""
+
+import threading
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
+from typing import Any, Self
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.types import StartResponse, WSGIEnvironment
+
+from prometheus_client import make_wsgi_app
+
+from shared.errors import StartupError
+from worker.decode.bridge import Generations
+from worker.process.metrics import new_registry
+
+
+class HealthServer:
+    """Serves from a thread of its own, so that it answers while the event loop is busy.
+
+    With ``port`` None it serves nothing.
+    """
+
+    def __init__(
+        self,
+        port: int | None,
+        generations: Generations,
+        *,
+        is_live: Callable[[], bool],
+        is_healthy: Callable[[], bool],
+    ) -> None:
+        self._server: WSGIServer | None = None
+        if port is not None:
+            app = _App(generations, is_live, is_healthy)
+            self._server = _listen(port, app)
+
+    def __enter__(self) -> Self:
+        if self._server is not None:
+            threading.Thread(target=self._server.serve_forever, name="health", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+
+def _listen(port: int, app: "_App") -> WSGIServer:
+    try:
+        return make_server("", port, app, _ThreadingServer, _QuietHandler)
+    except OSError as error:
+        raise StartupError(f"cannot listen on health port {port}: {error.strerror}") from error
+
+
+class _ThreadingServer(ThreadingMixIn, WSGIServer):
+    """A connection that says nothing must not keep probes waiting."""
+
+    daemon_threads = True
+
+
+class _App:
+    def __init__(
+        self,
+        generations: Generations,
+        is_live: Callable[[], bool],
+        is_healthy: Callable[[], bool],
+    ) -> None:
+        self._states = {"/live": is_live, "/health": is_healthy}
+        self._metrics: Any = make_wsgi_app(new_registry(generations))
+
+    def __call__(self, environ: WSGIEnvironment, respond: StartResponse) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path == "/metrics":
+            metrics: Iterable[bytes] = self._metrics(environ, respond)
+            return metrics
+        is_good = self._states.get(path)
+        if is_good is None:
+            status = "404 Not Found"
+        else:
+            status = "200 OK" if is_good() else "503 Service Unavailable"
+        respond(status, [("Content-Type", "text/plain")])
+        return [f"{status[4:]}\n".encode()]
+
+
+class _QuietHandler(WSGIRequestHandler):
+    timeout = 5
+    """Seconds until a silent connection is closed."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (http.server's name)
+        """Probes come every few seconds; they are not worth a line."""

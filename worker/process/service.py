@@ -1,0 +1,272 @@
+"""The worker process: one model, one engine thread, and the tasks around them."""
+
+import asyncio
+import logging
+import math
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+
+from shared import incidents, topology
+from shared.bus.base import MAX_PREFETCH, Bus, Message
+from shared.errors import BusError, BusUnavailable, UndecodableMessage
+from shared.messages import (
+    Announcement,
+    Cancel,
+    Continue,
+    decode_command,
+    encode,
+)
+from shared.settings import WorkerSettings
+from shared.topology import Lane
+from worker.decode import served_model
+from worker.decode.bridge import Generations
+from worker.decode.served_model import ServedModel
+from worker.jobs.consumer import JobConsumer
+from worker.jobs.held import HeldJob, HeldJobs
+from worker.jobs.quarantine import Solitude
+from worker.jobs.run import Answer
+from worker.jobs.taken import TakenJob, Workplace
+from worker.jobs.unary import QuickConsumer
+from worker.process.health import HealthServer
+from worker.process.peers import hear_peers, require_same
+from worker.process.watchdog import Watchdog, end_process
+
+logger = logging.getLogger(__name__)
+
+_READER_CHECK_INTERVAL_S = 1.0
+_HAND_OVER_TIMEOUT_S = 5.0
+_PROMOTION_INTERVAL_S = 0.5
+_SWITCH_INTERVAL_S = 2e-4
+"""The engine's threads come back to Python many times a step, and each time wait so long for the
+event loop while it publishes; Python's own 5 ms would be a third of a step."""
+
+
+async def run_worker(
+    settings: WorkerSettings,
+    bus: Bus,
+    *,
+    stop: asyncio.Event,
+    ready: Callable[[], None] | None = None,
+    model: ServedModel | None = None,
+    on_stall: Callable[[], object] = end_process,
+) -> None:
+    """Serve one model over ``bus`` until ``stop`` is set; then drain and return.
+
+    Loads the model that the settings name unless ``model`` is given, and calls ``ready`` once jobs
+    are taken. Raises `StartupError` when it cannot start and whatever the engine dies of; calls
+    ``on_stall`` when engine or event loop hang.
+    """
+    worker_id = uuid.uuid4().hex
+    name = served_model.name_of(settings) if model is None else model.name
+    hearing = asyncio.create_task(hear_peers(bus, name, worker_id, settings.announce_interval_s))
+    try:
+        if model is None:
+            model = await asyncio.to_thread(served_model.load, settings)
+        require_same(await hearing, name, model.fingerprint)
+    finally:
+        hearing.cancel()
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    generations = Generations(model.engine)
+    with Watchdog(lambda: generations.stalled_s, settings.stall_timeout_s, on_stall):
+        async with generations:
+            worker = Worker(worker_id, settings, bus, model, generations)
+            await worker.run(stop, ready or (lambda: None))
+
+
+class Worker:
+    """The tasks of one worker: consumers, commands, announcements, the watch over readers."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        settings: WorkerSettings,
+        bus: Bus,
+        model: ServedModel,
+        generations: Generations,
+    ) -> None:
+        self._settings = settings
+        self._bus = bus
+        self._model = model
+        self._generations = generations
+        self._id = worker_id
+        self._control = topology.worker_queue(self._id)
+        self._address = self._control.bindings[0].routing_key
+        self._workplace = Workplace(bus, model, generations, self._address, settings.job_timeout_s)
+        self._held = HeldJobs()
+        self._is_draining = False
+        in_company = [
+            self._consumer("interactive", settings.max_num_seqs),
+            self._consumer("batch", max(1, settings.max_num_seqs - settings.batch_reserve)),
+        ]
+        self._quick = QuickConsumer(bus, model)
+        self._solitude = Solitude(in_company, [self._quick])
+        self._consumers = [*in_company, self._consumer("suspect", 1)]
+
+    async def run(self, stop: asyncio.Event, ready: Callable[[], None]) -> None:
+        await self._declare()
+        async with AsyncExitStack() as stack:
+            health = HealthServer(
+                self._settings.health_port,
+                self._generations,
+                is_live=self._is_live,
+                is_healthy=self._is_healthy,
+            )
+            stack.enter_context(health)
+            tasks = await stack.enter_async_context(asyncio.TaskGroup())
+            background = [
+                tasks.create_task(incidents.keep_running(work))
+                for work in (
+                    self._obey,
+                    self._announce,
+                    self._watch_readers,
+                    self._promote_batch,
+                    self._quick.run,
+                )
+            ]
+            # Apart from the others: the engine's death is the worker's.
+            background.append(tasks.create_task(self._generations.watch()))
+            taking = [tasks.create_task(consumer.run()) for consumer in self._consumers]
+            logger.info("worker ready", extra={"model": self._model.name, "worker": self._id})
+            ready()
+            await stop.wait()
+            await self._drain(taking)
+            for task in background:
+                task.cancel()
+        await self._announce_once()
+
+    async def _declare(self) -> None:
+        """Declare the topology as soon as the broker is there."""
+        while True:
+            await self._bus.wait_connected()
+            with suppress(BusUnavailable):
+                return await topology.declare_worker(self._bus, self._model.name, self._id)
+
+    def _consumer(self, lane: Lane, prefetch: int) -> JobConsumer:
+        return JobConsumer(
+            self._bus,
+            self._model.name,
+            lane,
+            prefetch=min(prefetch, MAX_PREFETCH),
+            held=self._held,
+            new_answer=self._new_answer,
+        )
+
+    def _new_answer(self, taken: TakenJob) -> Answer:
+        if taken.is_suspect:
+            return Answer(taken, self._workplace, self._solitude.enter)
+        return Answer(taken, self._workplace)
+
+    def _is_live(self) -> bool:
+        return self._generations.stalled_s < self._settings.stall_timeout_s
+
+    def _is_healthy(self) -> bool:
+        return self._bus.is_connected and not self._is_draining
+
+    async def _obey(self) -> None:
+        """Follow the commands that come to this worker's own queue."""
+        while True:
+            try:
+                async with self._bus.consume(self._control.name) as commands:
+                    async for delivery in commands:
+                        await delivery.ack()
+                        self._obey_one(delivery.message)
+            except BusError:
+                await self._bus.wait_connected()
+                with suppress(BusUnavailable):
+                    await self._bus.declare(self._control)
+
+    def _obey_one(self, message: Message) -> None:
+        try:
+            command = decode_command(message.body)
+        except UndecodableMessage as error:
+            logger.warning("command dropped", extra={"reason": error.message})
+            return
+        if isinstance(command, Cancel | Continue):
+            self._held.obey(command)
+
+    async def _announce(self) -> None:
+        while True:
+            await self._announce_once()
+            await asyncio.sleep(self._settings.announce_interval_s)
+
+    async def _announce_once(self) -> None:
+        load = self._generations.load
+        announcement = Announcement(
+            worker=self._address,
+            model=self._model.name,
+            vocab_size=self._model.tokenizer.vocab_size,
+            max_seq_len=self._model.max_seq_len,
+            fingerprint=self._model.fingerprint,
+            max_num_seqs=self._settings.max_num_seqs,
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            num_answered=self._held.num_answered,
+            kv_usage=1 - load.num_free_blocks / load.num_blocks,
+            tool_parser=self._model.tool_parser,
+            reasoning_parser=self._model.reasoning_parser,
+            is_leaving=self._is_draining,
+        )
+        with incidents.survived("task", "worker not announced"):
+            try:
+                await self._bus.publish(topology.ANNOUNCEMENTS, Message(encode(announcement)))
+            except BusError as error:
+                # No gateway listens yet, or the broker is away: the next announcement will do.
+                logger.debug("not announced", extra={"reason": error.code})
+
+    async def _watch_readers(self) -> None:
+        """Cancel the answers that nobody reads any more; looking at their logs keeps them."""
+        unread_since: dict[str, float] = {}
+        while True:
+            await asyncio.sleep(_READER_CHECK_INTERVAL_S)
+            now = time.monotonic()
+            grace_s = {
+                request_id: await self._unread_grace_s(held)
+                for request_id, held in list(self._held.items())
+            }
+            unread_since = {i: unread_since.get(i, now) for i in grace_s if grace_s[i] < math.inf}
+            for request_id, since in unread_since.items():
+                if now - since >= grace_s[request_id]:
+                    self._held.obey(Cancel(request_id=request_id))
+
+    async def _unread_grace_s(self, held: HeldJob) -> float:
+        """How long the answer may go on as its log is now: for ever while somebody reads it."""
+        job = held.job
+        if job.mode == "final":  # collected later, maybe from a queue of another name
+            return math.inf
+        facts = {"request_id": job.request_id}
+        with incidents.survived("job", "readers not looked up", **facts), suppress(BusError):
+            log = await self._bus.inspect(held.answer.queue)
+            if log is None:
+                return 0
+            is_wanted = log.num_consumers > 0 or job.is_detached
+            return math.inf if is_wanted else self._settings.reader_grace_s
+        return math.inf
+
+    async def _promote_batch(self) -> None:
+        """Let batch jobs that starve behind interactive ones take their turn, one at a time."""
+        promoted: Answer | None = None
+        while True:
+            await asyncio.sleep(_PROMOTION_INTERVAL_S)
+            answers = [held.answer for held in self._held.values()]
+            if promoted not in answers:
+                promoted = max(answers, key=lambda answer: answer.starves_s, default=None)
+                if promoted is not None and promoted.starves_s >= self._settings.batch_patience_s:
+                    promoted.promote()
+                else:
+                    promoted = None
+
+    async def _drain(self, taking: list[asyncio.Task[None]]) -> None:
+        """Finish what ends within the grace and hand over the rest."""
+        self._is_draining = True
+        await self._announce_once()
+        for consumer in self._consumers:
+            await consumer.stop()
+        await asyncio.wait(taking, timeout=self._settings.drain_grace_s)
+        for held in self._held.values():
+            held.answer.hand_over()
+        await asyncio.wait(taking, timeout=_HAND_OVER_TIMEOUT_S)
+        for task in taking:  # the broker is away: what is left comes back when it misses us
+            task.cancel()
