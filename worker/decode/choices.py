@@ -59,8 +59,9 @@ class Choices:
         if self._generation is not None:
             self._generation.promote()
 
-    async def complete(self, answer: WholeAnswer) -> Completed:
-        """Run the choices that ``answer`` lacks to their ends."""
+    async def complete(self) -> Completed:
+        """Run all choices to their ends, and return them as one message."""
+        answer = WholeAnswer(self._job)
         await self.run(answer.log, answer.keep)
         return answer.completed(self._plans, self._prompt_texts())
 

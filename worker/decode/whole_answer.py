@@ -16,8 +16,7 @@ from worker.decode.plan import ChoicePlan
 
 
 class WholeAnswer:
-    """Collects the events of a job's choices. Outlives an interruption: ``log`` says where to go
-    on."""
+    """Collects the events of a job's choices."""
 
     def __init__(self, job: GenerationJob) -> None:
         self._job = job
@@ -29,9 +28,7 @@ class WholeAnswer:
 
     async def keep(self, event: PromptScores | TokenDelta | Finished) -> None:
         if isinstance(event, PromptScores):
-            # After an interruption a prompt is scored from its start.
-            if event.start == len(self._scores[event.prompt]):
-                self._scores[event.prompt] += event.logprobs
+            self._scores[event.prompt] += event.logprobs
             return
         self._texts[event.choice] += event.text
         self._logprobs[event.choice] += event.logprobs

@@ -25,7 +25,6 @@ from shared.messages import Cancel, Continue, Failed, HandedOver, Started
 from worker.decode.choices import Choices
 from worker.decode.plan import ChoicePlan, plan, prompt_text
 from worker.decode.timeline import Timeline
-from worker.decode.whole_answer import WholeAnswer
 from worker.jobs.log_reader import read_log
 from worker.jobs.quarantine import is_returned_too_often
 from worker.jobs.taken import TakenJob, Workplace
@@ -84,8 +83,8 @@ class Answer:
             publication=self.job.publication,
             is_suspect=taken.is_suspect,
         )
-        self._whole = WholeAnswer(self.job)
-        """What is there of an answer that is no stream."""
+        self._choices: Choices | None = None
+        """Once the prompts are planned."""
         self._started: Started | None = None
         """What opened the attempt in the log; only streams have one."""
         self._is_told = asyncio.Event()
@@ -107,15 +106,11 @@ class Answer:
         """
         self._task = asyncio.current_task()
         try:
-            while True:
-                try:
-                    return await self._run_until_interrupted()
-                except asyncio.CancelledError:
-                    if self._task is None or self._interrupt is None or self._task.uncancel():
-                        raise
-                    interrupt, self._interrupt = self._interrupt, None
-                if interrupt is not Verdict.GO_ON:
-                    return await self._end(interrupt)
+            return await self._run_until_interrupted()
+        except asyncio.CancelledError:
+            if self._task is None or self._interrupt is None or self._task.uncancel():
+                raise
+            return await self._end(self._interrupt)
         finally:
             self._is_ending = True
 
@@ -148,21 +143,20 @@ class Answer:
     def promote(self) -> None:
         """Go on as an interactive job does."""
         self.job_class = "interactive"
-        self._stop(Verdict.GO_ON)
+        if self._choices is not None:
+            self._choices.promote()
 
     def _follow(self, verdict: Verdict | None) -> None:
-        if verdict is Verdict.GO_ON and not self._is_told.is_set():
+        if verdict is Verdict.GO_ON:
             self._is_told.set()
         elif verdict is not None:
             self._stop(verdict)
 
     def _stop(self, interrupt: Interrupt) -> None:
-        if self._task is None or self._is_ending:
-            return
-        if self._interrupt is None:
-            self._task.cancel()
-        if self._interrupt in (None, Verdict.GO_ON):  # nothing else is taken back
+        """End the run for ``interrupt``; the first one counts."""
+        if self._task is not None and self._interrupt is None and not self._is_ending:
             self._interrupt = interrupt
+            self._task.cancel()
 
     async def _end(self, interrupt: Interrupt) -> Outcome:
         self._is_ending = True
@@ -213,7 +207,7 @@ class Answer:
                 # The failure has its place behind what readers have accepted already.
                 await self._open_log([])
             raise
-        choices = Choices(
+        self._choices = choices = Choices(
             self.job,
             self.job_class,
             plans,
@@ -223,10 +217,8 @@ class Answer:
         )
         if self.job.mode == "stream":
             await choices.run(await self._open_log(plans), self._publisher.publish)
-        elif not self._publisher.has_unsent:
-            await self._publisher.publish(await choices.complete(self._whole))
-        # An interrupt may have struck while the last event was published.
-        await self._publisher.flush()
+        else:
+            await self._publisher.publish(await choices.complete())
         return Outcome.ANSWERED
 
     async def _condemn(self) -> Outcome:
@@ -240,10 +232,9 @@ class Answer:
         return await self._end(Verdict.BURY)
 
     async def _open_log(self, plans: list[ChoicePlan]) -> LogWriter:
-        """Open a new attempt in the request's log, unless this run has; returns where it stands."""
-        if self._started is None:
-            self._started = self._new_started(plans)
-            await self._publish_started(self._started)
+        """Open a new attempt in the request's log; returns where it stands."""
+        self._started = self._new_started(plans)
+        await self._publish_started(self._started)
         return await self._position(self._started)
 
     async def _publish_started(self, started: Started) -> None:
