@@ -29,7 +29,7 @@ class Frame:
         if self.kind != _METHOD:
             return ""
         (index,) = struct.unpack_from(">I", self.raw, _HEADER.size)
-        method = commands.INDEX_MAPPING.get(index)
+        method: type[Method] | None = commands.INDEX_MAPPING.get(index)
         return "" if method is None else method.name
 
     @cached_property

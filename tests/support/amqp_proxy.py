@@ -157,8 +157,9 @@ class Conversation:
         channel = self._channels.get(frame.channel)
 
         def deliver_late() -> None:
-            is_there = channel is not None and self._channels.get(frame.channel) is channel
-            if is_there and channel.closing is None and not self.is_over:
+            if channel is None or self._channels.get(frame.channel) is not channel:
+                return
+            if channel.closing is None and not self.is_over:
                 deliver(frame)
 
         asyncio.get_running_loop().call_later(delay_s, deliver_late)
@@ -307,7 +308,7 @@ class Conversation:
     def _note_consumer(self, method: Method, channel: _Channel) -> None:
         match method:
             case Basic.ConsumeOk():
-                channel.consumers.add(method.consumer_tag)
+                channel.consumers.add(method.consumer_tag or "")
             case Basic.CancelOk() | Basic.Cancel():
                 channel.consumers.discard(method.consumer_tag)
 

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -29,7 +30,7 @@ PAUSE_S = 0.02
 NUM_AT_ONCE = 16
 NEVER = 1_000_000
 BODIES = numbered(3)
-TURNS = range(-2, 8)
+TURNS = range(-3, 7)
 """Of the event loop, between an answer on its way and the cancellation of who waits for it."""
 NUM_TURNS_TO_SEND = 8
 """More than it takes until a call is on its way to the broker."""
@@ -119,9 +120,8 @@ async def converse(bus: Bus, queue: Queue) -> None:
     await persistently(bus, lambda: bus.declare(queue))
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(persistently(bus, lambda: receive(bus, queue, received)))
-        for body in BODIES:
-            message = Message(body)
-            await persistently(bus, lambda m=message: bus.publish(queue.bindings[0], m))
+        for message in map(Message, BODIES):
+            await persistently(bus, partial(bus.publish, queue.bindings[0], message))
     await settle(bus, queue)
     await persistently(bus, lambda: bus.delete_queue(queue.name))
     assert await persistently(bus, lambda: bus.inspect(queue.name)) is None
@@ -195,18 +195,22 @@ async def test_a_conversation_ends_as_it_should_wherever_a_fault_strikes(
 
 
 async def cancel_around(
-    task: "asyncio.Task[None]", gate: Gate, num_turns: int, num_times: int = 1
+    task: "asyncio.Task[Any]", gate: Gate, num_turns: int, num_times: int = 1
 ) -> None:
-    """Cancel a task so many turns of the event loop after its answer is let go, or before it is
-    where ``num_turns`` is negative."""
+    """Cancel a task, as often as ``num_times``, so many turns of the event loop after its answer is
+    let go; if ``num_turns`` is negative, let the answer go after the cancellation."""
     if num_turns >= 0:
         gate.open()
-    await turns(abs(num_turns))
-    is_cancelled = [task.cancel() for _ in range(num_times) if await turns(1) is None]
+        await turns(num_turns)
+    was_cancelled = task.cancel()
+    for _ in range(num_times - 1):
+        await turns(1)
+        task.cancel()
     if num_turns < 0:
+        await turns(-num_turns - 1)
         gate.open()
     await asyncio.wait([task])
-    assert task.cancelled() or not any(is_cancelled)
+    assert task.cancelled() or not was_cancelled
 
 
 async def turns(number: int) -> None:
