@@ -89,7 +89,7 @@ class Conversation:
         if not self._has_begun:
             self._has_begun = True
             header, data = self._from_client.take_protocol_header(data)
-            self._broker.write(header)
+            self._to_broker(header)
         for frame in self._from_client.feed(data):
             if self.is_over:
                 self._take_last_word(frame)
@@ -169,7 +169,7 @@ class Conversation:
         channel = self._channels[number]
         channel.closing = _Closing(passes_close_ok=channel.is_left)
         if not channel.is_left:
-            self._broker.write(marshal(Channel.Close(200, "closed by the proxy", 0, 0), number))
+            self._to_broker(marshal(Channel.Close(200, "closed by the proxy", 0, 0), number))
         self.say(number, Channel.Close(code, text, 0, 0))
 
     def cancel_consumer(self, number: int) -> None:
@@ -177,7 +177,7 @@ class Conversation:
         channel = self._channels[number]
         tag = channel.consumers.pop()
         channel.cancelled.add(tag)
-        self._broker.write(marshal(Basic.Cancel(tag, nowait=True), number))
+        self._to_broker(marshal(Basic.Cancel(tag, nowait=True), number))
         self.say(number, Basic.Cancel(tag, nowait=True))
 
     def close_connection(self, code: int, text: str) -> None:
@@ -212,7 +212,7 @@ class Conversation:
             self._assemble(frame, channel)
             return
         self._note_from_client(frame)
-        self._broker.write(frame.raw)
+        self._to_broker(frame.raw)
 
     def _assemble(self, frame: Frame, channel: _Channel) -> None:
         """Let the broker have messages as a whole: a channel may end between them alone."""
@@ -227,7 +227,7 @@ class Conversation:
         method = publish.method
         assert isinstance(method, Basic.Publish)
         channel.publishes[channel.num_published] = Publish(method, raw)
-        self._broker.write(publish.raw + raw)
+        self._to_broker(publish.raw + raw)
 
     def _note_from_client(self, frame: Frame) -> None:
         match frame.name:
@@ -275,7 +275,7 @@ class Conversation:
 
     def _swallow_while_closing(self, frame: Frame, closing: _Closing) -> None:
         if frame.name == Channel.Close.name:  # an error of the client's, at the same moment
-            self._broker.write(marshal(Channel.CloseOk(), frame.channel))
+            self._to_broker(marshal(Channel.CloseOk(), frame.channel))
         elif frame.name == Channel.CloseOk.name:
             if closing.passes_close_ok:
                 self._to_client(frame.raw)
@@ -327,9 +327,17 @@ class Conversation:
 
     # The way out.
 
+    def _to_broker(self, raw: bytes) -> None:
+        if not self._broker.is_closing():
+            self._broker.write(raw)
+
     def _to_client(self, raw: bytes) -> None:
         if not self.is_over:
-            self._do(lambda: self._client.write(raw))
+            self._do(lambda: self._write_to_client(raw))
+
+    def _write_to_client(self, raw: bytes) -> None:
+        if not self._client.is_closing():
+            self._client.write(raw)
 
     def _do(self, action: Callable[[], None]) -> None:
         if self._held is None:

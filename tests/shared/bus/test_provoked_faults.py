@@ -16,9 +16,10 @@ from shared.bus.rabbit import RabbitBus
 from shared.errors import BusError, BusUnavailable
 from tests.shared.bus.deliveries import numbered, take_bodies
 from tests.shared.bus.wires import DIRECT
+from tests.support.amqp_faults import ANSWER, FAULTS, Fault, late
 from tests.support.amqp_proxy import AmqpProxy, Conversation, leave_alone
 from tests.support.broker import Broker
-from tests.support.provocations import ANSWER, FAULTS, Fault, Gate, Nth, late
+from tests.support.provocations import Gate, Nth
 
 pytestmark = pytest.mark.rabbit
 
