@@ -1,15 +1,23 @@
-"""A minute of what `python -m tests.system.soak` sends for half an hour."""
+"""A minute of what `python -m tests.system.soak` sends for half an hour, and whether it would find
+what it looks for."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.broker import RabbitNode
+from tests.system.soak.answers import Gathering, answer_of
 from tests.system.soak.run import Plan, soak
+from tests.system.soak.traces import logged
+from tests.system.soak.watch import MAX_GROWTH_BYTES, Course, Sample
 
-pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(240)]
+DURATION_S = 1800
+BUSY_BYTES = 100 << 20
 
 
+@pytest.mark.rabbit
+@pytest.mark.timeout(240)
 async def test_rude_traffic_ends_no_process_and_leaves_nothing(
     own_broker: RabbitNode, tmp_path: Path
 ) -> None:
@@ -18,3 +26,67 @@ async def test_rude_traffic_ends_no_process_and_leaves_nothing(
     assert findings.faults == []
     assert findings.tally.errors == []
     assert findings.tally.num("exact") > 0
+
+
+def test_a_log_is_searched_for_errors_and_for_what_is_no_log_line() -> None:
+    lines = logged(
+        '{"event": "slow", "level": "warning"}\n'
+        '{"event": "slow", "level": "warning"}\n'
+        '{"event": "job failed", "level": "error"}\n'
+        "Traceback (most recent call last):\n"
+        "RuntimeError\n"
+    )
+
+    assert lines.unexpected == ["2 times 'slow'"]
+    assert [error.split("\n")[0] for error in lines.errors] == [
+        '{"event": "job failed", "level": "error"}',
+        "Traceback (most recent call last):",
+    ]
+
+
+def test_memory_that_grows_is_told_from_memory_that_goes_up_and_down() -> None:
+    times = range(0, DURATION_S, 5)
+    restless = Course([Sample(at, BUSY_BYTES * (1 + at % 3)) for at in times])
+    warming_up = Course([Sample(at, BUSY_BYTES * min(at, 300)) for at in times])
+    leaking = Course([Sample(at, BUSY_BYTES + at * (20 << 10)) for at in times])
+
+    assert abs(restless.growth_bytes(DURATION_S)) < MAX_GROWTH_BYTES / 8
+    assert warming_up.growth_bytes(DURATION_S) == 0
+    assert leaking.growth_bytes(DURATION_S) > MAX_GROWTH_BYTES
+
+
+def test_a_stream_and_a_whole_answer_say_the_same() -> None:
+    call = {"function": {"name": "route", "arguments": "{}"}}
+    usage = {"prompt_tokens": 3, "completion_tokens": 2}
+    chunks: list[dict[str, Any]] = [
+        {"choices": [{"index": 1, "delta": {"content": "b"}, "finish_reason": "stop"}]},
+        {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]},
+        {
+            "choices": [
+                {
+                    "index": 0,
+                    "delta": {"tool_calls": [{"index": 0, **call}]},
+                    "finish_reason": "tool_calls",
+                }
+            ]
+        },
+        {"choices": [], "usage": usage},
+    ]
+    gathering = Gathering()
+
+    for chunk in chunks:
+        gathering.take(chunk)
+
+    assert gathering.answer == answer_of(
+        {
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {"content": "a", "tool_calls": [call]},
+                    "finish_reason": "tool_calls",
+                },
+                {"index": 1, "message": {"content": "b"}, "finish_reason": "stop"},
+            ],
+            "usage": usage,
+        }
+    )

@@ -16,6 +16,7 @@ from tests.support.processes import NO_TLS
 from tests.system.chaos.callers import events
 from tests.system.soak.answers import Answer, Gathering, answer_of
 from tests.system.soak.questions import Question
+from tests.system.soak.tally import Tally
 
 LAST_EVENT_ID = "Last-Event-ID"
 _WITH_IDS = {"Accept": "text/event-stream"}
@@ -87,6 +88,7 @@ class Client:
         http: httpx.AsyncClient,
         narrow: httpx.AsyncClient,
         urls: Sequence[str],
+        tally: Tally,
         dice: random.Random,
     ) -> None:
         """``narrow`` is that of `narrow_client`."""
@@ -94,7 +96,9 @@ class Client:
         self._urls = urls
         self._dice = dice
         self._narrow = narrow
-        self.num_requests = 0
+        self._tally = tally
+        self.request_id = ""
+        """Of the last answer."""
 
     async def ask(self, question: Question, key: str | None = None, **more: Any) -> Answer:
         """The whole answer. Raises `Refused`."""
@@ -135,6 +139,7 @@ class Client:
     @asynccontextmanager
     async def resume(self, reading: Reading) -> AsyncIterator[OpenStream]:
         """The rest of a stream. Raises `Refused`."""
+        self._tally.num_resumed += 1
         headers = {} if reading.last_id is None else {LAST_EVENT_ID: reading.last_id}
         path = f"/v1/streams/{reading.stream_id}"
         async with self._open("GET", path, headers=headers) as response:
@@ -152,21 +157,26 @@ class Client:
             return False
 
     async def _send(self, method: str, path: str, **more: Any) -> httpx.Response:
-        self.num_requests += 1
+        self._tally.num_requests += 1
         response = await self._http.request(method, self._url(path), **more)
-        _check(response)
+        self._check(response)
         return response
 
     @asynccontextmanager
     async def _open(
         self, method: str, path: str, http: httpx.AsyncClient | None = None, **more: Any
     ) -> AsyncIterator[httpx.Response]:
-        self.num_requests += 1
+        self._tally.num_requests += 1
         async with (http or self._http).stream(method, self._url(path), **more) as response:
             if response.is_error:
                 await response.aread()
-            _check(response)
+            self._check(response)
             yield response
+
+    def _check(self, response: httpx.Response) -> None:
+        self.request_id = response.headers["x-request-id"]
+        if response.is_error:
+            raise _refused(response.status_code, response.json())
 
     def _url(self, path: str) -> str:
         return f"{self._dice.choice(self._urls)}{path}"
@@ -180,11 +190,6 @@ def narrow_client() -> httpx.AsyncClient:
         socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, _WINDOW_BYTES)],
     )
     return httpx.AsyncClient(timeout=30, transport=transport)
-
-
-def _check(response: httpx.Response) -> None:
-    if response.is_error:
-        raise _refused(response.status_code, response.json())
 
 
 def _refused(status: int, body: dict[str, Any]) -> Refused:

@@ -136,7 +136,7 @@ class _Traffic:
         self, http: httpx.AsyncClient, narrow: httpx.AsyncClient, is_over: asyncio.Event
     ) -> None:
         dice = self._new_dice()
-        client = Client(http, narrow, self._deployment.urls(), dice)
+        client = Client(http, narrow, self._deployment.urls(), self._tally, dice)
         user = User(client, self._expected, self._tally, dice)
         while not is_over.is_set():
             await user.visit()

@@ -44,8 +44,23 @@ class Tally:
             self.count(kind, "exact")
             return
         self.count(kind, "wrong")
-        self.errors.append(f"{kind}: {question.name}: {answer} instead of {expected}")
+        self.errors.append(f"{kind}: {question.name}: {_difference(answer, expected)}")
 
     def fail(self, kind: str, reason: str) -> None:
         self.count(kind, "failed")
         self.errors.append(f"{kind}: {reason}")
+
+
+def _difference(answer: Answer, expected: Answer) -> str:
+    pairs = zip(answer.choices, expected.choices, strict=False)
+    differences = [
+        f"choice {number} is {told} instead of {right}"
+        for number, (told, right) in enumerate(pairs)
+        if told != right
+    ]
+    return "; ".join(differences) or f"{_sizes(answer)} instead of {_sizes(expected)}"
+
+
+def _sizes(answer: Answer) -> str:
+    tokens = f"{answer.num_prompt_tokens} and {answer.num_tokens} tokens"
+    return f"{len(answer.choices)} choices, {tokens}"

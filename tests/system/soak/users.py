@@ -3,32 +3,52 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from dataclasses import replace
-from typing import Any
+from typing import NamedTuple
 
 import httpx
 
-from shared.errors import Cancelled, DeadlineExceeded, StreamExpired, TakenOver
 from tests.system.soak.answers import Answer
-from tests.system.soak.client import Client, Reading, Refused
-from tests.system.soak.questions import LONG, SEVERAL, Question
+from tests.system.soak.client import Client, Refused
+from tests.system.soak.questions import LONG, Question
 from tests.system.soak.tally import Outcome, Tally
+from tests.system.soak.visits import Visits
 
 SHARE_STREAMED = 0.8
 _PATIENCE_S = 90.0
-_MAX_EVENTS = 30
-"""Who leaves a stream has read so many at most."""
-_MAX_WHOLE_S = 0.3
-"""Who leaves a whole answer has waited so long at most."""
-_MAX_DEADLINE_S = 0.05
-_AWAY_S = 3.0
-"""How long somebody stays away at most who comes back."""
-_STALLED_S = 10.0
-_SHARE_STALLED_LEFT = 0.3
 
-Visit = Callable[["User", Question], Awaitable[Answer | Outcome]]
-"""Returns an answer that was read to its end, or what else became of the visit."""
+
+class Manner(NamedTuple):
+    """How a visit goes."""
+
+    weight: int
+    """In percent of the visits that stream, or of the others."""
+    visit: Callable[[Visits, Question], Awaitable[Answer | Outcome]]
+    question_kind: str | None = None
+    """What it asks; None: anything."""
+
+
+STREAMED: Mapping[str, Manner] = {
+    "stream": Manner(24, Visits.read_stream),
+    "stream, slow": Manner(5, Visits.read_slowly),
+    "stream, stalled": Manner(1, Visits.stall, LONG),
+    "stream, left": Manner(27, Visits.leave_stream),
+    "stream, left at once": Manner(6, Visits.leave_before_stream),
+    "stream, resumed": Manner(12, Visits.return_to_stream),
+    "stream, detached": Manner(5, Visits.detach),
+    "stream, deleted": Manner(6, Visits.cancel_stream),
+    "stream, key twice": Manner(3, Visits.stream_with_key_twice),
+    "stream, key at once": Manner(3, Visits.stream_with_key_at_once),
+    "stream, deadline": Manner(8, Visits.stream_in_no_time),
+}
+WHOLE: Mapping[str, Manner] = {
+    "whole": Manner(30, Visits.ask),
+    "quick": Manner(6, Visits.tokenize),
+    "whole, left": Manner(33, Visits.leave_whole),
+    "whole, key twice": Manner(8, Visits.ask_with_key_twice),
+    "whole, key at once": Manner(7, Visits.ask_with_key_at_once),
+    "whole, key again": Manner(8, Visits.ask_again_with_key),
+    "whole, deadline": Manner(8, Visits.ask_in_no_time),
+}
 
 
 class User:
@@ -38,250 +58,33 @@ class User:
         self, client: Client, expected: Mapping[Question, Answer], tally: Tally, dice: random.Random
     ) -> None:
         self._client = client
+        self._visits = Visits(client, expected, dice)
         self._expected = expected
-        self._questions = list(expected)
-        self._long_questions = [question for question in expected if question.kind == LONG]
         self._tally = tally
         self._dice = dice
 
     async def visit(self) -> None:
         """Ask one question. What should not have happened is in the tally."""
-        visits = STREAMED if self._dice.random() < SHARE_STREAMED else WHOLE
-        (kind,) = self._dice.choices([*visits], [weight for weight, _ in visits.values()])
-        asks_much = visits[kind][1] is User.stall
-        question = self._dice.choice(self._long_questions if asks_much else self._questions)
-        num_requests = self._client.num_requests
+        manners = STREAMED if self._dice.random() < SHARE_STREAMED else WHOLE
+        weights = [manner.weight for manner in manners.values()]
+        (kind,) = self._dice.choices([*manners], weights)
+        question = self._question(manners[kind])
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                found = await visits[kind][1](self, question)
+                found = await manners[kind].visit(self._visits, question)
         except TimeoutError:
-            self._tally.fail(kind, f"{question.name}: no end after {_PATIENCE_S:.0f} s")
+            self._fail(kind, question, f"no end after {_PATIENCE_S:.0f} s")
         except (Refused, httpx.HTTPError) as error:
-            self._tally.fail(kind, f"{question.name}: {error!r}")
+            self._fail(kind, question, repr(error))
         else:
             if isinstance(found, Answer):
                 self._tally.compare(kind, question, found, self._expected[question])
             else:
                 self._tally.count(kind, found)
-        self._tally.num_requests += self._client.num_requests - num_requests
 
-    async def read_stream(self, question: Question) -> Answer:
-        return await self._streamed(question)
+    def _question(self, manner: Manner) -> Question:
+        wanted = manner.question_kind
+        return self._dice.choice([q for q in self._expected if wanted in (None, q.kind)])
 
-    async def read_slowly(self, question: Question) -> Answer:
-        """With a pause after each event, and a long one."""
-        reading = Reading()
-        async with self._client.stream(question, reading) as stream:
-            await stream.read(self._dice.randint(1, _MAX_EVENTS))
-            await asyncio.sleep(self._dice.uniform(0, _AWAY_S))
-            await stream.read(pause_s=self._dice.uniform(0, 0.02))
-        return reading.answer
-
-    async def stall(self, question: Question) -> Answer | Outcome:
-        """Stop reading until the gateway has to wait, and go on or leave."""
-        reading = Reading()
-        async with self._client.stream(question, reading, is_narrow=True) as stream:
-            await stream.read(self._dice.randint(0, _MAX_EVENTS))
-            await asyncio.sleep(self._dice.uniform(0, _STALLED_S))
-            if self._dice.random() < _SHARE_STALLED_LEFT:
-                return "left"
-            await stream.read()
-        return reading.answer
-
-    async def leave_stream(self, question: Question) -> Outcome:
-        reading = Reading()
-        has_ids = self._dice.random() < 0.3
-        async with self._client.stream(question, reading, has_ids=has_ids) as stream:
-            await stream.read(self._dice.randint(0, _MAX_EVENTS))
-        return "left"
-
-    async def leave_before_stream(self, question: Question) -> Outcome:
-        """Not even the response's headers may have come."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._dice.uniform(0, 0.1)):
-                await self._streamed(question)
-        return "left"
-
-    async def return_to_stream(self, question: Question) -> Answer:
-        """Leave again and again, and go on at any gateway."""
-        reading = Reading()
-        async with self._client.stream(question, reading, has_ids=True) as stream:
-            await stream.read(self._dice.randint(1, _MAX_EVENTS))
-        for num_events in (*self._dice.choices(range(1, 20), k=self._dice.randint(0, 3)), None):
-            await asyncio.sleep(self._dice.choice((0, 0, self._dice.uniform(0, _AWAY_S))))
-            await self._resume(reading, num_events)
-        return reading.answer
-
-    async def detach(self, question: Question) -> Answer:
-        """Leave a stream that goes on alone, and pick it up later, from its start or where it was
-        left."""
-        reading = Reading()
-        async with self._client.stream(question, reading, detach=True) as stream:
-            await stream.read(self._dice.randint(0, 5))
-        await asyncio.sleep(self._dice.uniform(0, _AWAY_S))
-        if self._dice.random() < 0.5:
-            reading = Reading(reading.stream_id)
-        await self._resume(reading)
-        return reading.answer
-
-    async def cancel_stream(self, question: Question) -> Answer | Outcome:
-        """Cancel a stream at any gateway while it is read on."""
-        reading = Reading()
-        async with self._client.stream(question, reading, has_ids=True) as stream:
-            await stream.read(self._dice.randint(1, 4))
-            deleting = asyncio.create_task(self._delete(reading.stream_id))
-            try:
-                await stream.read()
-            except Refused as error:
-                _expect(error, Cancelled)
-            finally:
-                await deleting
-        if await self._client.is_kept(reading.stream_id):
-            raise Refused(200, "kept", f"{reading.stream_id} was deleted, and can be resumed")
-        return reading.answer if reading.is_ended else "cancelled"
-
-    async def stream_with_key_twice(self, question: Question) -> Answer:
-        key = self._new_key()
-        first = await self._streamed(question, key)
-        return self._equal(question, first, await self._streamed(question, key))
-
-    async def ask_with_key_twice(self, question: Question) -> Answer:
-        key = self._new_key()
-        first = await self._client.ask(question, key)
-        return self._equal(question, first, await self._client.ask(question, key))
-
-    async def stream_with_key_at_once(self, question: Question) -> Answer:
-        """A log has one reader: one of two may be cut off, and asks again then."""
-        return await self._at_once(question, self._streamed)
-
-    async def ask_with_key_at_once(self, question: Question) -> Answer:
-        return await self._at_once(question, self._client.ask)
-
-    async def ask_again_with_key(self, question: Question) -> Answer:
-        """Leave too early, and send the same once more: the first may arrive at its gateway after
-        the second, and cut it off."""
-        key = self._new_key()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._dice.uniform(0, _MAX_WHOLE_S)):
-                await self._client.ask(question, key)
-        try:
-            return await self._client.ask(question, key)
-        except Refused as error:
-            _expect(error, TakenOver)
-            return await self._client.ask(question, key)
-
-    async def stream_in_no_time(self, question: Question) -> Answer | Outcome:
-        """A deadline that few answers can meet."""
-        try:
-            return await self._streamed(question, timeout=self._new_deadline())
-        except Refused as error:
-            _expect(error, DeadlineExceeded)
-            return "deadline"
-
-    async def ask_in_no_time(self, question: Question) -> Answer | Outcome:
-        try:
-            return await self._client.ask(question, timeout=self._new_deadline())
-        except Refused as error:
-            _expect(error, DeadlineExceeded)
-            return "deadline"
-
-    async def ask(self, question: Question) -> Answer:
-        return await self._client.ask(question)
-
-    async def leave_whole(self, question: Question) -> Outcome:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._dice.uniform(0, _MAX_WHOLE_S)):
-                await self._client.ask(question)
-        return "left"
-
-    async def tokenize(self, question: Question) -> Answer:
-        """Count the tokens of the prompts, which the answer's usage tells, too."""
-        body, num_tokens = question.body, 0
-        prompts = body["prompt"] if question.kind == SEVERAL else [body.get("prompt")]
-        for prompt in prompts:
-            if isinstance(prompt, list):
-                told = await self._client.post("/detokenize", {"tokens": prompt})
-                num_tokens += len(prompt) if told["prompt"] else 0
-            else:
-                asked = {"prompt": prompt}
-                if prompt is None:
-                    asked = {name: body[name] for name in ("messages", "tools") if name in body}
-                told = await self._client.post("/tokenize", asked)
-                num_tokens += told["count"]
-        return replace(self._expected[question], num_prompt_tokens=num_tokens)
-
-    async def _streamed(self, question: Question, key: str | None = None, **more: Any) -> Answer:
-        reading = Reading()
-        async with self._client.stream(question, reading, key=key, **more) as stream:
-            await stream.read()
-        return reading.answer
-
-    async def _resume(self, reading: Reading, num_events: int | None = None) -> None:
-        self._tally.num_resumed += 1
-        async with self._client.resume(reading) as stream:
-            await stream.read(num_events)
-
-    async def _delete(self, stream_id: str) -> None:
-        try:
-            await self._client.delete(stream_id)
-        except Refused as error:  # the stream may have ended in the meantime
-            _expect(error, StreamExpired)
-
-    async def _at_once(
-        self, question: Question, ask: Callable[[Question, str], Awaitable[Answer]]
-    ) -> Answer:
-        key = self._new_key()
-        first, second = await asyncio.gather(
-            ask(question, key), ask(question, key), return_exceptions=True
-        )
-        answers = []
-        for found in (first, second):
-            if isinstance(found, BaseException):
-                _expect(found, TakenOver)
-                answers.append(await ask(question, key))
-            else:
-                answers.append(found)
-        return self._equal(question, *answers)
-
-    def _equal(self, question: Question, first: Answer, second: Answer) -> Answer:
-        """The second answer where the first is as it should be; else the first."""
-        return second if first == self._expected[question] else first
-
-    def _new_key(self) -> str:
-        return self._dice.randbytes(16).hex()
-
-    def _new_deadline(self) -> float:
-        return self._dice.uniform(0.001, _MAX_DEADLINE_S)
-
-
-def _expect(
-    error: BaseException, asked_for: type[Cancelled | DeadlineExceeded | StreamExpired | TakenOver]
-) -> None:
-    """Raise ``error`` unless it is one that the client has asked for."""
-    if not isinstance(error, Refused) or error.code != asked_for.code:
-        raise error
-
-
-STREAMED: Mapping[str, tuple[int, Visit]] = {
-    "stream": (24, User.read_stream),
-    "stream, slow": (5, User.read_slowly),
-    "stream, stalled": (1, User.stall),
-    "stream, left": (27, User.leave_stream),
-    "stream, left at once": (6, User.leave_before_stream),
-    "stream, resumed": (12, User.return_to_stream),
-    "stream, detached": (5, User.detach),
-    "stream, deleted": (6, User.cancel_stream),
-    "stream, key twice": (3, User.stream_with_key_twice),
-    "stream, key at once": (3, User.stream_with_key_at_once),
-    "stream, deadline": (8, User.stream_in_no_time),
-}
-"""The weight of each kind of visit, in percent of those that stream."""
-WHOLE: Mapping[str, tuple[int, Visit]] = {
-    "whole": (30, User.ask),
-    "quick": (6, User.tokenize),
-    "whole, left": (33, User.leave_whole),
-    "whole, key twice": (8, User.ask_with_key_twice),
-    "whole, key at once": (7, User.ask_with_key_at_once),
-    "whole, key again": (8, User.ask_again_with_key),
-    "whole, deadline": (8, User.ask_in_no_time),
-}
+    def _fail(self, kind: str, question: Question, reason: str) -> None:
+        self._tally.fail(kind, f"{question.name}, {self._client.request_id}: {reason}")
