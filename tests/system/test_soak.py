@@ -17,7 +17,7 @@ BUSY_BYTES = 100 << 20
 
 
 @pytest.mark.rabbit
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 async def test_rude_traffic_ends_no_process_and_leaves_nothing(
     own_broker: RabbitNode, tmp_path: Path
 ) -> None:

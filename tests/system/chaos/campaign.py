@@ -114,10 +114,10 @@ class Campaign:
             await leaver.ask(random.choice(questions), tally)
 
 
-def patient_client() -> httpx.AsyncClient:
+def patient_client(timeout_s: float = 30) -> httpx.AsyncClient:
     """One that opens a connection for each request: whom it spoke to may be dead."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    return httpx.AsyncClient(timeout=30, limits=limits, verify=NO_TLS)
+    return httpx.AsyncClient(timeout=timeout_s, limits=limits, verify=NO_TLS)
 
 
 async def answers(deployment: Deployment, questions: list[Question]) -> dict[Question, str]:

@@ -18,6 +18,7 @@ from tests.system.soak.answers import Answer, Gathering, answer_of
 from tests.system.soak.questions import Question
 from tests.system.soak.tally import Tally
 
+PATIENCE_S = 90.0
 LAST_EVENT_ID = "Last-Event-ID"
 _WITH_IDS = {"Accept": "text/event-stream"}
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
@@ -189,7 +190,7 @@ def narrow_client() -> httpx.AsyncClient:
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
         socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, _WINDOW_BYTES)],
     )
-    return httpx.AsyncClient(timeout=30, transport=transport)
+    return httpx.AsyncClient(timeout=PATIENCE_S, transport=transport)
 
 
 def _refused(status: int, body: dict[str, Any]) -> Refused:

@@ -19,7 +19,7 @@ from tests.system.chaos.deployment import Deployment
 from tests.system.soak import traces
 from tests.system.soak.answers import Answer
 from tests.system.soak.batches import Batches
-from tests.system.soak.client import Client, narrow_client
+from tests.system.soak.client import PATIENCE_S, Client, narrow_client
 from tests.system.soak.questions import Question, answered, draw_questions
 from tests.system.soak.remains import EXPIRED, Remains, dead_letters
 from tests.system.soak.tally import Tally
@@ -78,7 +78,7 @@ async def soak(node: RabbitNode, folder: Path, plan: Plan) -> Findings:
         num_gateways=2,
         gateway_options=[f"--detach-ttl-s={DETACH_TTL_S}"],
     ) as deployment:
-        async with patient_client() as http:
+        async with patient_client(PATIENCE_S) as http:
             questions = draw_questions(dice, plan.num_questions)
             expected = await answered(http, deployment.urls(), questions)
         named = _named(deployment)
@@ -123,7 +123,7 @@ class _Traffic:
         is_over = asyncio.Event()
         asyncio.get_running_loop().call_later(plan.duration_s, is_over.set)
         async with (
-            patient_client() as http,
+            patient_client(PATIENCE_S) as http,
             narrow_client() as narrow,
             asyncio.TaskGroup() as tasks,
         ):

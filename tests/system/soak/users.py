@@ -8,13 +8,12 @@ from typing import NamedTuple
 import httpx
 
 from tests.system.soak.answers import Answer
-from tests.system.soak.client import Client, Refused
+from tests.system.soak.client import PATIENCE_S, Client, Refused
 from tests.system.soak.questions import LONG, Question
 from tests.system.soak.tally import Outcome, Tally
 from tests.system.soak.visits import Visits
 
 SHARE_STREAMED = 0.8
-_PATIENCE_S = 90.0
 
 
 class Manner(NamedTuple):
@@ -70,10 +69,10 @@ class User:
         (kind,) = self._dice.choices([*manners], weights)
         question = self._question(manners[kind])
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(PATIENCE_S):
                 found = await manners[kind].visit(self._visits, question)
         except TimeoutError:
-            self._fail(kind, question, f"no end after {_PATIENCE_S:.0f} s")
+            self._fail(kind, question, f"no end after {PATIENCE_S:.0f} s")
         except (Refused, httpx.HTTPError) as error:
             self._fail(kind, question, repr(error))
         else:

@@ -4,6 +4,7 @@ import asyncio
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import NamedTuple
@@ -84,5 +85,6 @@ class Watch:
 
     def _sample(self, now_s: float) -> None:
         for name, process in self._processes.items():
-            memory_bytes = psutil.Process(process.pid).memory_info().rss
-            self.courses[name].samples.append(Sample(now_s, memory_bytes))
+            with suppress(psutil.Error):  # the next look finds that it has ended
+                memory_bytes = psutil.Process(process.pid).memory_info().rss
+                self.courses[name].samples.append(Sample(now_s, memory_bytes))
