@@ -139,12 +139,14 @@ def _tools(dice: random.Random) -> tuple[str, Body]:
     tools = [{"type": "function", "function": {"name": n, "parameters": _SCHEMA}} for n in names]
     named = {"type": "function", "function": {"name": dice.choice(names)}}
     choice = dice.choice(["required", named])
-    return CHAT, {"messages": _messages(dice), "tools": tools, "tool_choice": choice}
+    asked = {"messages": _messages(dice), "tools": tools, "tool_choice": choice}
+    return CHAT, asked | {"max_tokens": _MAX_TOKENS}
 
 
 def _schema(dice: random.Random) -> tuple[str, Body]:
     wanted = {"type": "json_schema", "json_schema": {"name": "trip", "schema": _SCHEMA}}
-    return CHAT, {"messages": _messages(dice), "response_format": wanted}
+    asked = {"messages": _messages(dice), "response_format": wanted}
+    return CHAT, asked | {"max_tokens": _MAX_TOKENS}
 
 
 def _regex(dice: random.Random) -> tuple[str, Body]:
@@ -162,7 +164,8 @@ _KINDS: Mapping[str, Callable[[random.Random], tuple[str, Body]]] = {
     "schema": _schema,
     "regex": _regex,
 }
-_WEIGHTS = (16, 10, 2, 1, 10, 2, 2, 2)
+_WEIGHTS = (16, 10, 2, 0, 10, 2, 2, 2)
+"""Of each kind, after the first question of it."""
 
 
 def _sentence(dice: random.Random) -> str:
