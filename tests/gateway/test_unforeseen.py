@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.types import Message
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.log.reply_queues import ReplyQueues
@@ -56,7 +56,7 @@ def _suspending_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """To send suspends, as it does where a client reads slowly."""
     send = RequestResponseCycle.send
 
-    async def suspended_send(cycle: RequestResponseCycle, message: Message) -> None:
+    async def suspended_send(cycle: RequestResponseCycle, message: ASGISendEvent) -> None:
         await asyncio.sleep(0)
         await send(cycle, message)
         await asyncio.sleep(0)
