@@ -16,9 +16,8 @@ from tests.support.processes import WarrenProcess
 SETTLED_AFTER_S = 300.0
 """Until then caches fill, and allocators take what the busiest moment needs."""
 MAX_GROWTH_BYTES = 8 << 20
-"""Of settled memory. Processes that leak nothing were seen to grow by 1 MiB in a run of minutes
-and by 4 while they warm up; half an hour of 20 requests a second finds a leak of 230 bytes in
-each."""
+"""Of settled memory. Processes that leak nothing were seen to grow by 1 MiB in minutes, and by 4
+while they warm up; half an hour of 20 requests a second finds a leak of 230 bytes in each."""
 _LOOK_INTERVAL_S = 0.5
 _NUM_SAMPLES = 360
 
