@@ -1,4 +1,6 @@
+import asyncio
 import logging
+from functools import partial
 
 import pytest
 
@@ -26,3 +28,47 @@ def test_the_gateway_exposes_the_incidents_of_its_process() -> None:
     incidents.report("request", "request failed", None)
 
     assert b'warren:incidents_total{kind="request"}' in Metrics().render()
+
+
+def test_what_is_survived_is_reported() -> None:
+    num_before = incidents.num_reported("task")
+
+    with incidents.survived("task", "task failed"):
+        int("broken")
+
+    assert incidents.num_reported("task") == num_before + 1
+
+
+def test_a_cancellation_is_not_survived() -> None:
+    num_before = incidents.num_reported("task")
+
+    with pytest.raises(asyncio.CancelledError), incidents.survived("task", "task failed"):
+        raise asyncio.CancelledError
+
+    assert incidents.num_reported("task") == num_before
+
+
+async def test_work_that_fails_is_started_again_until_it_returns(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(incidents, "_RESTART_PAUSE_S", 0.001)
+    failures = [ValueError("first"), ValueError("second")]
+
+    async def work() -> None:
+        if failures:
+            raise failures.pop(0)
+
+    await incidents.keep_running(work)
+
+    assert not failures
+    assert [record.message for record in caplog.records] == ["background task restarted"] * 2
+
+
+async def test_work_that_is_kept_running_can_be_cancelled() -> None:
+    task = asyncio.create_task(incidents.keep_running(partial(asyncio.sleep, 5)))
+    await asyncio.sleep(0)
+
+    task.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -40,7 +40,7 @@ AnswerFactory = Callable[[TakenJob], Answer]
 
 _ADOPTION_S = 2.0
 """How long an answer goes on after a reconnect without its delivery."""
-_RETRY_PAUSE_S = 0.2
+_RETRY_PAUSE_S = 0.5
 
 
 class JobConsumer:

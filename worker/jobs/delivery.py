@@ -7,8 +7,8 @@ from shared import incidents
 from shared.bus.base import Consumer, Delivery, Message
 
 _GIVE_BACK_PAUSE_S = 0.5
-"""A job that fails again at once goes through all the returns that its queue allows in 10 s, which
-other jobs do not notice."""
+"""A job that fails at once each time needs 10 s to use up the returns that its queue allows: too
+slow to disturb other jobs."""
 
 
 class JobDelivery:
