@@ -39,13 +39,14 @@ soak: setup ## Send rude traffic for half an hour (MINUTES=4: as long), and look
 	infra/rabbitmq/with_rabbitmq.sh $(BIN)/python -m tests.system.soak --minutes $(MINUTES) \
 	    --out bench/results/soak.md
 
-check: setup ## Check format, lint, types, imports, duplicates and YAML
+check: setup ## Check format, lint, types, imports, duplicates, YAML and the documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pylint cli shared gateway worker kernels warren.py tests bench infra
-	$(BIN)/yamllint --strict -d '$(YAML_RULES)' docker-compose.yml infra
+	$(BIN)/pylint cli shared gateway worker kernels warren.py tests bench infra docs examples
+	$(BIN)/yamllint --strict -d '$(YAML_RULES)' docker-compose.yml infra docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml
 
 fmt: setup ## Format the code and fix what can be fixed
 	$(BIN)/ruff format .

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from cli.options import table
-
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -92,10 +90,6 @@ def test_a_side_has_few_modules_outside_of_its_rooms(side: str) -> None:
     loose = [path.name for path in (ROOT / side).glob("*.py") if path.name != "__init__.py"]
 
     assert len(loose) <= MAX_LOOSE_MODULES, loose
-
-
-def test_the_readmes_settings_are_those_of_the_code() -> None:
-    assert block("settings") == table(), "run python -m cli.options"
 
 
 def test_every_package_is_installed() -> None:

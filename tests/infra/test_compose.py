@@ -49,7 +49,7 @@ def test_an_image_does_not_run_as_root_and_says_whether_it_is_well(dockerfile: P
 def test_the_images_context_holds_all_that_is_installed() -> None:
     admitted = set(re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE))
 
-    sides = {"gateway", "kernels", "shared", "worker", "warren.py"}
+    sides = {"cli", "gateway", "kernels", "shared", "worker", "warren.py"}
     assert sides | {"pyproject.toml", "constraints.txt", "README.md"} == admitted
 
 

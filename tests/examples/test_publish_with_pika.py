@@ -9,7 +9,7 @@ from shared.bus.rabbit import RabbitBus
 from tests.support.batch_worker import BatchWorker, answer_text, working
 from tests.support.broker import RabbitNode
 
-EXAMPLE = Path(__file__).parents[2] / "infra" / "examples" / "publish_with_pika.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "publish_with_pika.py"
 MODEL = "smollm2"
 
 

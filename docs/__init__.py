@@ -1,0 +1,1 @@
+"""The documentation. `docs.site` builds and generates it."""

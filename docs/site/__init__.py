@@ -1,0 +1,1 @@
+"""What builds the documentation, and generates the parts that the code decides."""

@@ -1,0 +1,228 @@
+"""The compatibility tables: every parameter of OpenAI and vLLM, and what the gateway does with it.
+
+OpenAI's parameters come from the types of its Python package, ours from the schemas of the bodies.
+What is refused is found out by asking the schemas, so that only the notes are written by hand.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from openai.types import completion_create_params, embedding_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
+from pydantic import BaseModel
+
+from gateway.api.bodies.responses import ResponsesRequest
+from gateway.api.bodies.schemas import ChatRequest, CompletionRequest, parse, parse_body
+from gateway.api.bodies.unary import EmbeddingRequest
+from shared.errors import InvalidRequest
+from shared.messages import SamplingParams
+
+_VLLM = (
+    "add_generation_prompt",
+    "add_special_tokens",
+    "allowed_token_ids",
+    "bad_words",
+    "cache_salt",
+    "chat_template",
+    "chat_template_kwargs",
+    "continue_final_message",
+    "documents",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "ignore_eos",
+    "include_reasoning",
+    "include_stop_str_in_output",
+    "kv_transfer_params",
+    "length_penalty",
+    "logits_processors",
+    "min_p",
+    "min_tokens",
+    "mm_processor_kwargs",
+    "priority",
+    "prompt_embeds",
+    "prompt_logprobs",
+    "repetition_penalty",
+    "request_id",
+    "response_format",
+    "return_token_ids",
+    "return_tokens_as_token_ids",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "stop_token_ids",
+    "structural_tag",
+    "structured_outputs",
+    "thinking_token_budget",
+    "top_k",
+    "truncate_prompt_tokens",
+    "use_beam_search",
+    "vllm_xargs",
+)
+"""vLLM's parameters beyond OpenAI's, as its documentation lists them for both endpoints."""
+
+NOTES: Mapping[str, str] = {
+    "add_generation_prompt": "",
+    "add_special_tokens": "",
+    "allowed_token_ids": "",
+    "background": "The response runs without its client",
+    "bad_words": "",
+    "best_of": "Not with `stream`, unless it equals `n`",
+    "chat_template_kwargs": "Further variables of the chat template",
+    "continue_final_message": "Not together with `add_generation_prompt`",
+    "detach": "See [Resuming streams](streams.md#detach)",
+    "dimensions": "",
+    "echo": "",
+    "encoding_format": "`float` or `base64`",
+    "frequency_penalty": "",
+    "guided_choice": "Older name of `structured_outputs.choice`",
+    "guided_grammar": "Older name of `structured_outputs.grammar`",
+    "guided_json": "Older name of `structured_outputs.json`",
+    "guided_regex": "Older name of `structured_outputs.regex`",
+    "ignore_eos": "",
+    "include": "`message.output_text.logprobs`. `reasoning.encrypted_content` has no effect",
+    "include_reasoning": "",
+    "include_stop_str_in_output": "",
+    "input": "Embeddings: text or token ids. Responses: text, messages, calls and outputs",
+    "instructions": "",
+    "logit_bias": "By token id, from -100 to 100. An id outside the vocabulary is refused",
+    "logprobs": "Chat: a Boolean. Completions: a number up to 20",
+    "max_completion_tokens": "Takes precedence over `max_tokens`",
+    "max_output_tokens": "",
+    "max_tokens": "Completions default to 16. 0 is allowed",
+    "messages": "Text only. Parts of other types are refused",
+    "metadata": "Returned with the response",
+    "min_p": "",
+    "min_tokens": "",
+    "model": "",
+    "n": "At most 128 choices for all prompts together",
+    "parallel_tool_calls": "",
+    "presence_penalty": "",
+    "prompt": "A string, strings, token ids, or lists of token ids",
+    "prompt_logprobs": "Not with `stream`",
+    "reasoning": "`effort`",
+    "reasoning_effort": "Passed to the chat template",
+    "repetition_penalty": "",
+    "response_format": "`text`, `json_object`, `json_schema`",
+    "return_tokens_as_token_ids": "",
+    "seed": "The same seed gives the same tokens on any worker",
+    "skip_special_tokens": "",
+    "stop": "Up to 16 strings of up to 256 characters",
+    "stop_token_ids": "",
+    "store": "The response is kept for `WARREN_DETACH_TTL_S`",
+    "stream": "",
+    "stream_options": "`include_usage`, `continuous_usage_stats`. Only with `stream`",
+    "structured_outputs": "One of `json`, `regex`, `choice`, `grammar`",
+    "temperature": "",
+    "text": "`format`",
+    "timeout": "Seconds until the request ends with an error",
+    "tool_choice": "`none`, `auto`, `required`, or one function",
+    "tools": "Functions only",
+    "top_k": "0 and -1 mean all tokens",
+    "top_logprobs": "Only with `logprobs`",
+    "top_p": "",
+}
+"""What else there is to know of each supported parameter. One that is missing here is an error."""
+
+_UNUSED = {"user"}
+"""What the schemas read, and nothing else does."""
+_REFUSED_HERE: Mapping[str, str] = {
+    "audio": "Text only",
+    "function_call": "Use `tool_choice`",
+    "functions": "Use `tools`",
+    "previous_response_id": "Send the conversation as `input`",
+    "conversation": "Send the conversation as `input`",
+}
+
+
+class Endpoint(NamedTuple):
+    """A body, its origins, and how it is read."""
+
+    path: str
+    body: type[BaseModel]
+    openai: type
+    vllm: Sequence[str]
+    minimal: Mapping[str, Any]
+    read: Callable[[bytes], object]
+
+
+ENDPOINTS = (
+    Endpoint(
+        "POST /v1/chat/completions",
+        ChatRequest,
+        chat_create_params.CompletionCreateParamsBase,
+        _VLLM,
+        {"model": "m", "messages": [{"role": "user", "content": "x"}]},
+        lambda body: parse(ChatRequest, body),
+    ),
+    Endpoint(
+        "POST /v1/completions",
+        CompletionRequest,
+        completion_create_params.CompletionCreateParamsBase,
+        _VLLM,
+        {"model": "m", "prompt": "x"},
+        lambda body: parse(CompletionRequest, body),
+    ),
+    Endpoint(
+        "POST /v1/responses",
+        ResponsesRequest,
+        response_create_params.ResponseCreateParamsBase,
+        (),
+        {"model": "m", "input": "x"},
+        lambda body: parse_body(ResponsesRequest, body).chat(),
+    ),
+    Endpoint(
+        "POST /v1/embeddings",
+        EmbeddingRequest,
+        embedding_create_params.EmbeddingCreateParams,
+        (),
+        {"model": "m", "input": "x"},
+        lambda body: parse_body(EmbeddingRequest, body),
+    ),
+)
+
+
+def tables() -> str:
+    """A section with a table for each endpoint, as Markdown."""
+    return "\n\n".join("\n".join(_section(endpoint)) for endpoint in ENDPOINTS)
+
+
+def _section(endpoint: Endpoint) -> Iterator[str]:
+    yield f"## {endpoint.path}"
+    yield ""
+    yield "| Parameter | From | Warren | Notes |"
+    yield "|---|---|---|---|"
+    openai = set(endpoint.openai.__annotations__) | {"stream"}
+    names = openai | {*endpoint.vllm} | {*endpoint.body.model_fields}
+    if endpoint.body is EmbeddingRequest:
+        names -= {"stream"}
+    for name in sorted(names):
+        origin = "OpenAI" if name in openai else "vLLM" if name in endpoint.vllm else "Warren"
+        yield f"| `{name}` | {origin} | {' | '.join(_verdict(endpoint, name))} |"
+
+
+def _verdict(endpoint: Endpoint, name: str) -> tuple[str, str]:
+    """What happens to a parameter, and what else there is to know of it."""
+    if name in _UNUSED:
+        return "ignored", ""
+    if name in endpoint.body.model_fields:
+        return "supported", "; ".join(filter(None, [_limits(name), NOTES[name]]))
+    try:
+        endpoint.read(msgspec.json.encode({**endpoint.minimal, name: "x"}))
+    except InvalidRequest:
+        return "refused", _REFUSED_HERE.get(name, "400, except for its neutral value")
+    return "ignored", ""
+
+
+def _limits(name: str) -> str:
+    """The range of a number, from the schema of the sampling parameters."""
+    schemas = msgspec.json.schema(SamplingParams)["$defs"]["SamplingParams"]["properties"]
+    schema = schemas.get(name, {})
+    low, above = schema.get("minimum"), schema.get("exclusiveMinimum")
+    high = schema.get("maximum")
+    if schema.get("type") != "number" or high is None:
+        return ""
+    start = f"{low:g} to" if low is not None else f"above {above:g}, up to"
+    return f"{start} {high:g}"

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Print the events of a stream, and come back to it with Last-Event-ID whenever the connection breaks.
+# Usage: resume.sh [URL [MODEL [QUESTION]]]; WARREN_API_KEY is the API key, if the gateway needs one.
+set -euo pipefail
+
+url=${1:-http://127.0.0.1:8000}
+model=${2:-smollm2}
+question=${3:-What is the capital of France?}
+authorization=(-H "Authorization: Bearer ${WARREN_API_KEY:-none}")
+directory=$(mktemp -d)
+trap 'rm -rf "$directory"' EXIT
+
+body=$(python3 - "$model" "$question" <<'PYTHON'
+import json, sys
+model, question = sys.argv[1:]
+messages = [{"role": "user", "content": question}]
+print(json.dumps({"model": model, "messages": messages, "stream": True, "detach": True}))
+PYTHON
+)
+
+# Every byte that curl receives is kept, so that the last complete event is known.
+curl --silent --no-buffer --dump-header "$directory/headers" \
+    -H 'Accept: text/event-stream' -H 'Content-Type: application/json' "${authorization[@]}" \
+    --data "$body" "$url/v1/chat/completions" | tee "$directory/events" || true
+
+id=$(sed -n 's/^x-request-id: \(.*\)\r$/\1/p' "$directory/headers")
+until grep --quiet '^data: \[DONE\]$' "$directory/events"; do
+    last=$(sed -n 's/^id: //p' "$directory/events" | tail -1)
+    sleep 0.5
+    curl --silent --no-buffer "${authorization[@]}" -H "Last-Event-ID: $last" \
+        "$url/v1/streams/$id" | tee -a "$directory/events" || true
+done

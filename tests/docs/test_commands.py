@@ -1,0 +1,195 @@
+"""Every command, option, setting, endpoint, target and file that a page names exists."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from typer.core import TyperGroup
+
+from cli import main
+from gateway.app import create_app
+from gateway.metrics import Metrics
+from shared.bus.memory import MemoryBus
+from shared.settings import GatewaySettings, WorkerSettings, variable
+from tests.support.pages import PAGES, ROOT, blocks, commands, name_of
+
+_MAKE = re.compile(r"`?make ([a-z]+)`")
+_VARIABLE = re.compile(r"\bWARREN_[A-Z_]+\b")
+_PATH = re.compile(r"`(?:(?:GET|POST|DELETE) )?(/(?:v1/)?[a-z]+[a-z0-9/_{}]*)`")
+_FILE = re.compile(r"`((?:bench|docs|examples|infra|tests)/[\w./-]+)`")
+_MODULE = re.compile(r"python -m ((?:bench|docs|infra|shared|tests)[\w.]*)")
+_MODULE_CALL = re.compile(r"^(?:\$ | {4})python -m (bench[\w.]*)((?:.*\\\n)*.*)$", re.MULTILINE)
+_METRIC = re.compile(r"`warren:(\w+)`")
+_OTHERS = {"WARREN_SERVICE_HOST", "WARREN_TEST_AMQP_URL", "WARREN_TEST_SCHEDULES", "WARREN_API_KEY"}
+"""Variables that are no settings: of Kubernetes, of tests and of an example."""
+_PLACEHOLDER_PATHS = {"/v1", "/warren", "/etc"}
+
+per_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
+
+
+def targets() -> set[str]:
+    text = (ROOT / "Makefile").read_text()
+    return {match[1] for match in re.finditer(r"^([a-z]+):.*## ", text, re.MULTILINE)}
+
+
+def found(pattern: re.Pattern[str], page: Path) -> set[str]:
+    return {match[1] for match in pattern.finditer(page.read_text(encoding="utf-8"))}
+
+
+def warren_commands(page: Path) -> Iterator[list[str]]:
+    """The arguments of each call of ``warren`` on a page."""
+    for command in commands(page):
+        name, *arguments = shlex.split(command)
+        if name.endswith("warren"):
+            yield arguments
+
+
+@per_page
+def test_targets_exist(page: Path) -> None:
+    called = {shlex.split(line)[1] for line in commands(page) if line.startswith("make ")}
+
+    assert (found(_MAKE, page) | called) - targets() == set()
+
+
+@per_page
+def test_settings_exist(page: Path) -> None:
+    known = {
+        variable(field) for cls in (GatewaySettings, WorkerSettings) for field in cls.model_fields
+    }
+    named = set(_VARIABLE.findall(page.read_text(encoding="utf-8")))
+
+    # WARREN_ alone is the prefix; Kubernetes' WARREN_PORT is a setting's name, too.
+    assert {name for name in named if name != "WARREN_"} - known - _OTHERS == set()
+
+
+@per_page
+def test_commands_and_their_options_exist(page: Path) -> None:
+    for arguments in warren_commands(page):
+        command: Any = typer.main.get_command(main.app)
+        while isinstance(command, TyperGroup) and arguments and arguments[0][0] != "-":
+            command = command.commands.get(arguments.pop(0))
+        assert command is not None, arguments
+        options = {option for param in command.params for option in param.opts} | {"--help"}
+        given = {argument.partition("=")[0] for argument in arguments if argument[:2] == "--"}
+        assert given - options == set(), command.name
+
+
+@per_page
+def test_endpoints_exist(page: Path) -> None:
+    app = create_app(GatewaySettings(), MemoryBus())
+    known = {re.sub(r":path}", "}", path) for path in app.openapi()["paths"]} | {"/openapi.json"}
+    named = {path for path in found(_PATH, page) if path not in _PLACEHOLDER_PATHS}
+
+    assert named - known == set()
+
+
+@per_page
+def test_files_exist(page: Path) -> None:
+    assert [path for path in found(_FILE, page) if not (ROOT / path).exists()] == []
+
+
+@per_page
+def test_links_between_files_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text)]
+    local = [link for link in links if link and not re.match(r"[a-z]+:", link)]
+
+    assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+@per_page
+def test_modules_exist(page: Path) -> None:
+    paths = [ROOT / name.replace(".", "/") for name in found(_MODULE, page)]
+
+    assert [p for p in paths if not (p.with_suffix(".py").exists() or p.is_dir())] == []
+
+
+def test_options_of_benchmarks_exist() -> None:
+    given: dict[str, set[str]] = {}
+    for page in PAGES:
+        for module, rest in _MODULE_CALL.findall(page.read_text(encoding="utf-8")):
+            options = re.findall(r"(?<![=\w-])--[a-z-]+", rest.partition("#")[0])
+            given.setdefault(module, set()).update(options)
+
+    unknown = {module: options - options_of(module) for module, options in given.items()}
+
+    assert len(given) > 3
+    assert {module for module, options in unknown.items() if options} == set(), unknown
+
+
+def options_of(module: str) -> set[str]:
+    """The options of a program under ``bench``."""
+    package = ROOT / module.replace(".", "/") / "__main__.py"
+    if package.exists():  # argparse, for machines without typer
+        return set(re.findall(r'"(--[a-z-]+)"', package.read_text()))
+    program = typer.Typer()
+    program.command()(import_module(module).main)
+    command: Any = typer.main.get_command(program)
+    return {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
+
+
+@per_page
+def test_services_and_profiles_of_compose_exist(page: Path) -> None:
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    services = compose["services"]
+    profiles = {name for service in services.values() for name in service.get("profiles", ())}
+    text = page.read_text(encoding="utf-8")
+
+    assert set(re.findall(r"--scale (\w+)=", text)) <= set(services)
+    assert set(re.findall(r"--profile (\w+)", text)) <= profiles
+
+
+def test_every_endpoint_is_documented() -> None:
+    app = create_app(GatewaySettings(), MemoryBus())
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+
+    missing = [
+        f"{method.upper()} {path}"
+        for path, operations in app.openapi()["paths"].items()
+        for method in operations
+        if f"`{method.upper()} {path}`" not in page
+    ]
+
+    assert missing == []
+
+
+def test_every_command_is_documented() -> None:
+    root = typer.main.get_command(main.app)
+    assert isinstance(root, TyperGroup)
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+
+    assert [name for name in root.commands if f"`warren {name}" not in page] == []
+
+
+def test_metrics_of_the_gateway_exist() -> None:
+    page = (ROOT / "docs" / "deployment" / "index.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| `warren:")]
+    exported = Metrics().render().decode()
+
+    named = [
+        name
+        for row in rows
+        if row.split("|")[2].strip() in ("both", "gateway")
+        for name in _METRIC.findall(row)
+    ]
+
+    assert len(named) > 8
+    assert [name for name in named if f"# HELP warren:{name}" not in exported] == []
+
+
+def test_every_shell_block_is_run_or_a_list_of_commands() -> None:
+    """A block of ``bash`` that nothing runs would rot: such blocks are ``console``."""
+    unmarked = [
+        name_of(page)
+        for page in PAGES
+        for block in blocks(page)
+        if block.kind in ("bash", "sh") and not block.mark.startswith("run")
+    ]
+
+    assert unmarked == []

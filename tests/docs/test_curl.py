@@ -1,0 +1,100 @@
+"""The shell blocks of the pages are run against a live server, and answer what the pages say."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import processes
+from tests.support.pages import PAGES, Block, blocks, name_of
+from tests.support.scripted_worker import MODEL as SCRIPTED
+from tests.support.serving import served
+
+_URL = "http://127.0.0.1:8000"
+_STRICT_CURL = (
+    'curl() { command curl --silent --show-error --fail-with-body --max-time 60 "$@"; }\n'
+)
+_MARK = "\\n=== next block ===\\n"
+_TIMEOUT_S = 120
+
+
+@pytest.fixture(scope="module")
+def smollm2_url(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server with the demonstration model."""
+    log = tmp_path_factory.mktemp("served") / "log"
+    options = (f"--model={smollm2}", "--served-name=smollm2", "--dtype=float32")
+    with processes.serve(log, *options, "--kv-cache-bytes=268435456") as process:
+        yield process.url
+
+
+def marked(page: Path, *marks: str) -> list[Block]:
+    return [block for block in blocks(page) if block.mark in marks]
+
+
+def run(script: str, directory: Path) -> str:
+    """What a script writes; it must succeed, and so must every request in it."""
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", _STRICT_CURL + script],
+        cwd=directory,
+        text=True,
+        capture_output=True,
+        timeout=_TIMEOUT_S,
+    )
+    assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def outputs(page: Path, url: str, directory: Path) -> list[tuple[Block, str]]:
+    """Each block of output that a page shows, and what the commands before it have written."""
+    shown, script = [], ""
+    num_runs = 0
+    for block in marked(page, "run", "output", "contains"):
+        if block.mark == "run":
+            script += f"printf '{_MARK}'\n{block.text.replace(_URL, url)}\n"
+            num_runs += 1
+        else:
+            shown.append((block, num_runs))
+    written = run(script, directory).split(_MARK.replace("\\n", "\n"))
+    return [(block, written[k]) for block, k in shown]
+
+
+def shape(value: Any) -> Any:
+    """Names and types of a JSON value; numbers are numbers."""
+    if isinstance(value, dict):
+        return {name: shape(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [shape(value[0])] if value else []
+    return "number" if isinstance(value, int | float) else type(value).__name__
+
+
+def last_json(text: str) -> Any:
+    """The last of several JSON values that stand one behind the other."""
+    decoder, value = json.JSONDecoder(), None
+    text = text.strip()
+    while text:
+        value, end = decoder.raw_decode(text)
+        text = text[end:].strip()
+    return value
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if marked(page, "run")], ids=name_of)
+def test_commands_succeed_and_answer_as_documented(
+    page: Path, smollm2_url: str, tmp_path: Path
+) -> None:
+    for block, written in outputs(page, smollm2_url, tmp_path):
+        if block.mark == "contains":
+            assert block.text.strip() in written
+        else:
+            assert shape(last_json(written)) == shape(json.loads(block.text)), written
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if marked(page, "run scripted")], ids=name_of
+)
+def test_commands_for_other_models_succeed(page: Path, tmp_path: Path) -> None:
+    with served() as url:
+        for block in marked(page, "run scripted"):
+            run(block.text.replace(_URL, url).replace("my-embedder", SCRIPTED), tmp_path)

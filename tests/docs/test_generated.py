@@ -1,0 +1,33 @@
+"""What the code decides stands in the pages as the code has it."""
+
+from pathlib import Path
+
+import pytest
+
+from docs.site.compatibility import ENDPOINTS, tables
+from docs.site.generate import PAGES, rendered
+from tests.support.pages import name_of
+
+
+@pytest.mark.parametrize("page", sorted(PAGES.rglob("*.md")), ids=name_of)
+def test_a_page_is_what_would_be_generated(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+
+    assert text == rendered(text), "run python -m docs.site.generate"
+
+
+def test_every_parameter_of_every_body_is_in_its_table() -> None:
+    sections = tables().split("## ")[1:]
+
+    for endpoint, section in zip(ENDPOINTS, sections, strict=True):
+        assert section.startswith(endpoint.path)
+        missing = [name for name in endpoint.body.model_fields if f"| `{name}` |" not in section]
+        assert missing == []
+
+
+def test_what_would_change_an_answer_is_not_ignored() -> None:
+    chat = tables().split("## ")[1]
+    ignored = {line.split("`")[1] for line in chat.splitlines() if "| ignored |" in line}
+
+    assert not ignored & {"temperature", "functions", "suffix", "use_beam_search", "logit_bias"}
+    assert {"metadata", "service_tier", "user"} <= ignored

@@ -1,0 +1,45 @@
+"""The documentation as tests read it: pages, fenced blocks, and the remarks before them."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+_OTHERS = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md", "examples/README.md")
+PAGES = [
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *(ROOT / name for name in _OTHERS),
+]
+_BLOCK = re.compile(
+    r"(?:<!-- (?P<mark>[^>]+) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)```\n", re.DOTALL
+)
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    mark: str
+    """What the comment before it says; empty without one."""
+    kind: str
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    return [
+        Block(match["mark"] or "", match["kind"], match["text"])
+        for match in _BLOCK.finditer(page.read_text(encoding="utf-8"))
+    ]
+
+
+def commands(page: Path) -> Iterator[str]:
+    """The commands of a page's console blocks, each on one line."""
+    for block in blocks(page):
+        if block.kind == "console":
+            text = block.text.replace("\\\n", " ")
+            yield from (line[2:] for line in text.splitlines() if line.startswith("$ "))
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
