@@ -107,13 +107,21 @@ class RabbitNode(Broker):
         ).stdout
 
     @property
+    def pid(self) -> int:
+        return int((self._directory / "pid").read_text())
+
+    @property
+    def is_alive(self) -> bool:
+        return self._node is not None and self._node.poll() is None
+
+    @property
     def log(self) -> str:
         """What the node has printed and logged."""
         files = [self._directory / "output", *sorted((self._directory / "log").glob("*.log"))]
         return "".join(file.read_text() for file in files)
 
     def _signal(self, signum: int) -> None:
-        os.kill(int((self._directory / "pid").read_text()), signum)
+        os.kill(self.pid, signum)
 
     def _write_files(self) -> None:
         definitions = self._directory / "definitions.json"

@@ -9,7 +9,7 @@ import pytest
 from tests.support.broker import RabbitNode
 from tests.system.soak.answers import Gathering, answer_of
 from tests.system.soak.run import Plan, soak
-from tests.system.soak.traces import logged
+from tests.system.soak.traces import logged, logged_by_broker
 from tests.system.soak.watch import MAX_GROWTH_BYTES, Course, Sample
 
 DURATION_S = 1800
@@ -42,6 +42,19 @@ def test_a_log_is_searched_for_errors_and_for_what_is_no_log_line() -> None:
         '{"event": "job failed", "level": "error"}',
         "Traceback (most recent call last):",
     ]
+
+
+def test_refusals_that_warren_lives_by_are_no_errors_of_the_broker() -> None:
+    at = "2026-01-01 00:00:00+00:00 [error] <0.1.0>"
+    lines = logged_by_broker(
+        f"{at} Channel error on connection <0.1.0>, channel 1:\n"
+        f"{at} operation queue.declare caused a channel exception not_found: no queue\n"
+        f"{at} operation basic.ack caused a channel exception precondition_failed: unknown tag\n"
+        f"{at} operation channel.close caused a connection exception channel_error\n"
+    )
+
+    assert lines.unexpected == ["1 times 'basic.ack: precondition_failed'"]
+    assert [error.split()[-1] for error in lines.errors] == ["channel_error"]
 
 
 def test_memory_that_grows_is_told_from_memory_that_goes_up_and_down() -> None:

@@ -12,7 +12,7 @@ from rich.table import Table
 from bench import machine
 from tests.system.soak.run import Findings
 from tests.system.soak.tally import Outcome
-from tests.system.soak.traces import ALLOWED_WARNINGS
+from tests.system.soak.traces import reason_of
 from tests.system.soak.watch import Course
 
 _MAX_ERRORS = 20
@@ -80,17 +80,18 @@ def _faults(findings: Findings) -> Iterator[str]:
 
 
 def _grids(findings: Findings) -> list[Grid]:
-    return [_visits(findings), _rates(findings), _processes(findings), _warnings(findings)]
+    grids = (_visits(findings), _rates(findings), _processes(findings), _warnings(findings))
+    return [grid for grid in grids if grid.rows]
 
 
 def _visits(findings: Findings) -> Grid:
     tally = findings.tally
     outcomes = get_args(Outcome)
     rows = [
-        [kind, str(tally.num_visits(kind)), *(_num(tally.num(o, kind)) for o in outcomes)]
+        [kind, str(tally.num_visits(kind)), *(str(tally.num(o, kind)) for o in outcomes)]
         for kind in tally.kinds
     ]
-    total = ["all", str(tally.num_visits()), *(_num(tally.num(o)) for o in outcomes)]
+    total = ["all", str(tally.num_visits()), *(str(tally.num(o)) for o in outcomes)]
     return Grid("Visits", ("kind", "visits", *outcomes), [*rows, total])
 
 
@@ -113,7 +114,7 @@ def _processes(findings: Findings) -> Grid:
         [
             name,
             *_memory(course, findings.plan.duration_s),
-            str(findings.incidents.get(name, "?")),
+            str(findings.incidents.get(name, "")),
             str(len(findings.logs[name].errors)),
             str(findings.logs[name].warnings.total()),
         ]
@@ -132,15 +133,11 @@ def _memory(course: Course, duration_s: float) -> Iterator[str]:
 
 def _warnings(findings: Findings) -> Grid:
     rows = [
-        [event, name, str(num), ALLOWED_WARNINGS.get(event, "unexpected")]
+        [event, name, str(num), reason_of(event) or "unexpected"]
         for name, lines in findings.logs.items()
         for event, num in lines.warnings.items()
     ]
     return Grid("Warnings", ("event", "process", "times", "why"), rows)
-
-
-def _num(number: int) -> str:
-    return str(number) if number else ""
 
 
 def _markdown(grid: Grid) -> Iterator[str]:

@@ -54,7 +54,7 @@ class Findings:
     num_generated: int = 0
     """Tokens that the workers made."""
     courses: Mapping[str, Course] = field(default_factory=dict)
-    logs: Mapping[str, LoggedLines] = field(default_factory=dict)
+    logs: dict[str, LoggedLines] = field(default_factory=dict)
     incidents: Mapping[str, int] = field(default_factory=dict)
     dead_letters: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
@@ -83,7 +83,7 @@ async def soak(node: RabbitNode, folder: Path, plan: Plan) -> Findings:
             expected = await answered(http, deployment.urls(), questions)
         named = _named(deployment)
         remains = await asyncio.to_thread(Remains, node, deployment)
-        watch = Watch(named, plan.duration_s)
+        watch = Watch({**named, "broker": node}, plan.duration_s)
         traffic = _Traffic(node, deployment, folder, expected, findings.tally, dice)
         logger.info("%d questions answered, traffic begins", len(expected))
         began_at = time.monotonic()
@@ -96,6 +96,7 @@ async def soak(node: RabbitNode, folder: Path, plan: Plan) -> Findings:
         _ask_processes(named, findings)
         await _end(named, findings)
     findings.logs = {name: traces.logged(process.log) for name, process in named.items()}
+    findings.logs["broker"] = traces.logged_by_broker(node.log)
     findings.faults += _faults(findings)
     return findings
 

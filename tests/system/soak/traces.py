@@ -1,6 +1,7 @@
 """What the processes say of themselves: their logs, and the incidents that they count."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,14 @@ from tests.support.processes import NO_TLS, WarrenProcess
 
 ALLOWED_WARNINGS: Mapping[str, str] = {}
 """Warnings that the traffic asks for, with the reason of each."""
+ALLOWED_REFUSALS: Mapping[str, str] = {
+    "queue.declare: not_found": "a gateway or worker asks whether a log is there",
+    "basic.consume: not_found": "a log was deleted before its reader attached",
+    "basic.consume: access_refused": "a log has another reader still",
+}
+"""Errors of a channel that Warren takes for an answer, with the reason of each."""
+_REFUSAL = re.compile(r"operation (\S+) caused a channel exception (\w+)")
+_REFUSED = "Channel error on connection"
 _INCIDENTS = "warren:incidents_total"
 _MAX_ERROR_CHARS = 4000
 
@@ -28,9 +37,7 @@ class LoggedLines:
     def unexpected(self) -> list[str]:
         """Warnings that nobody asked for."""
         return [
-            f"{num} times {event!r}"
-            for event, num in self.warnings.items()
-            if event not in ALLOWED_WARNINGS
+            f"{num} times {event!r}" for event, num in self.warnings.items() if not reason_of(event)
         ]
 
 
@@ -49,6 +56,22 @@ def logged(log: str) -> LoggedLines:
     if bare:
         lines.errors.append("\n".join(bare)[:_MAX_ERROR_CHARS])
     return lines
+
+
+def logged_by_broker(log: str) -> LoggedLines:
+    """Read the broker's log, in which each error of a channel counts as a warning."""
+    lines = LoggedLines()
+    for line in log.splitlines():
+        if refusal := _REFUSAL.search(line):
+            lines.warnings[f"{refusal[1]}: {refusal[2]}"] += 1
+        elif "[error]" in line and _REFUSED not in line:
+            lines.errors.append(line)
+    return lines
+
+
+def reason_of(event: str) -> str:
+    """Why a warning is expected; empty if it is not."""
+    return ALLOWED_WARNINGS.get(event) or ALLOWED_REFUSALS.get(event, "")
 
 
 def metric(process: WarrenProcess, name: str) -> float:

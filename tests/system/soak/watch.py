@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import psutil
-
-from tests.support.processes import WarrenProcess
 
 SETTLED_AFTER_S = 300.0
 """Until then caches fill, and allocators take what the busiest moment needs."""
@@ -20,6 +18,16 @@ MAX_GROWTH_BYTES = 8 << 20
 while they warm up; half an hour of 20 requests a second finds a leak of 230 bytes in each."""
 _LOOK_INTERVAL_S = 0.5
 _NUM_SAMPLES = 360
+
+
+class Process(Protocol):
+    """What can be watched."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def is_alive(self) -> bool: ...
 
 
 class Sample(NamedTuple):
@@ -59,7 +67,7 @@ def slope(samples: Sequence[Sample]) -> float:
 class Watch:
     """Looks at ``processes``, which are known by their names."""
 
-    def __init__(self, processes: Mapping[str, WarrenProcess], duration_s: float) -> None:
+    def __init__(self, processes: Mapping[str, Process], duration_s: float) -> None:
         self.courses = {name: Course() for name in processes}
         self.deaths: list[str] = []
         self._processes = processes
