@@ -62,5 +62,5 @@ async def keep_running(
             await asyncio.sleep(pause_s)
             return await work()
         except Exception as error:  # noqa: BLE001 (whatever it is, it is reported)
-            report("task", event, error, task=work.__qualname__)
+            report("task", event, error, task=getattr(work, "__qualname__", repr(work)))
             pause_s = _RESTART_PAUSE_S
