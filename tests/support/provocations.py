@@ -107,6 +107,10 @@ class Gate:
     def num_fitted(self) -> int:
         return self._nth.num_fitted
 
+    @property
+    def has_struck(self) -> bool:
+        return self._held is not None
+
     async def wait_struck(self) -> None:
         await self._struck.wait()
 

@@ -9,12 +9,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+import aiormq
 import pytest
 
-from shared.bus.base import Binding, Bus, Consumer, Message, Queue, QueueState
+from shared.bus.base import Binding, Bus, Consumer, Exchange, Message, Queue, QueueState
 from shared.bus.rabbit import RabbitBus
-from shared.errors import BusError, BusUnavailable
-from tests.shared.bus.deliveries import numbered, take_bodies
+from shared.errors import BusError, BusUnavailable, QueueNotFound, Unroutable
+from tests.shared.bus.deliveries import QUIET_S, numbered, take_bodies
 from tests.shared.bus.wires import DIRECT
 from tests.support.amqp_faults import ANSWER, FAULTS, Fault, late
 from tests.support.amqp_proxy import AmqpProxy, Conversation, leave_alone
@@ -59,7 +60,7 @@ async def nothing_left_behind() -> AsyncIterator[None]:
         yield
         with suppress(TimeoutError):
             async with asyncio.timeout(TIMEOUT_S * 5):
-                while asyncio.all_tasks() > tasks:  # noqa: ASYNC110 - tasks end without a word
+                while asyncio.all_tasks() - tasks:  # noqa: ASYNC110 - tasks end without a word
                     await asyncio.sleep(PAUSE_S)
         left = asyncio.all_tasks() - tasks
         gc.collect()
@@ -309,3 +310,68 @@ async def test_a_call_cancelled_when_an_answer_comes_leaves_nothing_behind(
                 await asyncio.sleep(PAUSE_S)
                 await make_round_trip(bus, new_queue())
                 await has_channels(proxy, NUM_KEPT_CHANNELS)
+
+
+async def use_until_deleted(bus: Bus, queue: Queue) -> None:
+    """Raises `QueueNotFound` when the queue is gone."""
+    async with bus.consume(queue.name, prefetch=2) as consumer:
+        for message in map(Message, BODIES):
+            with suppress(Unroutable):
+                await bus.publish(queue.bindings[0], message)
+        async for delivery in consumer:
+            await delivery.ack()
+
+
+async def test_a_queue_that_is_deleted_at_any_moment_is_missed_and_can_be_declared_again(
+    broker: Broker, rabbit_bus: RabbitBus
+) -> None:
+    async def delete_at(number: int) -> bool:
+        """Delete the queue before the bus hears one of the broker's answers; returns whether there
+        were as many."""
+        queue, gate = new_queue(), Gate(ANSWER, number)
+        await bus.declare(queue)
+        proxy.policy = gate
+        using = asyncio.create_task(use_until_deleted(bus, queue))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(gate.wait_struck(), QUIET_S)
+        await rabbit_bus.delete_queue(queue.name)
+        if gate.has_struck:
+            gate.open()
+        proxy.policy = leave_alone
+        with pytest.raises(QueueNotFound):
+            await asyncio.wait_for(using, TIMEOUT_S)
+        await converse(bus, queue)
+        return gate.has_struck
+
+    await make_round_trip(rabbit_bus, new_queue())
+    async with nothing_left_behind(), AmqpProxy(broker.url) as proxy, bus_of(proxy) as bus:
+        await make_round_trip(bus, new_queue())
+        number = 0
+        while await delete_at(number):
+            number += 1
+        await make_round_trip(bus, new_queue())
+        await has_channels(proxy, NUM_KEPT_CHANNELS)
+
+    assert number > len(BODIES)
+
+
+async def test_an_exchange_that_was_deleted_is_declared_again(
+    broker: Broker, rabbit_bus: RabbitBus
+) -> None:
+    exchange = Exchange(f"warren.test.{uuid.uuid4().hex}", "direct")
+    queue = replace(new_queue(), bindings=(Binding(exchange, "key"),))
+    await rabbit_bus.declare(queue)
+    connection = await aiormq.connect(broker.url)
+    channel = await connection.channel()
+    await channel.exchange_delete(exchange.name)
+
+    with pytest.raises(Unroutable):
+        await rabbit_bus.publish(queue.bindings[0], Message(b"nowhere"))
+    with suppress(QueueNotFound):
+        await rabbit_bus.declare(queue)  # it has seen the exchange
+    await rabbit_bus.declare(queue)
+    await rabbit_bus.publish(queue.bindings[0], Message(b"again"))
+
+    await rabbit_bus.delete_queue(queue.name)
+    await channel.exchange_delete(exchange.name)
+    await connection.close()
