@@ -7,12 +7,11 @@ table speaks of the time from there to its first token, the picture of some seco
 """
 
 import asyncio
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -33,7 +32,7 @@ _STREAM_TOKENS = 4000
 """More than any stream gets before all of them are cut off."""
 _FIRST_CHUNKS = 16
 _AROUND_S = 3.0
-_MOMENT_S = 0.05
+_MOMENT_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,22 @@ class Interference:
 
     def before_ms(self) -> list[float]:
         return [1e3 * gap for at, gap in self.gaps if at < 0]
+
+    def summary(self) -> dict[str, Any]:
+        """What the table and the picture show, in milliseconds and seconds."""
+        times, longest_ms = _longest(self)
+        return {
+            "system": self.system,
+            "weights": self.weights,
+            "options": self.options,
+            "before_ms": _percentiles(self.before_ms()),
+            "during_ms": _percentiles(self.during_ms()),
+            "prefill_s": round(self.prefill_s, 3),
+            "other_cores": round(self.other_cores, 2),
+            "curve": [
+                [round(at, 2), round(ms, 1)] for at, ms in zip(times, longest_ms, strict=True)
+            ],
+        }
 
 
 async def interfere(
@@ -132,6 +147,13 @@ def draw(path: Path, measured: Sequence[Interference]) -> None:
     plots.save(figure, path)
 
 
+def _percentiles(gaps_ms: Sequence[float]) -> dict[str, float]:
+    return {
+        name: round(percentile(gaps_ms, percent), 1)
+        for name, percent in (("p50", 50), ("p99", 99), ("max", 100))
+    }
+
+
 def _longest(one: Interference) -> tuple[list[float], list[float]]:
     longest: dict[float, float] = {}
     for at, gap in one.gaps:
@@ -155,7 +177,7 @@ def main(
     check_output(systems, choice.worker_options)
     measured = [measure(system, streams, prompt_len) for system in systems]
     show(measured, f"ITL in ms of {streams} streams while {prompt_len} tokens are prefilled")
-    runs = [dataclasses.asdict(one) for one in measured]
+    runs = [one.summary() for one in measured]
     report.write_json(choice.out / "interference.json", {**describe(systems), "runs": runs})
     draw(choice.out / "interference.svg", measured)
 

@@ -75,8 +75,18 @@ def continued(path: Path, about: dict[str, Any]) -> tuple[dict[str, Any], list[M
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write ``content`` with a line for each value and for each item of a list, and six digits of
+    each fraction."""
+    content = json.loads(json.dumps(content), parse_float=lambda text: float(f"{float(text):.6g}"))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    values = (f" {json.dumps(name)}: {_lines(value)}" for name, value in content.items())
+    path.write_text("{\n" + ",\n".join(values) + "\n}\n")
+
+
+def _lines(value: object) -> str:
+    if not isinstance(value, list):
+        return json.dumps(value)
+    return "[\n" + ",\n".join(f"  {json.dumps(item)}" for item in value) + "\n ]"
 
 
 def rate(row: Row) -> str:
