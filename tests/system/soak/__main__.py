@@ -29,8 +29,10 @@ def main(
     folder = Path(tempfile.mkdtemp(prefix="warren-soak-"))
     plan = Plan(minutes * 60, num_users=users, num_questions=questions, seed=seed)
     with running_node() as node:
-        findings = asyncio.run(soak(node, folder, plan))
-        (folder / "broker").write_text(node.log)
+        try:
+            findings = asyncio.run(soak(node, folder, plan))
+        finally:
+            (folder / "broker").write_text(node.log)
         broker_version = node.ctl("--silent", "version").strip()
     console = Console(width=132)
     report.print_findings(console, findings)
