@@ -40,13 +40,6 @@ def _is_inside_message(conversation: Conversation, frame: Frame) -> bool:
     return frame.is_content
 
 
-def _nack_with_those_before(conversation: Conversation, frame: Frame) -> None:
-    method = frame.method
-    assert isinstance(method, Basic.Ack)
-    method.multiple = True
-    conversation.nack(frame)
-
-
 def _confirm_twice(conversation: Conversation, frame: Frame) -> None:
     conversation.pass_on(frame)
     conversation.say_raw(frame.raw)
@@ -138,7 +131,7 @@ ANSWER = Fault(lambda _, frame: frame.channel > 0, Conversation.pass_on)
 
 FAULTS: Mapping[str, Fault] = {
     "nack": NACK,
-    "nack of several": Fault(is_ack, _nack_with_those_before),
+    "nack of several": Fault(is_ack, Conversation.nack_all),
     "return": RETURN,
     "ack twice": Fault(is_ack, _confirm_twice),
     "ack lost": Fault(is_ack, _lose),

@@ -135,11 +135,19 @@ class Conversation:
         self._to_client(raw)
 
     def nack(self, ack: Frame) -> None:
-        """Refuse what the broker confirms."""
-        method = _ack(ack)
-        nack = Basic.Nack(delivery_tag=method.delivery_tag, multiple=method.multiple)
+        """Refuse the message that the broker confirms, and confirm those before it."""
+        tag, publishes = _tag_of(ack), self._channel_of(ack).publishes
+        if _ack(ack).multiple:
+            self.say(ack.channel, *(Basic.Ack(before) for before in publishes if before < tag))
         self._note_from_broker(ack)
-        self.say(ack.channel, nack)
+        self.say(ack.channel, Basic.Nack(tag))
+
+    def nack_all(self, ack: Frame) -> None:
+        """Refuse the message that the broker confirms, and all before it that were not confirmed
+        yet."""
+        self.say(ack.channel, Basic.Nack(_tag_of(ack), multiple=True))
+        for before in [tag for tag in self._channel_of(ack).publishes if tag <= _tag_of(ack)]:
+            del self._channel_of(ack).publishes[before]
 
     def give_back(self, ack: Frame) -> None:
         """Return the message that the broker confirms, as one that no queue is bound for."""

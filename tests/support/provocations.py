@@ -38,8 +38,8 @@ def _is_delivery(conversation: Conversation, frame: Frame) -> bool:
 
 
 SURVIVED: Mapping[str, tuple[Fault, float]] = {
-    "return": (replace(RETURN, fits=_is_ack_of_command), 3),
-    "nack": (replace(NACK, fits=_is_ack_of_command), 3),
+    "return": (replace(RETURN, fits=_is_ack_of_command), 10),
+    "nack": (replace(NACK, fits=_is_ack_of_command), 10),
     "ack twice": (FAULTS["ack twice"], 1),
     "ack lost": (FAULTS["ack lost"], 0.5),
     "ack too late": (late(Conversation.pass_on, _LATE_S), 0.5),
