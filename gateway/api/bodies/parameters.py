@@ -56,13 +56,15 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "typical_p": (1,),
     "xtc_probability": (0,),
 }
-_CHAT_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+CHAT_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    **NEUTRAL,
     "add_special_tokens": (False,),
     "best_of": (1,),
     "echo": (False,),
     "prompt": (),
 }
-_COMPLETION_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+COMPLETION_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    **NEUTRAL,
     "add_generation_prompt": (True,),
     "chat_template_kwargs": (),
     "continue_final_message": (False,),
@@ -74,12 +76,11 @@ _COMPLETION_NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }
 
 
-def refuse_unsupported(extra: Mapping[str, Any], *, is_chat: bool) -> None:
-    """Raise `InvalidRequest` for the first parameter of ``extra`` that asks for something."""
-    of_endpoint = _CHAT_NEUTRAL if is_chat else _COMPLETION_NEUTRAL
-    for name, value in extra.items():
-        neutral = of_endpoint.get(name, NEUTRAL.get(name))
-        if neutral is not None and not any(_is_same(value, other) for other in neutral):
+def refuse_unsupported(body: Mapping[str, Any], neutral: Mapping[str, tuple[object, ...]]) -> None:
+    """Raise `InvalidRequest` for the first parameter of ``body`` that asks for something which
+    ``neutral`` lists as not supported."""
+    for name, value in body.items():
+        if name in neutral and not any(_is_same(value, other) for other in neutral[name]):
             raise InvalidRequest(f"{name} is not supported, but for its neutral value.", param=name)
 
 

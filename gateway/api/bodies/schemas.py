@@ -1,247 +1,254 @@
-"""HTTP bodies: which parameters there are, and what shape they have.
+"""The bodies of chats and completions: their parameters, and the limits of each by itself.
 
-The pydantic models serve this code and the OpenAPI page. What values parameters may have stands on
-the structs of `shared.messages` alone, and is checked where `gateway.api.bodies.draft` builds one.
+A struct is what its endpoint takes and what the OpenAPI page shows. Limits that depend on one
+another are checked in `gateway.api.bodies.draft`. The limits of sampling are those of
+`shared.messages.SamplingParams`; a test compares them.
 """
 
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 import msgspec
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    WithJsonSchema,
-    field_validator,
-    model_validator,
-)
+from msgspec import Meta, Struct
 
-from gateway.api.bodies.parameters import refuse_unsupported
-from gateway.api.bodies.prompts import (
-    UncheckedPrompt,
-    chat_prompt,
-    completion_prompts,
+from gateway.api.bodies.conversations import (
+    Messages,
+    Tools,
+    chat_messages,
+    chat_tools,
     template_kwargs,
 )
+from gateway.api.bodies.json_values import read, refused
+from gateway.api.bodies.parameters import CHAT_NEUTRAL, COMPLETION_NEUTRAL, refuse_unsupported
+from gateway.api.bodies.structured_output import ResponseFormat
+from gateway.api.bodies.tool_choice import ChatToolChoice, ToolUse, tool_use
 from gateway.log.context import Endpoint
 from shared.errors import InvalidRequest, ModelNotFound
-from shared.messages import ModelName
+from shared.messages import (
+    MAX_BAD_WORDS,
+    MAX_BIASES,
+    MAX_CHOICES,
+    MAX_PROMPTS,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
+    Announcement,
+    ChatMessage,
+    ChatPrompt,
+    ModelName,
+    Prompt,
+    SamplingParams,
+    TextPrompt,
+    TokenIds,
+    TokenPrompt,
+    Tool,
+)
+from shared.messages.fields import (
+    MAX_TEXT_CHARS,
+    NumTopLogprobs,
+    Penalty,
+    Probability,
+    StopString,
+    Text,
+    TokenId,
+)
 
 _DEFAULT_COMPLETION_TOKENS = 16
+_DEFAULTS = SamplingParams()
 
-_TOKEN_IDS = {"type": "array", "items": {"type": "integer"}}
-_STRINGS = {"type": "array", "items": {"type": "string"}}
-_OBJECT = {"type": "object", "additionalProperties": True}
-_CALL = {
-    "type": "object",
-    "required": ["function"],
-    "properties": {
-        "id": {"type": "string"},
-        "type": {"const": "function"},
-        "function": {
-            "type": "object",
-            "required": ["name", "arguments"],
-            "properties": {"name": {"type": "string"}, "arguments": {"type": "string"}},
-        },
-    },
-}
-_MESSAGE = {
-    "type": "object",
-    "required": ["role"],
-    "properties": {
-        "role": {"enum": ["system", "developer", "user", "assistant", "tool", "function"]},
-        "content": {"description": "A string, or a list of parts of type `text`."},
-        "name": {"type": "string"},
-        "tool_calls": {"type": "array", "items": _CALL},
-        "tool_call_id": {"type": "string"},
-        "reasoning_content": {"type": "string"},
-    },
-}
-_TOOL = {
-    "type": "object",
-    "required": ["type", "function"],
-    "properties": {
-        "type": {"const": "function"},
-        "function": {
-            "type": "object",
-            "required": ["name"],
-            "properties": {
-                "name": {"type": "string"},
-                "description": {"type": "string"},
-                "parameters": {**_OBJECT, "description": "A JSON schema."},
-            },
-        },
-    },
-}
-_PROMPT = {
-    "anyOf": [{"type": "string"}, _STRINGS, _TOKEN_IDS, {"type": "array", "items": _TOKEN_IDS}]
-}
-_TOOL_CHOICE = {
-    "anyOf": [
-        {"enum": ["none", "auto", "required"]},
-        {
-            "type": "object",
-            "required": ["type", "function"],
-            "properties": {
-                "type": {"const": "function"},
-                "function": {
-                    "type": "object",
-                    "required": ["name"],
-                    "properties": {"name": {"type": "string"}},
-                },
-            },
-        },
-    ]
-}
-
-Messages: TypeAlias = Annotated[list[Any], WithJsonSchema({"type": "array", "items": _MESSAGE})]
-Prompts: TypeAlias = Annotated[Any, WithJsonSchema(_PROMPT)]
-Strings: TypeAlias = Annotated[Any, WithJsonSchema(_STRINGS)]
-Stop: TypeAlias = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, _STRINGS]})]
-TokenIds: TypeAlias = Annotated[Any, WithJsonSchema(_TOKEN_IDS)]
-Tools: TypeAlias = Annotated[list[Any] | None, WithJsonSchema({"type": "array", "items": _TOOL})]
-ToolChoice: TypeAlias = Annotated[Any, WithJsonSchema(_TOOL_CHOICE)]
+NumTokens: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
+MaybeEmpty: TypeAlias = Annotated[str, Meta(max_length=MAX_STOP_CHARS)]
+StopStrings: TypeAlias = Annotated[tuple[MaybeEmpty, ...], Meta(max_length=MAX_STOP_STRINGS)]
 Biases: TypeAlias = Annotated[
-    dict[str, Any] | None,
-    WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}}),
+    dict[TokenId, Annotated[float, Meta(ge=-100.0, le=100.0)]],
+    Meta(max_length=MAX_BIASES, description="By token id."),
 ]
-JsonSchema: TypeAlias = Annotated[Any, WithJsonSchema({"anyOf": [_OBJECT, {"type": "string"}]})]
+NumChoices: TypeAlias = Annotated[
+    int, Meta(ge=1, le=MAX_CHOICES, description="Answers to each prompt.")
+]
+PromptLogprobs: TypeAlias = Annotated[
+    NumTopLogprobs, Meta(description="As in vLLM; not with `stream`.")
+]
+Detach: TypeAlias = Annotated[
+    bool,
+    Meta(description="Go on when the client leaves: it comes back later; Warren's own."),
+]
+ReasoningEffort: TypeAlias = Annotated[str, Meta(description="Goes to the chat template.")]
+TextOrTokens: TypeAlias = (
+    Text
+    | Annotated[
+        list[Text | TokenId | Annotated[list[TokenId], Meta(min_length=1)]],
+        Meta(
+            min_length=1,
+            max_length=MAX_TEXT_CHARS,
+            description="Texts, token ids, or lists of token ids.",
+        ),
+    ]
+)
 
 
-def _existing(model: str) -> str:
-    try:
-        return msgspec.convert(model, ModelName)
-    except msgspec.ValidationError:
-        raise ModelNotFound(f"The model '{model[:128]}' does not exist.", param="model") from None
-
-
-Model: TypeAlias = Annotated[str, AfterValidator(_existing)]
-"""A name that a model may have; no other exists."""
-
-
-class Body(BaseModel):
+class Body(Struct, frozen=True, kw_only=True):
     """What all bodies share. Unknown parameters are tolerated."""
 
-    model_config = ConfigDict(extra="allow", strict=True, hide_input_in_errors=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def drop_unused(cls, body: Any) -> Any:
-        """Client libraries send null, {} and [] for what their users left out. What is required
-        keeps its empty value, and is refused for that."""
-        if not isinstance(body, dict):
-            return body
-        return {
-            name: value
-            for name, value in body.items()
-            if value is not None and (value not in ({}, []) or cls._requires(name))
-        }
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    """Parameters that are not supported, and the values of each that ask for nothing."""
 
     @classmethod
-    def _requires(cls, name: str) -> bool:
-        return name in cls.model_fields and cls.model_fields[name].is_required()
+    def check_names(cls, body: Mapping[str, Any]) -> None:
+        """Raise `InvalidRequest` for a parameter that is not supported."""
+        refuse_unsupported(body, cls.neutral)
 
 
-class GenerationRequest(Body):
-    """The parameters that chat and completions share."""
+class StreamOptions(Struct, frozen=True, kw_only=True):
+    include_usage: bool | None = None
+    """Adds a last chunk with the usage."""
+    continuous_usage_stats: bool | None = None
+    """Adds the usage to all chunks."""
+    include_obfuscation: bool | None = None
 
-    model: Model
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = Field(None, description="0 and -1: all tokens.")
-    min_p: float | None = None
-    seed: int | None = None
-    n: int | None = Field(None, description="Answers to each prompt.")
-    stop: Stop = None
-    stop_token_ids: TokenIds = None
+
+class GenerationRequest(Body, frozen=True, kw_only=True):
+    """The parameters that all generations share."""
+
+    model: str
+    max_tokens: NumTokens | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = _DEFAULTS.temperature
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = _DEFAULTS.top_p
+    top_k: Annotated[int, Meta(ge=-1, lt=1 << 31, description="0 and -1: all tokens.")] = (
+        _DEFAULTS.top_k
+    )
+    min_p: Probability = _DEFAULTS.min_p
+    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    stop: MaybeEmpty | StopStrings = ()
+    stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_TOKENS)] = (
+        _DEFAULTS.stop_token_ids
+    )
     include_stop_str_in_output: bool = False
-    ignore_eos: bool = Field(False, description="Go on after the model's end token, as in vLLM.")
-    min_tokens: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: Biases = Field(None, description="By token id, from -100 to 100.")
-    bad_words: Strings = None
-    allowed_token_ids: TokenIds = None
-    skip_special_tokens: bool = True
-    prompt_logprobs: int | None = Field(None, description="As in vLLM; not with `stream`.")
+    ignore_eos: Annotated[
+        bool, Meta(description="Go on after the model's end token, as in vLLM.")
+    ] = _DEFAULTS.ignore_eos
+    min_tokens: NumTokens = _DEFAULTS.min_tokens
+    presence_penalty: Penalty = _DEFAULTS.presence_penalty
+    frequency_penalty: Penalty = _DEFAULTS.frequency_penalty
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] = _DEFAULTS.repetition_penalty
+    logit_bias: Biases = _DEFAULTS.logit_bias
+    bad_words: Annotated[tuple[StopString, ...], Meta(max_length=MAX_BAD_WORDS)] = (
+        _DEFAULTS.bad_words
+    )
+    allowed_token_ids: Annotated[TokenIds, Meta(min_length=1)] | None = None
+    skip_special_tokens: bool = _DEFAULTS.skip_special_tokens
     return_tokens_as_token_ids: bool = False
-    response_format: dict[str, Any] | None = Field(
-        None, description="`text`, `json_object`, or `json_schema` with a schema."
-    )
-    structured_outputs: dict[str, Any] | None = Field(
-        None, description="One of `json`, `regex`, `choice`, `grammar`, as in vLLM."
-    )
-    guided_json: JsonSchema = None
+    structured_outputs: (
+        Annotated[
+            dict[str, Any],
+            Meta(description="One of `json`, `regex`, `choice`, `grammar`, as in vLLM."),
+        ]
+        | None
+    ) = None
+    guided_json: Any = None
+    guided_json_object: Any = None
     guided_regex: str | None = None
-    guided_choice: Strings = None
+    guided_choice: Any = None
     guided_grammar: str | None = None
     stream: bool = False
-    stream_options: dict[str, Any] | None = Field(
-        None,
-        description="With `stream`: `include_usage` adds a last chunk with the usage, "
-        "`continuous_usage_stats` adds it to all chunks.",
-    )
-    timeout: float | None = Field(
-        None, gt=0, description="Seconds until the request ends with an error; Warren's own."
-    )
-    detach: bool = Field(
-        False, description="Go on when the client leaves: it comes back later; Warren's own."
-    )
+    stream_options: Annotated[StreamOptions, Meta(description="With `stream`.")] | None = None
+    timeout: (
+        Annotated[
+            float,
+            Meta(gt=0, description="Seconds until the request ends with an error; Warren's own."),
+        ]
+        | None
+    ) = None
     user: str | None = None
+
+    def __post_init__(self) -> None:
+        check_model(self.model)
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest(
+                "stream_options is allowed only when stream is true.", param="stream_options"
+            )
 
     @property
     def include_usage(self) -> bool:
-        return bool((self.stream_options or {}).get("include_usage", False))
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def continuous_usage(self) -> bool:
-        wants = (self.stream_options or {}).get("continuous_usage_stats", False)
-        return self.include_usage and bool(wants)
+        options = self.stream_options
+        return self.include_usage and options is not None and bool(options.continuous_usage_stats)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Raises `InvalidRequest`."""
+        texts = (self.stop,) if isinstance(self.stop, str) else self.stop
+        if texts == ("",):
+            return ()
+        if "" in texts:
+            raise refused("stop", "expected strings that are not empty.")
+        return texts
 
 
-class ChatRequest(GenerationRequest):
-    """The body of ``POST /v1/chat/completions``."""
+class ChatParameters(GenerationRequest, frozen=True, kw_only=True):
+    """The parameters that chats and responses share."""
 
-    endpoint: ClassVar[Endpoint] = "chat"
     echo: ClassVar[bool] = False
-    best_of: ClassVar[int | None] = None
+    best_of: ClassVar[int] = 0
 
-    messages: Messages
-    max_completion_tokens: int | None = Field(None, description="Wins over `max_tokens`.")
-    logprobs: bool = False
-    top_logprobs: int | None = Field(None, description="With `logprobs`.")
-    tools: Tools = None
-    tool_choice: ToolChoice = None
     parallel_tool_calls: bool = True
-    reasoning_effort: str | None = Field(None, description="Goes to the chat template.")
     include_reasoning: bool = True
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] = {}
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
 
-    def prompts(self) -> list[UncheckedPrompt]:
-        prompt = chat_prompt(self.messages)
-        kwargs = template_kwargs(self.chat_template_kwargs)
-        if self.reasoning_effort is not None:
-            kwargs.setdefault("reasoning_effort", self.reasoning_effort)
+    def chat_prompt(
+        self, messages: tuple[ChatMessage, ...], tools: tuple[Tool, ...], effort: str | None
+    ) -> ChatPrompt:
+        """Raises `InvalidRequest`."""
         if self.continue_final_message and self.add_generation_prompt:
-            name = "continue_final_message"
-            raise InvalidRequest(f"{name}: not together with add_generation_prompt.", param=name)
-        adds_generation_prompt = self.add_generation_prompt is not False
-        return [
-            prompt
-            | {
-                "template_kwargs": kwargs,
-                "continue_final_message": self.continue_final_message,
-                "add_generation_prompt": (
-                    adds_generation_prompt and not self.continue_final_message
-                ),
-            }
-        ]
+            raise refused("continue_final_message", "not together with add_generation_prompt.")
+        is_asked = self.add_generation_prompt is not False
+        return ChatPrompt(
+            messages=messages,
+            tools=tools,
+            template_kwargs=template_kwargs(self.chat_template_kwargs, effort),
+            add_generation_prompt=is_asked and not self.continue_final_message,
+            continue_final_message=self.continue_final_message,
+        )
+
+
+class ChatRequest(ChatParameters, frozen=True, kw_only=True):
+    """The body of ``POST /v1/chat/completions``."""
+
+    endpoint: ClassVar[Endpoint] = "chat"
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = CHAT_NEUTRAL
+
+    messages: Messages
+    max_completion_tokens: (
+        Annotated[NumTokens, Meta(description="Wins over `max_tokens`.")] | None
+    ) = None
+    n: NumChoices = 1
+    logprobs: bool = False
+    top_logprobs: Annotated[NumTopLogprobs, Meta(description="With `logprobs`.")] = 0
+    prompt_logprobs: PromptLogprobs | None = None
+    response_format: ResponseFormat | None = None
+    tools: Tools = ()
+    tool_choice: ChatToolChoice | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    detach: Detach = False
+
+    def tool_use(self, served: Announcement | None) -> ToolUse | None:
+        """Raises `InvalidRequest` and `Unavailable`."""
+        return tool_use(
+            chat_tools(self.tools),
+            self.tool_choice,
+            is_parallel=self.parallel_tool_calls,
+            served=served,
+        )
+
+    def prompts(self, tools: tuple[Tool, ...]) -> tuple[Prompt, ...]:
+        """Raises `InvalidRequest`."""
+        return (self.chat_prompt(chat_messages(self.messages), tools, self.reasoning_effort),)
 
     def token_limit(self) -> int | None:
         limit = self.max_completion_tokens
@@ -249,83 +256,112 @@ class ChatRequest(GenerationRequest):
 
     def num_logprobs(self) -> int | None:
         if self.top_logprobs and not self.logprobs:
-            raise InvalidRequest("top_logprobs: only with logprobs.", param="top_logprobs")
-        return (self.top_logprobs or 0) if self.logprobs else None
+            raise refused("top_logprobs", "only with logprobs.")
+        return self.top_logprobs if self.logprobs else None
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """The body of ``POST /v1/completions``."""
 
     endpoint: ClassVar[Endpoint] = "completions"
-    tools: ClassVar[list[Any] | None] = None
-    tool_choice: ClassVar[Any] = None
-    parallel_tool_calls: ClassVar[bool] = True
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = COMPLETION_NEUTRAL
     include_reasoning: ClassVar[bool] = True
 
-    prompt: Prompts
-    logprobs: int | None = Field(None, description="Alternatives told for each token.")
-    echo: bool = Field(False, description="Begin the text with the prompt.")
-    best_of: int | None = Field(
-        None, description="Answers drawn to each prompt; the `n` likeliest are told."
-    )
+    prompt: TextOrTokens
+    n: NumChoices = 1
+    best_of: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=MAX_CHOICES,
+            description="Answers drawn to each prompt; the `n` likeliest are told.",
+        ),
+    ] = 0
+    logprobs: (
+        Annotated[NumTopLogprobs, Meta(description="Alternatives told for each token.")]
+        | bool
+        | None
+    ) = None
+    prompt_logprobs: PromptLogprobs | None = None
+    response_format: ResponseFormat | None = None
+    echo: Annotated[bool, Meta(description="Begin the text with the prompt.")] = False
     add_special_tokens: bool = True
+    detach: Detach = False
 
-    @field_validator("logprobs", mode="before")
-    @classmethod
-    def take_no_for_none(cls, logprobs: Any) -> Any:
-        """Some clients send chat's ``logprobs: false``."""
-        return None if logprobs is False else logprobs
+    def tool_use(self, served: Announcement | None) -> None:
+        """A completion has no tools."""
 
-    def prompts(self) -> list[UncheckedPrompt]:
-        return completion_prompts(self.prompt, add_special_tokens=self.add_special_tokens)
+    def prompts(self, tools: tuple[Tool, ...]) -> tuple[Prompt, ...]:
+        """Raises `InvalidRequest`."""
+        return text_prompts(self.prompt, "prompt", MAX_PROMPTS, self.add_special_tokens)
 
     def token_limit(self) -> int | None:
         return _DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
     def num_logprobs(self) -> int | None:
-        return self.logprobs
+        if self.logprobs is True:
+            raise refused("logprobs", "expected `int`, got `bool`")
+        # Some clients send chat's `logprobs: false`.
+        return None if self.logprobs is False else self.logprobs
 
 
 _Body = TypeVar("_Body", bound=Body)
-_Request = TypeVar("_Request", bound=ChatRequest | CompletionRequest)
 
 
-def parse_body(kind: type[_Body], body: bytes) -> _Body:
-    """Read a JSON body. Raises `InvalidRequest` and `ModelNotFound`."""
+def parse(kind: type[_Body], body: bytes) -> _Body:
+    """Read a JSON body. Raises `InvalidRequest`, also for what is not supported, and
+    `ModelNotFound`."""
     try:
-        return kind.model_validate(msgspec.json.decode(body))
-    except ValidationError as error:
-        raise misshapen(error) from None
+        said = msgspec.json.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}") from None
-
-
-def parse(kind: type[_Request], body: bytes) -> _Request:
-    """Read the body of a generation. Raises `InvalidRequest`, also for what is not supported, and
-    `ModelNotFound`."""
-    request = parse_body(kind, body)
-    refuse_unsupported(request.model_extra or {}, is_chat=request.endpoint == "chat")
-    _check_stream_options(request)
+    if not isinstance(said, dict):
+        raise InvalidRequest("body: expected an object")
+    required = _required(kind)  # and refused if it is empty
+    said = {name: value for name, value in said.items() if name in required or not is_unused(value)}
+    request = read(said, kind)
+    kind.check_names(said)
     return request
 
 
-def _check_stream_options(request: GenerationRequest) -> None:
-    options = request.stream_options
-    if options is None:
-        return
-    if not request.stream:
-        raise InvalidRequest(
-            "stream_options is allowed only when stream is true.", param="stream_options"
-        )
-    for name in ("include_usage", "continuous_usage_stats", "include_obfuscation"):
-        if not isinstance(options.get(name, False), bool | None):
-            param = f"stream_options.{name}"
-            raise InvalidRequest(f"{param}: expected a boolean", param=param)
+def check_model(name: str) -> None:
+    """Raise `ModelNotFound` for what no model can be called."""
+    try:
+        msgspec.convert(name, ModelName)
+    except msgspec.ValidationError:
+        raise ModelNotFound(f"The model '{name[:128]}' does not exist.", param="model") from None
 
 
-def misshapen(errors: ValidationError) -> InvalidRequest:
-    """The first of pydantic's complaints."""
-    error = errors.errors(include_url=False, include_input=False)[0]
-    param = ".".join(str(part) for part in error["loc"])
-    message = "expected an object" if error["type"] == "model_type" else error["msg"]
-    return InvalidRequest(f"{param or 'body'}: {message}", param=param or None)
+def text_prompts(
+    prompt: str | Sequence[str | int | list[int]],
+    param: str,
+    max_prompts: int,
+    add_special_tokens: bool = True,
+) -> tuple[Prompt, ...]:
+    """One prompt, or each of a list. Raises `InvalidRequest`."""
+    if isinstance(prompt, str):
+        return (TextPrompt(text=prompt, add_special_tokens=add_special_tokens),)
+    token_ids = [item for item in prompt if isinstance(item, int)]
+    if len(token_ids) == len(prompt):
+        return (TokenPrompt(token_ids=tuple(token_ids)),)
+    if token_ids:
+        raise refused(param, "expected a string, token ids, or a list of either.")
+    if len(prompt) > max_prompts:
+        raise refused(param, f"more than {max_prompts} prompts.")
+    return tuple(
+        TextPrompt(text=item, add_special_tokens=add_special_tokens)
+        if isinstance(item, str)
+        else TokenPrompt(token_ids=tuple(item))
+        for item in prompt
+        if not isinstance(item, int)
+    )
+
+
+def is_unused(value: Any) -> bool:
+    """Client libraries send null, {} and [] for what their users left out."""
+    return value is None or value == {} or value == []
+
+
+@cache
+def _required(kind: type[Body]) -> frozenset[str]:
+    return frozenset(field.name for field in msgspec.structs.fields(kind) if field.required)

@@ -6,12 +6,13 @@ A check compiles the constraint, in a process of its own and under the worker's 
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 from llguidance.gbnf_to_lark import gbnf_to_lark
+from msgspec import Struct
 
-from gateway.api.bodies.json_values import check_json
+from gateway.api.bodies.json_values import check_json, refused
 from gateway.text.reasoning import CLOSE, OPEN
 from shared.errors import InvalidRequest
 from shared.grammars import JSON_WHITESPACE, TRIALS
@@ -20,10 +21,40 @@ from shared.messages import MAX_GRAMMAR_CHARS, Constraint
 _MAX_ALTERNATIVES = 1024
 _MAX_REASON_CHARS = 500
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
-PARAMETERS = frozenset(
-    {"response_format", "structured_outputs", *(f"guided_{kind}" for kind in _KINDS)}
-)
+PARAMETERS = ("response_format", "structured_outputs", *(f"guided_{kind}" for kind in _KINDS))
 """What a constraint is asked for with."""
+
+
+class NamedSchema(Struct, frozen=True):
+    schema: Any = None
+
+
+class TextFormat(Struct, frozen=True, kw_only=True):
+    """The format of a response's text."""
+
+    schema_param: ClassVar[str] = "text.format.schema"
+    """What is missing if there is no schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    schema: Any = None
+    """A JSON schema: an object, or text."""
+
+    def wanted_schema(self) -> tuple[Any, str]:
+        """The schema, and the parameter that has it."""
+        return self.schema, "text.format.schema"
+
+
+class ResponseFormat(TextFormat, frozen=True, kw_only=True):
+    """The format of a chat's answer."""
+
+    schema_param: ClassVar[str] = "response_format.json_schema"
+
+    json_schema: NamedSchema | None = None
+
+    def wanted_schema(self) -> tuple[Any, str]:
+        if self.json_schema is None:
+            return self.schema, "response_format.schema"
+        return self.json_schema.schema, "response_format.json_schema.schema"
 
 
 class Wanted(NamedTuple):
@@ -80,9 +111,9 @@ def json_constraint(schema: Any, param: str) -> Constraint:
         try:
             schema = msgspec.json.decode(schema)
         except (msgspec.MsgspecError, RecursionError) as error:
-            raise InvalidRequest(f"{param}: not JSON: {error}", param=param) from None
+            raise refused(param, f"not JSON: {error}") from None
     if not isinstance(schema, dict):
-        raise InvalidRequest(f"{param}: expected a JSON schema.", param=param)
+        raise refused(param, "expected a JSON schema.")
     check_json(schema, param)
     return _constraint("json_schema", msgspec.json.encode(schema).decode(), param)
 
@@ -124,20 +155,12 @@ def _all_wanted(fields: Mapping[str, Any]) -> Iterator[Wanted]:
         yield from _of_kind(kind, fields.get(f"guided_{kind}"), f"guided_{kind}")
 
 
-def _from_response_format(response_format: dict[str, Any]) -> Iterator[Wanted]:
-    kind = response_format.get("type")
-    nested = response_format.get("json_schema")
-    if kind not in ("text", "json_object", "json_schema"):
-        param = "response_format.type"
-        raise InvalidRequest(f"{param}: expected text, json_object or json_schema.", param=param)
-    if kind == "text":
+def _from_response_format(wanted: TextFormat) -> Iterator[Wanted]:
+    if wanted.type == "text":
         return
-    schema, param = response_format.get("schema"), "response_format.schema"
-    if isinstance(nested, dict):
-        schema, param = nested.get("schema"), "response_format.json_schema.schema"
-    if kind == "json_schema" and schema is None:
-        param = "response_format.json_schema"
-        raise InvalidRequest(f"{param}: expected an object with a schema.", param=param)
+    schema, param = wanted.wanted_schema()
+    if wanted.type == "json_schema" and schema is None:
+        raise refused(wanted.schema_param, "expected a schema.")
     yield Wanted(param, json_constraint(schema or {"type": "object"}, param))
 
 
@@ -151,7 +174,7 @@ def _of_kind(kind: str, value: Any, param: str) -> Iterator[Wanted]:
     elif kind == "choice":
         yield Wanted(param, _alternatives(value, param))
     elif not isinstance(value, str):
-        raise InvalidRequest(f"{param}: expected a string.", param=param)
+        raise refused(param, "expected a string.")
     elif kind == "regex":
         yield Wanted(param, _constraint("regex", value, param))
     else:
@@ -180,12 +203,12 @@ def _lark(grammar: str, param: str) -> str:
     try:
         return gbnf_to_lark(grammar)
     except Exception as error:  # noqa: BLE001 - whatever the translator trips on is the grammar's
-        raise InvalidRequest(f"{param}: {error}", param=param) from None
+        raise refused(param, str(error)) from None
 
 
 def _constraint(kind: Any, source: str, param: str) -> Constraint:
     if len(source) > MAX_GRAMMAR_CHARS:
-        raise InvalidRequest(f"{param}: longer than {MAX_GRAMMAR_CHARS} characters.", param=param)
+        raise refused(param, f"longer than {MAX_GRAMMAR_CHARS} characters.")
     return Constraint(kind=kind, source=source)
 
 

@@ -1,15 +1,15 @@
 """Which tools a chat may call: from its body, checked, to what its job and its reader need."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-import msgspec
+from msgspec import Struct
 
-from gateway.api.bodies.json_values import check_json, misfit
+from gateway.api.bodies.json_values import refused
 from gateway.api.bodies.structured_output import Wanted, grammar, json_constraint, json_rule
 from gateway.text.tools import TOOL_PARSERS
-from shared.errors import InvalidRequest, Unavailable
-from shared.messages import MAX_GRAMMAR_CHARS, MAX_TOOLS, Announcement, Constraint, Tool
+from shared.errors import Unavailable
+from shared.messages import MAX_GRAMMAR_CHARS, Announcement, Constraint, Tool
 
 MAX_CALLS = 16
 """Of one answer. OpenAI and vLLM know no limit, and a small model that cannot stop calling calls
@@ -21,7 +21,21 @@ _FORMS: Mapping[str, tuple[str, str, str]] = {
 }
 """All calls, one call, and what stands between two."""
 _DEFINITIONS = ("$defs", "definitions")
-_NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
+
+
+class FunctionChoice(Struct, frozen=True):
+    name: str
+
+
+class ChatFunctionChoice(Struct, frozen=True, kw_only=True):
+    """The one function to call."""
+
+    type: Literal["function"]
+    function: FunctionChoice
+
+
+ToolMode: TypeAlias = Literal["none", "auto", "required"]
+ChatToolChoice: TypeAlias = ToolMode | ChatFunctionChoice
 
 
 class ToolUse(NamedTuple):
@@ -37,96 +51,55 @@ class ToolUse(NamedTuple):
 
 
 def tool_use(
-    tools: list[Any] | None,
-    tool_choice: Any,
+    tools: tuple[Tool, ...],
+    choice: ToolMode | ChatFunctionChoice | None,
     *,
     is_parallel: bool,
     served: Announcement | None,
+    path: str = ".function",
 ) -> ToolUse | None:
-    """None: nothing may be called. Raises `InvalidRequest`, and `Unavailable` while no worker is
-    there to tell how its model writes calls."""
-    if not tools and tool_choice is None:
-        return None
-    known = read_tools(tools)
-    chosen = _chosen(tool_choice, known)
-    if not known or chosen is None:
+    """None: nothing may be called. ``path`` is where the body has the name of each tool.
+
+    Raises `InvalidRequest`, and `Unavailable` while no worker is there to tell how its model writes
+    calls.
+    """
+    chosen = _chosen(choice, tools)
+    if not chosen:
         return None
     if served is None:
         raise Unavailable("No worker of this model is there to tell how it calls tools.")
     parser = served.tool_parser
     if parser is None or parser not in TOOL_PARSERS:
-        raise InvalidRequest(f"tools: the model '{served.model}' calls none.", param="tools")
-    is_single = not is_parallel or isinstance(tool_choice, dict)
-    constraint, schemas = None, tuple[Wanted, ...]()
-    if tool_choice == "required" or isinstance(tool_choice, dict):
-        constraint = _forced_calls(
-            parser, chosen, is_single=is_single, reasoning_parser=served.reasoning_parser
-        )
-        if len(constraint.source) > MAX_GRAMMAR_CHARS:
-            raise InvalidRequest(
-                f"tools: longer than {MAX_GRAMMAR_CHARS} characters together.", param="tools"
-            )
-        schemas = tuple(_schema(tool, f"tools[{known.index(tool)}]") for tool in chosen)
-    return ToolUse(tuple(known), parser, is_single, constraint, schemas)
+        raise refused("tools", f"the model '{served.model}' calls none.")
+    is_one = isinstance(choice, ChatFunctionChoice)
+    is_single = is_one or not is_parallel
+    if choice != "required" and not is_one:
+        return ToolUse(tools, parser, is_single, None)
+    constraint = _forced_calls(
+        parser, chosen, is_single=is_single, reasoning_parser=served.reasoning_parser
+    )
+    if len(constraint.source) > MAX_GRAMMAR_CHARS:
+        raise refused("tools", f"longer than {MAX_GRAMMAR_CHARS} characters together.")
+    schemas = tuple(_schema(tool, f"tools[{tools.index(tool)}]{path}") for tool in chosen)
+    return ToolUse(tools, parser, is_single, constraint, schemas)
 
 
-def read_tools(tools: list[Any] | None) -> list[Tool]:
-    """The tools of a body. Raises `InvalidRequest`."""
-    known = [_tool(tool, f"tools[{k}]") for k, tool in enumerate((tools or [])[: MAX_TOOLS + 1])]
-    if len(known) > MAX_TOOLS:
-        raise InvalidRequest(f"tools: more than {MAX_TOOLS}.", param="tools")
-    return known
-
-
-def _chosen(tool_choice: Any, tools: list[Tool]) -> list[Tool] | None:
-    """The tools that may be called; None if none may."""
-    if tool_choice in (None, "auto", "required", "none") and not isinstance(tool_choice, dict):
-        if tool_choice == "required" and not tools:
-            raise InvalidRequest("tool_choice: there are no tools.", param="tool_choice")
-        return None if tool_choice == "none" else tools
-    function = tool_choice.get("function") if isinstance(tool_choice, Mapping) else None
-    if not isinstance(function, dict) or tool_choice.get("type") != "function":
-        raise InvalidRequest(
-            "tool_choice: expected none, auto, required or one function.", param="tool_choice"
-        )
-    named = [tool for tool in tools if tool.name == function.get("name")]
-    if not named:
-        raise InvalidRequest("tool_choice: no such tool.", param="tool_choice")
-    return named
+def _chosen(
+    choice: ToolMode | ChatFunctionChoice | None, tools: tuple[Tool, ...]
+) -> tuple[Tool, ...]:
+    """The tools that may be called."""
+    if isinstance(choice, ChatFunctionChoice):
+        tools = tuple(tool for tool in tools if tool.name == choice.function.name)
+        if not tools:
+            raise refused("tool_choice", "no such tool.")
+    if choice == "required" and not tools:
+        raise refused("tool_choice", "there are no tools.")
+    return () if choice == "none" else tools
 
 
 def _schema(tool: Tool, path: str) -> Wanted:
-    param = f"{path}.function.parameters"
+    param = f"{path}.parameters"
     return Wanted(param, json_constraint({"type": "object", **tool.parameters}, param))
-
-
-def _tool(tool: Any, path: str) -> Tool:
-    if not isinstance(tool, dict) or tool.get("type") != "function":
-        raise InvalidRequest(f"{path}.type: only functions are supported.", param=f"{path}.type")
-    function = tool.get("function")
-    if not isinstance(function, dict):
-        raise InvalidRequest(f"{path}.function: expected an object.", param=f"{path}.function")
-    name = function.get("name")
-    if not isinstance(name, str) or not name or not _NAME_CHARS.issuperset(name):
-        path = f"{path}.function.name"
-        raise InvalidRequest(
-            f"{path}: expected letters, digits, dots, dashes and underscores.", param=path
-        )
-    parameters = function.get("parameters") or {}
-    check_json(parameters, f"{path}.function.parameters")
-    try:
-        return msgspec.convert(
-            {
-                "name": name,
-                "description": function.get("description"),
-                "parameters": parameters,
-            },
-            Tool,
-        )
-    except msgspec.ValidationError as error:
-        reason, place = misfit(error)
-        param = f"{path}.function{place}"
-        raise InvalidRequest(f"{param}: {reason}", param=param) from None
 
 
 def _forced_calls(

@@ -3,29 +3,71 @@
 import base64
 import struct
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple
 
-import msgspec
-from pydantic import Field
+from msgspec import Meta, Struct, field
 
-from gateway.api.bodies.json_values import misfit
-from gateway.api.bodies.prompts import chat_prompt, completion_prompts, template_kwargs
-from gateway.api.bodies.schemas import Body, Messages, Model, Prompts, TokenIds, Tools
-from gateway.api.bodies.tool_choice import read_tools
+from gateway.api.bodies.conversations import (
+    Messages,
+    Tools,
+    chat_messages,
+    chat_tools,
+    template_kwargs,
+)
+from gateway.api.bodies.json_values import refused
+from gateway.api.bodies.schemas import Body, TextOrTokens, check_model, text_prompts
 from gateway.fleet.unary import QuickLane
-from shared.errors import InvalidRequest
 from shared.messages import (
     MAX_EMBEDDING_INPUTS,
     Announcement,
+    ChatPrompt,
     Detokenized,
     DetokenizeJob,
     Embedded,
     EmbeddingJob,
+    Prompt,
+    TextPrompt,
+    TokenIds,
     Tokenized,
     TokenizeJob,
 )
+from shared.messages.fields import Text
 
-_Job = TypeVar("_Job", TokenizeJob, DetokenizeJob, EmbeddingJob)
+
+class Tokens(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    count: int
+    max_model_len: int
+    tokens: Sequence[int]
+    token_strs: Sequence[str] | None
+
+
+class PromptText(Struct, frozen=True, forbid_unknown_fields=True):
+    prompt: str
+
+
+class Embedding(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="object",
+    tag="embedding",
+):
+    index: int
+    embedding: Sequence[float] | str
+
+
+class EmbeddingUsage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="object", tag="list"
+):
+    model: str
+    data: Sequence[Embedding]
+    usage: EmbeddingUsage
 
 
 class QuickDraft(NamedTuple):
@@ -36,148 +78,117 @@ class QuickDraft(NamedTuple):
     deadline: float
     tenant: str
 
-    @property
-    def fields(self) -> dict[str, Any]:
-        return {"model": self.model, "request_id": self.request_id, "deadline": self.deadline}
 
-
-class QuickBody(Body):
+class QuickBody(Body, frozen=True, kw_only=True):
     """What the bodies share."""
 
-    model: Model | None = Field(None, description="May be left out where there is one model.")
+    model: Annotated[str, Meta(description="May be left out if there is one model.")] | None = None
+
+    def __post_init__(self) -> None:
+        if self.model is not None:
+            check_model(self.model)
 
     def check(self, served: Announcement | None) -> None:
         """Refuse what the model's vocabulary does not have. Raises `InvalidRequest`."""
 
 
-class TokenizeRequest(QuickBody):
+class TokenizeRequest(QuickBody, frozen=True, kw_only=True):
     """A prompt, or messages as in a chat."""
 
-    prompt: str | None = None
+    prompt: Text | None = None
     messages: Messages | None = None
-    tools: Tools = None
+    tools: Tools = ()
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     return_token_strs: bool = False
 
     def job(self, draft: QuickDraft) -> TokenizeJob:
         """Raises `InvalidRequest`."""
-        return _converted(
-            TokenizeJob,
-            {
-                **draft.fields,
-                "prompt": self._prompt(),
-            },
+        return TokenizeJob(
+            model=draft.model,
+            request_id=draft.request_id,
+            deadline=draft.deadline,
+            prompt=self._prompt(),
         )
 
-    def _prompt(self) -> dict[str, Any]:
-        if (self.prompt is None) == (self.messages is None):
-            raise InvalidRequest("prompt: expected one of prompt and messages.", param="prompt")
-        if self.messages is None:
-            return completion_prompts(self.prompt, add_special_tokens=self.add_special_tokens)[0]
-        return chat_prompt(self.messages) | {
-            "tools": [msgspec.to_builtins(tool) for tool in read_tools(self.tools)],
-            "template_kwargs": template_kwargs(self.chat_template_kwargs),
-            "add_generation_prompt": (
-                self.add_generation_prompt and not self.continue_final_message
-            ),
-            "continue_final_message": self.continue_final_message,
-        }
-
-    async def answer(self, lane: QuickLane, draft: QuickDraft) -> dict[str, Any]:
+    async def answer(self, lane: QuickLane, draft: QuickDraft) -> Tokens:
         tokenized = await lane.ask(self.job(draft), Tokenized)
-        return {
-            "count": len(tokenized.token_ids),
-            "max_model_len": tokenized.max_seq_len,
-            "tokens": tokenized.token_ids,
-            "token_strs": tokenized.tokens if self.return_token_strs else None,
-        }
+        return Tokens(
+            count=len(tokenized.token_ids),
+            max_model_len=tokenized.max_seq_len,
+            tokens=tokenized.token_ids,
+            token_strs=tokenized.tokens if self.return_token_strs else None,
+        )
+
+    def _prompt(self) -> Prompt:
+        if self.messages is None and self.prompt is not None:
+            return TextPrompt(text=self.prompt, add_special_tokens=self.add_special_tokens)
+        if self.messages is None or self.prompt is not None:
+            raise refused("prompt", "expected one of prompt and messages.")
+        return ChatPrompt(
+            messages=chat_messages(self.messages),
+            tools=chat_tools(self.tools),
+            template_kwargs=template_kwargs(self.chat_template_kwargs),
+            add_generation_prompt=self.add_generation_prompt and not self.continue_final_message,
+            continue_final_message=self.continue_final_message,
+        )
 
 
-class DetokenizeRequest(QuickBody):
+class DetokenizeRequest(QuickBody, frozen=True, kw_only=True):
     """Token ids."""
 
     tokens: TokenIds
 
     def job(self, draft: QuickDraft) -> DetokenizeJob:
-        """Raises `InvalidRequest`."""
-        return _converted(
-            DetokenizeJob,
-            {
-                **draft.fields,
-                "token_ids": self.tokens,
-            },
+        return DetokenizeJob(
+            model=draft.model,
+            request_id=draft.request_id,
+            deadline=draft.deadline,
+            token_ids=self.tokens,
         )
 
     def check(self, served: Announcement | None) -> None:
         largest = max(self.tokens, default=0)
         if served is not None and largest >= served.vocab_size:
-            raise InvalidRequest(f"tokens: there is no token {largest}.", param="tokens")
+            raise refused("tokens", f"there is no token {largest}.")
 
-    async def answer(self, lane: QuickLane, draft: QuickDraft) -> dict[str, Any]:
+    async def answer(self, lane: QuickLane, draft: QuickDraft) -> PromptText:
         detokenized = await lane.ask(self.job(draft), Detokenized)
-        return {"prompt": detokenized.text}
+        return PromptText(prompt=detokenized.text)
 
 
-class EmbeddingRequest(QuickBody):
+class EmbeddingRequest(QuickBody, frozen=True, kw_only=True):
     """The body of ``POST /v1/embeddings``."""
 
-    input: Prompts
+    input: TextOrTokens
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(None, description="Keep the first so many.")
+    dimensions: Annotated[int, Meta(ge=1, description="Keep the first so many.")] | None = None
     user: str | None = None
 
     def job(self, draft: QuickDraft) -> EmbeddingJob:
         """Raises `InvalidRequest`."""
-        return _converted(
-            EmbeddingJob,
-            {
-                **draft.fields,
-                "prompts": completion_prompts(
-                    self.input, name="input", max_prompts=MAX_EMBEDDING_INPUTS
-                ),
-                "num_dimensions": self.dimensions,
-                "tenant": draft.tenant,
-            },
+        return EmbeddingJob(
+            model=draft.model,
+            request_id=draft.request_id,
+            deadline=draft.deadline,
+            tenant=draft.tenant,
+            prompts=text_prompts(self.input, "input", MAX_EMBEDDING_INPUTS),
+            num_dimensions=self.dimensions,
         )
 
-    async def answer(self, lane: QuickLane, draft: QuickDraft) -> dict[str, Any]:
+    async def answer(self, lane: QuickLane, draft: QuickDraft) -> Embeddings:
         embedded = await lane.ask(self.job(draft), Embedded)
         num_tokens = sum(embedded.num_prompt_tokens)
-        return {
-            "object": "list",
-            "model": draft.model,
-            "data": [
-                {"object": "embedding", "index": k, "embedding": self._encoded(vector)}
-                for k, vector in enumerate(embedded.vectors)
-            ],
-            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
-        }
+        data = [
+            Embedding(index=k, embedding=self._encoded(vector))
+            for k, vector in enumerate(embedded.vectors)
+        ]
+        usage = EmbeddingUsage(prompt_tokens=num_tokens, total_tokens=num_tokens)
+        return Embeddings(model=draft.model, data=data, usage=usage)
 
     def _encoded(self, vector: Sequence[float]) -> str | Sequence[float]:
         if self.encoding_format == "float":
             return vector
         return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
-
-
-def _converted(kind: type[_Job], job: dict[str, Any]) -> _Job:
-    try:
-        return msgspec.convert({"type": kind.__struct_config__.tag, **job}, kind)
-    except msgspec.ValidationError as error:
-        raise _refused(*misfit(error)) from None
-
-
-_NAMES = {
-    "token_ids": "tokens",
-    "prompts": "input",
-    "num_dimensions": "dimensions",
-}
-
-
-def _refused(reason: str, place: str) -> InvalidRequest:
-    path = place.removeprefix(".").removeprefix("prompt.")
-    head = path.split("[")[0].split(".")[0]
-    param = path if head in ("messages", "tools") else _NAMES.get(head, head)
-    return InvalidRequest(f"{param}: {reason}", param=param)

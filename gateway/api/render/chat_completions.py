@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from msgspec import UNSET
 
 from gateway.api.render.formats import (
-    AnswerBody,
     ChatChoice,
     ChatChunkChoice,
+    ChatCompletion,
     ChatCompletionMessage,
-    Choice,
+    ChunkChoice,
     Delta,
     Function,
     MessageToolCall,
@@ -34,14 +34,14 @@ class ChatChunks:
     def __init__(self, context: StreamContext) -> None:
         self._context = context
 
-    def opening(self, event: Started) -> list[Choice]:
+    def opening(self, event: Started) -> list[ChunkChoice]:
         delta = Delta(role="assistant", content="")
         return [ChatChunkChoice(index=k, delta=delta) for k in range(self._context.total_drawn)]
 
-    def scores(self, event: PromptScores) -> list[Choice]:
+    def scores(self, event: PromptScores) -> list[ChunkChoice]:
         return []
 
-    def tokens(self, event: TokenDelta | Finished, pieces: Sequence[Piece]) -> list[Choice]:
+    def tokens(self, event: TokenDelta | Finished, pieces: Sequence[Piece]) -> list[ChunkChoice]:
         deltas = [self._delta(event.choice, piece) for piece in pieces]
         logprobs = _logprobs(self._context, event.logprobs)
         if logprobs is not None and not deltas:
@@ -51,10 +51,10 @@ class ChatChunks:
             for k, delta in enumerate(deltas)
         ]
 
-    def plain(self, choice: int, text: str) -> Choice:
+    def plain(self, choice: int, text: str) -> ChunkChoice:
         return ChatChunkChoice(index=choice, delta=Delta(content=text))
 
-    def ending(self, event: Finished, *, has_called: bool) -> Choice:
+    def ending(self, event: Finished, *, has_called: bool) -> ChunkChoice:
         return ChatChunkChoice(
             index=event.choice,
             delta=Delta(),
@@ -80,13 +80,12 @@ class ChatChunks:
         return Delta(tool_calls=(call,))
 
 
-def whole_chat(gathering: Gathering, usage: Usage) -> AnswerBody:
+def whole_chat(gathering: Gathering, usage: Usage) -> ChatCompletion:
     """The answer to a request that does not stream."""
     context = gathering.context
     scores = gathering.prompt_scores[0]
-    return AnswerBody(
+    return ChatCompletion(
         id=context.request_id,
-        object="chat.completion",
         created=context.created,
         model=context.model,
         choices=[_choice(context, k, choice) for k, choice in enumerate(gathering.choices)],

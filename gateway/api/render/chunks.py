@@ -6,7 +6,7 @@ from typing import Protocol
 from msgspec import UNSET
 
 from gateway.api.render.choice_reader import ChoiceReader
-from gateway.api.render.formats import AnswerBody, Choice
+from gateway.api.render.formats import Chunk, ChunkChoice
 from gateway.api.render.sse import DONE, ENCODER, Payload, error_of, error_payload
 from gateway.api.render.usage import TokenCounts, Usage
 from gateway.log.context import StreamContext
@@ -25,21 +25,21 @@ class ChunkWords(Protocol):
     @property
     def chunk_object(self) -> str: ...
 
-    def opening(self, event: Started) -> list[Choice]:
+    def opening(self, event: Started) -> list[ChunkChoice]:
         """What choices begin with, before there is text."""
         ...
 
-    def scores(self, event: PromptScores) -> list[Choice]: ...
+    def scores(self, event: PromptScores) -> list[ChunkChoice]: ...
 
-    def tokens(self, event: TokenDelta | Finished, pieces: Sequence[Piece]) -> list[Choice]:
+    def tokens(self, event: TokenDelta | Finished, pieces: Sequence[Piece]) -> list[ChunkChoice]:
         """New tokens of one choice, and what their text is made of."""
         ...
 
-    def plain(self, choice: int, text: str) -> Choice:
+    def plain(self, choice: int, text: str) -> ChunkChoice:
         """New text of one choice, where text is all there is to tell."""
         ...
 
-    def ending(self, event: Finished, *, has_called: bool) -> Choice: ...
+    def ending(self, event: Finished, *, has_called: bool) -> ChunkChoice: ...
 
 
 class ChunkEncoder:
@@ -111,17 +111,17 @@ class ChunkEncoder:
         self._frames[choice] = before, after
         return before, after
 
-    def _chunks(self, choices: Sequence[Choice]) -> list[Payload]:
+    def _chunks(self, choices: Sequence[ChunkChoice]) -> list[Payload]:
         return [self._chunk(choice) for choice in choices]
 
-    def _chunk(self, choice: Choice, fingerprint: str | None = None) -> Payload:
+    def _chunk(self, choice: ChunkChoice, fingerprint: str | None = None) -> Payload:
         usage = self.usage if self._context.continuous_usage else None
         return self._encode((choice,), usage, fingerprint)
 
     def _encode(
-        self, choices: Sequence[Choice], usage: Usage | None, fingerprint: str | None
+        self, choices: Sequence[ChunkChoice], usage: Usage | None, fingerprint: str | None
     ) -> Payload:
-        chunk = AnswerBody(
+        chunk = Chunk(
             id=self._context.request_id,
             object=self._words.chunk_object,
             created=self._context.created,

@@ -6,7 +6,7 @@ from functools import partial
 
 from msgspec import UNSET
 
-from gateway.api.render.formats import AnswerBody, Choice, TextChoice, told
+from gateway.api.render.formats import ChunkChoice, Completion, TextChoice, told
 from gateway.api.render.gathering import GatheredChoice, Gathering
 from gateway.api.render.logprobs import TextLogprobs, TextScale, joined, prompt_logprobs
 from gateway.api.render.usage import Usage
@@ -30,14 +30,14 @@ class TextChunks:
         self._scored_ids: defaultdict[int, list[int]] = defaultdict(list)
         self._scores: defaultdict[int, list[TokenLogprobs | None]] = defaultdict(list)
 
-    def opening(self, event: Started) -> list[Choice]:
+    def opening(self, event: Started) -> list[ChunkChoice]:
         self._prompt_texts = event.prompt_texts
         self._num_prompt_tokens = event.num_prompt_tokens
         if not self._context.echo or self._context.logprobs is not None:
             return []
         return [self.plain(k, self._prompt(k)) for k in range(self._context.total_drawn)]
 
-    def scores(self, event: PromptScores) -> list[Choice]:
+    def scores(self, event: PromptScores) -> list[ChunkChoice]:
         """The echo has its logprobs, once these are all there."""
         prompt = event.prompt
         self._scored_ids[prompt] += event.token_ids
@@ -48,17 +48,17 @@ class TextChunks:
         first = prompt * self._context.num_drawn
         return [self._echo(k) for k in range(first, first + self._context.num_drawn)]
 
-    def tokens(self, event: TokenDelta | Finished, pieces: Sequence[Piece]) -> list[Choice]:
+    def tokens(self, event: TokenDelta | Finished, pieces: Sequence[Piece]) -> list[ChunkChoice]:
         has_logprobs = self._context.logprobs is not None and event.logprobs
         if not event.text and not has_logprobs:
             return []
         logprobs = self._scales[event.choice].read(event.logprobs) if has_logprobs else None
         return [TextChoice(index=event.choice, text=event.text, logprobs=logprobs)]
 
-    def plain(self, choice: int, text: str) -> Choice:
+    def plain(self, choice: int, text: str) -> ChunkChoice:
         return TextChoice(index=choice, text=text)
 
-    def ending(self, event: Finished, *, has_called: bool) -> Choice:
+    def ending(self, event: Finished, *, has_called: bool) -> ChunkChoice:
         return TextChoice(
             index=event.choice,
             text="",
@@ -69,19 +69,18 @@ class TextChunks:
     def _prompt(self, choice: int) -> str:
         return self._prompt_texts[choice // self._context.num_drawn]
 
-    def _echo(self, choice: int) -> Choice:
+    def _echo(self, choice: int) -> ChunkChoice:
         prompt, text = choice // self._context.num_drawn, self._prompt(choice)
         scale = self._scales[choice]
         logprobs = scale.echo(text, self._scored_ids[prompt], self._scores[prompt])
         return TextChoice(index=choice, text=text, logprobs=logprobs)
 
 
-def whole_completion(gathering: Gathering, usage: Usage) -> AnswerBody:
+def whole_completion(gathering: Gathering, usage: Usage) -> Completion:
     """The answer to a request that does not stream."""
     context = gathering.context
-    return AnswerBody(
+    return Completion(
         id=context.request_id,
-        object="text_completion",
         created=context.created,
         model=context.model,
         choices=[_choice(gathering, k, choice) for k, choice in enumerate(gathering.choices)],

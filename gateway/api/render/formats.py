@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -14,18 +14,13 @@ from shared import messages
 FinishReason: TypeAlias = messages.FinishReason | Literal["tool_calls"]
 
 
-class AnswerBody(Struct, frozen=True, kw_only=True):
-    """A whole answer, or one chunk of it."""
+class _AnswerBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What whole answers and chunks share."""
 
     id: str
     object: str
     created: int
     model: str
-    choices: Sequence[Any]
-    usage: Usage | UnsetType | None = UNSET
-    system_fingerprint: str | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    """Of a chat's prompt, as in vLLM."""
 
 
 class Function(Struct, frozen=True, kw_only=True):
@@ -86,7 +81,35 @@ class TextChoice(_Choice, frozen=True, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-Choice: TypeAlias = ChatChunkChoice | ChatChoice | TextChoice
+ChunkChoice: TypeAlias = ChatChunkChoice | TextChoice
+
+
+class ChatCompletion(_AnswerBody, frozen=True, kw_only=True):
+    """A whole chat."""
+
+    object: Literal["chat.completion"] = "chat.completion"
+    choices: Sequence[ChatChoice]
+    usage: Usage
+    system_fingerprint: str | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    """As in vLLM."""
+
+
+class Completion(_AnswerBody, frozen=True, kw_only=True):
+    """A whole completion."""
+
+    object: Literal["text_completion"] = "text_completion"
+    choices: Sequence[TextChoice]
+    usage: Usage
+    system_fingerprint: str | UnsetType = UNSET
+
+
+class Chunk(_AnswerBody, frozen=True, kw_only=True):
+    """A part of the stream of a chat or a completion."""
+
+    choices: Sequence[ChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: str | UnsetType = UNSET
 
 
 def call_id(context: StreamContext, choice: int, index: int) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+from msgspec import Struct, field
 
 from gateway.api.render.choice_reader import ChoiceReader
 from gateway.api.render.gathering import Gathering
@@ -20,27 +21,84 @@ Status: TypeAlias = Literal[
 ]
 
 
+class Echo(Struct, frozen=True, kw_only=True):
+    """What a response repeats of its request."""
+
+    background: Any = False
+    instructions: Any = None
+    max_output_tokens: Any = None
+    metadata: Any = {}
+    parallel_tool_calls: Any = True
+    previous_response_id: Any = None
+    reasoning: Any = field(default_factory=lambda: {"effort": None, "summary": None})
+    store: Any = False
+    temperature: Any = None
+    text: Any = field(default_factory=lambda: {"format": {"type": "text"}})
+    tool_choice: Any = "auto"
+    tools: Any = []
+    top_logprobs: Any = None
+    top_p: Any = None
+    truncation: Any = "disabled"
+    user: Any = None
+
+
+class ResponseError(Struct, frozen=True):
+    code: str
+    message: str
+
+
+class IncompleteDetails(Struct, frozen=True):
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class InputTokensDetails(Struct, frozen=True):
+    cached_tokens: int
+
+
+class OutputTokensDetails(Struct, frozen=True):
+    reasoning_tokens: int
+
+
+class ResponseUsage(Struct, frozen=True, kw_only=True):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseObject(Echo, frozen=True, kw_only=True, tag_field="object", tag="response"):
+    """A response, as far as it has come."""
+
+    id: str
+    created_at: int
+    model: str
+    status: Status
+    output: Sequence[dict[str, Any]]
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    usage: ResponseUsage | None
+
+
 def response_object(
     context: StreamContext,
     status: Status,
-    output: Sequence[Any] = (),
+    output: Sequence[dict[str, Any]] = (),
     usage: Usage | None = None,
     error: WarrenError | None = None,
-) -> dict[str, Any]:
+) -> ResponseObject:
     """A response, as far as it has come."""
-    details = {"reason": "max_output_tokens"} if status == "incomplete" else None
-    return {
-        **msgspec.json.decode(context.echoed),
-        "id": context.request_id,
-        "object": "response",
-        "created_at": context.created,
-        "model": context.model,
-        "status": status,
-        "output": output,
-        "error": None if error is None else {"code": error.code, "message": error.message},
-        "incomplete_details": details,
-        "usage": None if usage is None else _usage(usage),
-    }
+    return ResponseObject(
+        **msgspec.structs.asdict(_ECHO.decode(context.echoed)),
+        id=context.request_id,
+        created_at=context.created,
+        model=context.model,
+        status=status,
+        output=output,
+        error=None if error is None else ResponseError(error.code, error.message),
+        incomplete_details=IncompleteDetails() if status == "incomplete" else None,
+        usage=None if usage is None else _usage(usage),
+    )
 
 
 def gathered_response(
@@ -49,7 +107,7 @@ def gathered_response(
     *,
     error: WarrenError | None = None,
     is_cancelled: bool = False,
-) -> dict[str, Any]:
+) -> ResponseObject:
     """What a log has of a response so far, unless that ends here."""
     choice = gathering.choices[0]
     writer = ItemWriter(gathering.context)
@@ -132,12 +190,15 @@ def _status(reason: FinishReason) -> Literal["completed", "incomplete"]:
     return "completed" if reason == "stop" else "incomplete"
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: Usage) -> ResponseUsage:
     details = usage.completion_tokens_details
-    return {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.prompt_tokens_details.cached_tokens},
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": details.reasoning_tokens if details else 0},
-        "total_tokens": usage.total_tokens,
-    }
+    return ResponseUsage(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=OutputTokensDetails(details.reasoning_tokens if details else 0),
+        total_tokens=usage.total_tokens,
+    )
+
+
+_ECHO = msgspec.json.Decoder(Echo)

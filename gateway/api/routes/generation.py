@@ -6,7 +6,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest, parse
-from gateway.api.openapi import CHAT_COMPLETION, COMPLETION, documented
+from gateway.api.openapi import documented
+from gateway.api.render.formats import ChatCompletion, Completion
 from gateway.api.responders.generation_response import GenerationResponse
 from gateway.api.submission import draft_of, received, submitted
 from gateway.wiring import Gateway
@@ -37,7 +38,7 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.post(
         "/v1/chat/completions",
-        openapi_extra=documented(ChatRequest, _CHAT_EXAMPLE, CHAT_COMPLETION, streams=True),
+        openapi_extra=documented(ChatRequest, _CHAT_EXAMPLE, ChatCompletion, streams=True),
     )
     async def create_chat_completion(request: Request) -> Response:
         """Answer a conversation."""
@@ -45,7 +46,7 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.post(
         "/v1/completions",
-        openapi_extra=documented(CompletionRequest, _COMPLETION_EXAMPLE, COMPLETION, streams=True),
+        openapi_extra=documented(CompletionRequest, _COMPLETION_EXAMPLE, Completion, streams=True),
     )
     async def create_completion(request: Request) -> Response:
         """Continue one or several prompts."""

@@ -1,44 +1,61 @@
 """GET /v1/models: what live workers serve."""
 
 from collections.abc import Sequence
-from typing import Any
 
-from fastapi import APIRouter
+import msgspec
+from fastapi import APIRouter, Response
+from msgspec import Struct
 
-from gateway.api.openapi import MODEL, MODELS, answered
+from gateway.api.openapi import answered
 from gateway.wiring import Gateway
 from shared.errors import ModelNotFound
 from shared.messages import Announcement
 
 
+class Model(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="object", tag="model"
+):
+    id: str
+    created: int
+    owned_by: str = "warren"
+    root: str
+    parent: None = None
+    max_model_len: int
+
+
+class ModelList(Struct, frozen=True, forbid_unknown_fields=True, tag_field="object", tag="list"):
+    data: Sequence[Model]
+
+
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter(tags=["models"])
 
-    def describe(model: str, workers: Sequence[Announcement]) -> dict[str, Any]:
-        return {
-            "id": model,
-            "object": "model",
-            "created": gateway.workers.first_seen_at(model),
-            "owned_by": "warren",
-            "root": model,
-            "parent": None,
-            "max_model_len": min(worker.max_seq_len for worker in workers),
-        }
+    def describe(model: str, workers: Sequence[Announcement]) -> Model:
+        return Model(
+            id=model,
+            created=gateway.workers.first_seen_at(model),
+            root=model,
+            max_model_len=min(worker.max_seq_len for worker in workers),
+        )
 
     @routes.head("/v1/models", include_in_schema=False)
-    @routes.get("/v1/models", openapi_extra={"responses": {"200": answered(MODELS)}})
-    async def list_models() -> dict[str, Any]:
+    @routes.get("/v1/models", openapi_extra={"responses": {"200": answered(ModelList)}})
+    async def list_models() -> Response:
         """List the models that have a live worker."""
         models = sorted(gateway.workers.models().items())
-        return {"object": "list", "data": [describe(*model) for model in models]}
+        return _json(ModelList([describe(*model) for model in models]))
 
     @routes.head("/v1/models/{model:path}", include_in_schema=False)
-    @routes.get("/v1/models/{model:path}", openapi_extra={"responses": {"200": answered(MODEL)}})
-    async def get_model(model: str) -> dict[str, Any]:
+    @routes.get("/v1/models/{model:path}", openapi_extra={"responses": {"200": answered(Model)}})
+    async def get_model(model: str) -> Response:
         """Describe one model."""
         workers = gateway.workers.models().get(model)
         if workers is None:
             raise ModelNotFound(f"The model '{model}' has no live worker.", param="model")
-        return describe(model, workers)
+        return _json(describe(model, workers))
 
     return routes
+
+
+def _json(body: Struct) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.bodies.responses import ResponsesRequest, in_own_words
-from gateway.api.bodies.schemas import parse_body
-from gateway.api.openapi import RESPONSE, answered, documented
-from gateway.api.render.responses import gathered_response, response_object
+from gateway.api.bodies.schemas import parse
+from gateway.api.openapi import answered, documented
+from gateway.api.render.responses import ResponseObject, gathered_response, response_object
 from gateway.api.responders import resumption
 from gateway.api.responders.generation_response import GenerationResponse
 from gateway.api.responders.stored_response import SequenceFramer, stored_response
@@ -45,16 +45,16 @@ class _InOwnWords(Response):
 
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter(tags=["responses"])
-    documents: dict[str, Any] = {"responses": {"200": answered(RESPONSE)}}
+    documents: dict[str, Any] = {"responses": {"200": answered(ResponseObject)}}
 
     @routes.post(
         "/v1/responses",
-        openapi_extra=documented(ResponsesRequest, _EXAMPLE, RESPONSE, streams=True),
+        openapi_extra=documented(ResponsesRequest, _EXAMPLE, ResponseObject, streams=True),
     )
     async def create_response(request: Request) -> Response:
         """Answer a conversation, in the words of the Responses API."""
         raw_body = await received(gateway, request)
-        body = parse_body(ResponsesRequest, raw_body)
+        body = parse(ResponsesRequest, raw_body)
         job = await _submitted(gateway, request, body, raw_body)
         if body.background and not body.stream:
             return _json(await _started(gateway, job))
@@ -94,7 +94,7 @@ def router(gateway: Gateway) -> APIRouter:
             if not gathering.context.is_detached:
                 raise InvalidRequest("Only background responses can be cancelled.")
             response = gathered_response(gathering, gathering.usage, error=error)
-            if response["status"] in ("queued", "in_progress"):
+            if response.status in ("queued", "in_progress"):
                 await resumption.cancel(gateway, response_id, tenant)
                 response = gathered_response(gathering, gathering.usage, is_cancelled=True)
         return _json(response)
@@ -112,12 +112,10 @@ def router(gateway: Gateway) -> APIRouter:
 async def _submitted(
     gateway: Gateway, request: Request, body: ResponsesRequest, raw_body: bytes
 ) -> GenerationJob:
-    chat, paths = body.chat(), body.paths
-    with in_own_words(paths):
-        draft = draft_of(gateway, request, chat)
-        context = msgspec.structs.replace(draft.context, endpoint="responses", echoed=body.echoed())
-        draft = draft._replace(context=context)
-        return await submitted(gateway, request, draft, raw_body, _KIND)
+    draft = draft_of(gateway, request, body)
+    context = msgspec.structs.replace(draft.context, echoed=body.echoed(raw_body))
+    draft = draft._replace(context=context)
+    return await submitted(gateway, request, draft, raw_body, _KIND)
 
 
 def _checked(response_id: str) -> str:
@@ -127,7 +125,7 @@ def _checked(response_id: str) -> str:
     return resumption.checked_id(response_id)
 
 
-async def _started(gateway: Gateway, job: GenerationJob) -> dict[str, Any]:
+async def _started(gateway: Gateway, job: GenerationJob) -> ResponseObject:
     """Publish a job that nobody waits for."""
     context = decode_context(job.context)
     job = msgspec.structs.replace(job, trace=telemetry.inject())

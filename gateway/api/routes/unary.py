@@ -7,14 +7,17 @@ from typing import Any, TypeAlias
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from gateway.api.bodies.schemas import parse_body
+from gateway.api.bodies.schemas import parse
 from gateway.api.bodies.unary import (
     DetokenizeRequest,
     EmbeddingRequest,
+    Embeddings,
+    PromptText,
     QuickDraft,
     TokenizeRequest,
+    Tokens,
 )
-from gateway.api.openapi import EMBEDDINGS, TEXT, TOKENS, documented
+from gateway.api.openapi import documented
 from gateway.api.responders.disconnect import ClientGone, until_disconnect
 from gateway.api.responders.observation import CLIENT_GONE
 from gateway.api.submission import announcement, received
@@ -32,7 +35,7 @@ def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter(tags=["quick"])
 
     async def answer(request: Request, kind: type[QuickRequest]) -> Response:
-        body = parse_body(kind, await received(gateway, request))
+        body = parse(kind, await received(gateway, request))
         deadline = time.time() + gateway.settings.request_timeout_s
         model = body.model or _only_model(gateway)
         draft = QuickDraft(model, request.state.request_id, deadline, request.state.tenant)
@@ -49,7 +52,7 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.post(
         "/tokenize",
-        openapi_extra=documented(TokenizeRequest, _TOKENIZE_EXAMPLE, TOKENS, streams=False),
+        openapi_extra=documented(TokenizeRequest, _TOKENIZE_EXAMPLE, Tokens, streams=False),
     )
     async def tokenize(request: Request) -> Response:
         """The token ids of a prompt, or of a conversation in the model's chat template."""
@@ -57,7 +60,7 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.post(
         "/detokenize",
-        openapi_extra=documented(DetokenizeRequest, _DETOKENIZE_EXAMPLE, TEXT, streams=False),
+        openapi_extra=documented(DetokenizeRequest, _DETOKENIZE_EXAMPLE, PromptText, streams=False),
     )
     async def detokenize(request: Request) -> Response:
         """The text of token ids."""
@@ -65,7 +68,7 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.post(
         "/v1/embeddings",
-        openapi_extra=documented(EmbeddingRequest, _EMBEDDING_EXAMPLE, EMBEDDINGS, streams=False),
+        openapi_extra=documented(EmbeddingRequest, _EMBEDDING_EXAMPLE, Embeddings, streams=False),
     )
     async def create_embeddings(request: Request) -> Response:
         """One vector of length 1 for each text, where the model has them."""

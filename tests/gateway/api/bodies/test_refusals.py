@@ -5,10 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.api.bodies.draft import draft
 from gateway.api.bodies.responses import ResponsesRequest, in_own_words
-from gateway.api.bodies.schemas import parse_body
+from gateway.api.bodies.schemas import parse
 from shared.errors import InvalidRequest
-from shared.messages import MAX_CONTEXT_BYTES, Failed
+from shared.messages import MAX_CONTEXT_BYTES, Failed, GenerationJob, SamplingParams
 from tests.support.http import LiveGateway, hears_a_worker
 from tests.support.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
 
@@ -19,6 +20,11 @@ LONG = "x" * ((1 << 20) + 1)
 FUNCTION_CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "1", "output": "x"}
 NAMELESS = {"type": "function_call", "call_id": "1", "arguments": "{}"}
+
+
+def job_of(**body: Any) -> GenerationJob:
+    raw = msgspec.json.encode({"model": "m", "input": "x", **body})
+    return draft(parse(ResponsesRequest, raw), request_id="r", created_at=1.0).job
 
 
 @pytest.mark.parametrize(
@@ -47,10 +53,9 @@ NAMELESS = {"type": "function_call", "call_id": "1", "arguments": "{}"}
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(body: dict[str, Any], param: str) -> None:
-    raw = msgspec.json.encode({"model": "m", "input": "x", **body})
 
     with pytest.raises(InvalidRequest) as caught:
-        parse_body(ResponsesRequest, raw).chat()
+        job_of(**body)
 
     assert caught.value.param == param
 
@@ -69,22 +74,17 @@ def test_what_is_not_supported_is_refused_by_name(body: dict[str, Any], param: s
 def test_what_chat_calls_otherwise_is_refused_with_its_name_here(
     name: str, value: object, ours: str
 ) -> None:
-    raw = msgspec.json.encode({"model": "m", "input": "x", name: value})
 
     with pytest.raises(InvalidRequest, match=f"is called {ours} here") as caught:
-        parse_body(ResponsesRequest, raw).chat()
+        job_of(**{name: value})
 
     assert caught.value.param == name
 
 
 def test_what_asks_for_nothing_is_tolerated() -> None:
-    raw = msgspec.json.encode(
-        {"model": "m", "input": "x", "logprobs": False, "text": {"verbosity": "medium"}}
-    )
+    job = job_of(logprobs=False, text={"verbosity": "medium"})
 
-    chat = parse_body(ResponsesRequest, raw).chat()
-
-    assert not chat.logprobs
+    assert job.sampling == SamplingParams()
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import inspect
 
 from gateway.api.bodies import parameters
 from gateway.api.bodies.draft import draft
+from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest, parse
 from shared.errors import InvalidRequest, ModelNotFound
 from shared.messages import (
@@ -101,6 +103,22 @@ def test_a_job_survives_the_wire() -> None:
 )
 def test_parameters_become_sampling(body: dict[str, Any], name: str, value: object) -> None:
     assert getattr(chat_job(**body).sampling, name) == value
+
+
+def limits_of(kind: type[msgspec.Struct], name: str) -> inspect.Type:
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    limits = next(field.type for field in info.fields if field.name == name)
+    return limits.type if isinstance(limits, inspect.Metadata) else limits
+
+
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest, ResponsesRequest])
+def test_a_body_has_the_limits_of_sampling(kind: type[msgspec.Struct]) -> None:
+    shared = {*kind.__struct_fields__} & {*SamplingParams.__struct_fields__}
+    reworded = {"logprobs", "prompt_logprobs", "stop", "top_k"}
+
+    for name in shared - reworded:
+        assert limits_of(kind, name) == limits_of(SamplingParams, name), name
 
 
 def test_a_completion_has_16_tokens_unless_it_says_otherwise() -> None:

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from gateway.api.bodies.json_values import MAX_DEPTH
+from gateway.api.bodies.json_values import MAX_DEPTH, read
 from gateway.api.bodies.structured_output import (
+    ResponseFormat,
+    Wanted,
     after_reasoning,
     check,
     check_now,
@@ -26,8 +28,14 @@ AGE = {
 BOB = '{"age": 42}'
 
 
+def wanted_of(**body: Any) -> Wanted | None:
+    if wanted_format := body.get("response_format"):
+        body["response_format"] = read(wanted_format, ResponseFormat, "response_format")
+    return wanted_constraint(body)
+
+
 def constraint_of(**body: Any) -> Constraint:
-    wanted = wanted_constraint(body)
+    wanted = wanted_of(**body)
     assert wanted is not None
     check_now(wanted)
     return wanted.constraint
@@ -75,7 +83,7 @@ def test_what_is_asked_for_is_what_is_allowed(body: dict[str, Any], good: str, b
     "body", [{}, {"response_format": {"type": "text"}}, {"guided_regex": None}]
 )
 def test_nothing_is_asked_for(body: dict[str, Any]) -> None:
-    assert wanted_constraint(body) is None
+    assert wanted_of(**body) is None
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from gateway.api.bodies.schemas import ChatRequest, parse
 from gateway.api.bodies.structured_output import Wanted, check_now
-from gateway.api.bodies.tool_choice import MAX_CALLS, ToolUse, tool_use
+from gateway.api.bodies.tool_choice import MAX_CALLS, ToolUse
 from gateway.api.render.choice_reader import ChoiceReader, merged
 from gateway.text.pieces import CallArguments, CallStart
 from shared.errors import InvalidRequest, Unavailable
@@ -69,7 +71,12 @@ def use_of(
         tool_parser=parser,
         reasoning_parser=reasoning,
     )
-    return tool_use(tools, choice, is_parallel=is_parallel, served=served)
+    return chat(tools, tool_choice=choice, parallel_tool_calls=is_parallel).tool_use(served)
+
+
+def chat(tools: Any, **more: Any) -> ChatRequest:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": tools}
+    return parse(ChatRequest, msgspec.json.encode({**body, **more}))
 
 
 @pytest.mark.parametrize(("tools", "choice"), [([WEATHER], "none"), (None, None), (None, "auto")])
@@ -160,7 +167,7 @@ def test_a_model_thinks_before_it_has_to_call() -> None:
     ("tools", "choice", "param"),
     [
         ([{"type": "web_search"}], None, "tools[0].type"),
-        ([3], None, "tools[0].type"),
+        ([3], None, "tools[0]"),
         ([{"type": "function"}], None, "tools[0].function"),
         ([{"type": "function", "function": {}}], None, "tools[0].function.name"),
         ([{"type": "function", "function": {"name": "a b"}}], None, "tools[0].function.name"),
@@ -219,4 +226,4 @@ def test_a_model_without_calls_refuses_tools() -> None:
 
 def test_while_no_worker_is_there_nobody_knows_how_to_call() -> None:
     with pytest.raises(Unavailable):
-        tool_use([TIME], None, is_parallel=True, served=None)
+        chat([TIME]).tool_use(None)

@@ -8,7 +8,8 @@ import pytest
 
 from gateway.api.bodies.input_items import conversation_of
 from gateway.api.bodies.responses import ResponsesRequest
-from gateway.api.bodies.schemas import parse_body
+from gateway.api.bodies.schemas import parse
+from shared.messages import ChatMessage
 from tests.support.rendering import Log, context_of
 
 CALL = 'Sure. <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
@@ -103,18 +104,18 @@ def test_items_become_messages() -> None:
         {"type": "function_call_output", "call_id": "1", "output": "rain"},
     ]
 
-    system, user, assistant, tool = conversation_of("Be brief.", items).messages
+    system, user, assistant, tool = conversation_of("Be brief.", items)
 
-    assert (system["role"], user["role"]) == ("system", "user")
-    assert (assistant["content"], assistant["reasoning_content"]) == ("?", "hm")
-    assert [call["id"] for call in assistant["tool_calls"]] == ["1", "2"]
-    assert tool == {"role": "tool", "tool_call_id": "1", "content": "rain"}
+    assert (system.role, user.role) == ("system", "user")
+    assert (assistant.content, assistant.reasoning_content) == ("?", "hm")
+    assert [call.id for call in assistant.tool_calls] == ["1", "2"]
+    assert tool == ChatMessage(role="tool", tool_call_id="1", content="rain")
 
 
 def test_a_response_repeats_its_request() -> None:
     body = msgspec.json.encode({"model": "m", "input": "x", "tools": [TOOL], "top_p": 0.5})
-    request = parse_body(ResponsesRequest, body)
+    request = parse(ResponsesRequest, body)
 
-    echoed = json.loads(request.echoed())
+    echoed = json.loads(request.echoed(body))
 
     assert (echoed["tools"], echoed["top_p"], echoed["instructions"]) == ([TOOL], 0.5, None)

@@ -15,9 +15,9 @@ from tests.support.scripted_worker import ScriptedWorker
 
 NAMES = sorted(
     {
-        *ChatRequest.model_fields,
-        *CompletionRequest.model_fields,
-        *ResponsesRequest.model_fields,
+        *ChatRequest.__struct_fields__,
+        *CompletionRequest.__struct_fields__,
+        *ResponsesRequest.__struct_fields__,
         "x",
     }
 )

@@ -1,0 +1,149 @@
+"""The messages and tools of a chat's body, and the parts of its prompt that are made of them."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from gateway.api.bodies.json_values import check_json, refused
+from shared.messages import (
+    MAX_MESSAGES,
+    MAX_TEXT_CHARS,
+    MAX_TOOLS,
+    ChatMessage,
+    Role,
+    Tool,
+    ToolCall,
+)
+from shared.messages.fields import Name, Text
+
+_MAX_TEMPLATE_KWARGS = 64
+
+FunctionName: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,256}\Z")]
+NoParameters: TypeAlias = Annotated[list[Any], Meta(max_length=0)]
+"""Some clients write an empty object as a list."""
+
+
+class ContentPart(Struct, frozen=True):
+    """Part of a message. Only text is supported."""
+
+    type: str
+    text: Any = None
+
+
+class CalledFunction(Struct, frozen=True, kw_only=True):
+    name: Name
+    arguments: Text | dict[str, Any] | None = None
+    """JSON, or the object itself."""
+
+
+class Call(Struct, frozen=True, kw_only=True):
+    """A call that the assistant made earlier in the conversation."""
+
+    id: Name | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(Struct, frozen=True, kw_only=True):
+    role: Role
+    content: Text | list[ContentPart] | None = None
+    """A string, or parts of type `text`."""
+    name: Name | None = None
+    tool_calls: Annotated[list[Call], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: Name | None = None
+    reasoning_content: Text | None = None
+    function_call: Any = None
+    audio: Any = None
+
+
+class Function(Struct, frozen=True, kw_only=True):
+    name: FunctionName
+    description: Text | None = None
+    parameters: dict[str, Any] | NoParameters | None = None
+    """A JSON schema."""
+
+    def tool(self, path: str) -> Tool:
+        """The tool that the model is shown; ``path`` is the function's. Raises `InvalidRequest`."""
+        parameters = dict(self.parameters or {})
+        check_json(parameters, f"{path}.parameters")
+        return Tool(name=self.name, description=self.description, parameters=parameters)
+
+
+class ChatTool(Struct, frozen=True, kw_only=True):
+    type: Literal["function"]
+    function: Function
+
+
+Messages: TypeAlias = Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
+Tools: TypeAlias = Annotated[tuple[ChatTool, ...], Meta(max_length=MAX_TOOLS)]
+
+
+def chat_messages(messages: Sequence[Message]) -> tuple[ChatMessage, ...]:
+    """The messages of a job. Raises `InvalidRequest`."""
+    return tuple(_message(message, f"messages[{k}]") for k, message in enumerate(messages))
+
+
+def chat_tools(tools: Sequence[ChatTool]) -> tuple[Tool, ...]:
+    """The tools of a job. Raises `InvalidRequest`."""
+    return tuple(tool.function.tool(f"tools[{k}].function") for k, tool in enumerate(tools))
+
+
+def tool_call(call_id: str | None, name: str, arguments: str | dict[str, Any] | None) -> ToolCall:
+    """``arguments``: JSON, or the object itself."""
+    if isinstance(arguments, dict):
+        arguments = msgspec.json.encode(arguments).decode()
+    return ToolCall(id=call_id or "", name=name, arguments=arguments or "{}")
+
+
+def template_kwargs(kwargs: dict[str, Any], effort: str | None = None) -> dict[str, Any]:
+    """What the chat template is given. Raises `InvalidRequest`."""
+    check_json(kwargs, "chat_template_kwargs")
+    if effort is not None:
+        kwargs = {"reasoning_effort": effort, **kwargs}
+    if len(kwargs) > _MAX_TEMPLATE_KWARGS:
+        raise refused("chat_template_kwargs", f"more than {_MAX_TEMPLATE_KWARGS} variables.")
+    return kwargs
+
+
+def _message(message: Message, path: str) -> ChatMessage:
+    for name in ("function_call", "audio"):
+        if getattr(message, name):
+            raise refused(f"{path}.{name}", "not supported.")
+    return ChatMessage(
+        role=message.role,
+        content=_content(message, f"{path}.content"),
+        name=message.name,
+        tool_calls=tuple(
+            tool_call(call.id, call.function.name, call.function.arguments)
+            for call in message.tool_calls or ()
+        ),
+        tool_call_id=message.tool_call_id,
+        reasoning_content=message.reasoning_content,
+    )
+
+
+def _content(message: Message, path: str) -> str:
+    content = message.content
+    if isinstance(content, str):
+        return content
+    if content is not None:
+        return joined_text(content, path, ("text",))
+    if message.role == "assistant":
+        return ""
+    raise refused(path, "expected a string or a list of parts.")
+
+
+def joined_text(parts: Sequence[ContentPart], path: str, kinds: Sequence[str]) -> str:
+    """The text of parts, which have to be of one of ``kinds``. Raises `InvalidRequest`."""
+    for k, part in enumerate(parts):
+        if part.type not in kinds:
+            kind = part.type[:64]
+            raise refused(f"{path}[{k}]", f"parts of type '{kind}' are not supported, only text.")
+        if not isinstance(part.text, str):
+            raise refused(f"{path}[{k}].text", "expected a string.")
+    text = "\n".join(part.text for part in parts)
+    if len(text) > MAX_TEXT_CHARS:
+        raise refused(path, f"longer than {MAX_TEXT_CHARS} characters.")
+    return text
