@@ -1,5 +1,5 @@
-"""The command line: every command of ``warren``, and what only commands need.
+"""The command line: the commands of ``warren``, and modules that only commands need.
 
-`cli.main` is the entry point. Each command imports its side when it runs, so that a gateway needs
-no torch, a worker no fastapi and ``--help`` neither.
+`cli.main` is the entry point. Each command imports its implementation when it runs, so a gateway
+does not need torch, a worker does not need fastapi and ``--help`` needs neither.
 """

@@ -1,4 +1,4 @@
-"""``warren chat``."""
+"""The command ``warren chat``."""
 
 from typing import Annotated
 
@@ -11,16 +11,20 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def chat(
-    url: Annotated[str, typer.Option(help="The server.")] = DEFAULT_URL,
+    url: Annotated[
+        str, typer.Option(help="Base URL of an OpenAI-compatible server.")
+    ] = DEFAULT_URL,
     model: Annotated[
-        str | None, typer.Option(help="Who answers; without it the server's first model.")
+        str | None,
+        typer.Option(help="Model to chat with. Default: the first model that the server lists."),
     ] = None,
-    temperature: Annotated[float, typer.Option(help="How freely it answers; 0 is greedy.")] = 0.7,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.7,
     api_key: Annotated[
-        str | None, typer.Option(envvar="OPENAI_API_KEY", help="Where the server wants one.")
+        str | None,
+        typer.Option(envvar="OPENAI_API_KEY", help="API key, if the server requires one."),
     ] = None,
 ) -> None:
-    """Talk to a model in the terminal.
+    """Chat with a model in the terminal.
 
     [dim]warren chat --url http://127.0.0.1:8000[/]
     """

@@ -1,4 +1,4 @@
-"""A conversation in the terminal, with any server that speaks OpenAI's protocol."""
+"""A conversation in the terminal with an OpenAI-compatible server."""
 
 import json
 from collections.abc import Generator, Iterator
@@ -15,7 +15,7 @@ _CONNECT_TIMEOUT_S = 5.0
 
 
 class Conversation:
-    """What was said so far with ``model``, which answers over ``client``."""
+    """The messages exchanged so far with ``model``, which is reached through ``client``."""
 
     def __init__(self, client: httpx.Client, model: str, temperature: float) -> None:
         self.model = model
@@ -24,10 +24,10 @@ class Conversation:
         self._client = client
 
     def ask(self, question: str) -> Generator[str, None, None]:
-        """Stream the answer, piece by piece; closing the generator stops the server, too.
+        """Stream the answer piece by piece; closing the generator cancels the request.
 
-        An answer that ended early stays in the conversation as far as it went; a question that
-        got none does not. Raises the `WarrenError` that the server sent, or `InternalError`.
+        A truncated answer stays in the conversation; a question without any answer does not. Raises
+        the `WarrenError` that the server sent, or `InternalError`.
         """
         self.messages.append({"role": "user", "content": question})
         answer = ""
@@ -58,7 +58,7 @@ class Conversation:
 
 
 def connect(url: str, api_key: str | None = None) -> httpx.Client:
-    """A client for the server at ``url``; an answer may take as long as it takes."""
+    """Create a client for the server at ``url``, without a timeout for answers."""
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
     return httpx.Client(base_url=url, headers=headers, timeout=timeout)
@@ -73,20 +73,23 @@ def first_model(client: httpx.Client) -> str:
         raise StartupError(f"no server answers at {client.base_url}: {error}") from error
     models: list[dict[str, str]] = response.json()["data"]
     if not models:
-        raise StartupError(f"the server at {client.base_url} has no model yet")
+        raise StartupError(f"the server at {client.base_url} serves no model yet")
     return models[0]["id"]
 
 
 def converse(conversation: Conversation, console: Console) -> None:
-    """Ask what the user types until they leave with /exit, Ctrl-D or Ctrl-C."""
-    console.print(f"[bold]{conversation.model}[/] answers. {FAREWELL} leaves, Ctrl-C stops it.\n")
+    """Ask what the user types until they type /exit or press Ctrl-D or Ctrl-C."""
+    console.print(
+        f"[bold]{conversation.model}[/] is ready. Type {FAREWELL} to leave, press Ctrl-C to stop "
+        "an answer.\n"
+    )
     while (question := _read(console)) != FAREWELL:
         if question:
             _answer(conversation, question, console)
 
 
 def show_answer(conversation: Conversation, question: str, console: Console) -> None:
-    """Print an answer while it comes. Raises what `Conversation.ask` raises."""
+    """Print an answer while it is streamed. Raises what `Conversation.ask` raises."""
     with closing(conversation.ask(question)) as pieces:
         for piece in pieces:
             console.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
@@ -124,7 +127,7 @@ def _check(response: httpx.Response) -> None:
 
 
 def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
-    """The events of an SSE stream, which has to end with ``[DONE]``."""
+    """Yield the events of an SSE stream. Raises `InternalError` if it ends without ``[DONE]``."""
     for line in response.iter_lines():
         data = line.removeprefix("data: ")
         if data == "[DONE]":
@@ -134,7 +137,7 @@ def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
             if event.get("error"):
                 raise _error(event["error"])
             yield event
-    raise InternalError("the answer broke off")
+    raise InternalError("the stream ended before the answer was complete")
 
 
 def _error(error: dict[str, Any]) -> WarrenError:

@@ -1,4 +1,4 @@
-"""``warren dead``: what operators do with dead letters."""
+"""The command ``warren dead``: inspect, retry and drop dead letters."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,15 +17,13 @@ from shared.messages import JSON
 from shared.settings import CommonSettings
 
 MAX_LETTERS = MAX_PREFETCH
-"""All are held at once."""
+"""All listed letters are held unacknowledged at the same time."""
 _EVERY = "all"
 
 Act = Callable[[Bus, list[DeadLetter]], Awaitable[None]]
 
-app = typer.Typer(
-    help="Look at the jobs that died, try them again or drop them.", no_args_is_help=True
-)
-Id = Annotated[str, typer.Argument(metavar="ID", help="A request's id, as `list` shows it.")]
+app = typer.Typer(help="Inspect, retry or drop dead-lettered jobs.", no_args_is_help=True)
+Id = Annotated[str, typer.Argument(metavar="ID", help="Request id, as shown by `list`.")]
 Ids = Annotated[list[str], typer.Argument(metavar="ID...", help=f"Request ids, or `{_EVERY}`.")]
 
 
@@ -33,11 +31,14 @@ Ids = Annotated[list[str], typer.Argument(metavar="ID...", help=f"Request ids, o
 @takes_settings(CommonSettings)
 def list_(
     limit: Annotated[
-        int, typer.Option(min=1, max=MAX_LETTERS, help="How many, the oldest first.")
+        int,
+        typer.Option(
+            min=1, max=MAX_LETTERS, help="Maximum number of dead letters to show, oldest first."
+        ),
     ] = 100,
     **options: Any,
 ) -> None:
-    """Show what died, where and of what.
+    """List the dead letters: their queue, reason and age.
 
     [dim]warren dead list --broker amqp://operator:PASSWORD@localhost/warren[/]
     """
@@ -47,7 +48,7 @@ def list_(
             [("id", "reason", "queue", "age")] if letters else [("No dead letters.",)]
         )
         rows += [(one.request_id, one.reason, one.queue, _age(one)) for one in letters]
-        # Not a table: that would cut ids to the terminal's width.
+        # Not a table, which would truncate ids to the terminal's width.
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
             line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -60,10 +61,12 @@ def list_(
 @takes_settings(CommonSettings)
 def show(
     request_id: Id,
-    body: Annotated[bool, typer.Option("--body", help="With its prompts.")] = False,
+    body: Annotated[
+        bool, typer.Option("--body", help="Include the job's body, with its prompts.")
+    ] = False,
     **options: Any,
 ) -> None:
-    """Show one of them."""
+    """Show one dead letter."""
 
     async def act(_: Bus, letters: list[DeadLetter]) -> None:
         letter = find(letters, request_id)
@@ -89,17 +92,17 @@ def show(
 @app.command(epilog=EPILOG)
 @takes_settings(CommonSettings)
 def retry(request_ids: Ids, **options: Any) -> None:
-    """Put jobs back into the queues they died in, without their deadlines.
+    """Return jobs to the queues they were dead-lettered from, without their deadlines.
 
-    Their answers go where the first ones should have gone: a job whose client no longer waits is
-    dropped by the worker that takes it.
+    Answers go to the original reply queue. If a job's client is no longer waiting, the worker that
+    takes the job drops it.
     """
 
     async def act(bus: Bus, letters: list[DeadLetter]) -> None:
         jobs = [letter for letter in letters if letter.job is not None]
         for letter in jobs if request_ids == [_EVERY] else _chosen(letters, request_ids):
             queue = await letter.retry(bus)
-            output.print(f"{letter.request_id} is in {queue} again", soft_wrap=True)
+            output.print(f"{letter.request_id} was returned to {queue}", soft_wrap=True)
 
     _at_letters(act, options)
 
@@ -107,12 +110,12 @@ def retry(request_ids: Ids, **options: Any) -> None:
 @app.command(epilog=EPILOG)
 @takes_settings(CommonSettings)
 def drop(request_ids: Ids, **options: Any) -> None:
-    """Remove them for good."""
+    """Remove dead letters permanently."""
 
     async def act(_: Bus, letters: list[DeadLetter]) -> None:
         for letter in _chosen(letters, request_ids):
             await letter.drop()
-            output.print(f"{letter.request_id} is dropped", soft_wrap=True)
+            output.print(f"{letter.request_id} was dropped", soft_wrap=True)
 
     _at_letters(act, options)
 

@@ -1,4 +1,4 @@
-"""Dead letters: jobs that the broker put aside, for operators to look at, try again or drop."""
+"""Dead letters: jobs that the broker put aside, for operators to inspect, retry or drop."""
 
 import asyncio
 import time
@@ -14,16 +14,17 @@ from shared.errors import InvalidRequest, UndecodableMessage
 from shared.messages import GenerationJob, decode_job, encode
 
 _PATIENCE_S = 2.0
-"""How long a letter that another operator may hold is waited for."""
+"""Seconds to wait for a letter that another operator may be holding."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A job that died, held until `opened` ends; then it goes back, unless it was settled."""
+    """A dead-lettered job. It is held until `opened` ends and then requeued, unless it was
+    settled."""
 
     delivery: Delivery
     job: GenerationJob | None
-    """None: the body is no job of this version."""
+    """The decoded job, or None if the body is not a job of this version."""
 
     @property
     def message(self) -> Message:
@@ -31,7 +32,7 @@ class DeadLetter:
 
     @property
     def request_id(self) -> str:
-        """The message's id where it names no request."""
+        """The job's request id, or the message id if there is none."""
         return (
             self.job.request_id
             if self.job
@@ -40,17 +41,18 @@ class DeadLetter:
 
     @property
     def reason(self) -> str:
-        """``rejected``, ``expired`` or ``delivery_limit``, and what a worker rejects."""
+        """``rejected``, ``expired`` or ``delivery_limit``, with the worker's reason for a
+        rejection."""
         reason = str(self.message.headers.get(DEATH_REASON_HEADER, "unknown"))
         if reason == "rejected" and self.job is None:
-            return "rejected: not a job"
+            return "rejected: not a valid job"
         if reason == "rejected" and self.queue.endswith(".suspect"):
-            return "rejected: its workers died"
+            return "rejected: its workers crashed"
         return reason
 
     @property
     def queue(self) -> str:
-        """Where it died."""
+        """The name of the queue that the job was dead-lettered from."""
         return str(self.message.headers.get(DEATH_QUEUE_HEADER, "unknown"))
 
     @property
@@ -59,14 +61,14 @@ class DeadLetter:
 
     @property
     def age_s(self) -> float | None:
-        """Since it was made; None where it does not say."""
+        """Seconds since the job was created; None if the job has no creation time."""
         created_at = self.job.created_at if self.job else 0.0
         return max(0.0, time.time() - created_at) if created_at else None
 
     async def retry(self, bus: Bus) -> str:
-        """Publish the job to the queue it died in, without a deadline; returns that queue's name.
+        """Publish the job to its original queue without a deadline; returns the name of that queue.
 
-        Raises `InvalidRequest` for what is no job, and `BusError`.
+        Raises `InvalidRequest` if the body is not a job, and `BusError`.
         """
         lane = next((one for one in topology.LANES if self.queue.endswith(f".{one}")), None)
         if self.job is None or lane is None:
@@ -83,13 +85,13 @@ class DeadLetter:
         return self.queue
 
     async def drop(self) -> None:
-        """Remove it for good."""
+        """Remove the letter permanently."""
         await self.delivery.ack()
 
 
 @asynccontextmanager
 async def opened(bus: Bus, limit: int) -> AsyncIterator[list[DeadLetter]]:
-    """The oldest dead letters. Raises `BusError`."""
+    """Hold up to ``limit`` of the oldest dead letters. Raises `BusError`."""
     state = await bus.inspect(topology.DEAD_LETTERS.name)
     num_letters = min(state.num_ready, limit) if state is not None else 0
     if not num_letters:
@@ -105,7 +107,7 @@ async def opened(bus: Bus, limit: int) -> AsyncIterator[list[DeadLetter]]:
 
 
 def find(letters: list[DeadLetter], request_id: str) -> DeadLetter:
-    """Raises `InvalidRequest` where there is none of that id."""
+    """Find the letter with this id. Raises `InvalidRequest` if there is none."""
     for letter in letters:
         if letter.request_id == request_id:
             return letter

@@ -1,4 +1,4 @@
-"""``warren keys``: what operators do with API keys."""
+"""The command ``warren keys``: manage API keys."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,18 +9,19 @@ from cli.terminal import notices, output
 from gateway.intake.api_keys import KeyFile
 from shared.settings import variable
 
-app = typer.Typer(help="API keys: who may ask a gateway.", no_args_is_help=True)
+app = typer.Typer(help="Add, list and revoke the API keys of gateways.", no_args_is_help=True)
 KeysFile = Annotated[
     Path,
-    typer.Option(envvar=variable("keys_file"), help="The file that gateways read."),
+    typer.Option(envvar=variable("keys_file"), help="File of API keys that gateways read."),
 ]
 
 
 @app.command()
 def add(
-    tenant: Annotated[str, typer.Argument(help="Whose key it is.")], keys_file: KeysFile
+    tenant: Annotated[str, typer.Argument(help="Tenant that the key belongs to.")],
+    keys_file: KeysFile,
 ) -> None:
-    """Make a key, show it once, and keep its hash.
+    """Create a key and print it once; the file stores only its hash.
 
     [dim]warren keys add alice --keys-file /etc/warren/keys[/]
     """
@@ -29,7 +30,7 @@ def add(
 
 @app.command("list")
 def list_(keys_file: KeysFile) -> None:
-    """Show whose keys there are, each with the id that is its second part.
+    """List the keys: id, date of creation and tenant. The id is the second part of a key.
 
     [dim]warren keys list --keys-file /etc/warren/keys[/]
     """
@@ -39,15 +40,15 @@ def list_(keys_file: KeysFile) -> None:
 
 @app.command()
 def revoke(
-    key_id: Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it.")],
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="Key id, as shown by `list`.")],
     keys_file: KeysFile,
 ) -> None:
-    """Take a key back: within a second gateways refuse it.
+    """Revoke a key. Gateways reject it within a second.
 
     [dim]warren keys revoke 3c5c4c7894 --keys-file /etc/warren/keys[/]
     """
     tenant = KeyFile(keys_file).revoke(key_id).tenant
-    notices.print(f"{key_id} of {tenant} is revoked", markup=False, highlight=False)
+    notices.print(f"key {key_id} of {tenant} was revoked", markup=False, highlight=False)
 
 
 def _show(line: str) -> None:

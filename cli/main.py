@@ -1,4 +1,4 @@
-"""The entry point: all commands by name, and how their failures end the process."""
+"""The entry point of the command line: the commands, and how errors end the process."""
 
 import sys
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ from cli.terminal import notices, output
 from shared.errors import StartupError, WarrenError
 
 app = typer.Typer(
-    help="An LLM service on a message broker: nothing that dies takes a request with it.",
+    help="An asynchronous LLM service on RabbitMQ: requests survive the crash of any process.",
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,  # it shows local variables, and prompts are among them
+    pretty_exceptions_enable=False,  # tracebacks would show local variables, and prompts among them
     rich_markup_mode="rich",
 )
 
@@ -49,11 +49,11 @@ def takes_options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Show the version and end."
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
 ) -> None:
-    """Take what stands before a command."""
+    """Handle the options that come before a command."""
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
@@ -65,7 +65,11 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def main() -> None:
-    """Run the command line. Errors of ours end it with one line each: 2 at the start, else 1."""
+    """Run the command line.
+
+    A `WarrenError` is printed as one line; the exit status is 2 for start-up errors and 1
+    otherwise.
+    """
     failures: list[BaseException] = []
     try:
         app()

@@ -1,4 +1,4 @@
-"""Settings as options of the command line, and as the table in README.md.
+"""Settings as command-line options, and as the table in README.md.
 
 ``python -m cli.options`` prints the table.
 """
@@ -13,8 +13,8 @@ from pydantic.fields import FieldInfo
 from shared.settings import CommonSettings, GatewaySettings, WorkerSettings, variable
 
 EPILOG = (
-    "Every setting is also a variable: --max-num-seqs is WARREN_MAX_NUM_SEQS. "
-    "The command line wins over the environment."
+    "Every setting is also an environment variable: --max-num-seqs is WARREN_MAX_NUM_SEQS. "
+    "The command line takes precedence."
 )
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
@@ -23,8 +23,8 @@ _Command = TypeVar("_Command", bound=Callable[..., None])
 def takes_settings(*classes: type[CommonSettings]) -> Callable[[_Command], _Command]:
     """Give a command's ``**options`` one option for each setting of ``classes``.
 
-    The values arrive as the text that was given, or None: `shared.settings.load` reads them like
-    variables of the environment.
+    Each value is passed on as text, or as None if the option was not given; `shared.settings.load`
+    parses it like an environment variable.
     """
     fields = {name: (cls, field) for cls in classes for name, field in cls.model_fields.items()}
 
@@ -32,7 +32,7 @@ def takes_settings(*classes: type[CommonSettings]) -> Callable[[_Command], _Comm
         signature = inspect.signature(command)
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         options = [_parameter(name, *place) for name, place in fields.items()]
-        # typer reads the parameters from here.
+        # typer reads the parameters from the signature.
         command.__signature__ = signature.replace(  # type: ignore[attr-defined]
             parameters=[*own, *options]
         )
@@ -42,7 +42,7 @@ def takes_settings(*classes: type[CommonSettings]) -> Callable[[_Command], _Comm
 
 
 def chosen(cls: type[CommonSettings], options: dict[str, Any]) -> dict[str, Any]:
-    """Those of ``options`` that are settings of ``cls``."""
+    """The subset of ``options`` that are settings of ``cls``."""
     return {name: value for name, value in options.items() if name in cls.model_fields}
 
 
@@ -104,7 +104,8 @@ def _choices(annotation: Any) -> list[str]:
 
 
 def _flat(annotation: Any) -> list[Any]:
-    """The annotation and the members of its unions, without their own annotations."""
+    """The annotation and, recursively, the members of its unions, without ``Annotated``
+    metadata."""
     members = [] if get_origin(annotation) is Literal else get_args(annotation)
     return [annotation, *(kind for member in members for kind in _flat(member))]
 

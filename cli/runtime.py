@@ -1,4 +1,4 @@
-"""What the process of a command needs: its extra installed, a broker, an event loop, signals."""
+"""The runtime of a command: optional dependencies, the broker, the event loop and signals."""
 
 import asyncio
 import signal
@@ -29,7 +29,7 @@ def bus_of(common: CommonSettings) -> "Bus":
 
 def broker_of(common: CommonSettings) -> "Bus":
     if common.broker is None:
-        raise StartupError("no broker: name one with --broker amqp://USER:PASSWORD@HOST/VHOST")
+        raise StartupError("no broker: set one with --broker amqp://USER:PASSWORD@HOST/VHOST")
     from shared.bus.rabbit import RabbitBus
 
     return RabbitBus(common.broker.get_secret_value())
@@ -58,7 +58,7 @@ def this_task() -> asyncio.Task[Any]:
 
 
 def on_signals(stop: Callable[[], object]) -> None:
-    """The first SIGINT or SIGTERM calls ``stop``; the second ends the process at once."""
+    """Call ``stop`` on the first SIGINT or SIGTERM; the second ends the process at once."""
     loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)
 
@@ -76,7 +76,7 @@ def run(main: Coroutine[Any, Any, _Result]) -> _Result:
     with asyncio.Runner(loop_factory=_new_event_loop) as runner:
         try:
             return runner.run(main)
-        except asyncio.CancelledError:  # a signal came before there was anything to drain
+        except asyncio.CancelledError:  # a signal arrived before there was anything to drain
             raise typer.Exit(INTERRUPTED) from None
 
 

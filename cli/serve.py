@@ -1,6 +1,6 @@
-"""``warren serve``, ``gateway``, ``worker`` and ``pull``.
+"""The commands ``warren serve``, ``gateway``, ``worker`` and ``pull``.
 
-`serve` joins both sides in one process; no other module imports both.
+`serve` runs gateway and worker in one process; no other module imports both.
 """
 
 import asyncio
@@ -28,12 +28,13 @@ logger = logging.getLogger(__name__)
 @takes_settings(GatewaySettings, WorkerSettings)
 def serve(
     ask: Annotated[
-        str | None, typer.Option(help="Ask this as soon as it serves, and show the answer.")
+        str | None,
+        typer.Option(help="Ask this question once the model is ready, and print the answer."),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="End after the answer to --ask.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Exit after the answer to --ask.")] = False,
     **options: Any,
 ) -> None:
-    """Serve a model, gateway and worker in one process.
+    """Serve a model with gateway and worker in one process.
 
     [dim]warren serve --model smollm2 --port 8000[/]
     """
@@ -48,7 +49,7 @@ def serve(
 
 @takes_settings(GatewaySettings)
 def gateway(**options: Any) -> None:
-    """Take HTTP requests and put them on a broker.
+    """Run a gateway: accept HTTP requests and publish them as jobs.
 
     [dim]warren gateway --broker amqp://gateway:PASSWORD@localhost/warren --port 8000[/]
     """
@@ -59,7 +60,7 @@ def gateway(**options: Any) -> None:
 
 @takes_settings(WorkerSettings)
 def worker(**options: Any) -> None:
-    """Take requests from a broker and answer them with a model.
+    """Run a worker: consume jobs and answer them with a model.
 
     [dim]warren worker --broker amqp://worker:PASSWORD@localhost/warren --model smollm2[/]
     """
@@ -72,14 +73,14 @@ def worker(**options: Any) -> None:
 
 def pull(
     model: Annotated[
-        str, typer.Argument(help="A known name, a directory, a GGUF file or a hub id.")
+        str, typer.Argument(help="Known name, model directory, GGUF file or Hugging Face Hub id.")
     ] = DEFAULT_MODEL,
 ) -> None:
-    """Fetch a model into the user's cache, ready to be loaded.
+    """Download a model to the cache and prepare it for loading.
 
     [dim]warren pull smollm2[/]
     """
-    output.print(f"{model} is ready in {_pull(model)}", soft_wrap=True)
+    output.print(f"{model} is ready: {_pull(model)}", soft_wrap=True)
 
 
 async def _serve(
@@ -162,4 +163,4 @@ def _show_answer(url: str, model: str, question: str) -> None:
 def _say_ready(what: str, url: str) -> None:
     logger.info("serving", extra={"url": url})
     if notices.is_terminal:
-        notices.print(f"[bold green]{what}[/] serves at {url}, Ctrl-C stops it")
+        notices.print(f"[bold green]{what}[/] is listening on {url}; press Ctrl-C to stop")

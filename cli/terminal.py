@@ -1,4 +1,4 @@
-"""What commands show on a terminal while they work."""
+"""Output of commands on the terminal, and progress bars."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,16 +16,17 @@ from rich.progress import (
 )
 
 output = Console(highlight=False)
-"""Results: standard output."""
+"""Results, on standard output."""
 notices = Console(highlight=False, stderr=True)
-"""All else: standard error."""
+"""Everything else, on standard error."""
 
 
 @contextmanager
 def stages() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for each stage of something long: call with its name, what is done, and the total.
+    """Show a progress bar for each stage: call with the stage's name, the amount done and the
+    total.
 
-    A total of 0 is not known.
+    A total of 0 is unknown.
     """
     columns = (TextColumn("{task.description:<10}"), BarColumn(), TaskProgressColumn())
     progress = Progress(*columns, TimeElapsedColumn(), console=notices)
@@ -48,7 +49,7 @@ def stages() -> Iterator[Callable[[str, int, int], None]]:
 
 @contextmanager
 def counted(description: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A bar of things done: call with how many are, the total, and a remark."""
+    """Show one progress bar: call with the number done, the total and a remark."""
     columns = (
         TextColumn(description),
         BarColumn(),

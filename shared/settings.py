@@ -1,7 +1,7 @@
 """All settings, read once at start-up from ``WARREN_`` variables and the command line.
 
-The command line wins over the environment. A bad value, or a variable that no setting knows, stops
-the start with one clear line.
+The command line takes precedence over the environment. An invalid value or an unknown variable
+stops the process at start-up with a one-line error.
 """
 
 import os
@@ -28,159 +28,253 @@ CommaSeparated = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 
 class CommonSettings(BaseSettings):
-    """What gateway and worker share."""
+    """Settings that the gateway and the worker share."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
     broker: SecretStr | None = Field(
-        None, description="AMQP URL of the broker, amqp:// or amqps://; none: the embedded bus."
+        None,
+        description="AMQP URL of the RabbitMQ broker, amqp:// or amqps://. Unset: the "
+        "in-process bus, which only `warren serve` supports.",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe level that is logged; debug for troubleshooting."
+    )
     log_format: Literal["auto", "console", "json"] = Field(
-        "auto", description="auto: console on a terminal, JSON elsewhere."
+        "auto",
+        description="Format of log lines. auto: human-readable on a terminal, JSON otherwise.",
     )
     otlp_endpoint: str | None = Field(
-        None, description="Where spans go, as OTLP over HTTP; none: nowhere."
+        None,
+        description="OTLP/HTTP endpoint that receives trace spans. Unset: spans are not exported.",
     )
     drain_grace_s: Seconds = Field(
-        30, description="How long what runs may go on after SIGTERM; then workers hand it over."
+        30,
+        description="Seconds that running jobs and open streams may take to finish after "
+        "SIGTERM; a worker then returns unfinished jobs to the queue. Keep it below the "
+        "orchestrator's kill timeout.",
     )
 
 
 class GatewaySettings(CommonSettings):
-    """The HTTP side."""
+    """Settings of the gateway."""
 
-    host: str = Field("127.0.0.1", description="Address to listen on.")
-    port: Port = Field(8000, description="Port to listen on; 0 takes a free one.")
-    max_requests: int = Field(
-        1024, gt=0, description="Requests in flight in one gateway; one more is answered 429."
+    host: str = Field(
+        "127.0.0.1",
+        description="Address on which the gateway listens. 0.0.0.0 accepts requests from other "
+        "machines and requires WARREN_KEYS_FILE or WARREN_ALLOW_ANONYMOUS.",
     )
-    max_body_bytes: int = Field(4 << 20, gt=0, description="Longest HTTP body; more is 413.")
-    request_timeout_s: Seconds = Field(600, description="Deadline of a request.")
+    port: Port = Field(8000, description="TCP port on which the gateway listens. 0: any free port.")
+    max_requests: int = Field(
+        1024,
+        gt=0,
+        description="Requests that one gateway handles at once; further requests are answered "
+        "429. Lower it to save memory.",
+    )
+    max_body_bytes: int = Field(
+        4 << 20,
+        gt=0,
+        description="Maximum size of an HTTP request body in bytes; a larger body is answered 413.",
+    )
+    request_timeout_s: Seconds = Field(
+        600,
+        description="Seconds after which an unfinished request fails with `deadline_exceeded`. "
+        "Raise it for very long answers.",
+    )
     max_queue_wait_s: Seconds = Field(
-        60, description="A request that would wait longer for a worker is answered 429."
+        60,
+        description="Longest estimated wait for a worker, in seconds; a request that would "
+        "wait longer is answered 429. Lower it to shed load earlier.",
     )
     first_event_timeout_s: Seconds = Field(
-        10, description="How long response headers wait for a worker's first word."
+        10,
+        description="Seconds to wait for a worker's first event before the response headers "
+        "are sent. An error within this time still sets the HTTP status.",
     )
     ping_interval_s: Seconds = Field(
-        15, description="A silent stream gets an SSE comment this often."
+        15,
+        description="Seconds of silence after which a stream receives an SSE comment. Keep it "
+        "below the idle timeout of proxies.",
     )
     send_timeout_s: Seconds = Field(
-        30, description="A client that reads nothing for so long has left."
+        30, description="Seconds before a stalled client is treated as disconnected."
     )
     disconnect_grace_s: float = Field(
         5,
         ge=0,
-        description="How long a request goes on after its client left, and how long the log of an "
-        "ended stream with ids is kept, for the client to come back. A running one ends after the "
-        "worker's `WARREN_READER_GRACE_S` at the latest.",
+        description="Seconds for which a client may resume a stream with event ids after its "
+        "connection is lost; meanwhile the request continues, or the log of a finished stream "
+        "is kept. A running request is cancelled after the worker's `WARREN_READER_GRACE_S` at "
+        "the latest.",
     )
     detach_ttl_s: Seconds = Field(
-        3600, description="How long a request with `detach` may take, and its log lasts unread."
+        3600,
+        description="Deadline in seconds of a request with `detach`, and how long its log is "
+        "kept unread.",
     )
     reply_retention_s: Seconds = Field(
-        60, description="How long the log of a request outlives its last reader."
+        60,
+        description="Seconds for which a request's log is kept after its last reader "
+        "disconnects. Clients and gateways can resume the stream within this time.",
     )
     worker_silence_s: Seconds = Field(
         8,
-        description="A stream whose worker was silent for so long goes to another one; one "
-        "that was resumed waits for the broker's heartbeats.",
+        description="Seconds without a heartbeat after which a worker is considered lost and "
+        "its job is published again. A resumed stream instead relies on the broker to "
+        "redeliver the job.",
     )
     secret: SecretStr | None = Field(
         None,
-        description="Signs stream tokens and makes ids of Idempotency-Keys, the same in all "
-        "gateways; none: drawn at each start.",
+        description="Key that signs stream tokens and derives request ids from "
+        "Idempotency-Keys. Set the same value on all gateways. Unset: a random key at each "
+        "start, so that neither is valid at another gateway or after a restart.",
     )
     keys_file: Path | None = Field(
-        None, description="The API keys, as `warren keys` writes them; none: nobody needs one."
+        None,
+        description="File of API keys, managed with `warren keys`. Changes take effect without "
+        "a restart. Unset: requests need no API key.",
     )
     allow_anonymous: bool = Field(
-        False, description="Whether to listen beyond this machine without API keys."
+        False,
+        description="Allow the gateway to listen on other than loopback addresses without API "
+        "keys.",
     )
-    drain_grace_s: Seconds = Field(30, description="How long open streams may go on after SIGTERM.")
+    drain_grace_s: Seconds = Field(
+        30, description="Seconds that open streams may take to finish after SIGTERM."
+    )
     cors_origins: CommaSeparated = Field(
-        (), description="Origins allowed by CORS, separated by commas; none: CORS is off."
+        (), description="Comma-separated origins that CORS allows. Unset: CORS is disabled."
     )
 
 
 class WorkerSettings(CommonSettings):
-    """The computing side."""
+    """Settings of the worker."""
 
     model: str = Field(
-        DEFAULT_MODEL, description="A pulled name, a directory, a GGUF file or a hub id."
+        DEFAULT_MODEL,
+        description="Model to serve: a known name, a model directory, a GGUF file or a Hugging "
+        "Face Hub id.",
     )
     served_name: str | None = Field(
-        None, description="The name clients use; none: what --model says, a path's last part."
+        None,
+        description="Model name that clients use. Unset: the value of WARREN_MODEL, or the "
+        "last component of a path.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Weights and activations; auto: as in the checkpoint."
+        "auto", description="Data type of weights and activations. auto: that of the checkpoint."
     )
     weight_format: Literal["auto", "q8_0", "q4_0", "q4_1"] = Field(
-        "auto", description="Weights in 8 or 4 bits, on the CPU; auto: as --dtype."
+        "auto",
+        description="Quantization of the weights, on the CPU only; it saves memory and "
+        "bandwidth at some loss of quality. auto: not quantized, in the type of WARREN_DTYPE.",
     )
     kernels: Literal["auto", "native", "reference", "triton"] = Field(
-        "auto", description="Who computes; auto: triton on a GPU, else native where that can."
+        "auto",
+        description="Kernel implementation. auto: triton on a GPU; native on the CPU if it "
+        "supports the model, otherwise reference.",
     )
     batch_invariant: bool = Field(
         False,
-        description="Whether a GPU computes a token the same whatever else is in its step, at the "
-        "price of speed; the CPU's native kernels always do.",
+        description="Make a token's logits on a GPU independent of the other tokens in its "
+        "step, which is slower. Turn it on for reproducible output. The CPU's native kernels "
+        "are always batch invariant.",
     )
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
-    max_num_seqs: int = Field(64, gt=0, description="Sequences that run at once.")
+    device: str = Field(
+        "auto",
+        description="Device that runs the model: auto, cpu, cuda or cuda:N. auto: a GPU if "
+        "there is one.",
+    )
+    max_num_seqs: int = Field(
+        64,
+        gt=0,
+        description="Maximum number of sequences in a batch. Raise it for throughput; each "
+        "sequence needs room in the KV cache.",
+    )
     max_num_batched_tokens: int = Field(
-        512, gt=0, description="Tokens computed in one step, prompts and decodes together."
+        512,
+        gt=0,
+        description="Maximum number of tokens in one step, prefill and decode together. Raise "
+        "it for prefill throughput, lower it for shorter steps.",
     )
     max_seq_len: int | None = Field(
-        None, gt=0, description="Longest prompt and output together; none: the model's context."
+        None,
+        gt=0,
+        description="Maximum length of prompt and output together, in tokens. Unset: the "
+        "model's context length.",
     )
     # A variable is text, and pydantic takes no text for a number among literals.
     block_size: Annotated[Literal[8, 16, 32], BeforeValidator(int)] = Field(
-        16, description="Tokens in one block of the KV cache."
+        16,
+        description="Tokens in one block of the KV cache. Smaller blocks waste less memory and "
+        "share shorter prefixes.",
     )
     kv_cache_bytes: int | None = Field(
-        None, gt=0, description="Size of the KV cache; none: a share of the free memory."
+        None, gt=0, description="Size of the KV cache in bytes. Unset: chosen from the free memory."
     )
     gpu_memory_share: float = Field(
-        0.9, gt=0, le=1, description="Of a GPU's memory, for weights, steps and KV cache together."
+        0.9,
+        gt=0,
+        le=1,
+        description="Fraction of the GPU's memory for weights, activations and KV cache "
+        "together. Lower it if other processes use the GPU.",
     )
     batch_reserve: int = Field(
-        4, ge=0, description="Sequences fewer that batch jobs may run, so that others find room."
+        4,
+        ge=0,
+        description="Sequence slots reserved for interactive jobs; batch jobs use at most "
+        "WARREN_MAX_NUM_SEQS minus this many.",
     )
     batch_patience_s: Seconds = Field(
         60,
-        description="A batch job that waits so long for a token goes on among interactive ones, "
-        "one at a time.",
+        description="Seconds after which a batch job that has received no token is promoted to "
+        "interactive priority, one job at a time. It prevents starvation.",
     )
     prefix_cache: bool = Field(
-        True, description="Whether prompts of one tenant share the KV cache of how they begin."
+        True, description="Reuse the KV cache of shared prompt prefixes, within one tenant only."
     )
     max_step_ms: float = Field(
         200,
         gt=0,
-        description="Longest step while answers stream: long prompts are cut to keep to it.",
+        description="Target for the longest step while answers stream, in milliseconds; long "
+        "prompts are split into chunks to meet it. Lower it for smoother streams, raise it for "
+        "a shorter time to first token.",
     )
     compute_threads: int | None = Field(
-        None, gt=0, description="CPU threads that compute; none: one for each core."
+        None,
+        gt=0,
+        description="Number of CPU threads for computation. Unset: one per available core.",
     )
     tool_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral"] = Field(
-        "auto", description="How the model calls tools; auto: as its chat template says."
+        "auto",
+        description="Format in which the model writes tool calls. auto: derived from its chat "
+        "template.",
     )
     reasoning_parser: Literal["auto", "none", "deepseek_r1", "qwen3"] = Field(
-        "auto", description="How the model thinks aloud; auto: as its chat template says."
+        "auto",
+        description="Format in which the model writes its reasoning. auto: derived from its "
+        "chat template.",
     )
     health_port: Port | None = Field(
-        None, description="Port of the worker's own /live, /health and /metrics; none: closed."
+        None, description="TCP port of the worker's /live, /health and /metrics. Unset: not served."
     )
     stall_timeout_s: Seconds = Field(
-        60, description="A worker whose engine has work and no step for so long ends itself."
+        60,
+        description="Seconds without a completed step, while there is work, after which the "
+        "worker exits so that its jobs are redelivered.",
     )
-    announce_interval_s: Seconds = Field(2, description="How often a worker says what it serves.")
+    announce_interval_s: Seconds = Field(
+        2,
+        description="Seconds between a worker's heartbeats. Keep it well below "
+        "WARREN_WORKER_SILENCE_S.",
+    )
     reader_grace_s: Seconds = Field(
-        10, description="A stream without a reader for so long is cancelled, unless it is detached."
+        10,
+        description="Seconds after which a stream that has no reader is cancelled, unless it "
+        "is detached.",
     )
-    job_timeout_s: Seconds = Field(600, description="Deadline of jobs that bear none.")
+    job_timeout_s: Seconds = Field(
+        600, description="Deadline in seconds of jobs whose publisher sets none."
+    )
 
 
 _Settings = TypeVar("_Settings", bound=CommonSettings)
@@ -192,9 +286,10 @@ def variable(field: str) -> str:
 
 
 def load(settings: type[_Settings], **options: Any) -> _Settings:
-    """Read settings; ``options`` are the command line's, None where it said nothing.
+    """Load settings. ``options`` are those of the command line; None means that an option was not
+    given.
 
-    Raises `StartupError` naming each wrong setting, without its value where that is secret.
+    Raises `StartupError` naming each invalid setting; the values of secrets are not shown.
     """
     known = {
         variable(field) for cls in (GatewaySettings, WorkerSettings) for field in cls.model_fields

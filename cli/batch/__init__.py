@@ -1,4 +1,4 @@
-"""``warren batch``: a file of requests in, a file of answers out, through a model's batch queue.
+"""``warren batch``: answers a file of requests through a model's batch queue.
 
-`command` is the command, `pipeline.run_batch` does the work.
+`command` defines the command; `pipeline.run_batch` does the work.
 """

@@ -1,4 +1,4 @@
-"""What a model's workers say of it: how it calls tools, and how it thinks aloud."""
+"""The announcements of a model's workers: how it writes tool calls and reasoning."""
 
 import asyncio
 import logging
@@ -13,19 +13,23 @@ from shared.messages import Announcement, decode_announcement
 logger = logging.getLogger(__name__)
 
 _PATIENCE_S = 10.0
-"""Workers announce themselves every few seconds."""
+"""Several announcement intervals."""
 
 
 async def announcement(bus: Bus, model: str) -> Announcement | None:
-    """The next word of a live worker of ``model``; None at once where none consumes its jobs.
-    Raises `BusUnavailable`."""
+    """Wait for the next announcement of a worker that serves ``model``.
+
+    Returns None at once if nothing consumes the model's jobs. Raises `BusUnavailable`. @27 the
+    broker's user may lack the permission; the batch can do without the user may lack the
+    permission; a batch works without announcements
+    """
     if not await _has_worker(bus, model):
         return None
     queue = topology.publisher_queue(uuid.uuid4().hex)
     try:
         await bus.declare(queue)
     except AccessRefused as error:  # its user may lack the right, which must not stop a batch
-        logger.warning("workers not heard", extra={"reason": error.message})
+        logger.warning("worker announcements unavailable", extra={"reason": error.message})
         return None
     try:
         with suppress(TimeoutError):
@@ -33,7 +37,9 @@ async def announcement(bus: Bus, model: str) -> Announcement | None:
                 return await _next(consumer, model)
     finally:
         await bus.delete_queue(queue.name)
-    logger.warning("workers not heard", extra={"reason": "they say nothing", "model": model})
+    logger.warning(
+        "worker announcements unavailable", extra={"reason": "none received", "model": model}
+    )
     return None
 
 

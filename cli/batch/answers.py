@@ -1,4 +1,4 @@
-"""The lines of a batch's output, in OpenAI's shape."""
+"""The lines of a batch's output file, in the format of OpenAI's Batch API."""
 
 import msgspec
 
@@ -13,7 +13,7 @@ from shared.messages import Completed, Failed, GenerationJob
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """What the endpoint would have answered over HTTP."""
+    """The HTTP response that the endpoint would have given."""
 
     status_code: int
     request_id: str
@@ -21,7 +21,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer. A line that failed has a `Response` too, with the status and the error."""
+    """One answer. A failed line has a `Response` too, with the status code and the error."""
 
     id: str
     custom_id: str
@@ -30,7 +30,7 @@ class OutputLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def output_line(line: BatchLine, job: GenerationJob, answer: Completed | Failed) -> bytes:
-    """Word the answer to ``line``, without a line end."""
+    """Encode the answer to ``line`` as one output line, without a line end."""
     response = _completed(job, answer) if isinstance(answer, Completed) else _failed(job, answer)
     output = OutputLine(
         id=f"batch_req_{job.request_id}", custom_id=line.custom_id, response=response

@@ -1,4 +1,4 @@
-"""``warren batch``."""
+"""The command ``warren batch``."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,16 +20,19 @@ if TYPE_CHECKING:
 
 @takes_settings(CommonSettings)
 def batch(
-    input: Annotated[Path, typer.Argument(help="OpenAI's batch lines.")],  # noqa: A002
-    results: Annotated[Path, typer.Argument(help="Where the answers go, in the same order.")],
+    input: Annotated[Path, typer.Argument(help="Input in OpenAI's batch format, JSONL.")],  # noqa: A002
+    results: Annotated[Path, typer.Argument(help="Output file; keeps the order of the input.")],
     window: Annotated[
-        int, typer.Option(min=1, max=MAX_PREFETCH, help="Jobs in the queue at a time.")
+        int,
+        typer.Option(
+            min=1, max=MAX_PREFETCH, help="Maximum number of jobs in the queue at a time."
+        ),
     ] = 256,
     **options: Any,
 ) -> None:
-    """Answer a file of requests through the queue.
+    """Answer a file of requests through the batch queue.
 
-    After Ctrl-C, the same command goes on where it was.
+    After Ctrl-C, run the same command again to continue.
 
     [dim]warren batch IN.jsonl OUT.jsonl --broker amqp://publisher:PASSWORD@localhost/warren[/]
     """
@@ -40,7 +43,7 @@ def batch(
     except OSError as error:
         raise StartupError(f"{error.filename or results}: {error.strerror}") from error
     except KeyboardInterrupt:
-        notices.print("Stopped. What is done is kept: the same command goes on from here.")
+        notices.print("Stopped. Finished lines are kept; run the same command to continue.")
         raise typer.Exit(INTERRUPTED) from None
     notices.print(
         f"{summary.num_lines} lines in {results}, {summary.num_failed} failed, "

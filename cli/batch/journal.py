@@ -1,4 +1,4 @@
-"""The answers so far, on disk: what stands here is done and is not done again."""
+"""The journal of a batch: the answers so far, on disk, so that no line is answered twice."""
 
 import fcntl
 import os
@@ -14,9 +14,9 @@ from shared.messages import Announcement
 
 class _Header(msgspec.Struct, frozen=True):
     warren_batch: str
-    """The digest of the input whose answers follow."""
+    """The digest of the input file."""
     served: Announcement | None = None
-    """What a worker said of the model when the first job was made."""
+    """The worker's announcement that was current when the first job was built."""
 
 
 class _Response(msgspec.Struct, frozen=True):
@@ -24,7 +24,7 @@ class _Response(msgspec.Struct, frozen=True):
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """What must be known of an output line."""
+    """The fields of an output line that the index needs."""
 
     custom_id: str
     response: _Response | None
@@ -35,19 +35,19 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 class Journal:
-    """``OUT.part``: a header, then one output line an answer, in the order of the answers.
+    """The file ``OUT.part``: a header, then one output line per answer, in order of arrival.
 
-    A line that a crash cut short is dropped when the file is opened again. A file lock keeps a
-    second run away; the system releases it however this one ends.
+    A line that a crash truncated is dropped when the file is opened again. A file lock prevents a
+    second run; the operating system releases it however the process ends.
     """
 
     def __init__(
         self, file: BinaryIO, output: Path, digest: str, served: Announcement | None = None
     ) -> None:
-        """Go on with ``file``. Raises `InvalidRequest` if it belongs to another input."""
+        """Continue ``file``. Raises `InvalidRequest` if it belongs to another input."""
         self.num_failed = 0
         self.served = served
-        """That of the first run."""
+        """The announcement that the first run used."""
         self._file = file
         self._output = output
         self._spans: dict[str, tuple[int, int]] = {}
@@ -58,10 +58,10 @@ class Journal:
 
     @classmethod
     def open(cls, output: Path, digest: str, served: Announcement | None = None) -> Self:
-        """Open or create the journal beside ``output``, for the input with ``digest``.
+        """Open or create the journal beside ``output`` for the input with ``digest``.
 
-        Raises `InvalidRequest` if another run holds it, it belongs to another input, or there is
-        none but ``output`` exists; `OSError`.
+        Raises `InvalidRequest` if another run holds the journal, if it belongs to another input, or
+        if there is no journal but ``output`` exists; `OSError`.
         """
         part = _part(output)
         if output.exists() and not part.exists():
@@ -73,7 +73,7 @@ class Journal:
         except BlockingIOError:
             error = InvalidRequest(f"another run is writing {part.name}")
         except msgspec.DecodeError:
-            error = InvalidRequest(f"{part.name} is no journal of a batch")
+            error = InvalidRequest(f"{part.name} is not a journal of a batch")
         except InvalidRequest as foreign:
             error = foreign
         file.close()
@@ -92,19 +92,19 @@ class Journal:
         return custom_id in self._spans
 
     def append(self, line: bytes) -> None:
-        """Add an output line; a ``custom_id`` that stands here already adds nothing."""
+        """Append an output line, unless the journal already has its ``custom_id``."""
         entry = msgspec.json.decode(line, type=_Entry)
         if entry.custom_id not in self:
             self._index(entry, self._end, len(line))
             self._write(line)
 
     def sync(self) -> None:
-        """Return once all appended lines are on the disk."""
+        """Return once all appended lines are on disk."""
         os.fsync(self._file.fileno())
 
     def finish(self, custom_ids: Iterable[str]) -> None:
-        """Write the lines of ``custom_ids`` to the output, in that order and all at once; the
-        journal is gone then."""
+        """Write the lines of ``custom_ids`` to the output in that order, atomically, and delete the
+        journal."""
         draft = self._output.with_name(f"{self._output.name}.draft")
         with draft.open("wb") as file:
             for custom_id in custom_ids:
@@ -118,7 +118,7 @@ class Journal:
         _part(self._output).unlink()
 
     def _restore(self, digest: str) -> int:
-        """Index what is there; returns where the last whole line ends."""
+        """Index the existing lines; returns the offset at which the last complete line ends."""
         self._file.seek(0)
         end = 0
         for line in self._file:
@@ -154,7 +154,7 @@ def _part(output: Path) -> Path:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Make a rename in ``directory`` last."""
+    """Make a rename in ``directory`` durable."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The input of a batch: all of it is checked before the first line is answered."""
+"""The input of a batch. The whole file is checked before the first line is answered."""
 
 import hashlib
 from contextlib import suppress
@@ -22,7 +22,7 @@ Url: TypeAlias = Literal["/v1/chat/completions", "/v1/completions"]
 
 
 class BatchLine(msgspec.Struct, frozen=True):
-    """One request, as OpenAI's batches have it."""
+    """One request, in the format of OpenAI's Batch API."""
 
     custom_id: Annotated[str, Meta(min_length=1, max_length=512)]
     method: Literal["POST"]
@@ -32,8 +32,11 @@ class BatchLine(msgspec.Struct, frozen=True):
     def draft(
         self, request_id: str, created_at: float, served: Announcement | None = None
     ) -> Draft:
-        """The job, and the constraint that it may have; ``served`` is what a worker says of the
-        model. Raises `RequestError` and `Unavailable`."""
+        """Build the job, and the constraint that it may have, from a worker's announcement
+        ``served``.
+
+        Raises `RequestError` and `Unavailable`.
+        """
         body = bytes(self.body)
         request: schemas.ChatRequest | schemas.CompletionRequest
         if self.url == "/v1/chat/completions":
@@ -41,7 +44,7 @@ class BatchLine(msgspec.Struct, frozen=True):
         else:
             request = schemas.parse(schemas.CompletionRequest, body)
         if request.stream:
-            raise InvalidRequest("stream: a batch has no streams", param="stream")
+            raise InvalidRequest("stream: batches do not support streaming", param="stream")
         return draft(
             request, request_id=request_id, created_at=created_at, mode="final", served=served
         )
@@ -49,9 +52,9 @@ class BatchLine(msgspec.Struct, frozen=True):
     def job(
         self, request_id: str, created_at: float, served: Announcement | None = None
     ) -> GenerationJob:
-        """What is published, once `draft` was checked."""
+        """The job to publish. The line was already checked with `draft`."""
         job = self.draft(request_id, created_at, served).identified(request_id)
-        # Nobody reads between two runs, and work goes on.
+        # Between two runs nothing reads the reply queue; the job must continue all the same.
         return msgspec.structs.replace(job, is_detached=True)
 
 
@@ -77,15 +80,16 @@ def model_of(path: Path) -> str | None:
 
 
 class BatchFile:
-    """A checked input. It knows where its lines are, not what they say: files are large.
+    """A checked input file. Only the positions of lines are kept in memory, because files are
+    large.
 
-    A line is known by its position in the file.
+    A line is identified by its position in the file.
     """
 
     def __init__(self, path: Path, index: "_Index") -> None:
         self.path = path
         self.served = index.served
-        """What a worker said of the model; jobs and the words of their answers follow it."""
+        """The worker's announcement that jobs and answers are built from."""
         self.digest = index.digest.hexdigest()
         self.model = index.model
         self.custom_ids = tuple(index.offsets)
@@ -94,7 +98,7 @@ class BatchFile:
 
     @classmethod
     def check(cls, path: Path, served: Announcement | None = None) -> Self:
-        """Read the whole file. Raises `InvalidRequest` naming each bad line, `OSError`."""
+        """Read the whole file. Raises `InvalidRequest` naming each bad line, and `OSError`."""
         index = _Index(served)
         offset = 0
         with path.open("rb") as file:
@@ -114,20 +118,20 @@ class BatchFile:
 
     @property
     def run_id(self) -> str:
-        """The same for the same input, wherever and whenever it runs."""
+        """An id that depends only on the content of the input."""
         return f"batch-{self.digest[:32]}"
 
     def request_id(self, position: int) -> str:
-        """The same in every run."""
+        """The request id of a line; it is the same in every run."""
         name = hashlib.sha256(self.custom_ids[position].encode()).hexdigest()
         return f"{self.run_id}-{name[:32]}"
 
     def position(self, request_id: str) -> int | None:
-        """The line whose job bears ``request_id``."""
+        """The position of the line whose job has this ``request_id``."""
         return self._positions.get(request_id)
 
     def line(self, position: int) -> BatchLine:
-        """Read a line again."""
+        """Read a line from the file again."""
         with self.path.open("rb") as file:
             file.seek(self._offsets[position])
             return _DECODER.decode(file.readline())
@@ -139,7 +143,7 @@ class BatchFile:
 
 @dataclass(slots=True)
 class _Index:
-    """What a first reading of the file finds."""
+    """Collects the positions and problems of lines during the first pass over the file."""
 
     served: Announcement | None
     digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)

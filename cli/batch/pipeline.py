@@ -1,8 +1,8 @@
-"""Runs a batch: jobs out through a window, answers in through the journal.
+"""Runs a batch: publishes jobs within a window and writes the answers to the journal.
 
-The order of things is the proof. An answer is acknowledged only when its line is on the disk, and a
-line that has no answer there is published again by the next run, under the same request id. So a
-job may run twice; its output line exists once.
+An answer is acknowledged only once its line is on disk. A line without an answer there is published
+again by the next run, under the same request id. A job may therefore run twice, but its output line
+is written once.
 """
 
 import asyncio
@@ -52,10 +52,10 @@ async def run_batch(
 ) -> BatchSummary:
     """Answer every line of ``input`` in ``output``, with at most ``window`` jobs in the queue.
 
-    Cancelled or killed, it goes on where it was when called again: the answers so far are in
-    ``output`` + ".part". Raises `InvalidRequest` naming each bad line, before anything is
-    published, or if ``output`` exists; `ModelNotFound`; `QueueBusy` if the same input runs
-    elsewhere; `BusUnavailable` if there is no broker at the start; `OSError`.
+    After a cancellation or a crash, another call continues where the run stopped: the answers so
+    far are in ``output`` + ".part". Raises `InvalidRequest` naming each bad line, before anything
+    is published, or if ``output`` exists; `ModelNotFound`; `QueueBusy` if another process runs the
+    same input; `BusUnavailable` if the broker cannot be reached at the start; `OSError`.
     """
     model = await asyncio.to_thread(model_of, input)
     served = None if model is None else await announcement(bus, model)
@@ -69,13 +69,13 @@ async def run_batch(
         run = BatchRun(file, journal, bus, replies, window=window, on_progress=on_progress)
         summary = await run.answer_all()
         await _uncancelled(partial(journal.finish, file.custom_ids))
-    with suppress(BusUnavailable):  # it expires by itself
+    with suppress(BusUnavailable):  # the queue expires by itself
         await replies.delete()
     return summary
 
 
 class BatchRun:
-    """One run of a checked file. Lines are known by their position in it."""
+    """One run of a checked file. Lines are identified by their position in it."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class BatchRun:
         self._background: list[asyncio.Task[None]] = []
 
     async def answer_all(self) -> BatchSummary:
-        """Return when every line has its answer on the disk."""
+        """Return when the answer to every line is on disk."""
         try:
             async with self._tasks:
                 self._start(self._replies.collect(on_lost=self._publish_in_flight))
@@ -119,8 +119,8 @@ class BatchRun:
         )
 
     async def _feed(self) -> None:
-        """Publish the lines that have no answer, as the window allows."""
-        # An earlier run may have left answers behind: those are not asked for again.
+        """Publish the lines without an answer as the window allows."""
+        # Answers that an earlier run left in the queue are not requested again.
         await self._replies.caught_up()
         for position in range(len(self._file)):
             await self._window.acquire()
@@ -131,7 +131,7 @@ class BatchRun:
             await self._publish(position)
 
     async def _publish(self, position: int) -> None:
-        """Return once the broker has the job, or its answer is there."""
+        """Publish a line's job; returns once the broker has it, or once its answer has arrived."""
         job = self._file.job(position, created_at=time.time())
         while not self._is_answered(position):
             message = Message(
@@ -146,12 +146,13 @@ class BatchRun:
                 return
 
     async def _publish_later(self, position: int) -> None:
-        """The service was overloaded."""
+        """Publish the line again after a pause, because the service was overloaded."""
         await asyncio.sleep(next(self._pauses[position]))
         await self._publish(position)
 
     def _publish_in_flight(self) -> None:
-        """The reply queue was lost: answers to what is in flight may have gone nowhere."""
+        """Publish the jobs in flight again: the reply queue was lost, and answers may have been
+        lost with it."""
         for position in self._in_flight:
             self._start(self._publish(position))
 
@@ -166,7 +167,7 @@ class BatchRun:
             self._report()
 
     def _record(self, message: Message) -> None:
-        """Put an answer into the journal, unless the line has one or is to be tried again."""
+        """Add an answer to the journal, unless the line already has one or is to be retried."""
         position = self._file.position(message.correlation_id)
         if position is None or self._is_answered(position):
             return
@@ -197,7 +198,8 @@ class BatchRun:
 
 
 async def _uncancelled(work: Callable[[], None]) -> None:
-    """Run ``work`` in a thread. A cancellation waits for it: the journal is closed after that."""
+    """Run ``work`` in a thread and wait for it even if cancelled: the journal is closed
+    afterwards."""
     running = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         await asyncio.shield(running)
@@ -210,10 +212,10 @@ def _decode(message: Message) -> Completed | Failed:
     try:
         answer = decode_event(message.body, message.content_type)
     except UndecodableMessage as error:
-        return Failed(code=InternalError.code, message=f"The answer is unreadable: {error}")
+        return Failed(code=InternalError.code, message=f"The answer could not be decoded: {error}")
     if isinstance(answer, Completed | Failed):
         return answer
-    return Failed(code=InternalError.code, message="The answer is not that of a final job.")
+    return Failed(code=InternalError.code, message="Expected the answer to a job of mode final.")
 
 
 def _num_tokens(answer: Completed | Failed) -> int:
@@ -223,7 +225,7 @@ def _num_tokens(answer: Completed | Failed) -> int:
 
 
 def _pauses() -> Iterator[float]:
-    """Growing pauses, spread so that many waiters do not come back together."""
+    """Exponentially growing pauses with jitter, in seconds."""
     pause = _FIRST_PAUSE_S
     while True:
         yield pause * random.uniform(0.5, 1.0)  # noqa: S311 - no secret

@@ -1,4 +1,4 @@
-"""How far a batch is."""
+"""The progress of a batch."""
 
 import time
 from dataclasses import dataclass, field
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 class BatchProgress:
     num_lines: int
     num_done: int
-    """Lines with an answer, failed ones and those of earlier runs included."""
+    """Lines with an answer, including failed ones and those of earlier runs."""
     num_failed: int
     num_tokens: int
-    """Generated in this run."""
+    """Tokens generated in this run."""
     tokens_per_s: float
 
 
@@ -20,13 +20,13 @@ class BatchSummary:
     num_lines: int
     num_failed: int
     num_tokens: int
-    """Generated in this run."""
+    """Tokens generated in this run."""
     elapsed_s: float
 
 
 @dataclass(slots=True)
 class Pace:
-    """What this run has done since it began."""
+    """Measures the throughput of this run."""
 
     num_answers: int = 0
     num_tokens: int = 0

@@ -1,4 +1,4 @@
-"""The reply queue of a batch, read through lost connections."""
+"""The reply queue of a batch, consumed across lost connections."""
 
 import asyncio
 import time
@@ -14,9 +14,9 @@ _BUSY_TIMEOUT_S = 30.0
 
 
 class Replies:
-    """Answers to all jobs of a run, and those that an earlier run has left behind.
+    """Answers to all jobs of a run, including those that an earlier run left in the queue.
 
-    What is taken and not acknowledged comes again, in this run or the next.
+    An answer that was taken but not acknowledged is delivered again, in this run or the next.
     """
 
     def __init__(self, bus: Bus, run_id: str, *, prefetch: int) -> None:
@@ -31,28 +31,28 @@ class Replies:
         return self._queue.bindings[0].routing_key
 
     async def declare(self) -> None:
-        """Create the queue if it is not there. Raises `BusUnavailable`."""
+        """Create the queue if it does not exist. Raises `BusUnavailable`."""
         await self._bus.declare(self._queue)
 
     async def delete(self) -> None:
-        """Remove the queue. Raises `BusUnavailable`."""
+        """Delete the queue. Raises `BusUnavailable`."""
         await self._bus.delete_queue(self._queue.name)
 
     async def take(self) -> list[Delivery]:
-        """Wait for answers; returns all that are there."""
+        """Wait for answers; returns all that have arrived."""
         taken = [await self._deliveries.get()]
         while not self._deliveries.empty():
             taken.append(self._deliveries.get_nowait())
         return taken
 
     async def ack(self, deliveries: Iterable[Delivery]) -> None:
-        """What was taken is safe."""
+        """Acknowledge answers whose lines are on disk."""
         for delivery in deliveries:
             await delivery.ack()
             self._deliveries.task_done()
 
     async def caught_up(self) -> None:
-        """Return when no answer waits, neither at the broker nor here."""
+        """Return once no answers are waiting, neither at the broker nor in this process."""
         while True:
             try:
                 state = await self._bus.inspect(self._queue.name)
@@ -65,10 +65,11 @@ class Replies:
         await self._deliveries.join()
 
     async def collect(self, on_lost: Callable[[], None]) -> None:
-        """Read for ever. ``on_lost`` is called when the queue was lost, and with it answers.
+        """Consume the queue until cancelled. ``on_lost`` is called when the queue, and answers with
+        it, were lost.
 
-        Raises `QueueBusy` if somebody else reads the queue and goes on to do so: the connection
-        of a run that was killed lives on until the broker misses its heartbeat.
+        Raises `QueueBusy` if another consumer holds the queue and does not release it in time: the
+        connection of a killed run stays open until the broker misses its heartbeat.
         """
         busy_since: float | None = None
         while True:

@@ -67,8 +67,8 @@ def test_a_dead_letter_is_listed_shown_retried_and_dropped(broker: Broker, reque
     assert "rejected" in shown.stdout
     assert SECRET not in listed.stdout + shown.stdout
     assert SECRET in with_body.stdout
-    assert "in jobs.dead-letters-test.interactive again" in retried.stdout
-    assert "is dropped" in dropped.stdout
+    assert "returned to jobs.dead-letters-test.interactive" in retried.stdout
+    assert "was dropped" in dropped.stdout
     assert (missing.returncode, request_id in missing.stderr) == (1, True)
 
 
@@ -80,7 +80,7 @@ def test_what_is_no_job_can_only_be_dropped(broker: Broker) -> None:
     dropped = warren_dead(broker, "drop", request_id)
 
     assert (retried.returncode, "it can only be dropped" in retried.stderr) == (1, True)
-    assert "is dropped" in dropped.stdout
+    assert "was dropped" in dropped.stdout
 
 
 async def bury_what_was_retried(broker: Broker, request_id: str) -> None:

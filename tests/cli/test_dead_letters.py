@@ -51,8 +51,8 @@ async def test_they_say_what_died_where_and_of_what() -> None:
 
     assert facts == [
         ("a", "rejected", "jobs.m.interactive"),
-        ("b", "rejected: its workers died", "jobs.m.suspect"),
-        ("c", "rejected: not a job", "jobs.m.interactive"),
+        ("b", "rejected: its workers crashed", "jobs.m.suspect"),
+        ("c", "rejected: not a valid job", "jobs.m.interactive"),
     ]
     assert ages[0] == pytest.approx(90, abs=5)
     assert ages[2] is None

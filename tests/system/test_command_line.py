@@ -135,7 +135,7 @@ def test_batch_goes_on_after_ctrl_c(
         second = warren(*command)
 
     assert (first.returncode, was_complete) == (130, False)
-    assert "goes on from here" in notice
+    assert "run the same command" in notice
     assert second.returncode == 0, second.stderr
     ids = [json.loads(line)["custom_id"] for line in answers.read_text().splitlines()]
     assert ids == [line["custom_id"] for line in lines]

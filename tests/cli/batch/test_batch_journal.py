@@ -81,7 +81,7 @@ def test_a_journal_of_another_input_is_left_alone(tmp_path: Path) -> None:
 def test_a_file_that_is_no_journal_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "out.part").write_text("precious\n")
 
-    with pytest.raises(InvalidRequest, match="no journal"):
+    with pytest.raises(InvalidRequest, match="not a journal"):
         Journal.open(tmp_path / "out", "digest")
 
     assert (tmp_path / "out.part").read_text() == "precious\n"
