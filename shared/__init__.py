@@ -1,1 +1,1 @@
-"""The contract between gateway and worker: messages, a request's log, the bus, errors, settings."""
+"""The contract between gateway and worker: messages, event logs, the bus, errors and settings."""

@@ -1,7 +1,7 @@
-"""Every error that crosses a module border, as one tree with stable codes.
+"""Every error that crosses a module boundary, as one hierarchy with stable codes.
 
     WarrenError
-    ├── RequestError                  the request itself is at fault
+    ├── RequestError                  the request itself is invalid
     │   ├── InvalidRequest              invalid_request
     │   ├── ModelNotFound               model_not_found
     │   ├── ContextLengthExceeded       context_length_exceeded
@@ -9,7 +9,7 @@
     │   ├── IdempotencyMismatch         idempotency_mismatch
     │   ├── StreamNotFound              stream_not_found
     │   └── StreamExpired               stream_expired
-    ├── ServiceError                  the request was fine, the service could not
+    ├── ServiceError                  a valid request that the service could not complete
     │   ├── Overloaded                  rate_limit_exceeded
     │   ├── Unavailable                 service_unavailable
     │   ├── DeadlineExceeded            deadline_exceeded
@@ -18,27 +18,28 @@
     │   ├── TakenOver                   taken_over
     │   ├── Superseded                  superseded
     │   └── InternalError               internal_error
-    ├── BusError                      the broker, or the way to it
-    │   ├── BusUnavailable              no connection, or it broke under the call
-    │   ├── PublishUnconfirmed          no answer in time: the message may have arrived
+    ├── BusError                      the broker or the connection to it
+    │   ├── BusUnavailable              not connected, or the connection was lost
+    │   ├── PublishUnconfirmed          confirmation timed out: the message may have arrived
     │   ├── PublishRefused              the queue is full
     │   ├── Unroutable                  no queue is bound to that key
     │   ├── QueueNotFound
     │   ├── QueueBusy                   another connection or exclusive consumer holds the queue
     │   ├── AccessRefused               the broker's user lacks the permission
     │   └── MessageTooLarge
-    ├── UndecodableMessage            bytes that are not a message of this version
-    └── StartupError                  a setting, model or environment that cannot work
+    ├── UndecodableMessage            bytes that are not a valid message of this version
+    └── StartupError                  an invalid setting, model or environment
 
-A code is part of the public contract and never changes its meaning; the HTTP status of each is
-decided in ``gateway.errors`` alone.
+A code is part of the public API and never changes its meaning. ``gateway.errors`` alone maps codes
+to HTTP statuses.
 """
 
 from typing import ClassVar
 
 
 class WarrenError(Exception):
-    """Root of the tree. ``str(error)`` is fit for a client's eyes: no paths, no prompts."""
+    """Root of the hierarchy. ``str(error)`` is safe to show to clients: it contains no paths or
+    prompts."""
 
     code: ClassVar[str] = "internal_error"
 
@@ -49,7 +50,7 @@ class WarrenError(Exception):
 
 
 class RequestError(WarrenError):
-    """The request can never succeed as it is; a retry would fail again."""
+    """The request is invalid; a retry would fail again."""
 
 
 class InvalidRequest(RequestError):
@@ -69,19 +70,19 @@ class InvalidApiKey(RequestError):
 
 
 class IdempotencyMismatch(RequestError):
-    """The key was used with another body."""
+    """The Idempotency-Key was used before with another body."""
 
     code = "idempotency_mismatch"
 
 
 class StreamNotFound(RequestError):
-    """Not the name of a stream, or another tenant's."""
+    """No stream has this id, or it belongs to another tenant."""
 
     code = "stream_not_found"
 
 
 class StreamExpired(RequestError):
-    """The log is no longer kept."""
+    """The stream's log has been deleted."""
 
     code = "stream_expired"
 
@@ -91,7 +92,7 @@ class ServiceError(WarrenError):
 
 
 class Overloaded(ServiceError):
-    """Too many requests. ``retry_after_s`` says when to come back."""
+    """Too many requests. ``retry_after_s`` is the recommended delay before a retry."""
 
     code = "rate_limit_exceeded"
 
@@ -101,7 +102,7 @@ class Overloaded(ServiceError):
 
 
 class Unavailable(ServiceError):
-    """This process takes no more work; another one may."""
+    """This process accepts no new work; another one may."""
 
     code = "service_unavailable"
 
@@ -123,7 +124,7 @@ class TakenOver(ServiceError):
 
 
 class Superseded(ServiceError):
-    """Another worker has taken the job over."""
+    """Another worker has taken over the job."""
 
     code = "superseded"
 
@@ -133,7 +134,7 @@ class InternalError(ServiceError):
 
 
 class BusError(WarrenError):
-    """The broker refused, or could not be reached."""
+    """The broker refused a call or could not be reached."""
 
     code = "broker_error"
 
@@ -201,7 +202,7 @@ _FROM_WIRE: dict[str, type[WarrenError]] = {
 
 
 def from_code(code: str, message: str, param: str | None = None) -> WarrenError:
-    """Rebuild the error that a `Failed` event carries; an unknown code is an `InternalError`."""
+    """Rebuild the error of a `Failed` event; an unknown code becomes an `InternalError`."""
     error = _FROM_WIRE.get(code, InternalError)(message)
     error.param = param
     return error

@@ -1,8 +1,8 @@
-"""Failures that the process survives: each leaves one log line and moves one counter.
+"""Unexpected failures that the process survives: each one is logged and counted.
 
-An incident is an error that nobody asked for: a bug in the handling of one job or request, or a
-channel or connection that ended. What it hit is retried, given back or answered with an error; the
-process goes on. Gateways and workers expose the counter with their own metrics.
+An incident is a bug in the handling of one job or request, or a channel or connection that was
+lost. The affected work is retried, requeued or answered with an error, and the process continues.
+Gateways and workers expose the counter with their own metrics.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from typing import Literal, TypeAlias
 from prometheus_client import CollectorRegistry, Counter
 
 Kind: TypeAlias = Literal["job", "request", "task", "call", "channel", "connection"]
-"""What failed: one job, one HTTP request, one background task, one call to the broker, or what
-carried it."""
+"""What failed: a job, an HTTP request, a background task, a call to the broker, or a channel or
+connection."""
 
 REGISTRY = CollectorRegistry()
-"""The counter's registry, one for the process: both sides of `warren serve` share it."""
+"""The counter's registry, one per process: both sides of `warren serve` share it."""
 
 _incidents = Counter(
     "warren:incidents",
@@ -39,28 +39,33 @@ def report(kind: Kind, event: str, error: BaseException | None, **facts: object)
 
 
 def num_reported(kind: Kind) -> int:
-    """How many incidents of this kind the process has had."""
+    """The number of incidents of this kind in this process."""
     return int(REGISTRY.get_sample_value("warren:incidents_total", {"kind": kind}) or 0)
 
 
 @contextmanager
 def survived(kind: Kind, event: str, **facts: object) -> Iterator[None]:
-    """Report an error that leaves the ``with``, and go on behind it. A cancellation is no error."""
+    """Report an error of the ``with`` block and suppress it. Cancellation is not suppressed."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 (whatever it is, it is reported)
+    except Exception as error:  # noqa: BLE001 (any error is reported)
         report(kind, event, error, **facts)
 
 
 async def keep_running(
     work: Callable[[], Awaitable[None]], event: str = "background task restarted"
 ) -> None:
-    """Run ``work`` until it returns. Whenever it fails, report ``event`` and start it again."""
+    """Run ``work`` until it returns. Whenever it fails, report ``event`` and restart it."""
     pause_s = 0.0
     while True:
         try:
             await asyncio.sleep(pause_s)
             return await work()
+<<<<<<< HEAD
         except Exception as error:  # noqa: BLE001 (whatever it is, it is reported)
             report("task", event, error, task=getattr(work, "__qualname__", repr(work)))
+=======
+        except Exception as error:  # noqa: BLE001 (any error is reported)
+            report("task", event, error, task=work.__qualname__)
+>>>>>>> 2bfb1dc (shared: docstrings, comments and log events in plain English)
             pause_s = _RESTART_PAUSE_S

@@ -1,8 +1,8 @@
-"""Logs and traces, the same in every process.
+"""Logging and tracing, configured alike in every process.
 
-Modules log through ``logging.getLogger(__name__)`` with ``extra={"request_id": ...}``; prompts and
-answers never go into a log line. A span's context travels inside the job (`inject`, `extract`), so
-that gateway, queue, prefill and decode are one trace whatever carried the message.
+Modules log through ``logging.getLogger(__name__)`` with ``extra={"request_id": ...}``. Prompts and
+answers are never logged. A span's context is part of the job (`inject`, `extract`), so the spans of
+gateway, queue, prefill and decode form one trace on any bus.
 """
 
 import logging
@@ -21,29 +21,29 @@ from shared.settings import CommonSettings
 tracer = trace.get_tracer("warren")
 
 _TRACE_PARENT = "traceparent"
-"""Where the W3C's trace context begins."""
+"""The key of W3C trace context that identifies the parent span."""
 
 _QUIET = ("aio_pika", "aiormq", "uvicorn.access", "httpx", "httpcore")
 
 
 def configure(settings: CommonSettings, service: str) -> None:
-    """Set up logging and, with an endpoint, the export of spans. Called once in a process."""
+    """Set up logging and, if an endpoint is set, the export of spans. Call once per process."""
     _configure_logging(settings)
     if settings.otlp_endpoint is not None:
         _configure_tracing(settings.otlp_endpoint, service)
 
 
 def inject() -> dict[str, str]:
-    """The current trace context, for a message."""
+    """The current trace context, for inclusion in a message."""
     carrier: dict[str, str] = {}
-    # Most processes export no spans: the propagators would do much to say nothing.
+    # Most processes export no spans; skip the cost of the propagators.
     if trace.get_current_span().get_span_context().is_valid:
         propagate.inject(carrier)
     return carrier
 
 
 def extract(carrier: Mapping[str, str]) -> Context:
-    """The trace context that `inject` put into a message; without one, the current context."""
+    """The trace context that `inject` put into a message; if there is none, the current context."""
     context = get_current()
     return propagate.extract(carrier, context) if _TRACE_PARENT in carrier else context
 
@@ -73,12 +73,12 @@ def _configure_logging(settings: CommonSettings) -> None:
     )
     logging.basicConfig(handlers=[handler], level=settings.log_level.upper(), force=True)
     for name in _QUIET:
-        # These print message bodies, which hold prompts, at DEBUG and even at ERROR.
+        # These print message bodies, which contain prompts, at DEBUG and even at ERROR.
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _configure_tracing(endpoint: str, service: str) -> None:
-    # Imported here: the exporter costs 0.2 s, and most processes export nothing.
+    # Imported here because the exporter takes 0.2 s to import, and most processes export nothing.
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     provider = TracerProvider(resource=Resource.create({"service.name": service}))

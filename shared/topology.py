@@ -1,13 +1,13 @@
-"""Every exchange, queue and routing key, and who declares what.
+"""All exchanges, queues and routing keys, and which process declares them.
 
 warren.jobs     direct  <model>.<lane>    -> jobs.<model>.<lane>    declared by workers
-warren.suspects direct  <model>.suspect   -> jobs.<model>.suspect   jobs that workers put aside
-warren.replies  topic   reply.<id>        -> reply.<id>             declared by who waits for it
+warren.suspects direct  <model>.suspect   -> jobs.<model>.suspect   jobs quarantined by workers
+warren.replies  topic   reply.<id>        -> reply.<id>             declared by the reader
 warren.control  topic   worker.<id>       -> control.worker.<id>    commands to one worker
                         gateways          -> control.gateway.<id>   commands to all gateways
 warren.workers  fanout                    -> workers.<gateway id>   announcements
-                                          -> reply.<id>.workers     the same for publishers
-warren.dead     fanout                    -> jobs.dead              rejected, expired, deadly
+                                          -> reply.<id>.workers     announcements for publishers
+warren.dead     fanout                    -> jobs.dead              dead letters
 """
 
 from typing import Literal, TypeAlias, get_args
@@ -16,12 +16,12 @@ from shared.bus.base import Binding, Bus, Exchange, Queue
 from shared.messages import JobClass
 
 Lane: TypeAlias = JobClass | Literal["quick", "suspect"]
-"""Of a model's jobs: the two classes of generations, what does not wait behind these, and what was
-running when workers died."""
+"""The queues of a model: interactive and batch generations, unary jobs, and quarantined jobs, which
+were running when workers crashed."""
 
 JOBS = Exchange("warren.jobs", "direct")
 SUSPECTS = Exchange("warren.suspects", "direct")
-"""Apart from the others, so that workers need no right to publish jobs."""
+"""A separate exchange, so that workers need no permission to publish to the jobs exchange."""
 REPLIES = Exchange("warren.replies", "topic")
 CONTROL = Exchange("warren.control", "topic")
 WORKERS = Exchange("warren.workers", "fanout")
@@ -33,7 +33,7 @@ DEAD_LETTERS = Queue(
     (Binding(DEAD, ""),),
     kind="quorum",
     max_length=100_000,
-    # Each look at it is a delivery, and brokers from 4.0 on drop what came back 20 times.
+    # Each inspection is a delivery, and brokers from 4.0 on drop a message returned 20 times.
     delivery_limit=1_000_000,
 )
 ALL_GATEWAYS = Binding(CONTROL, "gateways")
@@ -46,7 +46,7 @@ JOBS_DELIVERY_LIMIT = 20
 
 
 def jobs_binding(model: str, lane: Lane) -> Binding:
-    """Where jobs of one model and lane are published."""
+    """The binding for jobs of one model and lane."""
     return Binding(SUSPECTS if lane == "suspect" else JOBS, f"{model}.{lane}")
 
 
@@ -63,29 +63,29 @@ def jobs_queue(model: str, lane: Lane) -> Queue:
 
 
 def reply_binding(routing_key: str) -> Binding:
-    """Where the events of one request are published; ``routing_key`` is the job's reply_to."""
+    """The binding for the events of one request; ``routing_key`` is the job's reply_to."""
     return Binding(REPLIES, routing_key)
 
 
 def reply_key(name: str) -> str:
-    """The routing key of the answers to request ``name``."""
+    """The routing key of the replies to request ``name``."""
     return f"reply.{name}"
 
 
 def reply_queue(name: str, expires_s: float) -> Queue:
-    """The log of request ``name``, kept for ``expires_s`` after its last reader left."""
+    """The log of request ``name``, deleted ``expires_s`` after its last reader disconnected."""
     binding = reply_binding(reply_key(name))
     return Queue(binding.routing_key, (binding,), expires_s=expires_s)
 
 
 def quick_replies_queue(gateway_id: str) -> Queue:
-    """Where one gateway gets the answers to all its quick jobs."""
+    """The queue of one gateway for the replies to all its unary jobs."""
     binding = reply_binding(f"reply.quick.{gateway_id}")
     return Queue(binding.routing_key, (binding,), is_exclusive=True)
 
 
 def worker_binding(address: str) -> Binding:
-    """Where commands to one worker are published; ``address`` is what its `Started` says."""
+    """The binding for commands to one worker; ``address`` is the one in its `Started`."""
     return Binding(CONTROL, address)
 
 
@@ -95,7 +95,7 @@ def worker_queue(worker_id: str) -> Queue:
 
 
 def peers_queue(worker_id: str) -> Queue:
-    """Where a worker that starts hears those that serve already."""
+    """The queue on which a starting worker receives announcements of running workers."""
     return Queue(f"control.worker.{worker_id}.peers", (ANNOUNCEMENTS,), is_exclusive=True)
 
 
@@ -108,17 +108,17 @@ def announcements_queue(gateway_id: str) -> Queue:
 
 
 def publisher_queue(publisher_id: str) -> Queue:
-    """Where a program that publishes jobs hears the announcements: publishers may declare no more
-    than reply queues."""
+    """The queue on which a publisher of jobs receives announcements; it is named like a reply queue
+    because publishers have permission to declare only these."""
     return Queue(f"reply.{publisher_id}.workers", (ANNOUNCEMENTS,), is_exclusive=True)
 
 
 async def declare_worker(bus: Bus, model: str, worker_id: str) -> None:
-    """Everything that a worker of ``model`` needs."""
+    """Declare everything that a worker of ``model`` needs."""
     jobs = (jobs_queue(model, lane) for lane in LANES)
     await bus.declare(REPLIES, WORKERS, DEAD_LETTERS, *jobs, worker_queue(worker_id))
 
 
 async def declare_gateway(bus: Bus, gateway_id: str) -> None:
-    """Everything that a gateway needs before its first request."""
+    """Declare everything that a gateway needs before its first request."""
     await bus.declare(JOBS, REPLIES, gateway_queue(gateway_id), announcements_queue(gateway_id))

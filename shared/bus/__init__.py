@@ -1,1 +1,2 @@
-"""The bus: what gateway and worker may expect of a message broker, and two that provide it."""
+"""The bus: the protocol of a message broker, and its two implementations, RabbitMQ and in
+memory."""

@@ -1,7 +1,7 @@
-"""The protocols every bus implements. What is promised stands here and is tested once for all.
+"""The protocols that every bus implements. One test suite runs against all implementations.
 
-A bus promises at-least-once delivery: a delivery that is not acknowledged when its consumer closes,
-or when the connection is lost, is delivered again, in its old place at the head of the queue.
+Delivery is at least once. A delivery that is still unacknowledged when its consumer closes, or when
+the connection is lost, is delivered again in its original position at the head of the queue.
 """
 
 import secrets
@@ -15,20 +15,20 @@ import msgspec
 from shared.messages import MSGPACK
 
 MAX_MESSAGE_BYTES = 16 << 20
-"""Longest body; infra/rabbitmq sets the broker's own limit to the same."""
+"""Maximum body size in bytes; infra/rabbitmq configures the broker with the same limit."""
 
 MAX_PREFETCH = 65_535
-"""AMQP counts in 16 bits."""
+"""The largest prefetch count that AMQP's 16 bits allow."""
 
 DEATH_REASON_HEADER = "x-first-death-reason"
-"""On dead letters: ``rejected``, ``expired`` or ``delivery_limit``."""
+"""Header of dead letters: ``rejected``, ``expired`` or ``delivery_limit``."""
 DEATH_QUEUE_HEADER = "x-first-death-queue"
-"""On dead letters: the queue they died in."""
+"""Header of dead letters: the name of the queue they came from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A place to publish to. All exchanges are durable."""
+    """An exchange. All exchanges are durable."""
 
     name: str
     kind: Literal["direct", "topic", "fanout"]
@@ -42,24 +42,25 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A queue and what it promises; equal declarations are idempotent."""
+    """A queue and its properties. Declaring an identical queue again has no effect."""
 
     name: str
     bindings: tuple[Binding, ...] = ()
     kind: Literal["classic", "quorum"] = "classic"
     is_exclusive: bool = False
-    """Seen by the declaring connection alone and gone with it."""
+    """Usable only by the connection that declared it; deleted when that connection closes."""
     expires_s: float | None = None
-    """Deleted after so long without a consumer, a declaration or an inspection."""
+    """Seconds without a consumer, a declaration or an inspection after which the queue is
+    deleted."""
     max_length: int | None = None
-    """More messages than this are refused with `PublishRefused`."""
+    """Maximum number of messages; further publishes fail with `PublishRefused`."""
     delivery_limit: int | None = None
-    """A message returned more often than this goes to the dead-letter exchange."""
+    """Maximum number of returns; a message returned more often is dead-lettered."""
     dead_letter: Binding | None = None
-    """Where rejected, expired and too often returned messages go."""
+    """Where rejected, expired and too often returned messages are published."""
 
     def __post_init__(self) -> None:
-        """Refuse what no broker can promise. Raises ValueError."""
+        """Reject combinations that no broker supports. Raises ValueError."""
         if self.kind == "classic" and self.delivery_limit is not None:
             raise ValueError(f"queue {self.name!r}: classic queues have no delivery limit")
         if self.kind == "quorum" and self.is_exclusive:
@@ -70,49 +71,52 @@ class Message(msgspec.Struct, frozen=True):
     body: bytes
     content_type: str = MSGPACK
     correlation_id: str = ""
-    """The request id, in both directions."""
+    """The request id, on jobs and on replies."""
     reply_to: str = ""
-    """The routing key under which the answer is published to `topology.REPLIES`."""
+    """The routing key for replies, which are published to `topology.REPLIES`."""
     expires_s: float | None = None
-    """Dead-lettered when it reaches the head of its queue later than this."""
+    """Seconds to live; the message is dead-lettered if it reaches the head of its queue later."""
     headers: Mapping[str, str | int] = {}
     message_id: str = msgspec.field(default_factory=lambda: secrets.token_hex(16))
-    """Unique for each publish, also of the same job: brokers match returns by it."""
+    """Unique for each publish, even of the same job; returned messages are matched by it."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
     num_ready: int
-    """Messages waiting; those delivered and not yet acknowledged are not counted."""
+    """Messages ready for delivery; unacknowledged ones are not counted."""
     num_consumers: int
 
 
 class Delivery(Protocol):
-    """A message in a consumer's hands until it is acknowledged or rejected."""
+    """A message held by a consumer until it is acknowledged or rejected."""
 
     @property
     def message(self) -> Message: ...
 
     @property
     def num_returns(self) -> int:
-        """How often this message was delivered before and came back unacknowledged. Exact on
-        quorum queues; 0 or 1 on classic ones."""
+        """How often this message was delivered before and returned unacknowledged.
+
+        Exact on quorum queues; 0 or 1 on classic queues.
+        """
         ...
 
     async def ack(self) -> None:
-        """Remove the message. Does nothing when the consumer is gone: it comes again then."""
+        """Remove the message from its queue. No effect if the consumer is gone: it is
+        redelivered."""
         ...
 
     async def reject(self, *, requeue: bool = False) -> None:
-        """Return the message to its queue, or dead-letter it; nothing when the consumer is gone."""
+        """Return the message to its queue or dead-letter it. No effect if the consumer is gone."""
         ...
 
 
 class Consumer(Protocol):
-    """Deliveries in the queue's order, until the ``async with`` that made it ends.
+    """An iterator over deliveries in queue order, until its ``async with`` ends.
 
     Iteration raises `BusUnavailable` when the connection is lost and `QueueNotFound` when the queue
-    is deleted; whoever wants more consumes again.
+    is deleted. To continue, call `Bus.consume` again.
     """
 
     def __aiter__(self) -> AsyncIterator[Delivery]: ...
@@ -121,24 +125,24 @@ class Consumer(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether further deliveries may come."""
+        """Whether more deliveries may arrive."""
         ...
 
     async def stop(self) -> None:
-        """Take no further deliveries; those in hand stay in hand. Iteration ends after them."""
+        """Stop accepting deliveries. Unsettled deliveries are kept; iteration ends after them."""
         ...
 
 
 class Bus(Protocol):
-    """A connection to a broker, which restores itself. ``async with`` opens and closes it.
+    """A connection to a broker that reconnects by itself. ``async with`` opens and closes it.
 
-    Any call raises `AccessRefused` where the broker's user lacks the permission.
+    Every call raises `AccessRefused` if the broker's user lacks the permission.
     """
 
     async def __aenter__(self) -> Self:
-        """Return after the first attempt to connect, whether or not the broker was there.
+        """Return after the first connection attempt, whether or not it succeeded.
 
-        Raises `StartupError` where the broker refuses the login.
+        Raises `StartupError` if the broker refuses the login.
         """
         ...
 
@@ -149,48 +153,51 @@ class Bus(Protocol):
 
     @property
     def is_settled(self) -> bool:
-        """Whether all who lost the broker when this process did have had time to come back."""
+        """Whether every client that lost the broker together with this process has had time to
+        reconnect."""
         ...
 
     async def wait_connected(self) -> None:
-        """Return once there is a connection; at once if there is one."""
+        """Return once connected."""
         ...
 
     async def declare(self, *resources: Exchange | Queue) -> None:
-        """Create what does not exist yet, exchanges of bindings included.
+        """Create what does not exist yet, including the exchanges of bindings.
 
-        An exclusive queue is declared anew after each reconnect, without being asked. Raises
-        `BusUnavailable`, `QueueBusy` for another connection's exclusive queue, and `BusError` where
-        the name is taken by something with other properties.
+        An exclusive queue is declared again after each reconnect. Raises `BusUnavailable`,
+        `QueueBusy` if the queue is exclusive to another connection, and `BusError` if the name
+        exists with other properties.
         """
         ...
 
     async def delete_queue(self, name: str) -> None:
-        """Delete the queue with what it holds, if it exists. Raises `BusUnavailable`."""
+        """Delete the queue and its messages, if it exists. Raises `BusUnavailable`."""
         ...
 
     async def inspect(self, queue: str) -> QueueState | None:
-        """The state of a queue or None; renews its expiry. Raises `BusUnavailable`, and
-        `QueueBusy` for another connection's exclusive queue."""
+        """Return the state of a queue, or None if it does not exist; this renews its expiry.
+
+        Raises `BusUnavailable`, and `QueueBusy` if the queue is exclusive to another connection.
+        """
         ...
 
     async def publish(self, binding: Binding, message: Message) -> None:
-        """Return once the broker has taken responsibility for the message.
+        """Return once the broker has confirmed the message.
 
-        Raises `Unroutable` (no queue there), `PublishRefused` (queue full), `MessageTooLarge`,
-        `BusUnavailable` or `PublishUnconfirmed`; after the last two the message may have arrived
-        all the same. Publishes of one caller, each awaited, arrive in order.
+        Raises `Unroutable` (no queue is bound), `PublishRefused` (queue full), `MessageTooLarge`,
+        `BusUnavailable` or `PublishUnconfirmed`; after either of the last two the message may have
+        arrived. Sequential publishes of one caller arrive in order.
         """
         ...
 
     def consume(
         self, queue: str, *, prefetch: int = 0, is_exclusive: bool = False
     ) -> AbstractAsyncContextManager[Consumer]:
-        """Consume ``queue``, holding at most ``prefetch`` unacknowledged deliveries (at most
-        `MAX_PREFETCH`; 0: no bound).
+        """Consume ``queue`` with at most ``prefetch`` unacknowledged deliveries (at most
+        `MAX_PREFETCH`; 0: unlimited).
 
-        Closing gives all unacknowledged deliveries back in order. Raises `QueueNotFound`,
-        `BusUnavailable`, and with ``is_exclusive`` `QueueBusy` while another consumer holds it.
-        Only classic queues keep to ``is_exclusive``.
+        Closing the consumer returns all unacknowledged deliveries in order. Raises `QueueNotFound`,
+        `BusUnavailable` and, with ``is_exclusive``, `QueueBusy` while another consumer holds the
+        queue. Only classic queues honour ``is_exclusive``.
         """
         ...

@@ -1,4 +1,4 @@
-"""What a consumer holds for whoever iterates over it."""
+"""The buffer between a consumer's callbacks and the code that iterates over it."""
 
 import asyncio
 from typing import Generic, TypeVar
@@ -9,16 +9,16 @@ _Item = TypeVar("_Item")
 
 
 class Inbox(Generic[_Item]):
-    """Items in order, then the end: nothing more, or an error. The first end counts."""
+    """Items in order, followed by the end of the iteration or an error. The first end wins."""
 
     def __init__(self) -> None:
         self.is_ended = False
         self._items: list[_Item] = []
         self._next: list[_Item] = []
-        """Those that come before the items, the last one first."""
+        """Items ahead of the others, in reverse order."""
         self._error: BusError | None = None
-        # Lists and a bare future: there is an inbox for each stream, a deque has 3/4 KiB and an
-        # Event one more.
+        # Lists and a plain future, because every stream has an inbox: a deque takes 3/4 KiB and an
+        # Event 1 KiB more.
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, item: _Item) -> None:
@@ -27,14 +27,14 @@ class Inbox(Generic[_Item]):
             self._wake()
 
     def end(self, error: BusError | None = None) -> None:
-        """After the items that are here already, raise ``error`` or end the iteration."""
+        """End the iteration after the buffered items, or raise ``error`` there."""
         if not self.is_ended:
             self.is_ended = True
             self._error = error
             self._wake()
 
     def fail(self, error: BusError) -> None:
-        """Drop the items, which the broker will deliver again, and raise ``error``."""
+        """Drop the buffered items, which the broker will redeliver, and raise ``error``."""
         if not self.is_ended:
             self._items.clear()
             self._next.clear()
@@ -43,7 +43,7 @@ class Inbox(Generic[_Item]):
     async def get(self) -> _Item:
         """Return the next item. Raises StopAsyncIteration or the error at the end.
 
-        One task at a time.
+        Only one task may wait at a time.
         """
         while not self._next:
             if self._items:

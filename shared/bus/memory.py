@@ -1,7 +1,7 @@
-"""The bus of ``warren serve``: a broker inside the process, with the promises of `base`.
+"""The in-process bus of ``warren serve``: a broker with the guarantees of `base`.
 
-Publishing routes and delivers within the call: no task, no copy, a few microseconds a message.
-A broker belongs to one event loop.
+Publishing routes and delivers within the call, without tasks or copies, in a few microseconds per
+message. A broker belongs to one event loop.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _RECONNECT_S = 0.01
 
 
 class MemoryBroker:
-    """Exchanges and queues; any number of `MemoryBus` connect to it."""
+    """Exchanges and queues, shared by any number of `MemoryBus` connections."""
 
     def __init__(self) -> None:
         self._exchanges: dict[str, MemoryExchange] = {}
@@ -58,15 +58,19 @@ class MemoryBroker:
         return None
 
     def find(self, name: str, bus: "MemoryBus") -> MemoryQueue | None:
-        """The queue of that name. Raises `QueueBusy` if it is another connection's."""
+        """Find the queue of that name. Raises `QueueBusy` if it is exclusive to another
+        connection."""
         queue = self._queues.get(name)
         if queue is not None and queue.owner not in (None, bus):
             raise QueueBusy(f"queue {name} belongs to another connection")
         return queue
 
     def publish(self, binding: Binding, message: Message) -> None:
-        """Store a message in every queue bound to its key. Raises `Unroutable` where there is
-        none, `PublishRefused` where one is full; the others have it then all the same."""
+        """Store a message in every queue bound to its key.
+
+        Raises `Unroutable` if there is none, and `PublishRefused` if one is full; the other queues
+        have stored the message even then.
+        """
         exchange = self._exchanges.get(binding.exchange.name)
         queues = exchange.route(binding.routing_key) if exchange is not None else []
         if not queues:
@@ -81,7 +85,7 @@ class MemoryBroker:
             self._delete(queue)
 
     def drop(self, bus: "MemoryBus") -> None:
-        """A connection is gone, and its exclusive queues with it."""
+        """Remove a closed connection's exclusive queues."""
         for queue in [queue for queue in self._queues.values() if queue.owner is bus]:
             self._delete(queue)
 
@@ -95,7 +99,7 @@ class MemoryBroker:
         try:
             self.publish(binding, message)
         except (Unroutable, PublishRefused) as error:
-            logger.warning("dead letter lost", extra={"reason": error.message})
+            logger.warning("dead letter dropped", extra={"reason": error.message})
 
 
 def _refusal(queue: MemoryQueue, message: Message) -> PublishRefused | None:
@@ -107,7 +111,7 @@ def _refusal(queue: MemoryQueue, message: Message) -> PublishRefused | None:
 
 
 class MemoryBus:
-    """A connection to a `MemoryBroker`, by default to one of its own."""
+    """A connection to a `MemoryBroker`, by default to a new one."""
 
     def __init__(
         self, broker: MemoryBroker | None = None, *, max_message_bytes: int = MAX_MESSAGE_BYTES
@@ -138,7 +142,7 @@ class MemoryBus:
         await self._connected.wait()
 
     def sever(self) -> None:
-        """Break the connection, as a broker does that closes it; it comes back by itself."""
+        """Close the connection as a broker would; it reconnects by itself."""
         self._disconnect()
         loop = asyncio.get_running_loop()
         self._reconnecting = loop.call_later(_RECONNECT_S, self._reconnect)
@@ -196,7 +200,7 @@ class MemoryBus:
         self._connected.clear()
         if self._reconnecting is not None:
             self._reconnecting.cancel()
-        # All of them first, so that what one gives back does not go to the next.
+        # Detach all of them first, so that messages returned by one do not go to the next.
         for consumer in self._consumers:
             consumer.detach()
         for consumer in self._consumers:

@@ -1,4 +1,4 @@
-"""One exchange of the broker in memory: which queues get a message of which routing key."""
+"""An exchange of the in-memory broker: routes a message to queues by its routing key."""
 
 import re
 
@@ -7,7 +7,7 @@ from shared.bus.memory_queue import MemoryQueue
 
 
 class MemoryExchange:
-    """Keys without wildcards, which are nearly all, are found without a search."""
+    """Keys without wildcards, which are nearly all, are looked up without a search."""
 
     def __init__(self, declared: Exchange) -> None:
         self.declared = declared
@@ -29,7 +29,7 @@ class MemoryExchange:
         self._patterns = [(regex, other) for regex, other in self._patterns if other is not queue]
 
     def route(self, routing_key: str) -> list[MemoryQueue]:
-        """The queues of a key, each once."""
+        """The queues bound to a key, without duplicates."""
         queues = self._exact.get(self._key(routing_key), {})
         if self._patterns:
             matching = [q for regex, q in self._patterns if regex.fullmatch(f".{routing_key}")]
@@ -41,7 +41,8 @@ class MemoryExchange:
 
 
 def _compile(pattern: str) -> re.Pattern[str]:
-    """A topic pattern, for keys with a dot before each word: ``*`` one word, ``#`` any number."""
+    """Compile a topic pattern (``*`` one word, ``#`` any number) for keys with a dot before each
+    word."""
     wildcards = {"*": r"\.[^.]*", "#": r"(?:\.[^.]*)*"}
     words = (wildcards.get(word, rf"\.{re.escape(word)}") for word in pattern.split("."))
     return re.compile("".join(words))

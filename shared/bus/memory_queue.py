@@ -1,4 +1,4 @@
-"""One queue of the broker in memory: order, returns, expiry, limits and dead letters."""
+"""A queue of the in-memory broker: order, redelivery, expiry, limits and dead-lettering."""
 
 import asyncio
 import heapq
@@ -22,17 +22,17 @@ from shared.errors import BusError, PublishRefused, QueueBusy, QueueNotFound
 
 @dataclass(slots=True, eq=False)
 class StoredMessage:
-    """A message in its queue. ``position`` orders the queue and never changes."""
+    """A message in its queue. ``position`` is its place in the order and never changes."""
 
     message: Message
     position: int
     expires_at: float | None
-    """In the event loop's time."""
+    """In the event loop's time, in seconds."""
     num_returns: int = 0
 
 
 class MemoryDelivery:
-    """A `Delivery`."""
+    """A `Delivery` of the in-memory broker."""
 
     __slots__ = ("_consumer", "num_returns", "stored")
 
@@ -53,7 +53,7 @@ class MemoryDelivery:
 
 
 class MemoryConsumer:
-    """A `Consumer` of one queue, and what it has not settled yet."""
+    """A `Consumer` of one queue, with its unsettled deliveries."""
 
     def __init__(self, queue: "MemoryQueue", *, prefetch: int, is_exclusive: bool) -> None:
         self.is_exclusive = is_exclusive
@@ -77,11 +77,11 @@ class MemoryConsumer:
         self.inbox.end()
 
     def detach(self) -> None:
-        """Take no further deliveries."""
+        """Accept no further deliveries."""
         self._queue.detach(self)
 
     def close(self, error: BusError) -> None:
-        """Give back what is not settled; iteration raises ``error``."""
+        """Return unsettled deliveries to the queue; iteration raises ``error``."""
         self.detach()
         unsettled = [delivery.stored for delivery in self._unsettled.values()]
         self._unsettled.clear()
@@ -111,7 +111,7 @@ class MemoryConsumer:
             self._queue.dispatch()
 
     def _settle(self, delivery: MemoryDelivery) -> bool:
-        """Forget a delivery; False if it was settled before or the consumer is gone."""
+        """Settle a delivery; False if it was settled before or the consumer is gone."""
         position = delivery.stored.position
         is_unsettled = self._unsettled.get(position) is delivery
         if is_unsettled:
@@ -120,7 +120,7 @@ class MemoryConsumer:
 
 
 class MemoryQueue:
-    """A declared queue. ``dead_letter`` publishes what dies here, ``expire`` deletes the queue."""
+    """A declared queue. ``dead_letter`` publishes dead letters; ``expire`` deletes the queue."""
 
     def __init__(
         self,
@@ -131,12 +131,12 @@ class MemoryQueue:
     ) -> None:
         self.declared = declared
         self.owner = owner
-        """The connection that alone may use it."""
+        """The connection that an exclusive queue belongs to."""
         self._dead_letter = dead_letter
         self._expire = expire
         self._loop = asyncio.get_running_loop()
         self._fresh: deque[StoredMessage] = deque()
-        self._returned: list[tuple[int, StoredMessage]] = []  # a heap; all before the fresh ones
+        self._returned: list[tuple[int, StoredMessage]] = []  # a heap, ahead of the fresh ones
         self._num_stored = 0
         self._consumers: deque[MemoryConsumer] = deque()
         self._head_timer: asyncio.TimerHandle | None = None
@@ -165,7 +165,7 @@ class MemoryQueue:
         self.dispatch()
 
     def attach(self, *, prefetch: int, is_exclusive: bool) -> MemoryConsumer:
-        """Add a consumer. Raises `QueueBusy` where one of them wants to be the only one."""
+        """Add a consumer. Raises `QueueBusy` if it, or one already there, is exclusive."""
         if self._consumers and (is_exclusive or self._consumers[0].is_exclusive):
             raise QueueBusy(f"another consumer holds queue {self.declared.name}")
         consumer = MemoryConsumer(self, prefetch=prefetch, is_exclusive=is_exclusive)
@@ -179,7 +179,8 @@ class MemoryQueue:
             self.touch()
 
     def give_back(self, returned: list[StoredMessage]) -> None:
-        """Put deliveries back in their old places, or bury those that came back too often."""
+        """Return deliveries to their positions; dead-letter those that exceed the delivery
+        limit."""
         if self._is_deleted:
             return
         limit = self.declared.delivery_limit
@@ -192,7 +193,7 @@ class MemoryQueue:
         self.dispatch()
 
     def bury(self, stored: StoredMessage, reason: str) -> None:
-        """Send a message that nobody will get from here to the dead letters, if there are any."""
+        """Dead-letter a message, or drop it if the queue has no dead-letter exchange."""
         if self.declared.dead_letter is None or self._is_deleted:
             return
         headers = {DEATH_REASON_HEADER: reason, DEATH_QUEUE_HEADER: self.declared.name}
@@ -203,7 +204,7 @@ class MemoryQueue:
         self._dead_letter(self.declared.dead_letter, dead)
 
     def dispatch(self) -> None:
-        """Deliver as long as there are messages and consumers with room for them."""
+        """Deliver messages while consumers have prefetch left."""
         while (stored := self._head()) is not None:
             consumer = self._next_consumer()
             if consumer is None:
@@ -213,7 +214,7 @@ class MemoryQueue:
         return None
 
     def touch(self) -> None:
-        """Somebody used the queue: its expiry starts again."""
+        """Restart the expiry of the queue, because it was used."""
         expires_s = self.declared.expires_s
         if expires_s is not None:
             self._used_at = self._loop.time()
@@ -221,7 +222,7 @@ class MemoryQueue:
                 self._idle_timer = self._loop.call_later(expires_s, self._check_idle, expires_s)
 
     def close(self) -> None:
-        """The queue is deleted, with what it holds and what its consumers hold."""
+        """Delete the queue with its messages and unsettled deliveries."""
         self._is_deleted = True
         for timer in (self._head_timer, self._idle_timer):
             if timer is not None:
@@ -233,7 +234,7 @@ class MemoryQueue:
         self._returned.clear()
 
     def _head(self) -> StoredMessage | None:
-        """The first message that has not expired."""
+        """The first message that has not expired; expired ones before it are dead-lettered."""
         while self._returned or self._fresh:
             stored = self._returned[0][1] if self._returned else self._fresh[0]
             if stored.expires_at is None or stored.expires_at > self._loop.time():
@@ -257,7 +258,7 @@ class MemoryQueue:
         return None
 
     def _watch(self, head: StoredMessage) -> None:
-        """Come back when the head expires."""
+        """Schedule a callback for the time at which the head expires."""
         if head.expires_at is not None and self._head_timer is None:
             self._head_timer = self._loop.call_at(head.expires_at, self._check_head)
 

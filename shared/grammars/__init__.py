@@ -1,6 +1,6 @@
-"""What answers have to match, as llguidance takes it, and tried where a bad one does no harm.
+"""Output constraints: conversion to llguidance grammars, and trial compilation in a sandbox.
 
-`grammar_source` translates a constraint, `TRIALS` finds out whether it can be compiled.
+`grammar_source` converts a constraint, `TRIALS` checks whether it can be compiled.
 """
 
 from shared.grammars.trials import (

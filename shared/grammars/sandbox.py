@@ -1,6 +1,7 @@
-"""The process in which constraints are tried: one a line, the problem with it a line.
+"""The sandbox process for trial compilation: one constraint per input line, one result per output
+line.
 
-It ends with its input, and dies of a constraint that costs too much.
+It exits at the end of its input, and is killed by its limits if a constraint is too costly.
 """
 
 import re
@@ -16,17 +17,18 @@ from shared.grammars.trials import LIMITS, grammar_source
 from shared.messages import Constraint
 
 _MAX_CPU_S = 1.0
-"""The longest schema that a request may bear, of 2,000 properties, takes 0.5 s (AMD EPYC Milan)."""
+"""Seconds. The largest schema that a request may contain, of 2,000 properties, takes 0.5 s (AMD
+EPYC Milan)."""
 _MAX_BYTES = 1 << 30
 _MAX_STACK_BYTES = 4 << 20
-"""Half of what a thread has, so that what passes here passes there."""
+"""Half of a thread's stack, so that a constraint that passes here also compiles in a worker."""
 _SPECIAL_TOKEN = re.compile(r"<[^<>\s\[\]]+>")
 _TOKEN_IDS = re.compile(r"<\[[^<>\[\]]*\]>")
 
 
 class _Bytes:
-    """A vocabulary of bytes, and of whatever special tokens a grammar names: which of them there
-    are is for the worker to say."""
+    """A byte-level vocabulary with every special token that a grammar names. Only the worker can
+    check which of these exist."""
 
     eos_token_id = 256
     bos_token_id = None
@@ -41,7 +43,7 @@ class _Bytes:
 
 
 def problem(constraint: Constraint) -> str:
-    """What is wrong with it; nothing if nothing is."""
+    """The problem with a constraint, or an empty string."""
     named: set[str] = set()
     if constraint.kind == "lark":
         named.update(_SPECIAL_TOKEN.findall(constraint.source))
@@ -59,13 +61,13 @@ def problem(constraint: Constraint) -> str:
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Process constraints until the input ends."""
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_BYTES, _MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_STACK, (_MAX_STACK_BYTES, _MAX_STACK_BYTES))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for line in sys.stdin.buffer:
-        # Nobody handles the signal: it ends the process, whatever that is at.
+        # The default action of the signal ends the process, whatever it is doing.
         signal.setitimer(signal.ITIMER_PROF, _MAX_CPU_S)
         answer = problem(msgspec.json.decode(line, type=Constraint))
         signal.setitimer(signal.ITIMER_PROF, 0)

@@ -1,9 +1,8 @@
-"""What answers have to match, as llguidance takes it, and tried where a bad one does no harm.
+"""Output constraints as llguidance grammars, and trial compilation in a sandbox process.
 
-llguidance bounds most of its work, but not all: numbers that have to be multiples, patterns that
-have to match together and rules that lead to rules cost hours, all memory, or the stack and with it
-the process. So each constraint is compiled in a process of its own first
-(`shared.grammars.sandbox`).
+llguidance limits most of its work, but not all: ``multipleOf``, intersections of patterns and
+recursive rules can take hours, all memory, or overflow the stack and crash the process. Each
+constraint is therefore compiled in a separate process first (`shared.grammars.sandbox`).
 """
 
 import asyncio
@@ -26,7 +25,8 @@ from shared.messages import Constraint
 logger = logging.getLogger(__name__)
 
 LIMITS = LLParserLimits(
-    # What building the lexer may cost, about a second at worst; a step, some tens of milliseconds.
+    # The fuel for building the lexer allows about a second, that of a step some tens of
+    # milliseconds.
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
     step_max_items=20_000,
@@ -35,17 +35,18 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 JSON_WHITESPACE = r"[ \t\n]{0,16}"
-"""Room for any indentation, but no endless blank page."""
+"""Allows any indentation, but not endless whitespace."""
 TOO_COSTLY = "it takes too much time or memory to compile"
 _MAX_WAIT_S = 10.0
-"""For the trials of others."""
+"""Seconds to wait for the trials of other requests."""
 _MAX_TRIAL_S = 30.0
-"""A trial ends itself after a second of computing; this is for a machine that has stopped."""
+"""Seconds before a trial is abandoned. A trial limits itself to a second of CPU time; this covers a
+machine that hangs."""
 _MAX_VERDICTS = 256
 
 
 def grammar_source(constraint: Constraint) -> str:
-    """The constraint as llguidance takes it. Raises `ValueError`."""
+    """Convert a constraint to a llguidance grammar. Raises `ValueError`."""
     match constraint.kind:
         case "json_schema":
             return LLMatcher.grammar_from_json_schema(
@@ -58,7 +59,7 @@ def grammar_source(constraint: Constraint) -> str:
 
 
 class Trials:
-    """Finds out whether constraints can be compiled, one at a time; may be used by many threads."""
+    """Checks whether constraints can be compiled, one at a time. Thread-safe."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -67,7 +68,7 @@ class Trials:
         self._verdicts: OrderedDict[Constraint, str] = OrderedDict()
 
     async def problem(self, constraint: Constraint) -> str:
-        """What is wrong with it; nothing if nothing is. Raises `Overloaded`."""
+        """The problem with a constraint, or an empty string. Raises `Overloaded`."""
         if (known := self._verdicts.get(constraint)) is not None:
             return known
         trial = asyncio.get_running_loop().run_in_executor(
@@ -76,10 +77,10 @@ class Trials:
         try:
             return await asyncio.wait_for(trial, _MAX_WAIT_S)
         except TimeoutError:
-            raise Overloaded("Too many constraints wait to be checked.") from None
+            raise Overloaded("Too many constraints are waiting to be checked.") from None
 
     def problem_now(self, constraint: Constraint) -> str:
-        """The same; blocks for a second or so at worst."""
+        """The blocking form of `problem`; it takes about a second at most."""
         with self._is_free:
             verdict = self._verdicts.get(constraint)
             if verdict is None:
@@ -97,13 +98,13 @@ class Trials:
         if answer is not None:
             return answer
         _end(self._process)
-        logger.warning("constraint refused", extra={"returncode": self._process.returncode})
+        logger.warning("constraint rejected", extra={"returncode": self._process.returncode})
         self._process = None
         return TOO_COSTLY
 
 
 TRIALS = Trials()
-"""Those of this process."""
+"""The trials of this process."""
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -117,7 +118,7 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def _ask(process: subprocess.Popen[bytes], constraint: Constraint) -> str | None:
-    """The verdict; None if the process died of it, or was dead before."""
+    """Ask the sandbox for its result; None if the process died."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:

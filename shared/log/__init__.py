@@ -1,28 +1,31 @@
-"""The rules of a request's event log, as pure state machines: no clock, no socket.
+"""The protocol of a request's event log, as pure state machines without clock or I/O.
 
-A request's log is its reply queue. Workers append events; whoever reads the log from its start
-comes to the same stream, because acceptance depends on the log's order alone:
+A request's log is its reply queue. Workers append events. Whether an event is accepted depends only
+on the order of the log, so every reader that starts at the beginning sees the same stream:
 
-* Each `Started` opens an attempt; attempt 1 is that of the job's very first delivery. One that
-  repeats the last one's ticket is a repetition. A run that another one replaces has crashed,
-  unless it says `HandedOver`, be it late, or the broker left it together with the log's reader.
-* A `Started` of an older delivery of the job than the newest one seen opens nothing: it is the late
-  word of a worker that the broker took for dead, and that worker is told to stop. A copy in
-  quarantine is newer than its equal in company.
-* Nor does another one of the newest delivery, which came back uncounted: there is no telling which
-  of the two has the job. The later one gives it back, and it comes again as a newer one if it had
-  it: no run that has the job goes on while its words are dropped.
-* `PromptScores` count only in the current attempt, each prompt's in order, and once.
-* A `TokenDelta`, `Finished` or `Failed` counts only if its attempt is the current one, its index
-  is the number of tokens accepted so far, and its prefix hash is theirs. All else is a late word
-  of a worker that was replaced, or a repetition, and is dropped.
-* A run that still waits does not know where the log stands: its `Failed` bears its ticket, and
-  counts if it is one of the newest delivery, since with it the job may be gone.
-* Every `Started` but the first is answered with `Continue`, and the worker before it is cancelled;
-  the first one too where it waits, because the worker before it died without a word. One that
-  waits and repeats itself has not heard the answer, and gets it again.
-* The request ends with the `Finished` of its last choice, or with `Failed`; at an event that cannot
-  be decoded it ends with `internal_error`, whoever reads it.
+* Each `Started` opens an attempt; attempt 1 belongs to the job's first delivery. A `Started` with
+  the current ticket is a repetition. A run that another one replaces counts as crashed, unless the
+  log contains its `HandedOver`, possibly a late one, or the broker disconnected it together with
+  the log's reader. The ticket is the run's fencing token.
+* A `Started` of an older delivery than the newest one seen opens no attempt: its worker lost the
+  job while disconnected from the broker, and is told to stop. A run in quarantine counts as newer
+  than one of the same delivery outside it.
+* A second `Started` for the same delivery is ambiguous, because the broker did not count the return
+  between them and either run may hold the job. The later run requeues its job. If it did hold the
+  job, this leads to a newer delivery, so no run that holds the job continues while its events are
+  dropped.
+* `PromptScores` are accepted only from the current attempt, in order for each prompt, and once.
+* A `TokenDelta`, `Finished` or `Failed` is accepted only if its attempt is the current one, its
+  index equals the number of tokens accepted so far, and its prefix hash matches them. All others
+  are repetitions, or late events of a replaced worker, and are dropped.
+* A run that is still waiting for `Continue` has no position in the log. Its `Failed` contains its
+  ticket instead, and is accepted if the run is one of the newest delivery, since the job may be
+  gone with it.
+* Every `Started` except the first is answered with `Continue`, and the previous run is cancelled.
+  So is a first one that waits, because the run before it crashed without writing an event. A run
+  that repeats its `Started` has not received the answer, and is sent it again.
+* The request ends with the `Finished` of its last choice or with `Failed`. At an event that cannot
+  be decoded it ends with `internal_error`, for every reader.
 """
 
 from shared.log.chain import EMPTY_HASH, TokenChain, extend_hash

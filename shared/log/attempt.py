@@ -1,11 +1,11 @@
-"""The rules of a request's log on the worker's side: what becomes of one delivery of a job.
+"""The worker's side of the log protocol: what happens to one delivery of a job.
 
-* A job that was never delivered nor published before starts at once, as attempt 1.
-* Any other writes `Started` and waits until the log's reader, or the worker's own reading of the
-  log where it has no reader, says where to go on.
-* A job that was running at two crashes goes on in quarantine, where it endangers nothing else and
-  says `Started` only once nothing else runs. One that crashes then is buried: its reader is told,
-  and it goes to the dead letters. If its worker dies before that, nothing counts as its crash.
+* A job that was neither delivered nor published before starts at once, as attempt 1.
+* Any other job writes `Started` and waits for the position from which to continue. The log's reader
+  sends it; if there is no reader, the worker reads the log itself.
+* A job that was running during two crashes continues in quarantine, where no other job is at risk;
+  it writes `Started` only once nothing else runs. If it crashes there, its reader receives an error
+  and the job is dead-lettered. If its worker dies before that `Started`, no crash is counted.
 """
 
 from collections.abc import Iterable
@@ -16,32 +16,35 @@ from shared.log import LogReader, LogWriter, Send
 from shared.messages import Cancel, Command, Continue, ReplyEvent
 
 MAX_CRASHES = 2
-"""In company; the next one in quarantine is the last."""
+"""Crashes outside quarantine before a job is quarantined; one more crash in quarantine is its
+last."""
 HEARINGS = 4
-"""How often an attempt asks, waiting a second each time, before it believes in so many crashes that
-the job would suffer for them: a run that was cut off, as all are when the broker restarts, says
-only later that it lives. While the broker's clients come back it believes in none."""
+"""How often an attempt asks again, a second apart, before it acts on a crash count that would
+quarantine or dead-letter the job. A run that was only disconnected, as all runs are when the broker
+restarts, writes its `HandedOver` late. While the broker's clients reconnect, no crash is acted
+upon."""
 
 
 class Verdict(Enum):
-    """What a command asks of an attempt."""
+    """The effect of a command on an attempt."""
 
     GO_ON = auto()
-    """From where `Attempt.log` stands now."""
+    """Continue from the position of `Attempt.log`."""
     STOP = auto()
-    """Nobody wants its words any more: acknowledge the job."""
+    """No reader needs further events: acknowledge the job."""
     GIVE_BACK = auto()
-    """Another run has the stream: return the job to its queue."""
+    """Another run owns the stream: requeue the job."""
     QUARANTINE = auto()
-    """Publish the job to the suspects, say that it is handed over, and acknowledge it."""
+    """Publish the job to the suspect queue, write `HandedOver`, and acknowledge it."""
     BURY = auto()
-    """Say that it failed, and reject it to the dead letters."""
+    """Write that the job failed, and dead-letter it."""
     FAIL = auto()
-    """Nobody can read the log: say that the request failed, and acknowledge the job."""
+    """The log cannot be decoded: write that the request failed, and acknowledge the job."""
 
 
 class Attempt:
-    """One delivery of a job with ``num_choices`` choices in all. ``ticket`` is its own."""
+    """One delivery of a job with ``num_choices`` choices in all. ``ticket`` is its fencing
+    token."""
 
     def __init__(
         self,
@@ -56,16 +59,16 @@ class Attempt:
         self.ticket = ticket
         self.is_first = not (num_returns or publication or is_suspect)
         self.log: LogWriter | None = LogWriter(1, num_choices) if self.is_first else None
-        """None while it waits."""
+        """None while the attempt waits for `Continue`."""
         self._request_id = request_id
         self._num_choices = num_choices
         self._is_suspect = is_suspect
         self._num_hearings = 0
 
     def obey(self, command: Cancel | Continue, *, is_settled: bool = True) -> Verdict | None:
-        """Follow the log's reader; None where the command is for another run or comes late.
+        """Apply a command of the log's reader; None if it is meant for another run or arrives late.
 
-        ``is_settled``: nobody who lives can still be without the broker; see `shared.bus.base.Bus`.
+        ``is_settled``: every live process has reconnected to the broker; see `shared.bus.base.Bus`.
         """
         if not self._is_told(command):
             return None
@@ -82,10 +85,10 @@ class Attempt:
         return verdict
 
     def read(self, log: Iterable[ReplyEvent | None], *, is_settled: bool = True) -> Verdict | None:
-        """Take the reader's part where there is none: ``log`` is the log from its start, with None
-        in place of what cannot be decoded.
+        """Decide as a reader would, if the log has none. ``log`` is the log from its start, with
+        None for each event that cannot be decoded.
 
-        None where it does not hold this attempt's `Started` yet.
+        Returns None if the log does not contain this attempt's `Started` yet.
         """
         reader = LogReader(self._request_id, self._num_choices)
         told: Cancel | Continue | None = None

@@ -1,4 +1,4 @@
-"""The tokens of one choice, as readers and writers of its log keep them."""
+"""The accepted tokens of one choice, as both readers and writers of its log track them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ _HASH_MASK = (1 << 64) - 1
 
 
 def extend_hash(prefix_hash: int, token_ids: Iterable[int]) -> int:
-    """FNV-1a over whole token ids, 64 bits; `EMPTY_HASH` stands for no tokens."""
+    """Extend a 64-bit FNV-1a hash, over whole token ids; `EMPTY_HASH` is the hash of no tokens."""
     for token_id in token_ids:
         prefix_hash = ((prefix_hash ^ token_id) * _HASH_PRIME) & _HASH_MASK
     return prefix_hash
@@ -17,7 +17,7 @@ def extend_hash(prefix_hash: int, token_ids: Iterable[int]) -> int:
 
 @dataclass(slots=True)
 class TokenChain:
-    """The token ids of one choice and their hash, on either side of the log."""
+    """The token ids of one choice and their hash."""
 
     token_ids: list[int] = field(default_factory=list)
     prefix_hash: int = EMPTY_HASH
@@ -28,5 +28,5 @@ class TokenChain:
         self.prefix_hash = extend_hash(self.prefix_hash, token_ids)
 
     def stands_at(self, index: int, prefix_hash: int) -> bool:
-        """Whether what is at this position follows the chain's tokens."""
+        """Whether an event at this position directly follows the chain's tokens."""
         return index == len(self.token_ids) and prefix_hash == self.prefix_hash

@@ -1,4 +1,5 @@
-"""Who reads a log: what counts, and whom to tell what."""
+"""The reader's side of the log protocol: which events are accepted and which commands they
+cause."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,8 +25,8 @@ from shared.messages import (
 
 
 class Relay(Struct, frozen=True):
-    """Pass ``event`` on. ``ordinal`` numbers the accepted events from 1; `Started` bears the
-    number of the event before it."""
+    """Pass ``event`` on. ``ordinal`` numbers the accepted events from 1; a `Started` has the number
+    of the event before it."""
 
     ordinal: int
     event: Started | PromptScores | TokenDelta | Finished | Failed
@@ -43,13 +44,15 @@ Action: TypeAlias = Relay | Send
 
 @dataclass(frozen=True, slots=True, order=True)
 class Run:
-    """The delivery that a run of the job answers. A newer one is greater, unless the broker did not
-    count the return between them: then they are equal."""
+    """The position of a run among the deliveries of its job; a newer delivery compares greater.
+
+    Two runs are equal if the broker did not count the return between their deliveries.
+    """
 
     publication: int
-    """The job's."""
+    """The publication number of the job."""
     is_alone: bool
-    """Nothing else ran in the worker."""
+    """Whether the job ran in quarantine, with nothing else in the worker."""
     num_returns: int
 
     @classmethod
@@ -64,12 +67,12 @@ class LogReader:
     """Reads the log of one request with ``num_choices`` choices in all, event by event."""
 
     def __init__(self, request_id: str, num_choices: int, cut_off: Iterable[str] = ()) -> None:
-        """``cut_off``: tickets of runs that the broker left together with the log's reader. That
-        another one replaces them is no sign of a crash."""
+        """``cut_off`` are the tickets of runs that lost the broker together with the log's reader.
+        When another run replaces one of them, it is not counted as a crash."""
         self.request_id = request_id
         self.chains = [TokenChain() for _ in range(num_choices)]
         self.num_scored: dict[int, int] = {}
-        """Tokens of each prompt whose scores were accepted."""
+        """The number of accepted scores for each prompt."""
         self.attempt = 0
         self.ordinal = 0
         self.worker: str | None = None
@@ -78,24 +81,24 @@ class LogReader:
         self.is_ended = False
         self._run = _NO_RUN
         self._contenders: set[str] = set()
-        """Tickets of the runs of the newest delivery: any of them may have the job."""
+        """The tickets of the runs of the newest delivery; any of them may hold the job."""
         self._replaced: dict[str, Run] = {}
-        """By ticket."""
+        """The replaced runs by ticket."""
         self._handed_over = set(cut_off)
 
     @property
     def num_crashes(self) -> int:
-        """Runs that another one replaced and that have not said, then or later, that they live."""
+        """Replaced runs without a `HandedOver`, so far."""
         return len(self._replaced.keys() - self._handed_over)
 
     @property
     def num_crashes_alone(self) -> int:
-        """Those of the job as it was published last that were alone."""
+        """Crashes in quarantine of the job's latest publication."""
         crashed = self._replaced.keys() - self._handed_over
         return sum(self._was_alone(self._replaced[ticket]) for ticket in crashed)
 
     def read(self, event: ReplyEvent) -> list[Action]:
-        """Take the log's next event; returns what to do about it, in order."""
+        """Process the next event of the log; returns the resulting actions in order."""
         if self.is_ended:
             return []
         match event:
@@ -117,7 +120,7 @@ class LogReader:
                 return []
 
     def cancel(self) -> list[Send]:
-        """The reader's client is gone: what to send so that no work goes on."""
+        """The commands that stop the job, for a reader whose client is gone."""
         return self._cancel()
 
     def _cancel(self, *, is_replaced: bool = False) -> list[Send]:
@@ -144,7 +147,7 @@ class LogReader:
         self._run = run
         self.worker, self.ticket = event.worker, event.ticket
         self._contenders = {event.ticket}
-        # Attempt 1 is that of the worker that did not ask, even if it comes late.
+        # Attempt 1 is reserved for the run that did not wait, even if its `Started` arrives late.
         self.attempt = max(self.attempt, int(event.is_waiting)) + 1
         start: list[Action] = [Relay(self.ordinal, event), *fence]
         if fence or event.is_waiting:
@@ -175,7 +178,7 @@ class LogReader:
 
     def _score(self, event: PromptScores) -> list[Action]:
         num_scored = self.num_scored.get(event.prompt, 0)
-        is_of_a_prompt = event.prompt < len(self.chains)  # each prompt has a choice at least
+        is_of_a_prompt = event.prompt < len(self.chains)  # each prompt has at least one choice
         if not (is_of_a_prompt and self._is_current(event)) or event.start != num_scored:
             return []
         self.num_scored[event.prompt] = num_scored + len(event.token_ids)

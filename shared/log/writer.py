@@ -1,4 +1,4 @@
-"""Who writes a log: each event at its position."""
+"""The writer's side of the log protocol: gives each event its position."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from shared.messages import Continue, Failed, Finished, FinishReason, TokenDelta
 
 
 class LogWriter:
-    """Writes one attempt's events, each at its position in the log."""
+    """Writes the events of one attempt, each with its position in the log."""
 
     def __init__(self, attempt: int, num_choices: int) -> None:
         self.attempt = attempt
@@ -15,7 +15,7 @@ class LogWriter:
 
     @classmethod
     def resume(cls, command: Continue) -> "LogWriter":
-        """The writer that goes on where the reader stands."""
+        """Create the writer that continues from the reader's position."""
         writer = cls(command.attempt, len(command.choices))
         for chain, progress in zip(writer.chains, command.choices, strict=True):
             chain.extend(progress.token_ids)
@@ -75,7 +75,7 @@ class LogWriter:
         return event
 
     def fail(self, code: str, message: str, param: str | None = None) -> Failed:
-        """The whole request fails, at the position of its first unfinished choice."""
+        """The failure of the whole request, at the position of its first unfinished choice."""
         choice, chain = next(
             (k, chain) for k, chain in enumerate(self.chains) if not chain.is_finished
         )

@@ -1,9 +1,9 @@
-"""Every struct on the wire, and the only place where bytes are decided.
+"""Every message on the wire, and its encoding.
 
 Facts are nouns (`TokenDelta`), commands are imperatives (`Cancel`). Structs are frozen, tagged and
-keyword-only. A new field has a default, so that old bytes stay readable; a change that old readers
-would misread raises `WIRE_VERSION`. Between Warren's own processes the body is MessagePack; jobs
-from other programs may be JSON, and are answered in JSON.
+keyword-only. A new field has a default, so that old messages stay readable; a change that old
+readers would misinterpret increments `WIRE_VERSION`. Messages between Warren's own processes are
+MessagePack. Jobs of other programs may be JSON, and are answered in JSON.
 """
 
 from shared.messages.codec import (

@@ -1,4 +1,4 @@
-"""Structs to bytes and back."""
+"""Encoding and decoding of messages."""
 
 import re
 from typing import Any, Generic, TypeVar
@@ -19,20 +19,20 @@ _T = TypeVar("_T")
 
 
 class _Version(Struct):
-    """Reads the version alone: the rest of a newer job may not be readable."""
+    """Decodes only the version, because the rest of a newer job may not be readable."""
 
     version: int = WIRE_VERSION
 
 
 def _without_value(error: Exception) -> str:
-    """What was wrong and where; the value itself may be a prompt, and this goes into logs."""
+    """The error message without the invalid value, which may be a prompt and must not be logged."""
     return re.sub(
         r"(Invalid (?:enum )?value) .*?( - at `[^`]*`)?$", r"\1\2", str(error), flags=re.DOTALL
     )
 
 
 class _Codec(Generic[_T]):
-    """The two reused decoders of one family of messages."""
+    """The two reusable decoders, MessagePack and JSON, of one family of messages."""
 
     def __init__(self, family: Any) -> None:
         self._msgpack: msgspec.msgpack.Decoder[_T] = msgspec.msgpack.Decoder(family)
@@ -63,19 +63,21 @@ def encode(message: Struct, content_type: str = MSGPACK) -> bytes:
 
 
 def decode_job(body: bytes, content_type: str = MSGPACK) -> GenerationJob:
-    """Decode and check a job. Raises `UndecodableMessage`, also for another wire version."""
+    """Decode and validate a job. Raises `UndecodableMessage`, also for another wire version."""
     _check_version(body, content_type)
     return _JOB.decode(body, content_type)
 
 
 def decode_quick_job(body: bytes, content_type: str = MSGPACK) -> QuickJob:
-    """The same for a job of the quick queue."""
+    """Decode and validate a unary job. Raises `UndecodableMessage`, also for another wire
+    version."""
     _check_version(body, content_type)
     return _QUICK_JOB.decode(body, content_type)
 
 
 def is_reply_key(routing_key: str) -> bool:
-    """Whether answers may go there: whoever publishes a job chooses it."""
+    """Whether a routing key is that of a reply queue. Any publisher can choose the ``reply_to`` of
+    a job."""
     try:
         msgspec.convert(routing_key, ReplyKey)
     except msgspec.ValidationError:

@@ -1,4 +1,4 @@
-"""What readers of logs ask of workers and of each other, and what workers say of themselves."""
+"""Commands of log readers to workers and to each other, and the announcements of workers."""
 
 from typing import Annotated, TypeAlias
 
@@ -8,78 +8,78 @@ from shared.messages.fields import Count, ModelName, RequestId, Tenant, TokenIds
 
 
 class Cancel(Wire, frozen=True, kw_only=True):
-    """Stop work on a request: on the run that bears ``ticket``, or on any when None."""
+    """Stop work on a request: the run with this ``ticket``, or any run if it is None."""
 
     request_id: RequestId
     ticket: str | None = None
     is_replaced: bool = False
-    """Another run has the stream: the job itself goes back to its queue, lest that run was the late
-    word of a worker that no longer has it."""
+    """Another run owns the stream. The job is requeued rather than acknowledged, in case that other
+    run no longer holds it."""
 
 
 class Progress(Struct, frozen=True, kw_only=True):
-    """What a reader has accepted of one choice."""
+    """The tokens of one choice that a reader has accepted."""
 
     token_ids: TokenIds = ()
     is_finished: bool = False
 
 
 class Continue(Wire, frozen=True, kw_only=True):
-    """A reader's answer to a `Started` that waits or that is not the first: go on from here."""
+    """The reader's answer to a `Started` that waits or that replaces a run: continue from here."""
 
     request_id: RequestId
     ticket: str
     attempt: Count
     choices: tuple[Progress, ...]
     num_crashes: Count = 0
-    """Attempts before this one that ended without a word."""
+    """Earlier attempts that ended in a crash."""
     num_crashes_alone: Count = 0
-    """Those of them that ran this publication of the job, and nothing else, in their workers."""
+    """Those of them that ran this publication of the job in quarantine."""
 
 
 class Release(Wire, frozen=True, kw_only=True):
-    """To all gateways: whoever reads this request's log lets go of it, or cancels it."""
+    """To all gateways: stop reading this request's log, or cancel the request."""
 
     request_id: RequestId
     is_cancelled: bool = False
     """Cancel the job, end its stream and delete its log."""
     reader: Annotated[str, Meta(max_length=64)] = ""
-    """Names who wants to read: it is not meant itself."""
+    """The reader that sends the command, which ignores it."""
     tenant: Tenant | None = None
-    """Whose request it must be; None: the right to it was proved."""
+    """The tenant that must own the request; None if the sender has already proved its right."""
     body_hash: Annotated[str, Meta(max_length=128)] = ""
-    """Of the request that it must be, where an Idempotency-Key named it."""
+    """The required body hash, if the request was found by its Idempotency-Key."""
 
 
 class Withheld(Wire, frozen=True, kw_only=True):
-    """To all gateways: the log stays where it is, because ``reader`` has no right to it."""
+    """To all gateways: the current reader keeps the log, because ``reader`` has no right to it."""
 
     request_id: RequestId
     reader: Annotated[str, Meta(max_length=64)]
     code: str
-    """What to answer: one of `shared.errors`."""
+    """The code of the error to return, from `shared.errors`."""
 
 
 Command: TypeAlias = Cancel | Continue | Release | Withheld
 
 
 class Announcement(Wire, frozen=True, kw_only=True):
-    """What a worker says of itself, every few seconds and when it leaves."""
+    """A worker's heartbeat: what it serves and its load, every few seconds and when it stops."""
 
     worker: str
     model: ModelName
     vocab_size: Count
     max_seq_len: Count
     fingerprint: str
-    """Of weights and tokenizer: workers of one model name agree on it."""
+    """A digest of weights and tokenizer, equal for all workers of one model name."""
     max_num_seqs: Count
     num_running: Count = 0
     num_waiting: Count = 0
     num_answered: Count = 0
-    """Jobs since the worker's start."""
+    """Jobs answered since the worker's start."""
     kv_usage: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     tool_parser: str | None = None
-    """The form in which the model writes calls of tools; None: it does not."""
+    """The format in which the model writes tool calls; None if it does not support tools."""
     reasoning_parser: str | None = None
-    """The form in which it thinks aloud; None: it does not."""
+    """The format in which the model writes its reasoning; None if it does not."""
     is_leaving: bool = False

@@ -1,4 +1,4 @@
-"""What workers answer."""
+"""Events and replies of workers."""
 
 from typing import Annotated, TypeAlias
 
@@ -8,63 +8,65 @@ from shared.messages.fields import Context, Count, FinishReason, RequestId, Toke
 
 
 class Logprob(Struct, frozen=True, array_like=True):
-    """A token and how likely it was."""
+    """A token and its log probability."""
 
     token_id: TokenId
     logprob: float
     token: bytes
-    """What it adds to the text; may be part of a character."""
+    """The bytes that the token adds to the text; may be an incomplete character."""
 
 
 class TokenLogprobs(Struct, frozen=True, array_like=True):
-    """The token that stands there, and the most likely ones in its place, best first."""
+    """The log probability of a generated or given token, and those of the most likely ones, best
+    first."""
 
     chosen: Logprob
     top: tuple[Logprob, ...] = ()
 
 
 class Accepted(Wire, frozen=True, kw_only=True):
-    """A gateway has taken a request that may outlive its reader. The first one in a log counts."""
+    """A gateway has accepted a request that may outlive its reader. Only the first one in a log
+    counts."""
 
     body_hash: Annotated[str, Meta(max_length=128)]
-    """Of a request with an Idempotency-Key; empty without one."""
+    """Of a request with an Idempotency-Key; empty otherwise."""
     context: Context = b""
-    """The job's."""
+    """The context of the job."""
 
 
 class Started(Wire, frozen=True, kw_only=True):
-    """A worker has taken the job. Each new ticket of a newer delivery opens an attempt."""
+    """A worker has started the job. Each new ticket of a newer delivery opens an attempt."""
 
     worker: str
     """The worker's address: the routing key of its commands."""
     ticket: Annotated[str, Meta(max_length=64)]
-    """Names this run of the job: the commands of its reader bear it."""
+    """The fencing token of this run of the job; commands to it contain the ticket."""
     num_prompt_tokens: tuple[Count, ...]
-    """Tokens of each prompt, the chat template's included."""
+    """The number of tokens of each prompt, including the chat template's."""
     is_waiting: bool = False
-    """The job was delivered before: the worker waits for `Continue`, also in attempt 1."""
+    """The job was delivered before, so the worker waits for `Continue`, even in attempt 1."""
     publication: Count = 0
-    """The job's."""
+    """The publication number of the job."""
     num_returns: Count = 0
-    """How often this publication of the job had come back to its queue."""
+    """How often this publication of the job was returned to its queue."""
     is_alone: bool = False
-    """Nothing else runs in the worker: the job is in quarantine."""
+    """The job runs in quarantine, with nothing else in the worker."""
     context: Context = b""
-    """The job's."""
+    """The context of the job."""
     prompt_texts: tuple[str, ...] = ()
-    """Of each prompt, where the job wants them."""
+    """The text of each prompt, if the job requests it."""
 
 
 class HandedOver(Wire, frozen=True, kw_only=True):
-    """The run of ``ticket`` gives its job back, or has lost it, and did not crash."""
+    """The run with this ``ticket`` has returned or lost its job without a crash."""
 
     ticket: str
 
 
 class PromptScores(Wire, frozen=True, kw_only=True):
-    """Tokens ``start`` .. of a prompt with their logprobs, ahead of all tokens of its choices.
+    """Log probabilities of a prompt's tokens from ``start`` on, before any tokens of its choices.
 
-    The first token of a prompt follows nothing, and has none.
+    The first token of a prompt has no predecessor, and hence no log probability.
     """
 
     prompt: Count
@@ -77,9 +79,9 @@ class PromptScores(Wire, frozen=True, kw_only=True):
 class TokenDelta(Wire, frozen=True, kw_only=True, omit_defaults=True):
     """New tokens of one choice.
 
-    ``index`` is the number of the choice's tokens before these and ``prefix_hash`` their hash
-    (`shared.log.extend_hash`). ``text`` is a function of the token ids sent so far, not of how
-    they were cut into events.
+    ``index`` is the number of the choice's tokens before these, and ``prefix_hash`` their hash
+    (`shared.log.extend_hash`). ``text`` depends only on the token ids sent so far, not on how they
+    were divided into events.
     """
 
     choice: Count
@@ -89,7 +91,7 @@ class TokenDelta(Wire, frozen=True, kw_only=True, omit_defaults=True):
     token_ids: TokenIds
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One for each of ``token_ids``, where the job wants them."""
+    """One for each of ``token_ids``, if the job requests them."""
 
 
 class Finished(Wire, frozen=True, kw_only=True):
@@ -101,20 +103,21 @@ class Finished(Wire, frozen=True, kw_only=True):
     prefix_hash: Count
     token_ids: TokenIds
     text: str
-    """What these tokens add, and what was held back: half a character, a possible stop string."""
+    """The text of these tokens, with held-back text: an incomplete character or a partial stop
+    string."""
     finish_reason: FinishReason
     stop_reason: str | int | None = None
-    """The stop string that was met, or the one of ``stop_token_ids``."""
+    """The stop string that was matched, or the matching id of ``stop_token_ids``."""
     num_cached_tokens: Count = 0
-    """Tokens of the choice's prompt that the worker did not have to compute."""
+    """Tokens of the choice's prompt that were found in the prefix cache."""
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Failed(Wire, frozen=True, kw_only=True):
     """The request ends here with an error; ``code`` is one of `shared.errors`.
 
-    Attempt 0 refuses a job before any `Started` or, with a ticket, ends the run that bears it while
-    it waits for `Continue`; otherwise the position is that of ``choice``.
+    With attempt 0 it rejects a job before any `Started`, or, with a ticket, ends a run that waits
+    for `Continue`. Otherwise the position is that of ``choice``.
     """
 
     code: str
@@ -125,7 +128,7 @@ class Failed(Wire, frozen=True, kw_only=True):
     index: Count = 0
     prefix_hash: Count = 0
     ticket: Annotated[str, Meta(max_length=64)] | None = None
-    """Of a run that waits, after its `Started`."""
+    """The ticket of a run that waits for `Continue`."""
 
 
 class Choice(Struct, frozen=True, kw_only=True):
@@ -135,25 +138,25 @@ class Choice(Struct, frozen=True, kw_only=True):
     stop_reason: str | int | None = None
     num_prompt_tokens: Count
     num_cached_tokens: Count = 0
-    """Those of them that the worker did not have to compute."""
+    """Prompt tokens that were found in the prefix cache."""
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Completed(Wire, frozen=True, kw_only=True):
-    """The whole answer, for jobs of mode ``final``."""
+    """The complete answer, for jobs of mode ``final``."""
 
     request_id: RequestId
     choices: tuple[Choice, ...]
     prompt_texts: tuple[str, ...] = ()
     prompt_logprobs: tuple[tuple[TokenLogprobs | None, ...], ...] = ()
-    """Of each prompt, where the job wants them."""
+    """The log probabilities of each prompt's tokens, if the job requests them."""
 
 
 class Tokenized(Wire, frozen=True, kw_only=True):
     request_id: RequestId
     token_ids: TokenIds
     tokens: tuple[str, ...]
-    """As they stand in the vocabulary."""
+    """The tokens as the vocabulary spells them."""
     max_seq_len: Count
 
 
@@ -165,7 +168,7 @@ class Detokenized(Wire, frozen=True, kw_only=True):
 class Embedded(Wire, frozen=True, kw_only=True):
     request_id: RequestId
     vectors: tuple[tuple[float, ...], ...]
-    """Of length 1, one for each prompt."""
+    """One vector of length 1 for each prompt."""
     num_prompt_tokens: tuple[Count, ...]
 
 

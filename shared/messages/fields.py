@@ -1,7 +1,7 @@
-"""The types of fields, with the limits that hold for every publisher.
+"""The types of fields, with the limits that apply to every publisher.
 
-The gateway checks requests against them before it publishes, the worker checks what any publisher
-sent.
+The gateway checks requests against them before it publishes; the worker checks jobs of any
+publisher.
 """
 
 import re
@@ -14,7 +14,7 @@ WIRE_VERSION = 1
 MAX_PROMPTS = 128
 MAX_EMBEDDING_INPUTS = 2048
 MAX_CHOICES = 128
-"""Of all prompts of a job together."""
+"""For all prompts of a job together."""
 MAX_MESSAGES = 4096
 MAX_TEXT_CHARS = 1 << 20
 MAX_STOP_STRINGS = 16
@@ -53,4 +53,4 @@ def _snake_case(name: str) -> str:
 
 
 class Wire(Struct, frozen=True, kw_only=True, tag=_snake_case):
-    """What all tagged structs share."""
+    """The base of all tagged structs."""

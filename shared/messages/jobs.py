@@ -1,4 +1,4 @@
-"""What clients ask of workers."""
+"""Jobs: the work that clients request of workers."""
 
 import hashlib
 from typing import Annotated, Literal, TypeAlias
@@ -24,38 +24,38 @@ from shared.messages.sampling import SamplingParams
 
 
 class GenerationJob(Wire, frozen=True, kw_only=True):
-    """One request. Choice k of the answer continues ``prompts[k // num_choices]``."""
+    """A generation request. Choice k of the answer continues ``prompts[k // num_choices]``."""
 
     request_id: RequestId
     model: ModelName
     prompts: Annotated[tuple[Prompt, ...], Meta(min_length=1, max_length=MAX_PROMPTS)]
     num_choices: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
-    """Answers to each prompt."""
+    """The number of answers to each prompt."""
     sampling: SamplingParams = SamplingParams()
     mode: Literal["stream", "final"] = "final"
-    """``stream``: the whole log of events. ``final``: one `Completed` or `Failed`."""
+    """``stream``: a log of events. ``final``: a single `Completed` or `Failed`."""
     deadline: UnixTime | None = None
-    """Seconds; afterwards the job is answered with ``deadline_exceeded``."""
+    """Unix time in seconds after which the job fails with ``deadline_exceeded``."""
     created_at: UnixTime = 0.0
-    """Seconds, at the publisher; 0 if it did not say."""
+    """Unix time in seconds at the publisher; 0 if unknown."""
     tenant: Tenant = ""
-    """Only jobs of one tenant share cached prefixes."""
+    """Prefix caches are shared only between jobs of one tenant."""
     is_detached: bool = False
-    """The client may be away: a reply queue without a reader does not cancel the job."""
+    """The client may be disconnected: a reply queue without a reader does not cancel the job."""
     wants_prompt_text: bool = False
-    """`Started` is to bear the text of each prompt."""
+    """Request the text of each prompt in `Started`."""
     publication: Count = 0
-    """How often this request was published before. What an older publication starts after a newer
-    one has started is superseded."""
+    """How often this request was published before. Runs of an older publication are superseded once
+    a newer one has started."""
     context: Context = b""
-    """What whoever reads the log has to know of the request: comes back in `Started`."""
+    """Opaque data for readers of the log, returned in `Started`."""
     trace: Annotated[dict[str, str], Meta(max_length=16)] = field(default_factory=dict)
-    """W3C trace context of the publisher."""
+    """The W3C trace context of the publisher."""
     version: int = WIRE_VERSION
 
     @property
     def total_choices(self) -> int:
-        """Choices of all prompts."""
+        """The number of choices of all prompts."""
         return len(self.prompts) * self.num_choices
 
     @property
@@ -67,7 +67,7 @@ class GenerationJob(Wire, frozen=True, kw_only=True):
 
 
 class TokenizeJob(Wire, frozen=True, kw_only=True):
-    """Answered with `Tokenized`."""
+    """A request to tokenize text, answered with `Tokenized`."""
 
     request_id: RequestId
     model: ModelName
@@ -77,7 +77,7 @@ class TokenizeJob(Wire, frozen=True, kw_only=True):
 
 
 class DetokenizeJob(Wire, frozen=True, kw_only=True):
-    """Answered with `Detokenized`."""
+    """A request to detokenize token ids, answered with `Detokenized`."""
 
     request_id: RequestId
     model: ModelName
@@ -87,17 +87,17 @@ class DetokenizeJob(Wire, frozen=True, kw_only=True):
 
 
 class EmbeddingJob(Wire, frozen=True, kw_only=True):
-    """Answered with `Embedded`."""
+    """A request for embeddings, answered with `Embedded`."""
 
     request_id: RequestId
     model: ModelName
     prompts: Annotated[tuple[Prompt, ...], Meta(min_length=1, max_length=MAX_EMBEDDING_INPUTS)]
     num_dimensions: Annotated[int, Meta(ge=1)] | None = None
-    """Keep the first so many and scale to length 1; None: all."""
+    """Truncate vectors to this many dimensions and normalize them again; None: all dimensions."""
     tenant: Tenant = ""
     deadline: UnixTime | None = None
     version: int = WIRE_VERSION
 
 
 QuickJob: TypeAlias = TokenizeJob | DetokenizeJob | EmbeddingJob
-"""What does not wait behind generations, and is answered with one message."""
+"""Unary jobs: they have a queue apart from generations, and are answered with a single message."""

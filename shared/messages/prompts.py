@@ -1,4 +1,4 @@
-"""What a job continues."""
+"""The prompts that a job continues."""
 
 from typing import Annotated, Any, TypeAlias
 
@@ -16,12 +16,12 @@ from shared.messages.fields import (
 
 
 class ToolCall(Struct, frozen=True, kw_only=True):
-    """A function that the assistant called earlier in the conversation."""
+    """A function call by the assistant, earlier in the conversation."""
 
     id: Name
     name: Name
     arguments: Text
-    """JSON, as the model wrote it."""
+    """A JSON string, as the model wrote it."""
 
 
 class Tool(Struct, frozen=True, kw_only=True):
@@ -43,26 +43,26 @@ class ChatMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ChatPrompt(Wire, frozen=True, kw_only=True, tag="chat", omit_defaults=True):
-    """A conversation; the worker applies the model's chat template."""
+    """A conversation, to which the worker applies the model's chat template."""
 
     messages: Annotated[tuple[ChatMessage, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
     tools: Annotated[tuple[Tool, ...], Meta(max_length=MAX_TOOLS)] = ()
     template_kwargs: Annotated[dict[str, Any], Meta(max_length=64)] = field(default_factory=dict)
-    """Further variables of the template, such as ``enable_thinking``."""
+    """Additional template variables, such as ``enable_thinking``."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    """Go on with the last message instead of answering it."""
+    """Continue the last message instead of answering it."""
 
 
 class TextPrompt(Wire, frozen=True, kw_only=True, tag="text", omit_defaults=True):
-    """Plain text; the tokenizer adds its special tokens where these are wanted."""
+    """Plain text; the tokenizer adds its special tokens if requested."""
 
     text: Text
     add_special_tokens: bool = True
 
 
 class TokenPrompt(Wire, frozen=True, kw_only=True, tag="tokens"):
-    """Token ids, taken as they are."""
+    """Token ids, used unchanged."""
 
     token_ids: Annotated[TokenIds, Meta(min_length=1)]
 

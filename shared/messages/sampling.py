@@ -1,4 +1,4 @@
-"""How tokens are drawn."""
+"""Sampling parameters and output constraints."""
 
 from typing import Annotated, Literal
 
@@ -20,7 +20,7 @@ from shared.messages.fields import (
 
 
 class Constraint(Struct, frozen=True, kw_only=True):
-    """What the output has to match, from its first token to its last."""
+    """A constraint that the whole output must satisfy."""
 
     kind: Literal["json_schema", "regex", "lark"]
     source: Annotated[str, Meta(max_length=MAX_GRAMMAR_CHARS)]
@@ -28,48 +28,50 @@ class Constraint(Struct, frozen=True, kw_only=True):
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How one choice is drawn. The same seed and prompt give the same tokens on any worker.
+    """The sampling parameters of a choice. The same seed and prompt give the same tokens on any
+    worker.
 
-    The logits are changed in this order: ``logit_bias``, penalties, bans (``min_tokens``,
+    Logits processing is in this order: ``logit_bias``, penalties, bans (``min_tokens``,
     ``bad_words``, ``allowed_token_ids``, the constraint), temperature, ``min_p``, ``top_k``,
-    ``top_p``. Logprobs are of the logits before all that.
+    ``top_p``. Logprobs are computed from the logits before processing.
     """
 
     max_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
-    """None: as many as the model's context still holds."""
+    """None: up to the model's context length."""
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = 1.0
-    """0 is greedy: the most likely token, whatever ``top_p``, ``top_k``, ``min_p`` and ``seed``
-    say."""
+    """0 is greedy: the most likely token, regardless of ``top_p``, ``top_k``, ``min_p`` and
+    ``seed``."""
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     top_k: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
     """0: all tokens."""
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
-    """None: drawn from the request id, so that a redelivered job draws the same numbers."""
+    """None: derived from the request id, so that a redelivered job draws the same numbers."""
     stop: Annotated[tuple[StopString, ...], Meta(max_length=MAX_STOP_STRINGS)] = ()
     ignore_eos: bool = False
     min_p: Probability = 0.0
-    """Drops tokens less likely than this share of the most likely one's probability."""
+    """Excludes tokens whose probability is below this fraction of the most likely token's."""
     repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] = 1.0
-    """Of tokens in prompt or output (Keskar et al., arXiv:1909.05858)."""
+    """Applied to tokens in the prompt or output (Keskar et al., arXiv:1909.05858)."""
     presence_penalty: Penalty = 0.0
     """Subtracted from the logit of each token in the output."""
     frequency_penalty: Penalty = 0.0
-    """The same, for each time that it is there."""
+    """Subtracted from the logit of a token for each of its occurrences in the output."""
     logit_bias: Annotated[
         dict[TokenId, Annotated[float, Meta(ge=-100.0, le=100.0)]], Meta(max_length=MAX_BIASES)
     ] = {}
     min_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
-    """Before so many tokens no end token and none of ``stop_token_ids`` is drawn."""
+    """The number of tokens before which neither an end token nor one of ``stop_token_ids`` is
+    drawn."""
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_TOKENS)] = ()
     bad_words: Annotated[tuple[StopString, ...], Meta(max_length=MAX_BAD_WORDS)] = ()
-    """Texts whose last token is never drawn after the others."""
+    """Texts that are never generated: the last token of each is banned after its others."""
     allowed_token_ids: Annotated[TokenIds, Meta(min_length=1)] | None = None
     """None: all tokens."""
     constraint: Constraint | None = None
     logprobs: NumTopLogprobs | None = None
-    """Tell each token's logprob, and so many of the most likely ones; None: tell nothing."""
+    """Return each token's logprob and those of this many most likely tokens; None: no logprobs."""
     prompt_logprobs: NumTopLogprobs | None = None
     """The same for the prompt's tokens."""
     include_stop_in_output: bool = False
-    """Leave the stop string in the text."""
+    """Keep the matched stop string in the text."""
     skip_special_tokens: bool = True

@@ -84,7 +84,7 @@ def test_a_worker_without_its_broker_ends_when_it_is_asked_to(smollm2: Path) -> 
         [sys.executable, "warren.py", "worker", nowhere], cwd=ROOT, stderr=subprocess.PIPE
     ) as process:
         assert process.stderr is not None
-        assert b"broker not reached" in process.stderr.readline()
+        assert b"broker unreachable" in process.stderr.readline()
 
         process.terminate()
 

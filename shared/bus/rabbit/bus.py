@@ -1,4 +1,4 @@
-"""`RabbitBus`: what `base.Bus` promises, over RabbitMQ."""
+"""`RabbitBus`, the implementation of `base.Bus` over RabbitMQ."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,11 +19,11 @@ from shared.errors import MessageTooLarge, PublishUnconfirmed
 
 
 class RabbitBus:
-    """Two connections that restore themselves: one publishes, the other does all the rest.
+    """Two connections that reconnect by themselves: one for publishing, one for everything else.
 
-    They are apart because a broker that is short of memory stops reading from connections that
-    publish, acknowledgements included. Each consumer has a channel of its own; when they exceed
-    ``max_channels``, further connections are opened for them.
+    They are separate because a broker that is short of memory stops reading from publishing
+    connections, including their acknowledgements. Each consumer has its own channel; when there are
+    more than ``max_channels``, further connections are opened.
     """
 
     def __init__(
@@ -36,10 +36,11 @@ class RabbitBus:
         max_channels: int = 2000,
         num_confirm_channels: int = 4,
     ) -> None:
-        """``name`` is what operators see; ``timeout_s`` bounds every wait for the broker.
+        """``name`` is the connection name shown to operators; ``timeout_s`` limits every wait for
+        the broker.
 
-        RabbitMQ allows 2,047 channels on a connection; ``max_channels`` leaves some for calls.
-        Raises `StartupError` for a URL that is none.
+        RabbitMQ allows 2,047 channels on a connection; ``max_channels`` reserves some for calls.
+        Raises `StartupError` if ``url`` is invalid.
         """
         self._url = parse_url(url)
         self._name = name
@@ -50,7 +51,7 @@ class RabbitBus:
         self._publishing = self._link("publish")
         self._confirms = ConfirmChannels(self._publishing, self._calls, num_confirm_channels)
         self._home = self._link("consume", self._restore)
-        """Calls go over this connection, and exclusive queues belong to it."""
+        """The connection for calls; exclusive queues belong to it."""
         self._consuming = [self._home]
         self._growing = asyncio.Lock()
         self._resources = Resources(self._home.open_channel, timeout_s)
@@ -159,7 +160,7 @@ class RabbitBus:
         self._resources = resources
 
     async def _link_for(self, queue: str) -> Link:
-        """A connection with room for one more consumer."""
+        """Return a connection with room for one more consumer."""
         if queue in self._exclusive:
             return self._home
         async with self._growing:

@@ -1,11 +1,11 @@
-"""Calls to the broker, each in a task of its own that a cancellation of the caller does not reach.
+"""Calls to the broker, each in a task of its own that is shielded from cancellation of the caller.
 
-aiormq 7.2.4 does not survive the cancellation of a call in every case. A publish that is cancelled
-leaves a confirmation behind, and the channel's reader dies of `InvalidStateError` when the broker
-returns that message at the same moment. A cancelled declaration or consume closes its channel, and
-keeps the channel's number when it is cancelled twice. `asyncio.wait_for`, on which aiormq waits,
-swallows a cancellation up to Python 3.11 if the answer arrives at the same moment. So a caller that
-is cancelled leaves at once, and its call ends by itself.
+aiormq 7.2.4 does not survive every cancellation of a call. A cancelled publish leaves a
+confirmation behind, and the channel's reader dies of `InvalidStateError` if the broker returns that
+message at the same moment. A cancelled declaration or consume closes its channel, and leaks the
+channel number if it is cancelled twice. `asyncio.wait_for`, which aiormq uses, swallows a
+cancellation up to Python 3.11 if the answer arrives at the same moment. Therefore a cancelled
+caller returns at once, and its call completes in the background.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ class Calls:
         timeout_s: float | None = None,
         undo: Callable[[_Result], Coroutine[Any, Any, object]] | None = None,
     ) -> _Result:
-        """Return what ``call`` returns. ``doing`` describes it in errors.
+        """Return the result of ``call``. ``doing`` describes the call in errors.
 
         Raises the `BusError` of the call, `BusUnavailable` if its connection was closed, and
-        `TimeoutError` after ``timeout_s``; the call goes on in that case. An unknown exception is
-        reported and raised as a `BusError`. When the caller is cancelled, ``undo`` is run with the
+        `TimeoutError` after ``timeout_s``, in which case the call continues. An unknown exception
+        is reported and raised as a `BusError`. If the caller is cancelled, ``undo`` is run with the
         result, and the caller waits for that unless it is cancelled again.
         """
         task = self._start(call)
@@ -52,7 +52,7 @@ class Calls:
         return _result(task, doing)
 
     async def wait_idle(self, timeout_s: float | None = None) -> None:
-        """Return when all calls have ended, at the latest after ``timeout_s``."""
+        """Return when all calls have ended, or after ``timeout_s``."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self._running:
@@ -67,7 +67,7 @@ class Calls:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # asyncio would log the failure of a call that was abandoned
+            task.exception()  # asyncio would log the failure of an abandoned call
 
 
 async def _undone(
@@ -79,7 +79,7 @@ async def _undone(
 
 
 def _result(task: asyncio.Task[_Result], doing: str) -> _Result:
-    if task.cancelled():  # aiormq cancels what waits on a connection that it closes
+    if task.cancelled():  # aiormq cancels calls that wait on a connection it closes
         raise BusUnavailable(f"{doing}: the connection was closed")
     error = task.exception()
     if error is not None and not isinstance(error, BusError):

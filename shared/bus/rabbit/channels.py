@@ -1,4 +1,4 @@
-"""Channels that are kept for many calls."""
+"""Channels that are kept open and reused."""
 
 import asyncio
 import itertools
@@ -14,10 +14,10 @@ _MAX_CALLS = 16
 
 
 class ConfirmChannels:
-    """The channels to publish on, taken in turn.
+    """The channels for publishing, used round-robin.
 
-    Any number of publishes may wait for their confirmation on one channel. There are several of
-    them because an error closes a channel with all that is in flight on it.
+    Any number of publishes can await their confirmations on one channel. There are several channels
+    because an error closes a channel with everything in flight on it.
     """
 
     def __init__(self, link: Link, calls: Calls, num_channels: int) -> None:
@@ -28,7 +28,7 @@ class ConfirmChannels:
         self._turns = itertools.cycle(range(num_channels))
 
     async def take(self) -> Channel:
-        """An open channel. Raises `BusUnavailable`."""
+        """Return an open channel. Raises `BusUnavailable`."""
         turn = next(self._turns)
         channel = self._channels[turn]
         if channel is not None and not channel.is_closed:
@@ -45,7 +45,7 @@ class ConfirmChannels:
 
 
 class CallChannels:
-    """The channels for calls that the broker answers, each lent to one caller at a time."""
+    """The channels for synchronous calls, each lent to one caller at a time."""
 
     def __init__(self, open_channel: Callable[[], Awaitable[Channel]]) -> None:
         self._open_channel = open_channel
@@ -54,7 +54,7 @@ class CallChannels:
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[Channel]:
-        """Lend a channel. A call that fails closes it, so that one is not lent again."""
+        """Lend a channel. A failed call closes its channel, which is then not lent again."""
         async with self._places:
             channel = self._take_idle() or await self._open_channel()
             yield channel

@@ -1,4 +1,4 @@
-"""Messages and queues as AMQP has them: properties, headers, a body, and arguments."""
+"""Conversion of messages and queue declarations to and from AMQP."""
 
 from aiormq.abc import DeliveredMessage
 from pamqp.commands import Basic
@@ -8,7 +8,7 @@ from shared.messages import MSGPACK
 
 _PERSISTENT = 2
 _RETURNS_HEADER = "x-delivery-count"
-"""Set by quorum queues: how often a message came back."""
+"""Set by quorum queues: how often a message was returned."""
 
 
 def to_properties(message: Message) -> Basic.Properties:
@@ -25,7 +25,7 @@ def to_properties(message: Message) -> Basic.Properties:
 
 
 def to_message(delivered: DeliveredMessage) -> Message:
-    """Any program's message; headers that are neither text nor numbers are left out."""
+    """Convert a delivered message; headers that are neither text nor numbers are dropped."""
     properties = delivered.header.properties
     headers = properties.headers or {}
     expiration = str(properties.expiration or "")
@@ -45,14 +45,15 @@ def to_message(delivered: DeliveredMessage) -> Message:
 
 
 def num_returns(delivered: DeliveredMessage) -> int:
-    """What quorum queues count; others say only whether it was delivered before."""
+    """The return count of quorum queues; for other queues 1 if the message was redelivered, else
+    0."""
     headers = delivered.header.properties.headers or {}
     counted = headers.get(_RETURNS_HEADER, 0)
     return max(counted if isinstance(counted, int) else 0, int(bool(delivered.redelivered)))
 
 
 def queue_arguments(queue: Queue) -> dict[str, str | int]:
-    """The AMQP arguments of a declaration; times in milliseconds."""
+    """The AMQP arguments of a queue declaration, with times in milliseconds."""
     arguments: dict[str, str | int] = {"x-queue-type": queue.kind}
     if queue.expires_s is not None:
         arguments["x-expires"] = max(1, round(queue.expires_s * 1000))
@@ -64,7 +65,7 @@ def queue_arguments(queue: Queue) -> dict[str, str | int]:
         arguments["x-dead-letter-exchange"] = queue.dead_letter.exchange.name
         arguments["x-dead-letter-routing-key"] = queue.dead_letter.routing_key
     if queue.dead_letter is not None and queue.kind == "quorum":
-        # At-least-once dead-lettering is refused without this overflow.
+        # At-least-once dead-lettering requires this overflow policy.
         arguments["x-dead-letter-strategy"] = "at-least-once"
         arguments["x-overflow"] = "reject-publish"
     return arguments

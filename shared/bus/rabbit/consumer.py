@@ -1,4 +1,4 @@
-"""One consumer on a channel of its own, and its deliveries."""
+"""A consumer on its own channel, and its deliveries."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -20,7 +20,8 @@ from shared.errors import BusError, BusUnavailable, QueueNotFound
 
 
 class RabbitDelivery:
-    """A `Delivery`. It keeps no frames, which take 2 KiB: each stream holds its last delivery."""
+    """A `Delivery`. It does not keep the frames, which take 2 KiB: every stream holds its last
+    delivery."""
 
     __slots__ = ("_consumer", "_is_settled", "_tag", "message", "num_returns")
 
@@ -40,13 +41,14 @@ class RabbitDelivery:
             await self._consumer.reject(self._tag, requeue=requeue)
 
     def _settle(self) -> bool:
-        """False the second time: the broker closes a channel that settles twice."""
+        """Mark as settled; False if it was settled before, because the broker closes a channel that
+        settles a delivery twice."""
         is_first, self._is_settled = not self._is_settled, True
         return is_first
 
 
 class RabbitConsumer:
-    """A `Consumer`. Closing its channel gives everything back in order."""
+    """A `Consumer`. Closing its channel returns all unsettled deliveries in order."""
 
     def __init__(
         self, channel: Channel, queue: str, resources: Resources, calls: Calls, timeout_s: float
@@ -66,7 +68,8 @@ class RabbitConsumer:
         try:
             return await self._inbox.get()
         except QueueNotFound:
-            # Brokers also cancel consumers of queues that live on: a timeout, a new leader.
+            # Brokers also cancel consumers of queues that still exist: after a timeout or a change
+            # of leader.
             inspection = self._resources.inspect(self._queue)
             if await self._calls.run(inspection, f"inspect {self._queue}") is None:
                 raise
@@ -77,7 +80,7 @@ class RabbitConsumer:
         return not self._inbox.is_ended
 
     async def start(self, *, prefetch: int, is_exclusive: bool) -> None:
-        """Begin to take deliveries; the caller is not cancelled before this has ended."""
+        """Start consuming. The caller must not be cancelled before this returns."""
         self._channel.on_consumer_cancel_callbacks.add(self._on_cancel)
         self._channel.closing.add_done_callback(self._on_close)
         self._channel.frames = cast("Any", Frames(self._channel, self._on_delivered))
@@ -104,7 +107,8 @@ class RabbitConsumer:
         )
 
     async def _settle(self, settling: Coroutine[Any, Any, None]) -> None:
-        """Nothing happens when the channel is gone: the message comes again then."""
+        """Settle a delivery; no effect if the channel is closed, because the message is redelivered
+        then."""
         with suppress(BusError), translated("settle a delivery", self._channel):
             async with asyncio.timeout(self._timeout_s):
                 await settling
@@ -127,7 +131,7 @@ class RabbitConsumer:
 
     def _on_close(self, closing: "asyncio.Future[None]") -> None:
         error = None if closing.cancelled() else closing.exception()
-        # Before the tag is there, the error is the answer to `start`.
+        # Without a consumer tag, the error is the result of `start`.
         is_lost = self._tag and self.is_open and not self._channel.connection.is_closed
         if is_lost and not is_asked_for(error):
             incidents.report("channel", "consumer cut off", error, queue=self._queue)
@@ -135,4 +139,5 @@ class RabbitConsumer:
 
 
 async def _on_message(_: DeliveredMessage) -> None:
-    """What aiormq would call, did `Frames` not come first."""
+    """The callback that aiormq requires; `Frames` takes the deliveries first, so it is never
+    called."""

@@ -1,4 +1,4 @@
-"""What AMQP failures mean in the terms of `shared.errors`."""
+"""Translates AMQP failures into the errors of `shared.errors`."""
 
 import asyncio
 from collections.abc import Iterator
@@ -34,9 +34,11 @@ AMQP_FAILURES = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError)
 
 @contextmanager
 def translated(doing: str, carrier: Channel | Connection) -> Iterator[None]:
-    """Raise what a call over ``carrier`` fails with as an error of the bus; ``doing`` describes it.
+    """Translate a failure of a call over ``carrier`` into a bus error; ``doing`` describes the
+    call.
 
-    Other exceptions pass, unless the carrier has ended: then they are what ended it.
+    Other exceptions propagate unless the carrier was closed, in which case its closing is taken as
+    the cause.
     """
     try:
         yield
@@ -54,7 +56,7 @@ def translated(doing: str, carrier: Channel | Connection) -> Iterator[None]:
 
 @contextmanager
 def translated_publish(binding: Binding, num_bytes: int, channel: Channel) -> Iterator[None]:
-    """Raise what one publish on ``channel`` fails with as an error of the bus."""
+    """Translate a failure of one publish on ``channel`` into a bus error."""
     place = f"{binding.exchange.name} for {binding.routing_key}"
     with translated(f"publish to {place}", channel):
         try:
@@ -85,7 +87,7 @@ def _meaning(error: Exception, doing: str) -> BusError:
         case ChannelAccessRefused():
             return QueueBusy(text) if "exclusive use" in text else AccessRefused(text)
         case ChannelPreconditionFailed() if " arg '" in text:
-            return BusError(text)  # declared with other arguments; all else passes
+            return BusError(text)  # declared with other arguments; other mismatches are ignored
         case TimeoutError():
             return BusUnavailable(f"{doing}: no answer in time")
         case _:
@@ -93,7 +95,7 @@ def _meaning(error: Exception, doing: str) -> BusError:
 
 
 def _publish_meaning(error: Exception, binding: Binding, num_bytes: int) -> BusError:
-    """A channel error hits all publishes in flight on its channel: only the one it names failed."""
+    """A channel error fails all publishes in flight on the channel; only one of them caused it."""
     text = _text(error)
     exchange = binding.exchange.name
     match error:

@@ -1,7 +1,8 @@
-"""A channel's incoming frames, put together to messages where they arrive.
+"""Assembles a channel's incoming frames into messages without aiormq's queue and tasks.
 
 aiormq passes every frame through a queue to a task of the channel and starts a task for every
-message: most of what a message costs (measured with aiormq 7.2.4: 2/5 of a gateway's CPU time).
+message. This accounts for most of the cost of a message (measured with aiormq 7.2.4: 2/5 of a
+gateway's CPU time).
 """
 
 import asyncio
@@ -19,9 +20,10 @@ OnDelivered = Callable[[DeliveredMessage], None]
 
 
 class Frames:
-    """Takes the place of ``channel.frames``: deliveries go to ``on_delivered``, the rest on.
+    """Replaces ``channel.frames``: deliveries go to ``on_delivered``, other frames to aiormq.
 
-    Not a queue itself: an empty ``asyncio.Queue`` has 3 KiB, and there is one of these a stream.
+    It is not a queue itself: an empty ``asyncio.Queue`` takes 3 KiB, and each stream has one of
+    these.
     """
 
     __slots__ = (

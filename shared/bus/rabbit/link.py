@@ -1,4 +1,4 @@
-"""One connection to the broker, made anew whenever it is lost."""
+"""A connection to the broker that is reopened whenever it is lost."""
 
 import asyncio
 import logging
@@ -24,18 +24,19 @@ logger = logging.getLogger(__name__)
 _HEARTBEAT_S = 5
 _RECONNECT_S = (0.3, 1.0)
 _SETTLES_S = 15.0
-"""Two attempts that fail by their timeout, and one that does not."""
+"""Seconds for two attempts that time out and one that succeeds."""
 _HIGHEST_CHANNEL = 65535
 
 _REFUSALS = (AuthenticationError, ProbableAuthenticationError, InvalidFrameError)
-"""The last is how aiormq reports that the broker refused the virtual host."""
+"""aiormq reports a refused virtual host as `InvalidFrameError`."""
 
 OpenChannel = Callable[[], Awaitable[Channel]]
 Restore = Callable[[OpenChannel], Awaitable[None]]
 
 
 def parse_url(url: str) -> URL:
-    """Check a broker's URL. Raises `StartupError`, which does not repeat it: it has a password."""
+    """Check a broker URL. Raises `StartupError`, without the URL, because it contains a
+    password."""
     try:
         parsed = URL(url)
     except ValueError:
@@ -46,29 +47,29 @@ def parse_url(url: str) -> URL:
 
 
 class Link:
-    """Keeps one connection open, until `close`."""
+    """Keeps one connection open until `close`."""
 
     def __init__(
         self, url: URL, *, name: str, timeout_s: float, restore: Restore | None = None
     ) -> None:
-        """``restore`` prepares each new connection, on channels of it, before anybody uses it."""
+        """``restore`` prepares each new connection before it is used."""
         self._url = url.update_query({"heartbeat": _HEARTBEAT_S, **url.query, "name": name})
         self._log_fields = {"broker": f"{url.host}:{url.port}", "link": name}
         self._timeout_s = timeout_s
         self._restore = restore
         self._connection: Connection | None = None
         self._connected = asyncio.Event()
-        self._came_back_at = -math.inf  # infinite while a connection that was lost is missing
+        self._came_back_at = -math.inf  # infinite while a lost connection has not been reopened
         self._last_number = 0
         self._last_warning = ""
         self._supervisor: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
-        """aiormq may swallow the cancellation of the supervisor; this tells it, too."""
+        """Stops the supervisor even if aiormq swallows its cancellation."""
 
     async def open(self) -> None:
-        """Return after the first attempt; if it failed, others follow by themselves.
+        """Return after the first attempt; if it failed, retries continue in the background.
 
-        Raises `StartupError` where the broker refuses the login.
+        Raises `StartupError` if the broker refuses the login.
         """
         attempted = asyncio.Event()
         self._supervisor = asyncio.create_task(self._supervise(attempted))
@@ -92,7 +93,8 @@ class Link:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the connection has held for a while, or is the first one."""
+        """Whether the connection is the first one, or has been up for `_SETTLES_S` after a
+        reconnect."""
         return self.is_connected and time.monotonic() - self._came_back_at > _SETTLES_S
 
     @property
@@ -124,7 +126,7 @@ class Link:
                 self._warn("the broker refuses the login", error)
             except (BusError, *AMQP_FAILURES, asyncio.CancelledError) as error:
                 if not self._stopped.is_set():
-                    self._warn("broker not reached", error)
+                    self._warn("broker unreachable", error)
             except Exception as error:  # noqa: BLE001 - reported, and another connection is made
                 incidents.report(
                     "connection", "broker connection failed", error, **self._log_fields
@@ -135,8 +137,8 @@ class Link:
 
     @asynccontextmanager
     async def _connection_to_use(self) -> AsyncIterator[Connection]:
-        # `aio_pika.connect` leaves a connection that fails to the garbage collector, which may come
-        # in a thread without an event loop, where it cannot close.
+        # `aio_pika.connect` leaves a failed connection to the garbage collector, which may run in a
+        # thread without an event loop, where the connection cannot be closed.
         handle = aio_pika.Connection(self._url)
         try:
             await handle.connect(timeout=self._timeout_s)
@@ -158,7 +160,7 @@ class Link:
                     await handle.close()
 
     async def _lost(self, connection: Connection) -> None:
-        """Return when the connection has ended."""
+        """Return when the connection is closed."""
         closing = connection.closing
         stopped = asyncio.create_task(self._stopped.wait())
         try:
@@ -184,14 +186,17 @@ class Link:
         return channel
 
     def _channel_ended(self, connection: Connection, closing: "asyncio.Future[None]") -> None:
-        """Report what ended a channel that was to last as long as its connection."""
+        """Report the error that closed a long-lived channel."""
         error = None if closing.cancelled() else closing.exception()
         if not connection.is_closed and not is_asked_for(error):
             incidents.report("channel", "publishing channel ended", error, **self._log_fields)
 
     def _free_number(self, connection: Connection) -> int:
-        """The next free channel number. aiormq's own choice climbs while channels overlap, and
-        passes the broker's limit in the end."""
+        """Return the next free channel number.
+
+        aiormq's own choice increases while channels overlap, and eventually exceeds the broker's
+        limit.
+        """
         highest = connection.connection_tune.channel_max or _HIGHEST_CHANNEL
         for _ in range(highest):
             self._last_number = self._last_number % highest + 1
@@ -200,7 +205,7 @@ class Link:
         raise BusUnavailable("all channels of the connection are in use")
 
     def _warn(self, event: str, error: BaseException | None) -> None:
-        """Tell operators once of each trouble until the link is up again, not at each attempt."""
+        """Log each problem once until the connection is up again, not at every attempt."""
         level = logging.DEBUG if event == self._last_warning else logging.WARNING
         self._last_warning = event
         reason = f"{type(error).__name__}: {error}" if error is not None else "closed"

@@ -1,4 +1,4 @@
-"""Exchanges and queues over one connection: declare, inspect, delete."""
+"""Declaration, inspection and deletion of exchanges and queues over one connection."""
 
 import asyncio
 from contextlib import suppress
@@ -15,9 +15,9 @@ from shared.errors import QueueNotFound
 
 
 class Resources:
-    """Knows which exchanges it has seen, so that a request's reply queue costs one round trip.
+    """Remembers declared exchanges, so that a request's reply queue costs one round trip.
 
-    Its calls are not to be cancelled: see `shared.bus.rabbit.calls`.
+    Its calls must not be cancelled: see `shared.bus.rabbit.calls`.
     """
 
     def __init__(self, open_channel: OpenChannel, timeout_s: float) -> None:
@@ -26,7 +26,7 @@ class Resources:
         self._known: set[Exchange] = set()
 
     async def declare_exchange(self, exchange: Exchange) -> None:
-        """Create the exchange unless it is there, which needs no permission to find out."""
+        """Create the exchange unless it exists; checking first needs no configure permission."""
         if exchange in self._known:
             return
         with suppress(QueueNotFound):
@@ -75,8 +75,11 @@ class Resources:
         self._known.add(exchange)
 
     async def _send_declaration(self, channel: Channel, queue: Queue) -> None:
-        """Declare and bind in one round trip: a broker works on a channel in order, so that the
-        last call, which does nothing, is answered when all is done, or fails with what failed."""
+        """Declare and bind in one round trip.
+
+        The broker processes a channel in order. The last call, which has no effect of its own, is
+        answered once all are done, or fails with the error of the one that failed.
+        """
         await channel.queue_declare(
             queue.name,
             durable=not queue.is_exclusive,
@@ -91,7 +94,8 @@ class Resources:
         await channel.basic_qos(timeout=self._timeout_s)
 
     async def _raise_reason(self, channel: Channel) -> None:
-        """The broker closed the channel before the last call was sent: raise what it said."""
+        """Raise the error with which the broker closed the channel before the last call was
+        sent."""
         closing = channel.closing
         await asyncio.wait([closing], timeout=self._timeout_s)
         if closing.done():

@@ -37,7 +37,7 @@ async def test_operators_are_told_once_of_a_broker_that_is_away(
 
     ours = [record for record in caplog.records if record.name.startswith("shared.")]
     warnings = [record for record in ours if record.levelno >= logging.WARNING]
-    assert {record.message for record in warnings} == {"broker not reached"}
+    assert {record.message for record in warnings} == {"broker unreachable"}
     links = [vars(record)["link"] for record in warnings]
     assert sorted(links) == sorted(set(links))
     assert "secret" not in str([vars(record) for record in ours])
