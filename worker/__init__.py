@@ -1,1 +1,1 @@
-"""Jobs in, events out: the process that computes."""
+"""The worker: consumes jobs, runs the model and publishes events."""

@@ -1,4 +1,4 @@
-"""From a job's prompts to its events: what the engine is asked, and what becomes of its tokens.
+"""Runs the prompts of a job through the engine and turns tokens into events.
 
-`plan` checks a job, `choices` runs it, `bridge` connects the event loop and the engine's thread.
+`plan` validates a job, `choices` runs it, `bridge` connects the event loop with the engine thread.
 """

@@ -1,4 +1,4 @@
-"""The event loop's side of the engine thread: submit sequences, await their tokens."""
+"""The event loop's interface to the engine thread: submits sequences and awaits their tokens."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -20,10 +20,10 @@ from worker.engine.interface import (
 
 
 class Generation:
-    """The tokens of one request's sequences, in batches: all that came since the last look.
+    """An iterator over the tokens of one request's sequences, in batches of all that have arrived.
 
-    A consumer that is slow, because the broker is, sees fewer and larger batches; the engine never
-    waits for it. Leaving the ``async with`` cancels whatever still runs.
+    When the consumer is slow, because the broker is, batches become fewer and larger; the engine
+    never blocks. Leaving the ``async with`` cancels sequences that are still running.
     """
 
     def __init__(self, engine: EngineThread, sequence_ids: Sequence[SequenceId]) -> None:
@@ -42,20 +42,20 @@ class Generation:
         self._has_news.set()
 
     def fail(self, failed: SequenceFailed) -> None:
-        """One sequence gets no further: neither does the request."""
+        """Fail the request because one of its sequences failed."""
         if failed.sequence_id in self._open:
             self._open.discard(failed.sequence_id)
             self._error = failed.error
             self._has_news.set()
 
     def close(self, sequence_id: SequenceId) -> None:
-        """This sequence has said enough: a stop string was met."""
+        """Cancel one sequence early, because a stop string was matched."""
         if sequence_id in self._open:
             self._open.discard(sequence_id)
             self._engine.send(CancelSequence(sequence_id))
 
     def promote(self) -> None:
-        """Let the sequences of a batch job run as interactive ones."""
+        """Promote the sequences of a batch job to interactive priority."""
         for sequence_id in self._open:
             self._engine.send(Promote(sequence_id))
 
@@ -67,7 +67,7 @@ class Generation:
         return self
 
     async def __anext__(self) -> list[Output]:
-        """Raises the error of a sequence that failed, behind the tokens that came before."""
+        """Raises the error of a failed sequence, after the tokens that precede it."""
         if not self._outputs and not self._open and self._error is None:
             raise StopAsyncIteration
         await self._has_news.wait()
@@ -81,7 +81,7 @@ class Generation:
 
 
 class Generations:
-    """Owns the engine thread and hands each of its outputs to the generation that waits for it."""
+    """Owns the engine thread and passes each of its outputs to the generation that awaits it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = EngineThread(engine, self._on_outputs, self._on_failed, self._on_failure)
@@ -105,16 +105,17 @@ class Generations:
 
     @property
     def stalled_s(self) -> float:
-        """For how long the engine has had work and not ended a step."""
+        """Seconds for which the engine has had work without completing a step."""
         return self._engine.stalled_s
 
     async def watch(self) -> None:
-        """Raise what the engine died of, if it does."""
+        """Raise the error that ended the engine thread, when it ends."""
         await self._failure
 
     @asynccontextmanager
     async def open(self, submits: Sequence[Submit]) -> AsyncIterator[Generation]:
-        """Run these sequences; those that have not ended with the ``async with`` are cancelled."""
+        """Run these sequences; those that are unfinished at the end of the ``async with`` are
+        cancelled."""
         self.num_prompt_tokens += sum(
             len(submit.prompt_ids) for submit in submits if submit.leader is None
         )

@@ -1,4 +1,4 @@
-"""One choice's tokens become one choice's events."""
+"""Converts the tokens of one choice into its events."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ from worker.text import Tokenizer
 
 
 class ChoiceWriter:
-    """Detokenizes one choice and finds its end.
+    """Detokenizes one choice and detects its end.
 
-    The tokens that the log already holds are replayed first, so that what follows has the text it
-    would have had without the interruption.
+    The tokens that the log already holds are replayed first, so that the text continues exactly as
+    it would have without the interruption.
     """
 
     def __init__(
@@ -46,7 +46,8 @@ class ChoiceWriter:
         return self._chain.is_finished
 
     def close(self) -> list[Finished]:
-        """The choice's end, if the tokens of the log already reach it and it is not there."""
+        """The final event, if the tokens in the log already end the choice but the event is
+        missing."""
         token_ids = self._chain.token_ids
         if self.is_finished:
             return []
@@ -59,7 +60,7 @@ class ChoiceWriter:
         return []
 
     def advance(self, outputs: Sequence[StepOutput]) -> TokenDelta | Finished:
-        """The event for the next tokens; those after the end of the choice are dropped."""
+        """The event for the next tokens; tokens after the end of the choice are dropped."""
         token_ids: list[int] = []
         logprobs: list[TokenLogprobs] = []
         text = ""
@@ -97,7 +98,7 @@ class ChoiceWriter:
         reason: FinishReason,
         stop_id: int | None = None,
     ) -> Finished:
-        # What was held back may complete a stop string; after one nothing is held back.
+        # The held-back text may complete a stop string; after a match nothing is held back.
         text += self._text.flush()
         stop = self._text.stop_reason
         return self._log.finish(

@@ -1,4 +1,4 @@
-"""The choices of one job: from their prompts to their ends."""
+"""Runs the choices of one job."""
 
 import asyncio
 import itertools
@@ -27,7 +27,8 @@ from worker.engine.interface import PromptScored, SequenceId, StepOutput, Submit
 
 _RUNS = itertools.count()
 _INLINE_TOKENS = 500
-"""Replaying so many takes 3 ms; another thread would leave the event loop waiting for 5."""
+"""Replaying this many takes 3 ms; switching to another thread would delay the event loop by 5
+ms."""
 
 Emit: TypeAlias = Callable[[PromptScores | TokenDelta | Finished], Awaitable[None]]
 
@@ -54,19 +55,19 @@ class Choices:
         self._generation: Generation | None = None
 
     def promote(self) -> None:
-        """Let the choices of a batch job run as interactive ones."""
+        """Promote the choices of a batch job to interactive priority."""
         self._job_class = "interactive"
         if self._generation is not None:
             self._generation.promote()
 
     async def complete(self) -> Completed:
-        """Run all choices to their ends, and return them as one message."""
+        """Run all choices to their ends and return them as one message."""
         answer = WholeAnswer(self._job)
         await self.run(answer.log, answer.keep)
         return answer.completed(self._plans, self._prompt_texts())
 
     async def run(self, log: LogWriter, emit: Emit) -> None:
-        """Run the choices that ``log`` does not hold yet to their ends."""
+        """Run the choices that are unfinished in ``log`` to their ends."""
         writers = await self._writers(log)
         scorers = self._scorers(log)
         for choice, writer in enumerate(writers):
@@ -112,7 +113,7 @@ class Choices:
                 await emit(event)
 
     def _scorers(self, log: LogWriter) -> dict[int, PromptScorer]:
-        """By the choice that scores its prompt: the first one, where no choice has begun."""
+        """A scorer for each prompt none of whose choices has begun, by its first choice."""
         if self._job.sampling.prompt_logprobs is None:
             return {}
         num_choices = self._job.num_choices
@@ -162,8 +163,9 @@ class Choices:
         )
 
     def _submits(self, log: LogWriter, scorers: dict[int, PromptScorer]) -> list[Submit]:
-        """What the log lacks; of each prompt, the first leads the others."""
-        # A name of its own: late tokens of an earlier run of this job on this worker go nowhere.
+        """The sequences for all unfinished choices; the first one of each prompt is the others'
+        leader."""
+        # A unique prefix: late tokens of an earlier run of this job on this worker are ignored.
         run = f"{self._job.request_id}/{next(_RUNS)}"
         leaders: dict[int, SequenceId] = {}
         submits = []

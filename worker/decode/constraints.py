@@ -1,4 +1,4 @@
-"""Grammars that the output of a job has to match, compiled for the model's vocabulary."""
+"""Compiles output constraints for the model's vocabulary."""
 
 import asyncio
 import time
@@ -14,15 +14,15 @@ from shared.messages import Constraint
 from worker.text import Tokenizer
 
 _MAX_COMPILED = 64
-"""Grammars that are kept compiled; the largest take a few MB."""
+"""The number of compiled grammars that are kept; the largest take a few MB."""
 _MAX_REASON_CHARS = 500
 _MAX_MASK_S = 0.25
-"""Of computing for one mask, for which all sequences of the step wait. llguidance's limits keep
-grammars that people write far below, and do not keep all others."""
+"""Maximum time for computing one mask, in seconds, because all sequences of the step wait for it.
+Grammars in common use stay far below; llguidance's own limits do not exclude all others."""
 
 
 class GrammarMatcher:
-    """A `TokenConstraint`: what one choice has of its grammar."""
+    """A `TokenConstraint`: the position of one choice in its grammar."""
 
     def __init__(self, matcher: LLMatcher, num_mask_bytes: int, allowed: bytes | None) -> None:
         self._matcher = matcher
@@ -40,7 +40,7 @@ class GrammarMatcher:
             raise _stuck(self._matcher)
 
     def mask(self) -> bytes:
-        """See `TokenConstraint.mask`. Raises `InvalidRequest` where a limit is met."""
+        """See `TokenConstraint.mask`. Raises `InvalidRequest` if a limit is exceeded."""
         began = time.thread_time()
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
@@ -55,14 +55,14 @@ class GrammarMatcher:
 
 
 class Grammar:
-    """A compiled constraint, shared by the choices of its jobs."""
+    """A compiled constraint, shared by choices and jobs."""
 
     def __init__(self, matcher: LLMatcher, num_mask_bytes: int) -> None:
         self._matcher = matcher
         self._num_mask_bytes = num_mask_bytes
 
     def matcher(self, output_ids: Sequence[int], allowed: bytes | None) -> GrammarMatcher:
-        """For a choice that has ``output_ids`` already. Raises `InvalidRequest`."""
+        """A matcher for a choice that already has ``output_ids``. Raises `InvalidRequest`."""
         matcher = self._matcher.deep_copy()
         if not matcher.consume_tokens(list(output_ids)):
             raise _stuck(matcher)
@@ -70,7 +70,7 @@ class Grammar:
 
 
 class Constraints:
-    """Compiles the grammars of one model's jobs, one at a time and beside the event loop."""
+    """Compiles the grammars of one model's jobs, one at a time and outside the event loop."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -79,8 +79,10 @@ class Constraints:
         self._compiler = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
 
     async def compile(self, constraint: Constraint) -> Grammar:
-        """Raises `InvalidRequest` where it is wrong, or takes too much time or memory, and
-        `Overloaded`."""
+        """Compile a constraint, or return it from the cache.
+
+        Raises `InvalidRequest` if it is invalid or takes too much time or memory, and `Overloaded`.
+        """
         grammar = self._grammars.get(constraint)
         if grammar is None:
             if problem := await TRIALS.problem(constraint):
@@ -106,18 +108,18 @@ class Constraints:
         if matcher.is_error():
             raise _refusal(matcher.get_error())
         grammar = Grammar(matcher, self._tokenizer.num_mask_bytes)
-        grammar.matcher((), None).mask()  # the first is the slowest, and the engine would wait
+        grammar.matcher((), None).mask()  # the first mask is the slowest
         return grammar
 
 
 def _refusal(reason: str) -> InvalidRequest:
-    # A reason quotes the constraint.
+    # llguidance's reason may quote the whole constraint.
     reason = reason[:_MAX_REASON_CHARS]
     return InvalidRequest(f"The constraint cannot be used: {reason}", param="response_format")
 
 
 def _stuck(matcher: LLMatcher) -> InvalidRequest:
     return InvalidRequest(
-        f"The output cannot go on within its constraint: {matcher.get_error()}",
+        f"The output cannot continue within its constraint: {matcher.get_error()}",
         param="response_format",
     )

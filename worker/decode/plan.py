@@ -1,4 +1,4 @@
-"""What a job asks of the engine, checked before any work is done."""
+"""Plans a job: tokenizes and validates its prompts before any work is done."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -19,24 +19,24 @@ from worker.decode.served_model import ServedModel
 from worker.text import Tokenizer
 
 _MESSAGE_SIZE = 300
-"""What a chat template and a name may add to a message."""
+"""An upper estimate of what a chat template and a name add to a message, in characters."""
 _INLINE_SIZE = 2000
-"""Tokenizing so much takes less than the way to another thread and back, 0.5 ms."""
+"""Tokenizing this much takes less than the 0.5 ms of a round trip to another thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a job's choices may draw, in the model's tokens."""
+    """The tokens that a job's choices may draw."""
 
     bad_words: list[list[int]]
     allowed: bytes | None
-    """As `TokenConstraint.mask`; None: all tokens."""
+    """A bit mask, as `TokenConstraint.mask`; None: all tokens."""
     grammar: Grammar | None
 
 
 @dataclass(frozen=True, slots=True)
 class ChoicePlan:
-    """The choices of one prompt: what to continue, how far at most and with what."""
+    """The choices of one prompt: its token ids, the maximum length and the constraint."""
 
     prompt_ids: list[int]
     max_tokens: int
@@ -55,7 +55,7 @@ async def plan(job: GenerationJob, model: ServedModel) -> list[ChoicePlan]:
 
 
 def prompt_text(prompt: Prompt, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> str:
-    """The text of a prompt; a chat's is what the template made of it."""
+    """The text of a prompt; for a chat, the output of the template."""
     if isinstance(prompt, TextPrompt):
         return prompt.text
     stream = tokenizer.text_stream()
@@ -63,7 +63,7 @@ def prompt_text(prompt: Prompt, prompt_ids: Sequence[int], tokenizer: Tokenizer)
 
 
 def _size(prompt: Prompt) -> int:
-    """In characters or tokens, roughly."""
+    """The approximate size of a prompt, in characters or tokens."""
     match prompt:
         case ChatPrompt():
             texts = sum(_MESSAGE_SIZE + len(message.content) for message in prompt.messages)
@@ -79,7 +79,7 @@ def _plan(job: GenerationJob, model: ServedModel, vocabulary: Vocabulary) -> lis
     for prompt in job.prompts:
         prompt_ids = model.tokenizer.encode(prompt)
         room = model.max_seq_len - len(prompt_ids)
-        # Without max_tokens there must be room for one token at least.
+        # Without max_tokens there must be room for at least one token.
         wanted = 1 if job.sampling.max_tokens is None else job.sampling.max_tokens
         if wanted > room:
             raise ContextLengthExceeded(
@@ -114,7 +114,7 @@ def _check_ids(token_ids: Iterable[int], param: str, tokenizer: Tokenizer) -> No
 
 
 def _bad_words(sampling: SamplingParams, tokenizer: Tokenizer) -> list[list[int]]:
-    """Each word as it is written at a text's beginning and within it."""
+    """The token ids of each word, both at the start of a text and within it."""
     texts = [text for word in sampling.bad_words for text in (word, f" {word.lstrip()}")]
     words = {tuple(tokenizer.encode_text(text)) for text in texts}
     return [list(word) for word in sorted(words) if word]

@@ -1,4 +1,4 @@
-"""How likely tokens were, in the words of the log."""
+"""Converts token scores into the log probabilities of events."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,15 +7,15 @@ from worker.engine.interface import TokenScore
 from worker.text import Tokenizer
 
 CHUNK_TOKENS = 1024
-"""Of one event. Every attempt cuts at the same places: else a reader who has some of an earlier
-attempt's would find no place for this one's."""
+"""Prompt tokens in one event. All attempts use the same boundaries, so that a reader with some of
+an earlier attempt's events can accept the next one of this attempt."""
 
 _LEAST_LOGPROB = -9999.0
-"""OpenAI's word for impossible; infinity has none in JSON."""
+"""OpenAI's value for an impossible token; JSON has no infinity."""
 
 
 def told(token_id: int, score: TokenScore, tokenizer: Tokenizer) -> TokenLogprobs:
-    """A token's score beside the bytes that it stands for."""
+    """A token's score together with the bytes of the token."""
     top = zip(score.top_ids, score.top_logprobs, strict=True)
     return TokenLogprobs(
         _logprob(token_id, score.logprob, tokenizer),
@@ -24,7 +24,7 @@ def told(token_id: int, score: TokenScore, tokenizer: Tokenizer) -> TokenLogprob
 
 
 class PromptScorer:
-    """Collects the scores of one prompt and cuts them into events."""
+    """Collects the scores of one prompt and divides them into events."""
 
     def __init__(
         self, prompt: int, attempt: int, token_ids: Sequence[int], tokenizer: Tokenizer
@@ -34,7 +34,7 @@ class PromptScorer:
         self._token_ids = token_ids
         self._tokenizer = tokenizer
         self._num_sent = 0
-        # The first token follows nothing.
+        # The first token has no predecessor, and hence no score.
         self._logprobs: list[TokenLogprobs | None] = [None]
 
     @property
@@ -42,11 +42,11 @@ class PromptScorer:
         return self._num_sent == len(self._token_ids)
 
     def begin(self) -> Iterator[PromptScores]:
-        """What can be said without any score: all, of a prompt of one token."""
+        """The events that need no scores: all events of a prompt of one token."""
         return self._cut()
 
     def add(self, scores: Sequence[TokenScore]) -> Iterator[PromptScores]:
-        """Take the scores of the next tokens; the events that they complete."""
+        """Add the scores of the next tokens; returns the events that are now complete."""
         start = self._num_sent + len(self._logprobs)
         token_ids = self._token_ids[start : start + len(scores)]
         self._logprobs += [
@@ -73,7 +73,7 @@ class PromptScorer:
 
 
 def _logprob(token_id: int, logprob: float, tokenizer: Tokenizer) -> Logprob:
-    # The negation is true for what is no number, too.
+    # Negated, so that it is also true for NaN.
     if not logprob > _LEAST_LOGPROB:
         logprob = _LEAST_LOGPROB
     return Logprob(token_id, logprob, tokenizer.token_bytes(token_id))

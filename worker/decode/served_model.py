@@ -1,4 +1,4 @@
-"""The model that a worker serves: its name, its text side and its engine."""
+"""The model that a worker serves: its name, tokenizer, parsers and engine."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -18,14 +18,15 @@ class ServedModel:
     tokenizer: Tokenizer
     engine: Engine
     max_seq_len: int
-    """Prompt and output together, in tokens: the model's context or what the cache holds."""
+    """Maximum length of prompt and output together, in tokens: limited by the model's context and
+    the KV cache."""
     fingerprint: str
     tool_parser: str | None = None
-    """The form in which the model calls tools; None: it does not."""
+    """The format in which the model writes tool calls; None if it does not support tools."""
     reasoning_parser: str | None = None
-    """The form in which it thinks aloud; None: it does not."""
+    """The format in which the model writes its reasoning; None if it does not."""
     embedder: "Embedder | None" = None
-    """None: the model has no embeddings."""
+    """None: the model does not support embeddings."""
     constraints: Constraints = field(init=False)
 
     def __post_init__(self) -> None:
@@ -33,7 +34,7 @@ class ServedModel:
 
 
 def name_of(settings: WorkerSettings) -> str:
-    """The name that clients use."""
+    """The model name that clients use."""
     from worker.checkpoints import store
 
     return settings.served_name or store.served_name(settings.model)
@@ -41,7 +42,7 @@ def name_of(settings: WorkerSettings) -> str:
 
 def load(settings: WorkerSettings) -> ServedModel:
     """Load model and tokenizer. Takes seconds; raises `StartupError`."""
-    # Imported here, in the loading thread: torch alone takes a second.
+    # Imported here, in the loading thread, because importing torch alone takes a second.
     from worker.checkpoints import store
     from worker.engine.scheduler import SchedulerLimits
     from worker.model import embedder, loading

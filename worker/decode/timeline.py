@@ -1,4 +1,4 @@
-"""When things happened to a job, and the spans that tell of it."""
+"""Timestamps of a job's phases, recorded as trace spans."""
 
 import time
 
@@ -9,9 +9,9 @@ from shared.messages import GenerationJob
 
 
 class Timeline:
-    """The moments of one job's life, as Unix times in seconds.
+    """The timestamps of one job, as Unix times in seconds.
 
-    Queue, prefill and decode are recorded as spans of the publisher's trace once they are over.
+    Queue, prefill and decode are recorded as spans of the publisher's trace when they end.
     """
 
     def __init__(self, job: GenerationJob) -> None:
@@ -25,14 +25,14 @@ class Timeline:
 
     @property
     def waits_s(self) -> float:
-        """Since the last token, or since the worker took the job."""
+        """Seconds since the last token, or since the worker took the job."""
         return time.monotonic() - self._moved_at
 
     def submitted(self) -> None:
         self._last = time.time()
 
     def token(self) -> None:
-        """A token came; the first one ends the prefill."""
+        """Record the arrival of a token; the first one ends the prefill."""
         self._moved_at = time.monotonic()
         if not self._has_token:
             self._has_token = True

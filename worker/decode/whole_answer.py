@@ -1,4 +1,4 @@
-"""An answer that is sent as one message, while it grows."""
+"""Accumulates an answer that is sent as one message."""
 
 from collections import defaultdict
 
@@ -36,7 +36,7 @@ class WholeAnswer:
             self._ends[event.choice] = event
 
     def completed(self, plans: list[ChoicePlan], prompt_texts: tuple[str, ...]) -> Completed:
-        """The message, once all choices have ended. ``plans`` are the prompts'."""
+        """The message, once all choices have finished. ``plans`` are those of the prompts."""
         choices = (
             Choice(
                 token_ids=tuple(self.log.chains[k].token_ids),

@@ -1,1 +1,2 @@
-"""The engine decides which tokens to compute next. No torch, no asyncio, no text in here."""
+"""The engine decides which tokens are computed next. It imports no torch or asyncio and handles no
+text."""

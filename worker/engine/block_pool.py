@@ -1,17 +1,17 @@
-"""The KV cache's blocks: which are free, who holds the others, and which can be found again."""
+"""The blocks of the KV cache: reference counts, the free list, and lookup by content."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
 
 
 class BlockPool:
-    """``num_blocks`` blocks of ``block_size`` slots, counted by reference.
+    """``num_blocks`` reference-counted blocks of ``block_size`` slots.
 
-    A block is free when nobody holds it. Steps execute in the order of their launch, so a block may
-    be freed and given away again while a step that reads it is still under way.
+    A block is free when no sequence references it. Steps execute in launch order, so a block may be
+    freed and reallocated while a step that reads it is still in flight.
 
-    A block that was named is found by that name until its memory is given away: a free one keeps
-    its content, and those that were freed first are given away first, after all that bear no name.
+    A named block can be found until its memory is reallocated: a free block keeps its content.
+    Unnamed free blocks are allocated first, then named ones in the order in which they were freed.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -34,38 +34,39 @@ class BlockPool:
         return self.num_blocks * self.block_size
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """How many blocks it takes to hold so many tokens."""
+        """The number of blocks that hold this many tokens."""
         return -(-num_tokens // self.block_size)
 
     def num_holders(self, block: int) -> int:
-        """How many sequences hold a block."""
+        """The reference count of a block."""
         return self._num_holders[block]
 
     def name_of(self, block: int) -> bytes | None:
-        """By which name a block is found, if by any."""
+        """The name of a block, if it has one."""
         return self._names[block]
 
     def allocate(self, num_blocks: int) -> list[int]:
-        """Take free blocks. Raises `ValueError`, and takes none, where there are fewer."""
+        """Allocate free blocks. Raises `ValueError`, and allocates none, if there are too few."""
         if num_blocks > self.num_free:
-            raise ValueError(f"{num_blocks} blocks wanted, {self.num_free} free")
+            raise ValueError(f"{num_blocks} blocks requested, {self.num_free} free")
         blocks = [self._free.pop() if self._free else self._evict() for _ in range(num_blocks)]
         for block in blocks:
             self._num_holders[block] = 1
         return blocks
 
     def name(self, block: int, name: bytes) -> None:
-        """Make a block that is in use findable; where two have one content, the first is found."""
+        """Make a block in use findable by ``name``; of two blocks with one name the first is
+        found."""
         if name not in self._by_name:
             self._by_name[name] = block
             self._names[block] = name
 
     def find(self, name: bytes) -> int | None:
-        """The block of this name, in use or free."""
+        """The block with this name, in use or free."""
         return self._by_name.get(name)
 
     def share(self, block: int) -> None:
-        """One more sequence holds a block that is in use, or that was found."""
+        """Add a reference to a block that is in use, or that was found by name."""
         if self._num_holders[block] == 0:
             if self._names[block] is None:
                 raise ValueError(f"block {block} is free and cannot be shared")
@@ -73,7 +74,7 @@ class BlockPool:
         self._num_holders[block] += 1
 
     def free(self, block: int) -> None:
-        """One sequence lets go of a block; with its last holder it becomes free."""
+        """Drop a reference to a block; without references it becomes free."""
         if self._num_holders[block] == 0:
             raise ValueError(f"block {block} is free already")
         self._num_holders[block] -= 1
@@ -84,24 +85,24 @@ class BlockPool:
                 self._free_named[block] = None
 
     def forget_names(self) -> None:
-        """No block is found by what it held any more."""
+        """Remove all names, so that no block is found by its content."""
         self._free += self._free_named
         self._free_named.clear()
         self._by_name.clear()
         self._names = [None] * self.num_blocks
 
     def _evict(self) -> int:
-        """Forget the content of the named block that was freed first."""
+        """Evict the named block that was freed first."""
         block, _ = self._free_named.popitem(last=False)
         name = self._names[block]
-        assert name is not None, f"block {block} is kept for a name that it does not have"
+        assert name is not None, f"block {block} is listed under a name that it does not have"
         del self._by_name[name]
         self._names[block] = None
         return block
 
     def check_invariants(self, block_tables: Iterable[Iterable[int]]) -> None:
-        """Assert that the holders are exactly these tables, that all other blocks are free, and
-        that names and blocks belong together."""
+        """Assert that references match these tables exactly, that all other blocks are free, and
+        that names and blocks are consistent."""
         expected = [0] * self.num_blocks
         for block_table in block_tables:
             for block in block_table:

@@ -1,4 +1,4 @@
-"""The engine's thread. Commands go in and outputs come out; nothing else is shared with it."""
+"""The engine thread. Commands and outputs are all that it exchanges with other threads."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,12 +14,12 @@ OnFailure = Callable[[BaseException], None]
 
 
 class EngineThread:
-    """Steps the engine while it has work and sleeps while it has none.
+    """Runs steps while the engine has work, and sleeps otherwise.
 
-    The callbacks run in the engine's thread and must not block: ``on_outputs`` after each step that
-    yielded tokens, ``on_failed`` after each that ended sequences without one, ``on_failure`` once,
-    with what a step or a callback raised, after which the thread has ended and commands are no
-    longer obeyed.
+    The callbacks run in the engine thread and must not block. ``on_outputs`` is called after each
+    step that yielded tokens, ``on_failed`` after each that ended sequences without one.
+    ``on_failure`` is called once, with the error of a step or callback; the thread has then ended
+    and ignores further commands.
     """
 
     def __init__(
@@ -38,27 +38,28 @@ class EngineThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after its current step, whatever still runs, and close the engine."""
+        """End the thread after its current step, even if sequences are running, and close the
+        engine."""
         self._commands.put(None)
         self._thread.join()
         self._engine.close()
 
     def send(self, command: Command) -> None:
-        """Have a command obeyed before the next step. Called from any thread.
+        """Queue a command to be applied before the next step. Thread-safe.
 
-        Raises for a submit what `Engine.check` raises.
+        Raises what `Engine.check` raises for a submit.
         """
         if isinstance(command, Submit):
             self._engine.check(command)
         self._commands.put(command)
 
     def load(self) -> EngineLoad:
-        """How full the engine was after its last step. Called from any thread."""
+        """The engine's load after its last step. Thread-safe."""
         return self._load
 
     @property
     def stalled_s(self) -> float:
-        """For how long there has been work and no step has ended; 0 while idle."""
+        """Seconds for which there has been work without a completed step; 0 while idle."""
         busy_since = self._busy_since
         return 0.0 if busy_since is None else time.monotonic() - busy_since
 
@@ -66,13 +67,13 @@ class EngineThread:
         try:
             while (commands := self._receive()) is not None:
                 self._step(commands)
-        except BaseException as error:  # noqa: BLE001 (what to do about it is the process's choice)
+        except BaseException as error:  # noqa: BLE001 (the process decides how to react)
             self._on_failure(error)
         finally:
             self._busy_since = None
 
     def _receive(self) -> list[Command] | None:
-        """All commands that came, at least one of them if there is nothing to do; None: stop."""
+        """All queued commands, waiting for at least one if the engine is idle; None: stop."""
         commands: list[Command] = []
         while True:
             try:

@@ -1,4 +1,5 @@
-"""The heart: one step of all sequences at a time, planned while the step before it computes."""
+"""The engine: runs all sequences one step at a time, and plans each step while the previous one
+runs."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -37,7 +38,7 @@ _NO_SCORES = StepScores({}, ())
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """A step that computes. Row r of its result belongs to ``plan.sampled[r]``."""
+    """A launched step. Row r of its result belongs to ``plan.sampled[r]``."""
 
     handle: StepHandle
     plan: StepPlan
@@ -45,9 +46,9 @@ class _Launch:
 
 
 class Engine:
-    """Runs sequences on a model runner. Used by one thread at a time; `check` by any.
+    """Runs sequences on a model runner. Used by one thread at a time, except for `check`.
 
-    When `step` raises, the engine's picture of the runner is no longer true: it must not be used
+    After `step` has raised, the engine's state no longer matches the runner's: it must not be used
     again.
     """
 
@@ -57,10 +58,11 @@ class Engine:
         limits: SchedulerLimits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``clock`` says the time in seconds: the engine learns how long its steps take."""
+        """``clock`` returns the time in seconds; the engine uses it to learn how long steps
+        take."""
         pool = BlockPool(runner.num_blocks, runner.block_size)
         self.max_seq_len = min(runner.max_seq_len, pool.num_slots)
-        """Longest prompt and output together that this engine can run, in tokens."""
+        """Maximum length of prompt and output together that this engine can run, in tokens."""
         self._runner = runner
         self._pool = pool
         self._scheduler = Scheduler(limits, pool)
@@ -71,19 +73,20 @@ class Engine:
         self._in_flight: _Launch | None = None
         self._failed: list[SequenceFailed] = []
         self._followers: dict[SequenceId, list[Sequence]] = {}
-        """Those that wait for their leader to compute their prompt, by that leader."""
+        """Sequences that wait for their leader to compute the shared prompt, by leader."""
 
     @property
     def has_work(self) -> bool:
         return bool(self._sequences) or self._in_flight is not None
 
     def step(self, commands: Iterable[Command] = ()) -> Items[Output]:
-        """Obey, launch the next step, and return the tokens of the one before it.
+        """Run the loop once: apply commands, schedule, launch, and collect the previous step's
+        results.
 
-        Waits until that step before is computed, and does so first where the next draws depend on
-        its tokens. Where it raised `StepFailed`, one of its sequences ends, see `take_failed`, and
-        the others are computed again. Raises what else the runner raises, and `ValueError` for a
-        submit that `check` refuses or whose id is in use.
+        Waits for the previous step; if the next draws depend on its tokens, it does so before
+        scheduling. If the previous step raised `StepFailed`, one of its sequences ends (see
+        `take_failed`) and the others are recomputed. Raises any other error of the runner, and
+        `ValueError` for a submit that `check` rejects or whose id is in use.
         """
         self._obey(commands)
         computing = self._in_flight
@@ -95,15 +98,15 @@ class Engine:
         return self._collect(computing)
 
     def check(self, submit: Submit) -> None:
-        """Refuse what can never run.
+        """Reject a submit that can never run.
 
-        Raises `ContextLengthExceeded` for prompt and output that exceed `max_seq_len`, and
-        `ValueError` for a submit that is wrong in itself.
+        Raises `ContextLengthExceeded` if prompt and output exceed `max_seq_len`, and `ValueError`
+        for a submit that is invalid in itself.
         """
         if not submit.prompt_ids:
             raise ValueError("a prompt needs at least one token")
         self._check_ids(submit.output_ids)
-        if submit.leader is None:  # a leader's prompt is its followers' too
+        if submit.leader is None:  # followers share their leader's prompt
             self._check_ids(submit.prompt_ids)
         is_only_scored = submit.scores_prompt and not submit.max_tokens and not submit.output_ids
         if is_only_scored and len(submit.prompt_ids) == 1:
@@ -123,7 +126,7 @@ class Engine:
             raise ValueError(f"a token id lies outside 0 .. {self._runner.vocab_size - 1}")
 
     def take_failed(self) -> list[SequenceFailed]:
-        """The sequences that ended without a last token since this was asked before."""
+        """The sequences that ended without a last token since the previous call."""
         failed, self._failed = self._failed, []
         return failed
 
@@ -165,7 +168,7 @@ class Engine:
     def _submit(self, submit: Submit) -> None:
         self.check(submit)
         if submit.sequence_id in self._sequences:
-            raise ValueError(f"sequence {submit.sequence_id} runs already")
+            raise ValueError(f"sequence {submit.sequence_id} is already running")
         try:
             sequence = Sequence(submit, arrival=self._num_submitted)
         except InvalidRequest as error:
@@ -187,7 +190,8 @@ class Engine:
         return plan
 
     def _release(self, leader: SequenceId) -> None:
-        """From the next step on, the followers find what their leader has computed."""
+        """Let the followers of ``leader`` join the next step, in which they find its prompt in the
+        cache."""
         for follower in self._followers.pop(leader, ()):
             if not follower.is_ended:
                 self._scheduler.add(follower)
@@ -208,7 +212,7 @@ class Engine:
             self._recover(launch.plan)
             return []
         self._learn(launch)
-        # Those that were cancelled, or ended by the token before, have no use for another.
+        # Cancelled sequences, and those that the previous token ended, do not need another token.
         prompts: list[Output] = [
             self._advance_prompt(sequence, prompt_scores)
             for sequence, prompt_scores in zip(launch.plan.scored, scores.prompts, strict=True)
@@ -222,7 +226,8 @@ class Engine:
         ]
 
     def _learn(self, launch: _Launch) -> None:
-        """A step takes from its launch, or from the end of the one before, to its result."""
+        """Record a step's duration: from its launch, or the end of the previous step, to its
+        result."""
         began_at = max(launch.launched_at, self._collected_at)
         self._collected_at = self._clock()
         self._scheduler.learn(launch.plan.work, self._collected_at - began_at)
@@ -250,8 +255,9 @@ class Engine:
         self._end(sequence)
 
     def _recover(self, failed: StepPlan) -> None:
-        """End the sequence with most tokens in the step, the last of equals; restart all others."""
-        # What was launched since goes on from the failed step; what comes next overwrites it.
+        """End the sequence with the most tokens in the step, the last one of a tie; restart all
+        others."""
+        # Steps launched since depend on the failed step; later steps overwrite their results.
         self._in_flight = None
         shares = [share for share in failed.shares if share.sequence_id in self._sequences]
         if shares:
@@ -268,4 +274,4 @@ class Engine:
 
 
 def _out_of_memory() -> Unavailable:
-    return Unavailable("The worker has not enough memory for this request at present.")
+    return Unavailable("The worker does not have enough memory for this request at present.")

@@ -1,4 +1,4 @@
-"""What goes into the engine, what comes out, and what it asks of a model runner."""
+"""The engine's inputs and outputs, and the protocol of a model runner."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -17,37 +17,37 @@ class SequenceId(NamedTuple):
 
 
 class TokenConstraint(Protocol):
-    """What the output of one sequence has to match; belongs to the engine's thread once submitted.
+    """The constraint on one sequence's output; used only by the engine thread once submitted.
 
-    It has been through the output tokens that are there already.
+    It has already been advanced through the existing output tokens.
     """
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing can follow any more."""
+        """Whether no further token is allowed."""
         ...
 
     def advance(self, token_id: int) -> None:
-        """Take the next token. Raises `InvalidRequest` where it can go on no further."""
+        """Advance by one token. Raises `InvalidRequest` if no token can follow."""
         ...
 
     def mask(self) -> bytes:
-        """Which tokens may come next: bit t % 8 of byte t // 8, filled up to whole int32."""
+        """The allowed next tokens: bit t % 8 of byte t // 8, padded to whole int32."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Start a sequence, or go on with one that another worker began."""
+    """Start a sequence, or continue one that another worker began."""
 
     sequence_id: SequenceId
     prompt_ids: Sequence[int]
     sampling: SamplingParams
     seed: int
-    """Unsigned, 64 bits. With the choice and the position it decides every random draw."""
+    """Unsigned, 64 bits. Together with choice and position it determines every random draw."""
     max_tokens: int
-    """Output tokens in all, ``output_ids`` included; prompt and output fit the model's context.
-    0 only scores the prompt."""
+    """Maximum number of output tokens, including ``output_ids``; prompt and output must fit the
+    context. 0 only scores the prompt."""
     eos_ids: frozenset[int] = frozenset()
     output_ids: Sequence[int] = ()
     """Tokens that were generated before; the first new one is at position len(output_ids)."""
@@ -55,57 +55,56 @@ class Submit:
     tenant: str = ""
     """Only sequences of one tenant share blocks."""
     leader: SequenceId | None = None
-    """A sequence of the same prompt: this one begins when that has computed it."""
+    """A sequence with the same prompt; this one starts once the leader has computed it."""
     scores_prompt: bool = False
-    """Whether the prompt's tokens are scored, ``sampling.prompt_logprobs`` places deep, before the
-    first one is drawn."""
+    """Whether the prompt's tokens are scored, with ``sampling.prompt_logprobs`` alternatives each,
+    before the first token is drawn."""
     bad_words: Sequence[Sequence[int]] = ()
-    """Token ids whose last is never drawn behind the others."""
+    """Sequences of token ids; the last token of each is never drawn after the others."""
     allowed: bytes | None = None
-    """The tokens that may be drawn at all, as `TokenConstraint.mask`; a constraint knows itself."""
+    """The tokens that may be drawn, as `TokenConstraint.mask`; not needed with a constraint."""
     constraint: TokenConstraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CancelSequence:
-    """Forget a sequence and free its blocks before the next step; unknown ids are ignored."""
+    """Remove a sequence and free its blocks before the next step; unknown ids are ignored."""
 
     sequence_id: SequenceId
 
 
 @dataclass(frozen=True, slots=True)
 class Promote:
-    """Schedule a batch sequence as an interactive one from the next step on; unknown ids are
-    ignored."""
+    """Give a batch sequence interactive priority from the next step on; unknown ids are ignored."""
 
     sequence_id: SequenceId
 
 
 class TokenScore(NamedTuple):
-    """How likely a token was, by the logits as the model gave them."""
+    """The log probability of a token, from the logits before processing."""
 
     logprob: float
     top_ids: Sequence[int]
-    """The most likely tokens in its place, best first."""
+    """The most likely tokens at its position, best first."""
     top_logprobs: Sequence[float]
 
 
 class StepOutput(Struct, frozen=True):
-    """One new token of one sequence. The token with a finish reason is the sequence's last."""
+    """A new token of one sequence. A token with a finish reason is the sequence's last."""
 
     sequence_id: SequenceId
     token_id: int
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
-    """Tokens of the sequence's prompt that came out of the prefix cache; so with each token."""
+    """Prompt tokens that were found in the prefix cache; the same for all tokens of a sequence."""
     score: TokenScore | None = None
-    """Where the sequence's sampling wants logprobs."""
+    """Set if the sequence's sampling parameters request logprobs."""
 
 
 class PromptScored(Struct, frozen=True):
-    """The scores of the next tokens of a sequence's prompt, the second one on.
+    """The scores of the next prompt tokens of a sequence, starting with the second token.
 
-    With a finish reason they are all that was wanted of the sequence.
+    With a finish reason, the sequence ends here because only scores were requested.
     """
 
     sequence_id: SequenceId
@@ -115,38 +114,39 @@ class PromptScored(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SequenceFailed:
-    """A sequence that could not go on; no token follows."""
+    """A sequence that could not continue; no further token follows."""
 
     sequence_id: SequenceId
     error: WarrenError
 
 
 class StepFailed(Exception):
-    """A step was not computed, and the runner can go on.
+    """A step failed, but the runner can continue.
 
-    What this step, and any that was launched since, should have written is undefined.
+    The results of this step, and of any launched since, are undefined.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """How full the engine is, for announcements and metrics."""
+    """The engine's load, for announcements and metrics."""
 
     num_running: int
     num_waiting: int
     num_blocks: int
     num_free_blocks: int
-    """Those included whose content can still be found."""
+    """Including cached blocks, which can be evicted."""
     num_preemptions: int
-    """Since the start, as the two that follow."""
+    """Since the start, like the two fields below."""
     num_begun_tokens: int = 0
-    """Tokens of the prompts of all sequences that began."""
+    """Prompt tokens of all sequences that started."""
     num_cached_tokens: int = 0
-    """Those of them that the prefix cache held."""
+    """Prompt tokens of these that were found in the prefix cache."""
 
 
 class LogitEdits(NamedTuple):
-    """What a draw does to its row of logits first: biases, penalties, bans, in this order."""
+    """The logits processing of one row before its draw: biases, penalties and bans, in this
+    order."""
 
     biases: Mapping[int, float]
     """Added to the logits of these tokens."""
@@ -154,18 +154,19 @@ class LogitEdits(NamedTuple):
     banned_ids: Sequence[int]
     """Never drawn."""
     mask: bytes | None
-    """The only tokens that may be drawn, as `TokenConstraint.mask`."""
+    """The allowed tokens, as `TokenConstraint.mask`."""
 
 
 class TokenPenalties(NamedTuple):
-    """Of tokens that were there before; each of them once."""
+    """Penalties for the tokens that occurred before, without duplicates."""
 
     token_ids: "array[int]"
     """int64."""
     subtracted: "array[float]"
-    """float32: what presence and frequency take from each one's logit."""
+    """float32: the sum of presence and frequency penalty, subtracted from each token's logit."""
     repetition: float
-    """Divides each one's logit if it is positive, and multiplies it else, before that."""
+    """Before the subtraction, divides each token's logit if it is positive, and multiplies it
+    otherwise."""
 
 
 class ScheduledSequence(Struct, frozen=True, kw_only=True):
@@ -174,23 +175,23 @@ class ScheduledSequence(Struct, frozen=True, kw_only=True):
     sequence_id: SequenceId
     start: int
     token_ids: Sequence[int]
-    """The tokens to compute. Where ``previous_row`` is set, the last of these is a placeholder."""
+    """The tokens to compute. If ``previous_row`` is set, the last one is a placeholder."""
     block_table: Sequence[int]
-    """The blocks of tokens 0 .. start + num_tokens - 1; token t lies in slot t % block_size of
+    """The blocks of tokens 0 .. start + num_tokens - 1; token t is in slot t % block_size of
     block_table[t // block_size]."""
     is_sampled: bool
     """Whether the step yields this sequence's next token: false for all but the last chunk."""
     sampling: SamplingParams
     seed: int
     position: int
-    """Index among the output tokens of the token that is drawn."""
+    """The index of the drawn token among the output tokens."""
     previous_row: int | None = None
-    """The last token is what row ``previous_row`` of the previous launch drew; the host may not
-    know it yet."""
+    """The last token is the result of row ``previous_row`` of the previous launch, which may not
+    have reached the host yet."""
     edits: LogitEdits | None = None
     scored_start: int = 0
     scored_ids: Sequence[int] = ()
-    """Tokens of the prompt to score: the logits at ``scored_start`` and after foretell them."""
+    """Prompt tokens to score, with the logits of the positions from ``scored_start`` on."""
 
     @property
     def num_tokens(self) -> int:
@@ -199,8 +200,8 @@ class ScheduledSequence(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """One step. Row r of its result is the r-th sequence with ``is_sampled``; its scored prompts
-    are those of the sequences with ``scored_ids``, in their order."""
+    """A step. Row r of its result is the r-th sequence with ``is_sampled``; its prompt scores are
+    those of the sequences with ``scored_ids``, in their order."""
 
     sequences: Sequence[ScheduledSequence]
 
@@ -213,31 +214,32 @@ class StepScores(NamedTuple):
     """The scores of one step."""
 
     drawn: Mapping[int, TokenScore]
-    """By the row of the result, of those whose sampling wants logprobs."""
+    """By row of the result, for sequences that request logprobs."""
     prompts: Sequence[list[TokenScore]]
-    """Of each sequence with ``scored_ids``."""
+    """For each sequence with ``scored_ids``."""
 
 
 class StepHandle(Protocol):
-    """A step that was launched."""
+    """A launched step."""
 
     def result(self) -> list[int]:
-        """Wait for the step; one token id a sampled sequence.
+        """Wait for the step; returns one token id per sampled sequence.
 
-        Raises what the step raised: after `StepFailed` the runner can go on, after all else not.
+        Raises the step's error. After `StepFailed` the runner can continue, after any other error
+        not.
         """
         ...
 
     def scores(self) -> StepScores:
-        """What the step's sequences want to know of their tokens. Raises as `result` does."""
+        """The scores that the step's sequences request. Raises as `result` does."""
         ...
 
 
 class ModelRunner(Protocol):
-    """Computes steps, in the order in which they are launched.
+    """Executes steps in launch order.
 
-    Steps execute strictly one after another, so blocks that one step still reads may be given to
-    the next one.
+    Steps execute strictly one after another, so blocks that one step still reads may be reallocated
+    to the next step.
     """
 
     @property
@@ -253,7 +255,7 @@ class ModelRunner(Protocol):
     def max_seq_len(self) -> int: ...
 
     def launch(self, batch: ScheduledBatch) -> StepHandle:
-        """Start a step and return before it is computed. ``batch`` is not kept."""
+        """Start a step and return before it is complete. ``batch`` is not kept."""
         ...
 
     def close(self) -> None: ...

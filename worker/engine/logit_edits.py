@@ -1,4 +1,4 @@
-"""What one sequence's draws do to their logits, kept up to date token by token."""
+"""The logits processing of one sequence, updated incrementally with each token."""
 
 from array import array
 from collections import Counter, defaultdict, deque
@@ -10,10 +10,11 @@ from worker.engine.interface import LogitEdits, Submit, TokenPenalties
 
 
 class LogitEditor:
-    """The edits of one sequence. A token costs the same however many there were before it."""
+    """Maintains the `LogitEdits` of one sequence. The cost per token is independent of its
+    length."""
 
     def __init__(self, submit: Submit) -> None:
-        """Raises `InvalidRequest` where the first draw has no token to choose."""
+        """Raises `InvalidRequest` if no token is allowed in the first draw."""
         self._submit = submit
         self._end_ids = (*submit.eos_ids, *submit.sampling.stop_token_ids)
         self._penalties = _Penalties(submit) if _has_penalties(submit.sampling) else None
@@ -23,16 +24,16 @@ class LogitEditor:
             or self._bad_words.has_phrases
             or submit.constraint is not None
         )
-        """Whether a draw depends on the token before it."""
+        """Whether a draw depends on the previous token."""
         self._next = self._edits(len(submit.output_ids))
 
     @property
     def is_complete(self) -> bool:
-        """Whether the constraint lets nothing follow."""
+        """Whether the constraint allows no further token."""
         return self._submit.constraint is not None and self._submit.constraint.is_complete
 
     def take(self, token_id: int) -> None:
-        """Learn the next token. Raises `InvalidRequest` where the constraint ends in nothing."""
+        """Add the next token. Raises `InvalidRequest` if the constraint allows none after it."""
         if self._penalties is not None:
             self._penalties.count(token_id)
         self._bad_words.take(token_id)
@@ -40,9 +41,9 @@ class LogitEditor:
             self._submit.constraint.advance(token_id)
 
     def prepare(self, position: int) -> None:
-        """Make the edits of the draw of output token ``position``, now that those before are known.
+        """Prepare the edits for output token ``position``, once all tokens before it are known.
 
-        Raises `InvalidRequest` where they leave no token to draw.
+        Raises `InvalidRequest` if they leave no token to draw.
         """
         if self.needs_last_token:
             self._next = self._edits(position)
@@ -66,7 +67,8 @@ class LogitEditor:
 
 
 def editor(submit: Submit) -> LogitEditor | None:
-    """None where the logits are drawn from as they are. Raises as `LogitEditor` does."""
+    """The editor of a sequence, or None if its logits need no processing. Raises as `LogitEditor`
+    does."""
     sampling = submit.sampling
     has_edits = (
         _has_penalties(sampling)
@@ -88,7 +90,7 @@ def _has_penalties(sampling: SamplingParams) -> bool:
 
 
 class _Penalties:
-    """Of the tokens of prompt and output, or of the output alone where that is all that counts."""
+    """Counts the tokens of prompt and output, or of the output only if that is sufficient."""
 
     def __init__(self, submit: Submit) -> None:
         sampling = submit.sampling
@@ -110,17 +112,18 @@ class _Penalties:
             token_ids.append(token_id)
             subtracted.append(0.0)
         self._counts[token_id] += 1
-        # From the count, not added up: the same sum wherever the sequence began.
+        # Computed from the count instead of accumulated, so that it does not depend on where the
+        # sequence started.
         subtracted[place] = self._presence + self._frequency * self._counts[token_id]
 
 
 class _BadWords:
-    """Finds the words of which all but the last token are there."""
+    """Finds the bad words of which all but the last token have been generated."""
 
     def __init__(self, submit: Submit) -> None:
         self._single_ids = [word[0] for word in submit.bad_words if len(word) == 1]
         self._phrases: defaultdict[int, list[Sequence[int]]] = defaultdict(list)
-        """By their last token but one."""
+        """Indexed by the last token but one."""
         for word in submit.bad_words:
             if len(word) > 1:
                 self._phrases[word[-2]].append(tuple(word))
@@ -135,7 +138,7 @@ class _BadWords:
         self._tail.append(token_id)
 
     def banned_ids(self) -> Sequence[int]:
-        """The tokens that would complete a word."""
+        """The tokens that would complete a bad word."""
         if not self._tail or self._tail[-1] not in self._phrases:
             return self._single_ids
         tail = tuple(self._tail)
@@ -144,12 +147,12 @@ class _BadWords:
 
 
 def _without(mask: bytes, banned_ids: Sequence[int]) -> bytes:
-    """The mask less some tokens. Raises `InvalidRequest` where nothing is left."""
+    """The mask without these tokens. Raises `InvalidRequest` if none remains."""
     if banned_ids:
         bits = bytearray(mask)
         for token_id in banned_ids:
             bits[token_id // 8] &= ~(1 << token_id % 8) & 0xFF
         mask = bytes(bits)
     if mask.count(0) == len(mask):
-        raise InvalidRequest("The constraints on the output leave no token to go on with.")
+        raise InvalidRequest("The constraints on the output allow no next token.")
     return mask

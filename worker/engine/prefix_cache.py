@@ -1,4 +1,4 @@
-"""Sequences that begin alike share the blocks of what they have in common."""
+"""The prefix cache: sequences with the same prefix share its blocks."""
 
 from array import array
 from hashlib import blake2b
@@ -7,16 +7,17 @@ from worker.engine.block_pool import BlockPool
 from worker.engine.sequence import Sequence
 
 _NAME_BYTES = 16
-"""Two blocks of one name would be a wrong answer, or one tenant's prompt in another's answer."""
+"""Long enough to rule out collisions, which would give wrong answers or leak another tenant's
+prompt."""
 
 
 class PrefixCache:
     """Names full blocks by their content and finds them again.
 
-    A block's name is a hash of the name of the block before it and of its own token ids, so it
-    stands for all tokens up to the block's end; the first one's goes back to the tenant's, so that
-    nobody can find out by timing what another tenant has asked. Each block is hashed once in a
-    sequence's life.
+    A block's name is a hash of the previous block's name and the block's own token ids, so it
+    identifies all tokens up to the end of the block. The first block is hashed with the tenant, so
+    that timing reveals nothing about other tenants' prompts. Each block of a sequence is hashed
+    once.
     """
 
     def __init__(self, pool: BlockPool, *, is_on: bool) -> None:
@@ -24,9 +25,9 @@ class PrefixCache:
         self._is_on = is_on
 
     def find(self, sequence: Sequence) -> list[int]:
-        """The blocks that hold a waiting sequence's first tokens already; nobody holds them for it.
+        """The cached blocks for the start of a waiting sequence; no references are taken.
 
-        No more than its ``num_cacheable``.
+        Covers at most ``num_cacheable`` tokens.
         """
         blocks: list[int] = []
         if self._is_on:
@@ -38,10 +39,10 @@ class PrefixCache:
         return blocks
 
     def publish(self, sequence: Sequence) -> None:
-        """Let other sequences find the blocks that launched steps have filled with known tokens.
+        """Make blocks findable that launched steps have filled with known tokens.
 
-        What a sequence's very last step fills is not known before its blocks are freed, and is not
-        found.
+        Tokens of a sequence's last step are unknown when its blocks are freed, so the block that
+        they fill is not cached.
         """
         num_known = min(sequence.num_computed, len(sequence.token_ids))
         num_full = num_known // self._pool.block_size if self._is_on else 0
@@ -50,8 +51,8 @@ class PrefixCache:
         sequence.num_published = num_full
 
     def check_invariants(self, sequence: Sequence) -> None:
-        """Assert that what a sequence has published is what its tokens say, and that no block was
-        named before all its tokens were known."""
+        """Assert that the published blocks match the sequence's tokens, and that no block was named
+        before all its tokens were known."""
         assert len(sequence.block_names) * self._pool.block_size <= len(sequence.token_ids)
         for k, block in enumerate(sequence.block_table[: sequence.num_published]):
             assert self._pool.name_of(block) in (None, self._name(sequence, k))
@@ -67,5 +68,5 @@ class PrefixCache:
 
 
 def _tenant_name(tenant: str) -> bytes:
-    # In a hash space of its own: no tenant can call itself as a block is called.
+    # A separate hash space, so that no tenant name can collide with a block's name.
     return blake2b(tenant.encode(), digest_size=_NAME_BYTES, person=b"tenant").digest()

@@ -1,9 +1,9 @@
-"""Which sequences compute what in the next step, and who holds which blocks.
+"""Scheduling: which sequences compute which tokens in the next step, and which blocks they hold.
 
-Sequences wait and run in one order: interactive before batch, then by arrival. The order decides
-who is admitted first, and its end who is preempted first, so the oldest sequence always moves on.
-A preempted sequence loses its blocks, keeps its place, and computes again those of its tokens whose
-blocks it does not find any more.
+Waiting and running sequences share one order: interactive before batch, then by arrival. Sequences
+are admitted from the front of the order and preempted from its end, so the oldest sequence always
+progresses. A preempted sequence loses its blocks but keeps its place; later it recomputes the
+tokens whose blocks are no longer in the prefix cache.
 """
 
 from bisect import insort
@@ -21,21 +21,22 @@ from worker.engine.step_cost import StepCost, StepWork
 from worker.engine.step_plan import StepPlan
 
 HEADROOM_BLOCKS = 2
-"""Free blocks that admission leaves for each running sequence to grow into.
+"""Free blocks that admission reserves for each running sequence to grow into.
 
-On a mixed workload in tight memory 0, 1, 2 and 4 lead to 32, 7, 2 and 0 % of tokens computed again
-and to batches of 20.2, 19.9, 19.5 and 18.1 sequences (tests/worker/engine/test_utilisation.py).
+On a mixed workload in tight memory, 0, 1, 2 and 4 lead to 32, 7, 2 and 0 % of tokens recomputed and
+to batches of 20.2, 19.9, 19.5 and 18.1 sequences (tests/worker/engine/test_utilisation.py).
 """
 
 MIN_PROMPT_TOKENS = 32
-"""Tokens of prompts that a step computes however long it takes; more where it decodes more.
+"""Prompt tokens that a step computes regardless of its duration; more if it has more decodes.
 
-A step with as many prompt tokens as decodes keeps up with requests that are answered at the length
-of their prompts; with fewer, sequences would wait for their prompts while the batch runs empty.
+A step with as many prompt tokens as decodes keeps up with requests whose answers are as long as
+their prompts. With fewer, sequences would queue for prefill while the batch drains.
 """
 
 _AIM = 0.9
-"""Share of the limit that a step is planned to take: its time scatters about what is foretold."""
+"""The fraction of the time limit that a step is planned to take, because predictions have an
+error."""
 
 _priority = attrgetter("priority")
 _prompt_order = attrgetter("is_batch", "num_uncomputed")
@@ -43,24 +44,25 @@ _prompt_order = attrgetter("is_batch", "num_uncomputed")
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """Raises `StartupError` where the limits contradict one another."""
+    """The limits of a scheduler. Raises `StartupError` if they are inconsistent."""
 
     max_num_seqs: int
-    """Sequences that run at once."""
+    """Maximum number of running sequences."""
     max_num_batched_tokens: int
-    """Tokens of one step."""
+    """Maximum number of tokens in one step."""
     batch_reserve: int = 0
-    """Places that batch sequences leave free for interactive ones; one can always run."""
+    """Sequence slots reserved for interactive sequences; at least one batch sequence can always
+    run."""
     prefix_cache: bool = True
-    """Whether sequences share the blocks of what they begin with."""
+    """Whether sequences share the blocks of common prefixes."""
     max_step_s: float | None = None
-    """How long a step may take while an interactive sequence decodes; None: as it likes.
+    """Maximum duration of a step while an interactive sequence decodes; None: unlimited.
 
-    Prompts are cut so that a step keeps to it, as far as its time can be foretold and except for
-    `MIN_PROMPT_TOKENS`: running streams pause for no longer. They pay for it with the time to first
-    token of the others: a prompt goes through more steps, each of which decodes for the streams as
-    well, and until it is through, its sequence is missing in the batch. So a limit that is hardly
-    longer than the decodes alone costs throughput, and one below them is not kept.
+    Prompts are chunked so that a step stays within it, as far as its duration can be predicted and
+    except for `MIN_PROMPT_TOKENS`; running streams pause for no longer. The cost is a longer time
+    to first token of other requests: a prompt takes more steps, each of which also decodes, and its
+    sequence joins the batch later. A limit only slightly above the duration of the decodes costs
+    throughput, and one below it cannot be kept.
     """
 
     def __post_init__(self) -> None:
@@ -73,14 +75,14 @@ class SchedulerLimits:
             )
 
     def max_num_seqs_for(self, sequence: Sequence) -> int:
-        """How many may run when this one is among them."""
+        """The maximum number of running sequences if this one is among them."""
         if sequence.is_batch:
             return max(1, self.max_num_seqs - self.batch_reserve)
         return self.max_num_seqs
 
 
 class Scheduler:
-    """Owns the sequences that wait and run, and the pool."""
+    """Owns the waiting and running sequences and the block pool."""
 
     def __init__(self, limits: SchedulerLimits, pool: BlockPool) -> None:
         self.num_preemptions = 0
@@ -98,28 +100,28 @@ class Scheduler:
         return len(self._waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """Let a sequence wait for its turn. Its ``max_len`` must fit into the pool."""
+        """Add a waiting sequence. Its ``max_len`` must fit into the pool."""
         insort(self._waiting, sequence, key=_priority)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence, wherever it is, and free its blocks."""
+        """Remove a sequence, waiting or running, and free its blocks."""
         for sequences in (self._running, self._waiting):
             if sequence in sequences:
                 sequences.remove(sequence)
         self._free_blocks(sequence)
 
     def promote(self, sequence: Sequence) -> None:
-        """Serve a batch sequence as an interactive one, in the order of its arrival."""
+        """Give a batch sequence interactive priority, ordered by its arrival."""
         sequence.is_batch = False
         for sequences in (self._running, self._waiting):
             if sequence in sequences:
                 sequences.sort(key=_priority)
 
     def schedule(self) -> StepPlan:
-        """Plan the next step; it has no shares when there is nothing to compute.
+        """Plan the next step; it has no shares if there is nothing to compute.
 
-        Every planned step must be launched: sequences count its tokens as computed, and from then
-        on others find them.
+        Every planned step must be launched: sequences count its tokens as computed, and other
+        sequences may find them in the cache from then on.
         """
         plan = StepPlan(self._limits.max_num_batched_tokens, self._pool.block_size)
         self._yield_to_interactive()
@@ -131,9 +133,9 @@ class Scheduler:
         return plan
 
     def restart(self, sequences: Iterable[Sequence]) -> None:
-        """Let ``sequences``, all there are, wait and compute everything again.
+        """Return ``sequences``, which must be all, to waiting, and recompute them from the start.
 
-        Nothing in the blocks is relied on any more.
+        The contents of all blocks are discarded.
         """
         self.num_preemptions += len(self._running)
         for sequence in self._running:
@@ -147,11 +149,11 @@ class Scheduler:
             self.add(sequence)
 
     def learn(self, work: StepWork, seconds: float) -> None:
-        """Take note of how long a planned step has taken."""
+        """Record the duration of a planned step."""
         self._cost.learn(work, seconds)
 
     def _yield_to_interactive(self) -> None:
-        """Preempt batch sequences if, and as far as, that lets the first interactive one in."""
+        """Preempt batch sequences if, and as far as, this admits the first interactive one."""
         if not self._waiting or self._waiting[0].is_batch:
             return
         first = self._waiting[0]
@@ -161,18 +163,18 @@ class Scheduler:
                 self._preempt_last()
 
     def _decode(self, plan: StepPlan) -> None:
-        """One token for each sequence that lacks just one."""
-        # Preemption shortens the list at its end, behind the sequence that is looked at.
+        """Schedule one token for each sequence in decode."""
+        # Preemption shortens the list at its end, after the current sequence.
         for sequence in self._running:
             if sequence.num_uncomputed == 1 and self._has_next_slot(sequence):
                 plan.add_decode(sequence)
 
     def _prefill(self, plan: StepPlan) -> None:
-        """Go on with the prompts that earlier steps began.
+        """Continue prompts that earlier steps started.
 
-        The longest gets half of the step at least. The other half is for those that are at most
-        half as long as what is left of it, or interactive where it is not: nobody waits behind a
-        prompt for its whole length.
+        The longest prompt gets at least half of the step. The other half is for prompts that are at
+        most half as long as its remainder, or interactive if it is not: no prompt waits for the
+        whole length of another one.
         """
         begun = [sequence for sequence in self._running if sequence.num_uncomputed > 1]
         if not begun:
@@ -186,7 +188,8 @@ class Scheduler:
         plan.add_prompt(longest, max(1, self._max_prompt_tokens(plan, longest.num_computed)))
 
     def _is_shorter(self, longest: Sequence) -> bool:
-        """Whether the first that waits is soon through beside a prompt that was begun."""
+        """Whether the first waiting sequence is short compared with the longest prompt in
+        progress."""
         if not self._waiting:
             return False
         first = self._waiting[0]
@@ -195,7 +198,7 @@ class Scheduler:
         return 2 * self._num_uncached(first) <= longest.num_uncomputed
 
     def _admit(self, plan: StepPlan) -> None:
-        """Begin with waiting sequences, strictly in order: none is passed by a smaller one."""
+        """Admit waiting sequences strictly in order: a smaller one never overtakes."""
         while (
             self._waiting
             and not plan.is_cut
@@ -205,16 +208,17 @@ class Scheduler:
             self._begin_first(plan, num_tokens)
 
     def _begin_first(self, plan: StepPlan, max_tokens: int) -> int:
-        """Give the first that waits its blocks; returns how many of its tokens are computed."""
+        """Give the first waiting sequence its blocks; returns how many of its tokens are
+        computed."""
         sequence = self._waiting.pop(0)
         insort(self._running, sequence, key=_priority)
         self._take_blocks(sequence)
-        # Behind a long prefix there may be time for less.
+        # After a long cached prefix, fewer tokens fit the time limit.
         in_time = self._max_prompt_tokens(plan, sequence.num_computed)
         return plan.add_prompt(sequence, max(1, min(max_tokens, in_time)))
 
     def _take_blocks(self, sequence: Sequence) -> None:
-        """Share the blocks that hold its first tokens already, and allocate the others."""
+        """Share the cached blocks of the sequence's prefix and allocate the others."""
         found = self._prefixes.find(sequence)
         for block in found:
             self._pool.share(block)
@@ -229,7 +233,7 @@ class Scheduler:
             self.num_cached_tokens += sequence.num_cached
 
     def _max_prompt_tokens(self, plan: StepPlan, start: int) -> int:
-        """How many tokens of a prompt, from ``start`` on, the step has room and time for."""
+        """The number of prompt tokens from ``start`` on that the step has room and time for."""
         max_step_s = self._limits.max_step_s
         if max_step_s is None or not plan.has_streams:
             return plan.num_tokens_left
@@ -239,20 +243,20 @@ class Scheduler:
         return int(min(plan.num_tokens_left, max(0, at_least, in_time)))
 
     def _num_uncached(self, sequence: Sequence) -> int:
-        """Tokens that a waiting sequence would have to compute."""
+        """The tokens that a waiting sequence would have to compute."""
         num_found = len(self._prefixes.find(sequence))
         return sequence.num_tokens - num_found * self._pool.block_size
 
     def _publish(self, plan: StepPlan) -> None:
-        """From the next step on, others find what this one computes.
+        """Publish the blocks that this step fills; later steps can find them.
 
-        What decodes fill is published with the block after it.
+        Blocks filled by decodes are published together with the next block.
         """
         for sequence in plan.prompts:
             self._prefixes.publish(sequence)
 
     def _retire(self, plan: StepPlan) -> None:
-        """Sequences whose last token is under way need neither place nor blocks any more."""
+        """Free the slots and blocks of sequences whose last token is in flight."""
         for sequence in plan.sampled:
             if sequence.is_complete:
                 self.remove(sequence)
@@ -261,11 +265,11 @@ class Scheduler:
                 self.remove(sequence)
 
     def _has_room(self, sequence: Sequence, leaving: Items[Sequence] = ()) -> bool:
-        """Whether a waiting sequence may run, once those ``leaving`` have freed their blocks.
+        """Whether a waiting sequence may run once those in ``leaving`` have freed their blocks.
 
-        It must fit with all tokens it has, and leave head-room for the others: else somebody would
-        be preempted soon, and what was computed would be lost. So nobody is preempted and admitted
-        in one step either.
+        All of its tokens must fit, with headroom for the others: otherwise a sequence would soon be
+        preempted and its computation lost. For the same reason no sequence is preempted and
+        admitted in one step.
         """
         num_others = len(self._running) - len(leaving)
         if num_others >= self._limits.max_num_seqs_for(sequence):
@@ -275,14 +279,14 @@ class Scheduler:
         num_free = self._pool.num_free + sum(
             self._pool.num_holders(block) == count for block, count in num_left.items()
         )
-        # Blocks that stay in use by others need not be free; to look for them takes longer.
+        # Blocks that other sequences keep in use need not be free; this check is slower.
         return num_wanted <= num_free or num_wanted <= num_free + sum(
             self._pool.num_holders(block) > num_left[block]
             for block in self._prefixes.find(sequence)
         )
 
     def _has_next_slot(self, sequence: Sequence) -> bool:
-        """Give the sequence a block for its next token; false if that took preempting itself."""
+        """Give the sequence a block for its next token; false if it had to be preempted itself."""
         if sequence.num_computed < len(sequence.block_table) * self._pool.block_size:
             return True
         while not self._pool.num_free:
@@ -301,14 +305,14 @@ class Scheduler:
 
     def _free_blocks(self, sequence: Sequence) -> None:
         self._prefixes.publish(sequence)
-        # From the end: what comes first in many sequences is to be found longest.
+        # Freed from the end, so that common prefixes are evicted last.
         for block in reversed(sequence.block_table):
             self._pool.free(block)
         sequence.block_table = []
         sequence.num_published = sequence.num_computed = 0
 
     def check_invariants(self) -> None:
-        """Assert that no block is lost or held twice and that all is in order."""
+        """Assert that no block is lost or held twice and that the order is kept."""
         self._pool.check_invariants(sequence.block_table for sequence in self._running)
         for sequences in (self._running, self._waiting):
             assert sequences == sorted(sequences, key=_priority)

@@ -1,4 +1,4 @@
-"""One sequence: what it is to compute, what is computed, and what is still on its way."""
+"""The state of one sequence: its known tokens, computed tokens and pending token."""
 
 from shared.messages import FinishReason
 from worker.engine.interface import ScheduledSequence, Submit
@@ -8,16 +8,16 @@ _PLACEHOLDER_ID = 0
 
 
 class Sequence:
-    """The engine's view of one `Submit`.
+    """The engine's state of one `Submit`.
 
-    ``num_computed`` counts launches, not results: a token counts as soon as its step is launched,
-    because later steps execute after it. A sampled token counts as pending until its step was
-    collected; at most one is pending when a step is planned. A preempted sequence starts over with
-    all its known tokens, which is also how it goes on with another worker's.
+    ``num_computed`` counts launches, not results: a token counts once its step is launched, because
+    later steps execute after it. A sampled token is pending until its step is collected; at most
+    one is pending when a step is planned. A preempted sequence restarts with all its known tokens;
+    a sequence taken over from another worker starts the same way.
     """
 
     def __init__(self, submit: Submit, arrival: int) -> None:
-        """Raises `InvalidRequest` where its first draw has no token to choose."""
+        """Raises `InvalidRequest` if no token is allowed in its first draw."""
         self.submit = submit
         self.is_batch = submit.job_class == "batch"
         self._arrival = arrival
@@ -28,71 +28,73 @@ class Sequence:
         self.num_pending = 0
         self.block_table: list[int] = []
         self.block_names: list[bytes] = []
-        """Of its first full blocks, as far as they were asked for; they outlive preemption."""
+        """Names of its first full blocks, as far as computed; they are kept across preemption."""
         self.num_published = 0
         """Blocks at the front of the table that other sequences may find."""
         self.num_cached: int | None = None
-        """Tokens of the prompt that need not be computed when it first began."""
+        """Prompt tokens found in the cache when the sequence first started."""
         self.is_ended = False
-        """Finished or cancelled: what is still on its way is dropped."""
+        """Finished or cancelled; results still in flight are dropped."""
         self.num_scored = 0
-        """Tokens of the prompt, from the second one on, whose scores are known or on their way."""
+        """Prompt tokens, from the second one on, whose scores are known or in flight."""
         self._num_scores_known = 0
         self.is_drawn = submit.max_tokens > 0
-        """False where the prompt's scores are all that is wanted."""
+        """False if only the prompt's scores are requested."""
         self._editor = editor(submit)
         self.needs_last_token = self._editor is not None and self._editor.needs_last_token
-        """Whether its next draw can be planned only when the token before that is known."""
+        """Whether its next draw can only be planned once the previous token is known."""
         eos_ids = frozenset() if submit.sampling.ignore_eos else submit.eos_ids
         self._end_ids = eos_ids.union(submit.sampling.stop_token_ids)
         self._row = 0
 
     @property
     def priority(self) -> tuple[bool, int]:
-        """Smaller is served first and preempted last."""
+        """Smaller values are served first and preempted last."""
         return self.is_batch, self._arrival
 
     @property
     def num_tokens(self) -> int:
-        """All tokens to compute, the pending one included; nothing follows a prompt's last one
-        that is only scored."""
+        """All tokens to compute, including the pending one.
+
+        When only scores are requested, the prompt's last token is not computed.
+        """
         return len(self.token_ids) + self.num_pending - (not self.is_drawn)
 
     @property
     def num_unscored(self) -> int:
-        """Tokens of the prompt whose scores are wanted still."""
+        """Prompt tokens whose requested scores are still missing."""
         if not self.submit.scores_prompt:
             return 0
         return len(self.submit.prompt_ids) - 1 - self.num_scored
 
     @property
     def has_prompt(self) -> bool:
-        """Whether its prompt is computed."""
+        """Whether its prompt has been computed."""
         return self.num_computed >= len(self.submit.prompt_ids)
 
     @property
     def num_cacheable(self) -> int:
-        """Its first tokens that need not be computed if their blocks are found: at least one is
-        left to compute, and nothing is scored without being computed."""
+        """The length of the prefix that may come from the cache: at least one token, and every
+        token to be scored, must be computed."""
         return self.num_scored if self.num_unscored else self.num_tokens - 1
 
     @property
     def num_uncomputed(self) -> int:
-        """Tokens that the next steps have to compute: 1 is a decode."""
+        """Tokens that the next steps have to compute; 1 is a decode."""
         return self.num_tokens - self.num_computed
 
     @property
     def is_complete(self) -> bool:
-        """Whether its last token, by count, is known or on its way."""
+        """Whether its last possible token, by count, is known or in flight."""
         if not self.is_drawn:
             return not self.num_uncomputed
         return self.num_tokens >= self.max_len
 
     def take(self, num_tokens: int, row: int, block_size: int) -> ScheduledSequence:
-        """Its share of the step that is planned: the next ``num_tokens`` uncomputed tokens.
+        """The sequence's share of the planned step: the next ``num_tokens`` uncomputed tokens.
 
-        ``row`` is the row of that step's result which is this sequence's if the share reaches its
-        end. The block table must already cover the tokens.
+        ``row`` is its row in the step's result if the share reaches the sequence's end. The block
+        table must already cover the tokens.
         """
         start, end = self.num_computed, self.num_computed + num_tokens
         token_ids = self.token_ids[start:end]
@@ -123,21 +125,22 @@ class Sequence:
         return share
 
     def restart(self) -> None:
-        """Forget what was computed and what is pending: steps that were launched do not count."""
+        """Discard computed and pending tokens; steps in flight do not count."""
         self.num_computed = self.num_pending = self.num_published = 0
         self.num_scored = self._num_scores_known
         self.block_table = []
 
     def learn_scores(self, num_tokens: int) -> FinishReason | None:
-        """Learn the scores of the prompt's next tokens; returns why that is all, if it is."""
+        """Record the scores of the next prompt tokens; returns the finish reason, if these are the
+        last."""
         self._num_scores_known += num_tokens
         is_last = self._num_scores_known == len(self.submit.prompt_ids) - 1
         return "length" if is_last and not self.is_drawn else None
 
     def append(self, token_id: int) -> FinishReason | None:
-        """Learn the oldest pending token; returns why it is the last one, if it is.
+        """Append the oldest pending token; returns the finish reason, if it is the last.
 
-        Raises `InvalidRequest` where no token can be drawn behind it.
+        Raises `InvalidRequest` if no token can be drawn after it.
         """
         self.num_pending -= 1
         self.token_ids.append(token_id)
@@ -153,7 +156,7 @@ class Sequence:
         return "length" if is_last else None
 
     def _take_scored(self, end: int) -> list[int]:
-        """The tokens of the prompt that computing those before ``end`` scores."""
+        """The prompt tokens that are scored by computing the tokens before ``end``."""
         if not self.num_unscored or end <= self.num_scored:
             return []
         scored_ids = self.token_ids[self.num_scored + 1 : min(end + 1, len(self.submit.prompt_ids))]

@@ -1,24 +1,25 @@
-"""How long a step takes, learned from the steps that ran."""
+"""A model of the duration of a step, fitted to past steps."""
 
 import math
 from dataclasses import dataclass
 
 _MEMORY = 0.95
-"""Weight of each step against the one after it: some twenty are remembered."""
+"""Exponential decay per step: about twenty steps are remembered."""
 
 
 @dataclass(slots=True)
 class StepWork:
-    """What a step computes, in the terms that its time depends on."""
+    """The work in a step, as the features of the cost model."""
 
     num_prompt_tokens: int = 0
     num_prompt_pairs: float = 0.0
-    """A token of a prompt with each of those that it attends to, itself included."""
+    """Pairs of a prompt token and a token that it attends to, including itself."""
     num_decodes: int = 0
     num_decode_pairs: int = 0
 
     def add(self, start: int, num_tokens: int) -> None:
-        """One sequence's tokens at ``start`` .. ``start + num_tokens - 1``; one is a decode."""
+        """Add one sequence's tokens at ``start`` .. ``start + num_tokens - 1``; one token is a
+        decode."""
         if num_tokens == 1:
             self.num_decodes += 1
             self.num_decode_pairs += start + 1
@@ -28,12 +29,12 @@ class StepWork:
 
 
 class StepCost:
-    """A sum of terms, one for each field of `StepWork` and one for the step itself.
+    """A linear model: one term for each field of `StepWork`, and a constant.
 
-    Their prices are those that, none below 0, fit the remembered steps best, in shares of each
-    step's time: a step that took ten times as long as it should weighs a hundredth. They follow
-    step by step, by coordinate descent from where they stood, the prompts' first: what one step
-    alone does not tell apart is taken for the prompts' cost, which is the cautious side.
+    The coefficients are the non-negative least-squares fit to the remembered steps, with relative
+    errors: a step that took ten times as long as usual has a hundredth of the weight. They are
+    updated step by step with coordinate descent, prompt terms first. A cost that a single step
+    cannot attribute is therefore attributed to prompts, which is the cautious choice.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class StepCost:
         self._has_learned = False
 
     def learn(self, work: StepWork, seconds: float) -> None:
-        """Take note of a step that took ``seconds``."""
+        """Record a step that took ``seconds``."""
         row = [term / max(seconds, 1e-6) for term in _terms(work)]
         for i, term in enumerate(row):
             self._gram[i] = [
@@ -54,27 +55,27 @@ class StepCost:
         self._has_learned = True
 
     def seconds(self, work: StepWork) -> float:
-        """How long a step of so much work takes."""
+        """The predicted duration of a step."""
         return math.fsum(map(float.__mul__, self._prices, _terms(work)))
 
     def num_prompt_tokens(self, start: int, seconds: float) -> float:
-        """How many tokens from ``start`` on can be computed in ``seconds``, beside a step's rest.
+        """The number of tokens from ``start`` on that fit into ``seconds``.
 
-        0 before the first step was learned and where no time is left, infinitely many where
-        tokens were seen to cost nothing.
+        Returns 0 before the first step was recorded or if no time is left, and infinity if tokens
+        have no measurable cost.
         """
         if not self._has_learned or seconds <= 0:
             return 0.0
-        # seconds = each * n + pair * n^2 / 2, solved in the form that needs no pair > 0.
+        # seconds = each * n + pair * n^2 / 2, solved in the form that is stable for pair = 0.
         pair = self._prices[1]
         each = self._prices[0] + pair * (start + 0.5)
         divisor = each + math.sqrt(each * each + 2 * pair * seconds)
         return 2 * seconds / divisor if divisor > 0 else math.inf
 
     def _descend(self) -> None:
-        """Set each price to the best beside the others as they stand, one after another."""
+        """Minimize over each coefficient in turn, with the others fixed."""
         for i, gram in enumerate(self._gram):
-            if gram[i] > 1e-200:  # else all steps of this kind are forgotten, and it stays
+            if gram[i] > 1e-200:  # otherwise no such step is remembered; keep it
                 rest = self._sums[i] - sum(map(float.__mul__, gram, self._prices))
                 self._prices[i] = max(0.0, self._prices[i] + rest / gram[i])
 

@@ -1,4 +1,4 @@
-"""One step while it is planned."""
+"""A step under construction."""
 
 from dataclasses import dataclass, field
 
@@ -7,12 +7,14 @@ from worker.engine.sequence import Sequence
 from worker.engine.step_cost import StepWork
 
 MAX_SCORED_TOKENS = 256
-"""Tokens of prompts that one step scores: each takes a row of logits, 200 KB for 50,000 tokens."""
+"""Maximum number of prompt tokens scored in one step: each takes a row of logits, 200 KB for 50,000
+tokens."""
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step as it grows: its sequences' shares, and whose the rows of its result are."""
+    """A step under construction: the sequences' shares, and the sequence of each row of the
+    result."""
 
     num_tokens_left: int
     block_size: int
@@ -21,25 +23,25 @@ class StepPlan:
     prompts: list[Sequence] = field(default_factory=list)
     """Sequences with more than one token in this step."""
     scored: list[Sequence] = field(default_factory=list)
-    """Whose prompts are scored, in the order of the shares."""
+    """Sequences whose prompts are scored, in the order of the shares."""
     num_scores_left: int = MAX_SCORED_TOKENS
     work: StepWork = field(default_factory=StepWork)
     has_streams: bool = False
-    """Somebody waits for a token that this step decodes."""
+    """An interactive sequence decodes in this step."""
     is_cut: bool = False
-    """A prompt did not fit in whole."""
+    """A prompt did not fit completely."""
     needs_result: bool = False
-    """The next step can only be planned when this one's tokens are known."""
+    """The next step can only be planned once this one's tokens are known."""
     has_scores: bool = False
-    """Somebody wants logprobs of this step."""
+    """A sequence of this step requests logprobs."""
 
     def add_decode(self, sequence: Sequence) -> None:
-        """Compute the one token that the sequence lacks."""
+        """Add the one uncomputed token of a sequence."""
         self.has_streams = self.has_streams or not sequence.is_batch
         self._add(sequence, 1)
 
     def add_prompt(self, sequence: Sequence, max_tokens: int) -> int:
-        """Compute as much of the sequence as ``max_tokens`` allow; returns how many that are."""
+        """Add up to ``max_tokens`` of the sequence; returns how many were added."""
         num_tokens = min(sequence.num_uncomputed, max_tokens)
         if sequence.num_unscored:
             num_tokens = min(num_tokens, self.num_scores_left)

@@ -1,4 +1,5 @@
-"""Jobs: taken from their queues, run to their terminal event, acknowledged or put aside.
+"""Consumes jobs, runs them to their terminal event, and acknowledges, requeues or dead-letters
+them.
 
-`consumer` and `unary` take them; `run` answers a generation.
+`consumer` and `unary` consume jobs; `run` runs a generation.
 """

@@ -1,13 +1,12 @@
-"""Deliveries in: which jobs a worker takes, and what it does with them in the end.
+"""Consumes generation jobs, and settles each delivery.
 
-A job is acknowledged when the broker has confirmed its terminal event, or when nobody is left to
-read one. It goes back to its queue when the worker hands it over, and comes back by itself when the
-worker dies. One that was running at two crashes is published to the suspects, and one that crashes
-there too is rejected to the dead letters. A body that is no job goes there as well, and its
-publisher is told.
+A job is acknowledged once the broker has confirmed its terminal event, or if no reader is left. It
+is requeued when the worker shuts down, and redelivered by the broker when the worker crashes. A job
+that was running during two crashes is published to the suspect queue; one that crashes there too is
+dead-lettered. An undecodable body is dead-lettered as well, and its publisher receives an error.
 
-An error that the handling of a job does not expect ends that job alone: it goes back to its queue,
-whose limits on returns end it when it fails each time.
+An unexpected error in the handling of a job affects that job only: the job is requeued, and the
+queue's delivery limit ends it if it fails each time.
 """
 
 import asyncio
@@ -39,12 +38,17 @@ logger = logging.getLogger(__name__)
 AnswerFactory = Callable[[TakenJob], Answer]
 
 _ADOPTION_S = 2.0
+<<<<<<< HEAD
 """How long an answer goes on after a reconnect without its delivery."""
 _RETRY_PAUSE_S = 0.5
+=======
+"""Seconds for which a run continues after a reconnect without its delivery."""
+_RETRY_PAUSE_S = 0.2
+>>>>>>> f580379 (worker: jobs, decode, text and engine described in plain English)
 
 
 class JobConsumer:
-    """Takes jobs of one lane, at most ``prefetch`` at a time, until told to stop."""
+    """Consumes the jobs of one lane, with at most ``prefetch`` unacknowledged, until stopped."""
 
     def __init__(
         self,
@@ -70,7 +74,7 @@ class JobConsumer:
         self._is_stopped = False
 
     async def run(self) -> None:
-        """Consume until `stop`; returns when the jobs in hand are done."""
+        """Consume until `stop`; returns when all jobs taken are done."""
         async with asyncio.TaskGroup() as tasks:
             while not self._is_stopped:
                 try:
@@ -82,19 +86,19 @@ class JobConsumer:
                     await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def stop(self) -> None:
-        """Take no more jobs."""
+        """Stop consuming for good."""
         self._is_stopped = True
         self._may_take.set()
         with incidents.survived("task", "job consumer not stopped", queue=self._queue.name):
             await self._stop_consumer()
 
     async def pause(self) -> None:
-        """Take no more jobs until `resume`."""
+        """Stop consuming until `resume`."""
         self._may_take.clear()
         await self._stop_consumer()
 
     async def wait_idle(self) -> None:
-        """Return when the jobs in hand are done."""
+        """Return when all jobs taken are done."""
         while self._serving:
             await asyncio.wait(self._serving)
 
@@ -106,7 +110,7 @@ class JobConsumer:
             await self._consumer.stop()
 
     async def _take_jobs(self, tasks: asyncio.TaskGroup) -> None:
-        """Consume until told to stop or cut off; return when jobs may be taken again."""
+        """Consume until stopped or disconnected; return when consuming may start again."""
         try:
             tasks.create_task(self._close_when_idle(await self._consume(tasks)))
         except BusUnavailable:
@@ -119,7 +123,7 @@ class JobConsumer:
         await self._may_take.wait()
 
     async def _consume(self, tasks: asyncio.TaskGroup) -> AsyncExitStack:
-        """Take jobs until told to stop; returns what closes the consumer."""
+        """Consume until stopped; returns the exit stack that closes the consumer."""
         async with AsyncExitStack() as stack:
             consumer = await stack.enter_async_context(
                 self._bus.consume(self._queue.name, prefetch=self._prefetch)
@@ -134,7 +138,7 @@ class JobConsumer:
             return stack.pop_all()
 
     async def _close_when_idle(self, stack: AsyncExitStack) -> None:
-        """A consumer that closes gives back what is not settled."""
+        """Close the consumer once idle, because closing it returns unsettled deliveries."""
         with incidents.survived("task", "job consumer not closed", queue=self._queue.name):
             async with stack:
                 if self._serving:
@@ -157,15 +161,15 @@ class JobConsumer:
             held.give_up()
 
     async def _serve(self, delivery: JobDelivery) -> None:
-        """Answer one delivery. No error leaves this: it would end all jobs of the worker."""
+        """Run one delivery. No error propagates, because it would end all jobs of the worker."""
         task = asyncio.current_task()
         assert task is not None
         try:
             await self._take(delivery, task)
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is reported)
+        except Exception as error:  # noqa: BLE001 (any error is reported)
             held = self._serving[task]
             in_hand = delivery if held is None else held.in_hand
-            if in_hand is None:  # another worker has it, or will
+            if in_hand is None:  # another worker has the job, or will have it
                 facts = {"request_id": delivery.message.correlation_id}
                 incidents.report("job", "job left to its queue", error, **facts)
             else:
@@ -183,7 +187,8 @@ class JobConsumer:
             logger.info("job adopted", extra={"request_id": job.request_id})
             return None
         if previous is not None and previous.job.publication > job.publication:
-            # Whoever published it anew could not acknowledge this one, and the new one is here.
+            # The publisher of the newer one could not acknowledge this delivery; the newer one is
+            # here.
             logger.info("job dropped: it was published anew", extra={"request_id": job.request_id})
             return await delivery.ack()
         if previous is not None:
@@ -233,14 +238,14 @@ class JobConsumer:
             case Outcome.EXCUSED:
                 await self._publish_again(held.job, delivery, self._lane)
             case Outcome.HANDED_OVER if self._lane == "suspect" and held.job.mode == "final":
-                # One more delivery would be taken for a crash.
+                # Another delivery would count as a crash.
                 await self._publish_again(held.job, delivery, self._lane)
             case Outcome.HANDED_OVER | Outcome.GIVEN_BACK:
-                # All brokers count this return: the next run is newer than this one.
+                # All brokers count this return, so the next run compares as newer than this one.
                 await delivery.reject(requeue=True)
 
     async def _publish_again(self, job: GenerationJob, delivery: JobDelivery, lane: Lane) -> None:
-        """Publish the job anew, then acknowledge it; give it back where that fails."""
+        """Publish the job again, then acknowledge this delivery; requeue it if publishing fails."""
         facts = {"request_id": job.request_id, "lane": lane}
         try:
             await self._bus.publish(
@@ -253,7 +258,7 @@ class JobConsumer:
         return await delivery.ack()
 
     async def _refuse(self, delivery: JobDelivery, error: UndecodableMessage) -> None:
-        """Tell whoever waits, as far as the message says who that is."""
+        """Answer with the error, if the message names a reply queue."""
         if is_reply_key(delivery.message.reply_to):
             publisher = ReplyPublisher(self._bus, delivery, delivery.message.correlation_id)
             with suppress(BusError):

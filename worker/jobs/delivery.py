@@ -1,4 +1,4 @@
-"""A delivery of a job, from the moment a worker takes it until it is settled."""
+"""A delivery of a job, from its arrival until it is settled."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -7,16 +7,20 @@ from shared import incidents
 from shared.bus.base import Consumer, Delivery, Message
 
 _GIVE_BACK_PAUSE_S = 0.5
+<<<<<<< HEAD
 """A job that fails at once each time needs 10 s to use up the returns that its queue allows: too
 slow to disturb other jobs."""
+=======
+"""Seconds. A job that fails immediately each time exhausts its returns within 10 s, without
+noticeable effect on other jobs."""
+>>>>>>> f580379 (worker: jobs, decode, text and engine described in plain English)
 
 
 class JobDelivery:
-    """A `Delivery` that can be settled without raising anything.
+    """A `Delivery` that can be settled without raising.
 
-    When the broker cannot be told what becomes of it, its consumer stops. Another consumer takes
-    over then, and the broker gets back what is not settled once the jobs in hand have ended and the
-    stopped one closes.
+    If the broker cannot be told, its consumer stops and another one replaces it. The broker then
+    gets unsettled deliveries back when the jobs of the stopped consumer have ended and it closes.
     """
 
     def __init__(self, delivery: Delivery, consumer: Consumer) -> None:
@@ -38,8 +42,10 @@ class JobDelivery:
         await self._settle(self._delivery.reject(requeue=requeue))
 
     async def give_back(self, error: Exception) -> None:
-        """Report an error that the job's own handling could not deal with, and return the job to
-        its queue after a pause. The limits on returns end a job that fails each time."""
+        """Report an unexpected error and requeue the job after a pause.
+
+        The queue's delivery limit ends a job that fails each time.
+        """
         facts = {"request_id": self.message.correlation_id, "num_returns": self.num_returns}
         incidents.report("job", "job given back to its queue", error, **facts)
         await self._settle(self._return_later())
@@ -51,7 +57,7 @@ class JobDelivery:
     async def _settle(self, settling: Awaitable[None]) -> None:
         try:
             await settling
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is reported)
+        except Exception as error:  # noqa: BLE001 (any error is reported)
             facts = {"request_id": self.message.correlation_id}
             incidents.report("job", "delivery not settled", error, **facts)
             await incidents.keep_running(self._consumer.stop, "job consumer not stopped")

@@ -1,4 +1,4 @@
-"""The jobs in a worker's hands."""
+"""The jobs that a worker holds."""
 
 import asyncio
 
@@ -9,10 +9,10 @@ from worker.jobs.run import Answer
 
 
 class HeldJob:
-    """A job that this worker answers, and the delivery to settle in the end.
+    """A job that this worker runs, and the delivery to settle at its end.
 
-    A delivery is lost with its channel. The answer goes on: when the broker delivers the job again
-    and nobody else has had it in between, it comes back here and is adopted.
+    A delivery is lost with its channel, but the run continues. If the broker redelivers the job
+    here and no other worker has had it in between, the run adopts the new delivery.
     """
 
     def __init__(self, job: GenerationJob, answer: Answer, delivery: JobDelivery) -> None:
@@ -21,17 +21,19 @@ class HeldJob:
         self._delivery: JobDelivery | None = delivery
         self._num_returns = delivery.num_returns
         self._decided = asyncio.Event()
-        """Whether it is known which delivery there is to settle, if any."""
+        """Set while it is known which delivery, if any, is to be settled."""
         self._decided.set()
 
     def lose(self) -> None:
-        """The delivery is gone with its channel."""
+        """Record that the delivery was lost with its channel."""
         self._delivery = None
         self._decided.clear()
 
     def adopt(self, job: GenerationJob, delivery: JobDelivery) -> bool:
-        """Answer this delivery of ``job`` with what runs already; False if others may have had it,
-        or if it is another one than the one that is held."""
+        """Adopt this delivery of ``job`` for the current run.
+
+        Returns False if another worker may have had the job, or if the delivery does not match.
+        """
         is_ours = (
             self._delivery is None
             and not self._decided.is_set()
@@ -45,31 +47,31 @@ class HeldJob:
         return is_ours
 
     def give_up(self) -> None:
-        """The delivery did not come back: another worker has the job."""
+        """Hand the job over: the delivery did not come back, so another worker has it."""
         if self._delivery is None:
             self._decided.set()
             self.answer.hand_over()
 
     @property
     def in_hand(self) -> JobDelivery | None:
-        """The delivery, unless it is lost."""
+        """The delivery, or None if it was lost."""
         return self._delivery
 
     async def delivery(self) -> JobDelivery | None:
-        """What there is to settle; waits while that may come back."""
+        """The delivery to settle; waits while a lost one may still come back."""
         await self._decided.wait()
         return self._delivery
 
 
 class HeldJobs(dict[str, HeldJob]):
-    """By request id."""
+    """The held jobs, by request id."""
 
     def __init__(self) -> None:
         super().__init__()
         self.num_answered = 0
 
     def obey(self, command: Cancel | Continue) -> None:
-        """Follow a command for one of the jobs. No error of that job leaves this."""
+        """Apply a command to one of the jobs. No error of that job propagates."""
         held = self.get(command.request_id)
         if held is not None:
             request_id = command.request_id

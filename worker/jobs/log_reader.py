@@ -1,4 +1,4 @@
-"""The worker as a reader: a log that nobody else reads tells it where to go on."""
+"""The worker as a reader of a log that has no other reader, to find where to continue."""
 
 import asyncio
 import logging
@@ -17,15 +17,16 @@ from shared.messages import ReplyEvent, Started, decode_event
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 30.0
-"""A worker that finds no end must not lock readers out: 100,000 events take 5 s."""
+"""Seconds. A worker that does not find the end must not lock out readers; 100,000 events take 5
+s."""
 
 
 async def read_log(bus: Bus, queue: str, ticket: str) -> list[ReplyEvent | None] | None:
-    """The log from its start to the `Started` that bears ``ticket``, with None in place of what
-    cannot be decoded; None where it is being read.
+    """Read the log from its start to the `Started` with ``ticket``; None if another reader holds
+    it.
 
-    Nothing is acknowledged: the next reader finds the whole log. Raises `Unroutable` when the log
-    is gone.
+    Events that cannot be decoded are None. Nothing is acknowledged, so the next reader finds the
+    whole log. Raises `Unroutable` if the log no longer exists.
     """
     try:
         state = await bus.inspect(queue)

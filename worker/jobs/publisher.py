@@ -1,4 +1,4 @@
-"""Events out: one request's replies, in order, in the encoding its job came in."""
+"""Publishes a request's events in order, in the encoding of its job."""
 
 import asyncio
 from collections import deque
@@ -29,39 +29,41 @@ class ReplyPublisher:
         self._correlation_id = delivery.message.correlation_id or request_id
         self._first: asyncio.Task[WarrenError | None] | None = None
         self._unsent: deque[ReplyEvent] = deque()
-        """What the broker is not known to have: its place in the log is before all that follows."""
+        """Events whose confirmation is missing; they precede all later events in the log."""
 
     @property
     def queue(self) -> str:
-        """The reply queue's name, where the gateway named it after its key."""
+        """The name of the reply queue, if the gateway named it after its routing key."""
         return self._binding.routing_key
 
     @property
     def has_unsent(self) -> bool:
-        """A `publish` was cancelled, and `flush` is due."""
+        """Whether a `publish` was cancelled, so that `flush` is needed."""
         return bool(self._unsent)
 
     def begin(self, event: ReplyEvent, on_failure: Callable[[WarrenError], None]) -> None:
-        """Publish the first event while the caller goes on; `publish` waits for it.
+        """Publish the first event in the background; the next `publish` waits for it.
 
-        Where that fails, calls ``on_failure`` at once: all that the caller does is in vain.
+        If that fails, ``on_failure`` is called at once, because the caller's further work is
+        useless.
         """
         self._first = asyncio.create_task(self._publish_first(event))
         self._first.add_done_callback(partial(_tell, on_failure))
 
     async def publish(self, event: ReplyEvent) -> None:
-        """Return once the broker has the event. Raises `Unroutable` when nobody wants it.
+        """Return once the broker has confirmed the event. Raises `Unroutable` if the log does not
+        exist.
 
-        An event whose fate is unknown is sent again: its position in the log, or its ticket,
-        tells readers that it is a repetition. One that was cancelled is such an event, and so is
-        one whose publishing raised an error that is not the broker's answer: the next `publish`
-        sends it again, before its own.
+        An event without a confirmation is sent again before the next one: readers recognise the
+        repetition by its position in the log, or by its ticket. This includes events whose publish
+        was cancelled or raised an error that was not the broker's response.
         """
         self._unsent.append(event)
         await self.flush()
 
     async def flush(self) -> None:
-        """Return once the broker has all events, and those too whose `publish` was cancelled."""
+        """Return once the broker has confirmed all events, including those whose `publish` was
+        cancelled."""
         if self._first is not None:
             error = await asyncio.shield(self._first)
             if isinstance(error, BusError):
@@ -78,17 +80,17 @@ class ReplyPublisher:
                 raise
 
     def close(self) -> None:
-        """Publish no more: what `begin` has begun must not outlive its answer."""
+        """Stop publishing and cancel the task of `begin`."""
         if self._first is not None:
             self._first.cancel()
 
     async def _publish_first(self, event: ReplyEvent) -> WarrenError | None:
-        """Returns what ends the run, where that fails."""
+        """Publish the first event; returns the error that ends the run, if it fails."""
         try:
             await self._publish(event)
         except BusError as error:
             return error
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is reported)
+        except Exception as error:  # noqa: BLE001 (any error is reported)
             facts = {"request_id": self._correlation_id}
             incidents.report("job", "first event not published", error, **facts)
             self._unsent.appendleft(event)
@@ -98,7 +100,7 @@ class ReplyPublisher:
     async def _publish(self, event: ReplyEvent) -> None:
         body = encode(event, self._content_type)
         while True:
-            # A message for each try: brokers match what they return by its id.
+            # A new message for each try, because returned messages are matched by message id.
             message = Message(
                 body, content_type=self._content_type, correlation_id=self._correlation_id
             )

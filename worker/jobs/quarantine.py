@@ -1,4 +1,5 @@
-"""Jobs that were running when workers died: they run alone, where they harm nothing else."""
+"""Quarantine: jobs that were running when workers crashed run alone, so that no other job is at
+risk."""
 
 import asyncio
 import time
@@ -14,24 +15,24 @@ from shared.log.attempt import MAX_CRASHES
 from shared.messages import GenerationJob, encode
 
 MAX_RETURNS = 8
-"""Deliveries of a stream that came back, whatever its log says of crashes: hand-overs and lost
-connections are among them, and so are workers that died before they wrote a word, or of another job
-while a suspect waited. Well below the delivery limit of the queues, at which a job dies and nobody
-tells its reader."""
+"""Maximum number of returns of a stream, whatever its log says about crashes. Returns include
+hand-overs, lost connections, and workers that crashed before they wrote an event or because of
+another job while this one waited in quarantine. It is well below the delivery limit of the queues,
+at which a job is dead-lettered without an answer to its reader."""
 
 
 def is_returned_too_often(job: GenerationJob, num_returns: int, *, is_suspect: bool) -> bool:
-    """Whether the deliveries alone condemn a job.
+    """Whether the number of returns alone is enough to quarantine or dead-letter a job.
 
-    One of mode ``final`` has no other record: as a suspect it is granted one return more, because
-    the job that it waits for may kill `MAX_CRASHES` workers before it is a suspect itself.
+    A job of mode ``final`` has no log. In quarantine it is allowed one more return, because the job
+    that it waits for may crash `MAX_CRASHES` workers before it is quarantined itself.
     """
     limit = MAX_CRASHES + is_suspect if job.mode == "final" else MAX_RETURNS
     return num_returns >= limit
 
 
 def published_again(job: GenerationJob, message: Message) -> Message:
-    """The job as a new message: its deliveries are counted anew, all else stays."""
+    """The job as a new message: its returns are counted from 0, everything else is unchanged."""
     again = msgspec.structs.replace(job, publication=job.publication + 1)
     expires_s = None if job.deadline is None else max(0.001, job.deadline - time.time())
     return Message(
@@ -45,29 +46,30 @@ def published_again(job: GenerationJob, message: Message) -> Message:
 
 
 class Pausable(Protocol):
-    """A consumer of jobs."""
+    """A consumer that can be paused."""
 
     async def pause(self) -> None:
-        """Take no more jobs until `resume`."""
+        """Stop consuming until `resume`."""
         ...
 
     async def wait_idle(self) -> None:
-        """Return when the jobs in hand are done."""
+        """Return when all jobs taken are done."""
         ...
 
     def resume(self) -> None: ...
 
 
 class Solitude:
-    """Lets one job at a time run while nothing else does."""
+    """Lets one job run while nothing else runs in the worker."""
 
     def __init__(self, *others: Sequence[Pausable]) -> None:
-        """Each of these groups goes on until the ones before it are idle."""
+        """``others`` are groups of consumers; each group is paused once those before it are
+        idle."""
         self._others = others
 
     @asynccontextmanager
     async def enter(self) -> AsyncIterator[None]:
-        """Wait until the jobs of the others have ended; they take none before this is left."""
+        """Pause the other consumers and wait until they are idle; they resume when this is left."""
         try:
             for group in self._others:
                 for other in group:

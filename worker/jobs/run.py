@@ -1,4 +1,4 @@
-"""The life of one job in a worker: from its prompts to its terminal event."""
+"""Runs one job in a worker, from its prompts to its terminal event."""
 
 import asyncio
 import secrets
@@ -31,18 +31,18 @@ from worker.jobs.taken import TakenJob, Workplace
 
 _CHECK_INTERVAL_S = 1.0
 _FRESH_S = 0.5
-"""A job that waited longer has time for a round trip to the broker before it costs anything."""
+"""Seconds. A job that has waited longer is confirmed with the broker before any work is done."""
 
 
 class Outcome(Enum):
-    """What becomes of the job after `Answer.run`."""
+    """How the job is settled after `Answer.run`."""
 
     ANSWERED = auto()
     HANDED_OVER = auto()
     GIVEN_BACK = auto()
     SUSPECTED = auto()
     EXCUSED = auto()
-    """What came back too often did so while connections to the broker were lost."""
+    """The job was returned too often, but only because connections to the broker were lost."""
     BURIED = auto()
 
 
@@ -56,17 +56,17 @@ Admission: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
 
 
 class Answer:
-    """Answers one delivery of a job.
+    """Runs one delivery of a job.
 
-    A first delivery starts at once. Any other one asks where to go on
-    (`shared.log.attempt`): it writes `Started` and waits for the word of the log's reader, whose
-    part it takes where there is none.
+    A first delivery starts at once. Any other one first determines where to continue
+    (`shared.log.attempt`): it writes `Started` and waits for the answer of the log's reader; if
+    there is no reader, it reads the log itself.
     """
 
     def __init__(
         self, taken: TakenJob, workplace: Workplace, admission: Admission = nullcontext
     ) -> None:
-        """The job runs inside of ``admission``."""
+        """The job runs within ``admission``."""
         self.job = taken.job
         self._taken = taken
         self._workplace = workplace
@@ -84,11 +84,11 @@ class Answer:
             is_suspect=taken.is_suspect,
         )
         self._choices: Choices | None = None
-        """Once the prompts are planned."""
+        """None until the prompts are planned."""
         self._started: Started | None = None
-        """What opened the attempt in the log; only streams have one."""
+        """The event that opened the attempt in the log; None for jobs of mode ``final``."""
         self._is_told = asyncio.Event()
-        """Where to go on."""
+        """Set once the position from which to continue is known."""
         self._interrupt: Interrupt | None = None
         self._is_ending = False
         self._task: asyncio.Task[object] | None = None
@@ -99,10 +99,10 @@ class Answer:
         return self._publisher.queue
 
     async def run(self) -> Outcome:
-        """Publish everything up to the terminal event.
+        """Publish all events up to the terminal one.
 
-        Raises `Unroutable` when nobody reads, and `BusError` where the replies are refused. Any
-        other error leaves it open whether the readers know how the job ended.
+        Raises `Unroutable` if there is no reader, and `BusError` if the broker refuses the replies.
+        After any other error it is unknown whether the readers know the outcome.
         """
         self._task = asyncio.current_task()
         try:
@@ -115,33 +115,33 @@ class Answer:
             self._is_ending = True
 
     def close(self) -> None:
-        """Publish no more."""
+        """Stop publishing."""
         self._publisher.close()
 
     def obey(self, command: Cancel | Continue) -> None:
-        """Follow the log's reader."""
+        """Apply a command of the log's reader."""
         is_settled = self._workplace.bus.is_settled
         self._follow(self._attempt.obey(command, is_settled=is_settled))
 
     def cancel(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Stop the run, because no reader is left."""
         self._stop(Verdict.STOP)
 
     def supersede(self) -> None:
-        """The same job was delivered again: that delivery answers."""
+        """Stop the run in favour of a newer delivery of the same job."""
         self._stop(Superseded("The job was delivered again."))
 
     def hand_over(self) -> None:
-        """Give the job to another worker, which goes on from the log."""
+        """Stop the run and hand the job over to another worker, which continues from the log."""
         self._stop(Outcome.HANDED_OVER)
 
     @property
     def starves_s(self) -> float:
-        """For how long a batch job has waited for a token; 0 for all others."""
+        """Seconds for which a batch job has waited for a token; 0 for other jobs."""
         return self._timeline.waits_s if self.job_class == "batch" else 0.0
 
     def promote(self) -> None:
-        """Go on as an interactive job does."""
+        """Continue with interactive priority."""
         self.job_class = "interactive"
         if self._choices is not None:
             self._choices.promote()
@@ -153,7 +153,7 @@ class Answer:
             self._stop(verdict)
 
     def _stop(self, interrupt: Interrupt) -> None:
-        """End the run for ``interrupt``; the first one counts."""
+        """Interrupt the run; only the first interrupt counts."""
         if self._task is not None and self._interrupt is None and not self._is_ending:
             self._interrupt = interrupt
             self._task.cancel()
@@ -181,7 +181,7 @@ class Answer:
     async def _run_until_interrupted(self) -> Outcome:
         try:
             async with asyncio.timeout(self._deadline - time.time()):
-                await asyncio.sleep(0)  # where a deadline that has passed already is noticed
+                await asyncio.sleep(0)  # where a deadline that has already passed takes effect
                 async with self._admission():
                     return await self._answer()
         except TimeoutError:
@@ -190,7 +190,7 @@ class Answer:
             raise
         except WarrenError as error:
             return await self._fail(error)
-        except Exception as error:  # noqa: BLE001 (one job's bug is one job's failure)
+        except Exception as error:  # noqa: BLE001 (a bug fails only this job)
             incidents.report("job", "job failed", error, request_id=self.job.request_id)
             return await self._fail(InternalError("The worker failed on this request."))
         finally:
@@ -204,7 +204,7 @@ class Answer:
             plans = await plan(self.job, self._workplace.model)
         except Exception:
             if self.job.mode == "stream" and not self._attempt.is_first:
-                # The failure has its place behind what readers have accepted already.
+                # The failure must follow the events that readers have already accepted.
                 await self._open_log([])
             raise
         self._choices = choices = Choices(
@@ -222,7 +222,7 @@ class Answer:
         return Outcome.ANSWERED
 
     async def _condemn(self) -> Outcome:
-        """Take a job that comes back again and again away from others."""
+        """Quarantine or dead-letter a job that has been returned too often."""
         if not self._workplace.bus.is_settled:
             return Outcome.EXCUSED
         if not self._taken.is_suspect:
@@ -232,7 +232,7 @@ class Answer:
         return await self._end(Verdict.BURY)
 
     async def _open_log(self, plans: list[ChoicePlan]) -> LogWriter:
-        """Open a new attempt in the request's log; returns where it stands."""
+        """Open a new attempt in the request's log; returns a writer at its position."""
         self._started = self._new_started(plans)
         await self._publish_started(self._started)
         return await self._position(self._started)
@@ -240,7 +240,7 @@ class Answer:
     async def _publish_started(self, started: Started) -> None:
         age_s = time.time() - self.job.created_at
         if self._attempt.is_first and (not self.job.created_at or age_s < _FRESH_S):
-            # The engine need not wait for the broker to confirm what comes before its tokens.
+            # The engine need not wait for the broker to confirm events that precede its tokens.
             self._publisher.begin(started, self._stop)
         else:
             await self._publisher.publish(started)
@@ -264,13 +264,14 @@ class Answer:
         )
 
     async def _position(self, started: Started) -> LogWriter:
-        """Where to go on, as the log's reader says or, where there is none, the log itself."""
+        """Where to continue, according to the log's reader or, if there is none, to the log
+        itself."""
         while self._attempt.log is None:
             events = await read_log(self._workplace.bus, self.queue, self._attempt.ticket)
             if events is not None:
                 is_settled = self._workplace.bus.is_settled
                 verdict = self._attempt.read(events, is_settled=is_settled)
-                if verdict is Verdict.STOP:  # the log has its end, or a newer run
+                if verdict is Verdict.STOP:  # the log has ended, or a newer run owns it
                     self.supersede()
                 else:
                     self._follow(verdict)
@@ -278,13 +279,13 @@ class Answer:
                 async with asyncio.timeout(_CHECK_INTERVAL_S):
                     await self._is_told.wait()
             except TimeoutError:
-                # The reader's word is lost where it comes while this worker's connection is.
+                # The reader's answer is lost if it arrives while this worker is disconnected.
                 await self._publisher.publish(started)
         self._is_told.set()
         return self._attempt.log
 
     async def _say_handed_over(self) -> None:
-        """Tell the log's readers that the next attempt does not follow a crash."""
+        """Write `HandedOver`, so that readers do not count this run as a crash."""
         if self._started is not None:
             await self._publisher.publish(HandedOver(ticket=self._attempt.ticket))
 
@@ -293,7 +294,7 @@ class Answer:
             await self._publisher.flush()
             return Outcome.ANSWERED
         if self._started is None and self.job.mode == "stream" and not self._attempt.is_first:
-            # Only a run that has its place in the log can fail behind the tokens of others.
+            # Only a run with a position in the log can fail after other runs' tokens.
             self._started = self._new_started([])
             await self._publisher.publish(self._started)
         await self._publisher.publish(self._failed(error))
@@ -301,15 +302,15 @@ class Answer:
 
     @property
     def _has_ended(self) -> bool:
-        """Whether the publisher was given the last event."""
+        """Whether the last event was passed to the publisher."""
         if self._started is None:
-            return self._publisher.has_unsent  # the answer's only one, then
+            return self._publisher.has_unsent  # the only event of such an answer
         return self._attempt.log is not None and self._attempt.log.is_ended
 
     def _failed(self, error: WarrenError) -> Failed:
         log = self._attempt.log
         if self._started is not None and log is not None:
             return log.fail(error.code, error.message, error.param)
-        # A run that waits does not know where the log stands: its ticket says that it is its turn.
+        # A run that waits has no position in the log; its ticket identifies it instead.
         ticket = None if self._started is None else self._started.ticket
         return Failed(code=error.code, message=error.message, param=error.param, ticket=ticket)

@@ -1,4 +1,4 @@
-"""What an answer begins with."""
+"""The inputs of a run."""
 
 from dataclasses import dataclass
 
@@ -12,14 +12,14 @@ from worker.jobs.publisher import ReplyPublisher
 
 @dataclass(frozen=True, slots=True)
 class TakenJob:
-    """A job as one delivery has brought it."""
+    """A job as delivered, with the facts of its delivery."""
 
     job: GenerationJob
     lane: Lane
     num_returns: int
     publisher: ReplyPublisher
     is_copy: bool = False
-    """An earlier delivery of it was still being answered here."""
+    """An earlier delivery of the same job was still running here."""
 
     @property
     def is_suspect(self) -> bool:
@@ -32,11 +32,11 @@ class TakenJob:
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
-    """What all answers of a worker share."""
+    """What all runs of a worker share."""
 
     bus: Bus
     model: ServedModel
     generations: Generations
     address: str
-    """Where the worker's commands go."""
+    """The routing key of the worker's commands."""
     job_timeout_s: float

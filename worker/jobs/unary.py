@@ -1,7 +1,7 @@
-"""Jobs that do not wait behind generations: tokens, texts and embeddings.
+"""Unary jobs: tokenization, detokenization and embeddings, which do not queue behind generations.
 
-A job is acknowledged when its answer is confirmed, or when nobody is left to read it. Answering
-one twice does no harm: a job whose handling fails unexpectedly goes back to its queue.
+A job is acknowledged once its answer is confirmed, or if no reader is left. Answering a job twice
+is harmless, so a job whose handling fails unexpectedly is requeued.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ _PREFETCH = 8
 
 
 class QuickConsumer:
-    """Answers the quick jobs of one model, a few at a time."""
+    """Answers the unary jobs of one model, a few at a time."""
 
     def __init__(self, bus: Bus, model: ServedModel) -> None:
         self._bus = bus
@@ -59,13 +59,13 @@ class QuickConsumer:
         self._may_take.set()
 
     async def pause(self) -> None:
-        """Take no more jobs until `resume`: other workers do, or they wait in their queue."""
+        """Stop consuming until `resume`; the jobs stay in the queue or go to other workers."""
         self._may_take.clear()
         if self._consumer is not None:
             await self._consumer.stop()
 
     async def wait_idle(self) -> None:
-        """Return when the jobs in hand are done."""
+        """Return when all jobs taken are done."""
         async with self._taking:
             return
 
@@ -73,7 +73,7 @@ class QuickConsumer:
         self._may_take.set()
 
     async def run(self) -> None:
-        """Answer until cancelled; what is not answered by then goes back to its queue."""
+        """Answer jobs until cancelled; unanswered ones are then requeued."""
         while True:
             await self._may_take.wait()
             try:
@@ -91,16 +91,16 @@ class QuickConsumer:
             asyncio.TaskGroup() as answers,
         ):
             self._consumer = consumer
-            if not self._may_take.is_set():  # while it was being opened
+            if not self._may_take.is_set():  # while the consumer was being opened
                 await consumer.stop()
             async for delivery in consumer:
                 answers.create_task(self._serve(JobDelivery(delivery, consumer)))
 
     async def _serve(self, delivery: JobDelivery) -> None:
-        """Answer one delivery. No error leaves this: it would end all jobs in hand."""
+        """Answer one delivery. No error propagates, because it would end all jobs taken."""
         try:
             await self._take(delivery)
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is reported)
+        except Exception as error:  # noqa: BLE001 (any error is reported)
             await delivery.give_back(error)
 
     async def _take(self, delivery: JobDelivery) -> None:
@@ -128,13 +128,13 @@ class QuickConsumer:
             async with asyncio.timeout(
                 None if job.deadline is None else job.deadline - time.time()
             ):
-                await asyncio.sleep(0)  # where a deadline that has passed already is noticed
+                await asyncio.sleep(0)  # where a deadline that has already passed takes effect
                 return await answer(job, self._model)
         except TimeoutError:
             return _failed(DeadlineExceeded("The request's deadline has passed."))
         except WarrenError as error:
             return _failed(error)
-        except Exception as error:  # noqa: BLE001 (one job's bug is one job's failure)
+        except Exception as error:  # noqa: BLE001 (a bug fails only this job)
             incidents.report("job", "job failed", error, request_id=job.request_id)
             return _failed(InternalError("The worker failed on this request."))
 
@@ -148,7 +148,7 @@ async def _publish(publisher: ReplyPublisher, answer: QuickAnswer | Failed) -> N
 
 
 async def answer(job: QuickJob, model: ServedModel) -> QuickAnswer:
-    """Raises `RequestError`."""
+    """Compute the answer to a unary job. Raises `RequestError`."""
     match job:
         case TokenizeJob():
             return await asyncio.to_thread(_tokenize, job, model)

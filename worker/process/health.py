@@ -1,4 +1,4 @@
-"""The worker's own port: /live, /health and /metrics."""
+"""The worker's HTTP server for /live, /health and /metrics."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -15,9 +15,9 @@ from worker.process.metrics import new_registry
 
 
 class HealthServer:
-    """Serves from a thread of its own, so that it answers while the event loop is busy.
+    """Serves from its own thread, so that it responds while the event loop is busy.
 
-    With ``port`` None it serves nothing.
+    With ``port`` None it does nothing.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ def _listen(port: int, app: "_App") -> WSGIServer:
 
 
 class _ThreadingServer(ThreadingMixIn, WSGIServer):
-    """A connection that says nothing must not keep probes waiting."""
+    """One thread per connection, so that a silent connection does not block probes."""
 
     daemon_threads = True
 
@@ -86,4 +86,4 @@ class _QuietHandler(WSGIRequestHandler):
     """Seconds until a silent connection is closed."""
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (http.server's name)
-        """Probes come every few seconds; they are not worth a line."""
+        """Suppress the log line of each request: probes arrive every few seconds."""

@@ -1,4 +1,4 @@
-"""What a worker measures, named after vLLM's metrics so that dashboards carry over."""
+"""The worker's metrics, named after vLLM's so that dashboards can be reused."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ def new_registry(generations: Generations) -> CollectorRegistry:
 
 
 class _EngineCollector(Collector):
-    """Reads the engine's load at each scrape, so that nothing is counted twice."""
+    """Reads the engine's counters at each scrape, so that they are kept in one place only."""
 
     def __init__(self, generations: Generations) -> None:
         self._generations = generations

@@ -1,4 +1,4 @@
-"""The workers that serve the same model name already: they must serve the same model."""
+"""Checks that all workers of one model name serve the same model."""
 
 import asyncio
 import logging
@@ -12,14 +12,16 @@ from shared.messages import Announcement, decode_announcement
 logger = logging.getLogger(__name__)
 
 _PATIENCE_S = 0.25
-"""Announcements take their time on the way."""
+"""Seconds allowed for the delivery of announcements."""
 
 
 async def hear_peers(
     bus: Bus, model: str, worker_id: str, announce_interval_s: float
 ) -> list[Announcement]:
-    """What live workers of ``model`` say of themselves; takes a little more than one interval
-    where there are any, and nothing where there are none."""
+    """Collect the announcements of running workers of ``model``.
+
+    Takes slightly more than one announcement interval if there are any, and no time otherwise.
+    """
     while True:
         await bus.wait_connected()
         with suppress(BusUnavailable):
@@ -30,7 +32,7 @@ async def hear_peers(
 
 
 def require_same(peers: list[Announcement], model: str, fingerprint: str) -> None:
-    """Raises `StartupError` where a peer serves something else under the name."""
+    """Raises `StartupError` if a peer serves a different model under the same name."""
     for peer in peers:
         if peer.fingerprint != fingerprint:
             raise StartupError(
@@ -44,8 +46,8 @@ async def _listen(bus: Bus, model: str, worker_id: str, for_s: float) -> list[An
     queue = topology.peers_queue(worker_id)
     try:
         await bus.declare(queue)
-    except AccessRefused as error:  # its user may lack the right, which must not stop a worker
-        logger.warning("peers not heard", extra={"reason": error.message})
+    except AccessRefused as error:  # the broker's user may lack the permission
+        logger.warning("peer announcements unavailable", extra={"reason": error.message})
         return []
     heard: dict[str, Announcement] = {}
     try:

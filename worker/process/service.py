@@ -40,8 +40,9 @@ _READER_CHECK_INTERVAL_S = 1.0
 _HAND_OVER_TIMEOUT_S = 5.0
 _PROMOTION_INTERVAL_S = 0.5
 _SWITCH_INTERVAL_S = 2e-4
-"""The engine's threads come back to Python many times a step, and each time wait so long for the
-event loop while it publishes; Python's own 5 ms would be a third of a step."""
+"""Python's thread switch interval in seconds. The engine thread reacquires the GIL many times a
+step, and may wait this long each time while the event loop publishes; the default of 5 ms would be
+a third of a step."""
 
 
 async def run_worker(
@@ -55,9 +56,9 @@ async def run_worker(
 ) -> None:
     """Serve one model over ``bus`` until ``stop`` is set; then drain and return.
 
-    Loads the model that the settings name unless ``model`` is given, and calls ``ready`` once jobs
-    are taken. Raises `StartupError` when it cannot start and whatever the engine dies of; calls
-    ``on_stall`` when engine or event loop hang.
+    Loads the model of the settings unless ``model`` is given, and calls ``ready`` once it consumes
+    jobs. Raises `StartupError` if it cannot start, and any error that ends the engine. Calls
+    ``on_stall`` if the engine or the event loop hangs.
     """
     worker_id = uuid.uuid4().hex
     name = served_model.name_of(settings) if model is None else model.name
@@ -77,7 +78,7 @@ async def run_worker(
 
 
 class Worker:
-    """The tasks of one worker: consumers, commands, announcements, the watch over readers."""
+    """The tasks of one worker: consumers, commands, announcements, and checks for lost readers."""
 
     def __init__(
         self,
@@ -126,7 +127,7 @@ class Worker:
                     self._quick.run,
                 )
             ]
-            # Apart from the others: the engine's death is the worker's.
+            # Outside the other tasks' error handling: if the engine fails, the worker ends.
             background.append(tasks.create_task(self._generations.watch()))
             taking = [tasks.create_task(consumer.run()) for consumer in self._consumers]
             logger.info("worker ready", extra={"model": self._model.name, "worker": self._id})
@@ -138,7 +139,7 @@ class Worker:
         await self._announce_once()
 
     async def _declare(self) -> None:
-        """Declare the topology as soon as the broker is there."""
+        """Declare the topology as soon as the broker is reachable."""
         while True:
             await self._bus.wait_connected()
             with suppress(BusUnavailable):
@@ -166,7 +167,7 @@ class Worker:
         return self._bus.is_connected and not self._is_draining
 
     async def _obey(self) -> None:
-        """Follow the commands that come to this worker's own queue."""
+        """Apply the commands that arrive on this worker's control queue."""
         while True:
             try:
                 async with self._bus.consume(self._control.name) as commands:
@@ -182,7 +183,7 @@ class Worker:
         try:
             command = decode_command(message.body)
         except UndecodableMessage as error:
-            logger.warning("command dropped", extra={"reason": error.message})
+            logger.warning("undecodable command dropped", extra={"reason": error.message})
             return
         if isinstance(command, Cancel | Continue):
             self._held.obey(command)
@@ -213,11 +214,12 @@ class Worker:
             try:
                 await self._bus.publish(topology.ANNOUNCEMENTS, Message(encode(announcement)))
             except BusError as error:
-                # No gateway listens yet, or the broker is away: the next announcement will do.
-                logger.debug("not announced", extra={"reason": error.code})
+                # No gateway listens yet, or the broker is unreachable: the next announcement
+                # follows soon.
+                logger.debug("announcement not published", extra={"reason": error.code})
 
     async def _watch_readers(self) -> None:
-        """Cancel the answers that nobody reads any more; looking at their logs keeps them."""
+        """Cancel runs without a reader. Inspecting their logs renews the logs' expiry."""
         unread_since: dict[str, float] = {}
         while True:
             await asyncio.sleep(_READER_CHECK_INTERVAL_S)
@@ -232,7 +234,7 @@ class Worker:
                     self._held.obey(Cancel(request_id=request_id))
 
     async def _unread_grace_s(self, held: HeldJob) -> float:
-        """How long the answer may go on as its log is now: for ever while somebody reads it."""
+        """an answer that may be collected later, from any queue"""
         job = held.job
         if job.mode == "final":  # collected later, maybe from a queue of another name
             return math.inf
@@ -246,7 +248,7 @@ class Worker:
         return math.inf
 
     async def _promote_batch(self) -> None:
-        """Let batch jobs that starve behind interactive ones take their turn, one at a time."""
+        """Promote batch jobs that starve behind interactive ones, one at a time."""
         promoted: Answer | None = None
         while True:
             await asyncio.sleep(_PROMOTION_INTERVAL_S)
@@ -259,7 +261,7 @@ class Worker:
                     promoted = None
 
     async def _drain(self, taking: list[asyncio.Task[None]]) -> None:
-        """Finish what ends within the grace and hand over the rest."""
+        """Let jobs finish within the grace period and hand over the rest."""
         self._is_draining = True
         await self._announce_once()
         for consumer in self._consumers:
@@ -268,5 +270,5 @@ class Worker:
         for held in self._held.values():
             held.answer.hand_over()
         await asyncio.wait(taking, timeout=_HAND_OVER_TIMEOUT_S)
-        for task in taking:  # the broker is away: what is left comes back when it misses us
+        for task in taking:  # the broker is unreachable and will redeliver
             task.cancel()

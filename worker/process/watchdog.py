@@ -1,4 +1,4 @@
-"""Ends a process that hangs, so that the broker gives its jobs to others at once."""
+"""Ends a process that hangs, so that the broker redelivers its jobs at once."""
 
 import asyncio
 import faulthandler
@@ -17,7 +17,7 @@ EXIT_CODE = 70
 
 
 def end_process() -> None:
-    """Leave without a word to anybody: the broker notices within milliseconds."""
+    """Exit immediately, without cleanup; the broker notices within milliseconds."""
     if sys.__stderr__ is not None:
         faulthandler.dump_traceback(sys.__stderr__)
     for handler in logging.getLogger().handlers:
@@ -26,17 +26,18 @@ def end_process() -> None:
 
 
 class Watchdog:
-    """Calls ``on_stall`` when the engine has had work for ``timeout_s`` and has not ended a step,
-    or when the event loop has not come round for so long.
+    """Calls ``on_stall`` if the engine has had work for ``timeout_s`` without completing a step, or
+    if the event loop has not run for as long.
 
-    It watches from a thread of its own. Time in which the whole process was stopped does not count:
-    a process that was suspended has to be given the chance to go on.
+    It runs in its own thread. Time during which the whole process was suspended does not count, so
+    that a resumed process gets the chance to continue.
     """
 
     def __init__(
         self, stalled_s: Callable[[], float], timeout_s: float, on_stall: Callable[[], object]
     ) -> None:
-        """``stalled_s`` tells for how long the engine has had work and ended no step."""
+        """``stalled_s`` returns the seconds for which the engine has had work without completing a
+        step."""
         self._stalled_s = stalled_s
         self._timeout_s = timeout_s
         self._on_stall = on_stall
@@ -54,7 +55,7 @@ class Watchdog:
         self._stopped.set()
 
     def _mark(self) -> None:
-        """The event loop comes round."""
+        """Record that the event loop runs."""
         self._loop_seen_at = time.monotonic()
         if not self._stopped.is_set():
             self._loop.call_later(self._tick_s, self._mark)
@@ -67,7 +68,7 @@ class Watchdog:
             elapsed_s, last = now - last, now
             counted_s = min(elapsed_s, 2 * self._tick_s)
             engine_s = engine_s + counted_s if self._stalled_s() >= elapsed_s else 0.0
-            # The mark comes once a tick: it is late when it missed the whole of the next one.
+            # The mark is due once per tick; it is late after a whole tick without one.
             is_loop_late = now - self._loop_seen_at >= elapsed_s + self._tick_s
             loop_s = loop_s + counted_s if is_loop_late else 0.0
             if max(engine_s, loop_s) >= self._timeout_s:

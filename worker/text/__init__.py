@@ -1,4 +1,4 @@
-"""Text in, token ids out; token ids in, text out. Nothing here knows of the engine or the bus."""
+"""Conversion between text and token ids, independent of the engine and the bus."""
 
 from worker.text.parsers import reasoning_parser, tool_parser
 from worker.text.stream import TextStream

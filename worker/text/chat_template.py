@@ -1,4 +1,4 @@
-"""A model's chat template, rendered as transformers renders it."""
+"""A model's chat template, rendered as transformers would render it."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from shared.errors import InvalidRequest, StartupError
 from shared.messages import ChatMessage, ChatPrompt, Tool, ToolCall
 
-# What a template of correct syntax can raise over messages that it was not written for.
+# Errors that a syntactically correct template can raise for messages it was not written for.
 _RENDER_ERRORS = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -30,22 +30,23 @@ _END = "<warren-the-final-message-ends-here>"
 
 
 class ChatTemplate:
-    """Turns a conversation into the text that the model was trained to continue."""
+    """Converts a conversation into the text that the model was trained to continue."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """``special_tokens`` are the template's variables ``bos_token``, ``eos_token``, ...
 
-        Raises `StartupError` for a template of wrong syntax.
+        Raises `StartupError` if the template has a syntax error.
         """
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise StartupError(f"the model's chat template is wrong: {error}") from error
+            raise StartupError(f"the model's chat template is invalid: {error}") from error
         self._special_tokens = dict(special_tokens)
         self.source = source
 
     def render(self, prompt: ChatPrompt) -> str:
-        """The prompt, up to where the answer begins or goes on. Raises `InvalidRequest`."""
+        """The prompt, up to the point where the answer begins or continues. Raises
+        `InvalidRequest`."""
         messages = [_message(message) for message in prompt.messages]
         if prompt.continue_final_message:
             messages[-1]["content"] += _END
@@ -66,23 +67,23 @@ class ChatTemplate:
             return self._template.render({"documents": None, **variables})
         except _RENDER_ERRORS as error:
             raise InvalidRequest(
-                f"The model's chat template refuses these messages: {error}", param="messages"
+                f"The model's chat template rejects these messages: {error}", param="messages"
             ) from error
 
 
 def _up_to_end(text: str) -> str:
-    """What is before the mark at the end of the final message."""
+    """The text before the marker at the end of the final message."""
     before, mark, _ = text.rpartition(_END)
     if not mark:
         raise InvalidRequest(
-            "The model's chat template leaves the final message out: it cannot be continued.",
+            "The model's chat template omits the final message, so it cannot be continued.",
             param="messages",
         )
     return before
 
 
 def _message(message: ChatMessage) -> dict[str, Any]:
-    """As transformers' templates expect it; what is absent has no key."""
+    """A message in the form that transformers' templates expect; absent fields have no key."""
     fields: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name is not None:
         fields["name"] = message.name
@@ -96,7 +97,7 @@ def _message(message: ChatMessage) -> dict[str, Any]:
 
 
 def _tool_call(call: ToolCall) -> dict[str, Any]:
-    # Templates write the arguments out as JSON themselves.
+    # Templates serialize the arguments to JSON themselves.
     try:
         arguments = json.loads(call.arguments)
     except ValueError:
@@ -116,9 +117,9 @@ def _tool(tool: Tool) -> dict[str, Any]:
 
 
 class _GenerationTag(Extension):
-    """``{% generation %}`` marks answers for training; here it is transparent."""
+    """``{% generation %}`` marks answers for training; it has no effect here."""
 
-    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+    tags = {"generation"}  # noqa: RUF012 - declared like this by jinja2
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

@@ -1,8 +1,8 @@
-"""Token ids to text, one token at a time.
+"""Incremental detokenization, one token at a time.
 
-The pieces that `push` and `flush` return, joined, are exactly ``tokenizer.decode(token_ids)``.
-tokenizers' own ``DecodeStream`` will not do: it raises where a run of byte tokens turns out not to
-be text, and takes quadratic time until bytes become text (0.23).
+The concatenation of the pieces that `push` and `flush` return equals
+``tokenizer.decode(token_ids)``. tokenizers' own ``DecodeStream`` (0.23) is not suitable: it raises
+if a run of byte tokens is not valid text, and takes quadratic time within such a run.
 """
 
 import codecs
@@ -19,11 +19,11 @@ class Detokenizer(Protocol):
     """The text of one choice."""
 
     def push(self, token_id: int) -> str:
-        """The text that is certain once this token is known; never half a character."""
+        """The text that this token completes; never ends within a character."""
         ...
 
     def flush(self) -> str:
-        """The rest, at the end of the tokens: incomplete bytes become U+FFFD."""
+        """The remaining text at the end of the tokens; incomplete bytes become U+FFFD."""
         ...
 
 
@@ -36,10 +36,10 @@ def detokenizer_factory(
     *,
     skips_special: bool = True,
 ) -> DetokenizerFactory:
-    """Choose how to detokenize; ``decoder`` is that entry of tokenizer.json.
+    """Choose the detokenizer for ``decoder``, that entry of tokenizer.json.
 
-    Special tokens have no text where ``skips_special``. Raises `StartupError` for a decoder whose
-    text cannot be told before the last token.
+    With ``skips_special``, special tokens have no text. Raises `StartupError` for a decoder that
+    does not support incremental decoding.
     """
     pieces = _Pieces(tokenizer, skips_special=skips_special)
     steps = _steps(decoder)
@@ -57,7 +57,7 @@ def detokenizer_factory(
 def token_bytes_of(
     tokenizer: tokenizers.Tokenizer, decoder: Mapping[str, Any] | None
 ) -> Mapping[int, bytes]:
-    """What each token adds to a text that it does not begin, special ones included."""
+    """The bytes that each token adds within a text, special tokens included."""
     pieces = _Pieces(tokenizer, skips_special=False)
     if [step["type"] for step in _steps(decoder)] == ["ByteLevel"]:
         return _ByteLevelTable(pieces)
@@ -65,7 +65,7 @@ def token_bytes_of(
 
 
 class ByteLevelDetokenizer:
-    """For vocabularies of byte strings (GPT-2 and most after it)."""
+    """For vocabularies of byte strings (GPT-2 and most later models)."""
 
     def __init__(self, table: "_ByteLevelTable") -> None:
         self._table = table
@@ -79,11 +79,12 @@ class ByteLevelDetokenizer:
 
 
 class PieceDetokenizer:
-    """For vocabularies of text pieces (SentencePiece), where a piece's text depends on what is
-    before it: the first one loses its space.
+    """For vocabularies of text pieces (SentencePiece), in which a piece's text depends on the piece
+    before it: the first piece of a text loses its space.
 
-    Each group of new pieces is decoded after the group before it, whose own text is then cut off.
-    Byte pieces are held until their run ends, because one wrong byte spoils the whole run.
+    Each group of new pieces is decoded together with the previous group, whose text is then
+    removed. Byte pieces are held back until their run ends, because one invalid byte invalidates
+    the run.
     """
 
     def __init__(
@@ -112,13 +113,13 @@ class PieceDetokenizer:
         if new_text:
             self._context, self._context_text = group, self._decode(group)
         else:
-            # Not yet a context: the piece after an empty start would be taken for the first one.
+            # Not a context yet: the piece after an empty start would be decoded as the first one.
             self._context, self._context_text = self._context + group, text
         return new_text
 
 
 class _Pieces(dict[int, str]):
-    """Token id to vocabulary entry; empty for what is skipped and ids that nothing stands for."""
+    """Maps token ids to vocabulary entries; empty for skipped tokens and unknown ids."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, *, skips_special: bool) -> None:
         super().__init__()
@@ -133,7 +134,7 @@ class _Pieces(dict[int, str]):
 
 
 class _ByteLevelTable(dict[int, bytes]):
-    """Token id to bytes."""
+    """Maps token ids to bytes."""
 
     def __init__(self, pieces: _Pieces) -> None:
         super().__init__()
@@ -143,13 +144,13 @@ class _ByteLevelTable(dict[int, bytes]):
         piece = self._pieces[token_id]
         try:
             self[token_id] = bytes(_BYTE_OF_CHAR[char] for char in piece)
-        except KeyError:  # an added token that is written as it is
+        except KeyError:  # an added token, which is not byte-encoded
             self[token_id] = piece.encode()
         return self[token_id]
 
 
 class _PieceBytes(dict[int, bytes]):
-    """Token id to bytes."""
+    """Maps token ids to bytes."""
 
     def __init__(self, pieces: _Pieces, decode: Callable[[Sequence[str]], str]) -> None:
         super().__init__()
@@ -161,13 +162,13 @@ class _PieceBytes(dict[int, bytes]):
         if _BYTE_PIECE.fullmatch(piece):
             self[token_id] = bytes.fromhex(piece[3:-1])
         else:
-            # Behind another piece: the first one of a text loses its space.
+            # After another piece, because the first one of a text loses its space.
             self[token_id] = self._decode(["a", piece]).removeprefix("a").encode()
         return self[token_id]
 
 
 def _byte_of_char() -> dict[str, int]:
-    """GPT-2's alphabet: a printable character for each byte, itself where it is one."""
+    """GPT-2's alphabet: a printable character for each byte, the byte itself if it is printable."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {
@@ -188,7 +189,7 @@ def _steps(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
 
 
 def _check_step(step: Mapping[str, Any]) -> None:
-    """Refuse what looks beyond the piece before it."""
+    """Reject decoder steps whose result depends on more than the previous piece."""
     match step:
         case {"type": "Replace" | "ByteFallback" | "Fuse" | "Metaspace" | "BPEDecoder"}:
             return

@@ -1,4 +1,4 @@
-"""How a model calls tools and thinks aloud, as its template and vocabulary tell."""
+"""Detects the formats of tool calls and reasoning from a model's chat template and vocabulary."""
 
 from shared.errors import InvalidRequest
 from shared.messages import ChatMessage, ChatPrompt
@@ -8,7 +8,7 @@ _QUESTION = ChatPrompt(messages=(ChatMessage(role="user", content="?"),))
 
 
 def tool_parser(tokenizer: Tokenizer, setting: str = "auto") -> str | None:
-    """The form of its calls; None where it has none that is known."""
+    """The format of the model's tool calls; None if it has no known format."""
     if setting != "auto":
         return None if setting == "none" else setting
     template = tokenizer.template.source if tokenizer.template is not None else ""
@@ -24,13 +24,13 @@ def tool_parser(tokenizer: Tokenizer, setting: str = "auto") -> str | None:
 
 
 def reasoning_parser(tokenizer: Tokenizer, setting: str = "auto") -> str | None:
-    """The form of its thoughts; None where it has none that is known."""
+    """The format of the model's reasoning; None if it has no known format."""
     if setting != "auto":
         return None if setting == "none" else setting
     if not tokenizer.has_entry("</think>") or tokenizer.template is None:
         return None
     try:
         prompt = tokenizer.template.render(_QUESTION)
-    except InvalidRequest:  # a template that wants more than a question
+    except InvalidRequest:  # the template requires more than a question
         return "qwen3"
     return "deepseek_r1" if prompt.rstrip().endswith("<think>") else "qwen3"

@@ -1,25 +1,25 @@
-"""Stop strings in a text that arrives piece by piece."""
+"""Detection of stop strings in streamed text."""
 
 from collections.abc import Sequence
 
 
 class StopFinder:
-    """Passes text on up to the first stop string, which it swallows unless told to include it.
+    """Passes text on up to the first stop string, which is removed unless it is to be included.
 
-    The first stop string is the one whose last character comes first; of several that end there,
-    the longest. Held back is exactly the longest end of the text that may still become a stop
-    string, so what is passed on does not depend on how the text is cut.
+    The first stop string is the one whose last character comes first; of several that end at the
+    same position, the longest. Exactly the longest suffix that may still become a stop string is
+    held back, so the output does not depend on how the text is divided.
     """
 
     def __init__(self, stop: Sequence[str], *, includes_stop: bool = False) -> None:
         self.met: str | None = None
-        """The stop string that ended the text."""
+        """The matched stop string."""
         self._matchers = [_Matcher(string) for string in stop]
         self._held = ""
         self._includes_stop = includes_stop
 
     def push(self, text: str) -> str:
-        """The text that is now known to lie before any stop string, or within one to include."""
+        """The text that is certain to precede any stop string, or to belong to an included one."""
         if self.met is not None:
             return ""
         if not self._matchers:
@@ -35,24 +35,25 @@ class StopFinder:
         return pending[:num_safe]
 
     def flush(self) -> str:
-        """What was held back, at the end of the text."""
+        """The held-back text, at the end of the text."""
         held, self._held = self._held, ""
         return "" if self.met is not None else held
 
 
 class _Matcher:
-    """Knuth, Morris and Pratt (1977): amortised constant time a character."""
+    """The algorithm of Knuth, Morris and Pratt (1977), in amortized constant time per character."""
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
         self.num_matched = 0
-        """Length of the longest proper prefix of ``stop`` that the text so far ends with."""
+        """Length of the longest proper prefix of ``stop`` that is a suffix of the text so far."""
         self._borders = [0]
         for char in stop[1:]:
             self._borders.append(self._next(self._borders[-1], char))
 
     def advance(self, char: str) -> bool:
-        """Whether ``char`` completes the stop string; the text ends then."""
+        """Advance by ``char``; returns whether it completes the stop string, which ends the
+        text."""
         self.num_matched = self._next(self.num_matched, char)
         return self.num_matched == len(self.stop)
 

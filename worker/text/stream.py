@@ -1,14 +1,14 @@
-"""The text of one choice, as it may be sent."""
+"""Streams the text of one choice."""
 
 from worker.text.detokenizer import Detokenizer
 from worker.text.stop_strings import StopFinder
 
 
 class TextStream:
-    """Turns one choice's tokens into text that is safe to send.
+    """Converts the tokens of one choice into text that is safe to send.
 
-    What each call returns is a function of all token ids so far and nothing else. It never ends
-    inside a character, and never holds a part of what may still become a stop string.
+    What each call returns depends only on all token ids so far. It never ends within a character,
+    and never contains text that may still become part of a stop string.
     """
 
     def __init__(self, detokenizer: Detokenizer, stop: StopFinder) -> None:
@@ -17,16 +17,16 @@ class TextStream:
 
     @property
     def stop_reason(self) -> str | None:
-        """The stop string that was met; the text has ended before it."""
+        """The matched stop string; the text ends before it."""
         return self._stop.met
 
     def push(self, token_id: int) -> str:
-        """Text that the token makes certain; empty once a stop string was met."""
+        """The text that the token completes; empty after a stop string."""
         return self._stop.push(self._detokenizer.push(token_id))
 
     def flush(self) -> str:
-        """What was held back, at the natural end; incomplete bytes become U+FFFD.
+        """The held-back text at the natural end; incomplete bytes become U+FFFD.
 
-        The last bytes may complete a stop string: `stop_reason` is set then.
+        The last bytes may complete a stop string, in which case `stop_reason` is set.
         """
         return self._stop.push(self._detokenizer.flush()) + self._stop.flush()

@@ -1,4 +1,4 @@
-"""A model's tokenizer, from the files of a Hugging Face directory and without transformers."""
+"""A model's tokenizer, loaded from a Hugging Face directory without transformers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from worker.text.stream import TextStream
 
 
 class Tokenizer:
-    """Prompts to token ids, and token ids to text. Safe to use from several threads."""
+    """Converts between prompts and token ids. Thread-safe."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Tokenizer:
     ) -> None:
         """``decoder`` is that entry of tokenizer.json."""
         self.vocab_size = vocab_size
-        """Ids of the model's vocabulary; a larger id in a prompt is refused."""
+        """The number of ids in the model's vocabulary; larger ids in a prompt are rejected."""
         self.eos_ids = eos_ids
         self.template = template
         self._encoder = encoder
@@ -40,13 +40,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> "Tokenizer":
-        """Read ``tokenizer.json`` and what the configuration files beside it say.
-
-        Raises `StartupError`.
-        """
+        """Load ``tokenizer.json`` and the configuration files beside it. Raises `StartupError`."""
         source = _read(directory / "tokenizer.json")
         if source is None:
-            raise StartupError(f"{directory.name} holds no tokenizer.json")
+            raise StartupError(f"{directory.name} contains no tokenizer.json")
         try:
             encoder = tokenizers.Tokenizer.from_str(source)
         except Exception as error:  # tokenizers raises bare exceptions
@@ -71,8 +68,10 @@ class Tokenizer:
     def encode(
         self, prompt: Prompt, *, name: str = "prompt", may_be_empty: bool = False
     ) -> list[int]:
-        """The prompt's token ids, at least one unless it may be empty; ``name`` is what the client
-        calls a prompt that is no chat. Raises `InvalidRequest`."""
+        """The prompt's token ids: at least one, unless an empty prompt is allowed.
+
+        ``name`` is the client's name for a prompt that is not a chat. Raises `InvalidRequest`.
+        """
         param = "messages" if isinstance(prompt, ChatPrompt) else name
         token_ids = self._encode(prompt)
         if not token_ids and not may_be_empty:
@@ -91,34 +90,34 @@ class Tokenizer:
 
     @property
     def num_mask_bytes(self) -> int:
-        """Of a mask with a bit for each token, in whole int32."""
+        """The size of a mask with one bit per token, in bytes, padded to whole int32."""
         return -(-self.vocab_size // 32) * 4
 
     def has_entry(self, entry: str) -> bool:
-        """Whether this is one token, as it stands in the vocabulary."""
+        """Whether ``entry`` is a single token of the vocabulary."""
         return self._encoder.token_to_id(entry) is not None
 
     def entry(self, token_id: int) -> str:
-        """A token as it stands in the vocabulary; empty where nothing does."""
+        """The vocabulary's spelling of a token; empty for an unknown id."""
         return self._encoder.id_to_token(token_id) or ""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token adds to a text that it does not begin; special ones are written out."""
+        """The bytes that a token adds within a text; special tokens are written out."""
         return self._token_bytes[token_id]
 
     def encode_text(self, text: str) -> list[int]:
-        """The tokens of a piece of text, without special ones around it."""
+        """The tokens of a piece of text, without special tokens around it."""
         return self._encoder.encode(text, add_special_tokens=False).ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens, special ones included."""
+        """The text of tokens, special tokens included."""
         detokenizer = self._literal()
         return "".join(map(detokenizer.push, token_ids)) + detokenizer.flush()
 
     def text_stream(
         self, stop: Sequence[str] = (), *, includes_stop: bool = False, skips_special: bool = True
     ) -> TextStream:
-        """A new choice's text."""
+        """Create the text stream of a new choice."""
         detokenizer = self._detokenizer() if skips_special else self._literal()
         return TextStream(detokenizer, StopFinder(stop, includes_stop=includes_stop))
 
@@ -127,7 +126,7 @@ class Tokenizer:
             case ChatPrompt():
                 if self.template is None:
                     raise InvalidRequest("The model has no chat template.", param="messages")
-                # The template writes the special tokens itself.
+                # The template adds the special tokens itself.
                 return self.encode_text(self.template.render(prompt))
             case TextPrompt(text=text, add_special_tokens=add_special_tokens):
                 return self._encoder.encode(text, add_special_tokens=add_special_tokens).ids
@@ -138,7 +137,7 @@ class Tokenizer:
 def _template(
     directory: Path, tokenizer_config: Mapping[str, Any], special_tokens: Mapping[str, str]
 ) -> ChatTemplate | None:
-    """The template file, or else the one in the configuration: one, or several by name."""
+    """The template file, or else the configuration's template: a string, or several by name."""
     source = _read(directory / "chat_template.jinja") or tokenizer_config.get("chat_template")
     if isinstance(source, list):
         source = {entry["name"]: entry["template"] for entry in source}.get("default")
@@ -146,7 +145,7 @@ def _template(
 
 
 def _special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """``bos_token`` and the like; older files write a token as an object."""
+    """``bos_token`` and the like; older files store a token as an object."""
     entries = {
         name: entry.get("content") if isinstance(entry, dict) else entry
         for name, entry in tokenizer_config.items()
@@ -166,7 +165,7 @@ def _read(path: Path) -> str | None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty if there is no such file."""
+    """The JSON object in a file; empty if the file does not exist."""
     try:
         content: dict[str, Any] = json.loads(_read(path) or "{}")
     except ValueError as error:

@@ -40,7 +40,7 @@ def test_a_shared_block_is_free_when_its_last_holder_lets_go() -> None:
 def test_allocating_more_than_is_free_takes_nothing() -> None:
     pool = BlockPool(num_blocks=2, block_size=16)
 
-    with pytest.raises(ValueError, match="3 blocks wanted, 2 free"):
+    with pytest.raises(ValueError, match="3 blocks requested, 2 free"):
         pool.allocate(3)
 
     assert pool.num_free == 2

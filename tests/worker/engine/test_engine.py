@@ -186,7 +186,7 @@ def test_a_submit_that_is_wrong_in_itself_is_refused(submit: Submit, message: st
 
 
 def test_a_second_sequence_of_one_id_is_refused() -> None:
-    with pytest.raises(ValueError, match="runs already"):
+    with pytest.raises(ValueError, match="is already running"):
         SmallEngine().step([new_submit(), new_submit()])
 
 

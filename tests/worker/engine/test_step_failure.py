@@ -101,7 +101,7 @@ def test_the_longest_chunk_of_the_step_ends_and_says_why() -> None:
     assert failed.sequence_id == submits[1].sequence_id
     assert (failed.error.code, failed.error.message) == (
         "service_unavailable",
-        "The worker has not enough memory for this request at present.",
+        "The worker does not have enough memory for this request at present.",
     )
 
 
