@@ -1,4 +1,4 @@
-"""HTTP in, jobs out; events in, Server-Sent Events out.
+"""The gateway: HTTP requests become jobs, events become Server-Sent Events.
 
-`app.create_app` is the application, `server` runs it.
+`app.create_app` builds the application, `server` runs it.
 """

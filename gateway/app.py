@@ -1,4 +1,4 @@
-"""The application: routes, errors and what runs beside them."""
+"""The application: routes, error handlers and background tasks."""
 
 import asyncio
 import logging
@@ -26,11 +26,11 @@ _CLEAN_UP_S = 10.0
 
 
 def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
-    """Build the application on a bus. Nothing happens before its lifespan begins.
+    """Build the application on a bus. Nothing runs before its lifespan starts.
 
-    The lifespan's end drains: /health and new requests are answered 503, streams go on, and those
-    that outlast ``drain_grace_s`` end with an error that tells where they go on. Raises
-    `StartupError` for API keys that cannot be read.
+    The end of the lifespan drains the gateway: /health and new requests are answered 503, and open
+    streams continue. Streams that outlast ``drain_grace_s`` end with an error that says how to
+    resume them. Raises `StartupError` if the API keys cannot be read.
     """
     gateway = Gateway.build(settings, bus)
 
@@ -56,7 +56,8 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
 
 
 def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
-    """The last one added is the outermost: even the answer to a preflight bears an id."""
+    """Add the middleware. The last one is the outermost, so even preflight responses have a request
+    id."""
     app.add_middleware(Authentication, keys=gateway.keys, metrics=gateway.metrics)
     app.add_middleware(ErrorBoundary)
     if gateway.settings.cors_origins:
@@ -83,15 +84,17 @@ async def _drain(gateway: Gateway) -> None:
             await gateway.admission.wait_idle()
     except TimeoutError:
         gateway.relays.fail_all(Unavailable("The gateway is shutting down."))
-        await _at_most(_LAST_WORDS_S, gateway.admission.wait_idle(), "clients do not read")
+        await _at_most(_LAST_WORDS_S, gateway.admission.wait_idle(), "clients are not reading")
     gateway.relays.wait_for_nobody()
-    await _at_most(_CLEAN_UP_S, gateway.relays.wait_closed(), "logs are left to expire")
+    await _at_most(
+        _CLEAN_UP_S, gateway.relays.wait_closed(), "logs were not cleaned up and will expire"
+    )
 
 
 async def _at_most(seconds: float, work: Awaitable[None], trouble: str) -> None:
-    """Wait for what may never end: a client that does not read, a broker that does not answer."""
+    """Run ``work`` with a time limit: a client may not read, and a broker may not respond."""
     try:
         async with asyncio.timeout(seconds):
             await work
     except TimeoutError:
-        logger.warning("drained in part", extra={"reason": trouble})
+        logger.warning("drain incomplete", extra={"reason": trouble})

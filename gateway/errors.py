@@ -1,4 +1,4 @@
-"""The one place where errors get their HTTP status, and OpenAI's shape."""
+"""Maps errors to HTTP statuses and OpenAI's error format; the only place that does so."""
 
 import http
 import logging
@@ -30,7 +30,7 @@ class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """What OpenAI's clients look for, in a response and in a stream."""
+    """The error object that OpenAI's clients expect, in a response or in a stream."""
 
     error: ErrorDetail
 
@@ -40,7 +40,8 @@ class HttpStatus:
     code: int
     type: Literal["invalid_request_error", "rate_limit_error", "server_error"] = "server_error"
     is_retryable: bool | None = None
-    """False, True: the client is told so. None: it decides by the status."""
+    """Sent to the client as a retry hint, if not None; otherwise the client decides by the
+    status."""
 
 
 _INTERNAL = HttpStatus(500)
@@ -56,7 +57,7 @@ _STATUS: dict[str, HttpStatus] = {
     errors.IdempotencyMismatch.code: HttpStatus(422, "invalid_request_error"),
     errors.Overloaded.code: HttpStatus(429, "rate_limit_error"),
     errors.PublishRefused.code: HttpStatus(429, "rate_limit_error"),
-    # Whoever sends it once more kills as many workers once more.
+    # A retry would crash as many workers again.
     errors.WorkerLost.code: HttpStatus(500, is_retryable=False),
     errors.Unavailable.code: HttpStatus(503),
     errors.BusUnavailable.code: HttpStatus(503),
@@ -65,8 +66,8 @@ _STATUS: dict[str, HttpStatus] = {
 }
 _BROKER_SAYS = {
     429: "The queue is full.",
-    500: "The broker refused what the request needs.",
-    503: "The broker is away.",
+    500: "The broker refused an operation that the request requires.",
+    503: "The broker is unreachable.",
 }
 
 
@@ -76,7 +77,7 @@ def status_of(error: WarrenError) -> HttpStatus:
 
 def error_body(error: WarrenError) -> ErrorBody:
     status = status_of(error)
-    # What the broker says names its users and queues.
+    # The broker's message names users and queues.
     message = _BROKER_SAYS[status.code] if isinstance(error, BusError) else error.message
     return ErrorBody(
         ErrorDetail(message=message, type=status.type, param=error.param, code=error.code)
@@ -98,18 +99,18 @@ def error_response(error: WarrenError) -> Response:
 
 
 def internal_error_response() -> Response:
-    """For what nobody expected: tells the client nothing but that."""
+    """The response to an unexpected error, without details."""
     return error_response(InternalError("The gateway failed on this request."))
 
 
 def install(app: FastAPI, metrics: Metrics) -> None:
-    """Answer every error of ``app`` in OpenAI's shape."""
+    """Handle every error of ``app`` with a response in OpenAI's format."""
 
     async def on_warren_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, WarrenError)
         if isinstance(error, BusError):
             facts = {"path": request.url.path, "code": error.code, "reason": error.message}
-            logger.warning("the broker failed a request", extra=facts)
+            logger.warning("request failed by the broker", extra=facts)
         metrics.count_error(error.code)
         return error_response(error)
 

@@ -1,4 +1,4 @@
-"""What the gateway measures, named after vLLM's metrics so that dashboards carry over."""
+"""The gateway's metrics, named after vLLM's so that dashboards can be reused."""
 
 from dataclasses import dataclass, fields
 
@@ -16,8 +16,8 @@ _REQUEST_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 60, 1
 
 @dataclass(frozen=True, slots=True)
 class ModelMetrics:
-    """What is measured of the requests for one model. To look a label up takes microseconds, and
-    each request would do so ten times."""
+    """The metrics of one model. They are kept because a label lookup takes microseconds, and each
+    request needs ten of them."""
 
     num_running: Gauge
     num_waiting: Gauge
@@ -29,7 +29,7 @@ class ModelMetrics:
 
 
 class Metrics:
-    """The metrics of one gateway, in a registry of their own."""
+    """The metrics of one gateway, in their own registry."""
 
     content_type = CONTENT_TYPE_LATEST
 
@@ -37,24 +37,28 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(incidents.REGISTRY)
         self._by_model: dict[str, ModelMetrics] = {}
-        self.num_running = self._gauge("num_requests_running", "Requests that a worker answers.")
-        self.num_waiting = self._gauge("num_requests_waiting", "Requests that wait for a worker.")
+        self.num_running = self._gauge(
+            "num_requests_running", "Requests that a worker is answering."
+        )
+        self.num_waiting = self._gauge(
+            "num_requests_waiting", "Requests that are waiting for a worker."
+        )
         self.first_token_s = self._histogram(
             "time_to_first_token_seconds", "From a request to its first token.", _FIRST_TOKEN_S
         )
         self.token_s = self._histogram(
-            "inter_token_latency_seconds", "From one token to the next of a choice.", _TOKEN_S
+            "inter_token_latency_seconds", "Time between two tokens of a choice.", _TOKEN_S
         )
         self.request_s = self._histogram(
             "e2e_request_latency_seconds", "From a request to the end of its answer.", _REQUEST_S
         )
-        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens relayed.")
         self.success = self._counter(
-            "request_success", "Choices that ended, and how.", "finished_reason"
+            "request_success", "Finished choices, by reason.", "finished_reason"
         )
         self.resumed = Counter(
-            "warren:streams_resumed", "Clients that came back.", registry=self._registry
+            "warren:streams_resumed", "Streams that a client resumed.", registry=self._registry
         )
         self._errors = Counter(
             "warren:request_errors", "Errors answered.", ["code"], registry=self._registry
@@ -72,7 +76,7 @@ class Metrics:
         self._errors.labels(code).inc()
 
     def render(self) -> bytes:
-        """Everything, in Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def _gauge(self, name: str, text: str) -> Gauge:

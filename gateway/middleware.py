@@ -1,4 +1,5 @@
-"""What surrounds every request: its id, its key, and the last resort for errors."""
+"""Middleware for every request: request ids, authentication, and the handler of unexpected
+errors."""
 
 import logging
 import secrets
@@ -20,8 +21,8 @@ _STREAMS = "/v1/streams/"
 
 
 class RequestIds:
-    """Gives every request an id that cannot be guessed, as ``state["request_id"]`` and as the
-    response's ``x-request-id``. Routes whose answers bear an id put that one in its place."""
+    """Assigns each request an unguessable id, as ``state["request_id"]`` and response header
+    ``x-request-id``. Routes whose responses contain an id replace it with that one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -41,10 +42,10 @@ class RequestIds:
 
 
 class Authentication:
-    """Refuses requests without a valid API key; puts the key's tenant into ``state["tenant"]``.
+    """Rejects requests without a valid API key; stores the key's tenant as ``state["tenant"]``.
 
-    It is None where a stream's token comes in the place of a key, which the route checks then: an
-    ``EventSource`` can send no headers.
+    The tenant is None if the request has a stream token instead of a key, because an
+    ``EventSource`` cannot send headers. The route verifies the token.
     """
 
     def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics) -> None:
@@ -73,7 +74,7 @@ class Authentication:
 
 
 class ErrorBoundary:
-    """Answers what nobody expected with a 500 that tells nothing, and reports it."""
+    """Answers unexpected errors with a 500 without details, and reports them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -89,7 +90,7 @@ class ErrorBoundary:
         try:
             await self._app(scope, receive, watched_send)
         except ClientDisconnect:
-            logger.debug("client left before its body was complete")
+            logger.debug("client disconnected before its body was complete")
         except Exception as error:
             if scope["type"] != "http":
                 raise

@@ -1,4 +1,4 @@
-"""The gateway's HTTP server, and how it ends without failing a request."""
+"""The gateway's HTTP server, which shuts down without failing requests."""
 
 import asyncio
 import ipaddress
@@ -18,7 +18,7 @@ _CLOSE_TIMEOUT_S = 5
 
 
 class Server(uvicorn.Server):
-    """Serves an application that `opened` has opened."""
+    """Runs an application that was opened with `opened`."""
 
     def __init__(self, config: uvicorn.Config, lifespan: AsyncExitStack) -> None:
         super().__init__(config)
@@ -30,7 +30,7 @@ class Server(uvicorn.Server):
         self._is_stopping.set()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until `stop`; then go on while the application drains, and return."""
+        """Serve until `stop`; continue while the application drains, then return."""
         serving = asyncio.create_task(super().serve(sockets))
         stopping = asyncio.create_task(self._is_stopping.wait())
         try:
@@ -43,22 +43,22 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the process."""
+        """Leave signal handling to the process."""
         yield
 
 
 @contextmanager
 def listen(settings: GatewaySettings) -> Iterator[socket.socket]:
-    """Bind the address that the settings name. Raises `StartupError`, also where anybody could
-    use it: without API keys it must be this machine's own, or be open on purpose."""
+    """Bind the address of the settings. Raises `StartupError`, also if the gateway would be open to
+    everyone: without API keys the address must be loopback, unless anonymous access is allowed."""
     try:
         family, *_, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         _check_secured(settings, str(address[0]))
         listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
-        # Connections inherit it. Without it each answer waits 40 ms for the client's late ACK:
-        # asyncio sets it by itself only where the socket's protocol is spelled out.
+        # Connections inherit it. Otherwise each response waits 40 ms for the client's delayed ACK:
+        # asyncio sets it by itself only if the socket's protocol is given explicitly.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
@@ -71,8 +71,8 @@ def _check_secured(settings: GatewaySettings, address: str) -> None:
     is_secured = settings.keys_file is not None or settings.allow_anonymous
     if not is_secured and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         raise StartupError(
-            f"{settings.host} is open to other machines, and nobody needs an API key: name a file "
-            "with --keys-file, or say --allow-anonymous true"
+            f"{settings.host} accepts requests from other machines, but API keys are not configured: "
+            "set --keys-file, or set --allow-anonymous true"
         )
 
 
@@ -83,10 +83,11 @@ def url_of(listener: socket.socket) -> str:
 
 @asynccontextmanager
 async def opened(app: FastAPI, settings: GatewaySettings) -> AsyncIterator[Server]:
-    """Open ``app``'s resources; they close when the server stops, or at the latest here."""
+    """Open ``app``'s resources. They are closed when the server stops, or at the end of this
+    context."""
     config = uvicorn.Config(
         app,
-        lifespan="off",  # opened here: uvicorn would close it only after the last connection
+        lifespan="off",  # opened here, because uvicorn closes it too late
         log_config=None,
         log_level=settings.log_level,
         access_log=False,

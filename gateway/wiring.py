@@ -1,4 +1,4 @@
-"""What the routes work with."""
+"""The components that routes share."""
 
 from dataclasses import dataclass, field
 
@@ -33,7 +33,7 @@ class Gateway:
 
     @classmethod
     def build(cls, settings: GatewaySettings, bus: Bus) -> "Gateway":
-        """Raises `StartupError`."""
+        """Build a gateway. Raises `StartupError`."""
         reply_queues = ReplyQueues(bus, settings.reply_retention_s)
         workers = LiveWorkers(bus, Backlog(bus, settings.max_queue_wait_s))
         return cls(
@@ -51,7 +51,7 @@ class Gateway:
     def new_request_id(
         self, kind: str, *, tenant: str, key: str | None = None, is_detached: bool = False
     ) -> str:
-        """The id ``kind-...`` of a new request, or the one that its Idempotency-Key stands for.
+        """A new request id ``kind-...``, or the one derived from the request's Idempotency-Key.
 
         Raises `InvalidRequest`.
         """
@@ -63,7 +63,7 @@ class Gateway:
         self.workers.hear(decode_announcement(message.body))
 
     def obey(self, message: Message) -> None:
-        """Follow a command that went to all gateways."""
+        """Apply a command that was sent to all gateways."""
         command = decode_command(message.body)
         if isinstance(command, Release | Withheld):
             self.relays.obey(command)

@@ -24,7 +24,7 @@ def repack_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> tuple[Tensor,
 
     ``qweight`` is [inputs, outputs / 8] int32, ``qzeros`` [num_groups, outputs / 8] int32,
     ``scales`` [num_groups, outputs]. Returns ``qweight`` [inputs / 8, outputs] int32, ``scales`` as
-    they are and ``zeros`` [num_groups, outputs] uint8. Raises `ValueError` where shapes differ or
+    they are and ``zeros`` [num_groups, outputs] uint8. Raises `ValueError` if shapes differ or
     inputs are no multiple of 128.
     """
     inputs, outputs = qweight.shape[0], qweight.shape[1] * NIBBLES
@@ -58,7 +58,7 @@ def check_awq(
     bias: Tensor | None,
     group_size: int,
 ) -> None:
-    """Raise `ValueError` where shapes differ, or inputs cannot be so grouped."""
+    """Raise `ValueError` if shapes differ, or inputs cannot be so grouped."""
     inputs, outputs = hidden.shape[-1], qweight.shape[1]
     check_shape("qweight", qweight, (inputs // NIBBLES, None))
     check_shape("scales", scales, (inputs // group_size, outputs))

@@ -172,7 +172,7 @@ class Ops:
 def load_ops(provider: Provider = "reference", *, is_batch_invariant: bool = False) -> Ops:
     """Import a provider: op ``x`` is function ``x`` of module ``kernels.<provider>.x``.
 
-    With ``is_batch_invariant`` a row's result depends on that row alone, to the last bit: ops that
+    With ``is_batch_invariant`` a row's result depends on that row alone, bit for bit: ops that
     would rather look at the batch, because that is faster, are told not to. The native ops never
     do.
     """

@@ -62,7 +62,7 @@ Matrix: TypeAlias = Tensor | QuantizedWeight
 def quantize(weight: Tensor, quant_format: QuantFormat) -> QuantizedWeight:
     """Pack [outputs, inputs] of any float type.
 
-    Raises `ValueError` where inputs are no multiple of 32, or a scale is NaN or beyond float16.
+    Raises `ValueError` if inputs are no multiple of 32, or a scale is NaN or beyond float16.
     """
     check_shape("weight", weight, [None, None])
     outputs, inputs = weight.shape

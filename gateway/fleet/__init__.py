@@ -1,1 +1,2 @@
-"""The workers behind the broker: which are alive, how long their queues take, and jobs for them."""
+"""The workers as seen by a gateway: which are alive, how long their queues are, and jobs for
+them."""

@@ -1,7 +1,7 @@
-"""How long a new request would wait: the queue's depth over the rate at which workers answer.
+"""Estimates how long a new request would wait: queue depth divided by the workers' throughput.
 
-A worker's rate is measured while it runs as many sequences as it may: in between it tells what was
-asked for, and not what can be done.
+A worker's throughput is measured only while all its sequence slots are in use; otherwise it
+reflects demand rather than capacity.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _FORGET_AFTER_S = 60.0
 
 @dataclass(slots=True)
 class _Rate:
-    """What one worker has answered while it was busy, old times counting less."""
+    """The throughput of one worker while it was busy, with exponential decay."""
 
     last: Announcement
     heard_at: float
@@ -48,7 +48,7 @@ class _Rate:
 
 @dataclass(slots=True)
 class _Depth:
-    """Jobs of one model that wait, as they were counted, and those admitted since."""
+    """The measured queue depth of one model, and the jobs admitted since."""
 
     num_waiting: int = 0
     counted_at: float = -math.inf
@@ -57,8 +57,8 @@ class _Depth:
 
 
 class Backlog:
-    """Refuses requests that would wait too long. Costs them no time: the depth is looked up beside
-    them, and only while there are any."""
+    """Rejects requests that would wait too long. It adds no latency: the depth is measured in the
+    background, and only while there are requests."""
 
     def __init__(self, bus: Bus, max_wait_s: float) -> None:
         self._bus = bus
@@ -67,7 +67,7 @@ class Backlog:
         self._depths: dict[str, _Depth] = {}
 
     def hear(self, announcement: Announcement) -> None:
-        """Note what a worker has answered."""
+        """Record the progress of a worker."""
         now = time.monotonic()
         known = self._rates.get(announcement.worker)
         if announcement.is_leaving:
@@ -79,14 +79,14 @@ class Backlog:
             known.hear(announcement, now)
 
     def _forget(self, now: float) -> None:
-        """Workers that died said no goodbye."""
+        """Forget workers that died without a final announcement."""
         for worker, rate in list(self._rates.items()):
             if now - rate.heard_at > _FORGET_AFTER_S:
                 del self._rates[worker]
 
     def admit(self, model: str, workers: Iterable[str]) -> None:
-        """Count a request for ``model``, which ``workers`` serve. Raises `Overloaded`, with the
-        time after which it would be taken."""
+        """Count a request for ``model``, which ``workers`` serve. Raises `Overloaded` with the time
+        after which it would be accepted."""
         now = time.monotonic()
         depth = self._depths.setdefault(model, _Depth())
         if now - depth.counted_at > _LOOK_INTERVAL_S and depth.looking is None:
@@ -96,12 +96,12 @@ class Backlog:
             if wait_s > self._max_wait_s:
                 retry_after_s = min(max(wait_s - self._max_wait_s, 1.0), _MAX_RETRY_AFTER_S)
                 raise Overloaded(
-                    "Too many requests wait for this model.", retry_after_s=retry_after_s
+                    "Too many requests are waiting for this model.", retry_after_s=retry_after_s
                 )
         depth.num_admitted += 1
 
     def _wait_s(self, depth: _Depth, workers: Iterable[str]) -> float:
-        """How long the queue takes as far as can be told: not at all where a worker has room."""
+        """The estimated wait for the queue; 0 if a worker has free slots."""
         num_waiting = depth.num_waiting + depth.num_admitted
         if not depth.num_waiting:
             return 0.0
@@ -112,7 +112,7 @@ class Backlog:
         per_s = sum(rate.num_answered / rate.busy_s for rate in known)
         if per_s:
             return num_waiting / per_s
-        # Nothing was answered yet: it takes at least as long as that has lasted.
+        # No answers so far: the wait is at least as long as the workers have been busy.
         return min(rate.busy_s for rate in known)
 
     async def _look(self, model: str, depth: _Depth) -> None:

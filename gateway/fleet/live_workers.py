@@ -1,5 +1,4 @@
-"""Which models there are and who serves them: what workers announce, and what the broker
-remembers."""
+"""The available models and their workers, from announcements and from the queues at the broker."""
 
 import time
 from dataclasses import dataclass, field
@@ -22,13 +21,13 @@ class _Known:
 
 @dataclass(slots=True)
 class LiveWorkers:
-    """The workers that have announced themselves of late, by address."""
+    """Workers with a recent announcement, by address."""
 
     bus: Bus
     backlog: Backlog
     _workers: dict[str, _Known] = field(default_factory=dict)
     _heard_at: dict[str, float] = field(default_factory=dict)
-    """Also of those that are leaving, whose streams go on for a while."""
+    """Includes workers that are shutting down, whose streams continue for a while."""
     _first_seen_at: dict[str, int] = field(default_factory=dict)
 
     def hear(self, announcement: Announcement) -> None:
@@ -44,7 +43,7 @@ class LiveWorkers:
         self.backlog.hear(announcement)
 
     def of_model(self, model: str) -> list[Announcement]:
-        """The last word of each live worker of one model."""
+        """The latest announcement of each live worker of one model."""
         oldest = time.monotonic() - _FORGET_AFTER_S
         return [
             known.announcement
@@ -53,7 +52,7 @@ class LiveWorkers:
         ]
 
     def models(self) -> dict[str, list[Announcement]]:
-        """The last word of each live worker, by model."""
+        """The latest announcement of each live worker, by model."""
         self._forget()
         models: dict[str, list[Announcement]] = {}
         for known in self._workers.values():
@@ -65,12 +64,12 @@ class LiveWorkers:
         return self._first_seen_at[model]
 
     def heard_at(self, worker: str) -> float:
-        """When a worker said anything, in monotonic time; 0 if it never did."""
+        """Monotonic time of a worker's last heartbeat; 0 if there was none."""
         return self._heard_at.get(worker, 0.0)
 
     async def require(self, model: str) -> None:
-        """Return if a request for ``model`` is taken now: it has a live worker whose queue is short
-        enough, or a queue that waits for one.
+        """Check that a request for ``model`` can be accepted: a live worker has a short enough
+        queue, or the queue exists and waits for a worker.
 
         Raises `ModelNotFound`, `Overloaded` and `BusUnavailable`.
         """

@@ -1,4 +1,4 @@
-"""Jobs on their way to the workers of a model."""
+"""Publishes jobs to the queues of models."""
 
 import time
 
@@ -16,7 +16,7 @@ from shared.messages import GenerationJob, QuickJob, encode
 
 
 async def publish_job(bus: Bus, job: GenerationJob | QuickJob, reply_key: str) -> None:
-    """Put ``job`` into the queue of its model, to be answered under ``reply_key``.
+    """Publish ``job`` to the queue of its model; it is answered under ``reply_key``.
 
     Raises `ModelNotFound`, `Overloaded`, `InvalidRequest` and `BusError`.
     """
@@ -32,11 +32,11 @@ async def publish_job(bus: Bus, job: GenerationJob | QuickJob, reply_key: str) -
     except Unroutable:
         raise ModelNotFound(f"The model '{job.model}' does not exist.", param="model") from None
     except PublishRefused:
-        raise Overloaded("Too many requests wait for this model.") from None
+        raise Overloaded("Too many requests are waiting for this model.") from None
     except MessageTooLarge:
         raise InvalidRequest("The request is too large.") from None
 
 
 def seconds_left(job: GenerationJob | QuickJob) -> float | None:
-    """Until the job's deadline, if it has one; never 0."""
+    """Seconds until the job's deadline, if it has one; never 0."""
     return None if job.deadline is None else max(0.001, job.deadline - time.time())

@@ -1,4 +1,5 @@
-"""What a gateway hears besides replies: announcements of workers, commands to all gateways."""
+"""A gateway's subscriptions other than replies: workers' announcements and commands to all
+gateways."""
 
 import asyncio
 import logging
@@ -19,8 +20,10 @@ Handler = Callable[[Message], None]
 
 @asynccontextmanager
 async def listening(bus: Bus, on_announcement: Handler, on_command: Handler) -> AsyncIterator[None]:
-    """Declare what a gateway needs and call the handlers from then on, as soon as the broker is
-    there and whenever it is there again. A handler may raise `UndecodableMessage`."""
+    """Declare a gateway's queues and pass their messages to the handlers, across reconnects.
+
+    A handler may raise `UndecodableMessage`.
+    """
     gateway_id = uuid.uuid4().hex
     listeners = [
         asyncio.create_task(_listen(bus, gateway_id, queue, handle))
@@ -47,9 +50,12 @@ async def _listen(bus: Bus, gateway_id: str, queue: Queue, handle: Handler) -> N
                     await delivery.ack()
                     _handle(delivery.message, handle)
         except BusError as error:
-            logger.warning("not listening", extra={"queue": queue.name, "reason": error.message})
+            logger.warning(
+                "subscription failed, retrying",
+                extra={"queue": queue.name, "reason": error.message},
+            )
             await asyncio.sleep(_RETRY_PAUSE_S)
-        except Exception as error:  # noqa: BLE001 (whatever it is, a deaf gateway is worse)
+        except Exception as error:  # noqa: BLE001 (the subscription must survive)
             incidents.report("task", "listening again", error, queue=queue.name)
             await asyncio.sleep(_RETRY_PAUSE_S)
 
@@ -59,4 +65,4 @@ def _handle(message: Message, handle: Handler) -> None:
         try:
             handle(message)
         except UndecodableMessage as error:
-            logger.warning("message dropped", extra={"reason": error.message})
+            logger.warning("undecodable message dropped", extra={"reason": error.message})

@@ -1,7 +1,7 @@
-"""Jobs that do not wait behind generations, and are answered with one message.
+"""Unary jobs: jobs outside the generation queues, which are answered with a single message.
 
-All answers to one gateway come over one queue, which lives as long as its connection. What was
-asked before a connection was lost is asked again after it: to answer twice does no harm.
+All replies to one gateway arrive on one queue, which lives as long as its connection. After a lost
+connection pending jobs are published again; answering a job twice is harmless.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _Answer = TypeVar("_Answer", Tokenized, Detokenized, Embedded)
 
 
 class QuickLane:
-    """Asks workers, and hears their answers."""
+    """Publishes unary jobs and receives their answers."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -47,9 +47,9 @@ class QuickLane:
         self._is_listening = asyncio.Event()
 
     async def ask(self, job: QuickJob, kind: type[_Answer]) -> _Answer:
-        """Publish ``job`` and wait for its answer, one of ``kind``, until its deadline.
+        """Publish ``job`` and wait until its deadline for an answer of type ``kind``.
 
-        Raises what the worker answers, `DeadlineExceeded`, `ModelNotFound`, `Overloaded`,
+        Raises the worker's error, `DeadlineExceeded`, `ModelNotFound`, `Overloaded`,
         `InvalidRequest` and `BusError`.
         """
         answered: asyncio.Future[ReplyEvent] = asyncio.get_running_loop().create_future()
@@ -60,17 +60,17 @@ class QuickLane:
                 await self._publish(job)
                 answer = await answered
         except TimeoutError:
-            raise DeadlineExceeded("No worker has answered in time.") from None
+            raise DeadlineExceeded("No worker answered in time.") from None
         finally:
             del self._asked[job.request_id]
         if isinstance(answer, Failed):
             raise from_code(answer.code, answer.message, answer.param)
         if not isinstance(answer, kind):
-            raise InternalError("The worker's answer is not one to this request.")
+            raise InternalError("The worker's answer does not match this request.")
         return answer
 
     async def listen(self) -> None:
-        """Hear answers for ever, whenever the broker is there."""
+        """Receive answers until cancelled, across reconnects."""
         while True:
             try:
                 await self._bus.wait_connected()
@@ -78,7 +78,7 @@ class QuickLane:
                 await self._hear()
             except BusError as error:
                 facts = {"queue": self._queue.name, "reason": error.message}
-                logger.warning("not listening", extra=facts)
+                logger.warning("reply queue lost, retrying", extra=facts)
             finally:
                 self._is_listening.clear()
             await asyncio.sleep(_RETRY_PAUSE_S)
@@ -97,7 +97,7 @@ class QuickLane:
             await self._publish(job)
         except WarrenError as error:
             _fail(answered, error)
-        except Exception as error:  # noqa: BLE001 (the other requests are still to be asked)
+        except Exception as error:  # noqa: BLE001 (the other requests must be published)
             incidents.report(
                 "request", "quick job not asked again", error, request_id=job.request_id
             )
@@ -105,12 +105,12 @@ class QuickLane:
 
     def _take(self, message: Message) -> None:
         _, answered = self._asked.get(message.correlation_id, (None, None))
-        if answered is None or answered.done():  # its client has left, or it was answered twice
+        if answered is None or answered.done():  # its client has left, or it was answered before
             return
         try:
             answered.set_result(decode_event(message.body, message.content_type))
         except UndecodableMessage as error:
-            _fail(answered, InternalError(f"The answer is unreadable: {error.message}"))
+            _fail(answered, InternalError(f"The answer could not be decoded: {error.message}"))
 
     async def _publish(self, job: QuickJob) -> None:
         await publish_job(self._bus, job, self._queue.bindings[0].routing_key)

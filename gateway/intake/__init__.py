@@ -1,1 +1,1 @@
-"""Who gets in: API keys and their tenants, the bounded number of requests, and bounded bodies."""
+"""Admission of requests: API keys and tenants, the number of requests, and the size of bodies."""

@@ -1,4 +1,4 @@
-"""Who gets in: a bounded number of requests, and nobody once the gateway drains."""
+"""Admission control: a limited number of requests, and none while the gateway drains."""
 
 import asyncio
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ class Admission:
 
     @contextmanager
     def admit(self) -> Iterator[None]:
-        """Hold a place. Raises `Overloaded` when there is none, `Unavailable` after `close`."""
+        """Hold a slot. Raises `Overloaded` if all are in use, and `Unavailable` after `close`."""
         self._require_place()
         self.num_requests += 1
         self._is_idle.clear()
@@ -33,7 +33,7 @@ class Admission:
 
     @contextmanager
     def upload(self) -> Iterator[None]:
-        """Hold a place while a body comes in; `wait_idle` does not wait for it. Raises like
+        """Hold a slot during an upload, for which `wait_idle` does not wait. Raises like
         `admit`."""
         self._require_place()
         self._num_uploads += 1
@@ -43,11 +43,11 @@ class Admission:
             self._num_uploads -= 1
 
     def close(self) -> None:
-        """Let nobody in any more; those inside stay."""
+        """Reject further requests; admitted ones continue."""
         self.is_open = False
 
     async def wait_idle(self) -> None:
-        """Return once nobody is inside."""
+        """Return once no request is in flight."""
         await self._is_idle.wait()
 
     def _require_place(self) -> None:

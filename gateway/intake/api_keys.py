@@ -1,8 +1,8 @@
-"""API keys: who may ask, and for which tenant.
+"""API keys and their tenants.
 
-The file has one line for each key, ``ID TENANT SHA256 CREATED``; what follows a # is a remark. A
-key is random, 256 bits, so that its hash can be as fast as SHA-256 is. It is shown once, when it is
-made, and stands nowhere.
+The file has one line for each key, ``ID TENANT SHA256 CREATED``; # starts a comment. A key has 256
+random bits, so a fast hash like SHA-256 is sufficient. It is shown once, when it is created, and
+not stored.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ _NO_DIGEST = "0" * 64
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """What is kept of a key."""
+    """The stored part of a key."""
 
     key_id: str
     tenant: str
@@ -48,8 +48,8 @@ class ApiKey:
 
 
 class KeyFile:
-    """The file, for whoever manages it. Every method raises `StartupError` for a file that cannot
-    be used."""
+    """The key file, for commands that manage it. Every method raises `StartupError` if the file
+    cannot be used."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,16 +59,16 @@ class KeyFile:
         return {key.key_id: key for key in self._parse(self._text())}
 
     def add(self, tenant: str) -> str:
-        """Make a key of a tenant, and the file where there is none; returns the key."""
+        """Create a key for a tenant, and the file if necessary; returns the key."""
         if _TENANT.fullmatch(tenant) is None:
-            raise StartupError(f"{tenant!r} is not the name of a tenant: {_TENANT.pattern}")
+            raise StartupError(f"{tenant!r} is not a valid tenant name: {_TENANT.pattern}")
         if self.path.exists():
             self.read()
         key_id = secrets.token_hex(_ID_BYTES)
         key = f"{_PREFIX}-{key_id}-{secrets.token_urlsafe(32)}"
         made = ApiKey(key_id, tenant, _digest(key), datetime.now(UTC).date().isoformat())
         try:
-            # One short write at the file's end: two commands at once lose nothing.
+            # A single short write in append mode, so that concurrent commands lose nothing.
             handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             with os.fdopen(handle, "w") as file:
                 file.write(made.line)
@@ -77,7 +77,7 @@ class KeyFile:
         return key
 
     def revoke(self, key_id: str) -> ApiKey:
-        """Take a key out of the file."""
+        """Remove a key from the file."""
         text = self._text()
         revoked = {key.key_id: key for key in self._parse(text)}.get(key_id)
         if revoked is None:
@@ -105,7 +105,7 @@ class KeyFile:
                 continue
             match = _LINE.fullmatch(content)
             if match is None:
-                raise StartupError(f"{self.path}:{number}: not ID TENANT SHA256 CREATED")
+                raise StartupError(f"{self.path}:{number}: expected ID TENANT SHA256 CREATED")
             yield ApiKey(**match.groupdict())
 
     def _unusable(self, error: OSError | UnicodeDecodeError) -> StartupError:
@@ -114,10 +114,10 @@ class KeyFile:
 
 
 class Keys:
-    """The keys that a gateway honours, read again when their file changes."""
+    """The valid keys of a gateway, reloaded when their file changes."""
 
     def __init__(self, path: Path | None) -> None:
-        """Without a path nobody needs a key. Raises `StartupError`."""
+        """Without a path no key is required. Raises `StartupError`."""
         self._file = KeyFile(path) if path is not None else None
         self._version = self._look()
         self._keys = self._file.read() if self._file is not None else {}
@@ -128,7 +128,7 @@ class Keys:
         return self._file is not None
 
     def tenant_of(self, authorization: str) -> str:
-        """Whose request bears this header; empty where nobody needs a key. Raises
+        """The tenant of this Authorization header; empty if no key is required. Raises
         `InvalidApiKey`."""
         if self._file is None:
             return ""
@@ -137,11 +137,13 @@ class Keys:
         known = self._keys.get(_id_of(key))
         digest = known.digest if known is not None else _NO_DIGEST
         if not key:
-            raise InvalidApiKey("This needs an API key: Authorization: Bearer KEY.")
+            raise InvalidApiKey(
+                "An API key is required. Send the header Authorization: Bearer KEY."
+            )
         if not hmac.compare_digest(_digest(key), digest) or known is None:
-            raise InvalidApiKey("This API key is not known.")
+            raise InvalidApiKey("The API key is unknown or was revoked.")
         if scheme.lower() != "bearer":
-            raise InvalidApiKey("The API key must come as Authorization: Bearer KEY.")
+            raise InvalidApiKey("Send the API key in the header Authorization: Bearer KEY.")
         return known.tenant
 
     def _refresh(self, file: KeyFile) -> None:
@@ -156,10 +158,10 @@ class Keys:
         try:
             self._keys = file.read()
         except StartupError as error:
-            logger.error("API keys not read again", extra={"reason": error.message})  # noqa: TRY400
+            logger.error("API keys not reloaded", extra={"reason": error.message})  # noqa: TRY400
 
     def _look(self) -> tuple[int, int, int] | None:
-        """Changes whenever the file does."""
+        """A fingerprint of the file's metadata, which changes whenever the file does."""
         with suppress(OSError):
             if self._file is not None:
                 stat = self._file.path.stat()

@@ -1,4 +1,4 @@
-"""Bodies in: bounded before they are read, and refused where they are not plain JSON."""
+"""Reads request bodies with a size limit, and rejects those that are not plain JSON."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 
 def _check_headers(request: Request, max_bytes: int) -> None:
-    # A small compressed body can be a huge one.
+    # A small compressed body can decompress to a huge one.
     if request.headers.get("content-encoding", "identity") != "identity":
         raise HTTPException(415, "Compressed bodies are not supported.")
     media_type = request.headers.get("content-type", "application/json").partition(";")[0]
@@ -35,4 +35,4 @@ def _check_headers(request: Request, max_bytes: int) -> None:
 
 
 def _too_large(max_bytes: int) -> HTTPException:
-    return HTTPException(413, f"The body is longer than {max_bytes} bytes.")
+    return HTTPException(413, f"The body exceeds {max_bytes} bytes.")

@@ -1,8 +1,9 @@
-"""What only a gateway that knows the secret can make: stream tokens, ids of Idempotency-Keys.
+"""Signatures with the gateways' shared secret: stream tokens, and ids derived from
+Idempotency-Keys.
 
-A client may send a request with an ``Idempotency-Key`` twice. The key decides the request's id, so
-that every gateway finds the same log for it, and the body's hash in the log tells a retry from
-another request. The rest is in `gateway.log.registry`.
+A client may send a request with an ``Idempotency-Key`` twice. The request id is derived from the
+key, so that every gateway finds the same log for it. The body's hash in the log distinguishes a
+retry from a different request. The rest is in `gateway.log.registry`.
 """
 
 import hashlib
@@ -31,25 +32,25 @@ class Signer:
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> "Signer":
-        """The signer that the settings name, or one that no other gateway knows."""
+        """A signer with the secret of the settings, or with a random one."""
         if settings.secret is not None:
             return cls(settings.secret.get_secret_value().encode())
         if settings.broker is not None:
             logger.warning(
-                "no WARREN_SECRET: stream tokens and Idempotency-Keys are good at this gateway "
-                "alone, until it ends"
+                "WARREN_SECRET is not set: stream tokens and Idempotency-Keys are valid only at "
+                "this gateway, until it restarts"
             )
         return cls(secrets.token_bytes())
 
     def stream_token(self, request_id: str) -> str:
-        """Lets whoever bears it read the stream of one request."""
+        """A token that grants access to the stream of one request."""
         return self._sign("stream", request_id)
 
     def is_stream_token(self, request_id: str, token: str) -> bool:
         return hmac.compare_digest(self.stream_token(request_id).encode(), token.encode())
 
     def request_id(self, kind: str, tenant: str, key: str) -> str:
-        """The id of the request that a tenant names by an Idempotency-Key."""
+        """The request id for a tenant's Idempotency-Key."""
         return f"{kind}-{self._sign('request', tenant, key)}"
 
     def _sign(self, *parts: str) -> str:
@@ -59,7 +60,7 @@ class Signer:
 
 
 def check_key(key: str) -> str:
-    """Return a key that can be one. Raises `InvalidRequest`."""
+    """Return the key if it is valid. Raises `InvalidRequest`."""
     if _KEY.fullmatch(key) is None:
         raise InvalidRequest(
             f"{KEY_HEADER}: expected 1 to 255 visible ASCII characters.", param=KEY_HEADER
@@ -68,5 +69,5 @@ def check_key(key: str) -> str:
 
 
 def hash_body(body: bytes) -> str:
-    """What two requests of one key have in common if one of them is a retry."""
+    """A digest of the body that identifies retries among requests with the same key."""
     return hashlib.sha256(body).hexdigest()

@@ -1,5 +1,5 @@
-"""The logs of requests: declared, read, passed on and left.
+"""The logs of requests: declaration, reading, relaying and clean-up.
 
-`registry.Relays` opens a log; `relay.LogRelay` passes it on; `context` is what a log says of its
-request.
+`registry.Relays` opens a log; `relay.LogRelay` relays it; `context` holds the request's facts that
+the log carries.
 """

@@ -1,4 +1,4 @@
-"""What a log's reading has passed on, and its client has not taken yet."""
+"""The buffer between the reading of a log and its client."""
 
 import asyncio
 import math
@@ -8,7 +8,7 @@ from shared.log import Relay
 
 
 class RelayBuffer:
-    """Relays in order, and at last perhaps an error. One task puts, another one takes."""
+    """Relays in order, optionally followed by an error. One task puts, another one takes."""
 
     def __init__(self, deadline: float = math.inf) -> None:
         """``deadline`` is in the event loop's time."""
@@ -23,7 +23,7 @@ class RelayBuffer:
 
     @property
     def is_held_up(self) -> bool:
-        """Whether nothing is put until all is taken."""
+        """Whether nothing may be put until everything is taken."""
         return self._taken is not None and not self._taken.done()
 
     def put(self, relay: Relay) -> None:
@@ -31,12 +31,12 @@ class RelayBuffer:
         self.wake()
 
     def fail(self, error: WarrenError) -> None:
-        """End with ``error`` after what is here already."""
+        """End with ``error`` after the relays that are already buffered."""
         self.error = self.error or error
         self.wake()
 
     async def take(self, timeout_s: float | None = None) -> list[Relay]:
-        """Wait for relays; returns all that are there, or none after ``timeout_s`` or `wake`.
+        """Wait for relays; returns all that have arrived, or none after ``timeout_s`` or `wake`.
 
         Raises the error, and `DeadlineExceeded`.
         """
@@ -50,20 +50,20 @@ class RelayBuffer:
         return relays
 
     async def let_take(self) -> None:
-        """Give the taker its turn."""
+        """Let the taking task run."""
         for _ in range(2):
             await asyncio.sleep(0)
 
     async def wait_taken(self) -> None:
-        """Return when all is taken."""
+        """Return when everything is taken."""
         if self._relays:
             self._taken = asyncio.get_running_loop().create_future()
             await self._taken
 
     async def _wait(self, timeout_s: float | None) -> None:
         loop = asyncio.get_running_loop()
-        # There is one wait for each token: `asyncio.timeout` would cost as much as its relay, and
-        # an Event 1 KiB a stream.
+        # There is one wait per token: `asyncio.timeout` would cost as much as relaying it, and an
+        # Event would take 1 KiB per stream.
         self._waiter = loop.create_future()
         until = min(self._deadline, loop.time() + (timeout_s or math.inf))
         alarm = loop.call_at(until, self.wake)
@@ -75,6 +75,6 @@ class RelayBuffer:
             self.fail(DeadlineExceeded("The request's deadline has passed."))
 
     def wake(self) -> None:
-        """Let who takes have what is there, be it nothing."""
+        """Make the pending `take` return what has arrived, even if that is nothing."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

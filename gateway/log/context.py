@@ -1,4 +1,5 @@
-"""What it takes to word a stream again: travels with the job and comes back in `Started`."""
+"""The facts that are needed to render a stream again; sent with the job and returned in
+`Started`."""
 
 from typing import Literal, TypeAlias
 
@@ -12,7 +13,7 @@ Endpoint: TypeAlias = Literal["chat", "completions", "responses"]
 
 
 class StreamContext(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How one request is to be answered. Its answer is a function of this and of its log."""
+    """How one request is to be answered. The response is a function of this and of the log."""
 
     endpoint: Endpoint
     request_id: str
@@ -23,44 +24,44 @@ class StreamContext(Struct, frozen=True, kw_only=True, omit_defaults=True):
     body_hash: str = ""
     num_prompts: int = 1
     num_choices: int = 1
-    """Answers to each prompt that the client wants."""
+    """Answers to each prompt that the client requests."""
     best_of: int = 0
-    """Answers to each prompt that are drawn, where these are more; 0: as many as are wanted."""
+    """Answers generated for each prompt, if more than requested; otherwise 0."""
     is_stream: bool = False
     is_detached: bool = False
-    """The request goes on without a client."""
+    """The request continues without a client."""
     include_usage: bool = False
     continuous_usage: bool = False
     echo: bool = False
     logprobs: int | None = None
-    """How many alternatives to each token the client wants to see; None: no logprobs."""
+    """The number of alternatives to each token in the response; None: no logprobs."""
     prompt_logprobs: int | None = None
     tokens_as_ids: bool = False
-    """Tokens among logprobs are worded ``token_id:17``."""
+    """Tokens in logprobs are rendered as ``token_id:17``."""
     tool_parser: str | None = None
-    """The form of calls to look for; None: the text is text."""
+    """The format of tool calls to parse; None: the text contains none."""
     is_forced: bool = False
-    """The model can write nothing but calls."""
+    """The model is constrained to write only tool calls."""
     is_single_call: bool = False
-    """Calls after the first are dropped."""
+    """Tool calls after the first are dropped."""
     reasoning_parser: str | None = None
     include_reasoning: bool = True
     fingerprint: str | None = None
     echoed: bytes = b"{}"
-    """What a response of the Responses API repeats of its request, as JSON."""
+    """The request's fields that a response of the Responses API repeats, as JSON."""
 
     @property
     def num_drawn(self) -> int:
-        """Choices of each prompt in the log."""
+        """Generated choices per prompt."""
         return self.best_of or self.num_choices
 
     @property
     def total_drawn(self) -> int:
-        """Choices in the log."""
+        """Generated choices in the log."""
         return self.num_prompts * self.num_drawn
 
     def encode(self) -> bytes:
-        """Bytes for `GenerationJob.context`. Raises `InvalidRequest` where they are too many."""
+        """Encode for `GenerationJob.context`. Raises `InvalidRequest` if the result is too long."""
         encoded = _ENCODER.encode(self)
         if len(encoded) > MAX_CONTEXT_BYTES:
             repeated = msgspec.json.decode(self.echoed, type=dict[str, msgspec.Raw])
@@ -78,5 +79,5 @@ _DECODER = msgspec.msgpack.Decoder(StreamContext)
 
 
 def decode_context(context: bytes) -> StreamContext:
-    """Raises `msgspec.MsgspecError` where another program wrote these bytes."""
+    """Raises `msgspec.MsgspecError` if another program wrote these bytes."""
     return _DECODER.decode(context)

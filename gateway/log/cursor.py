@@ -1,9 +1,9 @@
-"""The way through a request's log, event by event, as its rules want it.
+"""Reads a request's log event by event, according to the log protocol.
 
-The log is a reply queue that nobody acknowledges. A reading starts at its start, again after each
-lost connection, and passes on what it has not passed on before. While nobody takes that it gives
-the log back, and keeps its place with one message in hand: a job whose log has no reader is
-cancelled.
+The log is a reply queue whose messages are never acknowledged. A reading starts at the beginning of
+the log, again after each lost connection, and passes on what it has not passed on before. While its
+client does not take events, it returns the messages to the queue but keeps consuming with a
+prefetch of one: a job whose log has no reader is cancelled.
 """
 
 import asyncio
@@ -33,13 +33,14 @@ from shared.messages import Accepted, Failed, Release, Started, decode_event, en
 NOT_FOUND = "There is no such stream."
 EXPIRED = "This stream is no longer kept."
 _TELLING = (Accepted, Started)
-"""The events that say what the request is."""
+"""The events that describe the request."""
 _MAX_AHEAD = 256
 _MAX_SHARE_AHEAD = 0.25
 _REATTACH_PAUSE_S = 0.05
 _ASK_INTERVAL_S = 1.0
 _PATIENCE_S = 30.0
-"""How long another reader may hold the log. A gateway that was stopped is cut off after 15 s."""
+"""Seconds for which another reader may hold the log. The broker disconnects a stopped gateway after
+15 s."""
 
 
 class LogReading:
@@ -53,22 +54,22 @@ class LogReading:
         context: StreamContext | None,
         buffer: RelayBuffer,
     ) -> None:
-        """``claim`` says who reads and by what right. Without a ``context`` the log tells it, and
-        may have another reader, which is asked to let go."""
+        """``claim`` identifies the reader and its right to the log. Without a ``context`` the log
+        provides it; it may then have another reader, which is asked to release it."""
         self.claim = claim
         self.context = context
         self._cut_off: set[str] = set()
-        """Tickets of runs that were current when the broker was lost."""
+        """Tickets of runs that were current when the connection to the broker was lost."""
         self.reader = self._new_reader()
         self.has_attached = context is not None
-        """Whether the log has been in this reader's hands: a new one is from the start."""
+        """Whether this reader has held the log; true from the start for a new log."""
         self.has_started = False
         self.is_ended = False
         self.has_failed = False
         self.num_accepted = 0
-        """`Accepted` in the log."""
+        """The number of `Accepted` events in the log."""
         self.publication = 0
-        """The newest one that has started."""
+        """The newest publication that has started."""
         self._bus = bus
         self._log = log
         self._buffer = buffer
@@ -81,11 +82,10 @@ class LogReading:
         self._ask_at = 0.0
 
     async def run(self) -> None:
-        """Read until cancelled, through lost connections.
+        """Read until cancelled, across lost connections.
 
-        Raises `StreamNotFound` and `StreamExpired` where there is nothing to read for this reader,
-        `Unavailable` where another one does not let go, and `QueueNotFound` for a log that was
-        lost.
+        Raises `StreamNotFound` and `StreamExpired` if this reader has no log to read, `Unavailable`
+        if another reader does not release it, and `QueueNotFound` if the log was lost.
         """
         try:
             async with asyncio.timeout(None if self.has_attached else _PATIENCE_S) as patience:
@@ -99,8 +99,10 @@ class LogReading:
                 raise
 
     async def catch_up(self, accepted: Accepted) -> None:
-        """Append ``accepted`` to the log, and return when all is read up to there. Raises
-        `BusError`."""
+        """Append ``accepted`` to the log, and return once everything up to it has been read.
+
+        Raises `BusError`.
+        """
         message = Message(encode(accepted))
         self._marker = message.message_id
         self._caught_up = asyncio.get_running_loop().create_future()
@@ -110,10 +112,10 @@ class LogReading:
     async def end(self) -> None:
         """Cancel the job and delete the log. Raises `BusError`.
 
-        A job that no worker has started yet loses its log alone: the worker that takes it finds its
-        first event `Unroutable`, and drops the job.
+        If no worker has started the job, only the log is deleted: the worker that takes the job
+        finds that its first event is `Unroutable`, and drops the job.
         """
-        if self._has_ended:  # its name may be another log's by now
+        if self._has_ended:  # its name may belong to another log by now
             return
         self._is_ending = True
         for send in self.reader.cancel():
@@ -122,18 +124,18 @@ class LogReading:
         self._has_ended = True
 
     async def close(self) -> None:
-        """Give the log back, where `run` had no time to begin."""
+        """Release the log, if `run` did not get to start."""
         await self._log.close()
 
     async def _read_through_failures(self, patience: asyncio.Timeout) -> None:
-        """``patience`` strikes unless this attaches before."""
+        """``patience`` expires unless this attaches before."""
         while True:
             try:
                 await self._read_from_start(patience)
                 await self._hold()
             except QueueBusy:
-                # Its reader was asked to let go, or is one whose connection the broker does not
-                # know to be dead.
+                # Its reader was asked to release it, or is a reader whose lost connection the
+                # broker has not noticed yet.
                 await asyncio.sleep(_REATTACH_PAUSE_S)
             except (BusUnavailable, PublishUnconfirmed):
                 if self.reader.ticket is not None:
@@ -142,7 +144,7 @@ class LogReading:
                 await asyncio.sleep(_REATTACH_PAUSE_S)
 
     async def _read_from_start(self, patience: asyncio.Timeout) -> None:
-        """Attach and read, until the buffer is full. Nothing is acknowledged: the queue keeps the
+        """Attach and read until the buffer is full. Nothing is acknowledged, so the queue keeps the
         log."""
         if not self.has_attached:
             await self._ask()
@@ -164,17 +166,17 @@ class LogReading:
 
     @property
     def _is_ahead(self) -> bool:
-        """Whether the client has to take something before more is read.
+        """Whether the client has to take events before more are read.
 
-        The log is read from its start again when it has: the longer it is, the more is read at
-        once. Nobody takes anything before this has caught up.
+        After that the log is read from its start again, so the longer it is, the more is read at
+        once. Nothing is taken before this has caught up.
         """
         if self._caught_up is not None and not self._caught_up.done():
             return False
         return len(self._buffer) >= max(_MAX_AHEAD, self._ordinal * _MAX_SHARE_AHEAD)
 
     def _read(self, message: Message) -> list[Send]:
-        """Take one event, and return what is to be sent because of it."""
+        """Process one event; returns the resulting commands."""
         event = decode_event(message.body, message.content_type)
         if isinstance(event, _TELLING):
             self._learn(event)
@@ -189,7 +191,7 @@ class LogReading:
         return sends
 
     def _tell_caught_up(self) -> None:
-        # The marker is met again whenever the log is read again.
+        # The marker appears again whenever the log is read again.
         if self._caught_up is not None and not self._caught_up.done():
             self._caught_up.set_result(None)
 
@@ -198,8 +200,8 @@ class LogReading:
         return LogReader(self.claim.request_id, num_choices, self._cut_off)
 
     def _learn(self, event: Accepted | Started) -> None:
-        """Note what is said of the request. Raises `StreamNotFound` where it is not the reader's
-        to read."""
+        """Record what an event says about the request. Raises `StreamNotFound` if this reader has
+        no right to it."""
         if isinstance(event, Accepted):
             self.num_accepted += 1
         else:
@@ -225,7 +227,7 @@ class LogReading:
         if event is not None:
             self.has_failed = self.is_ended and isinstance(event, Failed)
             self._buffer.put(Relay(relay.ordinal, event))
-        elif self.is_ended:  # the log's last event may be no news, where choices end another way
+        elif self.is_ended:  # the last event may be old if choices end differently this time
             self._buffer.wake()
 
     def _news(self, event: Started | Failed | Piece) -> Started | Failed | Piece | None:
@@ -237,8 +239,10 @@ class LogReading:
         return self._passed.split(event)[1]
 
     async def _hold(self) -> None:
-        """Stay the log's reader, with one message in hand, until the buffer is taken. Raises
-        `BusUnavailable` where the log is in its hands no more."""
+        """Keep holding the log, with one message unacknowledged, until the buffer is empty.
+
+        Raises `BusUnavailable` if the log is no longer held.
+        """
         queue = self._log.queue.name
         async with self._bus.consume(queue, prefetch=1, is_exclusive=True) as consumer:
             holding = asyncio.create_task(_until_lost(consumer))
@@ -254,8 +258,8 @@ class LogReading:
                     task.result()
 
     async def _ask(self) -> None:
-        """Tell all gateways who reads from now on: who reads lets go, who waits for the client's
-        return stops waiting."""
+        """Announce the new reader to all gateways: current readers release the log, and gateways
+        that wait for the client to return stop waiting."""
         now = asyncio.get_running_loop().time()
         if now >= self._ask_at:
             self._ask_at = now + _ASK_INTERVAL_S
@@ -263,7 +267,7 @@ class LogReading:
                 await self._bus.publish(topology.ALL_GATEWAYS, Message(encode(self.claim)))
 
     async def _send(self, send: Send) -> None:
-        # A worker that another one replaced may be gone, and its queue with it.
+        # A worker that was replaced may be gone, and its queue with it.
         with suppress(Unroutable):
             await self._bus.publish(
                 topology.worker_binding(send.address), Message(encode(send.command))

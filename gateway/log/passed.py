@@ -1,7 +1,8 @@
-"""What of a log has been passed on already, whichever pieces it came in.
+"""Tracks which parts of a log have been passed on, independent of the division into events.
 
-A broker that dies may forget what it had delivered and not confirmed. It is written again then, by
-whichever worker goes on, and perhaps cut into other events: so tokens and characters are counted.
+A broker that crashes may lose messages that it had delivered but not confirmed. A worker then
+writes them again, possibly divided into other events. Progress is therefore counted in tokens and
+characters.
 """
 
 import re
@@ -19,13 +20,13 @@ _FIELD = re.compile(r"s(\d{1,9})|(\d{1,9})\.(\d{1,9})(e?)", re.ASCII)
 
 @dataclass(slots=True)
 class _Progress:
-    """Of one choice."""
+    """The progress of one choice."""
 
     num_tokens: int = 0
     num_chars: int = 0
     is_finished: bool = False
     num_chars_read: int = 0
-    """Since the log's start."""
+    """Since the start of the log."""
     word: str = "0.0"
 
     def pass_on(self, num_tokens: int, num_chars: int, *, is_end: bool) -> None:
@@ -36,7 +37,7 @@ class _Progress:
 
 
 class Passed:
-    """Counts what one client is given of a log that is read again and again."""
+    """Counts what one client has received of a log that is read repeatedly."""
 
     def __init__(self) -> None:
         self._choices: list[_Progress] = []
@@ -45,7 +46,7 @@ class Passed:
 
     @classmethod
     def at(cls, place: str) -> "Passed":
-        """What has been passed on at ``place``. Raises `ValueError`."""
+        """The state at ``place``. Raises `ValueError`."""
         passed = cls()
         fields = place.split("_", MAX_PROMPTS + MAX_CHOICES) if place else ()
         for field in fields:
@@ -62,10 +63,10 @@ class Passed:
 
     @property
     def place(self) -> str:
-        """All of this in a word: "12.57e" are 12 tokens in 57 characters, and the end.
+        """The state as text: "12.57e" is 12 tokens with 57 characters, and the end of the choice.
 
-        Choices are joined by "_", behind the number of scores of each prompt: "s9_3.14_2.8".
-        Nothing is "".
+        Choices are joined by "_", after the number of scores of each prompt: "s9_3.14_2.8". The
+        initial state is "".
         """
         choices = "_".join([choice.word for choice in self._choices])
         if not self._num_scores:
@@ -74,12 +75,13 @@ class Passed:
         return f"{scores}_{choices}" if choices else scores
 
     def begin(self) -> None:
-        """The log is read from its start."""
+        """Start reading the log from its beginning again."""
         for choice in self._choices:
             choice.num_chars_read = 0
 
     def split(self, event: Piece) -> tuple[Piece | None, Piece | None]:
-        """What of the log's next accepted event is known, and what is new, if anything."""
+        """Split the log's next accepted event into the part passed on before and the new part, if
+        any."""
         if isinstance(event, PromptScores):
             return self._split_scores(event)
         return self._split(event)
@@ -131,7 +133,7 @@ def head_of(event: TokenDelta | Finished, num_tokens: int, num_chars: int) -> To
 
 
 def rest_of(event: Spoken, num_tokens: int, num_chars: int) -> Spoken:
-    """What `head_of` leaves."""
+    """The remainder of an event after `head_of`."""
     return replace(
         event,
         index=event.index + num_tokens,

@@ -1,12 +1,13 @@
-"""All relays of a gateway: how a log comes to be read here, and how it is left.
+"""All relays of a gateway: how a log is opened, resumed and left.
 
 * A new request declares its log, reads it, and publishes its job.
-* A request with an Idempotency-Key may find its log there already. It writes `Accepted` and reads
-  up to there: if nobody has started on the job by then, it is published.
-* A client that comes back reads the log that was left for it, here or at another gateway.
+* A request with an Idempotency-Key may find an existing log. It writes `Accepted` and reads up to
+  there; if the job has not been started by then, it is published.
+* A client that reconnects reads the existing log, at this or another gateway.
 
-A log has one reader. Whoever wants it tells all gateways (`Release`): the one that has it lets go,
-or says why not (`Withheld`); the one that waits for its client to come back stops waiting.
+A log has one reader. A new reader announces itself to all gateways (`Release`). The current reader
+releases the log or refuses with a reason (`Withheld`); a gateway that waits for the client to
+return stops waiting.
 """
 
 import asyncio
@@ -43,11 +44,11 @@ from shared.settings import GatewaySettings
 logger = logging.getLogger(__name__)
 
 _SLOW_S = 1.0
-"""A broker that takes so long to answer may hold back what workers say."""
+"""Seconds. A broker that responds this slowly may also delay the heartbeats of workers."""
 
 
 class Relays:
-    """The relays in progress, and the clients that may come back."""
+    """The relays in progress, and the clients that may return."""
 
     def __init__(
         self, bus: Bus, queues: ReplyQueues, workers: LiveWorkers, settings: GatewaySettings
@@ -58,16 +59,16 @@ class Relays:
         self._stalls = StallWatch(workers, settings.worker_silence_s)
         self._relays: dict[str, LogRelay] = {}
         self._departed: dict[str, tuple[LogRelay, asyncio.Future[None]]] = {}
-        """Whose clients may come back, by request id; the future ends the waiting for them."""
+        """Logs whose clients may return, by request id; the future ends the wait."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def open(self, job: GenerationJob, context: StreamContext) -> AsyncIterator[LogRelay]:
-        """Publish ``job`` and relay its log, or the one that its Idempotency-Key has already.
+        """Publish ``job`` and relay its log, or the log that its Idempotency-Key already has.
 
         Raises `ModelNotFound`, `Overloaded`, `InvalidRequest`, `IdempotencyMismatch` and
-        `BusError`. The relay closes after this has returned: no answer waits for its queue to be
-        deleted.
+        `BusError`. The relay is closed in the background, so that no response waits for its queue
+        to be deleted.
         """
         has_key = bool(context.body_hash)
         log = await self._queues.take(job.request_id, self._retention_s(job), may_exist=has_key)
@@ -85,10 +86,10 @@ class Relays:
 
     @asynccontextmanager
     async def resume(self, request_id: str, tenant: str | None) -> AsyncIterator[LogRelay]:
-        """Relay a log that is there already; ``tenant`` None: the right to it was proved.
+        """Relay an existing log; ``tenant`` is None if the right to it is already proved.
 
         Reading raises `StreamExpired`, `StreamNotFound`, and `Unavailable` while another reader
-        does not let go.
+        does not release the log.
         """
         relay = self._returning(_claim(request_id, tenant))
         with self._registered(relay):
@@ -96,7 +97,7 @@ class Relays:
             yield relay
 
     async def cancel(self, request_id: str, tenant: str | None) -> None:
-        """Cancel a job and delete its log, wherever that is read. Raises as `resume`."""
+        """Cancel a job and delete its log, even if another gateway reads it. Raises as `resume`."""
         relay = self._returning(_claim(request_id, tenant, is_cancelled=True))
         if await self._bus.inspect(relay.log_name) is None:
             raise StreamExpired(EXPIRED)
@@ -109,7 +110,7 @@ class Relays:
                 relay.is_kept = relay.can_return = False
 
     def obey(self, command: Release | Withheld) -> None:
-        """Follow what another gateway, or this one, has told all."""
+        """Apply a command from another gateway or from this one."""
         relay = self._relays.get(command.request_id)
         is_own = relay is not None and relay.claim.reader == command.reader
         if isinstance(command, Withheld):
@@ -123,12 +124,12 @@ class Relays:
             relay.fail(error)
 
     def wait_for_nobody(self) -> None:
-        """Leave the logs whose clients may come back to other gateways."""
+        """Stop waiting for clients, and leave their logs to other gateways."""
         for _, returned in self._departed.values():
             _resolve(returned)
 
     async def watch(self) -> None:
-        """Publish jobs again whose workers have fallen silent in the middle; never returns."""
+        """Publish jobs again whose workers stopped sending heartbeats; never returns."""
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
             stalled = self._stalls.look(self._relays.values(), self._bus.is_connected)
@@ -137,7 +138,7 @@ class Relays:
                     await self._publish_again(relay)
 
     async def wait_closed(self) -> None:
-        """Wait until all that has ended is cleaned up."""
+        """Wait until all ended relays are cleaned up."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -149,17 +150,17 @@ class Relays:
     def _returning(self, claim: Release) -> LogRelay:
         settings = self._settings
         log = self._queues.find(claim.request_id)
-        # The job has its own deadline; this one is for a job that nobody ever starts.
+        # The job has its own deadline; this one is for a job that is never started.
         timeout_s = max(settings.request_timeout_s, settings.detach_ttl_s)
         relay = LogRelay(self._bus, log, claim, None, _loop_time(time.time() + timeout_s))
         relay.can_return = relay.is_kept = True
         return relay
 
     async def _accept(self, relay: LogRelay, job: GenerationJob) -> GenerationJob:
-        """Write into the log that this gateway has taken the request, and read what others did.
+        """Write `Accepted` to the log, and read the `Accepted` events of other gateways.
 
         Returns the job as it would have to be published now. Raises `IdempotencyMismatch`, and
-        `Unavailable` where the log is gone again: deleted, or forgotten by a broker that died.
+        `Unavailable` if the log has disappeared: deleted, or lost in a crash of the broker.
         """
         body_hash = relay.claim.body_hash
         accepted = Accepted(body_hash=body_hash, context=job.context)
@@ -171,7 +172,7 @@ class Relays:
             error = _refusal(IdempotencyMismatch.code)
             relay.fail(error)
             raise error
-        # Whoever accepted it before may have published it, too.
+        # Each gateway that accepted it before may have published it, too.
         publication = relay.reading.num_accepted - 1
         return msgspec.structs.replace(job, publication=publication)
 
@@ -196,7 +197,7 @@ class Relays:
             await self._publish(relay.job)
         except WarrenError as error:  # the next look tries again
             logger.warning("not published", extra={**facts, "reason": error.code})
-        except Exception as error:  # noqa: BLE001 (the other relays have their turn)
+        except Exception as error:  # noqa: BLE001 (the other relays must be served)
             incidents.report("request", "job not published again", error, **facts)
 
     @contextmanager
@@ -213,10 +214,10 @@ class Relays:
             self._part(relay)
 
     def _let_go(self, release: Release, *, is_local: bool = False) -> str | None:
-        """Let go of a log that is here, or stop waiting for its client; returns the error's code
-        where it is withheld.
+        """Release a log of this gateway, or stop waiting for its client.
 
-        A reader that still waits for the log came later than a remote one that asked before it.
+        Returns the code of the error if the log is withheld. A reader that is still waiting for the
+        log came later than a remote one that asked before it.
         """
         relay = self._relays.get(release.request_id)
         departed = self._departed.get(release.request_id)
@@ -225,7 +226,7 @@ class Relays:
             if code is None:
                 relay.release(release)
                 if release.is_cancelled and relay.has_proved_its_right:
-                    # At once: a client that reads nothing may keep the relay for long.
+                    # Immediately, because a client that does not read may hold the relay for long.
                     self._spawn(self._end(relay), relay.request_id)
             return code
         if departed is not None:
@@ -241,7 +242,7 @@ class Relays:
             await self._bus.publish(topology.ALL_GATEWAYS, Message(encode(withheld)))
 
     def _part(self, relay: LogRelay) -> None:
-        """Leave a log as its fate wants it, while the caller goes on."""
+        """Leave a log according to its fate, in the background."""
         fate = relay.fate
         if fate is not Fate.WAITS or not self._settings.disconnect_grace_s:
             self._spawn(self._close(relay, is_end=fate is not Fate.STAYS), relay.request_id)
@@ -253,7 +254,7 @@ class Relays:
     async def _close(self, relay: LogRelay, *, is_end: bool) -> None:
         try:
             if is_end:
-                # Else the log goes by its expiry, and the job by its worker's watch over readers.
+                # Otherwise the log expires, and the worker cancels the job for lack of a reader.
                 await self._end(relay)
         finally:
             await relay.stop()
@@ -272,7 +273,8 @@ class Relays:
         if returned.done():
             return
         with suppress(BusError):
-            # In nobody else's hands: else its client has come back, to whatever gateway.
+            # Succeeds only if there is no other reader; otherwise the client has returned
+            # elsewhere.
             async with self._bus.consume(relay.log_name, prefetch=1, is_exclusive=True):
                 await relay.reading.end()
 

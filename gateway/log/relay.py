@@ -1,4 +1,4 @@
-"""One log on its way to one client, and what becomes of both when they part."""
+"""The relay of one log to one client, and the fate of job and log afterwards."""
 
 import asyncio
 import math
@@ -28,21 +28,21 @@ _CANCELS_AGAIN_S = 1.0
 
 
 class Fate(Enum):
-    """What becomes of a job and its log when a relay ends."""
+    """What happens to a job and its log when a relay ends."""
 
     STAYS = auto()
-    """Both go on without this reader; the log goes by its expiry."""
+    """Both continue without this reader; the log expires."""
     WAITS = auto()
-    """The same for a while; then both end, unless somebody came back."""
+    """Both continue for the grace period, and end unless the client returns."""
     ENDS = auto()
-    """The job is cancelled, the log deleted."""
+    """The job is cancelled and the log deleted."""
 
 
 _NOT_OURS = (TakenOver, StreamNotFound, StreamExpired, IdempotencyMismatch)
 
 
 class LogRelay:
-    """Relays one log to one client. `gateway.log.registry` makes and closes it."""
+    """Relays one log to one client. `gateway.log.registry` creates and closes it."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class LogRelay:
     ) -> None:
         """As `LogReading`; ``deadline`` is in the event loop's time."""
         self.can_return = False
-        """Whether the client knows how to come back: by the stream's id, or by its key."""
+        """Whether the client can return: it has the stream's id or an Idempotency-Key."""
         self.is_kept = False
-        """Whether the log outlives its end, for those who ask again."""
+        """Whether the log is kept after its end, for later requests."""
         self.is_numbered = False
-        """Whether the client is told how far it has come. It may come back for the last bytes: that
-        they were sent is all that can be known."""
+        """Whether the client receives event ids. It may return even for the last bytes, because
+        only their sending is known, not their arrival."""
         self.job: GenerationJob | None = None
-        """What may be published again, where the client has just sent it."""
+        """The job that may be published again, if this client has just sent it."""
         self.log_name = log.queue.name
         self.claim = claim
         self._buffer = RelayBuffer(deadline)
@@ -75,17 +75,17 @@ class LogRelay:
 
     @property
     def body_hash(self) -> str:
-        """Of the request that the log answers; empty without an Idempotency-Key."""
+        """The body hash of the log's request; empty without an Idempotency-Key."""
         return self.reading.reader.body_hash or self.claim.body_hash
 
     @property
     def worker(self) -> str | None:
-        """The address of the worker that answers."""
+        """The address of the current worker."""
         return self.reading.reader.worker
 
     @property
     def is_answered(self) -> bool:
-        """Whether a worker has taken the job, or refused it."""
+        """Whether a worker has started or rejected the job."""
         return self.reading.has_started or self.reading.is_ended
 
     @property
@@ -94,8 +94,8 @@ class LogRelay:
 
     @property
     def has_proved_its_right(self) -> bool:
-        """Whether the log is known to be its reader's: a request that is new, or whose tenant the
-        log has told."""
+        """Whether the reader's right to the log is proved: the request is new, or the log names its
+        tenant."""
         claim = self.claim
         return claim.tenant is None or bool(claim.body_hash) or self.context is not None
 
@@ -106,13 +106,13 @@ class LogRelay:
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """Changes with the log; None while the client takes nothing."""
+        """Changes as the log progresses; None while the client takes nothing."""
         reader = self.reading.reader
         return None if self._buffer.is_held_up else (reader.attempt, reader.ordinal)
 
     @property
     def fate(self) -> Fate:
-        """What becomes of job and log if the relay ends now."""
+        """What happens to job and log if the relay ends now."""
         error, is_ended = self._buffer.error, self.reading.is_ended
         if isinstance(error, _NOT_OURS) or not self.has_proved_its_right:
             return Fate.STAYS
@@ -132,24 +132,27 @@ class LogRelay:
 
     @property
     def _is_tried_again(self) -> bool:
-        """Whether the request failed, and would get another answer if its key came again."""
+        """Whether the request failed in a way that a retry with the same key may answer
+        differently."""
         return self.reading.has_failed and bool(self.body_hash) and not self._is_detached
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start reading."""
         self._task = asyncio.create_task(self._read())
 
     def take(self, timeout_s: float | None = None) -> Awaitable[list[Relay]]:
-        """Wait for accepted events; returns all that are there, or none after ``timeout_s``.
+        """Wait for accepted events; returns all that have arrived, or none after ``timeout_s``.
 
-        The first `Started` is among them, later ones are not. Raises `DeadlineExceeded`, and
-        what ended the relay before the log's end.
+        Includes the first `Started`, but not later ones. Raises `DeadlineExceeded`, and the error
+        that ended the relay before the end of the log.
         """
         return self._buffer.take(timeout_s)
 
     async def catch_up(self, accepted: Accepted) -> None:
-        """Append ``accepted`` to the log, and return when all is read up to there. Raises what
-        ended the relay, and `BusError`."""
+        """Append ``accepted`` to the log, and return once everything up to it has been read.
+
+        Raises the error that ended the relay, and `BusError`.
+        """
         assert self._task is not None
         catching_up = asyncio.create_task(self.reading.catch_up(accepted))
         try:
@@ -164,21 +167,21 @@ class LogRelay:
             catching_up.cancel()
 
     def fail(self, error: WarrenError) -> None:
-        """End with ``error`` after the events that are here already."""
+        """End with ``error`` after the buffered events."""
         self._buffer.fail(error)
 
     def give_up(self, error: WarrenError) -> None:
-        """The same, and read no more."""
+        """End with ``error`` after the buffered events, and stop reading."""
         self.fail(error)
         if self._task is not None:
             self._task.cancel()
 
     def leave(self) -> None:
-        """The client has gone away."""
+        """Record that the client has disconnected."""
         self._has_left = True
 
     def objection(self, release: Release) -> str | None:
-        """The code of the error with which to withhold the log from who asks for it."""
+        """The code of the error with which to refuse a release of the log, if any."""
         tenant = self.context.tenant if self.context else self.claim.tenant
         if release.tenant is not None and tenant not in (None, release.tenant):
             return StreamNotFound.code
@@ -187,15 +190,16 @@ class LogRelay:
         return None
 
     def release(self, release: Release) -> None:
-        """Let go of the log that another reader wants, or that is to be cancelled."""
+        """Release the log to another reader, or cancel the request."""
         if release.is_cancelled:
             self.fail(Cancelled("The request was cancelled."))
         else:
             self.give_up(TakenOver("The stream goes on elsewhere."))
 
     async def stop(self) -> None:
-        """Stop reading, and give the log back."""
-        # More than once: a call to the broker that ends at the same moment swallows a cancellation.
+        """Stop reading, and release the log."""
+        # Repeated, because a call to the broker that completes at the same moment swallows a
+        # cancellation.
         try:
             while self._task is not None and not self._task.done():
                 self._task.cancel()
@@ -208,6 +212,6 @@ class LogRelay:
             await self.reading.run()
         except (StreamNotFound, StreamExpired, Unavailable) as error:
             self.fail(error)
-        except Exception as error:  # noqa: BLE001 (one request's bug is one request's failure)
+        except Exception as error:  # noqa: BLE001 (a bug fails only this request)
             incidents.report("request", "log not readable", error, request_id=self.request_id)
             self.fail(InternalError("The gateway lost the answer."))

@@ -1,8 +1,8 @@
-"""The reply queues of requests, some of them declared and attached to before their request comes.
+"""The reply queues of requests; some are declared and consumed in advance.
 
-To declare a queue and to attach to it takes the broker longer than all else on a request's way to
-its first token, so a few wait ready, each with the id that its request will bear. A spare queue is
-kept by its reader: the broker deletes only those that nobody reads.
+Declaring and consuming a queue takes the broker longer than everything else before a request's
+first token. A few spare queues are therefore kept ready, each with the id of a future request. A
+spare queue is kept alive by its consumer, because the broker deletes only unread queues.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _RETRY_PAUSE_S = 1.0
 
 
 class ReplyLog:
-    """The reply queue of one request, and who reads it already, if anybody does."""
+    """The reply queue of one request, and its consumer, if it already has one."""
 
     def __init__(self, bus: Bus, request_id: str, retention_s: float) -> None:
         self.request_id = request_id
@@ -36,11 +36,12 @@ class ReplyLog:
         return self._consumer is not None and self._consumer.is_open
 
     async def declare(self) -> None:
-        """Let the queue exist. Raises `BusError`."""
+        """Declare the queue. Raises `BusError`."""
         await self._bus.declare(self.queue)
 
     async def attach(self) -> Consumer:
-        """Consume the log from its start, or go on with it. Raises what `Bus.consume` raises."""
+        """Consume the log from its start, or continue with a spare's consumer. Raises as
+        `Bus.consume`."""
         if self._consumer is None:
             consuming = self._bus.consume(self.queue.name, is_exclusive=True)
             self._consumer = await consuming.__aenter__()
@@ -48,28 +49,29 @@ class ReplyLog:
         return self._consumer
 
     async def close(self) -> None:
-        """Give the log back to the broker, unless that was done."""
+        """Release the log, unless that was done before."""
         consuming, self._consuming, self._consumer = self._consuming, None, None
         if consuming is not None:
             await consuming.__aexit__(None, None, None)
 
 
 class ReplyQueues:
-    """Gives out request ids and the logs that go with them."""
+    """Assigns request ids and the logs that belong to them."""
 
     def __init__(self, bus: Bus, retention_s: float, unused_s: float = 5.0) -> None:
-        """``unused_s``: a request that does not use its id for so long was refused."""
+        """``unused_s``: seconds after which an unused id is assumed to belong to a rejected
+        request."""
         self._bus = bus
         self._retention_s = retention_s
         self._unused_s = unused_s
         self._spare: defaultdict[str, deque[ReplyLog]] = defaultdict(deque)
         self._given: dict[str, ReplyLog] = {}
-        """Whose ids were given out and not used yet."""
+        """Logs whose ids were assigned but not used yet."""
         self._is_wanted = asyncio.Event()
 
     def new_id(self, kind: str, *, lasts: bool = False) -> str:
-        """An id ``kind-...`` that cannot be guessed; its log may be there already, unless it has to
-        last longer than others without a reader."""
+        """An unguessable id ``kind-...``. Its log may exist already, unless it must last longer
+        than others without a reader."""
         if lasts:
             return _new_id(kind)
         self._is_wanted.set()
@@ -85,35 +87,35 @@ class ReplyQueues:
     async def take(
         self, request_id: str, retention_s: float = 0.0, *, may_exist: bool = False
     ) -> ReplyLog:
-        """The log of a request, whose queue exists from now on and lasts ``retention_s``, or as
-        long as all do, without a reader. Raises `BusError`.
+        """Take the log of a request. Its queue exists from now on, and lasts ``retention_s``, or
+        the default retention, without a reader. Raises `BusError`.
 
-        Whoever takes it closes it.
+        The caller closes it.
         """
         log = self._given.pop(request_id, None)
         if log is None:
             log = ReplyLog(self._bus, request_id, max(retention_s, self._retention_s))
             try:
-                # Also where it is there: who declared it may have been cut off before it was bound.
+                # Even if it exists: its declaration may have been interrupted before it was bound.
                 await log.declare()
             except BusUnavailable:
                 raise
             except BusError:
-                # Declared twice, a queue must be what it was: it was made to last otherwise.
+                # A queue cannot be declared again with another expiry, which may be the cause.
                 if not may_exist or await self._bus.inspect(log.queue.name) is None:
                     raise
         return log
 
     def find(self, request_id: str) -> ReplyLog:
-        """The log of a request that somebody has declared."""
+        """The log of a request that was declared elsewhere."""
         return ReplyLog(self._bus, request_id, self._retention_s)
 
     async def keep_spares(self) -> None:
-        """Have logs ready, of each kind of id that was ever asked for; never returns."""
+        """Keep spare logs ready for each kind of id that was ever requested; never returns."""
         try:
             while True:
                 await self._is_wanted.wait()
-                # Not in the way of the request that has just taken one.
+                # Not while the request that has just taken one is being published.
                 await asyncio.sleep(_REFILL_PAUSE_S)
                 self._is_wanted.clear()
                 await self._close_unused()
@@ -124,7 +126,7 @@ class ReplyQueues:
                     await asyncio.sleep(_RETRY_PAUSE_S)
                     await self._bus.wait_connected()
         finally:
-            self._is_wanted.set()  # by who starts this again
+            self._is_wanted.set()  # for the caller that restarts this
             for spare in self._spare.values():
                 while spare:
                     with incidents.survived("task", "log not closed"):

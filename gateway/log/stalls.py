@@ -1,4 +1,4 @@
-"""Streams that stand still because their worker does."""
+"""Detects streams that stall because their worker does."""
 
 import time
 from collections.abc import Iterable
@@ -9,26 +9,27 @@ from gateway.log.relay import LogRelay
 LOOK_INTERVAL_S = 1.0
 _MAX_LATE_S = 0.5
 _MAX_AT_ONCE = 32
-"""Streams that move in one look: a machine or a broker that is too slow for all of them would only
-get slower."""
+"""Maximum number of streams moved at once, so as not to overload a slow machine or broker
+further."""
 
 
 class StallWatch:
-    """Looks at relays now and then; costs a stream nothing in between."""
+    """Inspects relays periodically; streams have no overhead in between."""
 
     def __init__(self, workers: LiveWorkers, silence_s: float) -> None:
-        """A worker that has said nothing for ``silence_s`` has stopped, or was stopped."""
+        """A worker without a heartbeat for ``silence_s`` is considered lost."""
         self._workers = workers
         self._silence_s = silence_s
         self._seen: dict[str, tuple[object, float]] = {}
-        """How far each log was, and since when."""
+        """The progress of each log, and the time of its last change."""
         self._looked_at = time.monotonic()
 
     def look(self, relays: Iterable[LogRelay], is_connected: bool) -> list[LogRelay]:
-        """The relays whose logs and workers have been silent too long, each once in a while.
+        """The relays whose logs and workers have been silent too long, each at most once per
+        period.
 
-        While the broker is away all are silent, and none has stopped; and where this process is
-        late itself, it may not have heard them yet.
+        While the broker is unreachable all are silent but none has stopped. If this process itself
+        is late, their messages may not have been read yet.
         """
         now = time.monotonic()
         can_hear = is_connected and now - self._looked_at < LOOK_INTERVAL_S + _MAX_LATE_S
@@ -48,8 +49,8 @@ class StallWatch:
         return stalled
 
     def _is_stalled(self, relay: LogRelay, since: float, now: float) -> bool:
-        # The job of a client that came back is at the broker alone. It moves all the same: a worker
-        # that hangs ends itself, and one that was stopped or cut off loses its connection.
+        # The job of a resumed stream is known only to the broker. It is redelivered all the same: a
+        # worker that hangs exits, and one that was stopped or disconnected loses its connection.
         if relay.job is None or relay.worker is None or relay.reading.is_ended:
             return False
         heard_at = max(since, self._workers.heard_at(relay.worker))

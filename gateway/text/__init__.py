@@ -1,5 +1,5 @@
-"""The text of a choice, taken apart: what the model thinks, what it says, which tools it calls.
+"""Parses the text of a choice into reasoning, content and tool calls.
 
-All of it is a pure function of the text: the same text in other pieces has the same parts. `pieces`
-has the parts and the parser's protocol, `reasoning` and `tools` the parsers.
+The result is a pure function of the text and independent of how it is divided into pieces. `pieces`
+defines the parts and the parser's protocol, `reasoning` and `tools` the parsers.
 """

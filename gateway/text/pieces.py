@@ -1,4 +1,4 @@
-"""What the text of a choice is made of."""
+"""The parts of a choice's text."""
 
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -16,7 +16,7 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """Call ``index`` of the choice, from 0."""
+    """The start of tool call ``index`` of the choice, from 0."""
 
     index: int
     name: str
@@ -24,7 +24,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next part of the JSON that call ``index`` passes."""
+    """The next part of the JSON arguments of call ``index``."""
 
     index: int
     text: str
@@ -34,24 +34,24 @@ Piece: TypeAlias = Content | Reasoning | CallStart | CallArguments
 
 
 class Parser(Protocol):
-    """Reads the text of one choice."""
+    """Incrementally parses the text of one choice."""
 
     @property
     def open_call(self) -> int | None:
-        """The call whose arguments have begun and not ended."""
+        """The call whose arguments have started but not ended."""
         ...
 
     def read(self, text: str) -> list[Piece]:
-        """Take the text's next part; returns what is sure by now."""
+        """Parse the next part of the text; returns the pieces that are certain."""
         ...
 
     def end(self) -> list[Piece]:
-        """The text is over; returns what was held back."""
+        """End the text; returns the held-back pieces."""
         ...
 
 
 class PlainText:
-    """For models that neither think aloud nor call tools."""
+    """The parser for models without reasoning or tool calls."""
 
     open_call = None
 

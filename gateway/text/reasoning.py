@@ -1,4 +1,4 @@
-"""Tells what a model thinks from what it says."""
+"""Separates a model's reasoning from its content."""
 
 from collections.abc import Callable, Mapping
 
@@ -9,10 +9,10 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 class ReasoningSplit:
-    """Thought stands before ``</think>``, without the whitespace around it.
+    """Treats the text before ``</think>`` as reasoning, without surrounding whitespace.
 
-    What follows goes to ``rest``, from its first character that is no whitespace. Where the prompt
-    opens the thought already, the text need not.
+    What follows is passed to ``rest``, from its first non-whitespace character on. If the prompt
+    already opens the reasoning, the text may omit the opening tag.
     """
 
     def __init__(self, rest: Parser, *, is_open: bool) -> None:
@@ -67,4 +67,4 @@ REASONING_PARSERS: Mapping[str, Callable[[Parser], ReasoningSplit]] = {
     "deepseek_r1": lambda rest: ReasoningSplit(rest, is_open=True),
     "qwen3": lambda rest: ReasoningSplit(rest, is_open=False),
 }
-"""By the names that workers announce."""
+"""By the names in workers' announcements."""

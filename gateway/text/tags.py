@@ -1,16 +1,16 @@
-"""Tags in a text that comes in pieces."""
+"""Finds tags in a text that arrives in pieces."""
 
 
 class Until:
-    """Lets text through up to the first of ``tags``. Whitespace before a tag belongs to it."""
+    """Passes text on up to the first of ``tags``. Whitespace before a tag is part of it."""
 
     def __init__(self, *tags: str) -> None:
         self._tags = tags
         self._held = ""
 
     def read(self, text: str) -> tuple[str, str | None, str]:
-        """Returns the text that is sure, the tag with its whitespace if one was found, and what
-        follows it."""
+        """Returns the certain text, the tag with its whitespace if one was found, and the text
+        after it."""
         text = self._held + text
         found = [(position, tag) for tag in self._tags if (position := text.find(tag)) >= 0]
         if found:
@@ -23,12 +23,12 @@ class Until:
         return sure, None, ""
 
     def end(self) -> str:
-        """What was held back."""
+        """The held-back text."""
         held, self._held = self._held, ""
         return held
 
     def _num_open(self, text: str) -> int:
-        """Characters at the end of ``text`` that may be the beginning of a tag."""
+        """The length of the longest suffix of ``text`` that may be the start of a tag."""
         longest = max(map(len, self._tags)) - 1
         for length in range(min(longest, len(text)), 0, -1):
             if any(tag.startswith(text[-length:]) for tag in self._tags):
@@ -37,14 +37,14 @@ class Until:
 
 
 class Opening:
-    """Decides whether a text begins with ``tag``, whitespace aside."""
+    """Decides whether a text starts with ``tag``, ignoring whitespace."""
 
     def __init__(self, tag: str) -> None:
         self._tag = tag
         self._held = ""
 
     def read(self, text: str) -> tuple[bool | None, str]:
-        """Returns whether it does, or None as long as that is open, and the text to go on with."""
+        """Returns whether it does, or None while undecided, and the remaining text."""
         self._held += text
         begun = self._held.lstrip()
         if begun.startswith(self._tag):
@@ -54,6 +54,6 @@ class Opening:
         return False, self._held
 
     def end(self) -> str:
-        """What was held back."""
+        """The held-back text."""
         held, self._held = self._held, ""
         return held

@@ -48,7 +48,7 @@ def build(
     """Return the library of a variant, compiled into ``directory`` unless that was done before.
 
     The directory is the user's cache where none is named. Of several processes the last one to
-    finish wins, with the same bytes. Raises `Unavailable` where there is no compiler or it fails.
+    finish wins, with the same bytes. Raises `Unavailable` if there is no compiler or it fails.
     """
     flags = (*_FLAGS, *VARIANTS[variant][1], *extra_flags)
     name = f"{variant}-{_digest(flags)}.so"

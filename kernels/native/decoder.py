@@ -109,7 +109,7 @@ class PackedDecoder:
         The index tensors are those of `kernels.reference.store_kv` and `paged_attention`, the
         caches [num_layers, num_blocks, block_size, num_kv_heads, head_dim]. The result is
         overwritten by the next call. Nothing of a row's
-        result depends on what else is in the step, to the last bit. Raises `MemoryError` where the
+        result depends on what else is in the step, bit for bit. Raises `MemoryError` if the
         activations find no room.
         """
         logits = self._room_for(len(sampled_rows))

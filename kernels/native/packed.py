@@ -39,7 +39,7 @@ def pack(
 ) -> PackedWeight:
     """Pack a matrix of float32, bfloat16 or blocks.
 
-    Raises `ValueError` where the inputs are odd, or for another type.
+    Raises `ValueError` if the inputs are odd, or for another type.
     """
     name = weight.format if isinstance(weight, QuantizedWeight) else str(weight.dtype)[6:]
     if name not in _FORMATS:

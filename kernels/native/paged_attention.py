@@ -100,7 +100,7 @@ def attend(
 def cache_view(key_cache: Tensor, value_cache: Tensor) -> CacheView:
     """One layer's cache, [num_blocks, block_size, num_kv_heads, head_dim].
 
-    Raises `ValueError` where the library cannot read it.
+    Raises `ValueError` if the library cannot read it.
     """
     _, block_size, num_kv_heads, head_dim = key_cache.shape
     if key_cache.dtype not in CACHE_TYPES or value_cache.dtype != key_cache.dtype:

@@ -13,7 +13,7 @@ def add_rms_norm(
 
     ``hidden`` and ``residual`` are [num_tokens, width], ``weight`` is [width], all of one dtype. A
     provider may write the results over ``hidden`` and ``residual``: use only what is returned.
-    Raises `ValueError` where shapes differ.
+    Raises `ValueError` if shapes differ.
     """
     check_shape("residual", residual, hidden.shape)
     total = hidden + residual

@@ -14,7 +14,7 @@ def adjust_logits(
     arXiv:1909.05858); then ``biases[j]`` is added, -inf bans the token. ``logits`` is [num_rows,
     vocab_size] float32, the others are [num_entries]: ``rows`` and ``token_ids`` int64, in range
     and no pair twice, ``repetitions``, above 0, and ``biases`` float32. Returns the logits; a
-    provider may write over them: use only what is returned. Raises `ValueError` where shapes
+    provider may write over them: use only what is returned. Raises `ValueError` if shapes
     differ.
     """
     check_entries(rows, token_ids, repetitions, biases)
@@ -24,7 +24,7 @@ def adjust_logits(
 
 
 def check_entries(rows: Tensor, token_ids: Tensor, repetitions: Tensor, biases: Tensor) -> None:
-    """Raise `ValueError` where shapes differ."""
+    """Raise `ValueError` if shapes differ."""
     check_shape("rows", rows, (None,))
     check_shape("token_ids", token_ids, rows.shape)
     check_shape("repetitions", repetitions, rows.shape)

@@ -19,7 +19,7 @@ def awq_linear(
     ``hidden`` is [num_tokens, inputs], ``bias`` [outputs] of the same dtype. The weight is packed
     as `kernels.awq.repack_awq` says: ``qweight`` [inputs / 8, outputs] int32, ``scales`` [inputs /
     group_size, outputs] of any float dtype, ``zeros`` of their shape in uint8. Inputs are a
-    multiple of 128; a group has 16, 32, 64 or a multiple of 128 of them. Raises `ValueError` where
+    multiple of 128; a group has 16, 32, 64 or a multiple of 128 of them. Raises `ValueError` if
     shapes differ.
     """
     check_awq(hidden, qweight, scales, zeros, bias, group_size)

@@ -12,7 +12,7 @@ def draw_rows(logits: Tensor, temperatures: Tensor, floors: Tensor, uniforms: Te
     ``logits`` is [num_rows, vocab_size]; the others are [num_rows] float32. A temperature of 0
     takes the row's most likely token. Else tokens whose logit is below the row's ``floors`` are
     never drawn, and ``uniforms``, multiples of 2**-24 in [0, 1), decide. A row's token depends on
-    that row alone. Raises `ValueError` where shapes differ.
+    that row alone. Raises `ValueError` if shapes differ.
     """
     check_draws(logits, temperatures, floors, uniforms)
     vocab_size = logits.shape[1]
@@ -31,7 +31,7 @@ def draw_rows(logits: Tensor, temperatures: Tensor, floors: Tensor, uniforms: Te
 
 
 def check_draws(logits: Tensor, temperatures: Tensor, floors: Tensor, uniforms: Tensor) -> None:
-    """Raise `ValueError` where shapes differ."""
+    """Raise `ValueError` if shapes differ."""
     num_rows, _ = logits.shape
     check_shape("temperatures", temperatures, (num_rows,))
     check_shape("floors", floors, (num_rows,))

@@ -18,7 +18,7 @@ def filter_floors(
     the probability, at the row's temperature, reaches p (Holtzman et al., arXiv:1904.09751). Min-p
     keeps tokens at least min_p times as likely as the most likely one (Nguyen et al.,
     arXiv:2407.01082). Tokens as likely as the last one kept stay too, and the most likely one
-    always does. Raises `ValueError` where shapes differ.
+    always does. Raises `ValueError` if shapes differ.
     """
     check_filters(logits, temperatures, top_ks, top_ps, min_ps)
     vocab_size = logits.shape[1]
@@ -38,7 +38,7 @@ def filter_floors(
 def check_filters(
     logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor
 ) -> None:
-    """Raise `ValueError` where shapes differ."""
+    """Raise `ValueError` if shapes differ."""
     num_rows, _ = logits.shape
     check_shape("temperatures", temperatures, (num_rows,))
     check_shape("top_ks", top_ks, (num_rows,))

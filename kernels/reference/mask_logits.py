@@ -14,7 +14,7 @@ def mask_logits(logits: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
     ``logits`` is [num_rows, vocab_size] float32, ``rows`` [num_masked] int64, in range and none
     twice, ``masks`` [num_masked, ceil(vocab_size / 32)] int32: token t is bit t % 32, counted from
     the lowest, of word t // 32, as llguidance has it. Returns the logits; a provider may write over
-    them: use only what is returned. Raises `ValueError` where shapes differ.
+    them: use only what is returned. Raises `ValueError` if shapes differ.
     """
     check_masks(logits, rows, masks)
     bits = torch.arange(WORD_BITS, dtype=torch.int32, device=masks.device)
@@ -23,7 +23,7 @@ def mask_logits(logits: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
 
 
 def check_masks(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
-    """Raise `ValueError` where shapes differ."""
+    """Raise `ValueError` if shapes differ."""
     check_shape("rows", rows, (None,))
     num_words = -(-logits.shape[1] // WORD_BITS)
     check_shape("masks", masks, (rows.shape[0], num_words))

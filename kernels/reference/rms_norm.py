@@ -10,7 +10,7 @@ def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Scale each row to a mean square of one, then by ``weight``.
 
     ``hidden`` is [..., width], ``weight`` is [width] of the same dtype. Computed in float32 and
-    rounded once. Raises `ValueError` where the widths differ.
+    rounded once. Raises `ValueError` if the widths differ.
     """
     check_shape("weight", weight, hidden.shape[-1:])
     return functional.rms_norm(hidden, weight.shape, weight, eps)

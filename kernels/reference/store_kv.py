@@ -14,7 +14,7 @@ def store_kv(
     [num_blocks, block_size, num_kv_heads, head_dim] of the same dtype, ``slots`` is [num_tokens]
     int64 without repetitions of those from 0 on, slot s being place s % block_size of block
     s // block_size. Slots below 0 belong to tokens that only fill a batch up to the size of a CUDA
-    graph. Raises `ValueError` where shapes differ.
+    graph. Raises `ValueError` if shapes differ.
 
     This provider looks at the slots on the host, which waits for any device but the CPU.
     """
@@ -29,7 +29,7 @@ def store_kv(
 def check_store(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor
 ) -> None:
-    """Raise `ValueError` where shapes differ."""
+    """Raise `ValueError` if shapes differ."""
     num_tokens, num_kv_heads, head_dim = key.shape
     check_shape("value", value, key.shape)
     check_shape("key_cache", key_cache, (None, None, num_kv_heads, head_dim))

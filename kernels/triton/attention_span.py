@@ -173,5 +173,5 @@ def _finite(highest):
 
 @triton.jit
 def normalised(total, weighted):
-    """The attention of each row; zero where a row saw nothing."""
+    """The attention of each row; zero if a row saw nothing."""
     return weighted / tl.where(total == 0.0, 1.0, total)[:, None]

@@ -31,7 +31,7 @@ def check_dtypes(**tensors: Tensor) -> None:
 
 
 def group_size(num_heads: int, num_kv_heads: int) -> int:
-    """Query heads that share a key head. Raises `ValueError` where that is no whole number."""
+    """Query heads that share a key head. Raises `ValueError` if that is no whole number."""
     if num_heads % num_kv_heads:
         raise ValueError(f"{num_heads} query heads are no multiple of {num_kv_heads} key heads")
     return num_heads // num_kv_heads

@@ -173,7 +173,7 @@ async def test_a_broker_that_is_away_is_a_503_that_says_when_to_come_back(
 
     assert response.status_code == 503
     assert error_of(response)["code"] == "broker_unavailable"
-    assert error_of(response)["message"] == "The broker is away."
+    assert error_of(response)["message"] == "The broker is unreachable."
     assert response.headers["retry-after"] == "1"
     assert response.headers["retry-after-ms"] == "1000"
 

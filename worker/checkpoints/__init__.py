@@ -1,4 +1,4 @@
 """Checkpoints: where models come from, and their files in the user's cache.
 
-`store` finds, fetches and converts them; `checkpoint` and `gguf_file` read their tensors.
+`store` finds, downloads and converts them; `checkpoint` and `gguf_file` read their tensors.
 """

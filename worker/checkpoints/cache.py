@@ -1,4 +1,4 @@
-"""The user's cache: directories that are built once, whoever asks for them and however often."""
+"""The user's cache: directories that are built once, safely under concurrent use."""
 
 import fcntl
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Told of what takes long: a stage's name, what is done of it and its total; total 0: unknown."""
+"""Progress of a long operation: a stage's name, the amount done and the total; total 0: unknown."""
 
 
 def cache_directory() -> Path:
@@ -18,11 +18,11 @@ def cache_directory() -> Path:
 
 
 def build_once(directory: Path, build: Callable[[Path], None]) -> Path:
-    """Return ``directory``, built by ``build(partial)`` if it is missing.
+    """Return ``directory``; if it is missing, ``build(partial)`` builds it.
 
-    ``build`` fills an empty directory beside the final one, which appears by one rename: it is
-    complete or absent. Of several processes one builds and the others wait. What a killed process
-    left behind is removed by the next one.
+    ``build`` fills an empty directory beside the final one, which is then renamed: the final one is
+    complete or absent. Of several processes one builds and the others wait. The leftovers of a
+    killed process are removed by the next one.
     """
     if directory.exists():
         return directory
@@ -42,7 +42,8 @@ def build_once(directory: Path, build: Callable[[Path], None]) -> Path:
 
 
 def link(name: Path, directory: Path) -> None:
-    """Let the symbolic link ``name`` point to ``directory``, replacing an older one atomically."""
+    """Make the symbolic link ``name`` point to ``directory``, replacing an older link
+    atomically."""
     name.parent.mkdir(parents=True, exist_ok=True)
     new = name.with_name(f".{name.name}.{os.getpid()}.link")
     new.unlink(missing_ok=True)
@@ -52,8 +53,8 @@ def link(name: Path, directory: Path) -> None:
 
 @contextmanager
 def _exclusive(lock: Path) -> Iterator[None]:
-    # The kernel drops the lock with its holder, so a crash leaves none; the file itself stays,
-    # because a process may wait on it.
+    # The kernel releases the lock when its holder exits, even after a crash; the file itself is
+    # kept, because a process may be waiting on it.
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

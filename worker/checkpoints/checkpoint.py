@@ -1,4 +1,4 @@
-"""The safetensors files of a model's directory."""
+"""The safetensors files of a model directory."""
 
 import json
 import math
@@ -15,9 +15,9 @@ _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 class Checkpoint:
-    """Named tensors, mapped into memory; remembers which were read.
+    """Named tensors, mapped into memory; tracks which were read.
 
-    Raises `StartupError` where the directory holds no safetensors, or broken ones.
+    Raises `StartupError` if the directory contains no safetensors, or corrupt ones.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -26,14 +26,14 @@ class Checkpoint:
         for path in weight_files(directory):
             opened = _open(path)
             self._files.update(dict.fromkeys(opened.keys(), opened))
-        # What was saved without its head lacks the name of what the head was on.
+        # A checkpoint saved without its head lacks the prefix of the base model.
         self._prefix = "model." if "embed_tokens.weight" in self._files else ""
         self._files = {f"{self._prefix}{name}": opened for name, opened in self._files.items()}
         self._unread = set(self._files)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the largest tensor but for words of packed bits.
+        """The data type of the largest tensor, excluding words of packed bits.
 
         Raises `StartupError` unless it is a float of 16 or 32 bits.
         """
@@ -46,20 +46,20 @@ class Checkpoint:
 
     @property
     def unread(self) -> list[str]:
-        """Names of the tensors that nobody has asked for."""
+        """The names of the tensors that have not been read."""
         return sorted(self._unread)
 
     def has(self, name: str) -> bool:
         return name in self._files
 
     def skip(self, name: str) -> None:
-        """Count a tensor as read."""
+        """Mark a tensor as read."""
         self._unread.discard(name)
 
     def read(
         self, names: list[str], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """Return the named tensors one below the other, [*shape] in all.
+        """Return the named tensors stacked, [*shape] in total.
 
         Raises `StartupError` like `parts`.
         """
@@ -71,9 +71,9 @@ class Checkpoint:
         return stacked
 
     def parts(self, names: list[str], shape: tuple[int, ...]) -> list[Tensor]:
-        """The named tensors as they are stored, not yet read from the disk; [*shape] if stacked.
+        """The named tensors as stored, not yet read from disk; [*shape] if stacked.
 
-        Raises `StartupError` where one is missing or has another shape.
+        Raises `StartupError` if one is missing or has another shape.
         """
         parts = [self.get(name) for name in names]
         have = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
@@ -82,7 +82,7 @@ class Checkpoint:
         return parts
 
     def get(self, name: str) -> Tensor:
-        """One tensor as it is stored. Raises `StartupError` where it is missing."""
+        """A tensor as stored. Raises `StartupError` if it is missing."""
         if name not in self._files:
             raise StartupError(f"the checkpoint has no tensor {name}")
         self._unread.discard(name)
@@ -101,11 +101,11 @@ def _open(path: Path) -> Any:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files that the index names, else ``model.safetensors``. Raises `StartupError`."""
+    """The files that the index lists, or else ``model.safetensors``. Raises `StartupError`."""
     index = directory / "model.safetensors.index.json"
     if index.exists():
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        # A name from a foreign file must not lead out of the directory.
+        # A name in an untrusted file must not lead out of the directory.
         return [directory / Path(name).name for name in names]
     single = directory / "model.safetensors"
     if not single.exists():

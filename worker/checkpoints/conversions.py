@@ -1,4 +1,4 @@
-"""GGUF files in the cache, each with its conversion beside it, under the file's checksum."""
+"""GGUF files in the cache, each with its conversion beside it, by checksum."""
 
 import hashlib
 import os
@@ -15,10 +15,10 @@ from worker.checkpoints.cache import Progress, build_once, cache_directory
 
 
 def converted_file(gguf: Path, progress: Progress) -> Path:
-    """The directory with ``gguf`` and its conversion. Raises `StartupError`."""
+    """The directory of ``gguf`` and its conversion. Raises `StartupError`."""
 
     def copy(directory: Path) -> Path:
-        # Not a hard link: whoever overwrites the original would change the cached file with it.
+        # Not a hard link: overwriting the original would change the cached file too.
         return Path(shutil.copyfile(gguf, directory / gguf.name))
 
     with gguf.open("rb") as file:
@@ -32,8 +32,8 @@ def converted_file(gguf: Path, progress: Progress) -> Path:
 def converted(sha256: str, fetch: Callable[[Path], Path], progress: Progress) -> Path:
     """The directory of the GGUF file with this checksum.
 
-    If it is missing, ``fetch(directory)`` brings the file, checked, into the directory, and its
-    conversion is written beside it. Raises `StartupError`.
+    If it is missing, ``fetch(directory)`` downloads and verifies the file, and its conversion is
+    written beside it. Raises `StartupError`.
     """
     return build_once(
         cache_directory() / "converted" / sha256,
@@ -42,7 +42,7 @@ def converted(sha256: str, fetch: Callable[[Path], Path], progress: Progress) ->
 
 
 def _convert(gguf: Path, directory: Path, progress: Progress) -> None:
-    # -P: the folder of the program must not shadow any package.
+    # -P: the script's directory must not shadow any package.
     command = [sys.executable, "-P", convert.__file__, str(gguf), str(directory)]
     environment = os.environ | {"TQDM_DISABLE": "1"}
     progress("convert", 0, len(convert.STEPS))

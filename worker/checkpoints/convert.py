@@ -1,12 +1,10 @@
-"""GGUF to safetensors: a program of its own, so that whoever serves the result need not load
-transformers.
+"""Converts GGUF to safetensors in a separate program, so that workers need not load transformers.
 
     python convert.py MODEL.gguf DIRECTORY
 
-It imports nothing of Warren, needs no package path, and prints a line for each of its `STEPS`.
-DIRECTORY then holds what a Hugging Face directory holds: config.json, generation_config.json,
-model.safetensors, tokenizer.json, tokenizer_config.json and, where the model has one,
-chat_template.jinja.
+It imports nothing of Warren and prints a line for each of its `STEPS`. DIRECTORY is then a Hugging
+Face model directory: config.json, generation_config.json, model.safetensors, tokenizer.json,
+tokenizer_config.json and, if the model has one, chat_template.jinja.
 """
 
 import sys
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 Reader = Any
-"""`gguf.GGUFReader`, which has no types of its own."""
+"""`gguf.GGUFReader`, which is untyped."""
 
 STEPS = ("imported", "weights read", "weights written", "tokenizer written")
 
@@ -41,7 +39,7 @@ def convert(gguf: Path, directory: Path) -> None:
 
 
 def _dtype(reader: Reader) -> Any:
-    """The torch dtype that holds the file's matrices: theirs, or bfloat16 for quantized ones."""
+    """The torch dtype that holds the file's matrices: their own, or bfloat16 for quantized ones."""
     import torch
 
     kinds = {t.tensor_type.name for t in reader.tensors if len(t.shape) > 1}
@@ -51,12 +49,12 @@ def _dtype(reader: Reader) -> Any:
 
 
 def _write_model(model: Any, directory: Path) -> None:
-    # Not `save_pretrained`, which refuses models that came from a GGUF file.
+    # `save_pretrained` rejects models that were loaded from a GGUF file.
     from safetensors.torch import save_file
 
     weights = directory / "model.safetensors"
     save_file(_untied(model), weights, metadata={"format": "pt"})
-    weights.chmod(0o644)  # safetensors says 600; a container may pull as root and serve as another
+    weights.chmod(0o644)  # safetensors says 600; the user who serves may be another one
     config = model.config
     del config.quantization_config
     config.architectures = [type(model).__name__]
@@ -66,7 +64,7 @@ def _write_model(model: Any, directory: Path) -> None:
 
 
 def _untied(model: Any) -> dict[str, Any]:
-    """The weights, without the second name of a tensor that two modules share."""
+    """The weights without duplicate names of tensors that two modules share."""
     first_names: dict[int, str] = {}
     state = model.state_dict()
     for name, tensor in state.items():
@@ -77,8 +75,8 @@ def _untied(model: Any) -> dict[str, Any]:
 
 
 def _correct_tokenizer(tokenizer: Any, reader: Reader) -> None:
-    """Let the file have the last word: transformers 5.17 takes SmolLM2's bos for its eos, and
-    gives a byte-level vocabulary the decoder of another kind."""
+    """Correct the tokenizer from the file: transformers 5.17 uses SmolLM2's bos as its eos, and
+    gives a byte-level vocabulary another kind's decoder."""
     from tokenizers import decoders
 
     for role in ("bos", "eos", "unk", "pad"):

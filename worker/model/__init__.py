@@ -1,1 +1,1 @@
-"""Computes: the only importer of kernels."""
+"""Runs the model; the only package that imports kernels."""

@@ -1,4 +1,4 @@
-"""What ``config.json`` says about a decoder of the Llama family."""
+"""Reads ``config.json`` of decoders of the Llama family."""
 
 import json
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from typing import Any
 from shared.errors import StartupError
 
 _AWQ = {"bits": 4, "version": "gemm", "zero_point": True}
-"""The layout of AWQ that there is code for."""
+"""The only AWQ layout that is supported."""
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Sizes and constants of a native decoder."""
+    """The sizes and constants of a native decoder."""
 
     vocab_size: int
     hidden_size: int
@@ -27,40 +27,40 @@ class DecoderConfig:
     max_seq_len: int
     has_tied_embeddings: bool
     is_awq: bool
-    """Whether the checkpoint holds its matrices in AutoAWQ's layout."""
+    """Whether the checkpoint's matrices are in AutoAWQ's layout."""
     sliding_windows: tuple[int | None, ...]
-    """The window of each layer; None where a layer sees the whole context."""
+    """The sliding window of each layer; None for full attention."""
     rope: dict[str, Any]
-    """``rope_theta``, ``rope_type`` and what that type needs."""
+    """``rope_theta``, ``rope_type`` and the parameters of that type."""
 
 
 def read_json_config(directory: Path) -> dict[str, Any]:
     """Read ``config.json``.
 
-    Raises `StartupError` where there is none or none that is JSON, and where it says that the
-    weights are quantized, but for AWQ: there is no code for such layouts, and as floats they would
-    be noise.
+    Raises `StartupError` if it is missing or not JSON, or if the weights are quantized with another
+    method than AWQ, which is not supported.
     """
     try:
         config: dict[str, Any] = json.loads((directory / "config.json").read_bytes())
     except FileNotFoundError:
         raise StartupError("the model's directory has no config.json") from None
     except ValueError as error:
-        raise StartupError(f"the model's config.json is not JSON: {error}") from None
+        raise StartupError(f"the model's config.json is not valid JSON: {error}") from None
     if (method := _quantization(config)) and not (_is_awq(config) and is_native(config)):
         raise StartupError(
-            f"the model's weights are quantized with {method}, which is not supported: take the "
+            f"the model's weights are quantized with {method}, which is not supported: use the "
             "model in its original precision, or as a GGUF file"
         )
     return config
 
 
 def _quantization(config: dict[str, Any]) -> str | None:
-    """The method and its details, as awq (bits 3) or fp8; None for plain weights."""
+    """The quantization method with its details, such as awq (bits 3) or fp8; None for plain
+    weights."""
     for holder in (config, config.get("text_config") or {}):
         found = holder.get("quantization_config") or holder.get("compression_config")
         if found:
-            # bitsandbytes did not always name itself.
+            # Older versions of bitsandbytes do not name the method.
             method = str(found.get("quant_method") or "bitsandbytes")
             odd = [f"{key} {found[key]}" for key in _AWQ if found.get(key, _AWQ[key]) != _AWQ[key]]
             return f"{method} ({', '.join(odd)})" if method == "awq" and odd else method
@@ -72,7 +72,7 @@ def _is_awq(config: dict[str, Any]) -> bool:
 
 
 def is_native(config: dict[str, Any]) -> bool:
-    """Whether `NativeDecoder` computes what this configuration describes."""
+    """Whether `NativeDecoder` supports this configuration."""
     return (
         config.get("model_type") in _FAMILIES
         and config.get("hidden_act") == "silu"
@@ -81,7 +81,7 @@ def is_native(config: dict[str, Any]) -> bool:
 
 
 def decoder_config(config: dict[str, Any]) -> DecoderConfig:
-    """Raises `StartupError` naming the first key that is missing."""
+    """Parse the configuration. Raises `StartupError` naming the first missing key."""
     try:
         num_heads = config["num_attention_heads"]
         head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
@@ -119,7 +119,7 @@ def _sliding_windows(config: dict[str, Any]) -> tuple[int | None, ...]:
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:
-    """Both spellings as one: ``rope_parameters``, and ``rope_theta`` with ``rope_scaling``."""
+    """Normalize both spellings: ``rope_parameters``, and ``rope_theta`` with ``rope_scaling``."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return {
         "rope_theta": config.get("rope_theta", 10_000.0),

@@ -1,7 +1,7 @@
-"""A synthetic model: its next token is a hash of the tokens before it, read back from its cache.
+"""A synthetic model: the next token is a hash of the previous tokens, read back from its cache.
 
-It needs no torch, costs microseconds, and is as strict about blocks as a real model, because a slot
-that was freed too early, shared wrongly or never written changes the tokens that follow or raises.
+It needs no torch, takes microseconds, and checks blocks as strictly as a real model: a slot that
+was freed too early, shared incorrectly or never written changes the following tokens or raises.
 """
 
 import time
@@ -30,19 +30,20 @@ def next_token(
     vocab: int,
     edits: LogitEdits | None = None,
 ) -> int:
-    """What `EchoRunner` draws after ``context``, computed without any cache."""
+    """The token that `EchoRunner` draws after ``context``, computed without a cache."""
     return _draw(extend_hash(EMPTY_HASH, context), (seed, choice, position), vocab, edits)
 
 
 def next_score(context: Iterable[int], token_id: int, depth: int, vocab: int) -> TokenScore:
-    """How it scores ``token_id`` behind ``context``, beside the ``depth`` most likely tokens."""
+    """The score of ``token_id`` after ``context``, with the ``depth`` most likely tokens."""
     return _score(extend_hash(EMPTY_HASH, context), token_id, depth, vocab)
 
 
 def _draw(
     context_hash: int, key: tuple[int, int, int], vocab_size: int, edits: LogitEdits | None
 ) -> int:
-    """Every edit changes the token, and what may not be drawn gives way to the next that may."""
+    """Draw a token. Every edit changes it, and a banned token is replaced by the next allowed
+    one."""
     mixed = _mix(extend_hash(context_hash, key if edits is None else (*key, *_marks(edits))))
     first = mixed % vocab_size
     if edits is None:
@@ -86,25 +87,25 @@ def _open_ids(edits: LogitEdits, vocab_size: int) -> int:
 
 
 def _lowest(bits: int) -> int:
-    """The place of the lowest bit that is set. Raises ValueError where there is none."""
+    """The position of the lowest set bit. Raises ValueError if there is none."""
     if not bits:
-        raise ValueError("no token may be drawn")
+        raise ValueError("no token is allowed")
     return (bits & -bits).bit_length() - 1
 
 
 def _mix(state: int) -> int:
-    # The low bits of FNV-1a depend on the low bits of its input alone; the finalizer of MurmurHash3
-    # spreads the high ones over them.
+    # The low bits of FNV-1a depend only on the low bits of its input; the finalizer of MurmurHash3
+    # mixes the high ones into them.
     state = ((state ^ (state >> 33)) * 0xFF51AFD7ED558CCD) & _MASK
     return state ^ (state >> 33)
 
 
 class _Slot(NamedTuple):
-    """What one slot of the cache holds in the place of keys and values."""
+    """What a slot of the cache holds instead of keys and values."""
 
     token_id: int
     context_hash: int
-    """Of all tokens of the context up to this one."""
+    """The hash of all tokens of the context up to this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class _EchoHandle:
         return self.step_scores
 
     def result(self) -> list[int]:
-        # A sleep of 0 lets other threads run, as the wait for a device does.
+        # A sleep of 0 yields to other threads, like waiting for a device.
         time.sleep(max(0.0, self.done_at - time.monotonic()))
         return self.token_ids
 
@@ -125,9 +126,9 @@ class _EchoHandle:
 class EchoRunner:
     """A `ModelRunner` whose steps take ``step_s`` each, one after another.
 
-    A step reads only the last slot of a context, so that it costs no more than its new tokens.
-    With ``is_thorough`` it reads them all, as attention does, and raises `ValueError` where one of
-    them does not hold its token, or where two sequences of a step write one slot.
+    A step reads only the last slot of a context, so its cost depends on the new tokens only. With
+    ``is_thorough`` it reads all of them, as attention does, and raises `ValueError` if a slot does
+    not hold its token, or if two sequences of a step write one slot.
     """
 
     def __init__(
@@ -212,7 +213,7 @@ class EchoRunner:
         return token_ids
 
     def _read_context(self, sequence: ScheduledSequence) -> int:
-        """The hash of the tokens before ``start``, as the cache has it."""
+        """The hash of the tokens before ``start``, as stored in the cache."""
         context_hash = EMPTY_HASH
         first = 0 if self._is_thorough else max(0, sequence.start - 1)
         for at in range(first, sequence.start):

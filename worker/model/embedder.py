@@ -1,4 +1,4 @@
-"""Vectors of whole texts, from the last hidden states of their tokens."""
+"""Computes embeddings of texts from the last hidden states of their tokens."""
 
 import json
 import logging
@@ -35,9 +35,10 @@ _MODULES = ("Transformer", "Pooling", "Normalize")
 
 
 def read_pooling(directory: Path) -> Pooling | None:
-    """How a directory that sentence-transformers wrote pools its tokens; None for any other one.
+    """The pooling of a directory in the format of sentence-transformers; None for any other
+    directory.
 
-    Raises `StartupError` where that is in a way that is not known: vectors would be wrong.
+    Raises `StartupError` for an unsupported pooling, because the vectors would be wrong.
     """
     modules = _read_json(directory / "modules.json")
     if modules is None:
@@ -45,7 +46,7 @@ def read_pooling(directory: Path) -> Pooling | None:
     names = {module["type"].rsplit(".", 1)[-1]: module["path"] for module in modules}
     if not set(names) <= set(_MODULES) or "Pooling" not in names:
         raise StartupError(f"embeddings by {', '.join(names)} are not supported")
-    # A name from a foreign file must not lead out of the directory.
+    # A name in an untrusted file must not lead out of the directory.
     config = _read_json(directory / Path(names["Pooling"]).name / "config.json") or {}
     modes = [name.removeprefix("pooling_mode_") for name, is_on in config.items() if is_on is True]
     modes = [config["pooling_mode"]] if "pooling_mode" in config else modes
@@ -56,7 +57,7 @@ def read_pooling(directory: Path) -> Pooling | None:
 
 
 def kernels_for(directory: Path, kernels: str) -> str:
-    """Which kernels to ask for: the CPU's native ones tell nothing of hidden states."""
+    """The kernels to use: the native CPU kernels do not provide hidden states."""
     is_free = kernels == "auto" and not torch.cuda.is_available()
     return "reference" if is_free and (directory / "modules.json").exists() else kernels
 
@@ -64,18 +65,18 @@ def kernels_for(directory: Path, kernels: str) -> str:
 def start_embedder(
     directory: Path, runner: TorchRunner, *, max_num_batched_tokens: int
 ) -> "Embedder | None":
-    """The embedder of a model that is made for it; None for any other one.
+    """The embedder of an embedding model; None for any other model.
 
-    Says in the log why a model that is made for it has none all the same.
+    Logs the reason if an embedding model has no embedder.
     """
     try:
         pooling = read_pooling(directory)
     except StartupError as error:
-        logger.warning("no embeddings", extra={"reason": error.message})
+        logger.warning("embeddings unavailable", extra={"reason": error.message})
         return None
     if pooling is not None and not isinstance(runner.decoder, NativeDecoder):
-        reason = "they need a model of the Llama family and other kernels than native"
-        logger.warning("no embeddings", extra={"reason": reason})
+        reason = "embeddings require a model of the Llama family and kernels other than native"
+        logger.warning("embeddings unavailable", extra={"reason": reason})
     if pooling is None or not isinstance(runner.decoder, NativeDecoder):
         return None
     return Embedder(
@@ -88,7 +89,7 @@ def start_embedder(
 
 
 class Embedder:
-    """Embeds prompts, a forward pass at a time, so that steps of generations go between."""
+    """Embeds prompts one forward pass at a time, so that generation steps can run in between."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class Embedder:
         *,
         max_num_batched_tokens: int,
     ) -> None:
-        """``decoder`` returns hidden states; ``submit`` has work done on the compute thread."""
+        """``decoder`` returns hidden states; ``submit`` runs work on the compute thread."""
         self.num_dimensions = num_dimensions
         self._decoder = decoder
         self._pooling = pooling
@@ -107,20 +108,21 @@ class Embedder:
         self._max_num_tokens = max_num_batched_tokens
 
     def submit(self, steps: Iterator[Vectors]) -> "Future[Vectors | None]":
-        """Compute the next step of `embed` on the compute thread; None when there is none."""
+        """Compute the next step of `embed` on the compute thread; None if there are no more."""
         return self._submit(lambda: next(steps, None))
 
     def embed(
         self, prompts: Sequence[Sequence[int]], num_dimensions: int | None = None
     ) -> Iterator[Vectors]:
-        """The prompts' vectors, of length 1, in order; each step yields those that it completes."""
+        """The prompts' vectors, normalized and in order; each step yields those that it
+        completes."""
         for group in _groups(prompts, self._max_num_tokens):
             yield from self._embed_group(group, num_dimensions)
 
     def _embed_group(
         self, prompts: list[Sequence[int]], num_dimensions: int | None
     ) -> Iterator[Vectors]:
-        """Several prompts in one pass, or one in several."""
+        """Embed several prompts in one pass, or one prompt in several passes."""
         cache, tables = self._scratch(prompts)
         sums = torch.zeros(len(prompts), self.num_dimensions, device=self._decoder.device)
         longest = max(map(len, prompts))
@@ -138,9 +140,9 @@ class Embedder:
 
     @torch.inference_mode()
     def _pooled(self, shares: list[ScheduledSequence], cache: KVCache) -> Tensor:
-        """The sum of the wanted hidden states of each prompt: [num_prompts, num_dimensions].
+        """The sum of the pooled hidden states of each prompt: [num_prompts, num_dimensions].
 
-        A mean is a sum once it is scaled to length 1.
+        The normalized sum equals the normalized mean.
         """
         inputs = build_inputs(ScheduledBatch(shares), _BLOCK_SIZE, self._decoder.device).forward
         hidden = self._decoder.forward(inputs, cache)
@@ -161,11 +163,11 @@ class Embedder:
         try:
             return KVCache.allocate(block, num_blocks, decoder.device), tables
         except StartupError as error:
-            raise Unavailable("The worker has not enough memory for this request.") from error
+            raise Unavailable("The worker does not have enough memory for this request.") from error
 
 
 def _groups(prompts: Sequence[Sequence[int]], max_num_tokens: int) -> Iterator[list[Sequence[int]]]:
-    """Neighbours that fit into one pass together; a prompt that does not fit is alone."""
+    """Group adjacent prompts that fit into one pass; a longer prompt is alone."""
     group: list[Sequence[int]] = []
     for prompt in prompts:
         if group and sum(map(len, group)) + len(prompt) > max_num_tokens:
@@ -179,7 +181,7 @@ def _groups(prompts: Sequence[Sequence[int]], max_num_tokens: int) -> Iterator[l
 def _share(
     prompt: Sequence[int], table: range, start: int, end: int, *, is_mean: bool
 ) -> ScheduledSequence:
-    """The tokens ``start`` .. ``end`` - 1; all their states are wanted, or that of the last."""
+    """The tokens ``start`` .. ``end`` - 1, with all their states sampled, or only the last one."""
     token_ids = prompt[start:end]
     return ScheduledSequence(
         sequence_id=SequenceId("embedding", 0),

@@ -1,4 +1,4 @@
-"""What a runner asks of a decoder: one packed step in, the logits of the sampled rows out."""
+"""The protocol of a decoder: one packed step in, the logits of the sampled rows out."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,7 +11,7 @@ from worker.model.kv_cache import KVCache
 
 @dataclass(frozen=True, slots=True)
 class ForwardInputs:
-    """One step, packed: the tokens of all sequences one after another, without padding.
+    """One packed step: the tokens of all sequences concatenated, without padding.
 
     Sequences with a single token come first, then the chunks of prompts. All tensors are on the
     decoder's device.
@@ -20,26 +20,27 @@ class ForwardInputs:
     token_ids: Tensor
     """[num_tokens] int64."""
     positions: Tensor
-    """[num_tokens] int64: each token's place in its sequence, from 0."""
+    """[num_tokens] int64: each token's position in its sequence, from 0."""
     slots: Tensor
-    """[num_tokens] int64: where keys and values go, block * block_size + slot in the block."""
+    """[num_tokens] int64: where keys and values are written, block * block_size + offset in the
+    block."""
     query_starts: Tensor
     """[num_seqs + 1] int32: sequence s has the tokens query_starts[s] .. query_starts[s + 1]."""
     context_lens: Tensor
-    """[num_seqs] int32: tokens of each sequence so far, those of this step included; 0 where a
-    sequence only fills up a batch."""
+    """[num_seqs] int32: the length of each sequence including this step; 0 for sequences that only
+    pad a batch."""
     block_tables: Tensor
-    """[num_seqs, max_num_blocks] int32; what lies beyond a sequence's context is 0."""
+    """[num_seqs, max_num_blocks] int32; entries beyond a sequence's context are 0."""
     sampled_rows: Tensor
-    """[num_sampled] int64: the tokens whose logits are wanted, in the order of the result."""
+    """[num_sampled] int64: the tokens whose logits are returned, in the order of the result."""
     num_decodes: int
-    """How many sequences, all of them at the front, have a single token."""
+    """The number of sequences with a single token, all of which come first."""
     max_query_len: int
-    """Most tokens that one sequence has in this step."""
+    """The maximum number of tokens of one sequence in this step."""
 
 
 class Decoder(Protocol):
-    """A model's weights and how they are applied. Holds no state between steps."""
+    """A model's weights and their computation. Holds no state between steps."""
 
     @property
     def num_layers(self) -> int: ...
@@ -52,17 +53,17 @@ class Decoder(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Length of a row of logits."""
+        """The length of a row of logits."""
         ...
 
     @property
     def max_seq_len(self) -> int:
-        """The longest context that the model was made for."""
+        """The model's maximum context length."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights, activations and cache."""
+        """The data type of weights, activations and cache."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""How much of a GPU's memory is left for the KV cache, found out by doing what a worker does."""
+"""Measures how much GPU memory is left for the KV cache, by running the largest step."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -17,22 +17,22 @@ from worker.model.kv_cache import BlockShape, KVCache
 from worker.model.runner import TorchRunner
 
 _COSTLIEST = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, logprobs=20, prompt_logprobs=20)
-"""What takes most memory to draw and to score."""
+"""The sampling parameters that need the most memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes of one device."""
+    """Memory of a device in bytes."""
 
     total: int
     used: int
-    """By weights, by the driver and by others."""
+    """Used by weights, by the driver and by other processes."""
     activations: int
-    """Most that a step takes on top."""
+    """The peak of a step's activations."""
     graphs: int
 
     def left(self, share: float) -> int:
-        """For the KV cache, where all together may take ``share`` of the total; 0 at least."""
+        """Memory left for the KV cache if ``share`` of the total may be used; at least 0."""
         return max(0, int(self.total * share) - self.used - self.activations - self.graphs)
 
     def __str__(self) -> str:
@@ -50,9 +50,9 @@ def measure(
     max_seq_len: int,
     graph_sizes: Sequence[int],
 ) -> DeviceMemory:
-    """Run the largest step on a cache that is just large enough, and record the largest graphs.
+    """Run the largest step on a minimal cache and record the largest graphs.
 
-    Raises `StartupError` where not even that fits.
+    Raises `StartupError` if even these do not fit.
     """
     batch = largest_step(max_num_seqs, max_num_batched_tokens, block.block_size)
     try:
@@ -62,7 +62,7 @@ def measure(
             f"the device has no memory for a step of {max_num_batched_tokens} tokens and "
             f"{max_num_seqs} sequences beside the weights"
         ) from error
-    # The cache of the trial is gone by now.
+    # The cache of the trial has been freed by now.
     free, total = _free_bytes(decoder.device), torch.cuda.mem_get_info(decoder.device)[1]
     return DeviceMemory(total, total - free, step, graphs)
 
@@ -75,7 +75,7 @@ def _tried(
     graph_sizes: Sequence[int],
     max_seq_len: int,
 ) -> tuple[int, int]:
-    """Bytes of the step and of the graphs."""
+    """The bytes of the step and of the graphs."""
     num_blocks = sum(len(sequence.block_table) for sequence in batch.sequences)
     kv_cache = KVCache.allocate(block, num_blocks, decoder.device)
     step = _peak_bytes(lambda: run_step(decoder, ops, kv_cache, batch), decoder.device)
@@ -85,7 +85,7 @@ def _tried(
 
 
 def run_step(decoder: Decoder, ops: Ops, kv_cache: KVCache, batch: ScheduledBatch) -> None:
-    """One step from inputs to drawn and scored tokens. Raises `StepFailed` without memory."""
+    """Run one step from inputs to drawn and scored tokens. Raises `StepFailed` if out of memory."""
     num_tokens = batch.num_tokens
     runner = TorchRunner(
         decoder, kv_cache, ops, max_seq_len=num_tokens, max_num_batched_tokens=num_tokens
@@ -97,8 +97,7 @@ def run_step(decoder: Decoder, ops: Ops, kv_cache: KVCache, batch: ScheduledBatc
 
 
 def largest_step(max_num_seqs: int, max_num_tokens: int, block_size: int) -> ScheduledBatch:
-    """As many tokens as a step may have, in as many sequences, each of which draws one; and of all
-    their other tokens as many as a step may score."""
+    """The step with the most tokens, sequences, draws and scored tokens."""
     lens = [n for k in range(max_num_seqs) if (n := (max_num_tokens + k) // max_num_seqs)]
     others = [0, *itertools.accumulate(num_tokens - 1 for num_tokens in lens)]
     scored = [min(MAX_SCORED_TOKENS, num_others) for num_others in others]
@@ -125,7 +124,8 @@ def largest_step(max_num_seqs: int, max_num_tokens: int, block_size: int) -> Sch
 def _graph_bytes(
     decoder: Decoder, kv_cache: KVCache, sizes: Sequence[int], max_seq_len: int
 ) -> int:
-    """What all graphs take: the largest, and for each other one as much as the second adds."""
+    """The memory of all graphs: that of the largest, and for each other one what the second one
+    adds."""
     before = _free_bytes(decoder.device)
     taken: list[int] = []
     DecodeGraphs(
@@ -140,7 +140,7 @@ def _graph_bytes(
 
 
 def _peak_bytes(work: Callable[[], None], device: torch.device) -> int:
-    """The most that ``work`` has allocated at once; its second run, when all is compiled."""
+    """The peak allocation of ``work`` in its second run, when all kernels are compiled."""
     work()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

@@ -1,9 +1,8 @@
-"""Steps that only decode, recorded once as CUDA graphs for a ladder of batch sizes.
+"""CUDA graphs of decode-only steps, recorded for a range of batch sizes.
 
-A decode step launches hundreds of small kernels, and at small batches the host takes longer to do
-so than the device to compute them; a graph is launched at once. What it reads and writes lies at
-fixed addresses, so that a step is copied into the graph's inputs and padded to a size of the
-ladder.
+A decode step launches hundreds of small kernels, and at small batch sizes the host takes longer to
+launch them than the device to execute them. A graph is launched at once. Because its memory
+addresses are fixed, a step is copied into the graph's inputs and padded to a recorded size.
 """
 
 from bisect import bisect_left
@@ -20,9 +19,9 @@ from worker.model.kv_cache import KVCache
 
 Work: TypeAlias = Callable[[], None]
 Record: TypeAlias = Callable[[Work], Work]
-"""Records what some work does to the device and returns what does that again."""
+"""Records the device work of a function; returns a function that replays it."""
 Progress: TypeAlias = Callable[[int, int], None]
-"""Is told how many graphs of how many are recorded."""
+"""Called with the number of recorded graphs and the total."""
 
 _COPIED = ("token_ids", "positions", "slots", "context_lens")
 
@@ -34,14 +33,14 @@ def ladder(max_num_seqs: int) -> list[int]:
 
 
 class CudaRecorder:
-    """A `Record` for the current CUDA device; all graphs share one pool of memory."""
+    """A `Record` for the current CUDA device; all graphs share one memory pool."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, work: Work) -> Work:
-        # What compiles kernels or takes workspaces must not be recorded: it happens before.
+        # Compilation and workspace allocation must not be recorded, so the work is run once before.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             work()
@@ -53,7 +52,7 @@ class CudaRecorder:
 
 
 class DecodeGraphs:
-    """Computes decode steps of any size up to the largest, from one set of inputs."""
+    """Runs decode steps of any size up to the largest, from one set of inputs."""
 
     @torch.inference_mode()
     def __init__(
@@ -68,8 +67,8 @@ class DecodeGraphs:
     ) -> None:
         """Record a graph for each of ``sizes``, ascending numbers of sequences.
 
-        The largest comes first: the others fit into its memory. ``max_seq_len`` is the longest
-        context.
+        The largest is recorded first, because the others fit into its memory. ``max_seq_len`` is
+        the maximum context length.
         """
         self._decoder = decoder
         self._kv_cache = kv_cache
@@ -85,12 +84,12 @@ class DecodeGraphs:
             progress(len(self._replays), len(self._sizes))
 
     def size_for(self, num_seqs: int) -> int | None:
-        """To how many sequences a step is padded; None where no graph is so large."""
+        """The number of sequences that a step is padded to; None if it exceeds all graphs."""
         at = bisect_left(self._sizes, num_seqs)
         return self._sizes[at] if at < len(self._sizes) else None
 
     def logits(self, inputs: ForwardInputs) -> Tensor:
-        """Compute a step that was padded to one of the sizes: [size, vocab_size] float32.
+        """Run a step that is padded to one of the sizes; returns [size, vocab_size] float32.
 
         The next step overwrites the result.
         """
@@ -112,7 +111,7 @@ class DecodeGraphs:
 
 
 def _padding(num_seqs: int, max_num_blocks: int, device: torch.device) -> ForwardInputs:
-    """Sequences of one token that is written nowhere and attends to nothing: that costs nothing."""
+    """Sequences of one token with no slot and no context, which cost nothing."""
     tokens = torch.zeros(num_seqs, dtype=torch.int64, device=device)
     return ForwardInputs(
         token_ids=tokens,

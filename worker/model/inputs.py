@@ -1,4 +1,4 @@
-"""Turns a scheduled batch into the tensors of one step, prepared on the host."""
+"""Converts a scheduled batch into the tensors of one step, on the host."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -24,23 +24,23 @@ _NAMES: Mapping[type, tuple[str, ...]] = {
     for kind in (SamplingInputs, EditInputs, ScoreInputs)
 }
 NO_SLOT = -1
-"""Of a token whose key and value are written nowhere."""
+"""The slot of a token whose key and value are not written."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Everything that one step reads, on the device."""
+    """All inputs of one step, on the device."""
 
     forward: ForwardInputs
-    """Where ``HostStep.graph_size`` is set, padded to so many sequences."""
+    """If ``HostStep.graph_size`` is set, padded to that many sequences."""
     sampling: SamplingInputs | None
-    """None where all rows are greedy."""
+    """None if all rows are greedy."""
     edits: EditInputs | None
-    """None where all logits are drawn from as they are."""
+    """None if no logits are edited."""
     scores: ScoreInputs | None
-    """None where nobody asks for logprobs."""
+    """None if no logprobs are requested."""
     carried_tokens: Tensor
-    """[num_carried] int64: where ``forward.token_ids`` lacks tokens that the last step drew."""
+    """[num_carried] int64: positions in ``forward.token_ids`` of tokens that the last step drew."""
     carried_rows: Tensor
     """[num_carried] int64: their rows in the last step's result."""
 
@@ -54,13 +54,13 @@ class HostStep:
     max_query_len: int
     num_sampled: int
     num_previous: int
-    """Rows that the last step's result must have."""
+    """The number of rows that the last step's result must have."""
     score_plan: ScorePlan
     graph_size: int | None = None
-    """The sequences that it was padded to; None where it was not."""
+    """The number of sequences that it was padded to; None if it was not padded."""
 
     def send(self) -> StepInputs:
-        """Move it to the device in one copy, without waiting for that."""
+        """Copy the step to the device in one asynchronous transfer."""
         tensors = self.packed.send()
         sampling = _taken(SamplingInputs, tensors)
         edits = _taken(EditInputs, tensors)
@@ -73,7 +73,7 @@ class HostStep:
 
 
 def _taken(kind: type[_Inputs], tensors: dict[str, Tensor]) -> _Inputs | None:
-    """One of the groups of tensors, where the step has it."""
+    """One of the groups of tensors, if the step has it."""
     names = _NAMES[kind]
     return kind(**{name: tensors.pop(name) for name in names}) if names[0] in tensors else None
 
@@ -84,12 +84,11 @@ def lay_out(
     device: torch.device,
     graph_size: Callable[[int], int | None] = lambda num_seqs: None,
 ) -> HostStep:
-    """Lay a batch out on its way to ``device``, single tokens first.
+    """Lay out a batch for ``device``, single tokens first.
 
-    Where each sequence has a single token and is sampled, ``graph_size`` says to how many sequences
-    the step is padded, if it is: with sequences of one token that is written nowhere and attends to
-    nothing. Raises `ValueError` where the batch is empty, or a sequence has no tokens or too few
-    blocks.
+    If every sequence has a single token and is sampled, ``graph_size`` gives the number of
+    sequences that the step is padded to, with sequences of one token without slot or context.
+    Raises `ValueError` if the batch is empty, or a sequence has no tokens or too few blocks.
     """
     if not batch.sequences:
         raise ValueError("a batch without sequences")
@@ -118,7 +117,7 @@ def lay_out(
 
 
 def build_inputs(batch: ScheduledBatch, block_size: int, device: torch.device) -> StepInputs:
-    """Lay a batch out and move it to ``device``. Raises like `lay_out`."""
+    """Lay out a batch and copy it to ``device``. Raises like `lay_out`."""
     return lay_out(batch, block_size, device).send()
 
 
@@ -134,7 +133,7 @@ def _check(sequence: ScheduledSequence, block_size: int) -> None:
 def _token_arrays(
     packed: Sequence[ScheduledSequence], query_lens: NDArray[Any], block_size: int
 ) -> _Arrays:
-    """Lay out what belongs to each token, and where its sequence's context lies."""
+    """The arrays with one entry per token, and those that locate each sequence's context."""
     query_starts = np.concatenate(([0], query_lens.cumsum()))
     starts = np.array([sequence.start for sequence in packed])
     context_lens = starts + query_lens
@@ -156,7 +155,7 @@ def _token_arrays(
 
 
 def _padded(decodes: _Arrays, size: int) -> _Arrays:
-    """The arrays of sequences with a token each, made up to ``size`` sequences."""
+    """The arrays of single-token sequences, padded to ``size`` sequences."""
     missing = size - len(decodes["token_ids"])
     by_token = {"token_ids": 0, "positions": 0, "slots": NO_SLOT, "context_lens": 0}
     padded = {
@@ -172,8 +171,8 @@ def _padded(decodes: _Arrays, size: int) -> _Arrays:
 def _row_arrays(
     sequences: Sequence[ScheduledSequence], query_lens: NDArray[Any], num_decodes: int
 ) -> _Arrays:
-    """Find the tokens to sample and behind them those that score the next one of a prompt, in the
-    batch's order, and the last tokens that are yet to come."""
+    """The tokens to sample followed by those that score the next prompt token, in the batch's
+    order, and the positions of tokens that are still in flight."""
     is_chunk = np.array([sequence.num_tokens > 1 for sequence in sequences])
     place = np.where(is_chunk, num_decodes + is_chunk.cumsum(), (~is_chunk).cumsum()) - 1
     last_token = query_lens.cumsum()[place] - 1
@@ -192,7 +191,7 @@ def _row_arrays(
 
 
 def _sampling_arrays(sampled: Sequence[ScheduledSequence]) -> _Arrays:
-    """Empty where all rows are greedy."""
+    """Empty if all rows are greedy."""
     if all(sequence.sampling.temperature == 0 for sequence in sampled):
         return {}
     params = [sequence.sampling for sequence in sampled]

@@ -1,4 +1,4 @@
-"""The keys and values of all sequences, in blocks, and how many blocks fit."""
+"""The KV cache, in blocks, and its size."""
 
 import math
 import os
@@ -12,12 +12,12 @@ from kernels.native.memory import allocate
 from shared.errors import StartupError
 
 _CPU_SHARE = 0.15
-"""Of the memory that is free once the weights are loaded; activations need the rest."""
+"""The share of the memory that is free after loading the weights; activations need the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """What decides how much memory a block takes."""
+    """The parameters that determine the size of a block."""
 
     num_layers: int
     block_size: int
@@ -27,7 +27,7 @@ class BlockShape:
 
     @property
     def num_bytes(self) -> int:
-        """Of one block: keys and values of all layers."""
+        """The size of one block: keys and values of all layers."""
         elements = self.num_layers * self.block_size * self.num_kv_heads * self.head_dim
         return 2 * elements * self.dtype.itemsize
 
@@ -41,10 +41,10 @@ class KVCache:
 
     @classmethod
     def allocate(cls, block: BlockShape, num_blocks: int, device: torch.device) -> "KVCache":
-        """Take the memory without clearing it: no slot is read before it is written.
+        """Allocate the cache without clearing it, because every slot is written before it is read.
 
-        On the CPU the system commits pages at their first use. Raises `StartupError` where
-        there is not so much.
+        On the CPU the operating system commits pages at their first use. Raises `StartupError` if
+        there is not enough memory.
         """
         shape = (
             block.num_layers,
@@ -73,7 +73,7 @@ class KVCache:
 
     @property
     def slot_bytes(self) -> int:
-        """Of one token's keys, or values, in one layer."""
+        """The size of one token's keys, or values, in one layer."""
         return self.keys[0, 0, 0].nbytes
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
@@ -89,10 +89,10 @@ def num_blocks_for(
     max_num_seqs: int,
     max_seq_len: int,
 ) -> int:
-    """How many blocks to allocate: what ``kv_cache_bytes`` holds.
+    """The number of blocks to allocate: as many as fit into ``kv_cache_bytes``.
 
-    Without it what ``free_bytes`` leaves, but no more than ``max_num_seqs`` sequences of
-    ``max_seq_len`` tokens can fill. Raises `StartupError` where not one block fits.
+    Without it, as many as fit into ``free_bytes``, but no more than ``max_num_seqs`` sequences of
+    ``max_seq_len`` tokens can fill. Raises `StartupError` if not one block fits.
     """
     if kv_cache_bytes is not None:
         num_blocks = kv_cache_bytes // block.num_bytes
@@ -100,12 +100,14 @@ def num_blocks_for(
         most = max_num_seqs * math.ceil(max_seq_len / block.block_size)
         num_blocks = min(most, free_bytes // block.num_bytes)
     if num_blocks < 1:
-        raise StartupError(f"the KV cache holds no block: one takes {block.num_bytes} bytes")
+        raise StartupError(
+            f"the KV cache is too small for one block, which takes {block.num_bytes} bytes"
+        )
     return num_blocks
 
 
 def cpu_bytes() -> int:
-    """What a cache may take of the machine's memory, or of the container's."""
+    """The bytes that a cache may use of the machine's, or the container's, free memory."""
     return int(min(_available_bytes(), container_free_bytes()) * _CPU_SHARE)
 
 
@@ -118,11 +120,11 @@ def _available_bytes() -> int:
 
 
 def container_free_bytes(folder: Path = Path("/sys/fs/cgroup")) -> float:
-    """What the control group (version 2) still allows; infinite where nothing bounds it."""
+    """The memory that the control group (version 2) still allows; infinite without a limit."""
     limit = folder / "memory.max"
     if not limit.exists() or (allowed := limit.read_text().strip()) == "max":
         return math.inf
     stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    # The system drops cached files before it refuses memory, and the weights are such files.
+    # The kernel reclaims cached files before it refuses memory, and the weights are such files.
     used = int((folder / "memory.current").read_text()) - int(stat["inactive_file"])
     return int(allowed) - used

@@ -1,4 +1,4 @@
-"""From a model's directory to a runner that is ready to compute."""
+"""Loads a model directory into a runner."""
 
 import hashlib
 import os
@@ -40,12 +40,12 @@ def load_runner(
 ) -> TorchRunner:
     """Load config.json and safetensors from ``directory`` and allocate the KV cache.
 
-    ``dtype`` is auto (as the weights are stored), float32, bfloat16 or float16; ``weight_format``
-    is auto (that same type), q8_0, q4_0 or q4_1; ``kernels`` is auto (Triton's on a GPU, native on
-    the CPU where they can compute this model), triton, native or reference; ``device`` is auto,
-    cpu, cuda or cuda:N. ``is_batch_invariant`` has a GPU compute each token the same whatever else
-    is in the step, which the CPU's kernels do anyway. No code of the checkpoint is run. Raises
-    `StartupError` saying what cannot work.
+    ``dtype`` is auto (that of the checkpoint), float32, bfloat16 or float16; ``weight_format`` is
+    auto (not quantized), q8_0, q4_0 or q4_1; ``kernels`` is auto (triton on a GPU; native on the
+    CPU if it supports the model), triton, native or reference; ``device`` is auto, cpu, cuda or
+    cuda:N. With ``is_batch_invariant`` a token's result on a GPU does not depend on the rest of its
+    step, which always holds for the CPU kernels. No code of the checkpoint is executed. Raises
+    `StartupError`.
     """
     refuse_foreign_kernels()
     chosen = _device(device)
@@ -62,7 +62,7 @@ def load_runner(
         max_seq_len=limits.max_seq_len,
         num_threads=num_threads,
     )
-    # What a fused decoder leaves to torch is short, and torch's threads would be in its way.
+    # A fused decoder leaves little work to torch, whose threads would compete with its own.
     is_fused = isinstance(decoder, fused.FusedDecoder)
     torch.set_num_threads(1 if is_fused else num_threads)
     provider = "native" if is_fused else provider_on(chosen, kernels)
@@ -82,9 +82,9 @@ def load_decoder(
     max_seq_len: int | None = None,
     num_threads: int = 1,
 ) -> Decoder:
-    """Load the weights, through transformers where the family has no decoder of its own.
+    """Load the weights, through transformers if there is no native decoder for the model.
 
-    ``max_seq_len`` spares what longer contexts would need. Raises `StartupError`.
+    ``max_seq_len`` limits the memory for position tables. Raises `StartupError`.
     """
     config = read_json_config(directory)
     checkpoint = Checkpoint(directory)
@@ -104,7 +104,7 @@ def load_decoder(
         raise StartupError(
             f"weight_format {weight_format}: only the Llama family has packed weights"
         )
-    # transformers takes seconds to import and no native family needs it.
+    # transformers takes seconds to import, and native models do not need it.
     from worker.model.decoders import fallback
 
     choose = partial(
@@ -120,7 +120,7 @@ def load_decoder(
 
 @dataclass(frozen=True, slots=True)
 class _Compute:
-    """Who computes, and where."""
+    """The kernels, device and threads that run the model."""
 
     kernels: str
     is_batch_invariant: bool
@@ -136,7 +136,7 @@ def _native_decoder(
     packed: QuantFormat | None,
     max_seq_len: int,
 ) -> Decoder:
-    """A decoder of the Llama family; ``packed`` is its weights' format if not ``dtype``."""
+    """A decoder of the Llama family; ``packed`` is the format of quantized weights, if any."""
     provider = provider_on(compute.device, compute.kernels)
     is_fused = provider == "reference" and can_be_native(
         compute.kernels, partial(fused.why_not, config, dtype, compute.device)
@@ -158,12 +158,13 @@ def _native_decoder(
 
 
 def fingerprint(directory: Path, weight_format: str = "auto") -> str:
-    """Tell weights and tokenizer apart from others, in milliseconds: 32 hexadecimal digits.
+    """A digest that identifies weights and tokenizer, computed in milliseconds: 32 hexadecimal
+    digits.
 
-    Covers the weight format, config.json, tokenizer.json, and of each safetensors file, and of
-    GGUF files where weights are packed, its size and 64 samples of 4 KiB spread evenly, the
-    header's beginning among them. Two fine-tunes of one model differ throughout; a file with a few
-    weights changed by hand may go unnoticed. Raises `StartupError` where there are no weights.
+    It covers the weight format, config.json, tokenizer.json, and, of each safetensors file (and of
+    GGUF files if weights are quantized), the size and 64 evenly spaced samples of 4 KiB including
+    the start of the header. Two fine-tunes of one model differ throughout; a few weights changed by
+    hand may go unnoticed. Raises `StartupError` if there are no weights.
     """
     digest = hashlib.sha256(weight_format.encode())
     for name in ("config.json", "tokenizer.json"):
@@ -181,17 +182,17 @@ def fingerprint(directory: Path, weight_format: str = "auto") -> str:
 
 
 def refuse_foreign_kernels() -> None:
-    """Raise `StartupError` where another distribution provides the package ``kernels``.
+    """Raise `StartupError` if another distribution provides a package named ``kernels``.
 
-    transformers would use it, and Python would take one for the other.
+    transformers would import it, and it would shadow ours.
     """
     try:
         version = metadata.version("kernels")
     except metadata.PackageNotFoundError:
         return
     raise StartupError(
-        f"the distribution kernels {version} is installed; its package hides Warren's of the same "
-        "name: uninstall it"
+        f"the distribution kernels {version} is installed; its package shadows Warren's of the "
+        "same name: uninstall it"
     )
 
 

@@ -1,4 +1,4 @@
-"""Whose operations a model runs on."""
+"""Chooses the kernel provider for a model."""
 
 import logging
 from collections.abc import Callable
@@ -15,9 +15,9 @@ logger = logging.getLogger(__name__)
 
 
 def provider_on(device: torch.device, kernels: str) -> Provider:
-    """Who computes all but what the native kernels can do, where ``kernels`` was asked for.
+    """The provider of all operations outside the native kernels, for the ``kernels`` setting.
 
-    Raises `StartupError` where these do not run on ``device``.
+    Raises `StartupError` if the requested kernels do not run on ``device``.
     """
     if kernels == "triton" and device.type == "cpu":
         raise StartupError("the Triton kernels run on a GPU, not on the CPU")
@@ -25,9 +25,9 @@ def provider_on(device: torch.device, kernels: str) -> Provider:
 
 
 def can_be_native(kernels: str, why_not: Callable[[], str | None]) -> bool:
-    """Whether the native kernels compute: where they are wanted and nothing is in their way.
+    """Whether the native kernels are used: they are requested and nothing prevents it.
 
-    Raises `StartupError` where nothing else is wanted.
+    Raises `StartupError` if they are requested explicitly but not possible.
     """
     if kernels not in ("auto", "native"):
         return False
@@ -35,12 +35,12 @@ def can_be_native(kernels: str, why_not: Callable[[], str | None]) -> bool:
     if kernels == "native" and obstacle is not None:
         raise StartupError(obstacle)
     if obstacle is not None:
-        logger.warning("reference kernels", extra={"reason": obstacle})
+        logger.warning("falling back to reference kernels", extra={"reason": obstacle})
     return obstacle is None
 
 
 def native_obstacle(head_dim: int, dtype: torch.dtype, device: torch.device) -> str | None:
-    """What keeps the native kernels from any model with such heads; None if nothing does."""
+    """The reason why the native kernels cannot run a model with such heads; None if they can."""
     if device.type != "cpu":
         return f"the native kernels run on the CPU, not on {device.type}"
     if dtype not in CACHE_TYPES:
@@ -63,7 +63,7 @@ def foreign_ops(
     block_size: int,
     is_batch_invariant: bool = False,
 ) -> Ops:
-    """The operations around a transformers model, of which it needs attention.
+    """The operations for a transformers model, which uses only attention.
 
     Raises `StartupError` like `provider_on` and `can_be_native`.
     """

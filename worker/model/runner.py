@@ -1,4 +1,4 @@
-"""Runs steps of a decoder on a thread of its own, in order."""
+"""Runs the steps of a decoder in order, on a thread of its own."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,7 +23,7 @@ _Work = TypeVar("_Work")
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """What a step leaves, on the host once ``copied`` has happened."""
+    """The results of a step; on the host once ``copied`` has completed."""
 
     token_ids: Tensor
     scores: RowScores | None
@@ -31,7 +31,7 @@ class _Result:
 
 
 class TorchStep:
-    """A `StepHandle`: the token ids are on the host once the device has come so far."""
+    """A `StepHandle`; the token ids are on the host once the device has completed the step."""
 
     def __init__(self, step: "Future[_Result]", score_plan: ScorePlan) -> None:
         self._step = step
@@ -55,11 +55,11 @@ class TorchStep:
 class TorchRunner:
     """A `ModelRunner` for any `Decoder`.
 
-    The caller's thread lays out the inputs while the compute thread, which alone touches weights,
-    cache and the last step's tokens, is busy with the step before; torch lets go of the
-    interpreter's lock in its operations. On CUDA the compute thread only fills the device's queue.
-    Where the next step waits already, a result is told when that one's inputs are there: whoever
-    wakes up to it wants the lock that the compute thread needs until then.
+    The caller's thread lays out inputs while the compute thread runs the previous step; torch
+    releases the GIL in its operations. Only the compute thread touches weights, cache and the last
+    step's tokens. On CUDA it only enqueues work on the device. If the next step is already waiting,
+    a result is announced after that step has been enqueued, because the thread that it wakes
+    competes for the GIL.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class TorchRunner:
         max_num_batched_tokens: int,
         graphs: DecodeGraphs | None = None,
     ) -> None:
-        """``graphs`` compute the steps that they were recorded for."""
+        """``graphs`` run the steps that they were recorded for."""
         self._decoder = decoder
         self._kv_cache = kv_cache
         self._ops = ops
@@ -112,7 +112,7 @@ class TorchRunner:
         return self._max_seq_len
 
     def launch(self, batch: ScheduledBatch) -> TorchStep:
-        """Start a step. Raises `ValueError` where the batch does not keep to the limits."""
+        """Start a step. Raises `ValueError` if the batch exceeds the limits."""
         if batch.num_tokens > self._max_num_batched_tokens:
             raise ValueError(f"{batch.num_tokens} tokens, at most {self._max_num_batched_tokens}")
         step = lay_out(batch, self.block_size, self._decoder.device, self._graph_size)
@@ -122,7 +122,7 @@ class TorchRunner:
         return TorchStep(told, step.score_plan)
 
     def submit(self, work: Callable[[], _Work]) -> "Future[_Work]":
-        """Have ``work`` done on the compute thread, between steps."""
+        """Run ``work`` on the compute thread, between steps."""
 
         def between_steps() -> _Work:
             self._tell()
@@ -131,7 +131,7 @@ class TorchRunner:
         return self._compute.submit(between_steps)
 
     def close(self) -> None:
-        """Wait for the steps that were launched; another launch raises `RuntimeError`."""
+        """Wait for launched steps; a later launch raises `RuntimeError`."""
         self._compute.shutdown()
 
     def _graph_size(self, num_seqs: int) -> int | None:
@@ -140,7 +140,7 @@ class TorchRunner:
     def _run(self, step: HostStep, told: "Future[_Result]") -> None:
         try:
             result = self._compute_or_fail(step)
-        except BaseException as error:  # noqa: BLE001 (what to do about it is the caller's choice)
+        except BaseException as error:  # noqa: BLE001 (the caller decides how to react)
             self._tell()
             told.set_exception(error)
         else:
@@ -150,7 +150,7 @@ class TorchRunner:
             self._tell()
 
     def _tell(self) -> None:
-        """Hand out the result that is held back, if there is one."""
+        """Announce the result that is held back, if there is one."""
         if self._untold is not None:
             told, result = self._untold
             self._untold = None
@@ -159,7 +159,7 @@ class TorchRunner:
     def _compute_or_fail(self, step: HostStep) -> _Result:
         with suppress(torch.OutOfMemoryError):
             return self._step(step)
-        # Only here, behind the error, are the step's tensors gone and can their memory be freed.
+        # Only here, after the error, have the step's tensors been released and can be freed.
         torch.cuda.empty_cache()
         raise StepFailed("the device has no memory for this step")
 
@@ -167,7 +167,7 @@ class TorchRunner:
     def _step(self, step: HostStep) -> _Result:
         if step.num_previous > self._num_drawn:
             raise StepFailed("the step before this one failed")
-        # Should this step fail, the next one finds nothing to go on with and fails too.
+        # If this step fails, the next one has no previous tokens and fails too.
         self._num_drawn = 0
         inputs = step.send()
         inputs.forward.token_ids[inputs.carried_tokens] = self._drawn[inputs.carried_rows]
@@ -176,7 +176,7 @@ class TorchRunner:
             logits = self._decoder.forward(inputs.forward, self._kv_cache)
         else:
             logits = self._graphs.logits(inputs.forward)[: step.num_sampled]
-        # A copy: edits are written over the logits.
+        # A copy, because edits are applied in place.
         scored = None if inputs.scores is None else logits[inputs.scores.score_rows]
         drawn = sample(self._ops, logits[: step.num_sampled], inputs.sampling, inputs.edits)
         self._drawn[: step.num_sampled] = drawn
@@ -187,13 +187,13 @@ class TorchRunner:
 
 
 def use_device(device: torch.device) -> None:
-    """Let the calling thread launch its kernels there."""
+    """Make ``device`` the current device of the calling thread."""
     if device.type == "cuda":
-        torch.cuda.set_device(device.index or 0)  # it takes no device without a number
+        torch.cuda.set_device(device.index or 0)  # it rejects a device without an index
 
 
 def _to_host(drawn: Tensor, scores: RowScores | None = None) -> _Result:
-    """Copy without waiting."""
+    """Copy to the host asynchronously."""
     if drawn.device.type == "cpu":
         return _Result(drawn, scores, None)
     there = _pinned(drawn)

@@ -1,4 +1,4 @@
-"""From a decoder to a runner: how long contexts are, how large the cache is, what is recorded."""
+"""Starts a runner for a decoder: chooses the context length and cache size, and records graphs."""
 
 import logging
 import time
@@ -22,24 +22,26 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerLimits:
-    """What a runner must have room for."""
+    """The capacity that a runner must provide."""
 
     block_size: int = 16
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     max_seq_len: int | None = None
-    """None: a sequence may be as long as the model and the cache allow."""
+    """None: limited by the model and the cache."""
     kv_cache_bytes: int | None = None
-    """None: on the CPU a share of the free memory, on a GPU what all else leaves of
-    ``gpu_memory_share``, but no more than ``max_num_seqs`` of the longest sequences can fill."""
+    """None: on the CPU a share of the free memory, on a GPU the rest of ``gpu_memory_share``, but
+    no more than ``max_num_seqs`` sequences of maximum length can fill."""
     gpu_memory_share: float = 0.9
-    """Of all its memory: for weights, steps, graphs and cache together."""
+    """The fraction of the GPU's memory for weights, activations, graphs and cache together."""
 
     def longest(self, decoder: Decoder) -> int:
-        """The longest context that is wanted. Raises `StartupError` where the model's is less."""
+        """The maximum context length. Raises `StartupError` if the model supports less."""
         longest = self.max_seq_len or decoder.max_seq_len
         if longest > decoder.max_seq_len:
-            raise StartupError(f"max_seq_len is {longest}, the model's is {decoder.max_seq_len}")
+            raise StartupError(
+                f"max_seq_len is {longest}, but the model supports {decoder.max_seq_len}"
+            )
         return longest
 
 
@@ -49,7 +51,7 @@ DEFAULT_LIMITS = RunnerLimits()
 def start_runner(
     decoder: Decoder, ops: Ops, limits: RunnerLimits, *, has_graphs: bool
 ) -> TorchRunner:
-    """Allocate the cache and record the decode steps, where ``has_graphs``.
+    """Allocate the cache and, with ``has_graphs``, record the decode steps.
 
     ``ops`` draw the tokens. Raises `StartupError`.
     """
@@ -58,7 +60,7 @@ def start_runner(
     kv_cache = _kv_cache(decoder, ops, limits, longest, graph_sizes)
     num_slots = kv_cache.num_blocks * kv_cache.block_size
     if limits.max_seq_len is not None and longest > num_slots:
-        raise StartupError(f"max_seq_len is {longest}, the KV cache holds {num_slots} tokens")
+        raise StartupError(f"max_seq_len is {longest}, but the KV cache holds {num_slots} tokens")
     longest = min(longest, num_slots)
     if isinstance(decoder, FusedDecoder):
         decoder.commit_ahead(kv_cache)
@@ -73,9 +75,10 @@ def start_runner(
 
 
 def can_record(decoder: Decoder, kernels: str) -> bool:
-    """Whether steps of this decoder can be recorded: they must not wait for the device.
+    """Whether steps of this decoder can be recorded, which requires that they never wait for the
+    device.
 
-    What transformers' modules do is not known, and the reference attention does wait.
+    This is unknown for transformers' modules, and the reference attention does wait.
     """
     is_ours = isinstance(decoder, NativeDecoder)
     return is_ours and decoder.device.type == "cuda" and kernels != "reference"
@@ -114,8 +117,8 @@ def _gpu_bytes(
     longest: int,
     graph_sizes: Sequence[int],
 ) -> int:
-    """What the device leaves to the cache. Kernels are compiled meanwhile, for no request to wait
-    for that: so it is measured even where the cache's size is given."""
+    """The memory left for the cache. It is measured even if the cache's size is given, because this
+    also compiles the kernels before the first request."""
     found = gpu_memory.measure(
         decoder,
         ops,
@@ -138,7 +141,7 @@ def _record(
         if done * 4 // total > (done - 1) * 4 // total:
             seconds = round(time.monotonic() - began, 1)
             extra = {"done": done, "total": total, "seconds": seconds}
-            logger.info("decode steps recorded", extra=extra)
+            logger.info("CUDA graphs recorded", extra=extra)
 
     try:
         return DecodeGraphs(
@@ -146,5 +149,5 @@ def _record(
         )
     except torch.OutOfMemoryError as error:
         raise StartupError(
-            "the device has no memory for the recorded decode steps: give the KV cache less"
+            "the device has no memory for the CUDA graphs: lower the size of the KV cache"
         ) from error

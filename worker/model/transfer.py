@@ -1,4 +1,4 @@
-"""Moves many small arrays to a device in a single copy."""
+"""Copies many small arrays to a device in a single transfer."""
 
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ _DTYPES = {
 
 
 class _Place(NamedTuple):
-    """Where an array lies, in its own elements."""
+    """The location of an array, in its own elements."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -25,10 +25,10 @@ class _Place(NamedTuple):
 
 
 class Packed:
-    """Arrays behind one another in host memory, ready for the one copy."""
+    """Arrays concatenated in host memory, ready for a single copy."""
 
     def __init__(self, arrays: dict[str, NDArray[Any]], device: torch.device) -> None:
-        """Lay out ``arrays``, each int64, int32 or float32, on their way to ``device``."""
+        """Lay out ``arrays``, each int64, int32 or float32, for ``device``."""
         self._device = device
         self._places: dict[str, _Place] = {}
         packed: list[tuple[int, NDArray[Any]]] = []
@@ -40,18 +40,18 @@ class Packed:
             self._places[name] = _Place(_DTYPES[flat.dtype], flat.shape, strides, size // item)
             packed.append((size, flat.view(np.uint8).ravel()))
             size += -(-flat.nbytes // _ALIGNMENT) * _ALIGNMENT
-        # Pinned memory comes from torch's cache, a ring that grows with the copies under way: it
-        # gives none away again before the copy that reads it is done.
+        # Pinned memory comes from torch's caching allocator, which does not reuse a block before
+        # the copy that reads it has completed.
         self._host = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
         writable = self._host.numpy()
         for start, data in packed:
             writable[start : start + len(data)] = data
 
     def send(self) -> dict[str, Tensor]:
-        """The arrays as tensors on the device, under their names.
+        """The arrays as tensors on the device, by name.
 
-        Does not wait for the copy: work of the same stream that follows sees it done. On the CPU
-        nothing is copied.
+        Asynchronous: later work on the same stream sees the copy completed. On the CPU nothing is
+        copied.
         """
         there = self._host.to(self._device, non_blocking=True)
         views = {dtype: there.view(dtype) for dtype in _DTYPES.values()}

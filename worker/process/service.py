@@ -234,9 +234,9 @@ class Worker:
                     self._held.obey(Cancel(request_id=request_id))
 
     async def _unread_grace_s(self, held: HeldJob) -> float:
-        """an answer that may be collected later, from any queue"""
+        """Seconds for which a run may continue, given its log; unlimited while it has a reader."""
         job = held.job
-        if job.mode == "final":  # collected later, maybe from a queue of another name
+        if job.mode == "final":  # may be collected later, from any queue
             return math.inf
         facts = {"request_id": job.request_id}
         with incidents.survived("job", "readers not looked up", **facts), suppress(BusError):

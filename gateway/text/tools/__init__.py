@@ -1,6 +1,6 @@
-"""Calls of tools in a text, in the forms in which models write them: one parser for each form.
+"""Parsers of tool calls, one for each format in which models write them.
 
-`TOOL_PARSERS` has them by name.
+`TOOL_PARSERS` lists them by name.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,4 +15,4 @@ TOOL_PARSERS: Mapping[str, Callable[[], Parser]] = {
     "llama3_json": Llama3Parser,
     "mistral": MistralParser,
 }
-"""By the names that workers announce."""
+"""By the names in workers' announcements."""

@@ -1,4 +1,4 @@
-"""A call of a tool, as the JSON object that models write: a name and an object of arguments."""
+"""A tool call as a JSON object with a name and arguments."""
 
 import json
 
@@ -10,7 +10,7 @@ _SPACE = " \t\r\n"
 
 
 class JsonValue:
-    """Finds the end of one JSON value. What stands inside is not checked: it is the model's."""
+    """Finds the end of one JSON value. Its content is not validated: the model wrote it."""
 
     def __init__(self) -> None:
         self.is_complete = False
@@ -20,7 +20,7 @@ class JsonValue:
         self._is_scalar = False
 
     def read(self, char: str) -> bool:
-        """Take the next character. Returns False if it stands after the value."""
+        """Read the next character. Returns False if it is after the value."""
         if self._in_string:
             self._read_string(char)
         elif self._is_scalar:
@@ -49,10 +49,10 @@ class JsonValue:
 
 
 class CallObject:
-    """Reads one object ``{"name": ..., "arguments": {...}}``, character by character.
+    """Parses one object ``{"name": ..., "arguments": {...}}``, character by character.
 
-    The call begins once its name is known and its arguments begin; until then the text may turn
-    out to be none, and is given back.
+    The call starts once its name is known and its arguments start. Until then the text may turn out
+    not to be a call, in which case it is returned as content.
     """
 
     def __init__(self, index: int) -> None:
@@ -74,11 +74,11 @@ class CallObject:
 
     @property
     def is_open(self) -> bool:
-        """Whether its arguments have begun and not ended."""
+        """Whether its arguments have started but not ended."""
         return self.has_begun and not self.is_complete and self._arguments is None
 
     def read(self, char: str) -> list[Piece]:
-        """Take the next character of an object that is not over."""
+        """Read the next character of an unfinished object."""
         if not self.has_begun:
             self.raw += char
         if self._value is not None:
@@ -151,7 +151,7 @@ class CallObject:
 
 
 def _arguments(text: str | None) -> str:
-    """Some models leave them out, or write them as a string that holds JSON."""
+    """Normalize arguments: some models omit them, or write them as a string that contains JSON."""
     if text is None or text == "null":
         return "{}"
     return _string(text) or text

@@ -1,4 +1,4 @@
-"""Calls between ``<tool_call>`` and ``</tool_call>``, as Hermes and Qwen models write them."""
+"""Tool calls between ``<tool_call>`` and ``</tool_call>``, as Hermes and Qwen models write them."""
 
 from gateway.text.pieces import Content, Piece
 from gateway.text.tags import Until
@@ -8,7 +8,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class HermesParser:
-    """What is no call stays content, tags and all."""
+    """Text that is not a call remains content, including tags."""
 
     def __init__(self) -> None:
         self._num_calls = 0

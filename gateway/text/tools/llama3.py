@@ -1,4 +1,4 @@
-"""Calls as bare JSON objects, as Llama 3 writes them: all of the answer, and nothing before it."""
+"""Tool calls as bare JSON objects that make up the whole answer, as Llama 3 writes them."""
 
 from gateway.text.pieces import Content, Piece
 from gateway.text.tags import Opening
@@ -9,7 +9,7 @@ _BETWEEN = " \t\r\n;,"
 
 
 class Llama3Parser:
-    """A text that does not begin with a call is content."""
+    """A text that does not start with a call is content."""
 
     def __init__(self) -> None:
         self._num_calls = 0

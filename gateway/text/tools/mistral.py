@@ -1,4 +1,4 @@
-"""Calls after ``[TOOL_CALLS]``: a list of objects, or ``name[ARGS]{...}`` of newer models."""
+"""Tool calls after ``[TOOL_CALLS]``: a list of objects, or ``name[ARGS]{...}`` for newer models."""
 
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece
 from gateway.text.tags import Until
@@ -9,10 +9,10 @@ _BETWEEN = " \t\r\n,"
 
 
 class MistralParser:
-    """What is no call stays content."""
+    """Text that is not a call remains content."""
 
     def __init__(self, *, is_open: bool = False) -> None:
-        """``is_open``: the text begins after the tag."""
+        """``is_open``: the text starts after the tag."""
         self._num_calls = 0
         self._outside = Until(TAG)
         self._follows_call = False
@@ -54,7 +54,7 @@ class MistralParser:
 
 
 class _Calls:
-    """What stands after one tag, character by character."""
+    """Parses the text after one tag, character by character."""
 
     def __init__(self, num_calls: int, tag: str) -> None:
         self.num_calls = num_calls
@@ -94,7 +94,7 @@ class _Calls:
         return self._give_back(char)
 
     def end(self) -> list[Piece]:
-        """What was held back, unless all of it was calls."""
+        """The held-back text, unless it consists of calls only."""
         call = self._call or self._named
         if self.num_calls or (call is not None and call.has_begun):
             return []
@@ -131,7 +131,7 @@ class _Calls:
 
 
 class _NamedCall:
-    """``name[ARGS]{...}`` or ``name{...}``."""
+    """A call of the form ``name[ARGS]{...}`` or ``name{...}``."""
 
     def __init__(self, index: int) -> None:
         self.index = index

@@ -59,7 +59,7 @@ def test_nothing_else_is_let_in(file: KeyFile, wrong: "type[str]") -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "message"), [("", "needs an API key"), ("Bearer wk-0-x", "key is not known")]
+    ("header", "message"), [("", "API key is required"), ("Bearer wk-0-x", "key is unknown")]
 )
 def test_a_missing_key_is_told_from_a_wrong_one(file: KeyFile, header: str, message: str) -> None:
     file.add("alice")

@@ -136,7 +136,7 @@ def test_what_the_hub_does_not_know_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("smollm2", "smollm2 is not here yet: run `warren pull smollm2`"),
+        ("smollm2", "smollm2 has not been downloaded: run `warren pull smollm2`"),
         ("gpt5", r"unknown model gpt5: known names are mine, smollm2 \(`warren pull NAME`"),
         ("org/absent", "org/absent is not in the hub's cache, and the hub cannot be reached"),
         ("./absent", r"there is no directory \./absent"),
@@ -155,17 +155,17 @@ def test_what_is_nowhere_is_refused(cache: Path, model: str, message: str) -> No
     ("changes", "message"),
     [
         ({"config.json": None}, r"has no config\.json"),
-        ({"model.safetensors": None}, "holds no weights: safetensors are needed"),
+        ({"model.safetensors": None}, "contains no weights: safetensors are required"),
         (
             {"model.safetensors": None, "pytorch_model.bin": b""},
-            "holds only pickle files, which can run code: safetensors are needed",
+            "contains only pickle files, which can run code: safetensors are required",
         ),
         ({"tokenizer.json": None}, r"has no tokenizer\.json"),
         (
             {"model.safetensors.index.json": b'{"weight_map": {"a": "1.safetensors"}}'},
             r"is incomplete: it lacks 1\.safetensors",
         ),
-        ({"model.safetensors.index.json": b"{"}, r"model\.safetensors\.index\.json is damaged"),
+        ({"model.safetensors.index.json": b"{"}, r"model\.safetensors\.index\.json is corrupt"),
     ],
 )
 def test_a_directory_that_no_worker_could_load_is_refused(
@@ -213,5 +213,5 @@ def test_clients_see_the_last_part_of_a_path_or_the_whole_hub_id(model: str, nam
 
 
 def test_a_name_that_no_client_could_send_is_refused() -> None:
-    with pytest.raises(StartupError, match=r"'my model' cannot be a model's name.*--served-name"):
+    with pytest.raises(StartupError, match=r"'my model' is not a valid model name.*--served-name"):
         store.served_name("/models/my model")

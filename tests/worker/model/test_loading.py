@@ -46,12 +46,14 @@ def test_a_sequence_is_no_longer_than_the_cache_unless_that_was_asked_for(model:
     runner.close()
     assert runner.max_seq_len == runner.num_blocks * 16 < 256
     limits = RunnerLimits(kv_cache_bytes=10_000, max_seq_len=200)
-    with pytest.raises(StartupError, match=f"is 200, the KV cache holds {runner.max_seq_len} tok"):
+    with pytest.raises(
+        StartupError, match=f"is 200, but the KV cache holds {runner.max_seq_len} tok"
+    ):
         load_runner(model, limits, device="cpu", dtype="float32")
 
 
 def test_a_context_beyond_the_model_is_refused(model: Path) -> None:
-    with pytest.raises(StartupError, match="max_seq_len is 257, the model's is 256"):
+    with pytest.raises(StartupError, match="max_seq_len is 257, but the model supports 256"):
         load_runner(model, RunnerLimits(max_seq_len=257), device="cpu")
 
 
@@ -91,7 +93,7 @@ def test_broken_files_are_named(model: Path) -> None:
     with pytest.raises(StartupError, match=r"model\.safetensors cannot be read"):
         load_runner(model, device="cpu")
     (model / "config.json").write_text("{")
-    with pytest.raises(StartupError, match=r"config\.json is not JSON"):
+    with pytest.raises(StartupError, match=r"config\.json is not valid JSON"):
         load_runner(model, device="cpu")
     (model / "config.json").unlink()
     with pytest.raises(StartupError, match=r"no config\.json"):

@@ -1,4 +1,4 @@
-"""Attention of one layer over the paged cache: what native and foreign decoders share."""
+"""Attention of one layer over the paged cache, used by the native and the transformers decoder."""
 
 from torch import Tensor
 
@@ -17,9 +17,10 @@ def attend(
     scale: float,
     sliding_window: int | None = None,
 ) -> Tensor:
-    """Attend to all of each sequence's context, this step's keys and values being stored already.
+    """Attend to each sequence's whole context; this step's keys and values are already stored.
 
-    ``query`` is [num_tokens, num_heads, head_dim], rotary positions applied. Returns its shape.
+    ``query`` is [num_tokens, num_heads, head_dim], with rotary positions applied. Returns its
+    shape.
     """
     key_cache, value_cache = kv_cache.layer(layer)
     return ops.paged_attention(

@@ -1,8 +1,8 @@
-"""Models without a family of their own: transformers' modules with our paged attention.
+"""The transformers fallback: any causal LM of transformers, with our paged attention.
 
-Everything but attention works on single tokens, so that a packed step [1, num_tokens] with its
-positions is all such a model needs. `worker.model.decoders.probe` proves that at load, for this
-very model, or refuses it by name.
+All layers except attention process tokens independently, so a packed step [1, num_tokens] with its
+positions is sufficient input. At load time `worker.model.decoders.probe` verifies this for the
+model, or rejects the model by its type.
 """
 
 from collections.abc import Callable
@@ -31,10 +31,10 @@ def load(
     device: torch.device,
     ops: Callable[[AttentionShape], Ops],
 ) -> "ForeignDecoder":
-    """Load any causal LM of transformers from safetensors; no code of the checkpoint is run.
+    """Load a causal LM from safetensors; no code of the checkpoint is executed.
 
-    ``ops`` chooses the operations once the model's heads are known. Raises `StartupError` where
-    weights are missing or the model does what our attention cannot.
+    ``ops`` chooses the operations once the model's heads are known. Raises `StartupError` if
+    weights are missing or the model needs a kind of attention that we do not support.
     """
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     library: Any = transformers
@@ -42,7 +42,7 @@ def load(
     try:
         config = library.AutoConfig.from_pretrained(directory, **options)
     except (OSError, ValueError) as error:
-        raise StartupError(f"transformers does not know {directory.name}: {error}") from error
+        raise StartupError(f"transformers does not support {directory.name}: {error}") from error
     try:
         model, report = library.AutoModelForCausalLM.from_pretrained(
             directory,
@@ -54,7 +54,7 @@ def load(
             **options,
         )
     except KeyError as error:
-        # Old modelling code looks the attention's name up in a table of its own.
+        # Old modelling code looks up the attention's name in a table of its own.
         raise probe.refusal(config, "its attention cannot be replaced") from error
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         raise StartupError(f"transformers cannot load {directory.name}: {error}") from error
@@ -64,7 +64,7 @@ def load(
 
 
 class ForeignDecoder:
-    """A `Decoder` around a transformers model. Raises `StartupError` if its probe fails."""
+    """A `Decoder` around a transformers model. Raises `StartupError` if the probe fails."""
 
     def __init__(self, model: Any, ops: Callable[[AttentionShape], Ops]) -> None:
         self._model = model
@@ -112,7 +112,8 @@ class ForeignDecoder:
 
 @dataclass(frozen=True, slots=True)
 class PagedAttention:
-    """The attention of one step, as transformers calls it; its arguments were examined at load."""
+    """The attention of one step, with transformers' interface; its arguments were checked at load
+    time."""
 
     ops: Ops
     shape: AttentionShape

@@ -1,4 +1,5 @@
-"""The decoder of `worker.model.decoders.native` on the CPU: a whole step is one library call."""
+"""The CPU variant of `worker.model.decoders.native`: a whole step is one call of the C++
+library."""
 
 import logging
 
@@ -24,8 +25,8 @@ logger = logging.getLogger(__name__)
 class FusedDecoder(LlamaFamily):
     """A `Decoder` of the Llama family.
 
-    Activations are float32 throughout. A token's logits do not depend on what else is in the step
-    nor on how its prompt was cut, to the last bit.
+    Activations are float32 throughout. A token's logits are bit-identical whatever else is in the
+    step and however its prompt was chunked.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class FusedDecoder(LlamaFamily):
         dtype: torch.dtype,
         num_threads: int,
     ) -> None:
-        """Pack the weights as they are read, so that no more than one layer is held twice.
+        """Pack the weights as they are read, so that at most one layer is in memory twice.
 
         ``dtype`` is the cache's: float32 or bfloat16. Raises `StartupError` as `WeightReader` does.
         """
@@ -57,7 +58,7 @@ class FusedDecoder(LlamaFamily):
         return torch.device("cpu")
 
     def commit_ahead(self, kv_cache: KVCache) -> None:
-        """Have the memory of this cache, which all steps will use, committed in the background."""
+        """Commit the memory of this cache, which all steps will use, in the background."""
         self._committed = CommittedAhead(library(), kv_cache.keys, kv_cache.values)
         self._committed.use(0)
 
@@ -83,14 +84,14 @@ class FusedDecoder(LlamaFamily):
 
 
 def why_not(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> str | None:
-    """What keeps `FusedDecoder` from computing this model; None if nothing does."""
+    """The reason why `FusedDecoder` does not support this model; None if it does."""
     if config.hidden_size % 2 or config.intermediate_size % 2:
         return "the native kernels need even sizes"
     return native_obstacle(config.head_dim, dtype, device)
 
 
 class _Packing:
-    """Packs weights and keeps nothing else of them."""
+    """Packs weights without keeping the originals."""
 
     def __init__(self, native: Library, num_threads: int) -> None:
         self._library = native

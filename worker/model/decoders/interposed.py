@@ -1,4 +1,4 @@
-"""Running a transformers model with an attention of ours in place of its own."""
+"""Runs a transformers model with our attention in place of its own."""
 
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -8,28 +8,29 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 NAME = "warren"
-"""Under which transformers finds our attention; models build no masks for it."""
+"""The name under which our attention is registered; models build no masks for it."""
 NAME_WITH_MASKS = "warren_with_masks"
-"""The same for models that shall build their masks: the probe reads them."""
+"""The same for models that build their masks, which the probe reads."""
 
 
 Attention: TypeAlias = Callable[
     [Any, Tensor, Tensor, Tensor, Tensor | None, dict[str, Any]], Tensor
 ]
-"""What transformers calls once a layer: (module, query, key, value, mask, arguments) -> output.
+"""The function that transformers calls once per layer: (module, query, key, value, mask, arguments)
+-> output.
 
 ``query`` is [1, num_heads, num_tokens, head_dim], key and value have num_kv_heads; the output is
 [1, num_tokens, num_heads, head_dim].
 """
 
-# Not an argument of the model's forward: StableLM, Nemotron and others do not pass arguments on.
+# Not an argument of the model's forward: StableLM, Nemotron and others do not forward arguments.
 _attention: ContextVar[Attention] = ContextVar("attention")
 
 
 def logits_with(
     attention: Attention, model: Any, token_ids: Tensor, positions: Tensor, rows: Tensor
 ) -> Tensor:
-    """Logits [len(rows), vocab_size] of packed tokens [num_tokens], attending by ``attention``."""
+    """Logits [len(rows), vocab_size] of packed tokens [num_tokens], computed with ``attention``."""
     token = _attention.set(attention)
     try:
         logits: Tensor = model(

@@ -1,4 +1,4 @@
-"""Llama, SmolLM, Mistral, Qwen2 and Qwen3: one decoder, written against the ops."""
+"""One decoder for Llama, SmolLM, Mistral, Qwen2 and Qwen3, written against the ops."""
 
 from dataclasses import replace
 
@@ -17,12 +17,12 @@ from worker.model.weights.layers import DecoderWeights, LayerWeights, Linear
 
 
 class LlamaFamily:
-    """What both decoders of the family say of themselves: the sizes in their configuration."""
+    """The sizes that both decoders of the family take from their configuration."""
 
     def __init__(self, config: DecoderConfig, max_seq_len: int) -> None:
-        """Raises `StartupError` where the rotary scaling is not known.
+        """``max_seq_len`` is the maximum context length that will be used.
 
-        ``max_seq_len`` is the longest context that will ever be asked for.
+        Raises `StartupError` if the rotary scaling is not supported.
         """
         self._config = config
         self._rope_table = rope_table(config.rope, config.head_dim, max_seq_len)
@@ -51,8 +51,8 @@ class LlamaFamily:
 class NativeDecoder(LlamaFamily):
     """A `Decoder` of the Llama family.
 
-    What sets the families apart is in their weights and configuration: biases, norms of queries and
-    keys, sliding windows, tied embeddings, the scaling of rotary positions.
+    The families differ only in weights and configuration: biases, norms of queries and keys,
+    sliding windows, tied embeddings, and the scaling of rotary positions.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class NativeDecoder(LlamaFamily):
         return self._config.hidden_size
 
     def without_head(self) -> "NativeDecoder":
-        """The same weights; instead of logits it returns hidden states [num_sampled, hidden_size]
-        in float32."""
+        """A decoder with the same weights that returns hidden states [num_sampled, hidden_size] in
+        float32 instead of logits."""
         ops = replace(self._ops, logits=lambda hidden, weight: hidden.float())
         return NativeDecoder(self._config, self._weights, ops, self.max_seq_len)
 
@@ -85,7 +85,7 @@ class NativeDecoder(LlamaFamily):
         """See `Decoder.forward`."""
         ops, weights, eps = self._ops, self._weights, self._config.rms_norm_eps
         residual = functional.embedding(inputs.token_ids, weights.embedding)
-        hidden = torch.zeros_like(residual)  # all layers then begin alike
+        hidden = torch.zeros_like(residual)  # so that the first layer is not a special case
         for index, layer in enumerate(weights.layers):
             hidden, residual = ops.add_rms_norm(hidden, residual, layer.input_norm, eps)
             hidden = self._attention(index, layer, hidden, inputs, kv_cache)

@@ -1,15 +1,16 @@
-"""What a transformers model asks of attention, found out by running it, or a refusal by name.
+"""Determines how a transformers model uses attention by running it, or rejects the model.
 
-A model that does not call a registered function, or asks it for something that our attention does
-not do, would run all the same and give wrong tokens. So each model is run twice at load:
+A model that bypasses the registered attention function, or needs a feature that our attention
+lacks, would run without an error and produce wrong tokens. Each model is therefore run twice at
+load time:
 
-1. With an attention that records. It must be called once for each layer, in the right shapes, with
-   arguments that we implement, and the mask that the model builds for the layer must be causal
-   with a window or without.
+1. With a recording attention. It must be called once per layer, with the right shapes and supported
+   arguments, and the mask that the model builds for the layer must be causal, with or without a
+   sliding window.
 2. With the same tokens in other rows, one of them replaced and moved far away. All others must
-   come to the same logits: then nothing but attention mixes tokens, and positions are what we say,
-   not where a token lies in the batch. Recurrent layers, convolutions and rotary frequencies that
-   depend on the longest sequence fail here.
+   have the same logits. This proves that only attention mixes tokens, and that positions are the
+   ones passed in, not a token's index in the batch. Recurrent layers, convolutions and rotary
+   frequencies that depend on the longest sequence fail here.
 
 In both runs attention returns a token's own query + key + value, which depends on nothing else.
 """
@@ -29,12 +30,12 @@ _SHIFT = 8
 _FAR = (1 << 20) + 4321
 _OTHER_MASK = -1
 _IRRELEVANT = {"scaling", "sliding_window", "is_causal", "position_ids", "cache_position"}
-"""Arguments that are read below, or that say what the step's positions say already."""
+"""Arguments that are read below, or that follow from the step's positions."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """How one layer attends."""
+    """The kind of attention in one layer."""
 
     scale: float
     sliding_window: int | None
@@ -42,7 +43,7 @@ class LayerAttention:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What a decoder must know of its model."""
+    """The attention parameters that a decoder needs."""
 
     layers: tuple[LayerAttention, ...]
     num_kv_heads: int
@@ -53,11 +54,11 @@ class AttentionShape:
 
 
 class Unsupported(Exception):
-    """Why a model cannot run with our attention, as the end of a sentence about it."""
+    """The reason why a model cannot use our attention, as the end of a sentence about it."""
 
 
 def examine(model: Any) -> AttentionShape:
-    """Probe a model that was loaded with `NAME_WITH_MASKS`, and set it to `NAME`.
+    """Probe a model that was loaded with `NAME_WITH_MASKS`, and switch it to `NAME`.
 
     Raises `StartupError`.
     """
@@ -79,7 +80,8 @@ def refusal(config: Any, reason: str) -> StartupError:
 
 @dataclass(slots=True)
 class Recorder:
-    """An attention that checks how it is called and gives each token only what is its own."""
+    """An attention that checks its arguments and returns values that depend only on the token
+    itself."""
 
     layers: dict[int, LayerAttention] = field(default_factory=dict)
     kv_shapes: set[tuple[int, int, torch.dtype]] = field(default_factory=set)
@@ -108,7 +110,8 @@ class Recorder:
 
 
 def own_values(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any) -> Tensor:
-    """[1, heads, tokens, dim] to [1, tokens, heads, dim]: the sum of a token's own three."""
+    """[1, heads, tokens, dim] to [1, tokens, heads, dim]: the sum of a token's query, key and
+    value."""
     groups = query.shape[1] // key.shape[1]
     return (query + (key + value).repeat_interleave(groups, dim=1)).transpose(1, 2)
 
@@ -123,7 +126,7 @@ def _record(model: Any) -> AttentionShape:
             "attention"
         )
     if len(recorder.kv_shapes) != 1:
-        raise Unsupported("its layers differ in heads")
+        raise Unsupported("its layers differ in their heads")
     ((num_kv_heads, head_dim, dtype),) = recorder.kv_shapes
     return AttentionShape(
         layers=tuple(recorder.layers[layer] for layer in range(config.num_hidden_layers)),
@@ -184,7 +187,7 @@ def _check_arguments(arguments: dict[str, Any]) -> None:
 
 
 def _window(module: Any, mask: Tensor | None, arguments: dict[str, Any]) -> int | None:
-    """The layer's sliding window: the mask decides, and where there is none the argument."""
+    """The layer's sliding window, from the mask or, if there is none, from the argument."""
     window: int | None = arguments.get("sliding_window")
     if mask is None:
         is_causal = arguments.get("is_causal")
@@ -200,23 +203,24 @@ def _window(module: Any, mask: Tensor | None, arguments: dict[str, Any]) -> int 
 
 
 def window_of_mask(*, mask_function: Any, device: torch.device, **_: Any) -> Tensor:
-    """The mask that `Recorder` reads: [1, 1, 1, 1] int64, a sliding window, 0 for full attention
-    or `_OTHER_MASK`.
+    """The mask that `Recorder` reads: [1, 1, 1, 1] int64, a sliding window, 0 for full attention or
+    `_OTHER_MASK`.
 
-    The function is asked about tokens a million positions on, where every window has an end, and
-    at two neighbours, which tells a window from fixed chunks.
+    The mask function is evaluated for tokens a million positions ahead, beyond any window, and at
+    two neighbours, which distinguishes a sliding window from fixed chunks.
     """
     try:
         windows = {_window_at(position, mask_function, device) for position in (_FAR, _FAR + 1)}
     except (IndexError, RuntimeError):
-        # It looks into tables of this step: a mask for these very tokens.
+        # It indexes tables of this step, so it is a mask for these tokens only.
         windows = {_OTHER_MASK}
     window = windows.pop() if len(windows) == 1 else _OTHER_MASK
     return torch.tensor(window, device=device).view(1, 1, 1, 1)
 
 
 def _window_at(position: int, mask_function: Any, device: torch.device) -> int:
-    """How many tokens up to ``position`` it sees; 0 for all, `_OTHER_MASK` if they have gaps."""
+    """The number of visible tokens up to ``position``; 0 for all, `_OTHER_MASK` if there are
+    gaps."""
     zero = torch.zeros((), dtype=torch.int64, device=device)
     keys = torch.arange(position + _NUM_TOKENS, device=device)
     visible = mask_function(zero, zero, zero + position, keys).expand(len(keys))

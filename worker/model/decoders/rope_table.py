@@ -1,4 +1,4 @@
-"""The angles of rotary position embedding, scaled as a model's configuration says."""
+"""The angles of rotary position embeddings, scaled according to a model's configuration."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from shared.errors import StartupError
 def rope_table(rope: dict[str, Any], head_dim: int, num_positions: int) -> Tensor:
     """Cosines, then sines, of each position's angles: [num_positions, head_dim] float32.
 
-    Raises `StartupError` naming a scaling that is not known, or what a known one lacks.
+    Raises `StartupError` for an unsupported scaling or a missing parameter.
     """
     rope_type = rope["rope_type"]
     if rope_type not in _SCALINGS:
@@ -36,7 +36,7 @@ def _linear(frequencies: Tensor, rope: dict[str, Any]) -> tuple[Tensor, float]:
 
 
 def _llama3(frequencies: Tensor, rope: dict[str, Any]) -> tuple[Tensor, float]:
-    """Slow angles are stretched, fast ones kept, those between interpolated (Llama 3.1)."""
+    """Scale low frequencies, keep high ones, and interpolate between them (Llama 3.1)."""
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     turns = rope["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
@@ -44,11 +44,11 @@ def _llama3(frequencies: Tensor, rope: dict[str, Any]) -> tuple[Tensor, float]:
 
 
 def _yarn(frequencies: Tensor, rope: dict[str, Any]) -> tuple[Tensor, float]:
-    """As `_llama3`, but interpolated over dimensions (Peng et al., arXiv:2309.00071)."""
+    """Like `_llama3`, but interpolated over dimensions (Peng et al., arXiv:2309.00071)."""
     num_angles = len(frequencies)
 
     def dimension(num_turns: float) -> float:
-        """The angle that turns so often over the original context."""
+        """The dimension whose angle makes ``num_turns`` rotations over the original context."""
         context_len = rope["original_max_position_embeddings"]
         turns = context_len / (num_turns * 2 * math.pi)
         return num_angles * math.log(turns) / math.log(rope["rope_theta"])

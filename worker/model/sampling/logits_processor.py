@@ -1,4 +1,4 @@
-"""Biases, penalties and bans: what is done to logits before tokens are drawn."""
+"""Logits processing before the draw: biases, penalties and bans."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,31 +15,31 @@ from worker.engine.interface import ScheduledSequence, TokenPenalties
 
 @dataclass(frozen=True, slots=True)
 class EditInputs:
-    """What to do to the logits of some tokens of some rows; rows and ids are int64."""
+    """The edits to the logits of some tokens of some rows; rows and ids are int64."""
 
     bias_rows: Tensor
-    """[num_biases], as the two that follow."""
+    """[num_biases], like the two fields below."""
     bias_ids: Tensor
     biases: Tensor
     """float32, added first."""
     penalty_rows: Tensor
-    """[num_penalties], as the three that follow."""
+    """[num_penalties], like the three fields below."""
     penalty_ids: Tensor
     repetitions: Tensor
-    """float32, by which positive logits are divided and others multiplied."""
+    """float32; positive logits are divided by it, others multiplied."""
     subtracted: Tensor
     """float32, subtracted after that."""
     banned_rows: Tensor
-    """[num_banned], as the one that follows."""
+    """[num_banned], like the field below."""
     banned_ids: Tensor
     masked_rows: Tensor
     """[num_masked]."""
     masks: Tensor
-    """[num_masked, ceil(vocab_size / 32)] int32: bit t % 32 of word t // 32 admits token t."""
+    """[num_masked, ceil(vocab_size / 32)] int32: bit t % 32 of word t // 32 allows token t."""
 
 
 def edit_arrays(sampled: Sequence[ScheduledSequence]) -> dict[str, NDArray[Any]]:
-    """Lay out the `EditInputs` of the sampled rows; empty where nothing is edited."""
+    """Lay out the `EditInputs` of the sampled rows; empty if nothing is edited."""
     edited = [(row, s.edits) for row, s in enumerate(sampled) if s.edits is not None]
     if not edited:
         return {}
@@ -57,7 +57,7 @@ def edit_arrays(sampled: Sequence[ScheduledSequence]) -> dict[str, NDArray[Any]]
 
 
 def edit(ops: Ops, logits: Tensor, edits: EditInputs) -> Tensor:
-    """Return the edited ``logits`` [num_sampled, vocab_size]; writes over them."""
+    """Return the edited ``logits`` [num_sampled, vocab_size]; edits them in place."""
     if edits.bias_rows.numel():
         ones = torch.ones_like(edits.biases)
         logits = ops.adjust_logits(logits, edits.bias_rows, edits.bias_ids, ones, edits.biases)
@@ -73,7 +73,7 @@ def edit(ops: Ops, logits: Tensor, edits: EditInputs) -> Tensor:
 
 
 def _penalty_arrays(penalized: list[tuple[int, TokenPenalties]]) -> dict[str, NDArray[Any]]:
-    # As many entries as tokens were seen: copied as they lie in memory.
+    # One entry per token that occurred; the arrays are copied as they are.
     sizes = [len(penalties.token_ids) for _, penalties in penalized]
     nothing = np.zeros(0, np.int64)
     return {
@@ -92,7 +92,7 @@ def _penalty_arrays(penalized: list[tuple[int, TokenPenalties]]) -> dict[str, ND
 
 
 def _spread(counts: Iterable[tuple[int, int]]) -> NDArray[Any]:
-    """Each row as often as it is counted."""
+    """Repeat each row by its count."""
     rows, sizes = zip(*counts, strict=True)
     return np.repeat(np.array(rows, np.int64), sizes)
 

@@ -1,4 +1,4 @@
-"""How likely tokens were, by the logits as they came from the model."""
+"""Log probabilities of tokens, from the logits before processing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,16 +14,17 @@ from worker.engine.interface import ScheduledSequence, StepScores, TokenScore
 
 @dataclass(frozen=True, slots=True)
 class ScoreInputs:
-    """Which rows of a step's logits are scored: those of drawn tokens, then those of prompts."""
+    """The rows of a step's logits to score: those of drawn tokens, then those of prompts."""
 
     score_rows: Tensor
     """[num_scores] int64."""
     score_ids: Tensor
-    """int64: the last rows' tokens; the first rows' are those that they draw."""
+    """int64: the tokens of the prompts' rows; the other rows are scored with the tokens they
+    draw."""
 
 
 class RowScores(NamedTuple):
-    """One row for each of ``score_rows``."""
+    """The scores, with one row for each of ``score_rows``."""
 
     logprobs: Tensor
     """[num_scores] float32."""
@@ -34,12 +35,12 @@ class RowScores(NamedTuple):
 
 
 class ScorePlan:
-    """Whose the scores of a step are."""
+    """The assignment of a step's scores to its sequences."""
 
     def __init__(
         self, sampled: Sequence[ScheduledSequence], scored: Sequence[ScheduledSequence]
     ) -> None:
-        """The logits of ``sampled`` come first, and behind them those that score prompts."""
+        """The logits of ``sampled`` come first, followed by those that score prompts."""
         self._drawn = {
             row: sequence.sampling.logprobs
             for row, sequence in enumerate(sampled)
@@ -49,10 +50,10 @@ class ScorePlan:
         self._token_ids = [token_id for sequence in scored for token_id in sequence.scored_ids]
         self._num_sampled = len(sampled)
         self.depth = max([*self._drawn.values(), *(depth for _, depth in self._prompts)], default=0)
-        """How many of the most likely tokens are told at most."""
+        """The maximum number of most likely tokens that are returned."""
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Lay out the step's `ScoreInputs`; empty where nobody asks for scores."""
+        """Lay out the step's `ScoreInputs`; empty if no scores are requested."""
         if not (self._drawn or self._prompts):
             return {}
         prompts = range(self._num_sampled, self._num_sampled + len(self._token_ids))
@@ -62,7 +63,7 @@ class ScorePlan:
         }
 
     def told(self, scores: RowScores) -> StepScores:
-        """The scores, once they are on the host."""
+        """Assign the scores, once they are on the host."""
         rows = zip(*(tensor.tolist() for tensor in scores), strict=True)
 
         def take(depth: int) -> TokenScore:
@@ -75,7 +76,8 @@ class ScorePlan:
 
 
 def score(logits: Tensor, inputs: ScoreInputs, drawn: Tensor, depth: int) -> RowScores:
-    """Score ``logits`` [num_scores, vocab_size], the rows of ``inputs``, and their best ``depth``.
+    """Score ``logits`` [num_scores, vocab_size], the rows of ``inputs``, with the best ``depth``
+    tokens.
 
     ``drawn`` is [num_sampled]. A row's scores depend on that row alone.
     """

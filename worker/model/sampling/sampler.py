@@ -1,6 +1,6 @@
-"""Draws the next token of every sampled row at once.
+"""Draws the next token of all sampled rows at once.
 
-Its random numbers are counted: each depends on where it is used and on nothing else.
+The random numbers are counter-based: each depends only on the position for which it is used.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,8 @@ _GAMMA = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class SamplingInputs:
-    """How to draw each row; all tensors but ``filtered_rows`` are [num_sampled]."""
+    """The sampling parameters of each row; all tensors except ``filtered_rows`` are
+    [num_sampled]."""
 
     temperatures: Tensor
     """float32; 0 is greedy."""
@@ -30,8 +31,8 @@ class SamplingInputs:
     uniforms: Tensor
     """float32, multiples of 2**-24 in [0, 1)."""
     filtered_rows: Tensor
-    """[num_filtered] int64: the rows that are not greedy and for which top-k, top-p or min-p drops
-    tokens; only these pay for that."""
+    """[num_filtered] int64: the rows that are not greedy and are filtered by top-k, top-p or min-p;
+    only these incur its cost."""
 
 
 def sample(
@@ -39,8 +40,8 @@ def sample(
 ) -> Tensor:
     """Return a token id for each row of ``logits`` [num_sampled, vocab_size]: int64.
 
-    Without ``sampling`` every row is greedy. Edits are written over ``logits``. A row's token
-    depends on that row and its own parameters alone.
+    Without ``sampling`` every row is greedy. Edits are applied to ``logits`` in place. A row's
+    token depends only on that row and its own parameters.
     """
     if edits is not None:
         logits = edit(ops, logits, edits)
@@ -60,7 +61,7 @@ def sample(
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
-    """Return the number in [0, 1) that decides token ``position`` of a choice.
+    """Return the number in [0, 1) that determines token ``position`` of a choice.
 
     A multiple of 2**-24, so that float32 holds it exactly. ``seed`` is unsigned, 64 bits.
     """

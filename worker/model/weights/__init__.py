@@ -1,4 +1,4 @@
-"""The weights of a decoder, read from a checkpoint and laid out as they are multiplied with.
+"""The weights of a decoder, read from a checkpoint into the layout of its kernels.
 
 `layers` reads them; `matrices`, `awq` and `gguf` are the formats.
 """

@@ -1,5 +1,5 @@
-"""Checkpoints in AutoAWQ's layout: 4-bit matrices with a scale and a zero for each group of inputs
-(Lin et al., arXiv:2306.00978)."""
+"""Checkpoints in AutoAWQ's layout: 4-bit matrices with a scale and a zero point for each group of
+inputs (Lin et al., arXiv:2306.00978)."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from worker.checkpoints.checkpoint import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class AwqWeight:
-    """A matrix [outputs, inputs] as `kernels.reference.awq_linear` takes it."""
+    """A matrix [outputs, inputs] in the layout of `kernels.reference.awq_linear`."""
 
     qweight: Tensor
     scales: Tensor
@@ -21,14 +21,14 @@ class AwqWeight:
 
     @property
     def group_size(self) -> int:
-        """Inputs that share a scale and a zero."""
+        """The number of inputs that share a scale and a zero point."""
         return self.qweight.shape[0] * NIBBLES // self.scales.shape[0]
 
 
 class AwqMatrices:
-    """A `MatrixReader` of packed matrices, and of those that the checkpoint left as floats.
+    """A `MatrixReader` of packed matrices, and of matrices that the checkpoint stores as floats.
 
-    Unless they are to stay packed, they are plain tensors of ``dtype`` from here on.
+    Unless packed matrices are kept, all become plain tensors of ``dtype``.
     """
 
     def __init__(
@@ -50,7 +50,9 @@ class AwqMatrices:
     def linear(self, names: list[str], shape: tuple[int, int]) -> Tensor | AwqWeight:
         are_packed = {self._checkpoint.has(_part(name, "qweight")) for name in names}
         if len(are_packed) > 1:
-            raise StartupError(f"{names[0]} is packed as AWQ and its neighbours are not")
+            raise StartupError(
+                f"{names[0]} is packed as AWQ, but the matrices fused with it are not"
+            )
         if are_packed == {False}:
             return self._checkpoint.read(names, shape, self._dtype, self._device)
         packed = self._packed(names, shape)
@@ -60,7 +62,7 @@ class AwqMatrices:
         return dense.t().to(self._dtype, memory_format=torch.contiguous_format)
 
     def _packed(self, names: list[str], shape: tuple[int, int]) -> AwqWeight:
-        """The named matrices beside one another: AWQ stores them transposed."""
+        """The named matrices, concatenated; AWQ stores them transposed."""
         qweight, qzeros, scales = (
             torch.cat([self._checkpoint.get(_part(name, kind)) for name in names], dim=1)
             for kind in ("qweight", "qzeros", "scales")

@@ -1,4 +1,4 @@
-"""The packed matrices of a GGUF file, under the names of its conversion to safetensors."""
+"""The packed matrices of a GGUF file, by the names of its conversion to safetensors."""
 
 import math
 import re
@@ -27,22 +27,23 @@ _LINEARS = {
 
 
 class GgufWeights:
-    """Raises `StartupError` where the file is damaged."""
+    """The matrices of one GGUF file. Raises `StartupError` if the file is corrupt."""
 
     def __init__(self, path: Path, head_dim: int) -> None:
         header = read_header(path)
         self._head_dim = head_dim
         self._tensors = header.tensors
         self._has_interleaved_heads = header.architecture == "llama"
-        # Mapped, so that only what is asked for is read; private, as torch wants to write.
+        # Mapped, so that only the requested parts are read; private, because torch needs write
+        # access.
         size = path.stat().st_size
         self._bytes = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
         if any(_end(tensor) > size for tensor in self._tensors.values()):
-            raise StartupError(f"{path.name} is cut off")
+            raise StartupError(f"{path.name} is truncated")
 
     @property
     def main_format(self) -> QuantFormat | None:
-        """That of most linear layers; None where it is not one of ours."""
+        """The format of most linear layers; None if it is not supported."""
         kinds = Counter(
             tensor.kind
             for name, tensor in self._tensors.items()
@@ -52,7 +53,7 @@ class GgufWeights:
         return _FORMATS.get(kind)
 
     def get(self, name: str, shape: tuple[int, ...]) -> QuantizedWeight | None:
-        """The matrix of this name and shape, its blocks still in the file; None if none is here."""
+        """The matrix of this name and shape, still backed by the file; None if there is none."""
         gguf_name = _gguf_name(name)
         tensor = self._tensors.get(gguf_name)
         if tensor is None or tensor.shape != shape or tensor.kind not in _FORMATS:
@@ -76,7 +77,8 @@ def _gguf_name(name: str) -> str:
 
 
 def _halves(num_rows: int, head_dim: int) -> torch.Tensor:
-    """Where the rows are: llama.cpp rotates neighbours, Hugging Face the halves of a head.
+    """The row order of a matrix: llama.cpp rotates adjacent pairs, Hugging Face the halves of a
+    head.
 
     As in transformers' ``LlamaTensorProcessor``, which does the same to whole matrices.
     """

@@ -1,4 +1,4 @@
-"""The weights of a native decoder, fused as it multiplies with them."""
+"""The weights of a native decoder, with matrices fused as they are multiplied."""
 
 import re
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ from worker.model.weights.awq import AwqWeight
 from worker.model.weights.matrices import matrix_reader
 
 _WITHOUT_EFFECT = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
-"""Stored by old versions of transformers; follows from the configuration."""
+"""Stored by old versions of transformers; redundant with the configuration."""
 
 
 M_co = TypeVar("M_co", bound=Matrix | AwqWeight, covariant=True)
-"""What the matrices of a layer are."""
+"""The type of a layer's matrices."""
 T_co = TypeVar("T_co", bound=Matrix, covariant=True)
-"""What tables are: Tensor once `DecoderWeights.dequantized` has been through them."""
+"""The type of embedding tables: Tensor after `DecoderWeights.dequantized`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class LayerWeights(Generic[M_co]):
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights(Generic[T_co]):
-    """``embedding`` and ``lm_head`` are [vocab_size, hidden_size], and the same where tied."""
+    """All weights. ``embedding`` and ``lm_head`` are [vocab_size, hidden_size], the same object if
+    tied."""
 
     embedding: T_co
     layers: tuple[LayerWeights[T_co | AwqWeight], ...]
@@ -57,7 +58,7 @@ class DecoderWeights(Generic[T_co]):
     lm_head: T_co
 
     def dequantized(self, dtype: torch.dtype) -> "DecoderWeights[Tensor]":
-        """Everything but AWQ's matrices as plain tensors of one type."""
+        """All weights except AWQ matrices as plain tensors of one type."""
         embedding = _dense(self.embedding, dtype)
         is_tied = self.lm_head is self.embedding
         return DecoderWeights(
@@ -69,9 +70,9 @@ class DecoderWeights(Generic[T_co]):
 
 
 class WeightReader:
-    """Reads the weights of a checkpoint part by part; keeps nothing of them.
+    """Reads the weights of a checkpoint part by part, without keeping them.
 
-    Raises `StartupError` where a tensor is missing, has the wrong shape or cannot be packed.
+    Raises `StartupError` if a tensor is missing, has the wrong shape or cannot be packed.
     """
 
     def __init__(
@@ -86,8 +87,8 @@ class WeightReader:
     ) -> None:
         """Matrices are read by `matrix_reader`.
 
-        ``vector_dtype`` is that of norms and biases: without it the matrices', float32 for packed
-        ones.
+        ``vector_dtype`` is the type of norms and biases; by default that of the matrices, or
+        float32 if these are packed.
         """
         vectors = weight_format if isinstance(weight_format, torch.dtype) else torch.float32
         self._checkpoint = checkpoint
@@ -105,7 +106,7 @@ class WeightReader:
 
     @property
     def is_tied(self) -> bool:
-        """Whether the embedding is the output projection too."""
+        """Whether the embedding is also the output projection."""
         return self._config.has_tied_embeddings
 
     def embedding(self) -> Matrix:
@@ -115,22 +116,24 @@ class WeightReader:
         return self._table("model.embed_tokens.weight")
 
     def lm_head(self) -> Matrix:
-        """[vocab_size, hidden_size], where it is not tied."""
+        """[vocab_size, hidden_size]; only if it is not tied."""
         return self._table("lm_head.weight")
 
     def layers(self) -> Iterator[LayerWeights[Matrix | AwqWeight]]:
-        """One layer after another."""
+        """Read one layer after another."""
         return (self._layer(f"model.layers.{i}.") for i in range(self._config.num_layers))
 
     def norm(self) -> Tensor:
         return self._vector(["model.norm.weight"], self._config.hidden_size)
 
     def check_complete(self) -> None:
-        """Raise `StartupError` where a tensor has no place in this model and was left out, which
-        would change the model without a word."""
+        """Raise `StartupError` if a tensor of the checkpoint was not used, which would silently
+        change the model."""
         left = [name for name in self._checkpoint.unread if not _WITHOUT_EFFECT.fullmatch(name)]
         if left:
-            raise StartupError(f"{len(left)} tensors have no place in the model, {left[0]} first")
+            raise StartupError(
+                f"{len(left)} tensors are not part of the supported architecture, e.g. {left[0]}"
+            )
 
     def _table(self, name: str) -> Matrix:
         return self._matrices.table(name, (self._config.vocab_size, self._config.hidden_size))
@@ -164,7 +167,7 @@ class WeightReader:
         )
 
     def _optional(self, names: list[str], size: int) -> Tensor | None:
-        """Whether a family has these shows in the checkpoint."""
+        """A vector that some families have: None if it is not in the checkpoint."""
         return self._vector(names, size) if self._checkpoint.has(names[0]) else None
 
     def _vector(self, names: list[str], size: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""How the matrices of a checkpoint are read: as floats, or packed."""
+"""Reads the matrices of a checkpoint, as floats or packed."""
 
 from typing import Protocol
 
@@ -22,14 +22,15 @@ _TABLE_FORMAT: QuantFormat = "q8_0"
 
 
 class MatrixReader(Protocol):
-    """Both methods raise `StartupError` where a tensor is missing or has another shape."""
+    """The protocol of a reader. Both methods raise `StartupError` for a missing tensor or a wrong
+    shape."""
 
     def table(self, name: str, shape: tuple[int, int]) -> Matrix:
-        """Embedding or output projection, [vocab_size, hidden_size]."""
+        """The embedding or output projection, [vocab_size, hidden_size]."""
         ...
 
     def linear(self, names: list[str], shape: tuple[int, int]) -> Matrix | AwqWeight:
-        """The named tensors one below the other, [outputs of all, inputs]."""
+        """The named tensors stacked, [sum of outputs, inputs]."""
         ...
 
 
@@ -42,10 +43,10 @@ def matrix_reader(
     is_awq: bool = False,
     awq_stays: bool = False,
 ) -> MatrixReader:
-    """A dtype reads matrices as plain tensors, a quantized format packs them.
+    """Choose the reader: a dtype reads matrices as plain tensors, a quantized format packs them.
 
-    Those of an AWQ checkpoint become plain tensors, too, unless ``awq_stays``. Raises
-    `StartupError` where they would have to be packed again.
+    Matrices of an AWQ checkpoint are converted to plain tensors unless ``awq_stays``. Raises
+    `StartupError` if they would have to be quantized again.
     """
     if not isinstance(weight_format, torch.dtype):
         if is_awq:
@@ -74,10 +75,10 @@ class FloatMatrices:
 class PackedMatrices:
     """Matrices in one quantized format; embedding and output projection in q8_0.
 
-    These two cost quality first, and a token reads but one row of the embedding. A GGUF file beside
-    the checkpoint that is mostly in this format, as one that the checkpoint was converted from is,
-    gives its blocks as they are, each matrix in its own format. All else is quantized from the
-    checkpoint. Also raises `StartupError` for what cannot be packed.
+    These two affect quality most, and a token reads only one row of the embedding. If a GGUF file
+    beside the checkpoint is mostly in this format, for example the one that the checkpoint was
+    converted from, its blocks are used unchanged, each matrix in its own format. Everything else is
+    quantized from the checkpoint. Also raises `StartupError` for a matrix that cannot be packed.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class PackedMatrices:
         if shape[1] % BLOCK_INPUTS:
             raise StartupError(
                 f"{names[0]} has {shape[1]} inputs, {self._format} needs a multiple of "
-                f"{BLOCK_INPUTS}: choose a weight format of floats"
+                f"{BLOCK_INPUTS}: use another weight format"
             )
         stored = self._checkpoint.parts(names, shape)
         parts = [
@@ -123,9 +124,9 @@ class PackedMatrices:
 
 
 def _is_same(packed: QuantizedWeight, stored: Tensor) -> bool:
-    """Whether a checkpoint holds these values, rounded to its type; judged by eight rows.
+    """Whether a checkpoint holds these values, rounded to its type; checked on eight rows.
 
-    A file may lie beside a checkpoint that it has nothing to do with, or order its rows otherwise.
+    The file may be unrelated to the checkpoint, or order its rows differently.
     """
     rows = torch.linspace(0, len(stored) - 1, 8).long()
     return torch.equal(dequantize(packed.rows(rows)).to(stored.dtype), stored[rows])
@@ -141,7 +142,7 @@ def _quantized(name: str, stored: Tensor, quant_format: QuantFormat) -> Quantize
 def _stacked(
     parts: list[QuantizedWeight], quant_format: QuantFormat, device: torch.device
 ) -> QuantizedWeight:
-    """``quant_format`` is that of parts which differ in theirs."""
+    """Stack the parts; ``quant_format`` is used if their formats differ."""
     if len({part.format for part in parts}) > 1:
         parts = [
             part if part.format == quant_format else quantize(dequantize(part), quant_format)

@@ -268,5 +268,5 @@ def test_code_of_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     )
     (tmp_path / "homemade.py").write_text("raise SystemExit('ran')")
 
-    with pytest.raises(StartupError, match="transformers does not know"):
+    with pytest.raises(StartupError, match="transformers does not support"):
         load(tmp_path)
