@@ -71,8 +71,8 @@ def _check_secured(settings: GatewaySettings, address: str) -> None:
     is_secured = settings.keys_file is not None or settings.allow_anonymous
     if not is_secured and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         raise StartupError(
-            f"{settings.host} accepts requests from other machines, but API keys are not configured: "
-            "set --keys-file, or set --allow-anonymous true"
+            f"{settings.host} accepts requests from other machines, but no API keys are "
+            "configured: set --keys-file, or --allow-anonymous true"
         )
 
 

@@ -1,7 +1,7 @@
-"""Tensors in, tensors out: the operations of the model, each with a plain torch specification.
+"""The operations of the model on tensors, each with a specification in plain torch.
 
-transformers probes for a distribution of this name; the version below every one it accepts keeps it
-from taking this package for that one. Nothing is imported here.
+transformers probes for a distribution of this name. The version below is lower than any that it
+accepts, so that it does not mistake this package for that one. Nothing is imported here.
 """
 
 __version__ = "0.0.0"

@@ -1,10 +1,10 @@
-"""Matrices in 4 bits as AWQ checkpoints have them (Lin et al., arXiv:2306.00978), repacked.
+"""4-bit matrices of AWQ checkpoints (Lin et al., arXiv:2306.00978), repacked.
 
-A checkpoint's words hold 8 outputs of one input. Here a word holds 8 inputs of one output, so that
-a thread sums what it unpacks by itself, and neighbouring threads read neighbouring words. Inputs
-come in chunks of 128, whose 16 rows of words follow one another: nibble j of word row r, counted
-from the lowest, is input 16 j + r of the chunk. The inputs of one nibble are then 16 neighbours,
-which is what a matrix instruction takes at a time.
+A checkpoint's word holds 8 outputs of one input. Here a word holds 8 inputs of one output, so that
+a thread can sum what it unpacks, and adjacent threads read adjacent words. Inputs are grouped in
+chunks of 128 inputs, stored as 16 consecutive rows of words: nibble j of word row r, counted from
+the lowest, is input 16 j + r of the chunk. The inputs of one nibble are then 16 adjacent inputs,
+the amount that a matrix instruction takes at a time.
 """
 
 import torch
@@ -16,16 +16,16 @@ NIBBLES = 8
 CHUNK_INPUTS = 128
 CHUNK_WORDS = CHUNK_INPUTS // NIBBLES
 _CHECKPOINT_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of its 8 outputs each nibble of a checkpoint's word is, from the lowest."""
+"""The output that each nibble of a checkpoint's word belongs to, from the lowest nibble."""
 
 
 def repack_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Turn a checkpoint's tensors into those of `kernels.reference.awq_linear`.
+    """Convert a checkpoint's tensors to those of `kernels.reference.awq_linear`.
 
     ``qweight`` is [inputs, outputs / 8] int32, ``qzeros`` [num_groups, outputs / 8] int32,
-    ``scales`` [num_groups, outputs]. Returns ``qweight`` [inputs / 8, outputs] int32, ``scales`` as
-    they are and ``zeros`` [num_groups, outputs] uint8. Raises `ValueError` if shapes differ or
-    inputs are no multiple of 128.
+    ``scales`` [num_groups, outputs]. Returns ``qweight`` [inputs / 8, outputs] int32, ``scales``
+    unchanged and ``zeros`` [num_groups, outputs] uint8. Raises `ValueError` if shapes do not match
+    or the number of inputs is not a multiple of 128.
     """
     inputs, outputs = qweight.shape[0], qweight.shape[1] * NIBBLES
     num_groups = scales.shape[0]
@@ -58,7 +58,7 @@ def check_awq(
     bias: Tensor | None,
     group_size: int,
 ) -> None:
-    """Raise `ValueError` if shapes differ, or inputs cannot be so grouped."""
+    """Raise `ValueError` if shapes do not match, or the inputs cannot be grouped like this."""
     inputs, outputs = hidden.shape[-1], qweight.shape[1]
     check_shape("qweight", qweight, (inputs // NIBBLES, None))
     check_shape("scales", scales, (inputs // group_size, outputs))
@@ -69,16 +69,16 @@ def check_awq(
 
 
 def _check_groups(inputs: int, num_groups: int) -> None:
-    """A chunk has whole groups, or a group whole chunks; neighbours of a nibble share theirs."""
+    """Check that a chunk consists of whole groups, or a group of whole chunks."""
     if inputs % CHUNK_INPUTS:
-        raise ValueError(f"{inputs} inputs are no multiple of {CHUNK_INPUTS}")
+        raise ValueError(f"{inputs} inputs are not a multiple of {CHUNK_INPUTS}")
     size = inputs // num_groups
     if size * num_groups != inputs or (size % CHUNK_INPUTS and size not in (16, 32, 64)):
         raise ValueError(f"{inputs} inputs cannot be in {num_groups} groups of equal size")
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """A checkpoint's words, [rows, words], as [rows, 8 * words] uint8."""
+    """Unpack a checkpoint's words, [rows, words], to [rows, 8 * words] uint8."""
     unpacked = torch.empty(*packed.shape, NIBBLES, dtype=torch.uint8, device=packed.device)
     for place, output in enumerate(_CHECKPOINT_ORDER):
         unpacked[..., output] = packed >> 4 * place & 15

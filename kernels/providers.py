@@ -1,7 +1,7 @@
-"""The operations that a model is written against, and the choice of who provides them.
+"""The operations of a model, and the choice of their provider.
 
-Every provider is a package of this one with a function per op, named and called like its twin in
-`kernels.reference`, which is the specification and stands in where a provider has none of its own.
+Every provider is a subpackage with one function per op, with the name and signature of its twin in
+`kernels.reference`. The reference is the specification, and is used for ops that a provider lacks.
 """
 
 import importlib
@@ -172,9 +172,8 @@ class Ops:
 def load_ops(provider: Provider = "reference", *, is_batch_invariant: bool = False) -> Ops:
     """Import a provider: op ``x`` is function ``x`` of module ``kernels.<provider>.x``.
 
-    With ``is_batch_invariant`` a row's result depends on that row alone, bit for bit: ops that
-    would rather look at the batch, because that is faster, are told not to. The native ops never
-    do.
+    With ``is_batch_invariant`` a row's result is bit-identical whatever else is in the batch; ops
+    that otherwise adapt to the batch for speed are told not to. The native ops never adapt.
     """
     names = [field.name for field in fields(Ops)]
     ops = {name: getattr(_module(provider, name), name) for name in names}

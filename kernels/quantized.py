@@ -1,7 +1,7 @@
-"""Matrices packed as GGUF packs them: blocks of 32 inputs that share a scale.
+"""Matrices quantized like GGUF's: blocks of 32 inputs that share a scale.
 
-Layouts, rounding and arithmetic are those of ggml's reference (ggml-quants.c: quantize_row_*_ref,
-dequantize_row_*). `dequantize` is the specification of whoever multiplies with packed blocks.
+Layout, rounding and arithmetic are those of ggml's reference (ggml-quants.c: quantize_row_*_ref,
+dequantize_row_*). `dequantize` is the specification for multiplication with packed blocks.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,19 +19,19 @@ BLOCK_INPUTS = 32
 BLOCK_BYTES: dict[QuantFormat, int] = {"q8_0": 34, "q4_0": 18, "q4_1": 20}
 
 _CHUNK = 1 << 20
-"""Elements converted at a time: what an operation leaves, the next one finds in the cache."""
+"""Elements converted at a time, so that intermediate results stay in the cache."""
 _HALF = 0.5 - 2**-25
-"""Added before truncation, the greatest float below 0.5 rounds halves away from zero, and exactly:
-0.5 itself would lift its predecessor to 1."""
+"""The greatest float below 0.5. Added before truncation, it rounds halves away from zero exactly;
+0.5 itself would round its predecessor up to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
     """A matrix [outputs, inputs] as uint8 ``blocks`` [outputs, inputs // 32, bytes of a block].
 
-    A block begins with its float16 scale. q8_0: 32 int8. q4_0: 16 bytes, input i in the low half
-    of byte i and input i + 16 in the high half, 8 too great. q4_1: the same, not shifted, behind a
-    float16 minimum.
+    A block starts with its float16 scale. q8_0: 32 int8. q4_0: 16 bytes, input i in the low nibble
+    of byte i and input i + 16 in the high nibble, each offset by 8. q4_1: the same without offset,
+    after a float16 minimum.
     """
 
     format: QuantFormat
@@ -52,7 +52,7 @@ class QuantizedWeight:
         return self.blocks.device
 
     def rows(self, index: Tensor) -> "QuantizedWeight":
-        """The outputs that ``index``, [any] int64, names, in its order."""
+        """The outputs selected by ``index``, [any] int64, in its order."""
         return QuantizedWeight(self.format, self.blocks[index])
 
 
@@ -60,9 +60,10 @@ Matrix: TypeAlias = Tensor | QuantizedWeight
 
 
 def quantize(weight: Tensor, quant_format: QuantFormat) -> QuantizedWeight:
-    """Pack [outputs, inputs] of any float type.
+    """Quantize a matrix [outputs, inputs] of any float type.
 
-    Raises `ValueError` if inputs are no multiple of 32, or a scale is NaN or beyond float16.
+    Raises `ValueError` if the number of inputs is not a multiple of 32, or if a scale is NaN or
+    exceeds float16.
     """
     check_shape("weight", weight, [None, None])
     outputs, inputs = weight.shape
@@ -87,7 +88,7 @@ def dequantize(weight: QuantizedWeight) -> Tensor:
 
 
 def _chunks(source: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Both in pieces of as many rows."""
+    """Split both tensors into pieces of equal numbers of rows."""
     outputs = len(source)
     num_rows = max(1, _CHUNK * outputs // max(1, target.numel(), source.numel()))
     return zip(torch.split(source, num_rows), torch.split(target, num_rows), strict=True)
@@ -102,7 +103,7 @@ def _pack_q8_0(values: Tensor, blocks: Tensor) -> None:
 
 
 def _pack_q4_0(values: Tensor, blocks: Tensor) -> None:
-    """The value that is farthest from zero becomes -8, so that the scale may be negative."""
+    """The value with the largest magnitude becomes -8, so the scale may be negative."""
     farthest = values.gather(-1, values.abs().argmax(dim=-1, keepdim=True))
     scale = farthest.div_(-8)
     scaled = (values * _inverse(scale)).add_(8.5)
@@ -120,7 +121,7 @@ def _pack_q4_1(values: Tensor, blocks: Tensor) -> None:
 
 
 def _inverse(scale: Tensor) -> Tensor:
-    """0 also where a scale is so small that it has none: such a block is zero in float16."""
+    """The inverse, or 0 if the scale is too small for one: such a block is zero in float16."""
     inverse = scale.reciprocal()
     return inverse.masked_fill_(inverse.isinf(), 0)
 
@@ -128,7 +129,7 @@ def _inverse(scale: Tensor) -> Tensor:
 def _put_float16(values: Tensor, target: Tensor) -> None:
     halves = values.half()
     if not halves.isfinite().all():
-        raise ValueError("weight has NaN, or values too great for a float16 scale")
+        raise ValueError("weight has NaN, or values too large for a float16 scale")
     target.copy_(halves.view(torch.uint8))
 
 
@@ -163,7 +164,8 @@ def _float16(two_bytes: Tensor) -> Tensor:
 
 
 _Convert: TypeAlias = Callable[[Tensor, Tensor], None]
-"""From the first into the second: [rows, blocks of a row, 32 or the bytes of a block]."""
+"""Converts the first tensor into the second: [rows, blocks of a row, 32 or the bytes of a
+block]."""
 
 _PACK: dict[QuantFormat, _Convert] = {
     "q8_0": _pack_q8_0,

@@ -1,4 +1,4 @@
-"""The one check at every tensor boundary."""
+"""Shape checks for tensor arguments."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def check_shape(name: str, tensor: Tensor, expected: Sequence[int | None]) -> None:
-    """Raise `ValueError` naming both shapes unless they agree; None stands for any length."""
+    """Raise `ValueError` naming both shapes unless they match; None matches any length."""
     if len(tensor.shape) != len(expected) or any(
         want is not None and have != want for have, want in zip(tensor.shape, expected, strict=True)
     ):

@@ -1,1 +1,1 @@
-"""C++ for the CPU: compiled on first use, called through a plain C interface."""
+"""The CPU kernels in C++, compiled on first use and called through a C interface."""

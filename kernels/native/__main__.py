@@ -1,4 +1,4 @@
-"""Compiles ahead of the first use, for this processor; with --all for every one, for an image."""
+"""Compiles the CPU kernels ahead of time for this processor; with --all for every variant."""
 
 import sys
 

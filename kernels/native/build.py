@@ -1,4 +1,4 @@
-"""Compiles the sources for a kind of processor, once, and keeps the result."""
+"""Compiles the C++ sources for a processor variant, and caches the result."""
 
 import hashlib
 import os
@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 _SOURCES = Path(__file__).with_name("src")
 BUILT = Path(__file__).with_name("built")
-"""Where an image has them compiled beforehand: it brings no compiler."""
+"""The location of precompiled libraries in images without a compiler."""
 _FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread")
 _TIMEOUT_S = 600
 
@@ -26,15 +26,15 @@ VARIANTS: Mapping[str, tuple[frozenset[str], tuple[str, ...]]] = MappingProxyTyp
         "avx2": (frozenset({"avx2", "fma", "f16c", "bmi2"}), ("-march=x86-64-v3",)),
     }
 )
-"""What /proc/cpuinfo has to list, and how to compile for it; the best first."""
+"""The required flags of /proc/cpuinfo, and the compiler options; best variant first."""
 
 
 class Unavailable(Exception):
-    """This machine cannot compile or run the library; the message says why."""
+    """This machine cannot compile or run the library; the message gives the reason."""
 
 
 def best_variant() -> str:
-    """The first variant that this processor runs. Raises `Unavailable`."""
+    """The first variant that this processor supports. Raises `Unavailable`."""
     flags = _cpu_flags()
     for name, (needed, _) in VARIANTS.items():
         if needed <= flags:
@@ -45,10 +45,11 @@ def best_variant() -> str:
 def build(
     variant: str, *, directory: Path | None = None, extra_flags: tuple[str, ...] = ()
 ) -> Path:
-    """Return the library of a variant, compiled into ``directory`` unless that was done before.
+    """Return the library of a variant; compile it into ``directory`` if necessary.
 
-    The directory is the user's cache where none is named. Of several processes the last one to
-    finish wins, with the same bytes. Raises `Unavailable` if there is no compiler or it fails.
+    The default directory is the user's cache. If several processes compile it, the last one
+    replaces the file with identical bytes. Raises `Unavailable` if there is no compiler or it
+    fails.
     """
     flags = (*_FLAGS, *VARIANTS[variant][1], *extra_flags)
     name = f"{variant}-{_digest(flags)}.so"
@@ -86,7 +87,7 @@ def _digest(flags: tuple[str, ...]) -> str:
 
 
 def user_directory() -> Path:
-    """As worker.checkpoints.cache.cache_directory, which is out of reach here."""
+    """The same as worker.checkpoints.cache.cache_directory, which must not be imported here."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "warren" / "native"
 
 

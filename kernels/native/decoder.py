@@ -1,4 +1,4 @@
-"""A whole step of a decoder of the Llama family in one call, weights packed."""
+"""A whole step of a decoder of the Llama family in one call, with packed weights."""
 
 import ctypes
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class PackedLayer:
 
 @dataclass(frozen=True, slots=True)
 class PackedModel:
-    """``embedding`` and ``lm_head`` are the same object where tied."""
+    """A model with packed weights. ``embedding`` and ``lm_head`` are the same object if tied."""
 
     layers: Sequence[PackedLayer]
     embedding: PackedWeight
@@ -87,7 +87,8 @@ class PackedDecoder:
         )
 
     def profile(self) -> dict[str, float]:
-        """Seconds that each part of a step took since the last call; the first begins to count."""
+        """Seconds spent in each part of a step since the last call; the first call starts the
+        measurement."""
         counted = self._seconds
         self._seconds = torch.zeros(len(PARTS), dtype=torch.float64)
         return {} if counted is None else dict(zip(PARTS, counted.tolist(), strict=True))
@@ -107,13 +108,12 @@ class PackedDecoder:
         """Return the logits of the sampled rows, [num_sampled, vocab_size] float32.
 
         The index tensors are those of `kernels.reference.store_kv` and `paged_attention`, the
-        caches [num_layers, num_blocks, block_size, num_kv_heads, head_dim]. The result is
-        overwritten by the next call. Nothing of a row's
-        result depends on what else is in the step, bit for bit. Raises `MemoryError` if the
-        activations find no room.
+        caches are [num_layers, num_blocks, block_size, num_kv_heads, head_dim]. The result is
+        overwritten by the next call. A row's result is bit-identical whatever else is in the step.
+        Raises `MemoryError` if the activations cannot be allocated.
         """
         logits = self._room_for(len(sampled_rows))
-        seconds = self._seconds  # held until the call is over: `profile` may put another in place
+        seconds = self._seconds  # kept during the call: `profile` may replace it
         cache = cache_view(keys[0], values[0])
         step = StepView(
             pointer(token_ids),
@@ -145,7 +145,7 @@ class PackedDecoder:
         return logits
 
     def _room_for(self, num_rows: int) -> Tensor:
-        # Megabytes that were given back after each step would be cleared before the next one.
+        # Megabytes that were freed after each step would be cleared again before the next one.
         if num_rows > len(self._logits):
             self._logits = torch.empty(num_rows, self._model.lm_head.outputs)
         return self._logits[:num_rows]

@@ -1,4 +1,4 @@
-"""Draws one token a row from its softmax, by inversion of its cumulative distribution."""
+"""Draws one token per row from its softmax, by inversion of its cumulative distribution."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from kernels.reference.draw_rows import check_draws
 def draw_rows(logits: Tensor, temperatures: Tensor, floors: Tensor, uniforms: Tensor) -> Tensor:
     """See `kernels.reference.draw_rows`, with which it agrees up to rounding.
 
-    Reads a greedy row twice, another three times and a piece of it again.
+    Reads a greedy row twice, other rows three times and a part of them again.
     """
     return drawn_from(library(), logits, temperatures, floors, uniforms)
 
@@ -18,7 +18,7 @@ def draw_rows(logits: Tensor, temperatures: Tensor, floors: Tensor, uniforms: Te
 def drawn_from(
     native: Library, logits: Tensor, temperatures: Tensor, floors: Tensor, uniforms: Tensor
 ) -> Tensor:
-    """`draw_rows` of a library that need not be this processor's own."""
+    """`draw_rows` of a given library, which may be built for another processor."""
     check_draws(logits, temperatures, floors, uniforms)
     logits = logits.float().contiguous()
     params = [t.contiguous() for t in (temperatures, floors, uniforms)]

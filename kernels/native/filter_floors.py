@@ -1,4 +1,4 @@
-"""Top-k, top-p and min-p as one number a row, without a sort."""
+"""Top-k, top-p and min-p as one cutoff per row, without sorting."""
 
 import torch
 from torch import Tensor
@@ -12,8 +12,8 @@ def filter_floors(
 ) -> Tensor:
     """See `kernels.reference.filter_floors`, with which it agrees up to rounding.
 
-    Reads a row once for its greatest logit, once for its mass where top-p asks for that, and once
-    for the tokens near the most likely one; only these are looked at again.
+    Reads a row once for its maximum, once for its total mass if top-p requires it, and once for the
+    tokens near the maximum; only these are examined further.
     """
     return floors_of(library(), logits, temperatures, top_ks, top_ps, min_ps)
 
@@ -26,7 +26,7 @@ def floors_of(
     top_ps: Tensor,
     min_ps: Tensor,
 ) -> Tensor:
-    """`filter_floors` of a library that need not be this processor's own."""
+    """`filter_floors` of a given library, which may be built for another processor."""
     check_filters(logits, temperatures, top_ks, top_ps, min_ps)
     logits = logits.float().contiguous()
     params = [t.contiguous() for t in (temperatures, top_ks, top_ps, min_ps)]

@@ -1,4 +1,4 @@
-"""The C interface of the compiled library: its structures and functions, and a team of threads."""
+"""The C interface of the compiled library: structures, functions and thread teams."""
 
 import ctypes
 import threading
@@ -171,19 +171,20 @@ class Library:
 
     @property
     def lanes(self) -> int:
-        """Floats in a vector."""
+        """The number of floats in a vector register."""
         lanes: int = self.functions.warren_lanes()
         return lanes
 
     def team(self, num_threads: int) -> int:
-        """Threads that run one operation at a time; shared by all who want as many."""
+        """A team of threads for one operation at a time; shared by all callers with the same
+        number."""
         with self._lock:
             if num_threads not in self._teams:
                 self._teams[num_threads] = self.functions.warren_team(num_threads)
             return self._teams[num_threads]
 
     def workspace(self, owner: object) -> int:
-        """Memory for activations, freed with its owner."""
+        """Memory for activations, freed together with its owner."""
         workspace: int = self.functions.warren_workspace()
         weakref.finalize(owner, self.functions.warren_free_workspace, workspace)
         return workspace
@@ -191,12 +192,12 @@ class Library:
 
 @cache
 def library() -> Library:
-    """The library for this processor, compiled if need be. Raises `Unavailable`."""
+    """The library for this processor, compiled if necessary. Raises `Unavailable`."""
     return Library(build(best_variant()))
 
 
 def pointer(tensor: Tensor | None) -> int | None:
-    """Where a contiguous tensor lies. Raises `ValueError` for others."""
+    """The address of a contiguous tensor. Raises `ValueError` for other tensors."""
     if tensor is None:
         return None
     if not tensor.is_contiguous():

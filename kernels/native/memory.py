@@ -1,4 +1,4 @@
-"""Memory that every step walks through."""
+"""Allocates memory that every step reads or writes."""
 
 import math
 import mmap
@@ -15,9 +15,9 @@ _AHEAD_BYTES = 4 * _PIECE_BYTES
 
 
 def allocate(num_bytes: int) -> Tensor:
-    """Return uint8 [num_bytes] of zeros, in huge pages where the system has them.
+    """Return zeros, uint8 [num_bytes], in huge pages if the system supports them.
 
-    Fewer pages are found faster. They are committed at their first use. Raises `MemoryError`.
+    Huge pages reduce TLB misses. They are committed at their first use. Raises `MemoryError`.
     """
     try:
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -29,11 +29,11 @@ def allocate(num_bytes: int) -> Tensor:
 
 
 class CommittedAhead:
-    """[num_layers, ...] tensors whose memory is committed shortly before it is used.
+    """Tensors [num_layers, ...] whose memory is committed shortly before it is used.
 
-    The first to write to a page waits until the system has cleared it: 0.1 s for a step that
-    begins new pages in every layer. So threads that run while nobody else does go ahead, and no
-    more memory is taken than is soon needed.
+    The first write to a page waits until the system has cleared it, which takes 0.1 s for a step
+    that starts new pages in every layer. Threads therefore commit memory ahead of its use while the
+    processor is idle, but no more than will soon be needed.
     """
 
     def __init__(self, library: Library, *caches: Tensor) -> None:
@@ -42,7 +42,8 @@ class CommittedAhead:
         self._end = 0
 
     def use(self, num_bytes: int) -> threading.Thread | None:
-        """The first ``num_bytes`` of each layer are in use; return who goes ahead, if anybody."""
+        """Mark the first ``num_bytes`` of each layer as used; return the committing thread, if
+        any."""
         start = self._end
         pieces = math.ceil((num_bytes + _AHEAD_BYTES) / _PIECE_BYTES)
         end = min(pieces * _PIECE_BYTES, self._layers[0].nbytes)
@@ -56,7 +57,7 @@ class CommittedAhead:
         return thread
 
     def _commit(self, start: int, end: int) -> None:
-        """All layers come along together, as they are used."""
+        """Commit all layers in parallel, in the order of their use."""
         os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
         for piece in range(start, end, _PIECE_BYTES):
             num_bytes = min(_PIECE_BYTES, end - piece)

@@ -1,4 +1,4 @@
-"""Matrices as the library multiplies with them: 16 outputs side by side."""
+"""Matrices in the library's layout: panels of 16 outputs."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class PackedWeight:
     inputs: int
 
     def view(self) -> WeightView:
-        """For the library; valid as long as this object lives."""
+        """The structure for the library; valid during the lifetime of this object."""
         return WeightView(
             pointer(self.panels),
             pointer(self.bias),
@@ -37,9 +37,9 @@ class PackedWeight:
 def pack(
     library: Library, weight: Matrix, bias: Tensor | None = None, *, num_threads: int = 1
 ) -> PackedWeight:
-    """Pack a matrix of float32, bfloat16 or blocks.
+    """Pack a matrix of float32, bfloat16 or quantized blocks.
 
-    Raises `ValueError` if the inputs are odd, or for another type.
+    Raises `ValueError` if the number of inputs is odd, or for another type.
     """
     name = weight.format if isinstance(weight, QuantizedWeight) else str(weight.dtype)[6:]
     if name not in _FORMATS:

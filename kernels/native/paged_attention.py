@@ -1,4 +1,4 @@
-"""Causal attention of packed queries over keys and values that lie in blocks."""
+"""Causal attention of packed queries over a paged KV cache."""
 
 import ctypes
 
@@ -37,8 +37,8 @@ def paged_attention(
     """See `kernels.reference.paged_attention`.
 
     Caches are float32 or bfloat16; head_dim is a multiple of 16, at most 256, and block_size
-    divides 32. Computed in float32. A token's result depends on its own context alone, to the last
-    bit.
+    divides 32. Computed in float32. A token's result is bit-identical whatever else is in the
+    batch.
     """
     return attend(
         library(),
@@ -65,7 +65,7 @@ def attend(
     scale: float,
     sliding_window: int | None,
 ) -> Tensor:
-    """`paged_attention` of a library that need not be this processor's own."""
+    """`paged_attention` of a given library, which may be built for another processor."""
     num_heads, head_dim = query.shape[1:]
     check_shape("key_cache", key_cache, (None, None, None, head_dim))
     check_shape("value_cache", value_cache, key_cache.shape)
@@ -76,7 +76,7 @@ def attend(
     cache = cache_view(key_cache, value_cache)
     if num_heads % cache.num_kv_heads:
         raise ValueError(
-            f"{num_heads} query heads are no multiple of {cache.num_kv_heads} key heads"
+            f"{num_heads} query heads are not a multiple of {cache.num_kv_heads} key heads"
         )
     batch = BatchView(
         pointer(block_tables),
@@ -100,13 +100,13 @@ def attend(
 def cache_view(key_cache: Tensor, value_cache: Tensor) -> CacheView:
     """One layer's cache, [num_blocks, block_size, num_kv_heads, head_dim].
 
-    Raises `ValueError` if the library cannot read it.
+    Raises `ValueError` if the library does not support it.
     """
     _, block_size, num_kv_heads, head_dim = key_cache.shape
     if key_cache.dtype not in CACHE_TYPES or value_cache.dtype != key_cache.dtype:
         raise ValueError(f"a cache of {key_cache.dtype}, expected float32 or bfloat16")
     if head_dim % HEAD_STEP or head_dim > MAX_HEAD_DIM or SPAN % block_size:
-        raise ValueError(f"head_dim {head_dim} with blocks of {block_size} slots")
+        raise ValueError(f"head_dim {head_dim} with blocks of {block_size} slots is not supported")
     return CacheView(
         pointer(key_cache),
         pointer(value_cache),

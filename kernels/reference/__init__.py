@@ -1,1 +1,1 @@
-"""Plain torch: the specification of every operation."""
+"""The specification of every operation, in plain torch."""

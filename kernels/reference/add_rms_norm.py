@@ -1,4 +1,4 @@
-"""The residual connection and the normalisation that follows it, in one."""
+"""The residual connection fused with the normalization that follows it."""
 
 from torch import Tensor
 
@@ -12,8 +12,8 @@ def add_rms_norm(
     """Return ``(rms_norm(hidden + residual), hidden + residual)``.
 
     ``hidden`` and ``residual`` are [num_tokens, width], ``weight`` is [width], all of one dtype. A
-    provider may write the results over ``hidden`` and ``residual``: use only what is returned.
-    Raises `ValueError` if shapes differ.
+    provider may overwrite ``hidden`` and ``residual``: use only the returned tensors. Raises
+    `ValueError` if shapes do not match.
     """
     check_shape("residual", residual, hidden.shape)
     total = hidden + residual

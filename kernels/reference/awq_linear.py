@@ -1,4 +1,4 @@
-"""A projection with weights in 4 bits (AWQ: Lin et al., arXiv:2306.00978)."""
+"""A projection with 4-bit weights (AWQ: Lin et al., arXiv:2306.00978)."""
 
 from torch import Tensor
 
@@ -17,10 +17,10 @@ def awq_linear(
     """Return ``hidden @ weight + bias``: [num_tokens, outputs], computed in float32, rounded once.
 
     ``hidden`` is [num_tokens, inputs], ``bias`` [outputs] of the same dtype. The weight is packed
-    as `kernels.awq.repack_awq` says: ``qweight`` [inputs / 8, outputs] int32, ``scales`` [inputs /
-    group_size, outputs] of any float dtype, ``zeros`` of their shape in uint8. Inputs are a
-    multiple of 128; a group has 16, 32, 64 or a multiple of 128 of them. Raises `ValueError` if
-    shapes differ.
+    by `kernels.awq.repack_awq`: ``qweight`` [inputs / 8, outputs] int32, ``scales`` [inputs /
+    group_size, outputs] of any float dtype, ``zeros`` of the same shape in uint8. The number of
+    inputs is a multiple of 128; a group has 16, 32, 64 or a multiple of 128 inputs. Raises
+    `ValueError` if shapes do not match.
     """
     check_awq(hidden, qweight, scales, zeros, bias, group_size)
     product = hidden.float() @ dequantize_awq(qweight, scales, zeros)

@@ -1,4 +1,4 @@
-"""Draws one token a row from its softmax."""
+"""Draws one token per row from its softmax."""
 
 import torch
 from torch import Tensor
@@ -7,12 +7,12 @@ from kernels.shapes import check_shape
 
 
 def draw_rows(logits: Tensor, temperatures: Tensor, floors: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw a token of each row by inversion of its cumulative distribution: [num_rows] int64.
+    """Draw a token for each row by inversion of its cumulative distribution: [num_rows] int64.
 
     ``logits`` is [num_rows, vocab_size]; the others are [num_rows] float32. A temperature of 0
-    takes the row's most likely token. Else tokens whose logit is below the row's ``floors`` are
-    never drawn, and ``uniforms``, multiples of 2**-24 in [0, 1), decide. A row's token depends on
-    that row alone. Raises `ValueError` if shapes differ.
+    selects the row's most likely token. Otherwise tokens with a logit below the row's ``floors``
+    are never drawn, and ``uniforms``, multiples of 2**-24 in [0, 1), determine the token. A row's
+    token depends on that row alone. Raises `ValueError` if shapes do not match.
     """
     check_draws(logits, temperatures, floors, uniforms)
     vocab_size = logits.shape[1]
@@ -20,18 +20,18 @@ def draw_rows(logits: Tensor, temperatures: Tensor, floors: Tensor, uniforms: Te
     temperatures = temperatures.unsqueeze(1)
     most, most_likely = logits.max(dim=-1, keepdim=True)
     is_greedy = temperatures == 0
-    # The greatest logit is subtracted first: no temperature, however small, then overflows.
+    # The maximum is subtracted first, so that no temperature, however small, causes an overflow.
     weights = ((logits - most) / temperatures.masked_fill(is_greedy, 1.0)).exp()
     cumulative = weights.masked_fill(logits < floors.unsqueeze(1), 0.0).cumsum(dim=-1)
-    # u <= 1 - 2**-24 times the sum rounds to less than the sum, so that the token found has a
-    # weight above 0; only NaN can point beyond the row.
+    # u <= 1 - 2**-24 times the sum is rounded to less than the sum, so the selected token has a
+    # positive weight; only NaN can select an index beyond the row.
     target = uniforms.unsqueeze(1) * cumulative[:, -1:]
     drawn = torch.searchsorted(cumulative, target, right=True).clamp(max=vocab_size - 1)
     return most_likely.where(is_greedy, drawn).squeeze(1)
 
 
 def check_draws(logits: Tensor, temperatures: Tensor, floors: Tensor, uniforms: Tensor) -> None:
-    """Raise `ValueError` if shapes differ."""
+    """Raise `ValueError` if shapes do not match."""
     num_rows, _ = logits.shape
     check_shape("temperatures", temperatures, (num_rows,))
     check_shape("floors", floors, (num_rows,))

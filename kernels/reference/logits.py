@@ -13,9 +13,9 @@ def logits(hidden: Tensor, weight: Tensor) -> Tensor:
     """Return ``hidden @ weight.T`` in float32: [num_rows, vocab_size].
 
     ``hidden`` is [num_rows, width], ``weight`` [vocab_size, width] of the same dtype. The highest
-    16 of each row are not rounded to that dtype on the way: bfloat16 numbers near 25 are 0.125
-    apart, so that the most likely tokens would often tie and the least id would win. Raises
-    `ValueError` where the widths differ.
+    16 logits of each row are not rounded to that dtype: bfloat16 numbers near 25 are 0.125 apart,
+    so the most likely tokens would often tie and the lowest id would win. Raises `ValueError` if
+    the widths differ.
     """
     check_shape("weight", weight, (None, hidden.shape[-1]))
     rounded = functional.linear(hidden, weight).float()

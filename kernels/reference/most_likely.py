@@ -4,7 +4,7 @@ from torch import Tensor
 
 
 def most_likely(logits: Tensor) -> Tensor:
-    """Return the token with the greatest of each row's ``logits``: [num_rows] int64.
+    """Return the token with the highest of each row's ``logits``: [num_rows] int64.
 
     ``logits`` is [num_rows, vocab_size].
     """

@@ -1,4 +1,4 @@
-"""Causal attention of packed queries over keys and values that lie in blocks."""
+"""Causal attention of packed queries over a paged KV cache."""
 
 from collections import defaultdict
 
@@ -26,23 +26,22 @@ def paged_attention(
 ) -> Tensor:
     """Attend from each token to its sequence's tokens up to itself; returns ``query``'s shape.
 
-    ``query`` is [num_tokens, num_heads, head_dim]; its rows ``query_starts[s]`` ..
-    ``query_starts[s + 1] - 1`` are the last tokens of sequence s, whose whole context of
-    ``context_lens[s]`` tokens, these included, is in the cache already. The caches are contiguous
-    [num_blocks, block_size, num_kv_heads, head_dim] of ``query``'s dtype; token t of sequence s
-    lies in slot t % block_size of block ``block_tables[s, t // block_size]``. num_heads is a
-    multiple of num_kv_heads, and adjacent heads share theirs. The index tensors are int32:
-    ``block_tables`` [num_seqs, max_num_blocks], ``query_starts`` [num_seqs + 1], ``context_lens``
-    [num_seqs].
+    ``query`` is [num_tokens, num_heads, head_dim]; its rows ``query_starts[s]`` .. ``query_starts[s
+    + 1] - 1`` are the last tokens of sequence s, whose whole context of ``context_lens[s]`` tokens,
+    including these, is in the cache already. The caches are contiguous [num_blocks, block_size,
+    num_kv_heads, head_dim] of ``query``'s dtype; token t of sequence s is in slot t % block_size of
+    block ``block_tables[s, t // block_size]``. num_heads is a multiple of num_kv_heads, and
+    adjacent query heads share a key head. The index tensors are int32: ``block_tables`` [num_seqs,
+    max_num_blocks], ``query_starts`` [num_seqs + 1], ``context_lens`` [num_seqs].
 
-    The first ``num_decodes`` sequences have one token each, none has more than ``max_query_len``.
-    With a ``sliding_window`` of w a token sees itself and the w - 1 tokens before it. Slots that
-    belong to no token of the batch are never read: they may hold NaN. A decode in a context of 0
-    tokens, which only fills a batch up to the size of a CUDA graph, gets zeros. Raises `ValueError`
-    where shapes differ.
+    The first ``num_decodes`` sequences have one token each, no sequence has more than
+    ``max_query_len``. With a ``sliding_window`` of w a token attends to itself and the w - 1 tokens
+    before it. Slots that belong to no token of the batch are never read: they may contain NaN. A
+    decode with a context of 0 tokens, which only pads a batch to the size of a CUDA graph, returns
+    zeros. Raises `ValueError` if shapes do not match.
 
-    This provider reads the lengths on the host, which waits for any device but the CPU. Up to
-    rounding a sequence's result does not depend on what else is in the batch.
+    This provider reads the lengths on the host, which synchronizes with the device. Up to rounding,
+    a sequence's result does not depend on what else is in the batch.
     """
     check_attention(query, key_cache, value_cache, block_tables, query_starts, context_lens)
     cache = _PagedCache(key_cache, value_cache, block_tables)
@@ -61,7 +60,7 @@ def paged_attention(
 
 
 class _PagedCache:
-    """Picks tokens' keys and values out of their blocks."""
+    """Gathers tokens' keys and values from their blocks."""
 
     def __init__(self, keys: Tensor, values: Tensor, block_tables: Tensor) -> None:
         self._keys = keys.view(-1, *keys.shape[2:])
@@ -84,10 +83,11 @@ class _PagedCache:
 
 
 def _by_padded_len(lens: list[int], sliding_window: int | None) -> dict[int, list[int]]:
-    """Group sequences that are attended to at one length, less than a quarter or 64 longer.
+    """Group sequences by padded length, which is less than a quarter or 64 tokens longer than their
+    own.
 
-    The padded length depends on the sequence alone, and with it the order of its sums. Sequences
-    without tokens are left out.
+    The padded length, and with it the order of summation, depends on the sequence alone. Sequences
+    without tokens are omitted.
     """
     groups: dict[int, list[int]] = defaultdict(list)
     for row, context_len in enumerate(lens):
@@ -108,16 +108,17 @@ def _decode(
     scale: float,
     sliding_window: int | None,
 ) -> Tensor:
-    """One token of each sequence in ``rows``, all at ``padded_len``."""
+    """Attention of the single token of each sequence in ``rows``, all padded to ``padded_len``."""
     lens = context_lens.long().unsqueeze(1)
     first = 0 if sliding_window is None else (lens - sliding_window).clamp(min=0)
     positions = first + torch.arange(padded_len, device=query.device)
     is_visible = positions < lens
-    # Padding reads the sequence's own last token again: no mask hides the NaN of other slots.
+    # Padding repeats the sequence's own last token, because a mask does not hide NaN in other
+    # slots.
     keys, values = cache.gather(rows, positions.minimum(lens - 1))
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads = keys.shape[1]
-    # Query heads that share keys stand where a prompt has its tokens, so that no key is repeated.
+    # Query heads that share keys take the place of a prompt's tokens, so that no key is repeated.
     shared = query.view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
     mask = is_visible[:, None, None, :].expand(*shared.shape[:3], padded_len)
     out = functional.scaled_dot_product_attention(shared, keys, values, attn_mask=mask, scale=scale)
@@ -132,7 +133,7 @@ def _prefill(
     scale: float,
     sliding_window: int | None,
 ) -> Tensor:
-    """The last tokens of one sequence."""
+    """Attention of the last tokens of one sequence."""
     num_tokens = query.shape[0]
     start = context_len - num_tokens
     first = 0 if sliding_window is None else max(0, start + 1 - sliding_window)
@@ -166,7 +167,7 @@ def check_attention(
     check_shape("value_cache", value_cache, key_cache.shape)
     num_kv_heads = key_cache.shape[2]
     if num_heads % num_kv_heads:
-        raise ValueError(f"{num_heads} query heads are no multiple of {num_kv_heads} key heads")
+        raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} key heads")
     num_seqs = context_lens.shape[0]
     check_shape("block_tables", block_tables, (num_seqs, None))
     check_shape("query_starts", query_starts, (num_seqs + 1,))

@@ -1,4 +1,4 @@
-"""A projection: hidden states times a matrix of weights."""
+"""A projection: hidden states times a weight matrix."""
 
 from torch import Tensor
 from torch.nn import functional

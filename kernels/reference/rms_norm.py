@@ -1,4 +1,4 @@
-"""Root mean square normalisation (Zhang and Sennrich, arXiv:1910.07467)."""
+"""Root mean square normalization (Zhang and Sennrich, arXiv:1910.07467)."""
 
 from torch import Tensor
 from torch.nn import functional

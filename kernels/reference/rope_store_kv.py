@@ -1,4 +1,4 @@
-"""Rotary positions of queries and keys, and the keys and values into the paged cache, in one."""
+"""Rotary embedding of queries and keys, fused with writing keys and values to the paged cache."""
 
 from torch import Tensor
 
@@ -18,7 +18,7 @@ def rope_store_kv(
 ) -> Tensor:
     """Rotate, write token t's key and value to slot ``slots[t]``, and return the rotated query.
 
-    Tensors, dtypes and errors are those of `rope` and `store_kv`: a token whose slot is below 0 is
+    Tensors, dtypes and errors are those of `rope` and `store_kv`. A token with a negative slot is
     not written, but its query is returned all the same.
     """
     query, key = rope(query, key, positions, rope_table)

@@ -1,4 +1,4 @@
-"""The gate of a gated linear unit (Shazeer, arXiv:2002.05202), with SiLU as its activation."""
+"""The gate of a gated linear unit (Shazeer, arXiv:2002.05202) with SiLU activation."""
 
 from torch import Tensor
 from torch.nn import functional

@@ -1,4 +1,4 @@
-"""Writes a step's keys and values into the paged cache."""
+"""Writes a step's keys and values to the paged cache."""
 
 from torch import Tensor
 
@@ -8,15 +8,15 @@ from kernels.shapes import check_shape
 def store_kv(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor
 ) -> None:
-    """Write token t to slot ``slots[t]``, or nowhere if that is below 0; no other slot changes.
+    """Write token t to slot ``slots[t]``, or nowhere if that is negative; no other slot changes.
 
     ``key`` and ``value`` are [num_tokens, num_kv_heads, head_dim], the caches are contiguous
-    [num_blocks, block_size, num_kv_heads, head_dim] of the same dtype, ``slots`` is [num_tokens]
-    int64 without repetitions of those from 0 on, slot s being place s % block_size of block
-    s // block_size. Slots below 0 belong to tokens that only fill a batch up to the size of a CUDA
-    graph. Raises `ValueError` if shapes differ.
+    [num_blocks, block_size, num_kv_heads, head_dim] of the same dtype. ``slots`` is [num_tokens]
+    int64 without duplicates except negative ones; slot s is position s % block_size of block s //
+    block_size. Negative slots belong to tokens that only pad a batch to the size of a CUDA graph.
+    Raises `ValueError` if shapes do not match.
 
-    This provider looks at the slots on the host, which waits for any device but the CPU.
+    This provider reads the slots on the host, which synchronizes with the device.
     """
     check_store(key, value, key_cache, value_cache, slots)
     is_stored = slots >= 0
@@ -29,7 +29,7 @@ def store_kv(
 def check_store(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor
 ) -> None:
-    """Raise `ValueError` if shapes differ."""
+    """Raise `ValueError` if shapes do not match."""
     num_tokens, num_kv_heads, head_dim = key.shape
     check_shape("value", value, key.shape)
     check_shape("key_cache", key_cache, (None, None, num_kv_heads, head_dim))

@@ -1,14 +1,14 @@
 """The operations on NVIDIA GPUs, in Triton; ops that it lacks are those of `kernels.reference`.
 
-Importing this imports Triton. Attention, projections, AWQ products and logits choose splits, tiles
-and cuBLAS's algorithm by the batch, because that is faster: a row's last bits depend on what else
-is in it. With ``is_batch_invariant`` they do not: one tile and one order of summation for every
-batch. The other ops sum a row in an order that its width alone decides. tests/kernels/triton
-compares rows alone and in company bit by bit, compiled if there is a GPU, else in Triton's
-interpreter.
+Importing this package imports Triton. Attention, projections, AWQ products and logits choose
+splits, tiles and cuBLAS's algorithm by the batch for speed, so the last bits of a row depend on
+what else is in the batch. With ``is_batch_invariant`` they use one tile and one order of summation
+for every batch. The other ops sum a row in an order that depends only on its width.
+tests/kernels/triton compares rows alone and in batches bit by bit, compiled if there is a GPU,
+otherwise in Triton's interpreter.
 """
 
 from triton import knobs
 
-# Triton 3.9 warns if nobody says whether a product and a sum may become one instruction.
+# Triton 3.9 warns unless it is set explicitly whether a product and a sum may be fused.
 knobs.language.default_fp_fusion = True

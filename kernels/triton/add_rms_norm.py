@@ -1,4 +1,4 @@
-"""The residual connection and the normalisation that follows it, in one pass."""
+"""The residual connection fused with the normalization that follows it, in one pass."""
 
 from functools import cache
 
@@ -12,13 +12,14 @@ from kernels.triton.configurations import POINTER_TYPES, Configuration, launch
 from kernels.triton.rms_norm import normalize, num_warps
 
 _WIDTHS = (4096, 16384)
-"""Compiled in advance, rounded up to powers of two; registers hold float32 for every dtype."""
+"""The widths compiled ahead of time, rounded up to powers of two; registers hold float32 for any
+dtype."""
 
 
 def add_rms_norm(
     hidden: Tensor, residual: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """See `kernels.reference.add_rms_norm`. Reads both and writes over them, each once."""
+    """See `kernels.reference.add_rms_norm`. Reads and overwrites each input once."""
     check_shape("residual", residual, hidden.shape)
     num_rows, width = hidden.shape
     check_shape("weight", weight, (width,))
@@ -41,7 +42,7 @@ def add_rms_norm_kernel(
     weight = tl.load(weight_ptr + columns, mask=is_there, other=0.0)
     total = (hidden + residual).to(residual_ptr.dtype.element_ty)
     tl.store(residual_ptr + places, total, mask=is_there)
-    # The sum as it was stored, rounded: who adds and then norms gets the same.
+    # The stored, rounded sum, so that adding and then normalizing separately gives the same result.
     normed = normalize(total.to(tl.float32)[None, :], weight, width, eps)
     normed = tl.reshape(normed, (BLOCK_WIDTH,)).to(hidden_ptr.dtype.element_ty)
     tl.store(hidden_ptr + places, normed, mask=is_there)

@@ -1,8 +1,8 @@
-"""What decodes and prompts share: rows of queries attend to a span of one sequence's context.
+"""The core of decode and prefill attention: rows of queries attend to a span of one context.
 
 The softmax is computed online, tile by tile, as in FlashAttention (Dao et al., arXiv:2205.14135 and
-2307.08691); the tokens of a tile lie wherever the block table says (PagedAttention, Kwon et al.,
-arXiv:2309.06180). A row is one query head of one token; heads that share keys stand in one tile of
+2307.08691); the tokens of a tile are located through the block table (PagedAttention, Kwon et al.,
+arXiv:2309.06180). A row is one query head of one token. Heads that share keys are in one tile of
 rows, so that each key is read once for all of them.
 """
 
@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 
 LOG2_E = math.log2(math.e)
-"""Scores carry this factor: the device has an instruction for powers of 2, but none for e's."""
+"""Scores are multiplied by this factor: the device has an instruction for exp2, but none for
+exp."""
 
 
 @triton.jit
@@ -27,7 +28,8 @@ def layer_of(
     window,
     HEAD_DIM: tl.constexpr,
 ):
-    """Keys and values of the program's key head at slot 0, the sequence's blocks, and the rest."""
+    """Keys and values of the program's key head at slot 0, the sequence's blocks, and the other
+    parameters."""
     head = tl.program_id(0) * HEAD_DIM
     return (
         key_ptr + head,
@@ -52,18 +54,19 @@ def attend_span(
 ):
     """Attend to the tokens ``begin`` .. ``end - 1``; ``begin`` is a multiple of BLOCK_N.
 
-    ``rows`` is (their queries [rows, columns], columns being HEAD_DIM filled up to a power of two
-    with zeros; the positions [rows] of their tokens; the least of these), ``layer`` what
-    `layer_of` returns. No token from ``end`` on is read.
+    ``rows`` is (their queries [rows, columns], where columns is HEAD_DIM padded with zeros to a
+    power of two; the positions [rows] of their tokens; the lowest of these), ``layer`` the result
+    of `layer_of`. No token from ``end`` on is read.
 
-    Returns [rows] float32 the highest score, [rows] float32 the sum of exp2(score - highest), and
-    [rows, columns] float32 the values weighted by the same: -inf, 0 and 0 where a row sees nothing.
+    Returns [rows] float32 the maximum score, [rows] float32 the sum of exp2(score - maximum), and
+    [rows, columns] float32 the values weighted by the same: -inf, 0 and 0 for a row without visible
+    tokens.
     """
     query, _, first_position = rows
     highest = tl.full([query.shape[0]], float("-inf"), tl.float32)
     total = tl.zeros([query.shape[0]], tl.float32)
     weighted = tl.zeros([query.shape[0], query.shape[1]], tl.float32)
-    # Every row sees the tiles before this one whole, unless it has a window.
+    # Without a window, every row attends to all of the tiles before this one.
     masked_begin = tl.maximum(begin, tl.minimum(end, first_position + 1) // BLOCK_N * BLOCK_N)
     highest, total, weighted = _attend_tiles(
         highest,
@@ -143,19 +146,19 @@ def _attend_tiles(
 
 @triton.jit
 def _load(pointers, mask, IS_MASKED: tl.constexpr):
-    """What is not read is zero, not whatever lies there: 0 * NaN would be NaN."""
+    """Load with zeros instead of masked elements: 0 * NaN would be NaN."""
     return tl.load(pointers, mask=mask, other=0) if IS_MASKED else tl.load(pointers)
 
 
 @triton.jit
 def merge_spans(highest, total, weighted, other_highest, other_total, other_weighted):
-    """Join what `attend_span` returned for two spans, in this order."""
+    """Merge the results of `attend_span` for two spans, in this order."""
     new_highest = tl.maximum(highest, other_highest)
     shift = _finite(new_highest)
     decay, other_decay = tl.exp2(highest - shift), tl.exp2(other_highest - shift)
     return (
         new_highest,
-        # Fused by name: which product is rounded is not left to the compiler of each kernel.
+        # Fused explicitly, so that each kernel's compiler rounds the same product.
         tl.fma(total, decay, other_total * other_decay),
         tl.fma(
             weighted,
@@ -167,11 +170,11 @@ def merge_spans(highest, total, weighted, other_highest, other_total, other_weig
 
 @triton.jit
 def _finite(highest):
-    """Zero for -inf, the highest of no score at all: -inf - -inf would be NaN."""
+    """Zero for -inf, the maximum of no scores: -inf - -inf would be NaN."""
     return tl.where(highest == float("-inf"), 0.0, highest)
 
 
 @triton.jit
 def normalised(total, weighted):
-    """The attention of each row; zero if a row saw nothing."""
+    """The attention of each row; zero for a row without visible tokens."""
     return weighted / tl.where(total == 0.0, 1.0, total)[:, None]

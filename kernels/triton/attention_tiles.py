@@ -1,4 +1,4 @@
-"""How large the tiles of attention are, for each kind of layer."""
+"""Tile sizes of attention for each kind of layer."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -10,21 +10,21 @@ from torch import Tensor
 from kernels.triton.configurations import POINTER_TYPES, Constexpr
 
 MIN_ROWS = 16
-"""The fewest that a matrix instruction takes."""
+"""The minimum number of rows of a matrix instruction."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionKind:
-    """What a layer's kernels are specialised for."""
+    """The parameters that a layer's kernels are specialized for."""
 
     dtype: torch.dtype
     head_dim: int
     group: int
-    """Query heads that share one key head."""
+    """The number of query heads that share one key head."""
     block_size: int
     has_window: bool
     target: int
-    """Of `kernels.triton.configurations.TARGETS`, the one whose tiles suit the device."""
+    """The entry of `kernels.triton.configurations.TARGETS` whose tiles suit the device."""
 
     @classmethod
     def of(cls, query: Tensor, key_cache: Tensor, sliding_window: int | None) -> "AttentionKind":
@@ -46,12 +46,12 @@ class AttentionKind:
 
     @property
     def width(self) -> int:
-        """head_dim filled up to a power of two: 80 and 96 are computed as 128."""
+        """head_dim rounded up to a power of two: 80 and 96 are computed as 128."""
         return int(triton.next_power_of_2(self.head_dim))
 
     @property
     def signature(self) -> dict[str, str]:
-        """The types of the arguments that decodes and prompts share."""
+        """The types of the arguments that decode and prefill kernels share."""
         return {
             **dict.fromkeys(("query_ptr", "key_ptr", "value_ptr"), self.pointer),
             "tables_ptr": "*i32:16",
@@ -76,26 +76,26 @@ class AttentionKind:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """``rows`` of queries (a head of a token each) against ``keys`` tokens of context at a time."""
+    """``rows`` of queries (one head of one token each) by ``keys`` tokens of context."""
 
     rows: int
     keys: int
     num_warps: int
     num_stages: int
-    """Tiles of keys and values that are under way from memory at once."""
+    """The number of tiles of keys and values that are loaded ahead."""
 
 
 def decode_tile(kind: AttentionKind) -> Tile:
-    """The heads of one group: memory is the limit, so what counts is what is under way."""
+    """One group of heads. Memory bandwidth is the limit, so the tile maximizes loads in flight."""
     rows = max(MIN_ROWS, int(triton.next_power_of_2(kind.group)))
     keys = min(128, 16384 // (kind.width * kind.dtype.itemsize))
     return Tile(rows, max(MIN_ROWS, keys), num_warps=4 if kind.width <= 128 else 8, num_stages=5)
 
 
 def prefill_tile(kind: AttentionKind) -> Tile:
-    """Tokens by heads of one group: arithmetic is the limit, so tiles fill the registers."""
+    """Tokens times the heads of one group. Arithmetic is the limit, so tiles fill the registers."""
     if kind.dtype == torch.float32:
-        # Three products in place of one; a width of 256 does not quite fit the registers.
+        # Three products instead of one; a width of 256 just exceeds the registers.
         return Tile(16, 32, num_warps=8, num_stages=2)
     rows, keys = _PREFILL_TILES[kind.target][max(64, kind.width)]
     return Tile(rows, keys, num_warps=8, num_stages=3)
@@ -106,12 +106,12 @@ _PREFILL_TILES = {
     90: {64: (128, 128), 128: (128, 128), 256: (128, 64)},
     100: {64: (128, 128), 128: (128, 128), 256: (128, 32)},
 }
-"""By target and width; what does not spill, and on 90 and 100 fills the wide instructions."""
+"""By target and width: tiles that do not spill and, on 90 and 100, fill the wide instructions."""
 
 
 @cache
 def num_multiprocessors(device: torch.device) -> int:
-    """Of Triton's interpreter, which runs on the CPU: one."""
+    """The number of multiprocessors; one for Triton's interpreter, which runs on the CPU."""
     if device.type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -119,8 +119,8 @@ def num_multiprocessors(device: torch.device) -> int:
 
 @cache
 def _target(device: torch.device) -> int:
-    """What is neither Hopper nor a data centre's Blackwell has Ampere's instructions, and no less
-    memory than the smallest of that generation: 99 KiB for a block of threads."""
+    """The target for a device. A device that is neither Hopper nor a data-centre Blackwell has at
+    least Ampere's instructions and 99 KiB of shared memory per thread block."""
     if device.type != "cuda":
         return 80
     return {9: 90, 10: 100, 11: 100}.get(torch.cuda.get_device_capability(device)[0], 80)

@@ -1,11 +1,11 @@
-"""A projection with weights in 4 bits (AWQ: Lin et al., arXiv:2306.00978), unpacked in registers.
+"""A projection with 4-bit weights (AWQ: Lin et al., arXiv:2306.00978), unpacked in registers.
 
-For few tokens what counts are the bytes of the weight, half a byte for each of inputs * outputs and
-3 bytes for each group and output. They are read once, and inputs are split over programs until
-there are enough of them. A word's 8 nibbles become floats without a conversion: laid over the
-mantissa of 2**23, from which one multiply-add brings them, less the zero. One token is summed by
-multiply-adds, up to 64 by matrix instructions; for more the weight is unpacked into memory, and
-multiplied as any other.
+For few tokens the limit is reading the weight: half a byte for each of inputs * outputs, and 3
+bytes for each group and output. It is read once, and inputs are split over programs until there are
+enough programs. A word's 8 nibbles become floats without a conversion: they are inserted into the
+mantissa of 2**23, from which one multiply-add subtracts the offset and the zero point. One token is
+summed with multiply-adds, up to 64 with matrix instructions. For more tokens the weight is unpacked
+to memory and multiplied like any other.
 """
 
 from collections.abc import Iterator
@@ -23,12 +23,12 @@ _BLOCK_OUTPUTS = 128
 _BLOCK_TOKENS = (1, 16, 64)
 _MAX_TOKENS = _BLOCK_TOKENS[-1]
 _MAX_INVARIANT_TOKENS = 256
-"""Multiplied at a time where bits must not depend on the batch: bounds what the splits take."""
+"""Tokens multiplied at a time in batch-invariant mode, which limits the memory of the splits."""
 _MIN_PROGRAMS = 512
-"""4 on each multiprocessor of an H100; a constant, so that every GPU sums in one order."""
+"""4 on each multiprocessor of an H100; a constant, so that every GPU sums in the same order."""
 _SUM_BLOCK = 1024
 _BASE_BITS = 0x4B000000
-"""Those of 2.0**23; an argument, because one instruction masks and merges only one constant."""
+"""The bits of 2.0**23; an argument, because one instruction masks and merges only one constant."""
 
 
 def awq_linear(
@@ -43,8 +43,8 @@ def awq_linear(
 ) -> Tensor:
     """See `kernels.reference.awq_linear`.
 
-    With ``is_batch_invariant`` a row's bits depend on that row alone: one tile, and one order of
-    summation, for any number of tokens.
+    With ``is_batch_invariant`` a row's result is bit-identical whatever else is in the batch: one
+    tile and one order of summation are used for any number of tokens.
     """
     check_awq(hidden, qweight, scales, zeros, bias, group_size)
     weight = (qweight.contiguous(), scales.contiguous(), zeros.contiguous())
@@ -101,15 +101,15 @@ def _multiply(
 
 
 def _num_splits(num_chunks: int, outputs: int) -> int:
-    """By the weight's shape alone; no split is empty."""
+    """Depends only on the weight's shape; no split is empty."""
     wanted = triton.cdiv(_MIN_PROGRAMS, triton.cdiv(outputs, _BLOCK_OUTPUTS))
     return int(triton.cdiv(num_chunks, triton.cdiv(num_chunks, wanted)))
 
 
 @triton.jit
 def _unpack(words, zero, base_bits, NIBBLE: tl.constexpr):
-    """Nibble NIBBLE of ``words``, less ``zero`` (float32): exact."""
-    # Four nibbles have room in the mantissa without a shift.
+    """Nibble NIBBLE of ``words``, minus ``zero`` (float32): exact."""
+    # Four nibbles fit into the mantissa without a shift.
     PLACE: tl.constexpr = NIBBLE % 4
     shifted = words >> 16 if NIBBLE >= 4 else words
     bits = (shifted & (15 << 4 * PLACE)) | base_bits
@@ -120,8 +120,8 @@ def _unpack(words, zero, base_bits, NIBBLE: tl.constexpr):
 def _add_product(sums, hidden_ptr, weights, HAS_DOT: tl.constexpr):
     """Add ``hidden`` times ``weights`` [words, outputs] float32.
 
-    With matrix instructions ``hidden`` is [tokens, words] and ``sums`` [tokens, outputs]; else
-    [words] of one token and [words, outputs], whose rows are added up at the end.
+    With matrix instructions ``hidden`` is [tokens, words] and ``sums`` [tokens, outputs]; otherwise
+    they are [words] of one token and [words, outputs], whose rows are summed at the end.
     """
     hidden = tl.load(hidden_ptr)
     if HAS_DOT:
@@ -150,7 +150,7 @@ def awq_linear_kernel(
     BLOCK_OUTPUTS: tl.constexpr,
     HAS_DOT: tl.constexpr,
 ):
-    """The sums of one split's chunks, for a tile of outputs and of tokens."""
+    """The partial sums of one split's chunks, for a tile of outputs and of tokens."""
     split = tl.program_id(1)
     outs = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     is_out = outs < outputs
@@ -159,7 +159,7 @@ def awq_linear_kernel(
     first = split * split_chunks
     if HAS_DOT:
         tokens = tl.program_id(2) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
-        # Tokens beyond the last read that one's values again: nobody stores them.
+        # Tokens beyond the last one repeat it; their results are not stored.
         starts = tl.minimum(tokens, num_tokens - 1) * inputs
         hidden_ptr += starts[:, None] + rows[None, :]
         total = tl.zeros([BLOCK_TOKENS, BLOCK_OUTPUTS], tl.float32)
@@ -184,7 +184,7 @@ def awq_linear_kernel(
                 weights *= scale
             sums = _add_product(sums, hidden_ptr + start, weights, HAS_DOT)
         if GROUP_SIZE >= CHUNK_WORDS * NIBBLES:
-            # The chunk has one scale, which waits for the sum: nothing was rounded until here.
+            # The chunk has a single scale, which is applied to the unrounded sum.
             sums *= scale
         total += sums
     part_ptr = parts_ptr + split * num_tokens.to(tl.int64) * outputs
@@ -200,7 +200,7 @@ def awq_linear_kernel(
 def awq_sum_kernel(
     out_ptr, parts_ptr, bias_ptr, outputs, num_splits, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The splits' sums, in their order, and the bias, of one token."""
+    """Sum the splits in order, and add the bias, for one token."""
     token = tl.program_id(0).to(tl.int64)
     outs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_there = outs < outputs
@@ -238,7 +238,7 @@ def awq_dequantize_kernel(
     NIBBLES: tl.constexpr,
     BLOCK_OUTPUTS: tl.constexpr,
 ):
-    """One chunk of a tile of outputs."""
+    """Unpack one chunk of a tile of outputs."""
     chunk = tl.program_id(1)
     outs = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     is_there = (outs < outputs)[None, :]

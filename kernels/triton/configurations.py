@@ -1,4 +1,4 @@
-"""The ways in which kernels are launched, so that each can be compiled where no GPU is."""
+"""Launch configurations of kernels, so that each can be compiled on a machine without a GPU."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,19 +15,20 @@ POINTER_TYPES = {
     torch.float32: "*fp32:16",
 }
 COMPILED_DTYPES = (torch.bfloat16, torch.float32)
-"""In advance: float16 takes the registers and the memory of bfloat16."""
+"""Compiled ahead of time; float16 uses the same registers and memory as bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One specialisation of a kernel; its module lists all that it launches as CONFIGURATIONS."""
+    """One specialization of a kernel; each module lists all that it launches as CONFIGURATIONS."""
 
     kernel: Any
-    """The function that `triton.jit` decorates; its name ends with ``_kernel``."""
+    """A function decorated with `triton.jit`; its name ends with ``_kernel``."""
     signature: Mapping[str, str]
-    """The type of each argument that is no constexpr: ``*bf16``, ``i32``. A suffix ``:16`` promises
-    a multiple of 16, which Triton finds out by itself at a launch. An integer without it is one of
-    the kernel's ``do_not_specialize``: Triton would make a constant of a 1 and compile again."""
+    """The type of each argument that is not a constexpr: ``*bf16``, ``i32``. The suffix ``:16``
+    promises a multiple of 16, which Triton otherwise detects at launch. An integer without it is
+    listed in the kernel's ``do_not_specialize``, because Triton would specialize on the value 1 and
+    compile again."""
     constexprs: Mapping[str, Constexpr]
     num_warps: int = 4
     num_stages: int = 3
@@ -36,7 +37,8 @@ class Configuration:
 
 
 def launch(configuration: Configuration, grid: tuple[int, ...], *arguments: Any) -> None:
-    """Run ``configuration``'s kernel; what is compiled in advance is then what runs."""
+    """Run ``configuration``'s kernel, so that the kernels that run are those compiled ahead of
+    time."""
     configuration.kernel[grid](
         *arguments,
         **configuration.constexprs,

@@ -1,9 +1,9 @@
-"""Attention of one token of each sequence: contexts are split, and the splits' results merged.
+"""Decode attention: one token per sequence. Contexts are split, and the splits' results merged.
 
-Flash-Decoding (Dao et al., 2023): without the splits a few long sequences would leave most of the
-device idle. What must move is each visible key and value once, num_kv_heads * head_dim * 2 elements
-a token; 4 * num_heads * head_dim FLOPs a token go with them, fewer than a GPU has time for. A split
-of n tokens writes and reads back (head_dim + 2) * 4 bytes for each query head.
+Flash-Decoding (Dao et al., 2023): without splits a few long sequences would leave most of the
+device idle. The minimum traffic is each visible key and value once, num_kv_heads * head_dim * 2
+elements per token, with 4 * num_heads * head_dim FLOPs per token, which is below the ratio of a
+GPU. A split of n tokens writes and reads back (head_dim + 2) * 4 bytes for each query head.
 """
 
 from collections.abc import Iterator
@@ -26,10 +26,10 @@ from kernels.triton.configurations import Configuration, launch
 
 MIN_SPLIT_LEN = 128
 INVARIANT_SPLIT_LEN = 512
-"""Tokens of a split where its place must not depend on the batch."""
+"""Tokens per split in batch-invariant mode, in which splits must not depend on the batch."""
 _MAX_NUM_SPLITS = 64
 _PROGRAMS_A_MULTIPROCESSOR = 12
-"""Three run at a time; after four rounds of them the last, unfilled one costs little."""
+"""Three run at a time; after four waves the partially filled last one costs little."""
 
 
 @triton.jit(do_not_specialize=["table_stride", "window"])
@@ -57,7 +57,7 @@ def decode_attention_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Program (key head, sequence, split) attends with all heads of the group to one split."""
+    """Program (key head, sequence, split): all heads of the group attend to one split."""
     kv_head, seq, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_heads, num_splits = tl.num_programs(0) * GROUP, tl.num_programs(2)
     context_len = tl.load(lens_ptr + seq)
@@ -66,7 +66,7 @@ def decode_attention_kernel(
     )
     end = tl.minimum(base + (split + 1) * split_len, context_len)
     begin = tl.maximum(base + split * split_len, first // BLOCK_N * BLOCK_N)
-    # A sequence without tokens, as graphs are padded with, still gets its zeros.
+    # A sequence without tokens, used to pad graphs, still returns zeros.
     if begin >= end and not IS_WHOLE:
         return
     members, columns = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
@@ -109,7 +109,7 @@ def merge_splits_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Program (head, sequence) merges that head's splits from the first to the last."""
+    """Program (head, sequence): merge that head's splits from the first to the last."""
     seq = tl.program_id(1)
     row = seq.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
     context_len = tl.load(lens_ptr + seq)
@@ -145,9 +145,9 @@ def _splits(
     SPLIT_LEN: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """The first visible token, where the first split begins, and how long each is.
+    """The first visible token, where the first split starts, and the length of the splits.
 
-    Splits are SPLIT_LEN long, or just so much longer that ``num_splits`` cover the context.
+    Splits are SPLIT_LEN long, or just long enough for ``num_splits`` to cover the context.
     """
     first = tl.maximum(context_len - window, 0) if HAS_WINDOW else 0
     base = first // SPLIT_LEN * SPLIT_LEN
@@ -169,7 +169,7 @@ def decode_attention(
 ) -> None:
     """Write the attention of ``query`` [num_seqs, num_heads, head_dim] to ``out``, contiguous.
 
-    The rest is as in `kernels.reference.paged_attention`. What is launched depends on shapes alone.
+    Otherwise as in `kernels.reference.paged_attention`. Launch parameters depend on shapes alone.
     """
     num_seqs, num_heads, head_dim = query.shape
     num_kv_heads = key_cache.shape[2]
@@ -217,16 +217,17 @@ def decode_attention(
 def _num_splits(
     kind: AttentionKind, max_num_blocks: int, sliding_window: int | None, split_len: int
 ) -> int:
-    """Splits of ``split_len`` that cover whatever the table's width and the window let be seen."""
+    """The number of splits of ``split_len`` that cover any context within the table and the
+    window."""
     visible = max_num_blocks * kind.block_size
     if sliding_window is not None:
-        # The window may begin at the last token of a split.
+        # The window may start at the last token of a split.
         visible = min(visible, sliding_window + split_len - 1)
     return max(1, -(-visible // split_len))
 
 
 def _enough_splits(num_programs: int, device: torch.device) -> int:
-    """Splits of each of ``num_programs`` that fill the device."""
+    """The number of splits per program, of ``num_programs``, that fills the device."""
     wanted = _PROGRAMS_A_MULTIPROCESSOR * num_multiprocessors(device)
     return min(_MAX_NUM_SPLITS, -(-wanted // num_programs))
 

@@ -1,4 +1,4 @@
-"""Draws one token a row from its softmax, by inversion of its cumulative distribution."""
+"""Draws one token per row from its softmax, by inversion of its cumulative distribution."""
 
 from functools import cache
 
@@ -13,13 +13,13 @@ from kernels.triton.filter_floors import logit_scale
 
 _BLOCK = 4096
 _MAX_VOCAB_SIZE = 262144
-"""Compiled in advance: a smaller one takes fewer registers."""
+"""Compiled ahead of time; a smaller vocabulary needs fewer registers."""
 
 
 def draw_rows(logits: Tensor, temperatures: Tensor, floors: Tensor, uniforms: Tensor) -> Tensor:
     """See `kernels.reference.draw_rows`, with which it agrees up to rounding.
 
-    Reads a greedy row once, another twice and one block of it a third time.
+    Reads a greedy row once, other rows twice and one block of them a third time.
     """
     check_draws(logits, temperatures, floors, uniforms)
     logits = logits.float().contiguous()
@@ -57,8 +57,8 @@ def draw_rows_kernel(
             masses = tl.where(blocks == block, tl.sum(weights), masses)
         ends = tl.cumsum(masses)
         target = tl.load(uniforms_ptr + row) * tl.max(ends)
-        # The first block whose end lies beyond the target, and with weight in it; rounding in the
-        # sums may leave none, which is then the last.
+        # The first block with weight whose end is beyond the target. If rounding of the sums leaves
+        # none, the last block with weight.
         last = tl.max(tl.where(masses > 0, blocks, 0))
         block = tl.min(tl.where((ends > target) & (masses > 0), blocks, last))
         start = tl.sum(tl.where(blocks == block - 1, ends, 0.0))
@@ -72,7 +72,7 @@ def draw_rows_kernel(
 
 @triton.jit
 def _most_likely(row_ptr, vocab_size, BLOCK: tl.constexpr):
-    """The greatest logit, and the first token that has it."""
+    """The maximum logit, and the first token that has it."""
     columns = tl.arange(0, BLOCK)
     highest = tl.full([BLOCK], float("-inf"), tl.float32)
     tokens = columns
@@ -88,7 +88,7 @@ def _most_likely(row_ptr, vocab_size, BLOCK: tl.constexpr):
 
 @triton.jit
 def _weights(row_ptr, block, vocab_size, floor, most, scale, BLOCK: tl.constexpr):
-    """What the tokens of a block weigh; those below the floor nothing."""
+    """The weights of a block's tokens; zero below the floor."""
     columns = block * BLOCK + tl.arange(0, BLOCK)
     is_there = columns < vocab_size
     logits = tl.load(row_ptr + columns, mask=is_there, other=float("-inf"))

@@ -1,11 +1,10 @@
-"""Top-k, top-p and min-p without sorting: a search for the least logit that they keep.
+"""Top-k, top-p and min-p without sorting: a search for the lowest logit that passes.
 
-What a filter says of a logit follows from how many logits are higher and how much they weigh
-together. Both are sums over the row, which is much less work than to sort it (so do FlashInfer's
-sampling kernels, arXiv:2501.01005). One program searches a row: it halves the interval in which the
-floor lies, and narrows it to logits that there are, so that it ends at one of them exactly. A pass
-reads the row once, from the cache if that holds it; as many are needed as bits tell neighbours
-apart, between 10 and 20.
+Whether a filter keeps a logit depends on the number of higher logits and on their total weight.
+Both are sums over the row, which are much cheaper than sorting it (as in FlashInfer's sampling
+kernels, arXiv:2501.01005). One program searches a row by bisection. It narrows the interval to
+existing logits, so that it ends exactly at one of them. Each pass reads the row once, from the
+cache if it fits; between 10 and 20 passes are needed to separate adjacent values.
 """
 
 import torch
@@ -24,7 +23,8 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 def filter_floors(
     logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor
 ) -> Tensor:
-    """See `kernels.reference.filter_floors`; a floor of -inf comes as the least finite float."""
+    """See `kernels.reference.filter_floors`; a floor of -inf is returned as the lowest finite
+    float."""
     check_filters(logits, temperatures, top_ks, top_ps, min_ps)
     logits = logits.float().contiguous()
     num_rows, vocab_size = logits.shape
@@ -58,7 +58,7 @@ def filter_floors_kernel(
         floor, num_above, mass_above = _search(
             row_ptr, vocab_size, scale, least, most, top_k, _MAX_FLOAT, 0.0, BLOCK
         )
-        # Of tokens as likely as the k-th, only so many count as k holds.
+        # Of tokens as likely as the k-th, only those within k count.
         mass = mass_above + (top_k - num_above) * tl.exp2((floor - most) * scale)
     if (top_p < 1) | (min_p > 0):
         max_mass = tl.where(top_p < 1, top_p * mass, _MAX_FLOAT)
@@ -70,20 +70,21 @@ def filter_floors_kernel(
 
 @triton.jit
 def logit_scale(temperature):
-    """What turns a difference of logits into the power of two that is their ratio; finite."""
+    """The factor that converts a difference of logits to the base-2 logarithm of their ratio;
+    finite."""
     return tl.minimum(1.0 / temperature * _LOG2_E, _MAX_FLOAT)
 
 
 @triton.jit
 def _load(row_ptr, columns, vocab_size, other):
-    """Logits as finite float32: differences are then never NaN, and halving ends."""
+    """Logits as finite float32, so that differences are never NaN and bisection terminates."""
     logits = tl.load(row_ptr + columns, mask=columns < vocab_size, other=other)
     return tl.minimum(tl.maximum(logits, -_MAX_FLOAT), _MAX_FLOAT)
 
 
 @triton.jit
 def _survey(row_ptr, vocab_size, scale, BLOCK: tl.constexpr):
-    """The least and the greatest logit, and the sum of all weights."""
+    """The minimum and maximum logit, and the sum of all weights."""
     columns = tl.arange(0, BLOCK)
     lowest = tl.full([BLOCK], float("inf"), tl.float32)
     highest = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -104,9 +105,10 @@ def _survey(row_ptr, vocab_size, scale, BLOCK: tl.constexpr):
 def _search(
     row_ptr, vocab_size, scale, low, most, max_count, max_mass, min_weight, BLOCK: tl.constexpr
 ):
-    """The least logit v of the row, from ``low`` to ``most``, that is kept: fewer than
-    ``max_count`` logits are higher, they weigh less than ``max_mass``, and v at least
-    ``min_weight``. ``most`` is always kept. Returns v, and the number and mass of those higher.
+    """The lowest kept logit v of the row, from ``low`` to ``most``: fewer than ``max_count`` logits
+    are higher, their weight is less than ``max_mass``, and v is at least ``min_weight``.
+
+    ``most`` is always kept. Returns v, and the number and weight of the higher logits.
     """
     columns = tl.arange(0, BLOCK)
     kept = most
@@ -126,7 +128,7 @@ def _search(
             masses += tl.where(is_above, tl.exp2((logits - most) * scale), 0.0)
             belows = tl.maximum(belows, tl.where(is_above, float("-inf"), logits))
             aboves = tl.minimum(aboves, tl.where(is_above, logits, float("inf")))
-        # No logit lies between `below` and `middle`: the same ones are above both.
+        # No logit is between `below` and `middle`: the same ones are above both.
         below = tl.max(belows)
         count = tl.sum(counts).to(tl.int64)
         mass = tl.sum(masses)

@@ -1,4 +1,4 @@
-"""The output projection: hidden states to logits, summed in float32 and left so."""
+"""The output projection: hidden states to logits, summed and returned in float32."""
 
 import torch
 from torch import Tensor
@@ -8,10 +8,9 @@ from kernels.triton.projection import fixed_tiles
 
 
 def logits(hidden: Tensor, weight: Tensor, *, is_batch_invariant: bool = False) -> Tensor:
-    """See `kernels.reference.logits`; no logit is rounded on the way.
+    """See `kernels.reference.logits`; no logit is rounded to a lower precision.
 
-    cuBLAS computes them, unless they must not depend on the batch, see
-    `kernels.triton.projection`.
+    cuBLAS computes them unless batch invariance is required, see `kernels.triton.projection`.
     """
     check_shape("weight", weight, (None, hidden.shape[-1]))
     if is_batch_invariant or hidden.device.type != "cuda":

@@ -1,4 +1,4 @@
-"""Keeps rows to the tokens that a grammar allows, over the logits themselves."""
+"""Masks logits with the tokens that a grammar allows, in place."""
 
 import triton
 import triton.language as tl
@@ -11,7 +11,7 @@ _BLOCK_WORDS = 64
 
 
 def mask_logits(logits: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
-    """See `kernels.reference.mask_logits`. Reads the masks, and writes what they ban."""
+    """See `kernels.reference.mask_logits`. Reads the masks, and writes only banned logits."""
     check_masks(logits, rows, masks)
     logits, rows, masks = logits.contiguous(), rows.contiguous(), masks.contiguous()
     num_masked, num_words = masks.shape

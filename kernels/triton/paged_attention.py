@@ -1,4 +1,4 @@
-"""Causal attention of packed queries over keys and values that lie in blocks."""
+"""Causal attention of packed queries over a paged KV cache."""
 
 import torch
 from torch import Tensor
@@ -28,15 +28,15 @@ def paged_attention(
 ) -> Tensor:
     """See `kernels.reference.paged_attention`; the result is contiguous.
 
-    bfloat16, float16 or float32, head_dim a multiple of 16 and at most 256. ``scale`` is above 0.
-    ``query`` may be a part of a fused projection: its tokens may lie apart, but not a token's
-    heads. Sums are float32. Lengths stay on the device and what is launched depends on shapes and
-    on the keywords alone, so that a CUDA graph of a batch of decodes holds for all contexts that
-    its table has room for.
+    bfloat16, float16 or float32; head_dim is a multiple of 16 and at most 256. ``scale`` is
+    positive. ``query`` may be a slice of a fused projection: its tokens may be strided, but not a
+    token's heads. Sums are float32. Lengths stay on the device, and launch parameters depend only
+    on shapes and keywords, so a CUDA graph of a batch of decodes is valid for all contexts that fit
+    its block table.
 
-    With ``is_batch_invariant`` a token's bits depend on its own context alone, not on what else is
-    in the batch nor on whether it came alone or in a chunk: contexts are then split every 512
-    tokens and chunks use the tiles of decodes, which is slower.
+    With ``is_batch_invariant`` a token's result is bit-identical whatever else is in the batch and
+    however its prompt was chunked. Contexts are then split every 512 tokens and chunks use the
+    tiles of decodes, which is slower.
     """
     check_attention(query, key_cache, value_cache, block_tables, query_starts, context_lens)
     _check_layout(query, key_cache, value_cache, block_tables, query_starts, context_lens)

@@ -1,9 +1,10 @@
-"""Attention of the chunks of prompts to their own tokens and to those before them in the cache.
+"""Prefill attention: chunks of prompts attend to themselves and to earlier tokens in the cache.
 
 FlashAttention-2 (Dao, arXiv:2307.08691) over packed chunks of any lengths. A chunk of n tokens at
-the end of a context of c costs 4 * num_heads * head_dim * n * (c - (n - 1) / 2) FLOPs. What must
-move is the chunk's queries and results, 2 * n * num_heads * head_dim elements, and the context's
-keys and values, 2 * c * num_kv_heads * head_dim, once; later tiles of rows find them in the L2.
+the end of a context of c costs 4 * num_heads * head_dim * n * (c - (n - 1) / 2) FLOPs. The minimum
+traffic is the chunk's queries and results, 2 * n * num_heads * head_dim elements, and the context's
+keys and values once, 2 * c * num_kv_heads * head_dim; later tiles of rows find them in the L2
+cache.
 """
 
 from collections.abc import Iterator
@@ -51,12 +52,14 @@ def prefill_attention_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Program (key head, sequence, tile) attends with BLOCK_M rows: tokens by heads of the group.
+    """Program (key head, sequence, tile): attend with BLOCK_M rows, tokens times heads of the
+    group.
 
-    Without a SPLIT_LEN the context is one span; else spans of it are merged as decodes merge them.
+    Without a SPLIT_LEN the context is one span; otherwise its spans are merged like those of
+    decodes.
     """
     kv_head, seq = tl.program_id(0), first_seq + tl.program_id(1)
-    # The last tile sees the most: it begins first.
+    # The last tile has the longest context, so it starts first.
     tile = tl.num_programs(2) - 1 - tl.program_id(2)
     start = tl.load(starts_ptr + seq)
     num_tokens = tl.load(starts_ptr + seq + 1) - start
@@ -121,8 +124,8 @@ def prefill_attention(
 ) -> None:
     """Write the attention of the sequences from ``num_decodes`` on to their rows of ``out``.
 
-    The rest is as in `kernels.reference.paged_attention`. ``out`` is contiguous. With
-    ``is_batch_invariant`` a token's result has the bits that `decode_attention` would have given.
+    Otherwise as in `kernels.reference.paged_attention`. ``out`` is contiguous. With
+    ``is_batch_invariant`` a token's result is bit-identical to that of `decode_attention`.
     """
     num_kv_heads, head_dim = key_cache.shape[2:]
     kind = AttentionKind.of(query, key_cache, sliding_window)
@@ -149,7 +152,8 @@ def prefill_attention(
 
 
 def _tile(kind: AttentionKind, is_batch_invariant: bool) -> Tile:
-    """Sums depend on the tile: those that must be a decode's need a decode's tile."""
+    """The tile size. In batch-invariant mode it is that of decodes, because sums depend on the
+    tile."""
     return decode_tile(kind) if is_batch_invariant else prefill_tile(kind)
 
 

@@ -1,8 +1,8 @@
-"""A projection: cuBLAS where that may look at the batch, a kernel with fixed tiles where not.
+"""A projection: cuBLAS, or a kernel with fixed tiles if batch invariance is required.
 
 cuBLAS chooses its tiles, and whether it splits the sum over the inputs, by the number of tokens, so
-that a token's bits depend on how many others there are. The kernel here has one tile for all, and
-sums over the inputs in one order: slower, most of all for few tokens.
+a token's last bits depend on the size of the batch. The kernel here uses one tile size and one
+order of summation: slower, especially for few tokens.
 """
 
 from collections.abc import Iterator
@@ -20,9 +20,9 @@ from kernels.triton.configurations import COMPILED_DTYPES, POINTER_TYPES, Config
 _BLOCK_TOKENS = 64
 _BLOCK_OUTPUTS = 64
 _BLOCK_BYTES = 256
-"""Of one row of a tile of inputs."""
+"""Bytes of one row of a tile of inputs."""
 _GROUP = 8
-"""Tiles of tokens that pass over the same weights one after another, while the cache holds them."""
+"""Tiles of tokens that use the same weights in succession, while these are in the cache."""
 
 
 def projection(
@@ -30,7 +30,8 @@ def projection(
 ) -> Tensor:
     """See `kernels.reference.projection`.
 
-    With ``is_batch_invariant`` a row's bits depend on that row alone; tensors are contiguous then.
+    With ``is_batch_invariant`` a row's result is bit-identical whatever else is in the batch;
+    tensors must then be contiguous.
     """
     if not is_batch_invariant:
         return reference.projection(hidden, weight, bias)
@@ -77,7 +78,7 @@ def projection_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """One tile [BLOCK_M tokens, BLOCK_N outputs] a program."""
+    """One tile [BLOCK_M tokens, BLOCK_N outputs] per program."""
     program = tl.program_id(0)
     num_m, num_n = tl.cdiv(num_tokens, BLOCK_M), tl.cdiv(outputs, BLOCK_N)
     first_m = program // (GROUP * num_n) * GROUP
@@ -87,7 +88,7 @@ def projection_kernel(
     rows = m * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = n * BLOCK_N + tl.arange(0, BLOCK_N)
     ks = tl.arange(0, BLOCK_K)
-    # Rows beyond the last read that one's values again: no mask, and nobody stores them.
+    # Rows beyond the last one repeat it instead of masking; their results are not stored.
     hidden = hidden_ptr + tl.minimum(rows, num_tokens - 1).to(tl.int64)[:, None] * inputs
     weight = weight_ptr + tl.minimum(columns, outputs - 1).to(tl.int64)[None, :] * inputs
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -122,7 +123,7 @@ def _configuration(dtype: torch.dtype, out_dtype: torch.dtype, has_bias: bool) -
             "BLOCK_N": _BLOCK_OUTPUTS,
             "BLOCK_K": _BLOCK_BYTES // dtype.itemsize // (2 if dtype == torch.float32 else 1),
         },
-        # Where float32 leaves, 4 warps spill on compute capability 10.0.
+        # With float32 output, 4 warps spill on compute capability 10.0.
         num_warps=4 if dtype == out_dtype else 8,
         num_stages=2 if dtype == torch.float32 else 3,
     )

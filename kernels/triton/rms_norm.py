@@ -1,4 +1,4 @@
-"""Root mean square normalisation of rows, with and without the residual connection before it."""
+"""Root mean square normalization of rows, with and without the preceding residual connection."""
 
 from functools import cache
 
@@ -11,15 +11,16 @@ from kernels.shapes import check_shape
 from kernels.triton.configurations import POINTER_TYPES, Configuration, launch
 
 _BLOCK_ELEMENTS = 2048
-"""Of a program where a row is shorter: narrow rows, the heads of queries, share one."""
+"""Elements per program for shorter rows: narrow rows, such as heads of queries, share a program."""
 _WIDTHS = (128, 16384)
-"""Compiled in advance, rounded up to powers of two; registers hold float32 for every dtype."""
+"""The widths compiled ahead of time, rounded up to powers of two; registers hold float32 for any
+dtype."""
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `kernels.reference.rms_norm`. Reads and writes each element once.
 
-    Three dimensions may be strided, as heads that are part of a fused projection are.
+    Three-dimensional input may be strided, such as heads of a fused projection.
     """
     width = hidden.shape[-1]
     check_shape("weight", weight, (width,))
@@ -48,7 +49,7 @@ def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @triton.jit
 def normalize(values, weight, width, eps):
-    """Scale rows: ``values`` [rows, BLOCK_WIDTH] float32, 0 from ``width`` on."""
+    """Normalize rows: ``values`` [rows, BLOCK_WIDTH] float32, 0 from ``width`` on."""
     mean_square = tl.sum(values * values, axis=1) / width
     return values * tl.rsqrt(mean_square + eps)[:, None] * weight.to(tl.float32)[None, :]
 
@@ -80,13 +81,13 @@ def rms_norm_kernel(
 
 
 def num_warps(block_width: int) -> int:
-    """At most 16 elements a thread, in at most 32 warps."""
+    """At most 16 elements per thread, and at most 32 warps."""
     return min(32, max(4, block_width // 512))
 
 
 @cache
 def _configuration(dtype: torch.dtype, block_width: int) -> tuple[Configuration, int]:
-    """How rows are normalized, and how many by one program: by their width alone."""
+    """The configuration, and the number of rows per program: both depend only on the width."""
     block_rows = max(1, _BLOCK_ELEMENTS // block_width)
     configuration = Configuration(
         kernel=rms_norm_kernel,

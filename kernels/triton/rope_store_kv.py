@@ -1,4 +1,4 @@
-"""Rotary positions of queries and keys, and the keys and values into the paged cache, in one."""
+"""Rotary embedding of queries and keys, fused with writing keys and values to the paged cache."""
 
 from functools import cache
 
@@ -24,10 +24,10 @@ def rope_store_kv(
     value_cache: Tensor,
     slots: Tensor,
 ) -> Tensor:
-    """See `kernels.reference.rope_store_kv`; tokens may lie apart, and the result is new.
+    """See `kernels.reference.rope_store_kv`; tokens may be strided, and the result is a new tensor.
 
-    One launch reads each element of query, key and value once and writes it once, and reads a row
-    of the table for each key head. Slots stay on the device.
+    One launch reads and writes each element of query, key and value once, and reads a row of the
+    table for each key head. Slots stay on the device.
     """
     check_rotation(query, key, positions, rope_table)
     check_store(key, value, key_cache, value_cache, slots)
@@ -79,7 +79,7 @@ def rope_store_kv_kernel(
     HEAD_DIM: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Program (token, key head) turns and stores that head, and turns its query heads."""
+    """Program (token, key head): rotate and store that head, and rotate its query heads."""
     token, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     num_kv_heads = tl.num_programs(1)
     slot = tl.load(slots_ptr + token)
@@ -104,7 +104,7 @@ def rope_store_kv_kernel(
 def turn_group(
     turned_ptr, heads_ptr, stride, angles_ptr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr
 ):
-    """Turn those of this program's token, (token, key head), that belong to its key head."""
+    """Rotate the query heads of this program's token that share its key head."""
     token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     turn_heads(
         turned_ptr + (token * tl.num_programs(1) + group) * GROUP * HEAD_DIM,
@@ -117,7 +117,8 @@ def turn_group(
 
 @triton.jit
 def turn_heads(turned_ptr, heads_ptr, angles_ptr, HEAD_DIM: tl.constexpr, NUM_HEADS: tl.constexpr):
-    """Turn NUM_HEADS adjacent heads by the angles whose cosines and sines begin at the pointer."""
+    """Rotate NUM_HEADS adjacent heads by the angles whose cosines and sines start at the
+    pointer."""
     HALF: tl.constexpr = HEAD_DIM // 2
     heads = tl.arange(0, triton.next_power_of_2(NUM_HEADS))[:, None]
     pairs = tl.arange(0, triton.next_power_of_2(HALF))

@@ -1,4 +1,4 @@
-"""Writes a step's keys and values into the paged cache."""
+"""Writes a step's keys and values to the paged cache."""
 
 from functools import cache
 
@@ -15,7 +15,7 @@ from kernels.triton.tokens import check_contiguous, check_dtypes, check_tokens
 def store_kv(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor
 ) -> None:
-    """See `kernels.reference.store_kv`; tokens may lie apart. Reads and writes each element once.
+    """See `kernels.reference.store_kv`; tokens may be strided. Reads and writes each element once.
 
     Slots stay on the device.
     """
@@ -49,7 +49,7 @@ def store_kv_kernel(
     value_stride,
     HEAD_DIM: tl.constexpr,
 ):
-    """Program (token, key head) copies one key and one value."""
+    """Program (token, key head): copy one key and one value."""
     token, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots_ptr + token)
     if slot < 0:

@@ -1,4 +1,4 @@
-"""How the heads of tokens must lie for a kernel to find them."""
+"""Checks of the memory layout and types of tensors."""
 
 from torch import Tensor
 
@@ -6,7 +6,7 @@ from torch import Tensor
 def check_tokens(**tensors: Tensor) -> None:
     """Raise `ValueError` unless the heads of each token are adjacent: [num_tokens, heads, dim].
 
-    The tokens may lie apart, as those of a part of a fused projection do.
+    The tokens may be strided, as in a slice of a fused projection.
     """
     for name, tensor in tensors.items():
         if not tensor[:1].is_contiguous():
@@ -16,14 +16,14 @@ def check_tokens(**tensors: Tensor) -> None:
 
 
 def check_contiguous(**tensors: Tensor) -> None:
-    """Raise `ValueError` unless all elements lie in their order."""
+    """Raise `ValueError` unless all tensors are contiguous."""
     for name, tensor in tensors.items():
         if not tensor.is_contiguous():
             raise ValueError(f"{name} has strides {tensor.stride()}, expected contiguous elements")
 
 
 def check_dtypes(**tensors: Tensor) -> None:
-    """Raise `ValueError` unless all have one dtype."""
+    """Raise `ValueError` unless all tensors have the same dtype."""
     dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
     if len(set(dtypes.values())) > 1:
         listed = ", ".join(f"{name} of {dtype}" for name, dtype in dtypes.items())
@@ -31,7 +31,7 @@ def check_dtypes(**tensors: Tensor) -> None:
 
 
 def group_size(num_heads: int, num_kv_heads: int) -> int:
-    """Query heads that share a key head. Raises `ValueError` if that is no whole number."""
+    """The number of query heads per key head. Raises `ValueError` if it is not an integer."""
     if num_heads % num_kv_heads:
-        raise ValueError(f"{num_heads} query heads are no multiple of {num_kv_heads} key heads")
+        raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} key heads")
     return num_heads // num_kv_heads

@@ -95,7 +95,7 @@ def test_a_planted_fault_is_caught(ops: Ops, num_tokens: int) -> None:
 
 def test_what_cannot_be_packed_is_refused(ops: Ops) -> None:
     words, scales = torch.zeros(64, 5).int(), torch.ones(1, 40)
-    with pytest.raises(ValueError, match="64 inputs are no multiple of 128"):
+    with pytest.raises(ValueError, match="64 inputs are not a multiple of 128"):
         repack_awq(words, words[:1], scales)
     with pytest.raises(ValueError, match="128 inputs cannot be in 3 groups of equal size"):
         repack_awq(torch.zeros(128, 5).int(), words[:3], scales.expand(3, -1))

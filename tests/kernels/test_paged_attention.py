@@ -50,7 +50,7 @@ def test_a_sequence_is_computed_alike_alone_and_in_any_company(
 def test_shapes_that_do_not_fit_are_refused_with_both(ops: Ops) -> None:
     case = CASES["first token"]
     tensors = build(case)
-    with pytest.raises(ValueError, match="5 query heads are no multiple of 2 key heads"):
+    with pytest.raises(ValueError, match="5 query heads are not a multiple of 2 key heads"):
         attend(ops.paged_attention, case, replace(tensors, query=torch.ones(1, 5, 16)))
     with pytest.raises(ValueError, match=r"query_starts has shape \[3\], expected \[2\]"):
         attend(ops.paged_attention, case, replace(tensors, query_starts=torch.zeros(3).int()))

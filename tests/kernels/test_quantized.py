@@ -99,7 +99,7 @@ def test_values_without_a_scale_in_float32_become_zeros(quant_format: QuantForma
 def test_what_has_no_float16_scale_is_refused(quant_format: QuantFormat, value: float) -> None:
     weight = random(4, 64)
     weight[2, 33] = value
-    with pytest.raises(ValueError, match="weight has NaN, or values too great for a float16"):
+    with pytest.raises(ValueError, match="weight has NaN, or values too large for a float16"):
         quantize(weight, quant_format)
 
 

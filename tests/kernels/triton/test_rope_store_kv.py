@@ -117,7 +117,7 @@ def test_what_the_kernels_cannot_read_is_refused() -> None:
         store_kv(heads, apart, cache, cache, index)
     with pytest.raises(ValueError, match=r"value_cache of torch\.float16, expected one dtype"):
         store_kv(heads, heads, cache, cache.half(), index)
-    with pytest.raises(ValueError, match="6 query heads are no multiple of 4 key heads"):
+    with pytest.raises(ValueError, match="6 query heads are not a multiple of 4 key heads"):
         rope_store_kv(torch.ones(2, 6, 16), heads, heads, index, table, cache, cache, index)
     with pytest.raises(ValueError, match="rope_table has strides"):
         rope_store_kv(heads, heads, heads, index, table.mT.contiguous().mT, cache, cache, index)
