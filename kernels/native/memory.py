@@ -42,8 +42,7 @@ class CommittedAhead:
         self._end = 0
 
     def use(self, num_bytes: int) -> threading.Thread | None:
-        """Mark the first ``num_bytes`` of each layer as used; return the committing thread, if
-        any."""
+        """Mark ``num_bytes`` of each layer as used; returns the committing thread, if any."""
         start = self._end
         pieces = math.ceil((num_bytes + _AHEAD_BYTES) / _PIECE_BYTES)
         end = min(pieces * _PIECE_BYTES, self._layers[0].nbytes)
@@ -57,7 +56,7 @@ class CommittedAhead:
         return thread
 
     def _commit(self, start: int, end: int) -> None:
-        """Commit all layers in parallel, in the order of their use."""
+        """Commit the range piece by piece in all layers, because they fill up at the same rate."""
         os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
         for piece in range(start, end, _PIECE_BYTES):
             num_bytes = min(_PIECE_BYTES, end - piece)

@@ -1,9 +1,9 @@
-// Causal attention of packed queries over a cache of keys and values, with the softmax computed on the way (Milakov and
-// Gimelshein, arXiv:1805.02867; Dao et al., arXiv:2205.14135).
+// Causal attention of packed queries over a paged KV cache, with an online softmax (Milakov and Gimelshein,
+// arXiv:1805.02867; Dao et al., arXiv:2205.14135).
 //
-// Keys are visited in spans of 32 that begin at multiples of 32, turned so that lanes run over tokens. Each query's sums
-// have one order, whatever goes through the keys beside it: its result depends on its own context, neither on the batch
-// nor on how a prompt was cut into chunks.
+// Keys are processed in spans of 32 that start at multiples of 32, transposed so that vector lanes run over tokens.
+// Each query's sums have a fixed order, whatever other queries use the same keys: its result depends only on its own
+// context, neither on the batch nor on how a prompt was chunked.
 #pragma once
 
 #include <limits>
@@ -14,7 +14,7 @@
 
 namespace warren {
 
-// What every sequence of a step has: see worker.model.forward.ForwardInputs.
+// The inputs of all sequences of a step: see worker.model.forward.ForwardInputs.
 struct Batch {
     const int32_t* block_tables;  // [num_seqs, max_num_blocks]
     const int32_t* query_starts;  // [num_seqs + 1]
@@ -24,24 +24,24 @@ struct Batch {
 };
 
 struct Heads {
-    const float* query;  // [num_tokens, num_heads, head_dim], a token every `stride` floats
+    const float* query;  // [num_tokens, num_heads, head_dim], with `stride` floats from one token to the next
     int64_t stride;
     float* out;  // [num_tokens, num_heads, head_dim]
     int32_t num_heads;
     float scale;
-    int32_t window;  // tokens that one sees, itself included; 0: all
+    int32_t window;  // number of tokens that a token attends to, including itself; 0: all
 };
 
-constexpr int kTileTokens = 32;  // tokens of a prompt that go through the keys together
+constexpr int kTileTokens = 32;  // tokens of a prompt that process the keys together
 constexpr int kRowsAtOnce = kLanes == 16 ? 6 : 3;  // their sums fill the registers
 
-// One query's way through its keys.
+// The state of one query while it processes its keys.
 struct Running {
     const float* query;
     float* out;  // not yet divided by `total`
     int first;   // tokens first .. last - 1 are visible
     int last;
-    float most = std::numeric_limits<float>::lowest();  // finite: of nothing visible comes no NaN
+    float most = std::numeric_limits<float>::lowest();  // finite, so that no visible tokens give no NaN
     Floats total = {};
 };
 
@@ -51,7 +51,7 @@ struct Weights {
     alignas(64) float of[kRows][kSpan];  // scores, then weights that are not yet divided by their total
 };
 
-// Products of queries and keys, which are [head_dim, kSpan].
+// Products of queries and keys; the keys are [head_dim, kSpan].
 template <int kRows>
 inline void score(const Running* rows, const float* keys, int head_dim, float scale, Weights<kRows>& to) {
     Floats sums[kRows][kSpanVectors] = {};
@@ -67,14 +67,14 @@ inline void score(const Running* rows, const float* keys, int head_dim, float sc
         for (int v = 0; v < kSpanVectors; v++) store(to.of[r] + v * kLanes, sums[r][v] * scale);
 }
 
-// Gives one weight to what the row does not see of a span.
+// Sets the entries of tokens that the row does not attend to.
 inline void hide(const Running& row, int begin, float* weights, float weight) {
     const int first = std::clamp(row.first - begin, 0, kSpan), last = std::clamp(row.last - begin, 0, kSpan);
     if (first > 0) std::fill(weights, weights + first, weight);
     if (last < kSpan) std::fill(weights + last, weights + kSpan, weight);
 }
 
-// From scores to weights.
+// Converts scores to weights.
 template <int kRows>
 inline void weigh(Running* rows, int begin, Weights<kRows>& weights) {
     float most[kRows];
@@ -97,12 +97,12 @@ inline void weigh(Running* rows, int begin, Weights<kRows>& weights) {
     }
 }
 
-// A span of keys, [head_dim, kSpan], and of values; tokens begin + low .. begin + high - 1 are there.
+// A span of keys, [head_dim, kSpan], and of values; only tokens begin + low .. begin + high - 1 are valid.
 template <class Element>
 struct Visit {
     const float* keys;
     const Element* const* values;
-    const Span<Element>* next;  // asked for on the way, if any
+    const Span<Element>* next;  // prefetched meanwhile, if any
     int begin, low, high, head_dim;
     float scale;
 };
@@ -126,7 +126,7 @@ inline void add_values(const Running* rows, const Visit<Element>& visit, int low
         for (int v = 0; v < kCount; v++) store(rows[r].out + d + v * kLanes, out[r][v]);
 }
 
-// Rows come in the order of their tokens.
+// Rows are in the order of their tokens.
 template <int kRows, class Element>
 inline void attend_rows(Running* rows, const Visit<Element>& visit) {
     const int low = std::max(visit.low, rows[0].first - visit.begin);
@@ -184,7 +184,7 @@ inline void attend_tile(const Cache& cache, const Batch& batch, const Heads& hea
         next->find(cache, table, kv_head, begin + kSpan, first, last);
         transpose_keys(*span, *next, head_dim, keys);
         const int low = span->low, high = span->high;
-        if (rows.size() > kRowsAtOnce) {  // they are read more than once
+        if (rows.size() > kRowsAtOnce) {  // the keys are read more than once
             unpack_values(*span, *next, head_dim, values);
             attend_span(row, end, Visit<float>{keys, unpacked, nullptr, begin, low, high, head_dim, heads.scale});
         } else {
@@ -201,7 +201,7 @@ struct AttentionTask {
     int seq, from, to;
 };
 
-// All pieces of a batch, the longest first: a long one that begins last would be waited for.
+// All pieces of a batch, longest first, because a long piece that starts last would delay the end.
 inline std::vector<AttentionTask> attention_tasks(const Batch& batch) {
     std::vector<AttentionTask> tasks;
     for (int seq = 0; seq < batch.num_seqs; seq++) {

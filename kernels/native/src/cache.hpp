@@ -1,4 +1,4 @@
-// Keys and values in blocks of slots (Kwon et al., arXiv:2309.06180), and the spans of tokens in which they are read.
+// The paged KV cache (Kwon et al., arXiv:2309.06180), and the spans of tokens in which it is read.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace warren {
 enum CacheType : int32_t { kCacheFloat32 = 0, kCacheBfloat16 = 1 };
 
 struct Cache {
-    uint8_t* keys;  // [num_blocks, block_size, num_kv_heads, head_dim], and values alike
+    uint8_t* keys;  // [num_blocks, block_size, num_kv_heads, head_dim], like the values
     uint8_t* values;
     int32_t type;
     int32_t block_size;  // divides 32
@@ -36,15 +36,15 @@ inline __m256 load_fours(const uint16_t* low, const uint16_t* high) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(both), 16));
 }
 
-// Where the tokens begin .. begin + 31 lie for one key head, begin being a multiple of 32. Only begin + low ..
-// begin + high - 1 may be read: other slots may hold NaN.
+// The location of the tokens begin .. begin + 31 for one key head; begin is a multiple of 32. Only begin + low .. begin
+// + high - 1 may be read: other slots may contain NaN.
 template <class Element>
 struct Span {
     int begin, low = 0, high = 0;
     const Element* keys[kSpan];
     const Element* values[kSpan];
 
-    // The part of the span that lies in tokens first .. last - 1.
+    // The part of the span within tokens first .. last - 1.
     void find(const Cache& cache, const int32_t* table, int kv_head, int from, int first, int last) {
         begin = from;
         low = std::max(first - begin, 0);
@@ -60,15 +60,15 @@ struct Span {
         }
     }
 
-    // Asks for row i. Rows of other heads lie between, which no hardware prefetcher makes out.
+    // Prefetches row i. Rows of other heads are in between, so hardware prefetchers do not recognise the pattern.
     void prefetch(const Element* const (&rows)[kSpan], int i, int head_dim) const {
         if (i < low || i >= high) return;
         for (int d = 0; d < head_dim; d += 64 / int(sizeof(Element))) __builtin_prefetch(rows[i] + d);
     }
 };
 
-// A span's keys as floats, [head_dim, kSpan], with zeros where nothing may be read. On the way the next span is asked for,
-// row by row: all at once its rows would find no room.
+// Loads a span's keys as floats, [head_dim, kSpan], with zeros for slots that may not be read. Meanwhile the next span
+// is prefetched row by row; prefetching all rows at once would exceed the available buffers.
 template <class Element>
 inline void transpose_keys(const Span<Element>& span, const Span<Element>& next, int head_dim, float* to) {
     alignas(64) static constexpr Element kNothing[kMaxHeadDim] = {};
@@ -92,7 +92,7 @@ inline void transpose_keys(const Span<Element>& span, const Span<Element>& next,
     }
 }
 
-// A span's values as floats, [kSpan, head_dim].
+// Loads a span's values as floats, [kSpan, head_dim].
 template <class Element>
 inline void unpack_values(const Span<Element>& span, const Span<Element>& next, int head_dim, float* to) {
     for (int i = span.low; i < span.high; i++) {

@@ -12,7 +12,7 @@ namespace warren {
 struct Layer {
     const float* input_norm;
     Weight qkv;
-    const float* query_norm;  // null where the family has none
+    const float* query_norm;  // null if the family has none
     const float* key_norm;
     Weight attention_output;
     const float* mlp_norm;
@@ -45,11 +45,11 @@ struct Step {
     double* seconds;  // [kNumParts], added to; or null
 };
 
-// What the time of a step is made of.
-// The norm before a product is a part of it, and so is what becomes of its outputs: rope and store, silu.
+// The parts of a step for which time is measured. A product includes the norm before it and the processing of its
+// outputs: rope and store, silu.
 enum Part { kEmbedding, kQkv, kAttention, kAttentionOutput, kGateUp, kDown, kLogits, kNumParts };
 
-// The activations of a step; grows to the largest step there was.
+// The activations of a step; grows to the largest step so far.
 class Workspace {
    public:
     template <class T>
@@ -104,7 +104,7 @@ class Forward {
         codes_.totals = workspace.take<float>(rows * (widest / kBlock + 1));
     }
 
-    // Called by all threads of the team, which are numbered.
+    // Called by all threads of the team with their numbers.
     void run(int member) {
         float* normed = normed_ + (has_own_norms_ ? size_t(member) * step_.num_tokens * hidden_size_ : 0);
         team_.share(step_.num_tokens, [&](int t) { unpack_row(model_.embedding, step_.token_ids[t], row(hidden_, t)); });
@@ -131,7 +131,7 @@ class Forward {
 
     float* row(float* rows, int64_t index) const { return rows + index * hidden_size_; }
 
-    // The time since the last lap was this part's.
+    // Attributes the time since the last lap to this part.
     void lap(Part part) {
         if (step_.seconds == nullptr || std::this_thread::get_id() != caller_) return;
         const auto now = Clock::now();
@@ -143,7 +143,7 @@ class Forward {
         rms_norm(row(hidden_, t), weight, hidden_size_, model_.eps, row(normed, t));
     }
 
-    // A few rows are normalised by each thread for itself, sooner than all could meet.
+    // Each thread normalizes a few rows for itself, which is faster than meeting at a barrier.
     void norm(const float* weight, float* normed) {
         if (!has_own_norms_) return team_.share(step_.num_tokens, [&](int t) { norm_row(weight, t, normed); });
         for (int t = 0; t < step_.num_tokens; t++) norm_row(weight, t, normed);
@@ -202,7 +202,7 @@ class Forward {
         lap(kLogits);
     }
 
-    // silu(gate) * up, over the gate. Where the up half begins within a panel, no task has both halves to itself.
+    // silu(gate) * up, over the gate. If the up half starts within a panel, no task has computed both halves.
     void gate_up(const Layer& layer, const float* normed) {
         const auto gate = [&](int t, int first, int last) {
             float* at = gate_up_ + int64_t(t) * 2 * mlp_size_ + first;

@@ -1,4 +1,4 @@
-// What happens between the matrix products, a row at a time.
+// The operations between the matrix products, one row at a time.
 #pragma once
 
 #include <cmath>
@@ -7,7 +7,7 @@
 
 namespace warren {
 
-// Root mean square normalisation (Zhang and Sennrich, arXiv:1910.07467); `to` may be `from`.
+// Root mean square normalization (Zhang and Sennrich, arXiv:1910.07467); `to` may be `from`.
 inline void rms_norm(const float* from, const float* weight, int width, float eps, float* to) {
     Floats squares[2] = {};
     int d = 0;
@@ -42,7 +42,7 @@ inline void store_head(const Cache& cache, uint8_t* layer, int64_t slot, int hea
     }
 }
 
-// silu(gate) * up (Shazeer, arXiv:2002.05202), written over the gate. The width is a multiple of kLanes or ends in a rest.
+// silu(gate) * up (Shazeer, arXiv:2002.05202), written over the gate. The width need not be a multiple of kLanes.
 inline void silu_mul(float* gate, const float* up, int width) {
     int d = 0;
     for (; d + kLanes <= width; d += kLanes) {

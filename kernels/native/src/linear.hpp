@@ -1,4 +1,4 @@
-// Matrix products with packed weights, cut into tasks for a team of threads.
+// Matrix products with packed weights, divided into tasks for a team of threads.
 #pragma once
 
 #include "threads.hpp"
@@ -8,28 +8,28 @@ namespace warren {
 
 struct Rows {
     const float* at;
-    int64_t stride;  // floats from a row to the next
+    int64_t stride;  // floats from one row to the next
     int count;
 };
 
 struct Product {
     float* at;
     int64_t stride;
-    bool is_added;  // to what is there: the residual connection
+    bool is_added;  // added to the existing values: the residual connection
 };
 
-// What a task computes: rows first .. last - 1 against panels panel .. end - 1.
+// The range of a task: rows first .. last - 1 times panels panel .. end - 1.
 struct Task {
     int first, last, panel, end;
 };
 
-// How many panels go together with so many rows: as many sums as registers hold beside the weights.
+// The number of panels to process together for a number of rows: as many sums as fit into registers beside the weights.
 constexpr int panels_for(int rows) {
     if (kLanes == 16) return rows == 1 ? 8 : rows == 2 ? 4 : 2;
     return rows == 1 ? 4 : rows == 2 ? 2 : 1;
 }
 
-// 16 outputs of one row, or as many as there are.
+// 16 outputs of one row, or fewer at its end.
 inline void write(const Floats (&sums)[kVectors], const Weight& weight, int first, float* to, bool is_added) {
     float values[kPanel];
     for (int v = 0; v < kVectors; v++) store(values + v * kLanes, sums[v]);
@@ -40,16 +40,16 @@ inline void write(const Floats (&sums)[kVectors], const Weight& weight, int firs
     }
 }
 
-// What a task multiplies: `panels` begin with the task's first one, `out` is where the product goes.
+// The operands of a task: `panels` starts with the task's first one, `out` is the destination of the product.
 struct Operands {
     const Rows& x;
-    const Codes& codes;  // the same rows, encoded, where the weight asks for that
+    const Codes& codes;  // the same rows, encoded, if the weight requires it
     const Weight& weight;
     const uint8_t* panels;
     const Product& out;
 };
 
-// The three ways to a tile's sums; each belongs to a layout of panels.
+// The three implementations of a tile's sums, one for each layout of panels.
 template <class Panels>
 struct FloatTile {
     static constexpr int32_t kFormat = Panels::kFormat;
@@ -109,7 +109,7 @@ inline void row_tiles(const Operands& o, int rows, int row, int panel, int end) 
     if constexpr (kRows > 1) row_tiles<Tile, kRows - 1>(o, rows, row, panel, end);
 }
 
-// Tiles are as even as can be: a small one leaves registers, and so half of the core, unused.
+// Tiles are as even as possible: a small one leaves registers, and so half of the core, unused.
 template <class Tile>
 inline void multiply(const Operands& o, const Task& task) {
     const int num_tiles = (task.last - task.first + Tile::kMaxRows - 1) / Tile::kMaxRows;
@@ -132,7 +132,7 @@ inline void multiply_any(const Operands& o, const Task& task) {
     }
 }
 
-// One row as its weights' layout asks for it.
+// Converts one row for its weights' layout.
 inline void encode_row(const Rows& x, int row, int32_t format, int inputs, const Codes& to) {
     const float* from = x.at + row * x.stride;
     int16_t* codes = to.codes + int64_t(row) * inputs;
@@ -146,25 +146,25 @@ inline void encode_row(const Rows& x, int row, int32_t format, int inputs, const
     }
 }
 
-// Bytes of rows that stay in the second-level cache while panels pass by.
+// Bytes of rows that stay in the L2 cache while panels are streamed.
 constexpr int64_t kRowsBytes = 192 << 10;
 
-// How a product is cut into tasks.
+// The division of a product into tasks.
 struct Cut {
-    int panels = 1;  // that stay together
-    int twin = 0;    // so many panels further on lie those that belong to a task's panels as well; 0: there are none
+    int panels = 1;  // number of panels that stay together
+    int twin = 0;    // distance to the panels that belong to a task's panels as well; 0: there are none
 };
 
-// Several tasks a thread: one that is held up by another process leaves the rest to its neighbours. As many for each
-// thread, where there are enough of them.
+// Several tasks per thread, so that other threads take over when one is delayed by another process. The same number for
+// each thread, if there are enough tasks.
 inline int count_tasks(int num_panels, int num_units, int num_threads) {
     const int count = std::min(num_units, std::clamp(num_panels / 4, num_threads, 16 * num_threads));
     return count == num_units ? count : count / num_threads * num_threads;
 }
 
-// out = x @ weight.T + bias, added to what is in `out` if that is asked for; then `finish(task)` by the thread that has
-// computed the task's outputs. Called by all threads of a team; each may bring its own copy of x. `codes` has room for
-// the rows of x.
+// out = x @ weight.T + bias, optionally added to the content of `out`; then `finish(task)` is called by the thread that
+// has computed the task's outputs. Called by all threads of a team; each may pass its own copy of x. `codes` has room
+// for the rows of x.
 template <class Finish>
 inline void linear(Team& team, const Rows& x, const Codes& codes, const Weight& weight, const Product& out,
                    const Cut& cut, const Finish& finish) {

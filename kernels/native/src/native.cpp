@@ -1,4 +1,4 @@
-// The plain C interface that kernels/native/library.py calls. Pointers belong to the caller; nothing is checked here.
+// The C interface that kernels/native/library.py calls. Pointers belong to the caller; nothing is validated here.
 #include <sys/mman.h>
 
 #include <cstdlib>
@@ -74,7 +74,7 @@ void warren_draw_rows(Team* team, const float* logits, int32_t rows, int32_t voc
     });
 }
 
-// Commits the pages of some memory, unless the system cannot be asked for that; the content stays.
+// Commits the pages of a memory range if the system supports it; the content is unchanged.
 void warren_commit(uint8_t* memory, int64_t bytes) {
 #ifdef MADV_POPULATE_WRITE
     const auto first = reinterpret_cast<uintptr_t>(memory) & ~uintptr_t{4095};
@@ -87,7 +87,7 @@ void warren_commit(uint8_t* memory, int64_t bytes) {
 Workspace* warren_workspace() { return new Workspace; }
 void warren_free_workspace(Workspace* workspace) { delete workspace; }
 
-// 0, or 1 where there is no memory for the activations.
+// Returns 0, or 1 if there is no memory for the activations.
 int warren_forward(Team* team, Workspace* workspace, const Model* model, const Cache* cache, int64_t layer_bytes,
                    const Step* step) {
     try {

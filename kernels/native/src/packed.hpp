@@ -18,10 +18,10 @@ constexpr int kBlock = 32;  // inputs that share a scale; ggml's QK8_0, QK4_0 an
 
 struct Weight {
     const uint8_t* panels;
-    const float* bias;  // or null
+    const float* bias;  // may be null
     int32_t format;
     int32_t outputs;
-    int32_t inputs;  // even; a multiple of 32 where quantized
+    int32_t inputs;  // even; a multiple of 32 if quantized
 };
 
 constexpr int header_bytes(int32_t format) { return format == kQ4_1 ? 4 : 2; }  // of one output's block
@@ -46,7 +46,7 @@ inline void pack_panel(int32_t format, const uint8_t* rows, int num_rows, int in
             for (int b = 0; b < inputs / kBlock; b++, rows += header + code_bytes(format)) {
                 uint8_t* block = panel + b * block_bytes(format);
                 for (int i = 0; i < header; i += 2) std::memcpy(block + i * kPanel + row * 2, rows + i, 2);
-                // In ggml's 4-bit blocks too input k shares its byte with input k + 16.
+                // In ggml's 4-bit blocks, too, input k shares its byte with input k + 16.
                 for (int i = 0; i < code_bytes(format); i += 2)
                     std::memcpy(block + header * kPanel + (i / 2 * kPanel + row) * 2, rows + header + i, 2);
             }
@@ -72,7 +72,7 @@ inline void unpack_block(int32_t format, const uint8_t* block, int output, float
     }
 }
 
-// The weights of one output: a row of an embedding.
+// The weights of one output, such as a row of an embedding.
 inline void unpack_row(const Weight& weight, int64_t row, float* to) {
     const uint8_t* panel = weight.panels + row / kPanel * panel_bytes(weight.format, weight.inputs);
     const int output = row % kPanel;

@@ -1,4 +1,4 @@
-// Which tokens of a row may be drawn, and which one is. A row depends on nothing but itself.
+// Filtering and drawing of tokens. A row's result depends only on the row itself.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ struct Logits {
     int32_t size;
 };
 
-// -infinity where there is none but NaN.
+// The maximum; -infinity if all values are NaN.
 inline float greatest(const Logits& row) {
     Floats most = broadcast(-kInfinity);
     int i = 0;
@@ -28,7 +28,7 @@ inline float greatest(const Logits& row) {
     return result;
 }
 
-// How likely tokens are beside the most likely one; below e^-87 not at all.
+// The probability of tokens relative to the most likely one; 0 below e^-87.
 struct Softmax {
     float most, temperature;
 
@@ -57,7 +57,7 @@ struct Filters {
     float min_p;    // 0: all
 };
 
-// The numbers of a row that are no less than `least`, in `room`; returns how many.
+// Copies the numbers of a row that are at least `least` to `room`; returns how many.
 inline int64_t gather(const Logits& row, float least, float* room) {
     int64_t count = 0;
     for (int i = 0; i < row.size; i++) {
@@ -67,14 +67,14 @@ inline int64_t gather(const Logits& row, float least, float* room) {
     return count;
 }
 
-// The least of the `limit` greatest numbers, which come first from then on.
+// The lowest of the `limit` highest numbers, which are moved to the front.
 inline float least_of_count(float* first, int64_t count, int64_t limit) {
     if (count <= limit) return *std::min_element(first, first + count);
     std::nth_element(first, first + limit - 1, first + count, std::greater<float>());
     return first[limit - 1];
 }
 
-// The least of the greatest numbers whose mass together reaches `target`: quickselect, by mass instead of number.
+// The lowest of the highest numbers whose total mass reaches `target`: quickselect by mass instead of count.
 inline float least_of_mass(float* first, float* last, const Softmax& softmax, double target) {
     float least = softmax.most;
     while (first < last) {
@@ -95,7 +95,7 @@ inline float least_of_mass(float* first, float* last, const Softmax& softmax, do
     return least;
 }
 
-// The least number that is at least `share` times as likely as the greatest.
+// The lowest number that is at least `share` times as likely as the highest.
 inline float least_of_share(const float* first, int64_t count, const Softmax& softmax, float share) {
     float least = softmax.most;
     for (int64_t i = 0; i < count; i++)
@@ -103,9 +103,9 @@ inline float least_of_share(const float* first, int64_t count, const Softmax& so
     return least;
 }
 
-// The least logit that all filters keep. `room` is for one float more than the row has.
+// The lowest logit that passes all filters. `room` holds one float more than the row.
 //
-// Looks at the tokens within some distance of the most likely one, and further where a filter may keep others.
+// Examines the tokens within some distance of the most likely one, and more if a filter may keep others.
 inline float filter_floor(const Logits& row, float temperature, const Filters& filters, float* room) {
     const Softmax softmax{greatest(row), temperature};
     if (!std::isfinite(softmax.most)) return softmax.most;
@@ -134,7 +134,7 @@ inline float filter_floor(const Logits& row, float temperature, const Filters& f
     }
 }
 
-// The first token of the row whose logit is `most`; 0 where none is.
+// The first token of the row whose logit is `most`; 0 if there is none.
 inline int64_t token_of(const Logits& row, float most) {
     const int64_t token = std::find(row.at, row.at + row.size, most) - row.at;
     return token < row.size ? token : 0;
@@ -142,7 +142,7 @@ inline int64_t token_of(const Logits& row, float most) {
 
 inline int64_t most_likely(const Logits& row) { return token_of(row, greatest(row)); }
 
-// The token whose share of the cumulative distribution `uniform` meets; the most likely one at a temperature of 0.
+// The token at `uniform` of the cumulative distribution; the most likely one at a temperature of 0.
 inline int64_t draw(const Logits& row, float temperature, float floor, float uniform) {
     constexpr int kStride = 1024;
     const float most = greatest(row);
@@ -164,7 +164,7 @@ inline int64_t draw(const Logits& row, float temperature, float floor, float uni
         for (int i = first; i < first + piece(first); i++) {
             const float weight = row.at[i] >= floor ? softmax.weight(row.at[i]) : 0.0f;
             if (weight == 0) continue;
-            drawn = i;  // also where rounding has the piece end before its mass
+            drawn = i;  // also if rounding ends the piece before its mass
             before += weight;
             if (before > target) break;
         }

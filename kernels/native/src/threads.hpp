@@ -1,4 +1,4 @@
-// The threads of one forward pass: they run the same code side by side and meet at barriers.
+// The threads of one forward pass: they run the same code in parallel and meet at barriers.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@
 
 namespace warren {
 
-// Keeps the calling thread on one core while it lives.
+// Pins the calling thread to one core during its lifetime.
 class Pinned {
    public:
     explicit Pinned(int core) : is_set_(core >= 0 && sched_getaffinity(0, sizeof before_, &before_) == 0) {
@@ -35,8 +35,8 @@ class Pinned {
 
 class Team {
    public:
-    // A team of all cores has one for each of its threads. Left to itself the system puts those that wake one another
-    // on the same core, where they wait for each other.
+    // A team as large as the number of cores pins each thread to its own core. Otherwise the system tends to place
+    // threads that wake one another on the same core, where they wait for each other.
     explicit Team(int size) : size_(size) {
         cpu_set_t allowed;
         if (sched_getaffinity(0, sizeof allowed, &allowed) == 0 && CPU_COUNT(&allowed) == size)
@@ -53,7 +53,7 @@ class Team {
 
     int size() const { return size_; }
 
-    // Run `work(member)` on every thread of the team, 0 being the caller, and return when all have ended.
+    // Runs `work(member)` on every thread of the team, where 0 is the caller, and returns when all have ended.
     void run(const std::function<void(int)>& work) {
         const std::lock_guard<std::mutex> alone(mutex_);
         const Pinned pinned(core(0));
@@ -64,7 +64,7 @@ class Team {
         barrier();
     }
 
-    // Tasks 0 .. count - 1, each done once by whichever thread comes first; ends at a barrier.
+    // Tasks 0 .. count - 1, each run once by the first available thread; ends at a barrier.
     template <class Task>
     void share(int count, const Task& task) {
         for (int index; (index = next_.fetch_add(1, std::memory_order_relaxed)) < count;) task(index);
@@ -72,7 +72,7 @@ class Team {
     }
 
    private:
-    // A thread sleeps after some 20 us: the cores may be needed by whoever feeds the model.
+    // A thread sleeps after about 20 us without work, because the engine may need the core.
     static constexpr int kSpins = 1000;
 
     void barrier() {
@@ -113,7 +113,7 @@ class Team {
     }
 
     const int size_;
-    std::vector<int> cores_;  // one for each thread; empty where they are not pinned
+    std::vector<int> cores_;  // one for each thread; empty if they are not pinned
     std::vector<std::thread> members_;
     std::mutex mutex_;
     const std::function<void(int)>* work_ = nullptr;

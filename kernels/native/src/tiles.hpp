@@ -1,7 +1,7 @@
-// Tiles of matrix products: a few rows against a few panels, their sums in registers.
+// Tiles of matrix products: a few rows times a few panels, with their sums in registers.
 //
-// An output is the sum over its inputs in their order, in one accumulator, whatever else is computed beside it. So a
-// row's result depends neither on how many rows there are nor on how they are cut into tiles.
+// An output is the sum over its inputs in order, in one accumulator, whatever else is computed. A row's result
+// therefore depends neither on the number of rows nor on how they are divided into tiles.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,8 @@ struct Bfloat16Panels {
     }
 };
 
-// Adds one input's part. The even input is done before the odd one is read: together they would not fit the registers.
+// Adds the contribution of one input. The even input is processed before the odd one is read, because both would not
+// fit into the registers.
 template <bool is_odd, class Panels, int kRows, int kPanels>
 inline void add_input(const float* x, int64_t stride, const uint8_t* panels, int64_t bytes, int pair,
                       Sums<kRows, kPanels>& sums) {
@@ -49,8 +50,8 @@ inline void add_input(const float* x, int64_t stride, const uint8_t* panels, int
     }
 }
 
-// Meanwhile the panels after these are asked for: they come from memory, and nothing else waits for them. Not unrolled:
-// the compiler would keep more at hand than there are registers, and take half as long again.
+// Meanwhile the following panels are prefetched, because they come from memory. Not unrolled: the compiler would need
+// more values than there are registers, and the loop would take half as long again.
 template <class Panels, int kRows, int kPanels>
 inline void tile(const float* x, int64_t stride, const uint8_t* panels, int inputs, Sums<kRows, kPanels>& sums) {
     const int64_t bytes = panel_bytes(Panels::kFormat, inputs), pair_bytes = panel_bytes(Panels::kFormat, 2);
@@ -69,7 +70,7 @@ inline Floats dot_bf16(Floats sums, Words a, Words b) {
     return reinterpret_cast<Floats>(_mm512_dpbf16_ps(sums, (__m512bh)a, (__m512bh)b));
 }
 #else
-#ifdef WARREN_BF16_DOT  // what such a processor does, to be tested on others
+#ifdef WARREN_BF16_DOT  // emulates such a processor for tests on others
 constexpr bool kHasBf16Dot = true;
 #else
 constexpr bool kHasBf16Dot = false;
@@ -79,7 +80,7 @@ inline Floats dot_bf16(Floats sums, Words a, Words b) {
 }
 #endif
 
-// As `tile`, two inputs at a time, which are rounded to bfloat16.
+// Like `tile`, two inputs at a time, rounded to bfloat16.
 template <int kRows, int kPanels>
 inline void dot_tile(const int16_t* x, const uint8_t* panels, int inputs, Sums<kRows, kPanels>& sums) {
     const int64_t bytes = panel_bytes(kBfloat16, inputs);
@@ -99,10 +100,10 @@ inline void dot_tile(const int16_t* x, const uint8_t* panels, int inputs, Sums<k
     }
 }
 
-// Inputs as 16-bit integers with a scale for each block of 32: a relative step of 2^-15 of the block's largest, finer
-// than bfloat16's 2^-8, and products with 8-bit and 4-bit codes add up exactly.
+// Inputs as 16-bit integers with a scale for each block of 32: the relative step is 2^-15 of the block's maximum, finer
+// than bfloat16's 2^-8, and sums of products with 8-bit and 4-bit codes are exact.
 struct Codes {
-    int16_t* codes;  // [rows, inputs]; bfloat16 numbers where the weights are
+    int16_t* codes;  // [rows, inputs]; bfloat16 numbers if the weights are
     float* scales;   // [rows, inputs / 32]
     float* totals;   // [rows, inputs / 32]: the scale times the sum of the codes
 };
@@ -120,7 +121,7 @@ inline void encode_block(const float* x, int16_t* codes, float& scale, float& to
     total = scale * sum;
 }
 
-// 16-bit products of neighbouring lanes, added in pairs to 32-bit sums.
+// 16-bit products of adjacent lanes, added in pairs to 32-bit sums.
 inline Ints add_products(Ints sums, Ints a, Ints b) {
 #if WARREN_LANES == 8
     return sums + reinterpret_cast<Ints>(_mm256_madd_epi16((__m256i)a, (__m256i)b));
@@ -166,7 +167,7 @@ inline void add_pairs(const int16_t* x, int64_t stride, const Ints (&weights)[kP
     }
 }
 
-// The codes of one block, in integers.
+// The integer sums of one block.
 template <int32_t kFormat, int kRows, int kPanels>
 inline void count_block(const int16_t* x, int64_t stride, const uint8_t* codes, int64_t bytes,
                         Counts<kRows, kPanels>& counts) {

@@ -1,5 +1,5 @@
-// One vector of floats and what is done with it. The width is the machine's: 8 with AVX2, 16 with AVX-512.
-// WARREN_LANES=16 on a machine with AVX2 alone runs the wide code in two halves: so it is tested anywhere.
+// A vector of floats and its operations. The width is the machine's: 8 with AVX2, 16 with AVX-512. WARREN_LANES=16 on a
+// machine with only AVX2 runs the wide code as two halves, so that it can be tested anywhere.
 #pragma once
 
 #include <immintrin.h>
@@ -18,7 +18,7 @@
 namespace warren {
 
 constexpr int kLanes = WARREN_LANES;
-constexpr int kPanel = 16;  // outputs that lie side by side in packed weights
+constexpr int kPanel = 16;  // adjacent outputs in packed weights
 constexpr int kVectors = kPanel / kLanes;
 
 using Floats = float __attribute__((vector_size(kLanes * 4), may_alias));
@@ -61,7 +61,7 @@ inline Floats multiply_add(Floats a, Floats b, Floats c) {
 #endif
 }
 
-// The second where one is no number.
+// The maximum; the second operand if one is NaN.
 inline Floats maximum(Floats a, Floats b) {
 #if WARREN_LANES == 8
     return reinterpret_cast<Floats>(_mm256_max_ps(a, b));
@@ -83,7 +83,7 @@ inline float from_bf16(uint16_t value) {
     return result;
 }
 
-// To the nearest, ties to even; NaN stays NaN.
+// Rounds to nearest, ties to even; NaN stays NaN.
 inline uint16_t to_bf16(float value) {
     uint32_t word;
     std::memcpy(&word, &value, sizeof word);
@@ -115,7 +115,7 @@ inline Floats8 fold(Floats value) {
 #endif
 }
 
-// Element i is the sum of all elements of values[i]; the order of additions never changes.
+// Element i is the sum of all elements of values[i], in a fixed order of additions.
 inline Floats4 sums(const Floats (&values)[4]) {
     const __m256 ab = _mm256_hadd_ps(fold(values[0]), fold(values[1]));
     const __m256 cd = _mm256_hadd_ps(fold(values[2]), fold(values[3]));
@@ -142,8 +142,8 @@ inline float largest(Floats value) {
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 
-// e to the power of each element, none over 88, within 2 units of the last place; below -87 it stays at e^-87.
-// Cody and Waite's reduction and the polynomial of Cephes' expf.
+// e to the power of each element, which must not exceed 88, within 2 units in the last place; e^-87 for elements below
+// -87. Cody and Waite's reduction and the polynomial of Cephes' expf.
 inline Floats exponential(Floats x) {
     x = maximum(broadcast(-87.0f), x);
     const Floats magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
