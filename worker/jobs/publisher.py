@@ -54,7 +54,7 @@ class ReplyPublisher:
         """Return once the broker has confirmed the event. Raises `Unroutable` if the log does not
         exist.
 
-        An event without a confirmation is sent again before the next one: readers recognise the
+        An event without a confirmation is sent again before the next one: readers recognize the
         repetition by its position in the log, or by its ticket. This includes events whose publish
         was cancelled or raised an error that was not the broker's response.
         """

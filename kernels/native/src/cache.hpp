@@ -60,7 +60,7 @@ struct Span {
         }
     }
 
-    // Prefetches row i. Rows of other heads are in between, so hardware prefetchers do not recognise the pattern.
+    // Prefetches row i. Rows of other heads are in between, so hardware prefetchers do not recognize the pattern.
     void prefetch(const Element* const (&rows)[kSpan], int i, int head_dim) const {
         if (i < low || i >= high) return;
         for (int d = 0; d < head_dim; d += 64 / int(sizeof(Element))) __builtin_prefetch(rows[i] + d);
