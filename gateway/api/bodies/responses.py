@@ -81,6 +81,7 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
         "prompt_logprobs": (),
         "truncation": ("disabled",),
     }
+    needs_stream: ClassVar[bool] = False
     n: ClassVar[int] = 1
     prompt_logprobs: ClassVar[int | None] = None
 

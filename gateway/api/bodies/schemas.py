@@ -111,6 +111,9 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
 class GenerationRequest(Body, frozen=True, kw_only=True):
     """The parameters that all generations share."""
 
+    needs_stream: ClassVar[bool] = True
+    """Whether `stream_options` are refused without `stream`."""
+
     model: str
     max_tokens: NumTokens | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = _DEFAULTS.temperature
@@ -164,7 +167,7 @@ class GenerationRequest(Body, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_model(self.model)
-        if self.stream_options is not None and not self.stream:
+        if self.needs_stream and self.stream_options is not None and not self.stream:
             raise InvalidRequest(
                 "stream_options is allowed only when stream is true.", param="stream_options"
             )
