@@ -60,7 +60,9 @@ def _parameter(name: str, cls: type[CommonSettings], field: FieldInfo) -> inspec
         f"--{name.replace('_', '-')}",
         help=rf"{_meaning(field)} \[default: {_default(field) or 'none'}]",
         metavar=_metavar(field),
-        rich_help_panel="Gateway and worker" if _is_common(name) else cls.__name__.removesuffix("Settings"),
+        rich_help_panel="Gateway and worker"
+        if _is_common(name)
+        else cls.__name__.removesuffix("Settings"),
     )
     return inspect.Parameter(
         name,

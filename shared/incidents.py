@@ -61,11 +61,6 @@ async def keep_running(
         try:
             await asyncio.sleep(pause_s)
             return await work()
-<<<<<<< HEAD
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is reported)
-            report("task", event, error, task=getattr(work, "__qualname__", repr(work)))
-=======
         except Exception as error:  # noqa: BLE001 (any error is reported)
-            report("task", event, error, task=work.__qualname__)
->>>>>>> 2bfb1dc (shared: docstrings, comments and log events in plain English)
+            report("task", event, error, task=getattr(work, "__qualname__", repr(work)))
             pause_s = _RESTART_PAUSE_S

@@ -4,17 +4,16 @@ OpenAI's parameters come from the types of its Python package, ours from the sch
 What is refused is found out by asking the schemas, so that only the notes are written by hand.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
-from pydantic import BaseModel
 
 from gateway.api.bodies.responses import ResponsesRequest
-from gateway.api.bodies.schemas import ChatRequest, CompletionRequest, parse, parse_body
+from gateway.api.bodies.schemas import Body, ChatRequest, CompletionRequest, parse
 from gateway.api.bodies.unary import EmbeddingRequest
 from shared.errors import InvalidRequest
 from shared.messages import SamplingParams
@@ -32,6 +31,7 @@ _VLLM = (
     "guided_choice",
     "guided_grammar",
     "guided_json",
+    "guided_json_object",
     "guided_regex",
     "ignore_eos",
     "include_reasoning",
@@ -80,6 +80,7 @@ NOTES: Mapping[str, str] = {
     "guided_choice": "Older name of `structured_outputs.choice`",
     "guided_grammar": "Older name of `structured_outputs.grammar`",
     "guided_json": "Older name of `structured_outputs.json`",
+    "guided_json_object": "Any JSON object",
     "guided_regex": "Older name of `structured_outputs.regex`",
     "ignore_eos": "",
     "include": "`message.output_text.logprobs`. `reasoning.encrypted_content` has no effect",
@@ -141,11 +142,15 @@ class Endpoint(NamedTuple):
     """A body, its origins, and how it is read."""
 
     path: str
-    body: type[BaseModel]
+    body: type[Body]
     openai: type
     vllm: Sequence[str]
     minimal: Mapping[str, Any]
-    read: Callable[[bytes], object]
+
+    @property
+    def parameters(self) -> set[str]:
+        """The names of ours."""
+        return {field.encode_name for field in msgspec.structs.fields(self.body)}
 
 
 ENDPOINTS = (
@@ -155,7 +160,6 @@ ENDPOINTS = (
         chat_create_params.CompletionCreateParamsBase,
         _VLLM,
         {"model": "m", "messages": [{"role": "user", "content": "x"}]},
-        lambda body: parse(ChatRequest, body),
     ),
     Endpoint(
         "POST /v1/completions",
@@ -163,7 +167,6 @@ ENDPOINTS = (
         completion_create_params.CompletionCreateParamsBase,
         _VLLM,
         {"model": "m", "prompt": "x"},
-        lambda body: parse(CompletionRequest, body),
     ),
     Endpoint(
         "POST /v1/responses",
@@ -171,7 +174,6 @@ ENDPOINTS = (
         response_create_params.ResponseCreateParamsBase,
         (),
         {"model": "m", "input": "x"},
-        lambda body: parse_body(ResponsesRequest, body).chat(),
     ),
     Endpoint(
         "POST /v1/embeddings",
@@ -179,7 +181,6 @@ ENDPOINTS = (
         embedding_create_params.EmbeddingCreateParams,
         (),
         {"model": "m", "input": "x"},
-        lambda body: parse_body(EmbeddingRequest, body),
     ),
 )
 
@@ -195,11 +196,11 @@ def _section(endpoint: Endpoint) -> Iterator[str]:
     yield "| Parameter | From | Warren | Notes |"
     yield "|---|---|---|---|"
     openai = set(endpoint.openai.__annotations__) | {"stream"}
-    names = openai | {*endpoint.vllm} | {*endpoint.body.model_fields}
+    names = openai | {*endpoint.vllm} | endpoint.parameters
     if endpoint.body is EmbeddingRequest:
         names -= {"stream"}
     for name in sorted(names):
-        origin = "OpenAI" if name in openai else "vLLM" if name in endpoint.vllm else "Warren"
+        origin = "OpenAI" if name in openai else "vLLM" if name in _VLLM else "Warren"
         yield f"| `{name}` | {origin} | {' | '.join(_verdict(endpoint, name))} |"
 
 
@@ -207,10 +208,10 @@ def _verdict(endpoint: Endpoint, name: str) -> tuple[str, str]:
     """What happens to a parameter, and what else there is to know of it."""
     if name in _UNUSED:
         return "ignored", ""
-    if name in endpoint.body.model_fields:
+    if name in endpoint.parameters:
         return "supported", "; ".join(filter(None, [_limits(name), NOTES[name]]))
     try:
-        endpoint.read(msgspec.json.encode({**endpoint.minimal, name: "x"}))
+        parse(endpoint.body, msgspec.json.encode({**endpoint.minimal, name: "x"}))
     except InvalidRequest:
         return "refused", _REFUSED_HERE.get(name, "400, except for its neutral value")
     return "ignored", ""

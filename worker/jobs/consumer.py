@@ -38,13 +38,8 @@ logger = logging.getLogger(__name__)
 AnswerFactory = Callable[[TakenJob], Answer]
 
 _ADOPTION_S = 2.0
-<<<<<<< HEAD
-"""How long an answer goes on after a reconnect without its delivery."""
-_RETRY_PAUSE_S = 0.5
-=======
 """Seconds for which a run continues after a reconnect without its delivery."""
-_RETRY_PAUSE_S = 0.2
->>>>>>> f580379 (worker: jobs, decode, text and engine described in plain English)
+_RETRY_PAUSE_S = 0.5
 
 
 class JobConsumer:

@@ -7,13 +7,8 @@ from shared import incidents
 from shared.bus.base import Consumer, Delivery, Message
 
 _GIVE_BACK_PAUSE_S = 0.5
-<<<<<<< HEAD
-"""A job that fails at once each time needs 10 s to use up the returns that its queue allows: too
-slow to disturb other jobs."""
-=======
 """Seconds. A job that fails immediately each time exhausts its returns within 10 s, without
 noticeable effect on other jobs."""
->>>>>>> f580379 (worker: jobs, decode, text and engine described in plain English)
 
 
 class JobDelivery:
