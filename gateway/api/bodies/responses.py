@@ -4,14 +4,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar, Literal
 
-import msgspec
 from msgspec import Meta, Struct, field
 
 from gateway.api.bodies.conversations import Function
 from gateway.api.bodies.input_items import conversation_of
 from gateway.api.bodies.json_values import refused
 from gateway.api.bodies.parameters import CHAT_NEUTRAL
-from gateway.api.bodies.schemas import ChatParameters, NumTokens, ReasoningEffort, is_unused
+from gateway.api.bodies.schemas import ChatParameters, NumTokens, ReasoningEffort
 from gateway.api.bodies.structured_output import TextFormat
 from gateway.api.bodies.tool_choice import (
     ChatFunctionChoice,
@@ -20,7 +19,6 @@ from gateway.api.bodies.tool_choice import (
     ToolUse,
     tool_use,
 )
-from gateway.api.render.responses import Echo
 from gateway.log.context import Endpoint
 from shared.errors import InvalidRequest, RequestError, StreamExpired, StreamNotFound
 from shared.messages import (
@@ -154,12 +152,6 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
 
     def num_logprobs(self) -> int | None:
         return self.top_logprobs if _LOGPROBS in self.include else None
-
-    def echoed(self, body: bytes) -> bytes:
-        """What the response repeats, as JSON; ``body`` is the request's."""
-        said = msgspec.structs.asdict(msgspec.json.decode(body, type=Echo))
-        said = {name: value for name, value in said.items() if not is_unused(value)}
-        return msgspec.json.encode(Echo(**{**said, "store": self.detach}))
 
     def _choice(self) -> ToolMode | ChatFunctionChoice | None:
         choice = self.tool_choice

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.bodies.responses import ResponsesRequest, in_own_words
-from gateway.api.bodies.schemas import parse
+from gateway.api.bodies.schemas import is_unused, parse
 from gateway.api.openapi import answered, documented
-from gateway.api.render.responses import ResponseObject, gathered_response, response_object
+from gateway.api.render.responses import Echo, ResponseObject, gathered_response, response_object
 from gateway.api.responders import resumption
 from gateway.api.responders.generation_response import GenerationResponse
 from gateway.api.responders.stored_response import SequenceFramer, stored_response
@@ -113,9 +113,16 @@ async def _submitted(
     gateway: Gateway, request: Request, body: ResponsesRequest, raw_body: bytes
 ) -> GenerationJob:
     draft = draft_of(gateway, request, body)
-    context = msgspec.structs.replace(draft.context, echoed=body.echoed(raw_body))
+    context = msgspec.structs.replace(draft.context, echoed=echoed(body, raw_body))
     draft = draft._replace(context=context)
     return await submitted(gateway, request, draft, raw_body, _KIND)
+
+
+def echoed(request: ResponsesRequest, body: bytes) -> bytes:
+    """What the response repeats, as JSON; ``body`` is the request's."""
+    said = msgspec.structs.asdict(msgspec.json.decode(body, type=Echo))
+    said = {name: value for name, value in said.items() if not is_unused(value)}
+    return msgspec.json.encode(Echo(**{**said, "store": request.detach}))
 
 
 def _checked(response_id: str) -> str:

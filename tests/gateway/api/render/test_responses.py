@@ -9,6 +9,7 @@ import pytest
 from gateway.api.bodies.input_items import conversation_of
 from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import parse
+from gateway.api.routes.responses import echoed
 from shared.messages import ChatMessage
 from tests.support.rendering import Log, context_of
 
@@ -116,6 +117,6 @@ def test_a_response_repeats_its_request() -> None:
     body = msgspec.json.encode({"model": "m", "input": "x", "tools": [TOOL], "top_p": 0.5})
     request = parse(ResponsesRequest, body)
 
-    echoed = json.loads(request.echoed(body))
+    repeated = json.loads(echoed(request, body))
 
-    assert (echoed["tools"], echoed["top_p"], echoed["instructions"]) == ([TOOL], 0.5, None)
+    assert (repeated["tools"], repeated["top_p"], repeated["instructions"]) == ([TOOL], 0.5, None)
