@@ -147,7 +147,7 @@ def test_the_pika_example_gets_an_answer(
     broker: Broker, gateway: WarrenProcess, workers: list[WarrenProcess]
 ) -> None:
     run = subprocess.run(
-        [sys.executable, "infra/examples/publish_with_pika.py", broker.url, QUESTION],
+        [sys.executable, "examples/publish_with_pika.py", broker.url, QUESTION],
         cwd=ROOT,
         capture_output=True,
         text=True,

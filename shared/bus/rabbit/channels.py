@@ -3,11 +3,12 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from aiormq import Channel
 
 from shared.bus.rabbit.calls import Calls
+from shared.bus.rabbit.failures import AMQP_FAILURES
 from shared.bus.rabbit.link import Link
 
 _MAX_CALLS = 16
@@ -54,10 +55,16 @@ class CallChannels:
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[Channel]:
-        """Lend a channel. A failed call closes its channel, which is then not lent again."""
+        """Lend a channel. After a failed call the channel is closed: an answer that arrives late
+        must not be taken for the next call's."""
         async with self._places:
             channel = self._take_idle() or await self._open_channel()
-            yield channel
+            try:
+                yield channel
+            except BaseException:
+                with suppress(*AMQP_FAILURES):
+                    await channel.close()
+                raise
             self._idle.append(channel)
 
     def _take_idle(self) -> Channel | None:

@@ -53,6 +53,9 @@ class Frames:
             self._parts.append(frame.value)
             self._num_missing -= len(frame.value)
             self._end_if_complete(self._deliver)
+        else:  # the channel ends in the middle of a message
+            self._deliver = None
+            await self._others.put(item)
 
     async def get(self) -> tuple[int, FrameType]:
         return await self._others.get()

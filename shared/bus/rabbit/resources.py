@@ -35,6 +35,13 @@ class Resources:
         await self._declare_exchange(exchange, is_passive=False)
 
     async def declare_queue(self, queue: Queue) -> None:
+        try:
+            await self._declare_queue(queue)
+        except QueueNotFound:  # an exchange was deleted since it was seen
+            self._known.clear()
+            await self._declare_queue(queue)
+
+    async def _declare_queue(self, queue: Queue) -> None:
         for binding in (*queue.bindings, *([queue.dead_letter] if queue.dead_letter else [])):
             await self.declare_exchange(binding.exchange)
         async with self._calls.lend() as channel:

@@ -229,7 +229,7 @@ async def test_a_constraint_without_a_token_ends_the_request_with_a_reason() -> 
     log = await answer(job(constraint=constraint, allowed_token_ids=(1,)))
 
     assert failure(log).code == "invalid_request"
-    assert "no token" in failure(log).message
+    assert "no next token" in failure(log).message
 
 
 async def test_chat_prompts_say_their_text() -> None:

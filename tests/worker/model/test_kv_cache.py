@@ -61,7 +61,7 @@ def test_the_cpu_gives_a_share_of_the_memory() -> None:
 
 
 def test_a_cache_without_a_block_is_refused() -> None:
-    with pytest.raises(StartupError, match=f"one takes {BLOCK.num_bytes} bytes"):
+    with pytest.raises(StartupError, match=f"one block, which takes {BLOCK.num_bytes} bytes"):
         blocks_for(kv_cache_bytes=10)
 
 

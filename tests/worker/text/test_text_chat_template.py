@@ -226,10 +226,10 @@ def test_a_message_bears_its_name() -> None:
     ("source", "reason"),
     [
         ("{{ raise_exception('Roles must alternate.') }}", "Roles must alternate"),
-        ("{{ messages[0].content + 1 }}", "refuses"),
-        ("{{ messages[7].content.missing }}", "refuses"),
-        ("{{ messages.append(1) }}", "refuses"),
-        ("{{ messages.__class__.__mro__ }}", "refuses"),
+        ("{{ messages[0].content + 1 }}", "rejects"),
+        ("{{ messages[7].content.missing }}", "rejects"),
+        ("{{ messages.append(1) }}", "rejects"),
+        ("{{ messages.__class__.__mro__ }}", "rejects"),
     ],
     ids=["raised by the template", "wrong type", "missing", "mutation", "escape"],
 )

@@ -155,7 +155,9 @@ def rewrite_config(directory: Path, old: str, new: str) -> None:
 def test_a_tensor_without_a_place_in_the_model_refuses_it(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, "qwen3")
     rewrite_config(tmp_path, '"num_hidden_layers": 3', '"num_hidden_layers": 2')
-    with pytest.raises(StartupError, match=r"11 tensors have no place .* model\.layers\.2\.input"):
+    with pytest.raises(
+        StartupError, match=r"11 tensors are not part of .* model\.layers\.2\.input"
+    ):
         load(tmp_path)
 
 
