@@ -8,7 +8,7 @@ from typing import Self
 from aiormq import Channel
 
 from shared.bus.base import MAX_MESSAGE_BYTES, Binding, Exchange, Message, Queue, QueueState
-from shared.bus.rabbit.calls import Calls
+from shared.bus.rabbit.calls import Calls, Unanswered
 from shared.bus.rabbit.channels import ConfirmChannels
 from shared.bus.rabbit.codec import to_properties
 from shared.bus.rabbit.consumer import RabbitConsumer
@@ -47,7 +47,7 @@ class RabbitBus:
         self._timeout_s = timeout_s
         self._max_message_bytes = max_message_bytes
         self._max_channels = max_channels
-        self._calls = Calls()
+        self._calls = Calls(timeout_s)
         self._publishing = self._link("publish")
         self._confirms = ConfirmChannels(self._publishing, self._calls, num_confirm_channels)
         self._home = self._link("consume", self._restore)
@@ -101,8 +101,8 @@ class RabbitBus:
         channel = await self._confirms.take()
         publishing = self._publish(channel, binding, message)
         try:
-            await self._calls.run(publishing, f"publish to {place}", timeout_s=self._timeout_s)
-        except TimeoutError as error:
+            await self._calls.run(publishing, f"publish to {place}")
+        except Unanswered as error:
             raise PublishUnconfirmed(f"no confirmation in time for {place}") from error
 
     @asynccontextmanager
@@ -141,7 +141,7 @@ class RabbitBus:
     async def _consume(self, queue: str, prefetch: int, is_exclusive: bool) -> RabbitConsumer:
         link = await self._link_for(queue)
         channel = await link.open_channel()
-        consumer = RabbitConsumer(channel, queue, self._resources, self._calls, self._timeout_s)
+        consumer = RabbitConsumer(channel, queue, self._resources, self._calls)
         try:
             await consumer.start(prefetch=prefetch, is_exclusive=is_exclusive)
         except BaseException:
@@ -151,7 +151,7 @@ class RabbitBus:
 
     def _link(self, purpose: str, restore: Restore | None = None) -> Link:
         name = f"{self._name} {purpose}"
-        return Link(self._url, name=name, timeout_s=self._timeout_s, restore=restore)
+        return Link(self._url, self._calls, name=name, timeout_s=self._timeout_s, restore=restore)
 
     async def _restore(self, open_channel: OpenChannel) -> None:
         resources = Resources(open_channel, self._timeout_s)

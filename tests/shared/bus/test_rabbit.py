@@ -13,6 +13,7 @@ from yarl import URL
 
 from shared.bus.base import Message
 from shared.bus.rabbit import RabbitBus
+from shared.bus.rabbit.calls import Calls
 from shared.bus.rabbit.link import Link
 from shared.errors import BusUnavailable, PublishUnconfirmed, StartupError
 from tests.shared.bus.deliveries import (
@@ -113,6 +114,26 @@ async def test_nothing_waits_longer_than_the_timeout_on_a_dead_network(
                 await delivery.ack()
 
 
+@pytest.mark.breaks_broker
+async def test_publishes_do_not_accumulate_while_the_broker_is_short_of_memory(
+    node: RabbitNode, make_rabbit_queue: QueueMaker
+) -> None:
+    queue = make_rabbit_queue()
+    async with RabbitBus(node.url, timeout_s=0.5, num_confirm_channels=1) as bus:
+        await bus.declare(queue)
+        await asyncio.to_thread(node.ctl, "set_vm_memory_high_watermark", "0")
+        with pytest.raises(PublishUnconfirmed):
+            await publish(bus, queue, [b"first"])
+        num_tasks = len(asyncio.all_tasks())
+        for _ in range(3):
+            with pytest.raises(BusUnavailable, match="blocked"):
+                await publish(bus, queue, [b"later"])
+        assert len(asyncio.all_tasks()) <= num_tasks
+        await asyncio.to_thread(node.ctl, "set_vm_memory_high_watermark", "0.6")
+        async with bus.consume(queue.name) as consumer:
+            assert await take_bodies(consumer, 1) == [b"first"]
+
+
 async def test_consumers_spread_over_as_many_connections_as_they_need(
     broker: Broker, make_rabbit_queue: QueueMaker
 ) -> None:
@@ -130,7 +151,7 @@ async def test_consumers_spread_over_as_many_connections_as_they_need(
 
 
 async def test_channel_numbers_stay_within_the_brokers_limit(broker: Broker) -> None:
-    link = Link(URL(broker.url), name="test", timeout_s=5)
+    link = Link(URL(broker.url), Calls(5), name="test", timeout_s=5)
     await link.open()
     try:
         previous = await link.open_channel()
@@ -220,7 +241,7 @@ async def test_a_foreign_message_is_read_as_far_as_it_can_be(
 ) -> None:
     queue = make_rabbit_queue()
     await rabbit_bus.declare(queue)
-    link = Link(URL(broker.url), name="foreign", timeout_s=5)
+    link = Link(URL(broker.url), Calls(5), name="foreign", timeout_s=5)
     await link.open()
     channel = await link.open_channel()
     await channel.basic_publish(
