@@ -10,9 +10,10 @@ import pytest
 
 from gateway.log.context import decode_context
 from shared import topology
-from shared.bus.base import Message
+from shared.bus.base import Binding, Exchange, Message, Queue
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.bus.memory_queue import MemoryConsumer
+from shared.errors import PublishRefused, QueueNotFound
 from shared.messages import Accepted, encode
 from tests.support.http import (
     LiveGateway,
@@ -247,28 +248,84 @@ async def test_a_long_answer_can_be_had_again_and_deleted(
 
 
 class ForgetfulBus(MemoryBus):
-    """Has forgotten the first log when that is read, as a broker may that was killed."""
+    """Forgets the first logs, as a broker may that was killed."""
 
-    num_logs = 0
+    def __init__(self, broker: MemoryBroker, moment: str, num_forgotten: int) -> None:
+        super().__init__(broker)
+        self._moment = moment
+        self._num_left = num_forgotten
+
+    async def declare(self, *resources: Exchange | Queue) -> None:
+        for resource in resources:
+            if self._forgets(resource.name, "declared"):
+                raise QueueNotFound("deleted before it was bound")
+        await super().declare(*resources)
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        name = binding.routing_key
+        if self._forgets(name, "written"):
+            await self.delete_queue(name)
+        await super().publish(binding, message)
+        if self._forgets(name, "accepted"):
+            await self.delete_queue(name)
 
     @asynccontextmanager
     async def consume(
         self, queue: str, *, prefetch: int = 0, is_exclusive: bool = False
     ) -> AsyncIterator[MemoryConsumer]:
-        if queue.startswith("reply.chat"):
-            self.num_logs += 1
-            if self.num_logs == 1:
-                await self.delete_queue(queue)
+        if self._forgets(queue, "read"):
+            await self.delete_queue(queue)
         async with super().consume(queue, prefetch=prefetch, is_exclusive=is_exclusive) as it:
+            if self._forgets(queue, "attached"):
+                await self.delete_queue(queue)
             yield it
 
+    def _forgets(self, queue: str, moment: str) -> bool:
+        is_now = queue.startswith("reply.chat") and moment == self._moment and self._num_left > 0
+        self._num_left -= is_now
+        return is_now
 
-async def test_a_request_that_the_broker_forgot_is_to_be_sent_again(
+
+MOMENTS = ["declared", "written", "accepted", "read", "attached"]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_a_request_whose_log_is_deleted_while_it_begins_is_begun_again(
+    moment: str, broker: MemoryBroker, worker: ScriptedWorker
+) -> None:
+    async with ForgetfulBus(broker, moment, 1) as bus, live_gateway(bus) as gateway:
+        answer, again = [await ask(gateway) for _ in range(2)]
+
+    assert answer.status_code == 200
+    assert again.text == answer.text
+    assert len(worker.jobs) == 1
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_a_request_whose_logs_are_all_deleted_is_to_be_sent_again(
+    moment: str, broker: MemoryBroker, worker: ScriptedWorker
+) -> None:
+    async with ForgetfulBus(broker, moment, 1000) as bus, live_gateway(bus) as gateway:
+        answer = await ask(gateway)
+
+    assert (answer.status_code, code_of(answer)) == (503, "service_unavailable")
+    assert answer.headers["retry-after"]
+    assert worker.jobs == []
+
+
+class DeafBus(MemoryBus):
+    """Refuses commands to gateways, as a broker does while one of them is stopped."""
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        if binding == topology.ALL_GATEWAYS:
+            raise PublishRefused("a queue is full")
+        await super().publish(binding, message)
+
+
+async def test_a_gateway_that_hears_no_commands_does_not_fail_the_requests_of_others(
     broker: MemoryBroker, worker: ScriptedWorker
 ) -> None:
-    async with ForgetfulBus(broker) as bus, live_gateway(bus) as gateway:
-        forgotten, again = [await ask(gateway) for _ in range(2)]
+    async with DeafBus(broker) as bus, live_gateway(bus) as gateway:
+        answer = await ask(gateway)
 
-    assert (forgotten.status_code, code_of(forgotten)) == (503, "service_unavailable")
-    assert again.status_code == 200
-    assert len(worker.jobs) == 1
+    assert answer.status_code == 200
