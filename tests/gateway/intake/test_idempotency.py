@@ -108,7 +108,7 @@ async def test_a_retry_takes_over_from_a_first_request_that_still_waits(
     assert last.status_code == 200
     for response in old:
         assert (response.status_code, code_of(response)) == (409, "taken_over")
-        assert response.headers["x-should-retry"] == "false"
+        assert response.headers["x-should-retry"] == "true"
     assert len(worker.jobs) == 1
 
 
@@ -329,3 +329,48 @@ async def test_a_gateway_that_hears_no_commands_does_not_fail_the_requests_of_ot
         answer = await ask(gateway)
 
     assert answer.status_code == 200
+
+
+async def send_late(gateway: LiveGateway) -> asyncio.StreamWriter:
+    """Send what `ask` sends, and read nothing."""
+    request = httpx.Request("POST", f"{gateway.url}{CHAT}", json=chat_body())
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nhost: {request.url.host}\r\nidempotency-key: {KEY}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(request.content)}\r\n\r\n"
+    )
+    _, writer = await asyncio.open_connection(request.url.host, request.url.port)
+    writer.write(head.encode() + request.content)
+    return writer
+
+
+@pytest.mark.parametrize("has_left", [True, False])
+async def test_an_abandoned_request_that_comes_after_its_retry_does_not_cost_it_the_answer(
+    has_left: bool, broker: MemoryBroker, worker: ScriptedWorker
+) -> None:
+    """The slow gateway learns that its client has left, or it takes over and the retry retries."""
+    may_end = asyncio.Event()
+
+    async def wait(job: ScriptedJob) -> None:
+        await job.start()
+        await may_end.wait()
+        await job.finish("done")
+
+    worker.script = wait
+    async with two_gateways(broker) as (slow, gateway):
+        client = gateway.openai.with_options(max_retries=2)
+        retry = asyncio.create_task(
+            client.chat.completions.create(**chat_body(), extra_headers={"idempotency-key": KEY})
+        )
+        await worker.wait_until(lambda: bool(worker.jobs))
+        abandoned = await send_late(slow)
+        if has_left:
+            abandoned.close()
+        await asyncio.sleep(0.3)
+        num_cut_off = await gateway.sample("warren:request_errors_total")
+        may_end.set()
+        answer = await retry
+        abandoned.close()
+
+    assert num_cut_off == (0 if has_left else 1)
+    assert answer.choices[0].message.content == "done"
+    assert len(worker.jobs) == 1
