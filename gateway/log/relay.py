@@ -1,13 +1,14 @@
 """The relay of one log to one client, and the fate of job and log afterwards."""
 
 import asyncio
+import logging
 import math
 from collections.abc import Awaitable
 from enum import Enum, auto
 
 from gateway.log.buffer import RelayBuffer
 from gateway.log.context import StreamContext
-from gateway.log.cursor import EXPIRED, LogReading
+from gateway.log.cursor import EXPIRED, LogLost, LogReading
 from gateway.log.reply_queues import ReplyLog
 from shared import incidents
 from shared.bus.base import Bus
@@ -23,6 +24,8 @@ from shared.errors import (
 )
 from shared.log import Relay
 from shared.messages import Accepted, GenerationJob, Release
+
+logger = logging.getLogger(__name__)
 
 _CANCELS_AGAIN_S = 1.0
 
@@ -211,6 +214,9 @@ class LogRelay:
         try:
             await self.reading.run()
         except (StreamNotFound, StreamExpired, Unavailable) as error:
+            self.fail(error)
+        except LogLost as error:
+            logger.warning("log lost", extra={"request_id": self.request_id})
             self.fail(error)
         except Exception as error:  # noqa: BLE001 (a bug fails only this request)
             incidents.report("request", "log not readable", error, request_id=self.request_id)
