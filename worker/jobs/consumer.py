@@ -5,8 +5,9 @@ is requeued when the worker shuts down, and redelivered by the broker when the w
 that was running during two crashes is published to the suspect queue; one that crashes there too is
 dead-lettered. An undecodable body is dead-lettered as well, and its publisher receives an error.
 
-An unexpected error in the handling of a job affects that job only: the job is requeued, and the
-queue's delivery limit ends it if it fails each time.
+An unexpected error in the handling of a job affects that job only: the job is requeued after a
+pause, and so is a job that could not be published again. One that is returned each time fails
+before it reaches the queue's delivery limit, at which it would be dead-lettered without an answer.
 """
 
 import asyncio
@@ -240,17 +241,12 @@ class JobConsumer:
                 await delivery.reject(requeue=True)
 
     async def _publish_again(self, job: GenerationJob, delivery: JobDelivery, lane: Lane) -> None:
-        """Publish the job again, then acknowledge this delivery; requeue it if publishing fails."""
-        facts = {"request_id": job.request_id, "lane": lane}
-        try:
-            await self._bus.publish(
-                topology.jobs_binding(self._model, lane), published_again(job, delivery.message)
-            )
-        except BusError as error:
-            logger.warning("job not moved", extra={**facts, "reason": error.code})
-            return await delivery.reject(requeue=True)
-        logger.warning("job moved", extra=facts)
-        return await delivery.ack()
+        """Publish the job again, then acknowledge this delivery. Raises `BusError`."""
+        await self._bus.publish(
+            topology.jobs_binding(self._model, lane), published_again(job, delivery.message)
+        )
+        logger.warning("job moved", extra={"request_id": job.request_id, "lane": lane})
+        await delivery.ack()
 
     async def _refuse(self, delivery: JobDelivery, error: UndecodableMessage) -> None:
         """Answer with the error, if the message names a reply queue."""

@@ -7,8 +7,8 @@ from shared import incidents
 from shared.bus.base import Consumer, Delivery, Message
 
 _GIVE_BACK_PAUSE_S = 0.5
-"""Seconds. A job that fails immediately each time exhausts its returns within 10 s, without
-noticeable effect on other jobs."""
+"""Seconds. A job that is given back each time exhausts its returns within 10 s, without noticeable
+effect on other jobs."""
 
 
 class JobDelivery:
@@ -37,10 +37,7 @@ class JobDelivery:
         await self._settle(self._delivery.reject(requeue=requeue))
 
     async def give_back(self, error: Exception) -> None:
-        """Report an unexpected error and requeue the job after a pause.
-
-        The queue's delivery limit ends a job that fails each time.
-        """
+        """Report the error and requeue the job after a pause."""
         facts = {"request_id": self.message.correlation_id, "num_returns": self.num_returns}
         incidents.report("job", "job given back to its queue", error, **facts)
         await self._settle(self._return_later())
