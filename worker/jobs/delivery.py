@@ -36,10 +36,8 @@ class JobDelivery:
     async def reject(self, *, requeue: bool = False) -> None:
         await self._settle(self._delivery.reject(requeue=requeue))
 
-    async def give_back(self, error: Exception) -> None:
-        """Report the error and requeue the job after a pause."""
-        facts = {"request_id": self.message.correlation_id, "num_returns": self.num_returns}
-        incidents.report("job", "job given back to its queue", error, **facts)
+    async def give_back(self) -> None:
+        """Requeue the job after a pause."""
         await self._settle(self._return_later())
 
     async def _return_later(self) -> None:
