@@ -21,7 +21,7 @@ were running when workers crashed."""
 
 JOBS = Exchange("warren.jobs", "direct")
 SUSPECTS = Exchange("warren.suspects", "direct")
-"""A separate exchange, so that workers need no permission to publish to the jobs exchange."""
+"""A separate exchange, so that only workers have permission to quarantine a job."""
 REPLIES = Exchange("warren.replies", "topic")
 CONTROL = Exchange("warren.control", "topic")
 WORKERS = Exchange("warren.workers", "fanout")

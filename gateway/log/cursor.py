@@ -142,9 +142,10 @@ class LogReading:
             try:
                 await self._read_from_start(patience)
                 await self._hold()
-            except QueueBusy:
+            except (QueueBusy, PublishRefused):
                 # Its reader was asked to release it, or is a reader whose lost connection the
-                # broker has not noticed yet.
+                # broker has not noticed yet. A command that was refused is sent again when the log
+                # is read again.
                 await asyncio.sleep(_REATTACH_PAUSE_S)
             except (BusUnavailable, PublishUnconfirmed):
                 if self.reader.ticket is not None:

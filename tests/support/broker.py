@@ -34,7 +34,8 @@ _SCRIPTS = (Path("/usr/lib/rabbitmq/bin"), Path("/opt/rabbitmq/sbin"))
 
 
 class Broker:
-    """A broker whose ``url`` may do everything."""
+    """A broker whose ``url`` is the operator's: for what a test does itself. Gateways, workers and
+    publishers connect as their own users, so that each test also tests the permissions."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -66,6 +66,11 @@ SURVIVED: Mapping[str, tuple[Fault, float]] = {
 a stream survives it. (An answer that a queue does not exist ends a stream, and should.)"""
 
 
+WORKERS_RATE, GATEWAYS_RATE = 1 / 40, 1 / 400
+"""Of the broker's frames, something is done to so many of a worker's and of a gateway's, who gets
+three for each token."""
+
+
 class Nth:
     """Strikes once, at the frame before which ``number`` others would have fitted."""
 

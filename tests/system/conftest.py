@@ -22,8 +22,9 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def workers(broker: Broker, smollm2: Path, logs: Path) -> Iterator[list[WarrenProcess]]:
     """Two workers of SmolLM2 in fp32 on the broker."""
+    url = broker.url_of("worker")
     with ExitStack() as stack:
-        started = [processes.worker(broker.url, logs / f"worker{k}", *FP32) for k in range(2)]
+        started = [processes.worker(url, logs / f"worker{k}", *FP32) for k in range(2)]
         for worker in started:
             worker.start()
             stack.callback(worker.terminate)
@@ -34,7 +35,7 @@ def workers(broker: Broker, smollm2: Path, logs: Path) -> Iterator[list[WarrenPr
 
 @pytest.fixture(scope="session")
 def gateway(broker: Broker, workers: list[WarrenProcess], logs: Path) -> Iterator[WarrenProcess]:
-    with processes.gateway(broker.url, logs / "gateway") as process:
+    with processes.gateway(broker.url_of("gateway"), logs / "gateway") as process:
         yield process
 
 

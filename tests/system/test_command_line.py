@@ -98,7 +98,7 @@ def test_batch_answers_a_file(broker: Broker, workers: list[WarrenProcess], tmp_
     line = f'"method": "POST", "url": "/v1/chat/completions", "body": {body}, "temperature": 0}}}}'
     requests.write_text("".join(f'{{"custom_id": "{k}", {line}\n' for k in range(4)))
 
-    run = warren("batch", str(requests), str(results), f"--broker={broker.url}")
+    run = warren("batch", str(requests), str(results), f"--broker={broker.url_of('publisher')}")
 
     assert run.returncode == 0, run.stderr
     assert re.findall(r'"custom_id": ?"(\d)"', results.read_text()) == ["0", "1", "2", "3"]
@@ -117,10 +117,10 @@ def test_batch_goes_on_after_ctrl_c(
         for k in range(100)
     ]
     questions.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    command = ["batch", str(questions), str(answers), f"--broker={broker.url}"]
+    command = ["batch", str(questions), str(answers), f"--broker={broker.url_of('publisher')}"]
     journal = answers.with_name("answers.jsonl.part")
 
-    with processes.echo_worker(broker.url, logs / "ctrl-c", "--step-ms=5"):
+    with processes.echo_worker(broker.url_of("worker"), logs / "ctrl-c", "--step-ms=5"):
         first = subprocess.Popen(
             [sys.executable, "warren.py", *command, "--window=4"],
             cwd=ROOT,

@@ -76,7 +76,7 @@ def test_a_killed_workers_stream_goes_on_in_another(
     broker: Broker, gateway: WarrenProcess, openai_client: openai.OpenAI, logs: Path
 ) -> None:
     def echo(name: str) -> WarrenProcess:
-        return processes.echo_worker(broker.url, logs / name, "--step-ms=20")
+        return processes.echo_worker(broker.url_of("worker"), logs / name, "--step-ms=20")
 
     with echo("survivor"):
         undisturbed = answer(openai_client, "Long ago", max_tokens=100, model="echo")
@@ -99,7 +99,8 @@ def test_a_worker_that_is_told_to_stop_hands_its_streams_over(
     broker: Broker, gateway: WarrenProcess, openai_client: openai.OpenAI, logs: Path
 ) -> None:
     def echo(name: str) -> WarrenProcess:
-        return processes.echo_worker(broker.url, logs / name, "--step-ms=20", "--drain-grace-s=0.2")
+        options = ("--step-ms=20", "--drain-grace-s=0.2")
+        return processes.echo_worker(broker.url_of("worker"), logs / name, *options)
 
     with echo("drained") as drained, ThreadPoolExecutor(1) as pool:
         undisturbed = answer(openai_client, "Long ago", max_tokens=100, model="echo")
@@ -113,7 +114,7 @@ def test_a_worker_that_is_told_to_stop_hands_its_streams_over(
 def test_a_client_that_leaves_frees_its_worker(
     broker: Broker, gateway: WarrenProcess, openai_client: openai.OpenAI, logs: Path
 ) -> None:
-    with processes.echo_worker(broker.url, logs / "left", "--step-ms=20") as worker:
+    with processes.echo_worker(broker.url_of("worker"), logs / "left", "--step-ms=20") as worker:
         stream = openai_client.completions.create(
             model="echo", prompt="Long ago", max_tokens=2000, stream=True
         )
@@ -147,7 +148,7 @@ def test_the_pika_example_gets_an_answer(
     broker: Broker, gateway: WarrenProcess, workers: list[WarrenProcess]
 ) -> None:
     run = subprocess.run(
-        [sys.executable, "examples/publish_with_pika.py", broker.url, QUESTION],
+        [sys.executable, "examples/publish_with_pika.py", broker.url_of("publisher"), QUESTION],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -174,10 +175,11 @@ def test_a_batch_survives_the_kill_of_a_worker_and_of_itself(
         for k in range(60)
     ]
     questions.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    command = ["warren.py", "batch", str(questions), str(output), f"--broker={broker.url}"]
+    url = broker.url_of("publisher")
+    command = ["warren.py", "batch", str(questions), str(output), f"--broker={url}"]
 
     def echo(name: str) -> WarrenProcess:
-        return processes.echo_worker(broker.url, logs / name, "--step-ms=10")
+        return processes.echo_worker(broker.url_of("worker"), logs / name, "--step-ms=10")
 
     def num_answered() -> int:
         """Lines of the journal without its header."""

@@ -4,7 +4,6 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from typing import TypeAlias
 
 import httpx
@@ -18,7 +17,8 @@ from tests.support.broker import Broker
 from tests.support.http import LiveGateway, chat_body, events, eventually, live_gateway
 from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
 
-Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[Bus]]
+Connect: TypeAlias = Callable[[str], AbstractAsyncContextManager[Bus]]
+"""Connects one of the broker's users."""
 
 CHAT = "/v1/chat/completions"
 GRACE_S = 3.0
@@ -28,14 +28,15 @@ GRACE_S = 3.0
 @pytest.fixture(params=["memory", pytest.param("rabbit", marks=pytest.mark.rabbit)])
 async def connect(request: pytest.FixtureRequest) -> Connect:
     if request.param == "memory":
-        return partial(MemoryBus, MemoryBroker())
+        memory = MemoryBroker()
+        return lambda user: MemoryBus(memory)
     broker: Broker = request.getfixturevalue("broker")
-    return partial(RabbitBus, broker.url)
+    return lambda user: RabbitBus(broker.url_of(user))
 
 
 @pytest.fixture
 async def worker(connect: Connect) -> AsyncIterator[ScriptedWorker]:
-    async with connect() as bus, ScriptedWorker(bus) as worker:
+    async with connect("worker") as bus, ScriptedWorker(bus) as worker:
         yield worker
 
 
@@ -43,8 +44,8 @@ async def worker(connect: Connect) -> AsyncIterator[ScriptedWorker]:
 async def gateways(connect: Connect, worker: ScriptedWorker) -> AsyncIterator[list[LiveGateway]]:
     """Two of one deployment."""
     async with (
-        connect() as one,
-        connect() as other,
+        connect("gateway") as one,
+        connect("gateway") as other,
         live_gateway(one, disconnect_grace_s=GRACE_S) as first,
         live_gateway(other, disconnect_grace_s=GRACE_S) as second,
     ):

@@ -360,8 +360,10 @@ async def test_no_body_harms_processes(broker: Broker, tmp_path: Path) -> None:
         "WARREN_JOB_TIMEOUT_S": "2",
         "WARREN_READER_GRACE_S": "2",
     }
-    worker = processes.echo_worker(broker.url, tmp_path / "worker", "--step-ms=1", drain, **limits)
-    gateway = processes.gateway(broker.url, tmp_path / "gateway", drain)
+    worker = processes.echo_worker(
+        broker.url_of("worker"), tmp_path / "worker", "--step-ms=1", drain, **limits
+    )
+    gateway = processes.gateway(broker.url_of("gateway"), tmp_path / "gateway", drain)
     with worker, gateway:
         async with RabbitBus(broker.url) as bus, attack(bus, gateway.url, seed=2) as it:
             await it.publish(NUM_OVER_RABBITMQ)

@@ -17,7 +17,7 @@ from tests.support import processes
 from tests.support.amqp_proxy import AmqpProxy
 from tests.support.broker import RabbitNode
 from tests.support.processes import WarrenProcess
-from tests.support.provocations import Provocations
+from tests.support.provocations import GATEWAYS_RATE, WORKERS_RATE, Provocations
 from tests.system.chaos import ground
 from tests.system.chaos.callers import Question
 from tests.system.chaos.campaign import Campaign, answers, patient_client
@@ -32,9 +32,6 @@ NUM_CALLERS = 5
 NUM_VICTIMS_AT_ONCE = 2
 DURATION_S = 20.0
 ENDS_WITHIN_S = 15.0
-RATES = 1 / 40, 1 / 400
-"""Of the broker's frames, something is done to so many of a worker's and of a gateway's, who gets
-three for each token."""
 PAUSE_S = 0.1
 
 Harm = Callable[[str], Awaitable[None]]
@@ -112,11 +109,6 @@ def code_of(event: str) -> str:
     return "no end" if error is None else str(error["code"])
 
 
-def unexpected_errors(process: WarrenProcess) -> list[str]:
-    """What a process logged as an error without reporting it as an incident."""
-    return [line for line in logged(process.log).errors if '"incident":' not in line]
-
-
 async def test_provoked_faults_take_no_stream_with_them(
     own_broker: RabbitNode, tmp_path: Path
 ) -> None:
@@ -131,7 +123,7 @@ async def test_provoked_faults_take_no_stream_with_them(
             of_worker.refuse_next(log)
 
         victims = Victims(deployment.urls(), [operator.delete_queue, refuse_next])
-        of_worker.rate, of_gateway.rate = RATES
+        of_worker.rate, of_gateway.rate = WORKERS_RATE, GATEWAYS_RATE
         campaign = Campaign(deployment, expected, NUM_CALLERS)
         row = await campaign.under("provoked", partial(victims.run, DURATION_S), 1)
         of_worker.rate = of_gateway.rate = 0
@@ -146,4 +138,4 @@ async def test_provoked_faults_take_no_stream_with_them(
     assert of_worker.num_of
     assert of_gateway.num_of
     assert (are_alive, codes) == ([True, True], [0, 0])
-    assert [line for one in deployment.processes for line in unexpected_errors(one)] == []
+    assert [line for one in deployment.processes for line in logged(one.log).errors] == []

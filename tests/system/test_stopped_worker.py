@@ -33,7 +33,7 @@ RUNNING = re.compile(r"^warren:num_requests_running 1", re.MULTILINE)
 @pytest.fixture
 def workers(broker: Broker, tmp_path: Path) -> Iterator[list[WarrenProcess]]:
     """Two, whose connections are dead after two to three silent heartbeats."""
-    url = f"--broker={broker.url}?heartbeat={HEARTBEAT_S}"
+    url = f"--broker={broker.url_of('worker')}?heartbeat={HEARTBEAT_S}"
     with ExitStack() as stack:
         started = []
         for k in range(2):
@@ -77,8 +77,8 @@ async def test_it_goes_on_elsewhere_when_the_broker_misses_the_workers_heartbeat
 ) -> None:
     options = {"disconnect_grace_s": 5, "secret": "shared"}
     async with (
-        RabbitBus(broker.url) as one,
-        RabbitBus(broker.url) as other,
+        RabbitBus(broker.url_of("gateway")) as one,
+        RabbitBus(broker.url_of("gateway")) as other,
         live_gateway(one, **options) as first,
         live_gateway(other, **options) as second,
     ):

@@ -69,7 +69,7 @@ async def speaker() -> Speaker:
 
 @pytest.fixture
 async def worker(broker: Broker, speaker: Speaker) -> AsyncIterator[ScriptedWorker]:
-    async with RabbitBus(broker.url) as bus, ScriptedWorker(bus, speaker) as worker:
+    async with RabbitBus(broker.url_of("worker")) as bus, ScriptedWorker(bus, speaker) as worker:
         yield worker
 
 

@@ -38,7 +38,7 @@ RUNNING = "warren:num_requests_running"
 
 @pytest.fixture
 async def bus(broker: Broker) -> AsyncIterator[RabbitBus]:
-    async with RabbitBus(broker.url) as bus:
+    async with RabbitBus(broker.url_of("gateway")) as bus:
         yield bus
 
 
@@ -46,14 +46,14 @@ class Workers:
     """Starts echo workers, and ends all of them."""
 
     def __init__(self, broker: Broker, logs: Path) -> None:
-        self._broker = broker
+        self._url = broker.url_of("worker")
         self._logs = logs
         self._started: list[WarrenProcess] = []
 
     def start(self, *options: str, query: str = "") -> WarrenProcess:
         port = free_port()
         log = self._logs / f"{len(self._started)}"
-        broker = f"--broker={self._broker.url}{query}"
+        broker = f"--broker={self._url}{query}"
         module = ["-m", "tests.system.chaos.worker", broker, f"--health-port={port}"]
         worker = WarrenProcess([*module, *options], port, log)
         worker.start()
@@ -191,7 +191,7 @@ async def test_a_job_that_the_brokers_timeout_took_away_is_not_interrupted(
     answers = await expected(bus, workers, jobs)
     async with short_consumer_timeout(broker):
         worker = await workers.serving("--step-ms=20")
-        async with RabbitBus(broker.url) as reader:
+        async with RabbitBus(broker.url_of("gateway")) as reader:
             for job in jobs:
                 await reader.declare(topology.reply_queue(job.request_id, expires_s=30))
                 await publish(reader, job)

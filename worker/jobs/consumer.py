@@ -5,8 +5,9 @@ is requeued when the worker shuts down, and redelivered by the broker when the w
 that was running during two crashes is published to the suspect queue; one that crashes there too is
 dead-lettered. An undecodable body is dead-lettered as well, and its publisher receives an error.
 
-An unexpected error in the handling of a job affects that job only: the job is requeued, and the
-queue's delivery limit ends it if it fails each time.
+An unexpected error in the handling of a job affects that job only: the job is requeued after a
+pause, and so is a job that could not be published again. One that is returned each time fails
+before it reaches the queue's delivery limit, at which it would be dead-lettered without an answer.
 """
 
 import asyncio
@@ -164,11 +165,15 @@ class JobConsumer:
         except Exception as error:  # noqa: BLE001 (any error is reported)
             held = self._serving[task]
             in_hand = delivery if held is None else held.in_hand
-            if in_hand is None:  # another worker has the job, or will have it
-                facts = {"request_id": delivery.message.correlation_id}
+            facts = {"request_id": delivery.message.correlation_id}
+            if isinstance(error, BusError):
+                logger.warning("job not moved", extra={**facts, "reason": error.code})
+            elif in_hand is None:  # another worker has the job, or will have it
                 incidents.report("job", "job left to its queue", error, **facts)
             else:
-                await in_hand.give_back(error)
+                incidents.report("job", "job given back to its queue", error, **facts)
+            if in_hand is not None:
+                await in_hand.give_back()
 
     async def _take(self, delivery: JobDelivery, task: "asyncio.Task[None]") -> None:
         try:
@@ -229,28 +234,26 @@ class JobConsumer:
             case Outcome.BURIED:
                 await delivery.reject()
             case Outcome.SUSPECTED:
-                await self._publish_again(held.job, delivery, "suspect")
+                await self._publish_again(held, delivery, "suspect")
             case Outcome.EXCUSED:
-                await self._publish_again(held.job, delivery, self._lane)
+                await self._publish_again(held, delivery, self._lane)
             case Outcome.HANDED_OVER if self._lane == "suspect" and held.job.mode == "final":
                 # Another delivery would count as a crash.
-                await self._publish_again(held.job, delivery, self._lane)
+                await self._publish_again(held, delivery, self._lane)
             case Outcome.HANDED_OVER | Outcome.GIVEN_BACK:
                 # All brokers count this return, so the next run compares as newer than this one.
                 await delivery.reject(requeue=True)
 
-    async def _publish_again(self, job: GenerationJob, delivery: JobDelivery, lane: Lane) -> None:
-        """Publish the job again, then acknowledge this delivery; requeue it if publishing fails."""
-        facts = {"request_id": job.request_id, "lane": lane}
-        try:
-            await self._bus.publish(
-                topology.jobs_binding(self._model, lane), published_again(job, delivery.message)
-            )
-        except BusError as error:
-            logger.warning("job not moved", extra={**facts, "reason": error.code})
-            return await delivery.reject(requeue=True)
-        logger.warning("job moved", extra=facts)
-        return await delivery.ack()
+    async def _publish_again(self, held: HeldJob, delivery: JobDelivery, lane: Lane) -> None:
+        """Publish the job again, then acknowledge its delivery. Raises `BusError`."""
+        job = held.job
+        await self._bus.publish(
+            topology.jobs_binding(self._model, lane), published_again(job, delivery.message)
+        )
+        logger.warning("job moved", extra={"request_id": job.request_id, "lane": lane})
+        newest = await held.delivery()  # it may have been lost meanwhile, and have come back
+        if newest is not None:
+            await newest.ack()
 
     async def _refuse(self, delivery: JobDelivery, error: UndecodableMessage) -> None:
         """Answer with the error, if the message names a reply queue."""

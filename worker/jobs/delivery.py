@@ -7,8 +7,8 @@ from shared import incidents
 from shared.bus.base import Consumer, Delivery, Message
 
 _GIVE_BACK_PAUSE_S = 0.5
-"""Seconds. A job that fails immediately each time exhausts its returns within 10 s, without
-noticeable effect on other jobs."""
+"""Seconds. A job that is given back each time exhausts its returns within 10 s, without noticeable
+effect on other jobs."""
 
 
 class JobDelivery:
@@ -36,13 +36,8 @@ class JobDelivery:
     async def reject(self, *, requeue: bool = False) -> None:
         await self._settle(self._delivery.reject(requeue=requeue))
 
-    async def give_back(self, error: Exception) -> None:
-        """Report an unexpected error and requeue the job after a pause.
-
-        The queue's delivery limit ends a job that fails each time.
-        """
-        facts = {"request_id": self.message.correlation_id, "num_returns": self.num_returns}
-        incidents.report("job", "job given back to its queue", error, **facts)
+    async def give_back(self) -> None:
+        """Requeue the job after a pause."""
         await self._settle(self._return_later())
 
     async def _return_later(self) -> None:

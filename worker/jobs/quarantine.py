@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from shared import topology
 from shared.bus.base import Message
 from shared.log.attempt import MAX_CRASHES
 from shared.messages import GenerationJob, encode
@@ -19,6 +20,9 @@ MAX_RETURNS = 8
 hand-overs, lost connections, and workers that crashed before they wrote an event or because of
 another job while this one waited in quarantine. It is well below the delivery limit of the queues,
 at which a job is dead-lettered without an answer to its reader."""
+LAST_RETURNS = topology.JOBS_DELIVERY_LIMIT - 4
+"""From so many returns on, a job that could not be moved out of its queue fails. The returns that
+remain until the delivery limit are for publishing that failure, which may take several attempts."""
 
 
 def is_returned_too_often(job: GenerationJob, num_returns: int, *, is_suspect: bool) -> bool:

@@ -101,7 +101,9 @@ class QuickConsumer:
         try:
             await self._take(delivery)
         except Exception as error:  # noqa: BLE001 (any error is reported)
-            await delivery.give_back(error)
+            facts = {"request_id": delivery.message.correlation_id}
+            incidents.report("job", "job given back to its queue", error, **facts)
+            await delivery.give_back()
 
     async def _take(self, delivery: JobDelivery) -> None:
         message = delivery.message

@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from shared import topology
-from shared.bus.base import Message
+from shared.bus.base import Binding, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.errors import Unroutable
+from shared.errors import PublishRefused, Unroutable
 from shared.log import LogWriter
 from shared.messages import Cancel, Continue, Progress, Release, Started, encode
 from tests.support.http import LiveGateway, chat_body, events, eventually, live_gateway, text_of
-from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
+from tests.support.scripted_worker import Script, ScriptedJob, ScriptedWorker
 
 CHAT = "/v1/chat/completions"
 
@@ -62,9 +62,9 @@ async def test_after_a_lost_connection_the_log_is_not_left_behind(
     await eventually(is_gone)
 
 
-async def test_a_worker_that_takes_a_job_again_is_told_where_to_go_on(
-    gateway: LiveGateway, worker: ScriptedWorker, worker_bus: MemoryBus
-) -> None:
+def dying_once(worker_bus: MemoryBus) -> Script:
+    """A worker that dies after two words, and takes the job again."""
+
     async def die_and_come_back(job: ScriptedJob) -> None:
         await job.start()
         if job.is_first:
@@ -75,7 +75,37 @@ async def test_a_worker_that_takes_a_job_again_is_told_where_to_go_on(
         await job.say("three ")
         await job.finish("four")
 
-    worker.script = die_and_come_back
+    return die_and_come_back
+
+
+class RefusingBus(MemoryBus):
+    """Its broker refuses the first command to a worker."""
+
+    num_refused = 0
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        if not self.num_refused and binding.routing_key.startswith("worker."):
+            self.num_refused += 1
+            raise PublishRefused("the broker refused a message")
+        await super().publish(binding, message)
+
+
+async def test_a_command_that_the_broker_refuses_is_sent_again(
+    broker: MemoryBroker, worker: ScriptedWorker, worker_bus: MemoryBus
+) -> None:
+    worker.script = dying_once(worker_bus)
+
+    async with RefusingBus(broker) as bus, live_gateway(bus) as gateway:
+        body = (await gateway.chat(stream=True)).text
+
+    assert text_of(body) == "one two three four"
+    assert bus.num_refused == 1
+
+
+async def test_a_worker_that_takes_a_job_again_is_told_where_to_go_on(
+    gateway: LiveGateway, worker: ScriptedWorker, worker_bus: MemoryBus
+) -> None:
+    worker.script = dying_once(worker_bus)
 
     body = (await gateway.chat(stream=True)).text
 

@@ -7,18 +7,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import aiormq
 import pytest
+from pamqp.commands import Basic
 
 from shared import incidents
 from shared.bus.base import Binding, Bus, Consumer, Exchange, Message, Queue, QueueState
 from shared.bus.rabbit import RabbitBus
 from shared.errors import BusError, BusUnavailable, QueueNotFound, Unroutable
+from shared.incidents import Kind, num_reported
 from tests.shared.bus.deliveries import QUIET_S, numbered, take_bodies
 from tests.shared.bus.wires import DIRECT
-from tests.support.amqp_faults import ANSWER, FAULTS, Fault, late
+from tests.support.amqp_faults import ANSWER, FAULTS, Fault, is_ack, late
+from tests.support.amqp_frames import Frame
 from tests.support.amqp_proxy import AmqpProxy, Conversation, leave_alone
 from tests.support.broker import Broker
 from tests.support.provocations import Gate, Nth
@@ -201,6 +204,44 @@ async def test_a_conversation_ends_as_it_should_wherever_a_fault_strikes(
     assert [line for line in wrong if line] == []
     assert policies
     assert policies[0].struck
+
+
+CHANNEL_ENDS = [f"{code} closes channel" for code in (403, 404, 406, 541)]
+CONNECTION_ENDS = [
+    "320 closes connection",
+    "connection cut inside of a frame",
+    "connection reset inside of a frame",
+    "frame with a wrong end",
+    "frame of an unknown kind",
+    "unknown method",
+]
+PLACES: dict[str, Callable[[Conversation, Frame], bool]] = {
+    "confirmation": is_ack,
+    "delivery": lambda _, frame: frame.name == Basic.Deliver.name,
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(name, "channel") for name in CHANNEL_ENDS]
+    + [(name, "connection") for name in CONNECTION_ENDS],
+)
+async def test_an_end_of_a_channel_or_connection_is_reported_once(
+    name: str, kind: Kind, place: str, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = Nth(replace(FAULTS[name], fits=PLACES[place]), 0)
+    num_before = {kind: num_reported(kind) for kind in get_args(Kind)}
+
+    assert await converse_under(policy, broker) is None
+
+    assert policy.struck
+    num_more = {kind: num_reported(kind) - num for kind, num in num_before.items()}
+    assert {kind: num for kind, num in num_more.items() if num} == {kind: 1}
+    (line,) = [record for record in caplog.records if hasattr(record, "incident")]
+    assert vars(line)["incident"] == kind
+    assert line.exc_info is not None
+    assert isinstance(line.exc_info[1], Exception)
 
 
 async def cancel_around(

@@ -37,7 +37,9 @@ def smollm2_questions() -> list[Question]:
 
 async def processes(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
     """Processes come and go; broker and network are well."""
-    async with Deployment(logs, worker_url=node.url, gateway_url=node.url) as deployment:
+    async with Deployment(
+        logs, worker_url=node.url_of("worker"), gateway_url=node.url_of("gateway")
+    ) as deployment:
         expected = await answers(deployment, echo_questions())
         plan = scale(
             {
@@ -55,7 +57,9 @@ async def processes(node: RabbitNode, logs: Path, num_callers: int, scale: Scale
 
 async def deadly(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]:
     """Some requests kill whoever takes them."""
-    async with Deployment(logs, worker_url=node.url, gateway_url=node.url) as deployment:
+    async with Deployment(
+        logs, worker_url=node.url_of("worker"), gateway_url=node.url_of("gateway")
+    ) as deployment:
         expected = await answers(deployment, echo_questions())
         row = await poison(deployment, expected, num_innocent=197, num_deadly=3)
         await asyncio.to_thread(ground.wait_clean, node, deployment, {})
@@ -66,7 +70,9 @@ async def broker(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -
     """The broker comes and goes; all processes live."""
     async with (
         surroundings(node) as around,
-        Deployment(logs, worker_url=node.url, gateway_url=node.url) as deployment,
+        Deployment(
+            logs, worker_url=node.url_of("worker"), gateway_url=node.url_of("gateway")
+        ) as deployment,
     ):
         expected = await answers(deployment, echo_questions())
         before = ground.usages(deployment.processes)
@@ -84,7 +90,9 @@ async def broker(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -
 
 async def power(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
     """Everything dies at once."""
-    async with Deployment(logs, worker_url=node.url, gateway_url=node.url) as deployment:
+    async with Deployment(
+        logs, worker_url=node.url_of("worker"), gateway_url=node.url_of("gateway")
+    ) as deployment:
         expected = await answers(deployment, echo_questions())
         plan = scale({"everything killed": (functools.partial(deployment.lose_power, node), 10)})
         rows = await Campaign(deployment, expected, num_callers).run(plan)
@@ -126,8 +134,8 @@ async def truth(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]
     """A real model computes again what it has computed before."""
     async with Deployment(
         logs,
-        worker_url=node.url,
-        gateway_url=node.url,
+        worker_url=node.url_of("worker"),
+        gateway_url=node.url_of("gateway"),
         start_worker=smollm2_worker,
         num_workers=2,
     ) as deployment:

@@ -86,8 +86,10 @@ class Surroundings:
 @asynccontextmanager
 async def surroundings(node: RabbitNode) -> AsyncIterator[Surroundings]:
     """Those of ``node``, whose clients miss each other's heartbeats sooner than otherwise."""
-    url = node.url + SHORT_HEARTBEAT
-    async with TcpProxy(url) as workers, TcpProxy(url) as gateways:
+    async with (
+        TcpProxy(node.url_of("worker") + SHORT_HEARTBEAT) as workers,
+        TcpProxy(node.url_of("gateway") + SHORT_HEARTBEAT) as gateways,
+    ):
         yield Surroundings(node, workers, gateways)
 
 

@@ -23,8 +23,9 @@ LAST_EVENT_ID = "Last-Event-ID"
 _WITH_IDS = {"Accept": "text/event-stream"}
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
-
 _WINDOW_BYTES = 4096
+_UNAVAILABLE = 503
+_RETRY_PAUSE_S = 0.1
 
 
 class Refused(Exception):
@@ -91,13 +92,17 @@ class Client:
         urls: Sequence[str],
         tally: Tally,
         dice: random.Random,
+        *,
+        retries: bool = False,
     ) -> None:
-        """``narrow`` is that of `narrow_client`."""
+        """``narrow`` is that of `narrow_client`. With ``retries`` a request is sent again to any
+        gateway for as long as it is answered with 503."""
         self._http = http
         self._urls = urls
         self._dice = dice
         self._narrow = narrow
         self._tally = tally
+        self._retries = retries
         self.request_id = ""
         """Of the last answer."""
 
@@ -158,21 +163,26 @@ class Client:
             return False
 
     async def _send(self, method: str, path: str, **more: Any) -> httpx.Response:
-        self._tally.num_requests += 1
-        response = await self._http.request(method, self._url(path), **more)
-        self._check(response)
-        return response
+        async with self._open(method, path, **more) as response:
+            await response.aread()
+            return response
 
     @asynccontextmanager
     async def _open(
         self, method: str, path: str, http: httpx.AsyncClient | None = None, **more: Any
     ) -> AsyncIterator[httpx.Response]:
-        self._tally.num_requests += 1
-        async with (http or self._http).stream(method, self._url(path), **more) as response:
-            if response.is_error:
-                await response.aread()
-            self._check(response)
-            yield response
+        http = http or self._http
+        while True:
+            self._tally.num_requests += 1
+            async with http.stream(method, self._url(path), **more) as response:
+                if not (self._retries and response.status_code == _UNAVAILABLE):
+                    if response.is_error:
+                        await response.aread()
+                    self._check(response)
+                    yield response
+                    return
+            self._tally.num_retried += 1
+            await asyncio.sleep(_RETRY_PAUSE_S)
 
     def _check(self, response: httpx.Response) -> None:
         self.request_id = response.headers["x-request-id"]

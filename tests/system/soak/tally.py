@@ -19,6 +19,8 @@ class Tally:
     num_requests: int = 0
     """Of HTTP; the jobs of batches are not among them."""
     num_resumed: int = 0
+    num_retried: int = 0
+    """HTTP requests that were sent again, because a gateway had just lost its broker."""
     errors: list[str] = field(default_factory=list)
     """One line for each visit that ended otherwise than it should have."""
 
