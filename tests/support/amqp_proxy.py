@@ -52,6 +52,8 @@ class _Channel:
     sending: list[Frame] = field(default_factory=list)
     """A message of the client's that is not complete yet."""
     num_missing: int = 0
+    has_returned: bool = False
+    """Whether the broker itself has returned the message that it confirms next."""
     is_swallowing: bool = False
     """Whether the message that the broker is sending is one to be swallowed."""
     closing: _Closing | None = None
@@ -152,7 +154,7 @@ class Conversation:
     def give_back(self, ack: Frame) -> None:
         """Return the message that the broker confirms, as one that no queue is bound for."""
         publish = self.published(ack)
-        if publish is not None:
+        if publish is not None and not self._channel_of(ack).has_returned:
             returned = Basic.Return(
                 312, "NO_ROUTE", publish.method.exchange, publish.method.routing_key
             )
@@ -310,7 +312,10 @@ class Conversation:
                 self._channels.pop(frame.channel, None)
             case Basic.ConsumeOk.name | Basic.CancelOk.name | Basic.Cancel.name:
                 self._note_consumer(frame.method, self._channel_of(frame))
+            case Basic.Return.name:
+                self._channel_of(frame).has_returned = True
             case Basic.Ack.name | Basic.Nack.name:
+                self._channel_of(frame).has_returned = False
                 self._note_confirmed(frame)
 
     def _note_consumer(self, method: Method, channel: _Channel) -> None:

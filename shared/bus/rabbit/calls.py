@@ -8,7 +8,8 @@ then ends the whole connection. aiormq's timeouts are cancellations, too. `async
 aiormq uses, swallows a cancellation up to Python 3.11 if the answer arrives at the same moment.
 Therefore a caller that is cancelled, or has waited for long enough, returns at once, and its call
 completes in the background: with the broker's answer, or with the end of its connection, which the
-heartbeat ends if the broker is silent.
+heartbeat ends if the broker is silent. Only then are calls cancelled, because aiormq leaves
+publishes and acknowledgements on a closed connection waiting for room in its buffer.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ class Unanswered(BusUnavailable):
 
 
 class Calls:
-    """Runs the calls of one bus."""
+    """Runs the calls over one link."""
 
     def __init__(self, timeout_s: float) -> None:
         """``timeout_s`` limits the time for which a caller waits."""
@@ -60,6 +61,11 @@ class Calls:
                 self._start(_undone(task, undo))
             raise Unanswered(f"{doing}: no answer in time")
         return _result(task, doing)
+
+    def end(self) -> None:
+        """End all calls, whose connection is closed."""
+        for task in self._running:
+            task.cancel()
 
     async def wait_idle(self, timeout_s: float | None = None) -> None:
         """Return when all calls have ended, or after ``timeout_s``."""

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager, suppress
 from aiormq import Channel
 from pamqp.commands import Channel as ChannelMethods
 
-from shared.bus.rabbit.calls import Calls
 from shared.bus.rabbit.failures import AMQP_FAILURES
 from shared.bus.rabbit.link import Link
 from shared.errors import BusUnavailable
@@ -34,9 +33,8 @@ class ConfirmChannels:
     because an error closes a channel with everything in flight on it.
     """
 
-    def __init__(self, link: Link, calls: Calls, num_channels: int) -> None:
+    def __init__(self, link: Link, num_channels: int) -> None:
         self._link = link
-        self._calls = calls
         self._channels: list[Channel | None] = [None] * num_channels
         self._locks = [asyncio.Lock() for _ in range(num_channels)]
         self._turns = itertools.cycle(range(num_channels))
@@ -49,7 +47,7 @@ class ConfirmChannels:
         channel = self._channels[turn]
         if channel is not None and not channel.is_closed:
             return channel
-        return await self._calls.run(self._open(turn), "open a channel")
+        return await self._link.calls.run(self._open(turn), "open a channel")
 
     async def _open(self, turn: int) -> Channel:
         async with self._locks[turn]:

@@ -59,17 +59,17 @@ class Link:
     def __init__(
         self,
         url: URL,
-        calls: Calls,
         *,
         name: str,
         timeout_s: float,
         restore: Restore | None = None,
     ) -> None:
         """``restore`` prepares each new connection before it is used; ``timeout_s`` limits the time
-        to open a connection and to close it."""
+        to open a connection and to close it, and for each of its calls."""
         self._url = url.update_query({"heartbeat": _HEARTBEAT_S, **url.query, "name": name})
         self._log_fields = {"broker": f"{url.host}:{url.port}", "link": name}
-        self._calls = calls
+        self.calls = Calls(timeout_s)
+        """The calls over this link."""
         self._timeout_s = timeout_s
         self._restore = restore
         self._connection: Connection | None = None
@@ -180,7 +180,7 @@ class Link:
             assert isinstance(connection, Connection)
             if self._restore is not None:
                 restoring = self._restore(partial(self._open_channel, connection))
-                await self._calls.run(restoring, "restore queues")
+                await self.calls.run(restoring, "restore queues")
             self._connection = connection
             if self._came_back_at == math.inf:
                 self._came_back_at = time.monotonic()
@@ -192,6 +192,7 @@ class Link:
             with suppress(*AMQP_FAILURES):
                 async with asyncio.timeout(self._timeout_s):
                     await handle.close()
+            self.calls.end()
 
     async def _lost(self, connection: Connection) -> None:
         """Return when the connection is closed."""

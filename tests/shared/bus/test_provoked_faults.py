@@ -16,7 +16,13 @@ from pamqp.commands import Basic
 from shared import incidents
 from shared.bus.base import Binding, Bus, Consumer, Exchange, Message, Queue, QueueState
 from shared.bus.rabbit import RabbitBus
-from shared.errors import BusError, BusUnavailable, QueueNotFound, Unroutable
+from shared.errors import (
+    BusError,
+    BusUnavailable,
+    PublishUnconfirmed,
+    QueueNotFound,
+    Unroutable,
+)
 from shared.incidents import Kind, num_reported
 from tests.shared.bus.deliveries import QUIET_S, numbered, take_bodies
 from tests.shared.bus.wires import DIRECT
@@ -43,6 +49,8 @@ NEVER = 1_000_000
 BODIES = numbered(3)
 TURNS = range(-3, 7)
 """Of the event loop, between an answer on its way and the cancellation of who waits for it."""
+NUM_CUTS = 5
+ENDS = {type(None), BusUnavailable, PublishUnconfirmed}
 NUM_TURNS_TO_SEND = 8
 """More than it takes until a call is on its way to the broker."""
 NUM_KEPT_CHANNELS = 2
@@ -312,6 +320,28 @@ async def test_a_publish_cancelled_when_its_channel_ends_leaves_nothing_behind(
         )
 
     assert all(isinstance(error, BusUnavailable) for error in errors)
+
+
+async def test_publishes_end_with_their_connection_however_many_wait_for_it(
+    broker: Broker,
+) -> None:
+    queue = new_queue()
+    async with nothing_left_behind(), AmqpProxy(broker.url) as proxy, bus_of(proxy) as bus:
+        await bus.declare(queue)
+        for _ in range(NUM_CUTS):
+            publishes = []
+            proxy.policy = Nth(FAULTS["frame with a wrong end"], NUM_AT_ONCE)
+            while bus.is_connected:
+                publishes += [
+                    asyncio.create_task(bus.publish(queue.bindings[0], Message(b"one of many")))
+                    for _ in range(NUM_AT_ONCE)
+                ]
+                await asyncio.sleep(0)
+            await asyncio.wait(publishes)
+            assert {type(publish.exception()) for publish in publishes} <= ENDS
+            await bus.wait_connected()
+        async with asyncio.timeout(TIMEOUT_S):
+            await bus.wait_idle()
 
 
 async def consume_once(bus: Bus, queue: Queue) -> None:

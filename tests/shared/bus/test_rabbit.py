@@ -13,7 +13,6 @@ from yarl import URL
 
 from shared.bus.base import Message
 from shared.bus.rabbit import RabbitBus
-from shared.bus.rabbit.calls import Calls
 from shared.bus.rabbit.link import Link
 from shared.errors import BusUnavailable, PublishUnconfirmed, StartupError
 from tests.shared.bus.deliveries import (
@@ -151,7 +150,7 @@ async def test_consumers_spread_over_as_many_connections_as_they_need(
 
 
 async def test_channel_numbers_stay_within_the_brokers_limit(broker: Broker) -> None:
-    link = Link(URL(broker.url), Calls(5), name="test", timeout_s=5)
+    link = Link(URL(broker.url), name="test", timeout_s=5)
     await link.open()
     try:
         previous = await link.open_channel()
@@ -241,7 +240,7 @@ async def test_a_foreign_message_is_read_as_far_as_it_can_be(
 ) -> None:
     queue = make_rabbit_queue()
     await rabbit_bus.declare(queue)
-    link = Link(URL(broker.url), Calls(5), name="foreign", timeout_s=5)
+    link = Link(URL(broker.url), name="foreign", timeout_s=5)
     await link.open()
     channel = await link.open_channel()
     await channel.basic_publish(
