@@ -35,28 +35,13 @@ class Lost:
     error: BusUnavailable | QueueNotFound | QueueBusy
 
 
-class Subscription:
+class Subscription(AbstractAsyncContextManager["Subscription"]):
     """Consumes one queue until stopped, across reconnects. ``async with`` closes it.
 
     Iteration yields `Attached`, then deliveries in queue order; if the connection or the queue is
     lost it yields `Lost`, then `Attached` again once the queue is consumed again, and so on. Any
     other error of `Bus.declare` and `Bus.consume` is raised.
     """
-
-    __slots__ = (
-        "_attaching",
-        "_bus",
-        "_consumer",
-        "_consuming",
-        "_declare",
-        "_is_declared",
-        "_is_exclusive",
-        "_is_stopped",
-        "_lost",
-        "_prefetch",
-        "_queue",
-        "_was_deleted",
-    )
 
     def __init__(
         self,
@@ -86,9 +71,6 @@ class Subscription:
         self._consuming: AbstractAsyncContextManager[Consumer] | None = None
         self._consumer: Consumer | None = None
 
-    async def __aenter__(self) -> Self:
-        return self
-
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
 
@@ -97,9 +79,11 @@ class Subscription:
 
     async def __anext__(self) -> Delivery | Attached | Lost:
         try:
-            if self._consumer is None:
-                return await self._attach()
-            return await anext(self._consumer)
+            if self._consumer is not None:
+                return await anext(self._consumer)
+            if self._is_stopped:
+                raise StopAsyncIteration
+            return await self._attach()
         except (BusUnavailable, QueueBusy) as error:
             lost = Lost(error)
         except QueueNotFound as error:
@@ -137,25 +121,24 @@ class Subscription:
             await consuming.__aexit__(None, None, None)
 
     async def _attach(self) -> Attached:
-        if self._is_stopped:
-            raise StopAsyncIteration
         try:
-            # It expires when `stop` is called.
-            async with asyncio.timeout(None) as self._attaching:
-                await self._consume()
+            async with asyncio.timeout(None) as self._attaching:  # expires when stopped
+                self._consumer = consumer = await self._consume()
         except TimeoutError:
             if self._is_stopped:
                 raise StopAsyncIteration from None
             raise
         finally:
             self._attaching = None
+        if self._is_stopped:  # too late to interrupt it
+            await consumer.stop()
         if self._lost is not None:
             logger.info("queue consumed again", extra={"queue": self._queue})
         attached = Attached(self._was_deleted)
         self._lost, self._was_deleted = None, False
         return attached
 
-    async def _consume(self) -> None:
+    async def _consume(self) -> Consumer:
         if self._lost is not None:
             await asyncio.sleep(_RETRY_PAUSE_S)
         await self._bus.wait_connected()
@@ -165,8 +148,9 @@ class Subscription:
         consuming = self._bus.consume(
             self._queue, prefetch=self._prefetch, is_exclusive=self._is_exclusive
         )
-        self._consumer = await consuming.__aenter__()
+        consumer = await consuming.__aenter__()
         self._consuming = consuming
+        return consumer
 
 
 async def receive(bus: Bus, queue: Queue, handle: Callable[[Message], None]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from shared import incidents
-from shared.bus.base import Bus, Delivery, Message
+from shared.bus.base import Bus, Delivery, Message, Queue, QueueState
 from shared.bus.memory import MemoryBus
 from shared.bus.subscribe import Attached, Lost, Subscription, receive
 from shared.errors import (
@@ -321,6 +321,19 @@ async def test_stopping_ends_the_wait_for_a_broker_that_never_comes() -> None:
         await asyncio.sleep(QUIET_S)
         await subscription.stop()
         assert await rest == []
+
+
+async def test_stopping_at_the_moment_of_attaching_ends_iteration() -> None:
+    bus, queue = MemoryBus(), Queue("jobs")
+    async with Subscription(bus, queue.name, declare=(queue,)) as subscription:
+        rest = asyncio.ensure_future(take_rest(subscription))
+        await asyncio.sleep(0)
+        async with bus:  # connected, and stopped before that is noticed
+            await subscription.stop()
+            await rest
+            state = await bus.inspect(queue.name)
+
+    assert state == QueueState(num_ready=0, num_consumers=0)
 
 
 async def test_a_loss_and_the_recovery_from_it_are_logged_once(
