@@ -22,7 +22,13 @@ WORKER_ID = "permissions-test"
 @pytest.fixture
 async def gateway(broker: Broker) -> AsyncIterator[RabbitBus]:
     async with RabbitBus(broker.url_of("gateway")) as bus:
-        await topology.declare_gateway(bus, uuid.uuid4().hex)
+        gateway_id = uuid.uuid4().hex
+        await bus.declare(
+            topology.JOBS,
+            topology.REPLIES,
+            topology.gateway_queue(gateway_id),
+            topology.announcements_queue(gateway_id),
+        )
         yield bus
 
 

@@ -13,15 +13,14 @@ before it reaches the queue's delivery limit, at which it would be dead-lettered
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 
 from shared import incidents, topology
-from shared.bus.base import Bus, Consumer
+from shared.bus.base import Bus
+from shared.bus.subscribe import Attached, Lost, Subscription
 from shared.errors import (
     BusError,
-    BusUnavailable,
     InvalidRequest,
-    QueueNotFound,
     UndecodableMessage,
     Unroutable,
 )
@@ -63,7 +62,7 @@ class JobConsumer:
         self._prefetch = prefetch
         self._held = held
         self._new_answer = new_answer
-        self._consumer: Consumer | None = None
+        self._subscription: Subscription | None = None
         self._serving: dict[asyncio.Task[None], HeldJob | None] = {}
         self._may_take = asyncio.Event()
         self._may_take.set()
@@ -74,6 +73,7 @@ class JobConsumer:
         async with asyncio.TaskGroup() as tasks:
             while not self._is_stopped:
                 try:
+                    await self._may_take.wait()
                     await self._take_jobs(tasks)
                 except Exception as error:  # noqa: BLE001 (the jobs in hand must not end with it)
                     facts = {"queue": self._queue.name}
@@ -102,41 +102,37 @@ class JobConsumer:
         self._may_take.set()
 
     async def _stop_consumer(self) -> None:
-        if self._consumer is not None:
-            await self._consumer.stop()
+        if self._subscription is not None:
+            await self._subscription.stop()
 
     async def _take_jobs(self, tasks: asyncio.TaskGroup) -> None:
-        """Consume until stopped or disconnected; return when consuming may start again."""
+        """Consume until stopped or paused."""
+        self._subscription = subscription = Subscription(
+            self._bus, self._queue.name, prefetch=self._prefetch, declare=(self._queue,)
+        )
         try:
-            tasks.create_task(self._close_when_idle(await self._consume(tasks)))
-        except BusUnavailable:
-            tasks.create_task(self._give_up(self._lose_deliveries()))
-            await self._bus.wait_connected()
-        except QueueNotFound:
-            tasks.create_task(self._give_up(self._lose_deliveries()))
-            with suppress(BusUnavailable):
-                await self._bus.declare(self._queue)
-        await self._may_take.wait()
+            if self._is_stopped or not self._may_take.is_set():  # while this was waiting
+                await subscription.stop()
+            async for item in subscription:
+                match item:
+                    case Attached():
+                        pass
+                    case Lost():
+                        tasks.create_task(self._give_up(self._lose_deliveries()))
+                    case _:
+                        task = tasks.create_task(self._serve(JobDelivery(item, subscription)))
+                        self._serving[task] = None
+                        task.add_done_callback(self._serving.pop)
+        except BaseException:
+            await subscription.close()
+            raise
+        tasks.create_task(self._close_when_idle(subscription))
 
-    async def _consume(self, tasks: asyncio.TaskGroup) -> AsyncExitStack:
-        """Consume until stopped; returns the exit stack that closes the consumer."""
-        async with AsyncExitStack() as stack:
-            consumer = await stack.enter_async_context(
-                self._bus.consume(self._queue.name, prefetch=self._prefetch)
-            )
-            self._consumer = consumer
-            if self._is_stopped or not self._may_take.is_set():  # while it was being opened
-                await consumer.stop()
-            async for delivery in consumer:
-                task = tasks.create_task(self._serve(JobDelivery(delivery, consumer)))
-                self._serving[task] = None
-                task.add_done_callback(self._serving.pop)
-            return stack.pop_all()
-
-    async def _close_when_idle(self, stack: AsyncExitStack) -> None:
-        """Close the consumer once idle, because closing it returns unsettled deliveries."""
+    async def _close_when_idle(self, subscription: Subscription) -> None:
+        """Close a stopped subscription once idle, because closing it returns unsettled
+        deliveries."""
         with incidents.survived("task", "job consumer not closed", queue=self._queue.name):
-            async with stack:
+            async with subscription:
                 if self._serving:
                     await asyncio.wait(tuple(self._serving))
 

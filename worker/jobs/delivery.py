@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Awaitable
 
 from shared import incidents
-from shared.bus.base import Consumer, Delivery, Message
+from shared.bus.base import Delivery, Message
+from shared.bus.subscribe import Subscription
 
 _GIVE_BACK_PAUSE_S = 0.5
 """Seconds. A job that is given back each time exhausts its returns within 10 s, without noticeable
@@ -14,13 +15,13 @@ effect on other jobs."""
 class JobDelivery:
     """A `Delivery` that can be settled without raising.
 
-    If the broker cannot be told, its consumer stops and another one replaces it. The broker then
-    gets unsettled deliveries back when the jobs of the stopped consumer have ended and it closes.
+    If the broker cannot be told, its subscription stops and another one replaces it. The broker
+    gets unsettled deliveries back when the jobs of the stopped one have ended and it closes.
     """
 
-    def __init__(self, delivery: Delivery, consumer: Consumer) -> None:
+    def __init__(self, delivery: Delivery, subscription: Subscription) -> None:
         self._delivery = delivery
-        self._consumer = consumer
+        self._subscription = subscription
 
     @property
     def message(self) -> Message:
@@ -50,4 +51,4 @@ class JobDelivery:
         except Exception as error:  # noqa: BLE001 (any error is reported)
             facts = {"request_id": self.message.correlation_id}
             incidents.report("job", "delivery not settled", error, **facts)
-            await incidents.keep_running(self._consumer.stop, "job consumer not stopped")
+            await incidents.keep_running(self._subscription.stop, "job consumer not stopped")

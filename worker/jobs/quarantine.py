@@ -2,7 +2,6 @@
 risk."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import chain
@@ -13,7 +12,7 @@ import msgspec
 from shared import topology
 from shared.bus.base import Message
 from shared.log.attempt import MAX_CRASHES
-from shared.messages import GenerationJob, encode
+from shared.messages import GenerationJob, encode, seconds_left
 
 MAX_RETURNS = 8
 """Maximum number of returns of a stream, whatever its log says about crashes. Returns include
@@ -38,13 +37,12 @@ def is_returned_too_often(job: GenerationJob, num_returns: int, *, is_suspect: b
 def published_again(job: GenerationJob, message: Message) -> Message:
     """The job as a new message: its returns are counted from 0, everything else is unchanged."""
     again = msgspec.structs.replace(job, publication=job.publication + 1)
-    expires_s = None if job.deadline is None else max(0.001, job.deadline - time.time())
     return Message(
         encode(again, message.content_type),
         content_type=message.content_type,
         correlation_id=message.correlation_id,
         reply_to=message.reply_to,
-        expires_s=expires_s,
+        expires_s=seconds_left(job),
         headers=message.headers,
     )
 

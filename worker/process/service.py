@@ -11,7 +11,8 @@ from contextlib import AsyncExitStack, suppress
 
 from shared import incidents, topology
 from shared.bus.base import MAX_PREFETCH, Bus, Message
-from shared.errors import BusError, BusUnavailable, UndecodableMessage
+from shared.bus.subscribe import receive
+from shared.errors import BusError, BusUnavailable
 from shared.messages import (
     Announcement,
     Cancel,
@@ -168,23 +169,10 @@ class Worker:
 
     async def _obey(self) -> None:
         """Apply the commands that arrive on this worker's control queue."""
-        while True:
-            try:
-                async with self._bus.consume(self._control.name) as commands:
-                    async for delivery in commands:
-                        await delivery.ack()
-                        self._obey_one(delivery.message)
-            except BusError:
-                await self._bus.wait_connected()
-                with suppress(BusUnavailable):
-                    await self._bus.declare(self._control)
+        await receive(self._bus, self._control, self._obey_one)
 
     def _obey_one(self, message: Message) -> None:
-        try:
-            command = decode_command(message.body)
-        except UndecodableMessage as error:
-            logger.warning("undecodable command dropped", extra={"reason": error.message})
-            return
+        command = decode_command(message.body)
         if isinstance(command, Cancel | Continue):
             self._held.obey(command)
 

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from cli.batch import replies as replies_module
 from cli.batch.journal import Journal
 from cli.batch.lines import BatchFile
 from cli.batch.pipeline import BatchRun, run_batch
 from cli.batch.replies import REPLIES_EXPIRE_S, Replies
 from shared import topology
 from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.errors import BusUnavailable
+from shared.errors import BusUnavailable, QueueBusy
 from tests.support.batch_files import chat_line, chat_text, read_lines, write_lines
 from tests.support.batch_worker import MODEL, SERVED, BatchWorker, answer_text, working
 from tests.support.http import eventually
@@ -191,6 +192,22 @@ async def test_a_run_waits_for_the_connection_of_its_predecessor_to_end(
         await run
 
     assert_complete(tmp_path / "out.jsonl")
+
+
+async def test_a_run_beside_another_one_of_the_same_input_is_refused(
+    bus: MemoryBus,
+    memory_broker: MemoryBroker,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replies_module, "_BUSY_TIMEOUT_S", 0.2)
+    replies = topology.reply_queue(BatchFile.check(source).run_id, REPLIES_EXPIRE_S)
+    async with MemoryBus(memory_broker) as theirs:
+        await theirs.declare(replies)
+        async with theirs.consume(replies.name, is_exclusive=True):
+            with pytest.raises(QueueBusy):
+                await asyncio.wait_for(run_batch(source, tmp_path / "out.jsonl", bus), 5)
 
 
 async def test_a_crash_after_the_output_was_written_changes_nothing(
