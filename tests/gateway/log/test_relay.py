@@ -229,6 +229,27 @@ async def test_a_gateway_lets_go_of_a_stream_that_another_one_takes_over(
     assert worker.commands == []
 
 
+@pytest.mark.parametrize(("num_times", "end"), [(1, "two"), (2, "taken_over")])
+async def test_an_earlier_reader_gets_a_stream_only_if_it_still_asks(
+    gateway: LiveGateway, worker: ScriptedWorker, bus: MemoryBus, num_times: int, end: str
+) -> None:
+    async def be_claimed(job: ScriptedJob) -> None:
+        await job.start()
+        await job.say("one")
+        late = Release(request_id=job.job.request_id, reader="earlier", claimed_at=1.0)
+        for _ in range(num_times):
+            await bus.publish(topology.ALL_GATEWAYS, Message(encode(late)))
+        await asyncio.sleep(0.05)
+        await job.finish("two")
+
+    worker.script = be_claimed
+
+    response = await gateway.chat(stream=True)
+
+    last = events(response.text)[-1]
+    assert end == (last["error"]["code"] if "error" in last else text_of(response.text)[-3:])
+
+
 async def test_an_undecodable_event_ends_the_stream_with_an_error(
     gateway: LiveGateway, worker: ScriptedWorker
 ) -> None:
