@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.awq import dequantize_awq, repack_awq
+from kernels.awq_layout import dequantize_awq, repack_awq
 from kernels.providers import Ops
 from tests.support.numerics import assert_close
 

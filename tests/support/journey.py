@@ -32,6 +32,7 @@ from shared.bus.rabbit import RabbitBus
 from tests.support.broker import running_node
 from tests.support.http import hears_a_worker, live_gateway, text_of
 from tests.support.workers import echo_worker
+from worker.process.watchdog import Watchdog
 
 PAGE = Path(__file__).parents[2] / "docs" / "life-of-a-request.md"
 
@@ -42,7 +43,8 @@ Entries: TypeAlias = Counter[tuple[Part, str]]
 _PARTS: tuple[Part, ...] = ("gateway", "worker", "bus")
 _PRODUCT = ("gateway.", "worker.", "shared.")
 _BUS = "shared.bus."
-_ENGINE = "worker.engine."
+_LEFT_OUT = ("worker.engine.", Watchdog.__module__)
+"""The engine, and a timer that runs on the worker's event loop once a second."""
 _SYNTHETIC = "worker.model."
 _SIDES: Mapping[str, Part] = {"gateway": "gateway", "worker": "worker", "engine": "worker"}
 """By the first part of the thread's name. Other threads work in the background."""
@@ -126,7 +128,7 @@ class _Tracer:
             return None
         callers = [_module_of(caller) for caller in _callers(frame)]
         stack = (module, *callers)
-        if module in callers or module.startswith(_ENGINE) or _is_inside(stack, _SYNTHETIC):
+        if module in callers or module.startswith(_LEFT_OUT) or _is_inside(stack, _SYNTHETIC):
             return None
         if _is_inside(stack, _BUS):
             return "bus", module

@@ -30,7 +30,7 @@ from worker.jobs.quarantine import Solitude
 from worker.jobs.run import Answer
 from worker.jobs.taken import TakenJob, Workplace
 from worker.jobs.unary import QuickConsumer
-from worker.process.health import HealthServer
+from worker.process.health_server import HealthServer
 from worker.process.peers import hear_peers, require_same
 from worker.process.watchdog import Watchdog, end_process
 

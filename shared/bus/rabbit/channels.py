@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager, suppress
 
 from aiormq import Channel
 
-from shared.bus.rabbit.calls import Calls
 from shared.bus.rabbit.failures import AMQP_FAILURES
 from shared.bus.rabbit.link import Link
+from shared.bus.rabbit.shielded_calls import Calls
 
 _MAX_CALLS = 16
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.awq import repack_awq
+from kernels.awq_layout import repack_awq
 from kernels.providers import load_ops
 
 INPUTS, OUTPUTS = 512, 136

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.native.host_memory import CommittedAhead, allocate
 from kernels.native.library import library
-from kernels.native.memory import CommittedAhead, allocate
 
 NUM_LAYERS = 3
 LAYER_BYTES = 21 << 20
