@@ -239,7 +239,7 @@ class Worker:
         if job.mode == "final":  # may be collected later, from any queue
             return math.inf
         facts = {"request_id": job.request_id}
-        with incidents.survived("job", "readers not looked up", **facts), suppress(BusError):
+        with incidents.survived("job", "log not inspected", **facts), suppress(BusError):
             log = await self._bus.inspect(held.answer.queue)
             if log is None:
                 return 0
