@@ -1,4 +1,4 @@
-"""The ground that all stands on: README, Makefile, packages and versions say what is there."""
+"""README, Makefile, packages and versions agree with the tree."""
 
 import ast
 import os
@@ -47,7 +47,7 @@ def packages() -> set[str]:
 
 
 def top_level() -> list[str]:
-    """What lies in the root and is not ignored."""
+    """The files and directories in the root that are not ignored."""
     ignored = [".git", *(line.strip("/") for line in (ROOT / ".gitignore").read_text().split())]
     return [
         f"{path.name}/" if path.is_dir() else path.name

@@ -1,4 +1,4 @@
-"""Products with AWQ's 4-bit weights against a checkpoint unpacked number by number."""
+"""Products with AWQ's 4-bit weights against a checkpoint that is unpacked value by value."""
 
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -32,7 +32,7 @@ class Checkpoint:
 
     @cached_property
     def weight(self) -> Tensor:
-        """[inputs, outputs] float64, written out."""
+        """[inputs, outputs] float64, by the definition."""
         weight = torch.empty(INPUTS, OUTPUTS, dtype=torch.float64)
         quantized, zeros = self.qweight.tolist(), self.qzeros.tolist()
         scales = self.scales.tolist()

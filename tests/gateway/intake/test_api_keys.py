@@ -1,4 +1,4 @@
-"""API keys: what the file holds, and whom a gateway lets in."""
+"""API keys: the content of the file, and the requests that a gateway accepts."""
 
 from pathlib import Path
 

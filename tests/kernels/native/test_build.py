@@ -1,4 +1,4 @@
-"""What is compiled, for whom, and what is said where that cannot be."""
+"""What is compiled for which processor, and the errors if it cannot be."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Rows of products with 4-bit weights, to the last bit."""
+"""Rows of products with 4-bit weights are equal in every bit, whatever else is in the batch."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What the processes say of themselves: their logs, and the incidents that they count."""
+"""The traces of the processes: their logs, and their incident counters."""
 
 import json
 import re
@@ -12,13 +12,13 @@ import httpx
 from tests.support.processes import NO_TLS, WarrenProcess
 
 ALLOWED_WARNINGS: Mapping[str, str] = {}
-"""Warnings that the traffic asks for, with the reason of each."""
+"""Warnings that the traffic is expected to cause, with the reason for each."""
 ALLOWED_REFUSALS: Mapping[str, str] = {
     "queue.declare: not_found": "a gateway or worker asks whether a log is there",
     "basic.consume: not_found": "a log was deleted before its reader attached",
     "basic.consume: access_refused": "a log has another reader still",
 }
-"""Errors of a channel that Warren takes for an answer, with the reason of each."""
+"""Channel errors that Warren uses as an answer, with the reason for each."""
 _REFUSAL = re.compile(r"operation (\S+) caused a channel exception (\w+)")
 _REFUSED = "Channel error on connection"
 _INCIDENTS = "warren:incidents_total"
@@ -27,15 +27,16 @@ _MAX_ERROR_CHARS = 4000
 
 @dataclass
 class LoggedLines:
-    """What one process logged at warning level and above."""
+    """The log lines of one process at warning level and above."""
 
     errors: list[str] = field(default_factory=list)
-    """Of the level error and above, and whatever is no log line, such as a bare traceback."""
+    """Lines at error level and above, and lines that are not in the log format, such as a bare
+    traceback."""
     warnings: Counter[str] = field(default_factory=Counter)
 
     @property
     def unexpected(self) -> list[str]:
-        """Warnings that nobody asked for."""
+        """Unexpected warnings."""
         return [
             f"{num} times {event!r}" for event, num in self.warnings.items() if not reason_of(event)
         ]
@@ -59,7 +60,7 @@ def logged(log: str) -> LoggedLines:
 
 
 def logged_by_broker(log: str) -> LoggedLines:
-    """Read the broker's log, in which each error of a channel counts as a warning."""
+    """Read the broker's log, in which each channel error counts as a warning."""
     lines = LoggedLines()
     for line in log.splitlines():
         if refusal := _REFUSAL.search(line):
@@ -70,7 +71,7 @@ def logged_by_broker(log: str) -> LoggedLines:
 
 
 def reason_of(event: str) -> str:
-    """Why a warning is expected; empty if it is not."""
+    """The reason for an expected warning; empty if it is unexpected."""
     return ALLOWED_WARNINGS.get(event) or ALLOWED_REFUSALS.get(event, "")
 
 
