@@ -47,7 +47,7 @@ async def publisher(broker: Broker) -> AsyncIterator[RabbitBus]:
 
 @pytest.fixture(params=["gateway", "publisher"])
 async def requester(request: pytest.FixtureRequest, broker: Broker) -> AsyncIterator[RabbitBus]:
-    """Whoever puts jobs into the queues."""
+    """The user that publishes jobs."""
     async with RabbitBus(broker.url_of(request.param)) as bus:
         yield bus
 
@@ -68,7 +68,7 @@ async def receive(bus: Bus, queue: str, *, is_exclusive: bool = False) -> bytes:
 
 
 async def find(bus: Bus, queue: str, body: bytes) -> None:
-    """Wait for ``body`` among what else of the broker's users comes to ``queue``."""
+    """Wait for ``body`` among the other messages that arrive in ``queue``."""
     async with asyncio.timeout(5), bus.consume(queue) as consumer:
         async for delivery in consumer:
             if delivery.message.body == body:

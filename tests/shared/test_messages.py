@@ -1,4 +1,4 @@
-"""The bytes on the wire are a contract: a change here is a change for everyone who is deployed."""
+"""The bytes on the wire are a contract: a change here affects every deployed client."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Whole deployments: every process is real, and so are the broker and the model."""
+"""Whole deployments: all processes, the broker and the model are real."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -41,7 +41,7 @@ def gateway(broker: Broker, workers: list[WarrenProcess], logs: Path) -> Iterato
 
 @pytest.fixture(scope="session")
 def embedded(smollm2: Path, logs: Path) -> Iterator[WarrenProcess]:
-    """``warren serve``: the same in one process."""
+    """``warren serve``: gateway and worker in one process."""
     with processes.serve(logs / "serve", "--dtype=float32") as process:
         yield process
 
@@ -50,7 +50,7 @@ def embedded(smollm2: Path, logs: Path) -> Iterator[WarrenProcess]:
     params=["embedded", pytest.param("gateway", marks=pytest.mark.rabbit)], scope="session"
 )
 def deployment(request: pytest.FixtureRequest) -> WarrenProcess:
-    """Each way to deploy Warren, in turn."""
+    """Each kind of deployment in turn."""
     process: WarrenProcess = request.getfixturevalue(request.param)
     return process
 

@@ -1,4 +1,4 @@
-"""A little of everything that `python -m tests.system.chaos` does at length."""
+"""A short run of `python -m tests.system.chaos`."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The commands that people type, with the real model behind them."""
+"""The commands that users type, with the real model."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def test_serve_ends_at_once_when_it_is_asked_twice(smollm2: Path, logs: Path) ->
         processes.serve(logs / "twice", *FP32) as process,
         httpx.stream("POST", f"{process.url}/v1/completions", json=body) as response,
     ):
-        lines = response.iter_lines()  # closes the response when it is dropped
+        lines = response.iter_lines()  # closes the response when it is garbage-collected
         next(lines)
         os.kill(process.pid, signal.SIGINT)
         while httpx.get(f"{process.url}/health", verify=NO_TLS).status_code == 200:

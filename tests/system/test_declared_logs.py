@@ -1,4 +1,4 @@
-"""Logs that are there already when a request with an Idempotency-Key comes."""
+"""Logs that already exist when a request with an Idempotency-Key arrives."""
 
 import pytest
 

@@ -39,7 +39,7 @@ def answer(client: openai.OpenAI, prompt: str, *, max_tokens: int = 24, model: s
 
 
 def sample(worker: WarrenProcess, name: str) -> float:
-    """What the worker says of one metric now."""
+    """The current value of a worker's metric."""
     lines = httpx.get(f"{worker.url}/metrics", verify=NO_TLS).text.splitlines()
     return sum(float(line.split()[1]) for line in lines if line.startswith(name))
 
@@ -52,7 +52,7 @@ def wait_until(is_true: Callable[[], bool], within_s: float = 30) -> None:
 
 
 def num_consumers(broker: Broker, model: str) -> int:
-    """How many workers take jobs of a model."""
+    """The number of workers that take jobs of a model."""
     with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
         jobs = topology.jobs_queue(model, "interactive")
         declared = connection.channel().queue_declare(jobs.name, passive=True)
@@ -121,7 +121,7 @@ def test_a_client_that_leaves_frees_its_worker(
         next(iter(stream))
         stream.close()
 
-        # It may come back within the gateway's grace of 5 s.
+        # It may return within the gateway's grace period of 5 s.
         wait_until(lambda: sample(worker, RUNNING) == 0, within_s=10)
 
 
@@ -164,7 +164,7 @@ def test_a_batch_survives_the_kill_of_a_worker_and_of_itself(
 ) -> None:
     questions, output = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
     journal = tmp_path / "answers.jsonl.part"
-    # All run at once, and each one longer than the one before: the answers come one by one.
+    # All run at once, and each answer is longer than the one before: they end one by one.
     lines = [
         {
             "custom_id": f"q{k}",

@@ -1,4 +1,4 @@
-"""Clients whose connection broke when the last bytes were under way, over either bus."""
+"""Clients whose connection broke during the last bytes, over either bus."""
 
 import asyncio
 import re
@@ -22,7 +22,7 @@ Connect: TypeAlias = Callable[[str], AbstractAsyncContextManager[Bus]]
 
 CHAT = "/v1/chat/completions"
 GRACE_S = 3.0
-"""What a client has to come back, before a log's end and after it."""
+"""The time in which a client may resume, before a log's end and after it."""
 
 
 @pytest.fixture(params=["memory", pytest.param("rabbit", marks=pytest.mark.rabbit)])
@@ -59,7 +59,7 @@ async def ask(gateway: LiveGateway, **headers: str) -> httpx.Response:
 
 
 async def ask_numbered(gateway: LiveGateway) -> tuple[str, list[str]]:
-    """The path under which a stream that was read to its end is found, and its events."""
+    """The path of a stream that was read to its end, and its events."""
     response = await ask(gateway, accept="text/event-stream")
     return f"/v1/streams/{response.headers['x-request-id']}", blocks_of(response)
 
@@ -97,7 +97,7 @@ async def test_a_failure_that_was_lost_is_there_too(
     async def fail(job: ScriptedJob) -> None:
         await job.start()
         await job.say("one")
-        await asyncio.sleep(0.2)  # or it is no stream that fails, but a request
+        await asyncio.sleep(0.2)  # or the error is the response to a request
         await job.fail("worker_lost", "gone")
 
     worker.script = fail
@@ -110,7 +110,7 @@ async def test_a_failure_that_was_lost_is_there_too(
 
 
 async def is_gone(bus: Bus, request_id: str) -> bool:
-    """Whether a stream has no log any more."""
+    """Whether a stream no longer has a log."""
     return await bus.inspect(topology.reply_key(request_id)) is None
 
 

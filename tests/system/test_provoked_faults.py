@@ -1,4 +1,4 @@
-"""A deployment whose broker says all that a broker may say, and whose logs are deleted under it."""
+"""A deployment with a broker that causes every possible fault, and whose logs are deleted."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ ENDS_WITHIN_S = 15.0
 PAUSE_S = 0.1
 
 Harm = Callable[[str], Awaitable[None]]
-"""What is done to the log of that name."""
+"""What is done to the log with that name."""
 
 
 def echo_worker(broker: str, log: Path) -> WarrenProcess:
@@ -62,16 +62,16 @@ async def proxied_deployment(
 
 
 class Victims:
-    """Streams whose logs are harmed in the middle; each has to end, well or with an error."""
+    """Streams whose logs are disturbed; each has to end, with or without an error."""
 
     def __init__(self, urls: Sequence[str], harms: Sequence[Harm]) -> None:
         self.ends: Counter[str] = Counter()
-        """By the last event, or by the answer where there was no stream."""
+        """The error codes, of the last event, or of the response if there was no stream."""
         self._urls = urls
         self._harms = harms
 
     async def run(self, duration_s: float) -> None:
-        """Let victims come one after the other, a few at once, each to be harmed another way."""
+        """Run victims one after the other, a few at once, each with another disturbance."""
         deadline = asyncio.get_running_loop().time() + duration_s
         async with patient_client() as client, asyncio.TaskGroup() as several:
             for number in range(NUM_VICTIMS_AT_ONCE):
@@ -88,7 +88,7 @@ class Victims:
                 self.ends[f"hangs after {harm.__name__}"] += 1
 
     async def _suffer(self, client: httpx.AsyncClient, harm: Harm) -> str:
-        """Read a stream whose log is harmed after a few events; returns how it ended."""
+        """Read a stream whose log is disturbed after a few events; returns how it ended."""
         url = f"{self._urls[0]}/v1/completions"
         last, num_events = "nothing", 0
         async with client.stream("POST", url, json=VICTIMS_QUESTION.body) as response:
@@ -104,7 +104,7 @@ class Victims:
 
 
 def code_of(event: str) -> str:
-    """The code of the error that an event is; a stream without a last event has none."""
+    """The error code of an event; None if there is no last event."""
     error = json.loads(event).get("error")
     return "no end" if error is None else str(error["code"])
 

@@ -1,5 +1,4 @@
-"""A minute of what `python -m tests.system.soak` sends for half an hour, and whether it would find
-what it looks for."""
+"""A minute of the traffic of `python -m tests.system.soak`, and tests of its checks."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A stream that its client came back to, whose worker is stopped: nobody has its job at hand."""
+"""A resumed stream whose worker is stopped: no live worker holds its job."""
 
 import asyncio
 import os
@@ -56,7 +56,7 @@ def busy(workers: list[WarrenProcess]) -> WarrenProcess:
 
 
 async def leave_in_the_middle(gateway: LiveGateway) -> tuple[str, str]:
-    """The path under which the stream goes on, and what was read of it."""
+    """The path at which the stream continues, and the part that was read."""
     headers = {"accept": "text/event-stream"}
     body = {**BODY, "stream": True}
     async with gateway.http.stream("POST", "/v1/completions", json=body, headers=headers) as left:
@@ -90,7 +90,7 @@ async def test_it_goes_on_elsewhere_when_the_broker_misses_the_workers_heartbeat
             rest = await anext(pieces)
             sleeper = await asyncio.to_thread(busy, workers)
             os.kill(sleeper.pid, signal.SIGSTOP)
-            async with asyncio.timeout(3 * HEARTBEAT_S + 10):  # the tokens themselves take 3
+            async with asyncio.timeout(3 * HEARTBEAT_S + 10):  # the tokens alone take 3
                 rest += "".join([piece async for piece in pieces])
         undisturbed = (await first.post("/v1/completions", **BODY)).json()
 

@@ -31,7 +31,7 @@ from worker.jobs.quarantine import Solitude
 from worker.jobs.run import Answer
 from worker.jobs.taken import TakenJob, Workplace
 from worker.jobs.unary import QuickConsumer
-from worker.process.health import HealthServer
+from worker.process.health_server import HealthServer
 from worker.process.peers import hear_peers, require_same
 from worker.process.watchdog import Watchdog, end_process
 
@@ -227,7 +227,7 @@ class Worker:
         if job.mode == "final":  # may be collected later, from any queue
             return math.inf
         facts = {"request_id": job.request_id}
-        with incidents.survived("job", "readers not looked up", **facts), suppress(BusError):
+        with incidents.survived("job", "log not inspected", **facts), suppress(BusError):
             log = await self._bus.inspect(held.answer.queue)
             if log is None:
                 return 0

@@ -22,8 +22,8 @@ from aiormq.exceptions import (
 from yarl import URL
 
 from shared import incidents
-from shared.bus.rabbit.calls import Calls
 from shared.bus.rabbit.failures import AMQP_FAILURES, is_asked_for, translated
+from shared.bus.rabbit.shielded_calls import Calls
 from shared.errors import BusError, BusUnavailable, StartupError
 
 logger = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class Link:
     async def open_channel(self, *, confirms: bool = False) -> Channel:
         """Open a channel. Raises `BusUnavailable`.
 
-        The caller must be neither cancelled nor timed out: see `shared.bus.rabbit.calls`.
+        The caller must be neither cancelled nor timed out: see `shared.bus.rabbit.shielded_calls`.
         """
         if self._connection is None:
             raise BusUnavailable("not connected to the broker")

@@ -7,7 +7,7 @@ from aiormq.exceptions import ChannelInvalidStateError
 
 from shared.bus.base import Exchange, Queue, QueueState
 from shared.bus.rabbit.channels import CallChannels
-from shared.bus.rabbit.codec import queue_arguments
+from shared.bus.rabbit.encoding import queue_arguments
 from shared.bus.rabbit.failures import translated
 from shared.bus.rabbit.link import OpenChannel
 from shared.errors import QueueNotFound
@@ -16,7 +16,7 @@ from shared.errors import QueueNotFound
 class Resources:
     """Remembers declared exchanges, so that a request's reply queue costs one round trip.
 
-    Its calls must be neither cancelled nor timed out: see `shared.bus.rabbit.calls`.
+    Its calls must be neither cancelled nor timed out: see `shared.bus.rabbit.shielded_calls`.
     """
 
     def __init__(self, open_channel: OpenChannel, timeout_s: float) -> None:

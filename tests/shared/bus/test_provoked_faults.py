@@ -39,7 +39,7 @@ TIMEOUT_S = 2.0
 SHORT_S = 0.5
 """How long it waits where answers come too late."""
 PATIENCE_S = 30.0
-"""How long a conversation may take whatever happens: an outage and a few timeouts."""
+"""The longest duration of a conversation with a fault: an outage and a few timeouts."""
 PAUSE_S = 0.02
 NUM_AT_ONCE = 16
 CHANNEL_ENDS_S = 8.0
@@ -52,9 +52,9 @@ TURNS = range(-3, 7)
 NUM_CUTS = 5
 ENDS = {type(None), BusUnavailable, PublishUnconfirmed}
 NUM_TURNS_TO_SEND = 8
-"""More than it takes until a call is on its way to the broker."""
+"""Longer than it takes until a call is on its way to the broker."""
 NUM_KEPT_CHANNELS = 2
-"""One for publishes and one for calls stay open."""
+"""One channel for publishes and one for calls stay open."""
 
 ALL_FAULTS = {
     **FAULTS,
@@ -68,7 +68,7 @@ _Result = TypeVar("_Result")
 
 @asynccontextmanager
 async def nothing_left_behind() -> AsyncIterator[None]:
-    """Fail where a task outlives the block, or where an error inside of it reached nobody."""
+    """Fail if a task outlives the block, or if an error in it was not handled."""
     loop = asyncio.get_running_loop()
     tasks = asyncio.all_tasks()
     complaints: list[dict[str, Any]] = []
@@ -92,7 +92,7 @@ def bus_of(proxy: AmqpProxy) -> RabbitBus:
 
 
 async def persistently(bus: Bus, call: Callable[[], Awaitable[_Result]]) -> _Result:
-    """Try again until it is done, as all of Warren's code does."""
+    """Retry until it succeeds, as Warren's code does."""
     while True:
         try:
             return await call()
@@ -102,7 +102,7 @@ async def persistently(bus: Bus, call: Callable[[], Awaitable[_Result]]) -> _Res
 
 
 async def stop(consumer: Consumer) -> None:
-    """Stop a consumer, which raises nothing: its caller has nothing to do again."""
+    """Stop a consumer, which raises nothing because its caller could not do anything about it."""
     try:
         await consumer.stop()
     except BusError as error:
@@ -110,7 +110,7 @@ async def stop(consumer: Consumer) -> None:
 
 
 async def receive(bus: Bus, queue: Queue, bodies: list[bytes]) -> None:
-    """Add bodies to ``bodies`` as they come for the first time, until all are there."""
+    """Add each body to ``bodies`` when it arrives for the first time, until all have arrived."""
     async with bus.consume(queue.name, prefetch=2) as consumer:
         async for delivery in consumer:
             if delivery.message.body not in bodies:
@@ -122,7 +122,7 @@ async def receive(bus: Bus, queue: Queue, bodies: list[bytes]) -> None:
 
 
 async def settle(bus: Bus, queue: Queue) -> None:
-    """Acknowledge what comes again because its acknowledgement was lost, until nothing is left."""
+    """Acknowledge redeliveries whose acknowledgement was lost, until there are none."""
     while await persistently(bus, lambda: bus.inspect(queue.name)) != QueueState(0, 0):
         with suppress(BusError, TimeoutError):
             async with bus.consume(queue.name) as consumer, asyncio.timeout(PAUSE_S):
@@ -133,7 +133,7 @@ async def settle(bus: Bus, queue: Queue) -> None:
 
 
 async def converse(bus: Bus, queue: Queue) -> None:
-    """All that a bus can do, through whatever happens."""
+    """All operations of a bus, each retried."""
     received: list[bytes] = []
     await bus.wait_connected()
     await persistently(bus, lambda: bus.declare(queue))
@@ -149,7 +149,7 @@ async def converse(bus: Bus, queue: Queue) -> None:
 
 
 async def make_round_trip(bus: Bus, queue: Queue) -> None:
-    """What works on the first try when nothing happens."""
+    """The operations that succeed at the first attempt if there is no fault."""
     await bus.wait_connected()
     await bus.declare(queue)
     await bus.publish(queue.bindings[0], Message(b"fresh"))
@@ -170,14 +170,13 @@ async def has_at_most_channels(proxy: AmqpProxy, number: int) -> None:
 
 
 def new_queue() -> Queue:
-    """One that goes by itself where its test fails."""
+    """A queue that expires if its test fails."""
     name = f"test.{uuid.uuid4().hex}"
     return Queue(name, (Binding(DIRECT, name),), expires_s=PATIENCE_S)
 
 
 async def converse_under(policy: Nth, broker: Broker) -> str | None:
-    """Have a conversation, and see whether the bus is as good as new after it; returns what was
-    wrong."""
+    """Have a conversation and check that the bus works as before; returns what was wrong."""
     try:
         async with (
             asyncio.timeout(PATIENCE_S),
@@ -255,8 +254,8 @@ async def test_an_end_of_a_channel_or_connection_is_reported_once(
 async def cancel_around(
     task: "asyncio.Task[Any]", gate: Gate, num_turns: int, num_times: int = 1
 ) -> None:
-    """Cancel a task, as often as ``num_times``, so many turns of the event loop after its answer is
-    let go; if ``num_turns`` is negative, let the answer go after the cancellation."""
+    """Cancel a task up to ``num_times``, this many iterations of the event loop after its answer is
+    released. If ``num_turns`` is negative, release the answer after the cancellation."""
     if num_turns >= 0:
         gate.open()
         await turns(num_turns)
@@ -277,7 +276,7 @@ async def turns(number: int) -> None:
 
 
 async def publish_and_cancel(fault: Fault, num_turns: int, broker: Broker) -> BusError | None:
-    """Cancel a publish when its answer comes; returns what becomes of another one on the same
+    """Cancel a publish when its answer arrives; returns the result of another one on the same
     channel."""
     queue, gate = new_queue(), Gate(fault)
     async with AmqpProxy(broker.url, gate) as proxy, bus_of(proxy) as bus:
@@ -366,7 +365,7 @@ async def test_a_call_cancelled_when_an_answer_comes_leaves_nothing_behind(
     queue = new_queue()
 
     async def answer(number: int, num_turns: int) -> int:
-        """Cancel the call around one answer; returns how many it has had."""
+        """Cancel the call around one answer; returns the number of its answers."""
         gate = Gate(ANSWER, number)
         await bus.declare(queue)
         async with bus.consume(queue.name) as consumer:
@@ -427,7 +426,7 @@ async def test_a_call_whose_answer_comes_too_late_leaves_nothing_behind(
 
 
 async def use_until_deleted(bus: Bus, queue: Queue) -> None:
-    """Raises `QueueNotFound` when the queue is gone."""
+    """Raises `QueueNotFound` if the queue no longer exists."""
     async with bus.consume(queue.name, prefetch=2) as consumer:
         for message in map(Message, BODIES):
             with suppress(Unroutable):
@@ -440,8 +439,8 @@ async def test_a_queue_that_is_deleted_at_any_moment_is_missed_and_can_be_declar
     broker: Broker, rabbit_bus: RabbitBus
 ) -> None:
     async def delete_at(number: int) -> bool:
-        """Delete the queue before the bus hears one of the broker's answers; returns whether there
-        were as many."""
+        """Delete the queue before the bus receives one of the broker's answers; returns whether
+        there were that many."""
         queue, gate = new_queue(), Gate(ANSWER, number)
         await bus.declare(queue)
         proxy.policy = gate

@@ -1,4 +1,4 @@
-"""The long form: prints what it found, and ends with 1 where anything is wrong."""
+"""The long form: prints its findings, and ends with 1 if anything is wrong."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ def main(
 ) -> None:
     logging.basicConfig(format="%(asctime)s %(message)s")
     logging.getLogger("tests.system.soak").setLevel(logging.INFO)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaving nothing behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # clean up
     folder = Path(tempfile.mkdtemp(prefix="warren-soak-"))
     plan = Plan(
         minutes * 60,

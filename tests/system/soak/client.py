@@ -1,4 +1,4 @@
-"""The HTTP of one user: requests to any gateway, and streams read as far as the user likes."""
+"""The HTTP client of one user: requests to any gateway, and streams that it may leave."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ _RETRY_PAUSE_S = 0.1
 
 
 class Refused(Exception):
-    """The gateway answered with an error, before or within the stream."""
+    """The gateway responded with an error, before or within the stream."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(f"{status} {code}: {message}")
@@ -38,7 +38,7 @@ class Refused(Exception):
 
 @dataclass
 class Reading:
-    """What a client has of one stream."""
+    """What a client has received of one stream."""
 
     stream_id: str = ""
     last_id: str | None = None
@@ -69,8 +69,8 @@ class OpenStream:
         self._reading = reading
 
     async def read(self, num_events: int | None = None, *, pause_s: float = 0.0) -> None:
-        """Read so many events, or to the stream's end, with a pause after each. Raises `Refused`
-        for an error, also where the stream has no end."""
+        """Read this many events, or to the stream's end, with a pause after each. Raises `Refused`
+        for an error, even if the stream has no end."""
         num_left = num_events
         while num_left != 0 and not self._reading.is_ended:
             try:
@@ -83,7 +83,7 @@ class OpenStream:
 
 
 class Client:
-    """Speaks to the gateways at ``urls``, each request to any of them."""
+    """Sends each request to any of the gateways at ``urls``."""
 
     def __init__(
         self,
@@ -104,17 +104,17 @@ class Client:
         self._tally = tally
         self._retries = retries
         self.request_id = ""
-        """Of the last answer."""
+        """The request id of the last response."""
 
     async def ask(self, question: Question, key: str | None = None, **more: Any) -> Answer:
-        """The whole answer. Raises `Refused`."""
+        """Ask without streaming. Raises `Refused`."""
         headers = {} if key is None else {"Idempotency-Key": key}
         body = question.body | more
         response = await self._send("POST", question.path, json=body, headers=headers)
         return answer_of(response.json())
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """A JSON answer of any other kind. Raises `Refused`."""
+        """Send another kind of request with a JSON response. Raises `Refused`."""
         answer: dict[str, Any] = (await self._send("POST", path, json=body)).json()
         return answer
 
@@ -133,7 +133,8 @@ class Client:
         is_narrow: bool = False,
         **more: Any,
     ) -> AsyncIterator[OpenStream]:
-        """A new stream; leaving the ``async with`` closes its connection. Raises `Refused`."""
+        """Open a stream; its connection is closed at the end of the ``async with``. Raises
+        `Refused`."""
         headers = _WITH_IDS if has_ids else {}
         headers = headers if key is None else {**headers, "Idempotency-Key": key}
         body = question.body | _STREAMED | more
@@ -144,7 +145,7 @@ class Client:
 
     @asynccontextmanager
     async def resume(self, reading: Reading) -> AsyncIterator[OpenStream]:
-        """The rest of a stream. Raises `Refused`."""
+        """Resume a stream. Raises `Refused`."""
         self._tally.num_resumed += 1
         headers = {} if reading.last_id is None else {LAST_EVENT_ID: reading.last_id}
         path = f"/v1/streams/{reading.stream_id}"
@@ -194,7 +195,7 @@ class Client:
 
 
 def narrow_client() -> httpx.AsyncClient:
-    """Takes in so little unread that the gateway soon waits for its reader."""
+    """A client with a small receive buffer, so that the gateway soon waits for it."""
     transport = httpx.AsyncHTTPTransport(
         verify=NO_TLS,
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),

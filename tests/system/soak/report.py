@@ -1,4 +1,4 @@
-"""What a run found: in the terminal, and as a page."""
+"""The findings of a run, in the terminal and as a page."""
 
 import importlib.metadata
 import platform
@@ -21,7 +21,7 @@ _PACKAGES = ("aio-pika", "aiormq")
 
 
 class Grid(NamedTuple):
-    """A table; its first column is text, and numbers follow."""
+    """A table with text in its first column, and numbers in the others."""
 
     title: str
     columns: Sequence[str]
@@ -42,7 +42,7 @@ def print_findings(console: Console, findings: Findings) -> None:
 
 
 def write_page(path: Path, findings: Findings, broker_version: str) -> None:
-    """The same as Markdown, with the commit and the versions of what it was taken with."""
+    """The same as Markdown, with the commit and the versions."""
     versions = {
         "commit": machine.describe([])["commit"],
         "Python": platform.python_version(),

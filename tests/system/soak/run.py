@@ -1,4 +1,4 @@
-"""One run: a deployment, the traffic, and everything that was found."""
+"""One run: a deployment, the traffic, and all findings."""
 
 import asyncio
 import logging
@@ -31,13 +31,13 @@ from tests.system.soak.watch import MAX_GROWTH_BYTES, SETTLED_AFTER_S, Course, W
 logger = logging.getLogger(__name__)
 
 DETACH_TTL_S = 40
-"""Logs of detached streams are gone within the minute after the end, as all others."""
+"""Retention that lets the logs of detached streams expire within the minute after the end."""
 _GENERATED = "warren:generation_tokens_total"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is sent, and for how long."""
+    """What to send, and for how long."""
 
     duration_s: float
     num_users: int = 24
@@ -49,13 +49,13 @@ class Plan:
 
 @dataclass
 class Findings:
-    """Everything that a run found."""
+    """All findings of a run."""
 
     plan: Plan
     tally: Tally = field(default_factory=Tally)
     took_s: float = 0.0
     num_generated: int = 0
-    """Tokens that the workers made."""
+    """Tokens that the workers generated."""
     courses: Mapping[str, Course] = field(default_factory=dict)
     logs: dict[str, LoggedLines] = field(default_factory=dict)
     incidents: Mapping[str, int] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Findings:
     """How often each fault was provoked, for workers and for gateways."""
     dead_letters: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
-    """Of the processes and the broker; those of the answers are in the tally."""
+    """Faults of the processes and the broker; wrong answers are in the tally."""
 
     @property
     def is_good(self) -> bool:
@@ -72,7 +72,7 @@ class Findings:
 
 
 async def soak(node: RabbitNode, folder: Path, plan: Plan) -> Findings:
-    """Send the traffic of ``plan``; the processes log into ``folder``."""
+    """Send the traffic of ``plan``; the processes log to ``folder``."""
     findings = Findings(plan)
     dice = random.Random(plan.seed)
     async with (
@@ -114,7 +114,7 @@ async def soak(node: RabbitNode, folder: Path, plan: Plan) -> Findings:
 
 
 class _Traffic:
-    """Users and batches, all of them at once."""
+    """Run users and batches concurrently."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class _Traffic:
         self._batches = Batches(node.url_of("publisher"), folder, expected, tally, self._new_dice())
 
     async def send(self, plan: Plan, watch: Watch) -> None:
-        """Return when everybody has gone, some time after ``plan.duration_s`` at the latest."""
+        """Return when all users have ended, some time after ``plan.duration_s`` at the latest."""
         is_over = asyncio.Event()
         asyncio.get_running_loop().call_later(plan.duration_s, is_over.set)
         async with (
@@ -183,7 +183,7 @@ def _ask_processes(named: Mapping[str, WarrenProcess], findings: Findings) -> No
 
 
 async def _end(named: Mapping[str, WarrenProcess], findings: Findings) -> None:
-    """End all processes as an orchestrator would."""
+    """Terminate all processes as an orchestrator would."""
     for name, process in named.items():
         code = await asyncio.to_thread(process.terminate)
         if code:
@@ -200,7 +200,8 @@ def _faults(findings: Findings) -> list[str]:
             f"{name} warned {warning}" for warning in lines.unexpected(is_provoked=is_provoked)
         ]
     for name, course in findings.courses.items():
-        # Erlang's allocators settle within minutes: a shorter run only reports the broker's memory.
+        # Erlang's allocators settle within minutes, so a shorter run only reports the broker's
+        # memory.
         is_judged = name != "broker" or findings.plan.duration_s > SETTLED_AFTER_S
         growth_bytes = course.growth_bytes(findings.plan.duration_s)
         if is_judged and growth_bytes > MAX_GROWTH_BYTES:

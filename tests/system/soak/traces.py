@@ -1,4 +1,4 @@
-"""What the processes say of themselves: their logs, and the incidents that they count."""
+"""The traces of the processes: their logs, and their incident counters."""
 
 import json
 import re
@@ -12,7 +12,7 @@ import httpx
 from tests.support.processes import NO_TLS, WarrenProcess
 
 ALLOWED_WARNINGS: Mapping[str, str] = {}
-"""Warnings that the traffic asks for, with the reason of each."""
+"""Warnings that the traffic is expected to cause, with the reason for each."""
 ALLOWED_REFUSALS: Mapping[str, str] = {
     "queue.declare: not_found": "a gateway or worker asks whether a log is there",
     "basic.consume: not_found": "a log was deleted before its reader attached",
@@ -46,7 +46,7 @@ class Incident:
 
 @dataclass
 class LoggedLines:
-    """What one process logged at warning level and above."""
+    """The log lines of one process at warning level and above."""
 
     errors: list[str] = field(default_factory=list)
     """Of the level error and above, and whatever is no log line, such as a bare traceback."""
@@ -83,7 +83,7 @@ def logged(log: str) -> LoggedLines:
 
 
 def logged_by_broker(log: str) -> LoggedLines:
-    """Read the broker's log, in which each error of a channel counts as a warning."""
+    """Read the broker's log, in which each channel error counts as a warning."""
     lines = LoggedLines()
     for line in log.splitlines():
         if refusal := _REFUSAL.search(line):

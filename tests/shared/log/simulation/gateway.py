@@ -16,7 +16,7 @@ Told: TypeAlias = TokenDelta | Finished | Failed
 
 @dataclass
 class Client:
-    """Collects what it gets, and knows after what to go on."""
+    """Collects the events of a stream, and the id of the last one."""
 
     model: Model
     place: str = ""
@@ -52,18 +52,18 @@ class Client:
 
 
 class Gateway:
-    """Serves one connection of the client, from where the client says."""
+    """Serves one connection of the client, from the position that the client sends."""
 
     def __init__(self, broker: Broker, client: Client, *, is_away: bool = False) -> None:
         self.is_away = is_away
-        """Nobody has asked it for the stream yet."""
+        """Whether no client has asked it for the stream yet."""
         self._broker = broker
         self._client = client
         self._passed = Passed.at(client.place)
         self._has_failed = client.failure is not None
         self._reader: LogReader | None = None
         self._cut_off: set[str] = set()
-        """Tickets of runs that were current when the broker was lost."""
+        """Tickets of the runs that were current when the broker was lost."""
         self._num_read = 0
         self._ended: set[int] = set()
         """The choices that have ended in this reading of the log."""
@@ -90,13 +90,13 @@ class Gateway:
         return moves
 
     def leave(self) -> None:
-        """Stop reading; nothing is acknowledged."""
+        """Stop reading, without acknowledging anything."""
         if self._broker.reader is self:
             self._broker.reader = None
         self._reader = None
 
     def cut_off(self) -> None:
-        """The broker is gone, and may forget what it has delivered."""
+        """The broker is gone, and may lose what it has delivered."""
         if self._reader is not None and self._reader.ticket is not None:
             self._cut_off.add(self._reader.ticket)
         self.leave()

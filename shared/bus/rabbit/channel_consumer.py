@@ -11,12 +11,12 @@ from pamqp.commands import Basic
 
 from shared import incidents
 from shared.bus.inbox import Inbox
-from shared.bus.rabbit.calls import Calls, Unanswered
 from shared.bus.rabbit.channels import close_channel
-from shared.bus.rabbit.codec import num_returns, to_message
+from shared.bus.rabbit.encoding import num_returns, to_message
 from shared.bus.rabbit.failures import is_asked_for, translated
 from shared.bus.rabbit.frames import Frames
 from shared.bus.rabbit.resources import Resources
+from shared.bus.rabbit.shielded_calls import Calls, Unanswered
 from shared.errors import BusError, BusUnavailable, QueueNotFound
 
 

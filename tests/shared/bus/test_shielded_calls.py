@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from shared import incidents
-from shared.bus.rabbit.calls import Calls, Unanswered
+from shared.bus.rabbit.shielded_calls import Calls, Unanswered
 from shared.errors import BusError, BusUnavailable, QueueNotFound
 
 TIMEOUT_S = 5.0
