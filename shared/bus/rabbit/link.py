@@ -37,6 +37,11 @@ _HIGHEST_CHANNEL = 65535
 _REFUSALS = (AuthenticationError, ProbableAuthenticationError, InvalidFrameError)
 """aiormq reports a refused virtual host as `InvalidFrameError`, like frames it cannot expect."""
 
+# aiormq drops its answer to a channel that the broker closes if its buffer is full. The broker then
+# has that channel still, and ends the connection when the number comes up again. The size bounds
+# nothing: aiormq passes on to the transport's buffer, which grows.
+Connection.FRAME_BUFFER_SIZE = 0
+
 OpenChannel = Callable[[], Awaitable[Channel]]
 Restore = Callable[[OpenChannel], Coroutine[Any, Any, None]]
 

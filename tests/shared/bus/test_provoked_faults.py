@@ -50,6 +50,7 @@ BODIES = numbered(3)
 TURNS = range(-3, 7)
 """Of the event loop, between an answer on its way and the cancellation of who waits for it."""
 NUM_CUTS = 5
+NUM_ENDS = 300
 ENDS = {type(None), BusUnavailable, PublishUnconfirmed}
 NUM_TURNS_TO_SEND = 8
 """Longer than it takes until a call is on its way to the broker."""
@@ -341,6 +342,19 @@ async def test_publishes_end_with_their_connection_however_many_wait_for_it(
             await bus.wait_connected()
         async with asyncio.timeout(TIMEOUT_S):
             await bus.wait_idle()
+
+
+async def test_each_end_of_a_channel_is_confirmed_however_many_end_at_once(broker: Broker) -> None:
+    """The broker would take the number of an unconfirmed one for a channel that is open."""
+
+    async def miss() -> None:
+        with pytest.raises(QueueNotFound):
+            await consume_once(bus, new_queue())
+
+    async with nothing_left_behind(), AmqpProxy(broker.url) as proxy, bus_of(proxy) as bus:
+        await make_round_trip(bus, new_queue())
+        await asyncio.gather(*(miss() for _ in range(NUM_ENDS)))
+        await has_at_most_channels(proxy, NUM_KEPT_CHANNELS)
 
 
 async def consume_once(bus: Bus, queue: Queue) -> None:
