@@ -43,7 +43,7 @@ from tests.support.jobs import ask, ask_all, new_job, num_ready, publish, read, 
 from tests.support.workers import echo_worker
 from worker.jobs import consumer, delivery
 from worker.jobs.held import HeldJobs
-from worker.jobs.quarantine import MAX_RETURNS
+from worker.jobs.run import MAX_RETURNS
 from worker.process import service
 
 NUM_AWAITS = 36

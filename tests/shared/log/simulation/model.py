@@ -19,6 +19,8 @@ class Model:
     """The token that no worker survives."""
     expiry_share: float = 0.0
     """How often, of a worker's moves, a run's deadline may pass."""
+    fresh_share: float = 0.5
+    """How often a run may begin before its `Started` is confirmed."""
     is_seeded: bool = False
     """Whether all workers draw the same tokens. The broker may then forget, when it dies, what it
     has delivered and not confirmed."""
