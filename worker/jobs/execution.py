@@ -130,7 +130,9 @@ class JobExecution:
                 self._work(Work.NONE)
                 self._timeline.ended()
                 if self._working is not None:
-                    await asyncio.wait([self._working])
+                    facts = {"request_id": self._job.request_id}
+                    with incidents.survived("job", "work not waited for", **facts):
+                        await asyncio.wait([self._working])
 
     def tell(self, event: Event) -> None:
         """Apply an event to the run."""

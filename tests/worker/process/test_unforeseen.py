@@ -179,6 +179,23 @@ async def test_errors_at_any_await_of_a_job_with_one_answer_stay_in_it(
     require_reported(caplog, strikes.values())
 
 
+@pytest.mark.parametrize("step", [2, 3, 4])
+async def test_after_two_errors_a_job_with_one_answer_still_has_one(step: int) -> None:
+    """The second one may strike when the first one has been answered."""
+    victims, broker = jobs(NUM_AWAITS, "final"), MemoryBroker()
+    strikes = {job.request_id: Strike(at, 2, step) for at, job in enumerate(victims, 1)}
+    async with MemoryBus(broker) as bus:
+        for job in victims:
+            await bus.declare(topology.reply_queue(job.request_id, expires_s=30))
+        async with served(broker, bus, victims, strikes):
+            for job in victims:
+                await answers_to(bus, job)
+        answers = [await answers_to(bus, job) for job in victims]
+
+    for answer in answers:
+        assert len({is_internal_error(event) or tuple(said(event)) for event in answer}) == 1
+
+
 @pytest.mark.parametrize("num_errors", [1, 2, 5])
 async def test_errors_at_any_await_of_a_quick_job_stay_in_it(
     num_errors: int, caplog: pytest.LogCaptureFixture

@@ -1,2 +1,2 @@
-"""One request among workers, gateways and a broker that fail at random: the real runs and readers of
-its log, without clock or socket, one seed a schedule."""
+"""One request among workers, gateways and a broker that fail at random: the real runs and readers
+of a log, without clock or socket, one seed a schedule."""
