@@ -46,10 +46,13 @@ async def bare_engine(num_requests: int) -> list[float]:
                 seed=0,
                 max_tokens=4,
             )
+            has_token = asyncio.Event()
             start = time.perf_counter()
-            async with generations.open([submit]) as generation:
-                await anext(generation)
-                return time.perf_counter() - start
+            generation = generations.open([submit], has_token.set)
+            await has_token.wait()
+            elapsed_s = time.perf_counter() - start
+            generation.close()
+            return elapsed_s
 
         return await _sample(measure, num_requests)
 

@@ -18,14 +18,14 @@ class Unforeseen(Exception):
 
 
 class Strike:
-    """Raises at the ``at``-th await of its victim, and at the following ones if it has more than
-    one error to raise. Awaits of tasks that the victim starts count as its own."""
+    """Raises at the ``at``-th await of its victim, and at every ``step``-th one after it if it has
+    more than one error to raise. Awaits of tasks that the victim starts count as its own."""
 
-    def __init__(self, at: int, num_errors: int = 1) -> None:
+    def __init__(self, at: int, num_errors: int = 1, step: int = 1) -> None:
         self.raised: list[Unforeseen] = []
         self.replaced: list[BaseException] = []
         """Errors whose task was cancelled before it could handle them."""
-        self._awaits = range(at, at + num_errors)
+        self._awaits = range(at, at + num_errors * step, step)
         self._num_awaits = 0
         self._is_over = False
 

@@ -11,7 +11,7 @@ from tests.support.broker import Broker
 from tests.support.jobs import Log, ask, new_job, publish, read, reading
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.workers import doomed_worker, echo_worker
-from worker.jobs.quarantine import MAX_RETURNS
+from worker.jobs.run import MAX_RETURNS
 
 pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(120)]
 

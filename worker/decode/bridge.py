@@ -1,8 +1,7 @@
-"""The event loop's interface to the engine thread: submits sequences and awaits their tokens."""
+"""The event loop's interface to the engine thread: submits sequences and collects their tokens."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 
 from shared.errors import WarrenError
@@ -20,18 +19,28 @@ from worker.engine.interface import (
 
 
 class Generation:
-    """An iterator over the tokens of one request's sequences, in batches of all that have arrived.
+    """The tokens of one request's sequences, in batches of all that have arrived.
 
     When the consumer is slow, because the broker is, batches become fewer and larger; the engine
-    never blocks. Leaving the ``async with`` cancels sequences that are still running.
+    never blocks.
     """
 
-    def __init__(self, engine: EngineThread, sequence_ids: Sequence[SequenceId]) -> None:
+    def __init__(
+        self,
+        engine: EngineThread,
+        routes: dict[SequenceId, "Generation"],
+        sequence_ids: Iterable[SequenceId],
+        on_news: Callable[[], object],
+    ) -> None:
+        """``routes`` says to which generation the engine's outputs go."""
         self._engine = engine
-        self._open = set(sequence_ids)
+        self._routes = routes
+        self._sequence_ids = tuple(sequence_ids)
+        self._open = set(self._sequence_ids)
+        routes.update(dict.fromkeys(self._sequence_ids, self))
+        self._on_news = on_news
         self._outputs: list[Output] = []
         self._error: WarrenError | None = None
-        self._has_news = asyncio.Event()
 
     def put(self, output: Output) -> None:
         if output.sequence_id not in self._open:
@@ -39,16 +48,24 @@ class Generation:
         self._outputs.append(output)
         if output.finish_reason is not None:
             self._open.discard(output.sequence_id)
-        self._has_news.set()
+        self._on_news()
 
     def fail(self, failed: SequenceFailed) -> None:
         """Fail the request because one of its sequences failed."""
         if failed.sequence_id in self._open:
             self._open.discard(failed.sequence_id)
             self._error = failed.error
-            self._has_news.set()
+            self._on_news()
 
-    def close(self, sequence_id: SequenceId) -> None:
+    def take(self) -> list[Output]:
+        """The tokens that have arrived since the last call, if any. Raises the error of a failed
+        sequence, after the tokens that precede it."""
+        if not self._outputs and self._error is not None:
+            raise self._error
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def cancel(self, sequence_id: SequenceId) -> None:
         """Cancel one sequence early, because a stop string was matched."""
         if sequence_id in self._open:
             self._open.discard(sequence_id)
@@ -59,29 +76,15 @@ class Generation:
         for sequence_id in self._open:
             self._engine.send(Promote(sequence_id))
 
-    def close_all(self) -> None:
-        for sequence_id in tuple(self._open):
-            self.close(sequence_id)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> list[Output]:
-        """Raises the error of a failed sequence, after the tokens that precede it."""
-        if not self._outputs and not self._open and self._error is None:
-            raise StopAsyncIteration
-        await self._has_news.wait()
-        if not self._outputs and self._error is not None:
-            raise self._error
-        self._has_news.clear()
-        outputs, self._outputs = self._outputs, []
-        if self._error is not None:
-            self._has_news.set()
-        return outputs
+    def close(self) -> None:
+        """Cancel the sequences that are still running."""
+        for sequence_id in self._sequence_ids:
+            self.cancel(sequence_id)
+            self._routes.pop(sequence_id, None)
 
 
 class Generations:
-    """Owns the engine thread and passes each of its outputs to the generation that awaits it."""
+    """Owns the engine thread and passes each of its outputs to the generation."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = EngineThread(engine, self._on_outputs, self._on_failed, self._on_failure)
@@ -112,23 +115,21 @@ class Generations:
         """Raise the error that ended the engine thread, when it ends."""
         await self._failure
 
-    @asynccontextmanager
-    async def open(self, submits: Sequence[Submit]) -> AsyncIterator[Generation]:
-        """Run these sequences; those that are unfinished at the end of the ``async with`` are
-        cancelled."""
+    def open(self, submits: Sequence[Submit], on_news: Callable[[], object]) -> Generation:
+        """Run these sequences until they end or the generation is closed. ``on_news`` is called
+        when there is something to take. Raises what `Engine.check` raises."""
         self.num_prompt_tokens += sum(
             len(submit.prompt_ids) for submit in submits if submit.leader is None
         )
-        generation = Generation(self._engine, [submit.sequence_id for submit in submits])
+        sequence_ids = [submit.sequence_id for submit in submits]
+        generation = Generation(self._engine, self._generations, sequence_ids, on_news)
         try:
             for submit in submits:
-                self._generations[submit.sequence_id] = generation
                 self._engine.send(submit)
-            yield generation
-        finally:
-            generation.close_all()
-            for submit in submits:
-                self._generations.pop(submit.sequence_id, None)
+        except BaseException:
+            generation.close()
+            raise
+        return generation
 
     def _on_outputs(self, outputs: Sequence[Output]) -> None:
         self._loop.call_soon_threadsafe(self._dispatch, outputs)

@@ -1,122 +1,85 @@
-"""Runs the choices of one job."""
+"""Decodes the choices of one job."""
 
-import asyncio
 import itertools
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Iterator
 
 from shared.log import LogWriter
-from shared.messages import (
-    Completed,
-    Finished,
-    GenerationJob,
-    JobClass,
-    PromptScores,
-    TokenDelta,
-)
-from worker.decode.bridge import Generation, Generations
+from shared.messages import GenerationJob, JobClass
+from worker.decode.bridge import Generation
 from worker.decode.choice import ChoiceWriter
-from worker.decode.plan import ChoicePlan, prompt_text
+from worker.decode.plan import ChoicePlan
 from worker.decode.scores import PromptScorer
 from worker.decode.served_model import ServedModel
-from worker.decode.timeline import Timeline
-from worker.decode.whole_answer import WholeAnswer
+from worker.decode.whole_answer import ChoiceEvent
 from worker.engine.engine import Output
 from worker.engine.interface import PromptScored, SequenceId, StepOutput, Submit
 
 _RUNS = itertools.count()
-_INLINE_TOKENS = 500
-"""Replaying this many takes 3 ms; switching to another thread would delay the event loop by 5
-ms."""
+_LONG_REPLAY = 500
+"""Tokens. Replaying this many takes 3 ms; switching to another thread would delay the event loop by
+5 ms."""
 
-Emit: TypeAlias = Callable[[PromptScores | TokenDelta | Finished], Awaitable[None]]
+
+def is_long_replay(log: LogWriter) -> bool:
+    return sum(len(chain.token_ids) for chain in log.chains) > _LONG_REPLAY
 
 
 class Choices:
-    """Generates all choices of a job."""
+    """Decodes all choices of a job that are unfinished in ``log``: turns the engine's outputs into
+    events.
+
+    The tokens that the log already holds are replayed when the object is created, which takes long
+    if `is_long_replay`.
+    """
 
     def __init__(
-        self,
-        job: GenerationJob,
-        job_class: JobClass,
-        plans: list[ChoicePlan],
-        *,
-        model: ServedModel,
-        generations: Generations,
-        timeline: Timeline,
+        self, job: GenerationJob, plans: list[ChoicePlan], model: ServedModel, log: LogWriter
     ) -> None:
         self._job = job
-        self._job_class = job_class
         self._plans = plans
         self._model = model
-        self._generations = generations
-        self._timeline = timeline
-        self._generation: Generation | None = None
+        self._log = log
+        self._writers = [self._writer(choice) for choice in range(job.total_choices)]
+        self._scorers = self._new_scorers()
 
-    def promote(self) -> None:
-        """Promote the choices of a batch job to interactive priority."""
-        self._job_class = "interactive"
-        if self._generation is not None:
-            self._generation.promote()
-
-    async def complete(self) -> Completed:
-        """Run all choices to their ends and return them as one message."""
-        answer = WholeAnswer(self._job)
-        await self.run(answer.log, answer.keep)
-        return answer.completed(self._plans, self._prompt_texts())
-
-    async def run(self, log: LogWriter, emit: Emit) -> None:
-        """Run the choices that are unfinished in ``log`` to their ends."""
-        writers = await self._writers(log)
-        scorers = self._scorers(log)
-        for choice, writer in enumerate(writers):
-            scorer = scorers.get(choice)
-            for scores in () if scorer is None else scorer.begin():
-                await emit(scores)
+    def begin(self) -> Iterator[ChoiceEvent]:
+        """The events that need no further tokens."""
+        for choice, writer in enumerate(self._writers):
+            scorer = self._scorers.get(choice)
+            if scorer is not None:
+                yield from scorer.begin()
             if scorer is None or scorer.is_complete:
-                for end in writer.close():
-                    await emit(end)
-        self._timeline.submitted()
-        async with self._generations.open(self._submits(log, scorers)) as generation:
-            self._generation = generation
-            async for outputs in generation:
-                self._timeline.token()
-                await self._emit(outputs, writers, scorers, generation, emit)
+                yield from writer.close()
 
-    async def _emit(
-        self,
-        outputs: list[Output],
-        writers: list[ChoiceWriter],
-        scorers: dict[int, PromptScorer],
-        generation: Generation,
-        emit: Emit,
-    ) -> None:
+    def advance(self, outputs: list[Output], generation: Generation) -> list[ChoiceEvent]:
+        """The events for the next outputs of ``generation``. The sequences of choices that end
+        early are cancelled."""
         by_sequence: defaultdict[SequenceId, list[Output]] = defaultdict(list)
         for output in outputs:
             by_sequence[output.sequence_id].append(output)
+        events: list[ChoiceEvent] = []
         for sequence_id, news in by_sequence.items():
-            writer = writers[sequence_id.choice]
-            tokens = [output for output in news if isinstance(output, StepOutput)]
-            for output in news:
-                if isinstance(output, PromptScored):
-                    for scores in scorers[sequence_id.choice].add(output.scores):
-                        await emit(scores)
-            events: Sequence[TokenDelta | Finished] = ()
-            if tokens:
-                events = [writer.advance(tokens)]
-            elif scorers[sequence_id.choice].is_complete:
-                events = writer.close()
-            for event in events:
-                if isinstance(event, Finished):
-                    generation.close(sequence_id)
-                await emit(event)
+            events += self._advance_one(sequence_id.choice, news)
+            if self._writers[sequence_id.choice].is_finished:
+                generation.cancel(sequence_id)
+        return events
 
-    def _scorers(self, log: LogWriter) -> dict[int, PromptScorer]:
+    def _advance_one(self, choice: int, outputs: list[Output]) -> Iterator[ChoiceEvent]:
+        tokens = [output for output in outputs if isinstance(output, StepOutput)]
+        for output in outputs:
+            if isinstance(output, PromptScored):
+                yield from self._scorers[choice].add(output.scores)
+        if tokens:
+            yield self._writers[choice].advance(tokens)
+        elif self._scorers[choice].is_complete:
+            yield from self._writers[choice].close()
+
+    def _new_scorers(self) -> dict[int, PromptScorer]:
         """A scorer for each prompt none of whose choices has begun, by its first choice."""
         if self._job.sampling.prompt_logprobs is None:
             return {}
-        num_choices = self._job.num_choices
+        num_choices, log = self._job.num_choices, self._log
         return {
             prompt * num_choices: PromptScorer(
                 prompt, log.attempt, plan.prompt_ids, self._model.tokenizer
@@ -132,44 +95,28 @@ class Choices:
     def _plan_of(self, choice: int) -> ChoicePlan:
         return self._plans[choice // self._job.num_choices]
 
-    def _prompt_texts(self) -> tuple[str, ...]:
-        if not self._job.wants_prompt_text:
-            return ()
-        return tuple(
-            prompt_text(prompt, plan.prompt_ids, self._model.tokenizer)
-            for prompt, plan in zip(self._job.prompts, self._plans, strict=True)
-        )
-
     @property
     def _eos_ids(self) -> frozenset[int]:
         return frozenset() if self._job.sampling.ignore_eos else self._model.tokenizer.eos_ids
 
-    async def _writers(self, log: LogWriter) -> list[ChoiceWriter]:
-        def replay() -> list[ChoiceWriter]:
-            return [self._writer(k, log) for k in range(self._job.total_choices)]
-
-        if sum(len(chain.token_ids) for chain in log.chains) <= _INLINE_TOKENS:
-            return replay()
-        return await asyncio.to_thread(replay)
-
-    def _writer(self, choice: int, log: LogWriter) -> ChoiceWriter:
+    def _writer(self, choice: int) -> ChoiceWriter:
         return ChoiceWriter(
             choice,
-            log,
+            self._log,
             self._model.tokenizer,
             self._job.sampling,
             max_tokens=self._plan_of(choice).max_tokens,
             eos_ids=self._eos_ids,
         )
 
-    def _submits(self, log: LogWriter, scorers: dict[int, PromptScorer]) -> list[Submit]:
+    def submits(self, job_class: JobClass) -> list[Submit]:
         """The sequences for all unfinished choices; the first one of each prompt is the others'
         leader."""
         # A unique prefix: late tokens of an earlier run of this job on this worker are ignored.
         run = f"{self._job.request_id}/{next(_RUNS)}"
         leaders: dict[int, SequenceId] = {}
         submits = []
-        for choice, chain in enumerate(log.chains):
+        for choice, chain in enumerate(self._log.chains):
             if not chain.is_finished:
                 sequence_id = SequenceId(run, choice)
                 leader = leaders.setdefault(choice // self._job.num_choices, sequence_id)
@@ -177,8 +124,10 @@ class Choices:
                     self._submit(
                         sequence_id,
                         tuple(chain.token_ids),
+                        job_class,
                         leader=None if leader == sequence_id else leader,
-                        scores_prompt=choice in scorers and not scorers[choice].is_complete,
+                        scores_prompt=choice in self._scorers
+                        and not self._scorers[choice].is_complete,
                     )
                 )
         return submits
@@ -187,6 +136,7 @@ class Choices:
         self,
         sequence_id: SequenceId,
         output_ids: tuple[int, ...],
+        job_class: JobClass,
         *,
         leader: SequenceId | None,
         scores_prompt: bool,
@@ -202,7 +152,7 @@ class Choices:
             max_tokens=plan.max_tokens,
             eos_ids=self._eos_ids,
             output_ids=output_ids,
-            job_class=self._job_class,
+            job_class=job_class,
             tenant=self._job.tenant,
             leader=leader,
             scores_prompt=scores_prompt,

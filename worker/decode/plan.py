@@ -54,8 +54,19 @@ async def plan(job: GenerationJob, model: ServedModel) -> list[ChoicePlan]:
     return await asyncio.to_thread(_plan, job, model, vocabulary)
 
 
-def prompt_text(prompt: Prompt, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> str:
-    """The text of a prompt; for a chat, the output of the template."""
+def prompt_texts(
+    job: GenerationJob, plans: Iterable[ChoicePlan], tokenizer: Tokenizer
+) -> tuple[str, ...]:
+    """The text of each prompt, if the job requests it; for a chat, the output of the template."""
+    if not job.wants_prompt_text:
+        return ()
+    return tuple(
+        _text(prompt, plan.prompt_ids, tokenizer)
+        for prompt, plan in zip(job.prompts, plans, strict=True)
+    )
+
+
+def _text(prompt: Prompt, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> str:
     if isinstance(prompt, TextPrompt):
         return prompt.text
     stream = tokenizer.text_stream()

@@ -1,6 +1,8 @@
 """Accumulates an answer that is sent as one message."""
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from shared.log import LogWriter
 from shared.messages import (
@@ -12,11 +14,12 @@ from shared.messages import (
     TokenDelta,
     TokenLogprobs,
 )
-from worker.decode.plan import ChoicePlan
+
+ChoiceEvent: TypeAlias = PromptScores | TokenDelta | Finished
 
 
 class WholeAnswer:
-    """Collects the events of a job's choices."""
+    """Collects the events of a job's choices, which are written by ``log``."""
 
     def __init__(self, job: GenerationJob) -> None:
         self._job = job
@@ -26,24 +29,27 @@ class WholeAnswer:
         self._scores: defaultdict[int, list[TokenLogprobs | None]] = defaultdict(list)
         self._ends: dict[int, Finished] = {}
 
-    async def keep(self, event: PromptScores | TokenDelta | Finished) -> None:
-        if isinstance(event, PromptScores):
-            self._scores[event.prompt] += event.logprobs
-            return
-        self._texts[event.choice] += event.text
-        self._logprobs[event.choice] += event.logprobs
-        if isinstance(event, Finished):
-            self._ends[event.choice] = event
+    def keep(self, events: Iterable[ChoiceEvent]) -> None:
+        for event in events:
+            if isinstance(event, PromptScores):
+                self._scores[event.prompt] += event.logprobs
+                continue
+            self._texts[event.choice] += event.text
+            self._logprobs[event.choice] += event.logprobs
+            if isinstance(event, Finished):
+                self._ends[event.choice] = event
 
-    def completed(self, plans: list[ChoicePlan], prompt_texts: tuple[str, ...]) -> Completed:
-        """The message, once all choices have finished. ``plans`` are those of the prompts."""
+    def completed(
+        self, num_prompt_tokens: Sequence[int], prompt_texts: tuple[str, ...]
+    ) -> Completed:
+        """The message, once all choices have finished."""
         choices = (
             Choice(
                 token_ids=tuple(self.log.chains[k].token_ids),
                 text=self._texts[k],
                 finish_reason=end.finish_reason,
                 stop_reason=end.stop_reason,
-                num_prompt_tokens=len(plans[k // self._job.num_choices].prompt_ids),
+                num_prompt_tokens=num_prompt_tokens[k // self._job.num_choices],
                 num_cached_tokens=end.num_cached_tokens,
                 logprobs=tuple(self._logprobs[k]),
             )

@@ -1,5 +1,6 @@
 """Consumes jobs, runs them to their terminal event, and acknowledges, requeues or dead-letters
 them.
 
-`consumer` and `unary` consume jobs; `run` runs a generation.
+`consumer` and `unary` consume jobs; `run` decides what happens to a generation job, and `execution`
+does it.
 """

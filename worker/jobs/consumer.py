@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeAlias
 
 from shared import incidents, topology
 from shared.bus.base import Bus
@@ -22,20 +23,20 @@ from shared.errors import (
     BusError,
     InvalidRequest,
     UndecodableMessage,
-    Unroutable,
 )
 from shared.messages import Failed, GenerationJob, decode_job, is_reply_key
 from shared.topology import Lane
 from worker.jobs.delivery import JobDelivery
+from worker.jobs.execution import JobExecution
 from worker.jobs.held import HeldJob, HeldJobs
 from worker.jobs.publisher import ReplyPublisher
 from worker.jobs.quarantine import published_again
-from worker.jobs.run import Answer, Outcome
-from worker.jobs.taken import TakenJob
+from worker.jobs.run import Outcome, Signal
 
 logger = logging.getLogger(__name__)
 
-AnswerFactory = Callable[[TakenJob], Answer]
+NewExecution: TypeAlias = Callable[[GenerationJob, ReplyPublisher, int, bool], JobExecution]
+"""Called with a job, its publisher, its number of returns, and whether it already runs here."""
 
 _ADOPTION_S = 2.0
 """Seconds for which a run continues after a reconnect without its delivery."""
@@ -53,7 +54,7 @@ class JobConsumer:
         *,
         prefetch: int,
         held: HeldJobs,
-        new_answer: AnswerFactory,
+        new_execution: NewExecution,
     ) -> None:
         self._bus = bus
         self._model = model
@@ -61,7 +62,7 @@ class JobConsumer:
         self._queue = topology.jobs_queue(model, lane)
         self._prefetch = prefetch
         self._held = held
-        self._new_answer = new_answer
+        self._new_execution = new_execution
         self._subscription: Subscription | None = None
         self._serving: dict[asyncio.Task[None], HeldJob | None] = {}
         self._may_take = asyncio.Event()
@@ -188,39 +189,26 @@ class JobConsumer:
             logger.info("job dropped: it was published anew", extra={"request_id": job.request_id})
             return await delivery.ack()
         if previous is not None:
-            previous.answer.supersede()
+            previous.execution.tell(Signal.SUPERSEDED)
         publisher = ReplyPublisher(self._bus, delivery, job.request_id)
-        taken = TakenJob(job, self._lane, delivery.num_returns, publisher, previous is not None)
-        held = HeldJob(job, self._new_answer(taken), delivery)
+        is_copy = previous is not None
+        execution = self._new_execution(job, publisher, delivery.num_returns, is_copy)
+        held = HeldJob(job, execution, delivery)
         self._serving[task] = held
-        await self._answer(held)
+        await self._run(held)
         return None
 
-    async def _answer(self, held: HeldJob) -> None:
+    async def _run(self, held: HeldJob) -> None:
         request_id = held.job.request_id
         self._held[request_id] = held
         try:
-            outcome = await self._outcome(held)
+            outcome = await held.execution.run()
             delivery = await held.delivery()
             if delivery is not None:
                 await self._settle(held, delivery, outcome)
         finally:
-            held.answer.close()
             if self._held.get(request_id) is held:
                 del self._held[request_id]
-
-    async def _outcome(self, held: HeldJob) -> Outcome:
-        facts = {"request_id": held.job.request_id}
-        try:
-            return await held.answer.run()
-        except Unroutable:
-            logger.info("job dropped: nobody reads", extra=facts)
-            return Outcome.ANSWERED
-        except BusError as error:
-            logger.warning(
-                "job dropped: its replies are refused", extra={**facts, "reason": error.code}
-            )
-            return Outcome.BURIED
 
     async def _settle(self, held: HeldJob, delivery: JobDelivery, outcome: Outcome) -> None:
         match outcome:
@@ -262,7 +250,7 @@ class JobConsumer:
         message = delivery.message
         job = decode_job(message.body, message.content_type)
         held = self._held.get(job.request_id)
-        if held is not None and held.answer.queue != message.reply_to:
+        if held is not None and held.execution.queue != message.reply_to:
             raise UndecodableMessage("another job of this request_id runs")
         if job.model != self._model:
             raise UndecodableMessage("the job names another model than its queue")

@@ -1,7 +1,8 @@
 """A delivery of a job, from its arrival until it is settled."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from shared import incidents
 from shared.bus.base import Delivery, Message
@@ -15,8 +16,9 @@ effect on other jobs."""
 class JobDelivery:
     """A `Delivery` that can be settled without raising.
 
-    If the broker cannot be told, its subscription stops and another one replaces it. The broker
-    gets unsettled deliveries back when the jobs of the stopped one have ended and it closes.
+    After an unexpected error it is settled again. In case that has no effect either, its
+    subscription stops and another one replaces it. The broker then gets unsettled deliveries back
+    when the jobs of the stopped one have ended and it closes.
     """
 
     def __init__(self, delivery: Delivery, subscription: Subscription) -> None:
@@ -32,23 +34,25 @@ class JobDelivery:
         return self._delivery.num_returns
 
     async def ack(self) -> None:
-        await self._settle(self._delivery.ack())
+        await self._settle(self._delivery.ack)
 
     async def reject(self, *, requeue: bool = False) -> None:
-        await self._settle(self._delivery.reject(requeue=requeue))
+        await self._settle(partial(self._delivery.reject, requeue=requeue))
 
     async def give_back(self) -> None:
         """Requeue the job after a pause."""
-        await self._settle(self._return_later())
+        await self._settle(self._return_later)
 
     async def _return_later(self) -> None:
         await asyncio.sleep(_GIVE_BACK_PAUSE_S)
         await self._delivery.reject(requeue=True)
 
-    async def _settle(self, settling: Awaitable[None]) -> None:
+    async def _settle(self, settle: Callable[[], Awaitable[None]]) -> None:
+        facts = {"request_id": self.message.correlation_id}
         try:
-            await settling
+            await settle()
         except Exception as error:  # noqa: BLE001 (any error is reported)
-            facts = {"request_id": self.message.correlation_id}
-            incidents.report("job", "delivery not settled", error, **facts)
+            incidents.report("job", "delivery settled again", error, **facts)
+            with incidents.survived("job", "delivery not settled", **facts):
+                await settle()
             await incidents.keep_running(self._subscription.stop, "job consumer not stopped")

@@ -5,7 +5,8 @@ import asyncio
 from shared import incidents
 from shared.messages import Cancel, Continue, GenerationJob
 from worker.jobs.delivery import JobDelivery
-from worker.jobs.run import Answer
+from worker.jobs.execution import JobExecution
+from worker.jobs.run import Signal
 
 
 class HeldJob:
@@ -15,9 +16,9 @@ class HeldJob:
     here and no other worker has had it in between, the run adopts the new delivery.
     """
 
-    def __init__(self, job: GenerationJob, answer: Answer, delivery: JobDelivery) -> None:
+    def __init__(self, job: GenerationJob, execution: JobExecution, delivery: JobDelivery) -> None:
         self.job = job
-        self.answer = answer
+        self.execution = execution
         self._delivery: JobDelivery | None = delivery
         self._num_returns = delivery.num_returns
         self._decided = asyncio.Event()
@@ -50,7 +51,7 @@ class HeldJob:
         """Hand the job over: the delivery did not come back, so another worker has it."""
         if self._delivery is None:
             self._decided.set()
-            self.answer.hand_over()
+            self.execution.tell(Signal.HAND_OVER)
 
     @property
     def in_hand(self) -> JobDelivery | None:
@@ -76,4 +77,4 @@ class HeldJobs(dict[str, HeldJob]):
         if held is not None:
             request_id = command.request_id
             with incidents.survived("job", "command not obeyed", request_id=request_id):
-                held.answer.obey(command)
+                held.execution.tell(command)

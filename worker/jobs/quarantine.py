@@ -9,29 +9,8 @@ from typing import Protocol
 
 import msgspec
 
-from shared import topology
 from shared.bus.base import Message
-from shared.log.attempt import MAX_CRASHES
 from shared.messages import GenerationJob, encode, seconds_left
-
-MAX_RETURNS = 8
-"""Maximum number of returns of a stream, whatever its log says about crashes. Returns include
-hand-overs, lost connections, and workers that crashed before they wrote an event or because of
-another job while this one waited in quarantine. It is well below the delivery limit of the queues,
-at which a job is dead-lettered without an answer to its reader."""
-LAST_RETURNS = topology.JOBS_DELIVERY_LIMIT - 4
-"""From so many returns on, a job that could not be moved out of its queue fails. The returns that
-remain until the delivery limit are for publishing that failure, which may take several attempts."""
-
-
-def is_returned_too_often(job: GenerationJob, num_returns: int, *, is_suspect: bool) -> bool:
-    """Whether the number of returns alone is enough to quarantine or dead-letter a job.
-
-    A job of mode ``final`` has no log. In quarantine it is allowed one more return, because the job
-    that it waits for may crash `MAX_CRASHES` workers before it is quarantined itself.
-    """
-    limit = MAX_CRASHES + is_suspect if job.mode == "final" else MAX_RETURNS
-    return num_returns >= limit
 
 
 def published_again(job: GenerationJob, message: Message) -> Message:

@@ -1,41 +1,105 @@
-"""Runs one job in a worker, from its prompts to its terminal event."""
+"""The run of one job, from its delivery until it is settled, as a state machine without I/O.
 
-import asyncio
-import secrets
-import time
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+A first delivery starts at once. Any other one first determines where to continue
+(`shared.log.attempt`): it writes `Started` and waits for the answer of the log's reader; if there
+is no reader, it reads the log itself.
+
+Events are published one at a time, in the order in which they were written. An event whose fate is
+unknown is published again: readers recognize the repetition by its position in the log, or by its
+ticket. The event that ends the answer is chosen once and never replaced by another one.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from typing import TypeAlias
 
-from shared import incidents
+from msgspec import Struct
+
 from shared.errors import (
     BusError,
     Cancelled,
     DeadlineExceeded,
     InternalError,
-    Superseded,
     Unroutable,
     WarrenError,
     WorkerLost,
 )
 from shared.log import LogWriter
-from shared.log.attempt import Attempt, Verdict
-from shared.messages import Cancel, Continue, Failed, HandedOver, Started
-from worker.decode.choices import Choices
-from worker.decode.plan import ChoicePlan, plan, prompt_text
-from worker.decode.timeline import Timeline
-from worker.jobs.log_reader import read_log
-from worker.jobs.quarantine import LAST_RETURNS, is_returned_too_often
-from worker.jobs.taken import TakenJob, Workplace
+from shared.log.attempt import MAX_CRASHES, Attempt, Verdict
+from shared.messages import (
+    Cancel,
+    Completed,
+    Continue,
+    Failed,
+    GenerationJob,
+    HandedOver,
+    ReplyEvent,
+    Started,
+)
+from shared.topology import JOBS_DELIVERY_LIMIT
+from worker.decode.whole_answer import ChoiceEvent, WholeAnswer
 
-_CHECK_INTERVAL_S = 1.0
-_FRESH_S = 0.5
-"""Seconds. A job that has waited longer is confirmed with the broker before any work is done."""
+MAX_RETURNS = 8
+"""Maximum number of returns of a stream, whatever its log says about crashes. Returns include
+hand-overs, lost connections, and workers that crashed before they wrote an event or because of
+another job while this one waited in quarantine. It is well below the delivery limit of the queues,
+at which a job is dead-lettered without an answer to its reader."""
+LAST_RETURNS = JOBS_DELIVERY_LIMIT - 4
+"""From so many returns on, a job that could not be moved out of its queue fails. The returns that
+remain until the delivery limit are for publishing that failure, which may take several attempts."""
+
+
+class Signal(Enum):
+    """Events without data."""
+
+    ADMITTED = auto()
+    CONFIRMED = auto()
+    """The event was published."""
+    UNCONFIRMED = auto()
+    """An unexpected error occurred; the event may have been published."""
+    UNANSWERED = auto()
+    """The position in the log is still unknown after a second."""
+    DEADLINE = auto()
+    HAND_OVER = auto()
+    """Another worker is to continue from the log."""
+    SUPERSEDED = auto()
+    """A newer delivery of the same job is here."""
+
+
+class Planned(Struct, frozen=True):
+    """The prompts are valid."""
+
+    num_prompt_tokens: tuple[int, ...] = ()
+    prompt_texts: tuple[str, ...] = ()
+    is_fresh: bool = True
+    """Whether work may begin before the broker has confirmed that there is a log."""
+
+
+class LogRead(Struct, frozen=True):
+    """The log from its start, with None for each event that cannot be decoded."""
+
+    events: Iterable[ReplyEvent | None]
+
+
+class Decoded(Struct, frozen=True):
+    """The next events of the choices, written by `JobRun.log`."""
+
+    events: Sequence[ChoiceEvent]
+
+
+class Refused(Struct, frozen=True):
+    """The broker refuses the event that is being published."""
+
+    error: BusError
+
+
+Event: TypeAlias = Signal | Planned | LogRead | Decoded | Refused | Cancel | Continue | WarrenError
+"""Commands are those of the log's reader; an error is that of the work."""
 
 
 class Outcome(Enum):
-    """How the job is settled after `Answer.run`."""
+    """How the job is settled."""
 
     ANSWERED = auto()
     HANDED_OVER = auto()
@@ -44,276 +108,307 @@ class Outcome(Enum):
     EXCUSED = auto()
     """The job was returned too often, but only because connections to the broker were lost."""
     BURIED = auto()
+    UNKNOWN = auto()
+    """Publishing one event failed twice for unknown reasons."""
 
 
-Interrupt: TypeAlias = WarrenError | Verdict | Outcome
-_HAND_OVERS: dict[Interrupt, Outcome] = {
-    Outcome.HANDED_OVER: Outcome.HANDED_OVER,
-    Verdict.GIVE_BACK: Outcome.GIVEN_BACK,
-    Verdict.QUARANTINE: Outcome.SUSPECTED,
-}
-Admission: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
+class Work(Enum):
+    """Actions beside publishing; each ends the one before it."""
+
+    PLAN = auto()
+    READ_LOG = auto()
+    """Read the log, if it has no reader, and signal ``UNANSWERED`` a second later."""
+    GENERATE = auto()
+    """Generate the unfinished choices of `JobRun.log`; `Decoded` follows, at least once."""
+    NONE = auto()
 
 
-class Answer:
-    """Runs one delivery of a job.
+class Publish(Struct, frozen=True):
+    event: ReplyEvent
 
-    A first delivery starts at once. Any other one first determines where to continue
-    (`shared.log.attempt`): it writes `Started` and waits for the answer of the log's reader; if
-    there is no reader, it reads the log itself.
-    """
+
+class Settle(Struct, frozen=True):
+    outcome: Outcome
+
+
+Action: TypeAlias = Work | Publish | Settle
+
+
+class State(Enum):
+    PREPARING = auto()
+    """Waits for admission, then for the plan of its prompts."""
+    OPENING = auto()
+    """Waits for the confirmation of `Started`, before any work is done."""
+    POSITIONING = auto()
+    """Waits for the position in the log from which to continue."""
+    GENERATING = auto()
+    ENDING = auto()
+    """The last event is written, but not confirmed."""
+    SETTLED = auto()
+
+
+class JobRun:
+    """Runs one delivery of ``job``."""
 
     def __init__(
-        self, taken: TakenJob, workplace: Workplace, admission: Admission = nullcontext
+        self,
+        job: GenerationJob,
+        *,
+        worker: str,
+        ticket: str,
+        num_returns: int = 0,
+        is_suspect: bool = False,
+        is_copy: bool = False,
+        attempt_class: type[Attempt] = Attempt,
     ) -> None:
-        """The job runs within ``admission``."""
-        self.job = taken.job
-        self._taken = taken
-        self._workplace = workplace
-        self._admission = admission
-        self.job_class = taken.job_class
-        self._publisher = taken.publisher
-        self._deadline = self.job.deadline or time.time() + workplace.job_timeout_s
-        self._timeline = Timeline(self.job)
-        self._attempt = Attempt(
-            self.job.request_id,
-            self.job.total_choices,
-            ticket=secrets.token_hex(8),
-            num_returns=taken.num_returns + taken.is_copy,
-            publication=self.job.publication,
-            is_suspect=taken.is_suspect,
+        """``worker`` is the address for commands, ``ticket`` the fencing token. ``is_copy``: an
+        earlier delivery of the job was still running here."""
+        self.state = State.PREPARING
+        self._job = job
+        self._worker = worker
+        self._num_returns = num_returns
+        self._is_suspect = is_suspect
+        self._attempt = attempt_class(
+            job.request_id,
+            job.total_choices,
+            ticket=ticket,
+            num_returns=num_returns + is_copy,
+            publication=job.publication,
+            is_suspect=is_suspect,
         )
-        self._choices: Choices | None = None
-        """None until the prompts are planned."""
+        self._whole = WholeAnswer(job) if job.mode == "final" else None
+        self._planned = Planned()
         self._started: Started | None = None
         """The event that opened the attempt in the log; None for jobs of mode ``final``."""
-        self._is_told = asyncio.Event()
-        """Set once the position from which to continue is known."""
-        self._interrupt: Interrupt | None = None
-        self._is_ending = False
-        self._task: asyncio.Task[object] | None = None
+        self._failure: tuple[WarrenError, Outcome] | None = None
+        """How the run ends once it has a position in the log."""
+        self._outbox: deque[ReplyEvent] = deque()
+        """Events that are not confirmed; the first one is being published."""
+        self._is_again = False
+        """Whether the first one is being published for the second time."""
+        self._outcome = Outcome.ANSWERED
 
     @property
-    def queue(self) -> str:
-        """The name of the reply queue."""
-        return self._publisher.queue
+    def log(self) -> LogWriter:
+        """The writer of the choices' events, once the position is known."""
+        log = self._attempt.log if self._whole is None else self._whole.log
+        assert log is not None, "the position in the log is not known"
+        return log
 
-    async def run(self) -> Outcome:
-        """Publish all events up to the terminal one.
+    def on(self, event: Event, *, is_settled: bool = True) -> list[Action]:
+        """Apply an event; returns the resulting actions in order. Late events have no effect.
 
-        Raises `Unroutable` if there is no reader, and `BusError` if the broker refuses the replies.
-        After any other error it is unknown whether the readers know the outcome.
+        ``is_settled``: every live process has reconnected to the broker; see `shared.bus.base.Bus`.
         """
-        self._task = asyncio.current_task()
-        try:
-            return await self._run_until_interrupted()
-        except asyncio.CancelledError:
-            if self._task is None or self._interrupt is None or self._task.uncancel():
-                raise
-            return await self._end(self._interrupt)
-        finally:
-            self._is_ending = True
-
-    def close(self) -> None:
-        """Stop publishing."""
-        self._publisher.close()
-
-    def obey(self, command: Cancel | Continue) -> None:
-        """Apply a command of the log's reader."""
-        is_settled = self._workplace.bus.is_settled
-        self._follow(self._attempt.obey(command, is_settled=is_settled))
-
-    def cancel(self) -> None:
-        """Stop the run, because no reader is left."""
-        self._stop(Verdict.STOP)
-
-    def supersede(self) -> None:
-        """Stop the run in favour of a newer delivery of the same job."""
-        self._stop(Superseded("The job was delivered again."))
-
-    def hand_over(self) -> None:
-        """Stop the run and hand the job over to another worker, which continues from the log."""
-        self._stop(Outcome.HANDED_OVER)
-
-    @property
-    def starves_s(self) -> float:
-        """Seconds for which a batch job has waited for a token; 0 for other jobs."""
-        return self._timeline.waits_s if self.job_class == "batch" else 0.0
-
-    def promote(self) -> None:
-        """Continue with interactive priority."""
-        self.job_class = "interactive"
-        if self._choices is not None:
-            self._choices.promote()
-
-    def _follow(self, verdict: Verdict | None) -> None:
-        if verdict is Verdict.GO_ON:
-            self._is_told.set()
-        elif verdict is not None:
-            self._stop(verdict)
-
-    def _stop(self, interrupt: Interrupt) -> None:
-        """Interrupt the run; only the first interrupt counts."""
-        if self._task is not None and self._interrupt is None and not self._is_ending:
-            self._interrupt = interrupt
-            self._task.cancel()
-
-    async def _end(self, interrupt: Interrupt) -> Outcome:
-        self._is_ending = True
-        if (outcome := _HAND_OVERS.get(interrupt)) is not None:
-            await self._say_handed_over()
-            return outcome
-        match interrupt:
-            case Verdict.BURY:
-                await self._fail(WorkerLost("The workers that ran this request died of it."))
-                return Outcome.BURIED
-            case Verdict.FAIL:
-                return await self._fail(InternalError("The request's log cannot be read."))
-            case Superseded():
-                return Outcome.ANSWERED
-            case BusError():
-                raise interrupt
-            case WarrenError():
-                return await self._fail(interrupt)
+        match event:
+            case Decoded():
+                return self._decoded(event.events)
+            case Signal.CONFIRMED:
+                return self._confirmed()
+            case _ if self.state is State.SETTLED:
+                return []
+            case Signal.UNCONFIRMED:
+                return self._unconfirmed()
+            case Refused():
+                return self._refused(event.error)
+            case _ if self.state is State.ENDING:
+                return []
+            case Signal():
+                return self._signalled(event, is_settled=is_settled)
+            case Planned():
+                self._planned = event
+                return self._open() if self._whole is None else self._generate()
             case _:
-                return await self._fail(Cancelled("The request was cancelled."))
+                return self._learned(event, is_settled=is_settled)
 
-    async def _run_until_interrupted(self) -> Outcome:
-        try:
-            async with asyncio.timeout(self._deadline - time.time()):
-                await asyncio.sleep(0)  # where a deadline that has already passed takes effect
-                async with self._admission():
-                    return await self._answer()
-        except TimeoutError:
-            return await self._fail(DeadlineExceeded("The request's deadline has passed."))
-        except Unroutable:
-            raise
-        except WarrenError as error:
-            return await self._fail(error)
-        except Exception as error:  # noqa: BLE001 (a bug fails only this job)
-            incidents.report("job", "job failed", error, request_id=self.job.request_id)
-            return await self._fail(InternalError("The worker failed on this request."))
-        finally:
-            self._timeline.ended()
-
-    async def _answer(self) -> Outcome:
-        taken = self._taken
-        if is_returned_too_often(self.job, taken.num_returns, is_suspect=taken.is_suspect):
-            return await self._condemn()
-        try:
-            plans = await plan(self.job, self._workplace.model)
-        except Exception:
-            if self.job.mode == "stream" and not self._attempt.is_first:
-                # The failure must follow the events that readers have already accepted.
-                await self._open_log([])
-            raise
-        self._choices = choices = Choices(
-            self.job,
-            self.job_class,
-            plans,
-            model=self._workplace.model,
-            generations=self._workplace.generations,
-            timeline=self._timeline,
-        )
-        if self.job.mode == "stream":
-            await choices.run(await self._open_log(plans), self._publisher.publish)
-        else:
-            await self._publisher.publish(await choices.complete())
-        return Outcome.ANSWERED
-
-    async def _condemn(self) -> Outcome:
-        """Quarantine or dead-letter a job that has been returned too often."""
-        if self._taken.num_returns >= LAST_RETURNS:
-            await self._fail(InternalError("The request could not be moved to another queue."))
-            return Outcome.BURIED
-        if not self._workplace.bus.is_settled:
-            return Outcome.EXCUSED
-        if not self._taken.is_suspect:
-            return await self._end(Verdict.QUARANTINE)
-        if self.job.mode == "stream":
-            await self._open_log([])
-        return await self._end(Verdict.BURY)
-
-    async def _open_log(self, plans: list[ChoicePlan]) -> LogWriter:
-        """Open a new attempt in the request's log; returns a writer at its position."""
-        self._started = self._new_started(plans)
-        await self._publish_started(self._started)
-        return await self._position(self._started)
-
-    async def _publish_started(self, started: Started) -> None:
-        age_s = time.time() - self.job.created_at
-        if self._attempt.is_first and (not self.job.created_at or age_s < _FRESH_S):
-            # The engine need not wait for the broker to confirm events that precede its tokens.
-            self._publisher.begin(started, self._stop)
-        else:
-            await self._publisher.publish(started)
-
-    def _new_started(self, plans: list[ChoicePlan]) -> Started:
-        job = self.job
-        prompts = zip(job.prompts, plans, strict=True) if job.wants_prompt_text and plans else ()
-        return Started(
-            worker=self._workplace.address,
-            ticket=self._attempt.ticket,
-            num_prompt_tokens=tuple(len(prompt.prompt_ids) for prompt in plans),
-            is_waiting=not self._attempt.is_first,
-            publication=job.publication,
-            num_returns=self._taken.num_returns,
-            is_alone=self._taken.is_suspect,
-            context=job.context,
-            prompt_texts=tuple(
-                prompt_text(prompt, plan.prompt_ids, self._workplace.model.tokenizer)
-                for prompt, plan in prompts
-            ),
-        )
-
-    async def _position(self, started: Started) -> LogWriter:
-        """Where to continue, according to the log's reader or, if there is none, to the log
-        itself."""
-        while self._attempt.log is None:
-            events = await read_log(self._workplace.bus, self.queue, self._attempt.ticket)
-            if events is not None:
-                is_settled = self._workplace.bus.is_settled
-                verdict = self._attempt.read(events, is_settled=is_settled)
-                if verdict is Verdict.STOP:  # the log has ended, or a newer run owns it
-                    self.supersede()
-                else:
-                    self._follow(verdict)
-            try:
-                async with asyncio.timeout(_CHECK_INTERVAL_S):
-                    await self._is_told.wait()
-            except TimeoutError:
+    def _signalled(self, signal: Signal, *, is_settled: bool) -> list[Action]:
+        match signal:
+            case Signal.ADMITTED:
+                return self._admitted(is_settled=is_settled)
+            case Signal.UNANSWERED if self._started and self.state is State.POSITIONING:
                 # The reader's answer is lost if it arrives while this worker is disconnected.
-                await self._publisher.publish(started)
-        self._is_told.set()
-        return self._attempt.log
+                return self._write([self._started])
+            case Signal.DEADLINE:
+                return self._fail(DeadlineExceeded("The request's deadline has passed."))
+            case Signal.HAND_OVER:
+                return self._hand_over(Outcome.HANDED_OVER)
+            case Signal.SUPERSEDED:
+                return self._settle(Outcome.ANSWERED)
+            case _:
+                return []
 
-    async def _say_handed_over(self) -> None:
-        """Write `HandedOver`, so that readers do not count this run as a crash."""
-        if self._started is not None:
-            await self._publisher.publish(HandedOver(ticket=self._attempt.ticket))
+    def _learned(
+        self, news: LogRead | Cancel | Continue | WarrenError, *, is_settled: bool
+    ) -> list[Action]:
+        match news:
+            case LogRead():
+                verdict = self._attempt.read(news.events, is_settled=is_settled)
+                # The log has ended, or a newer run owns it: nothing remains to be written.
+                is_over = verdict is Verdict.STOP
+                return self._settle(Outcome.ANSWERED) if is_over else self._follow(verdict)
+            case Cancel() | Continue():
+                return self._follow(self._attempt.obey(news, is_settled=is_settled))
+            case Unroutable():
+                return self._settle(Outcome.ANSWERED)
+            case _:
+                return self._fail(news) if self._started else self._fail_in_place(news)
 
-    async def _fail(self, error: WarrenError) -> Outcome:
-        if self._has_ended:
-            await self._publisher.flush()
-            return Outcome.ANSWERED
-        if self._started is None and self.job.mode == "stream" and not self._attempt.is_first:
-            # Only a run with a position in the log can fail after other runs' tokens.
-            self._started = self._new_started([])
-            await self._publisher.publish(self._started)
-        await self._publisher.publish(self._failed(error))
-        return Outcome.ANSWERED
+    def _admitted(self, *, is_settled: bool) -> list[Action]:
+        # A job of mode ``final`` has no log. In quarantine it is allowed one more return, because
+        # the job that it waits for may crash `MAX_CRASHES` workers before it is quarantined itself.
+        limit = MAX_RETURNS if self._whole is None else MAX_CRASHES + self._is_suspect
+        if self._num_returns < limit:
+            return [Work.PLAN]
+        if self._num_returns >= LAST_RETURNS:
+            error = InternalError("The request could not be moved to another queue.")
+            return self._fail(error, Outcome.BURIED)
+        if not is_settled:
+            return self._settle(Outcome.EXCUSED)
+        if not self._is_suspect:
+            return self._hand_over(Outcome.SUSPECTED)
+        return self._fail_in_place(_worker_lost(), Outcome.BURIED)
 
-    @property
-    def _has_ended(self) -> bool:
-        """Whether the last event was passed to the publisher."""
-        if self._started is None:
-            return self._publisher.has_unsent  # the only event of such an answer
-        return self._attempt.log is not None and self._attempt.log.is_ended
+    def _open(self) -> list[Action]:
+        """Open a new attempt in the request's log."""
+        self._started = self._new_started()
+        publishing = self._write([self._started])
+        if self._attempt.log is None:
+            self.state = State.POSITIONING
+        elif self._planned.is_fresh:
+            # The engine need not wait for the broker to confirm an event that precedes its tokens.
+            return [*publishing, *self._generate()]
+        else:
+            self.state = State.OPENING
+        return publishing
+
+    def _new_started(self) -> Started:
+        return Started(
+            worker=self._worker,
+            ticket=self._attempt.ticket,
+            num_prompt_tokens=self._planned.num_prompt_tokens,
+            is_waiting=not self._attempt.is_first,
+            publication=self._job.publication,
+            num_returns=self._num_returns,
+            is_alone=self._is_suspect,
+            context=self._job.context,
+            prompt_texts=self._planned.prompt_texts,
+        )
+
+    def _generate(self) -> list[Action]:
+        self.state = State.GENERATING
+        return [Work.GENERATE]
+
+    def _decoded(self, events: Sequence[ChoiceEvent]) -> list[Action]:
+        if self.state is not State.GENERATING:
+            return []
+        is_ended, whole = self.log.is_ended, self._whole
+        if whole is None:
+            return self._end(Outcome.ANSWERED, events) if is_ended else self._write(events)
+        whole.keep(events)
+        if not is_ended:
+            return []
+        completed = whole.completed(self._planned.num_prompt_tokens, self._planned.prompt_texts)
+        return self._end(Outcome.ANSWERED, [completed])
+
+    def _follow(self, verdict: Verdict | None) -> list[Action]:
+        match verdict:
+            case None:
+                return []
+            case Verdict.GO_ON:
+                return self._generate() if self._failure is None else self._fail(*self._failure)
+            case Verdict.STOP:
+                return self._fail(Cancelled("The request was cancelled."))
+            case Verdict.GIVE_BACK:
+                return self._hand_over(Outcome.GIVEN_BACK)
+            case Verdict.QUARANTINE:
+                return self._hand_over(Outcome.SUSPECTED)
+            case Verdict.BURY:
+                return self._fail(_worker_lost(), Outcome.BURIED)
+            case Verdict.FAIL:
+                return self._fail(InternalError("The request's log cannot be read."))
+
+    def _fail_in_place(
+        self, error: WarrenError, outcome: Outcome = Outcome.ANSWERED
+    ) -> list[Action]:
+        """Fail behind the events that readers have already accepted from other runs."""
+        if self._whole is not None or self._attempt.log is not None:
+            return self._fail(error, outcome)
+        self._failure = error, outcome
+        return [Work.NONE, *self._open()]
+
+    def _fail(self, error: WarrenError, outcome: Outcome = Outcome.ANSWERED) -> list[Action]:
+        opening: list[ReplyEvent] = []
+        if not self._started and self._whole is None and self._attempt.log is None:
+            # Readers that have tokens of other runs accept a failure only of a run that started.
+            self._started = self._new_started()
+            opening.append(self._started)
+        return self._end(outcome, [*opening, self._failed(error)])
 
     def _failed(self, error: WarrenError) -> Failed:
-        log = self._attempt.log
-        if self._started is not None and log is not None:
-            return log.fail(error.code, error.message, error.param)
+        if self._started and self._attempt.log is not None:
+            return self._attempt.log.fail(error.code, error.message, error.param)
         # A run that waits has no position in the log; its ticket identifies it instead.
-        ticket = None if self._started is None else self._started.ticket
+        ticket = self._started.ticket if self._started else None
         return Failed(code=error.code, message=error.message, param=error.param, ticket=ticket)
+
+    def _hand_over(self, outcome: Outcome) -> list[Action]:
+        """End with `HandedOver`, so that readers do not count this run as a crash."""
+        handed_over = [HandedOver(ticket=self._attempt.ticket)] if self._started else []
+        return self._end(outcome, handed_over)
+
+    def _end(self, outcome: Outcome, events: Sequence[ReplyEvent]) -> list[Action]:
+        self.state = State.ENDING
+        self._outcome = outcome
+        publishing = self._write(events)
+        return [Work.NONE, *publishing] if self._outbox else self._settle(outcome)
+
+    def _settle(self, outcome: Outcome) -> list[Action]:
+        self.state = State.SETTLED
+        self._outbox.clear()
+        return [Work.NONE, Settle(outcome)]
+
+    def _write(self, events: Sequence[ReplyEvent]) -> list[Action]:
+        is_publishing = bool(self._outbox)
+        self._outbox.extend(events)
+        return [] if is_publishing or not events else [Publish(events[0])]
+
+    def _confirmed(self) -> list[Action]:
+        if not self._outbox:
+            return []
+        self._outbox.popleft()
+        self._is_again = False
+        if self._outbox:
+            return [Publish(self._outbox[0])]
+        match self.state:
+            case State.GENERATING:
+                return []
+            case State.OPENING:
+                return self._generate()
+            case State.POSITIONING:
+                return [Work.READ_LOG]
+            case State.ENDING:
+                return self._settle(self._outcome)
+            case _:
+                return []
+
+    def _unconfirmed(self) -> list[Action]:
+        if self._is_again:
+            return self._settle(Outcome.UNKNOWN)
+        self._is_again = True
+        return [Publish(self._outbox[0])]
+
+    def _refused(self, error: BusError) -> list[Action]:
+        refused = self._outbox[0]
+        self._outbox.clear()
+        self._is_again = False
+        if isinstance(error, Unroutable):  # nobody reads
+            return self._settle(Outcome.ANSWERED)
+        if self.state is State.ENDING and not isinstance(refused, Completed):
+            return self._settle(Outcome.BURIED)
+        if refused is self._started:
+            self._started = None
+        return self._fail(error)
+
+
+def _worker_lost() -> WorkerLost:
+    return WorkerLost("The workers that ran this request died of it.")

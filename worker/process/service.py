@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 
 from shared import incidents, topology
 from shared.bus.base import MAX_PREFETCH, Bus, Message
@@ -26,10 +27,10 @@ from worker.decode import served_model
 from worker.decode.bridge import Generations
 from worker.decode.served_model import ServedModel
 from worker.jobs.consumer import JobConsumer
+from worker.jobs.execution import Admission, JobExecution, Workplace
 from worker.jobs.held import HeldJob, HeldJobs
 from worker.jobs.quarantine import Solitude
-from worker.jobs.run import Answer
-from worker.jobs.taken import TakenJob, Workplace
+from worker.jobs.run import Signal
 from worker.jobs.unary import QuickConsumer
 from worker.process.health_server import HealthServer
 from worker.process.peers import hear_peers, require_same
@@ -104,8 +105,8 @@ class Worker:
             self._consumer("batch", max(1, settings.max_num_seqs - settings.batch_reserve)),
         ]
         self._quick = QuickConsumer(bus, model)
-        self._solitude = Solitude(in_company, [self._quick])
-        self._consumers = [*in_company, self._consumer("suspect", 1)]
+        solitude = Solitude(in_company, [self._quick])
+        self._consumers = [*in_company, self._consumer("suspect", 1, solitude.enter)]
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None]) -> None:
         await self._declare()
@@ -146,20 +147,17 @@ class Worker:
             with suppress(BusUnavailable):
                 return await topology.declare_worker(self._bus, self._model.name, self._id)
 
-    def _consumer(self, lane: Lane, prefetch: int) -> JobConsumer:
+    def _consumer(
+        self, lane: Lane, prefetch: int, admission: Admission | None = None
+    ) -> JobConsumer:
         return JobConsumer(
             self._bus,
             self._model.name,
             lane,
             prefetch=min(prefetch, MAX_PREFETCH),
             held=self._held,
-            new_answer=self._new_answer,
+            new_execution=partial(JobExecution, self._workplace, lane, admission),
         )
-
-    def _new_answer(self, taken: TakenJob) -> Answer:
-        if taken.is_suspect:
-            return Answer(taken, self._workplace, self._solitude.enter)
-        return Answer(taken, self._workplace)
 
     def _is_live(self) -> bool:
         return self._generations.stalled_s < self._settings.stall_timeout_s
@@ -228,7 +226,7 @@ class Worker:
             return math.inf
         facts = {"request_id": job.request_id}
         with incidents.survived("job", "log not inspected", **facts), suppress(BusError):
-            log = await self._bus.inspect(held.answer.queue)
+            log = await self._bus.inspect(held.execution.queue)
             if log is None:
                 return 0
             is_wanted = log.num_consumers > 0 or job.is_detached
@@ -237,12 +235,12 @@ class Worker:
 
     async def _promote_batch(self) -> None:
         """Promote batch jobs that starve behind interactive ones, one at a time."""
-        promoted: Answer | None = None
+        promoted: JobExecution | None = None
         while True:
             await asyncio.sleep(_PROMOTION_INTERVAL_S)
-            answers = [held.answer for held in self._held.values()]
-            if promoted not in answers:
-                promoted = max(answers, key=lambda answer: answer.starves_s, default=None)
+            running = [held.execution for held in self._held.values()]
+            if promoted not in running:
+                promoted = max(running, key=lambda execution: execution.starves_s, default=None)
                 if promoted is not None and promoted.starves_s >= self._settings.batch_patience_s:
                     promoted.promote()
                 else:
@@ -256,7 +254,7 @@ class Worker:
             await consumer.stop()
         await asyncio.wait(taking, timeout=self._settings.drain_grace_s)
         for held in self._held.values():
-            held.answer.hand_over()
+            held.execution.tell(Signal.HAND_OVER)
         await asyncio.wait(taking, timeout=_HAND_OVER_TIMEOUT_S)
         for task in taking:  # the broker is unreachable and will redeliver
             task.cancel()

@@ -8,24 +8,27 @@ import pytest
 
 from shared import topology
 from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.messages import GenerationJob
 from tests.support.jobs import ask, new_job
 from tests.support.workers import echo_worker
 from worker.jobs.consumer import JobConsumer
+from worker.jobs.execution import JobExecution
 from worker.jobs.held import HeldJobs
-from worker.jobs.run import Answer
-from worker.jobs.taken import TakenJob
+from worker.jobs.publisher import ReplyPublisher
 
 QUEUE = topology.jobs_queue("echo", "interactive")
 
 
-def never_asked(_: TakenJob) -> Answer:
+def never_asked(
+    _job: GenerationJob, _publisher: ReplyPublisher, _num_returns: int, _is_copy: bool
+) -> JobExecution:
     raise AssertionError("there are no jobs")
 
 
 @asynccontextmanager
 async def consuming(bus: MemoryBus) -> AsyncIterator[tuple[JobConsumer, "asyncio.Task[None]"]]:
     consumer = JobConsumer(
-        bus, "echo", "interactive", prefetch=1, held=HeldJobs(), new_answer=never_asked
+        bus, "echo", "interactive", prefetch=1, held=HeldJobs(), new_execution=never_asked
     )
     running = asyncio.create_task(consumer.run())
     await asyncio.sleep(0.01)

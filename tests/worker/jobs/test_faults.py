@@ -1,7 +1,6 @@
 """A worker when things go wrong around it: it answers, or it says why not, and lives on."""
 
 import asyncio
-import time
 from contextlib import suppress
 
 import msgspec
@@ -11,30 +10,24 @@ from shared import messages, topology
 from shared.bus.base import Binding, Message, Queue
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import BusUnavailable, PublishUnconfirmed
-from shared.log import LogWriter
 from shared.messages import (
     Cancel,
     Completed,
     Failed,
     Finished,
-    ReplyEvent,
     SamplingParams,
     Started,
-    TokenDelta,
 )
 from tests.support.jobs import (
     ask,
-    come_back,
     new_job,
     num_ready,
     publish,
     read,
     reading,
-    say_started,
 )
 from tests.support.processes import free_port
 from tests.support.workers import echo_worker
-from worker.jobs.run import Answer
 
 SHORT = SamplingParams(max_tokens=30, ignore_eos=True)
 LONG = SamplingParams(max_tokens=2000, ignore_eos=True)
@@ -83,64 +76,6 @@ async def test_a_started_of_unknown_fate_opens_one_attempt(is_connection_lost: b
     assert log.reader.attempt == 1
 
 
-class AbsentBus(MemoryBus):
-    """Is away for a while when the worker publishes the first event of a kind."""
-
-    def __init__(self, broker: MemoryBroker, kind: type[ReplyEvent], away_s: float) -> None:
-        super().__init__(broker)
-        self._kind = kind
-        self._away_s = away_s
-        self._until: float | None = None
-
-    async def publish(self, binding: Binding, message: Message) -> None:
-        if binding.exchange == topology.REPLIES:
-            event = messages.decode_event(message.body, message.content_type)
-            if self._until is None and isinstance(event, self._kind):
-                self._until = time.monotonic() + self._away_s
-            if self._until is not None and time.monotonic() < self._until:
-                raise BusUnavailable("the broker is away")
-        await super().publish(binding, message)
-
-
-@pytest.mark.parametrize(
-    ("kind", "sampling", "end"),
-    [(Started, LONG, Failed), (TokenDelta, LONG, Failed), (Finished, SHORT, Finished)],
-)
-async def test_a_deadline_that_passes_while_the_broker_is_away_ends_the_stream(
-    kind: type[ReplyEvent], sampling: SamplingParams, end: type[ReplyEvent]
-) -> None:
-    """Behind the event that it cut off."""
-    broker = MemoryBroker()
-    async with (
-        MemoryBus(broker) as bus,
-        AbsentBus(broker, kind, away_s=2.0) as absent,
-        echo_worker(absent, step_s=0.005),
-        asyncio.timeout(10),
-    ):
-        job = new_job("echo", sampling=sampling, deadline=time.time() + 1.5)
-        log = await ask(bus, job)
-
-    assert isinstance(log.last, end)
-    assert any(isinstance(event, kind) for event in log.accepted)
-
-
-@pytest.mark.parametrize("kind", [TokenDelta, Finished])
-async def test_a_promotion_in_the_middle_of_a_publish_loses_no_token(
-    kind: type[ReplyEvent],
-) -> None:
-    broker = MemoryBroker()
-    async with (
-        MemoryBus(broker) as bus,
-        AbsentBus(broker, kind, away_s=1.0) as absent,
-        echo_worker(absent, step_s=0.005, batch_patience_s=0.3),
-        asyncio.timeout(10),
-    ):
-        log = await ask(bus, new_job("echo", sampling=SHORT), "batch")
-
-    assert isinstance(log.last, Finished)
-    assert len(log.token_ids) == 30
-
-
 async def test_a_promotion_keeps_the_tokens_of_an_answer_that_is_no_stream() -> None:
     job = new_job("echo", sampling=SHORT, mode="final")
     async with MemoryBus() as bus:
@@ -153,56 +88,6 @@ async def test_a_promotion_keeps_the_tokens_of_an_answer_that_is_no_stream() -> 
     assert isinstance(whole, Completed)
     assert isinstance(promoted, Completed)
     assert promoted.choices == whole.choices
-
-
-async def test_a_job_that_is_cancelled_in_the_moment_of_its_promotion_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    promote = Answer.promote
-
-    def promote_and_cancel(answer: Answer) -> None:
-        promote(answer)
-        answer.cancel()
-
-    monkeypatch.setattr(Answer, "promote", promote_and_cancel)
-    async with MemoryBus() as bus, echo_worker(bus, step_s=0.05, batch_patience_s=0.001):
-        log = await ask(bus, new_job("echo", sampling=SHORT), "batch")
-
-    assert isinstance(log.last, Failed)
-    assert log.last.code == "cancelled"
-
-
-async def test_a_deadline_in_the_middle_of_the_only_message_adds_no_second_one() -> None:
-    broker = MemoryBroker()
-    async with MemoryBus(broker) as bus, AbsentBus(broker, Completed, away_s=1.5) as absent:
-        async with echo_worker(absent), asyncio.timeout(10):
-            job = new_job("echo", mode="final", deadline=time.time() + 1.0)
-            async with reading(bus, job) as consumer:
-                await publish(bus, job)
-                answer = messages.decode_event((await anext(consumer)).message.body)
-        num_messages = await num_ready(bus, f"reply.{job.request_id}")
-
-    assert isinstance(answer, Completed)
-    assert num_messages == 1
-
-
-async def test_a_deadline_that_passes_while_a_returned_job_waits_for_its_reader_ends_it() -> None:
-    job = new_job("echo", deadline=time.time() + 0.5)
-    delta = LogWriter(1, 1).delta(0, [5], "a")
-    async with MemoryBus() as bus, reading(bus, job) as consumer, asyncio.timeout(5):
-        await topology.declare_worker(bus, "echo", "test")
-        await publish(bus, job)
-        await say_started(bus, job, num_returns=0)
-        reply = topology.reply_binding(f"reply.{job.request_id}")
-        await bus.publish(reply, Message(messages.encode(delta)))
-        await come_back(bus, job, "interactive", 1)
-        async with echo_worker(bus):
-            await asyncio.sleep(1.0)  # the reader holds the log, and says nothing
-        log = await read(bus, job, consumer)
-
-    assert isinstance(log.accepted[-1], Failed)
-    assert log.accepted[-1].code == "deadline_exceeded"
-    assert log.token_ids == [5]
 
 
 async def test_a_reply_queue_that_refuses_costs_its_own_job_alone() -> None:
@@ -287,20 +172,6 @@ async def test_cancelling_twice_frees_the_place_for_the_next_job() -> None:
             other = await ask(bus, new_job("echo"))
 
     assert isinstance(other.last, Finished)
-
-
-async def test_draining_says_nothing_to_who_waits_for_one_message() -> None:
-    job = new_job("echo", mode="final", sampling=SHORT)
-    async with MemoryBus() as bus, reading(bus, job) as consumer:
-        async with echo_worker(bus, step_s=0.05, drain_grace_s=0.05) as stop:
-            await publish(bus, job)
-            await asyncio.sleep(0.2)
-            stop.set()
-        async with echo_worker(bus):
-            log = await read(bus, job, consumer)
-
-    assert isinstance(log.last, Completed)
-    assert len(log.raw) == 1
 
 
 async def test_a_worker_that_is_stopped_before_it_takes_jobs_ends() -> None:

@@ -34,7 +34,7 @@ from tests.support.jobs import (
     say_started,
 )
 from tests.support.workers import doomed_worker, echo_worker
-from worker.jobs.quarantine import LAST_RETURNS
+from worker.jobs.run import LAST_RETURNS
 
 SAMPLING = SamplingParams(max_tokens=100, ignore_eos=True)
 CRASHING = SamplingParams(max_tokens=400, ignore_eos=True)

@@ -43,7 +43,7 @@ from tests.support.jobs import ask, ask_all, new_job, num_ready, publish, read, 
 from tests.support.workers import echo_worker
 from worker.jobs import consumer, delivery
 from worker.jobs.held import HeldJobs
-from worker.jobs.quarantine import MAX_RETURNS
+from worker.jobs.run import MAX_RETURNS
 from worker.process import service
 
 NUM_AWAITS = 36
@@ -177,6 +177,23 @@ async def test_errors_at_any_await_of_a_job_with_one_answer_stay_in_it(
         assert num_errors > 1 or len(set(map(encode, answer))) == 1
     require_each_await_struck(strikes.values())
     require_reported(caplog, strikes.values())
+
+
+@pytest.mark.parametrize("step", [2, 3, 4])
+async def test_after_two_errors_a_job_with_one_answer_still_has_one(step: int) -> None:
+    """The second one may strike when the first one has been answered."""
+    victims, broker = jobs(NUM_AWAITS, "final"), MemoryBroker()
+    strikes = {job.request_id: Strike(at, 2, step) for at, job in enumerate(victims, 1)}
+    async with MemoryBus(broker) as bus:
+        for job in victims:
+            await bus.declare(topology.reply_queue(job.request_id, expires_s=30))
+        async with served(broker, bus, victims, strikes):
+            for job in victims:
+                await answers_to(bus, job)
+        answers = [await answers_to(bus, job) for job in victims]
+
+    for answer in answers:
+        assert len({is_internal_error(event) or tuple(said(event)) for event in answer}) == 1
 
 
 @pytest.mark.parametrize("num_errors", [1, 2, 5])

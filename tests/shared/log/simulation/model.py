@@ -19,6 +19,8 @@ class Model:
     """The token at which every worker dies."""
     expiry_share: float = 0.0
     """How often a run's deadline may pass, per move of a worker."""
+    fresh_share: float = 0.5
+    """How often a run may begin before its `Started` is confirmed."""
     is_seeded: bool = False
     """Whether all workers draw the same tokens. If so, the broker may lose delivered but
     unconfirmed events when it dies."""

@@ -7,7 +7,7 @@ from shared.log.attempt import MAX_CRASHES
 from tests.shared.log.simulation.broker import Broker, Job
 from tests.shared.log.simulation.gateway import Client, Gateway
 from tests.shared.log.simulation.model import Model
-from tests.shared.log.simulation.worker import Crash, Worker
+from tests.shared.log.simulation.process import Crash, Process
 
 _NUM_WORKERS = 3
 _MAX_FAULTS = 12
@@ -25,7 +25,7 @@ class Schedule:
         self._broker = Broker()
         self._client = Client(model)
         self._gateway = Gateway(self._broker, self._client)
-        self._workers: list[Worker] = []
+        self._workers: list[Process] = []
         self._num_born = 0
         self._num_published = 1
         drawn = self._dice.randint(0, _MAX_FAULTS)
@@ -50,18 +50,20 @@ class Schedule:
         assert self._client.is_done, "the stream does not end"
         if self._model.deadly_at is not None:
             assert self._client.failure == "worker_lost", "it should have killed its worker"
+        expected = {None, "worker_lost", *["deadline_exceeded"] * (self._model.expiry_share > 0)}
+        assert self._client.failure in expected, f"it fails with {self._client.failure}"
         if self._client.failure == "worker_lost":
             assert self._num_losses >= MAX_CRASHES + 1, "innocent"
         assert not self._broker.jobs, "a job is left"
-        assert not any(worker.runs for worker in self._workers), "a worker still works"
+        assert not any(worker.deliveries for worker in self._workers), "a worker still works"
 
-    def _moves(self) -> list[tuple[Worker | None, Callable[[], None]]]:
-        moves: list[tuple[Worker | None, Callable[[], None]]] = [
+    def _moves(self) -> list[tuple[Process | None, Callable[[], None]]]:
+        moves: list[tuple[Process | None, Callable[[], None]]] = [
             (worker, move) for worker in self._workers for move in worker.moves()
         ]
         return moves + [(None, move) for move in self._gateway.moves()]
 
-    def _move(self, chosen: tuple[Worker | None, Callable[[], None]]) -> None:
+    def _move(self, chosen: tuple[Process | None, Callable[[], None]]) -> None:
         worker, move = chosen
         try:
             move()
@@ -78,7 +80,9 @@ class Schedule:
             worker.is_paused = False
         if asleep or not self._gateway.is_away:
             return bool(asleep)
-        assert not any(worker.runs for worker in self._workers), "a worker waits for the client"
+        assert not any(worker.deliveries for worker in self._workers), (
+            "a worker waits for the client"
+        )
         self._gateway.is_away = False
         return True
 
@@ -92,6 +96,7 @@ class Schedule:
             lambda: self._cut_off(worker, is_counted=False),
             worker.drain,
             worker.repeat,
+            lambda: self._stumble(worker),
             worker.miss_commands,
             self._republish,
             self._lose_gateway,
@@ -103,26 +108,30 @@ class Schedule:
     def _bear(self) -> None:
         self._num_born += 1
         name = f"worker.{self._num_born}"
-        self._workers.append(Worker(name, self._broker, self._model, self._dice))
+        self._workers.append(Process(name, self._broker, self._model, self._dice))
 
-    def _kill(self, worker: Worker) -> None:
+    def _kill(self, worker: Process) -> None:
         self._num_losses += 1
         worker.die()
         self._workers.remove(worker)
         self._bear()
 
-    def _kill_with_gateway(self, worker: Worker) -> None:
+    def _kill_with_gateway(self, worker: Process) -> None:
         self._kill(worker)
         self._lose_gateway(is_away=True)
 
-    def _cut_off(self, worker: Worker, *, is_counted: bool = True) -> None:
+    def _cut_off(self, worker: Process, *, is_counted: bool = True) -> None:
         self._num_losses += 1
         worker.cut_off(is_counted=is_counted)
 
-    def _pause(self, worker: Worker) -> None:
+    def _stumble(self, worker: Process) -> None:
+        self._num_losses += 1
+        worker.stumble()
+
+    def _pause(self, worker: Process) -> None:
         worker.is_paused = True
 
-    def _wake(self, worker: Worker) -> None:
+    def _wake(self, worker: Process) -> None:
         worker.is_paused = False
 
     def _republish(self) -> None:
@@ -140,8 +149,8 @@ class Schedule:
 
     def _restart_broker(self) -> None:
         if self._model.is_seeded:
-            runs = [run for worker in self._workers for run in worker.runs]
-            self._broker.forget([event for run in runs for event in run.outbox])
+            unconfirmed = [event for worker in self._workers for event in worker.unconfirmed]
+            self._broker.forget(unconfirmed)
         for worker in self._workers:
             self._cut_off(worker)
         self._gateway.cut_off()

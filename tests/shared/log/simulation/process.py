@@ -1,0 +1,268 @@
+"""A worker's process: drives the `JobRun`s of a real worker by chance instead of by a clock."""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from shared.errors import Unroutable
+from shared.messages import Cancel, Continue, GenerationJob, ReplyEvent, Started, TokenPrompt
+from tests.shared.log.simulation.broker import Broker, Job
+from tests.shared.log.simulation.model import Model
+from worker.jobs.run import (
+    Decoded,
+    Event,
+    JobRun,
+    LogRead,
+    Outcome,
+    Planned,
+    Publish,
+    Refused,
+    Settle,
+    Signal,
+    Work,
+)
+
+_MAX_COMPANIONS = 8
+"""Any of them may take the worker with it: to the suspect that is a worker's death like others."""
+
+
+class Crash(Exception):
+    """The job took its worker with it."""
+
+
+@dataclass(eq=False)
+class Delivery:
+    """A job in a worker's hands, and what its run has asked for."""
+
+    job: Job
+    run: JobRun
+    num_waits: int
+    """Of a suspect: its worker's other jobs, which end one by one before it is admitted."""
+    work: Work = Work.NONE
+    publishing: deque[ReplyEvent] = field(default_factory=deque)
+    """The event that is not confirmed yet, if any."""
+    outcome: Outcome | None = None
+    is_lost: bool = False
+    """Whether the broker has given the job to somebody else."""
+    has_started: bool = False
+
+    @property
+    def is_alone(self) -> bool:
+        return self.job.is_suspect and self.has_started
+
+
+class Process:
+    """Takes jobs one by one, and writes what the model says at its position of the log."""
+
+    def __init__(self, name: str, broker: Broker, model: Model, dice: random.Random) -> None:
+        self.name = name
+        self.deliveries: list[Delivery] = []
+        self.is_paused = False
+        self.is_connected = True
+        """False: its deliveries went back, and it has not noticed yet."""
+        self._broker = broker
+        self._model = model
+        self._dice = dice
+        self._num_tickets = 0
+        broker.commands[name] = deque()
+
+    @property
+    def unconfirmed(self) -> list[ReplyEvent]:
+        return [event for delivery in self.deliveries for event in delivery.publishing]
+
+    def moves(self) -> list[Callable[[], None]]:
+        """All that it could do next."""
+        if self.is_paused:
+            return []
+        moves: list[Callable[[], None]] = []
+        if not self.is_connected:
+            moves.append(self.notice)
+        if self.is_connected and not self.deliveries and self._broker.jobs:
+            moves.append(self.take)
+        if self._broker.commands[self.name]:
+            moves.append(self.obey)
+        for delivery in self.deliveries:
+            moves += self._moves_of(delivery)
+            if delivery.outcome is None and self._model.expires(self._dice):
+                moves.append(partial(self._tell, delivery, Signal.DEADLINE))
+        return moves
+
+    def take(self) -> None:
+        job = self._broker.jobs.pop(0)
+        self._num_tickets += 1
+        run = JobRun(
+            GenerationJob(
+                request_id="r",
+                model="m",
+                prompts=(TokenPrompt(token_ids=(1,)),),
+                num_choices=self._model.num_choices,
+                mode="stream",
+                publication=job.publication,
+            ),
+            worker=self.name,
+            ticket=f"{self.name}-{self._num_tickets}",
+            num_returns=job.num_returns,
+            is_suspect=job.is_suspect,
+            attempt_class=self._model.attempt_class,
+        )
+        num_waits = self._dice.randint(0, _MAX_COMPANIONS) if job.is_suspect else 0
+        delivery = Delivery(job, run, num_waits)
+        self.deliveries.append(delivery)
+        if not num_waits:
+            self._tell(delivery, Signal.ADMITTED)
+
+    def obey(self) -> None:
+        command = self._broker.commands[self.name].popleft()
+        assert isinstance(command, Cancel | Continue)
+        for delivery in self.deliveries:
+            self._tell(delivery, command)
+
+    def drain(self) -> None:
+        """Hand over what runs."""
+        for delivery in self.deliveries:
+            self._tell(delivery, Signal.HAND_OVER)
+
+    def stumble(self) -> None:
+        """An error that nobody foresaw, while an event is published."""
+        for delivery in self.deliveries:
+            if delivery.publishing:
+                self._write_some(delivery, self._dice.randint(0, 1))
+                self._tell(delivery, Signal.UNCONFIRMED)
+
+    def cut_off(self, *, is_counted: bool = True) -> None:
+        """The broker takes it for dead and gives its jobs to others."""
+        if self.is_connected:
+            self.is_connected = False
+            self._broker.commands[self.name].clear()
+            for delivery in reversed(self.deliveries):
+                self._lose(delivery, is_counted=is_counted)
+
+    def _lose(self, delivery: Delivery, *, is_counted: bool = True) -> None:
+        if not delivery.is_lost:
+            delivery.is_lost = True
+            delivery.job.num_lost_alone += delivery.is_alone
+            self._broker.give_back(delivery.job, is_counted=is_counted)
+
+    def miss_commands(self) -> None:
+        """Those on their way are lost with the connection over which they come, and its deliveries
+        come back to it before anybody else has them."""
+        self._broker.commands[self.name].clear()
+
+    def notice(self) -> None:
+        """Learn that the connection is gone: those jobs are others' now."""
+        self.is_connected = True
+        self.drain()
+
+    def die(self) -> None:
+        """What was under way may still arrive."""
+        for delivery in self.deliveries:
+            self._write_some(delivery, self._dice.randint(0, 1))
+        self.cut_off()
+        self.deliveries.clear()
+        del self._broker.commands[self.name]
+
+    def repeat(self) -> None:
+        """An event arrives whose confirmation does not: it will be sent again."""
+        for delivery in self.deliveries:
+            self._write_some(delivery, 1)
+
+    def _write_some(self, delivery: Delivery, num_events: int) -> None:
+        for event in list(delivery.publishing)[:num_events]:
+            self._broker.append(event)
+
+    def _tell(self, delivery: Delivery, event: Event) -> None:
+        for action in delivery.run.on(event):
+            match action:
+                case Publish():
+                    self._publish(delivery, action.event)
+                case Settle():
+                    self._settle(delivery, action.outcome)
+                case _:
+                    delivery.work = action
+        if delivery.work is Work.PLAN:  # takes no time
+            delivery.work = Work.NONE
+            is_fresh = self._dice.random() < self._model.fresh_share
+            self._tell(delivery, Planned((1,), is_fresh=is_fresh))
+
+    def _publish(self, delivery: Delivery, event: ReplyEvent) -> None:
+        delivery.publishing = deque([event])
+        if isinstance(event, Started) and not delivery.has_started:
+            delivery.has_started = True
+            delivery.job.num_lost_alone += delivery.is_alone and delivery.is_lost
+
+    def _settle(self, delivery: Delivery, outcome: Outcome) -> None:
+        delivery.outcome = outcome
+        delivery.publishing.clear()
+
+    def _moves_of(self, delivery: Delivery) -> list[Callable[[], None]]:
+        if delivery.outcome is not None:
+            is_decided = self.is_connected or not delivery.is_lost
+            return [partial(self._end, delivery, delivery.outcome)] if is_decided else []
+        if delivery.publishing:
+            return [partial(self._confirm, delivery)]
+        if delivery.num_waits:
+            return [partial(self._wait, delivery)]
+        if delivery.work is Work.GENERATE:
+            return [partial(self._generate, delivery)]
+        if delivery.work is Work.READ_LOG and self._broker.reader is None:
+            return [partial(self._read, delivery)]
+        if delivery.work is Work.READ_LOG and not self._broker.commands[self.name]:
+            return [partial(self._tell, delivery, Signal.UNANSWERED)]
+        return []
+
+    def _end(self, delivery: Delivery, outcome: Outcome) -> None:
+        self.deliveries.remove(delivery)
+        if delivery.is_lost:
+            return
+        match outcome:
+            case Outcome.HANDED_OVER | Outcome.GIVEN_BACK:
+                self._broker.give_back(delivery.job)
+            case Outcome.UNKNOWN:
+                self._lose(delivery)
+            case Outcome.SUSPECTED:
+                again = Job(publication=delivery.job.publication + 1, is_suspect=True)
+                self._broker.jobs.append(again)
+            case Outcome.BURIED:
+                assert delivery.job.num_lost_alone, "innocent"
+
+    def _confirm(self, delivery: Delivery) -> None:
+        event = delivery.publishing.popleft()
+        refusal = Refused(Unroutable("nobody is left to read"))
+        is_routed = self._broker.append(event)
+        self._tell(delivery, Signal.CONFIRMED if is_routed else refusal)
+
+    def _wait(self, delivery: Delivery) -> None:
+        """One of the worker's other jobs has ended."""
+        delivery.num_waits -= 1
+        if not delivery.num_waits:
+            self._tell(delivery, Signal.ADMITTED)
+
+    def _read(self, delivery: Delivery) -> None:
+        log = self._broker.log
+        if log is None:
+            return self._tell(delivery, Unroutable("the log is gone"))
+        self._tell(delivery, LogRead(tuple(log)))
+        if delivery.work is Work.READ_LOG:
+            self._tell(delivery, Signal.UNANSWERED)
+        return None
+
+    def _generate(self, delivery: Delivery) -> None:
+        log = delivery.run.log
+        choice, chain = next((k, c) for k, c in enumerate(log.chains) if not c.is_finished)
+        if self._model.is_deadly(chain.token_ids):
+            raise Crash
+        token_ids = self._model.next_tokens(chain.token_ids, self._dice)
+        text = self._model.text(token_ids)
+        is_last = self._model.is_complete(chain.token_ids, token_ids)
+        self._tell(
+            delivery,
+            Decoded(
+                [
+                    log.finish(choice, token_ids, text, "length")
+                    if is_last
+                    else log.delta(choice, token_ids, text)
+                ]
+            ),
+        )

@@ -1,0 +1,284 @@
+"""Executes the run of one job: tells a `JobRun` what happens, and performs its actions."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+from shared import incidents
+from shared.bus.base import Bus
+from shared.errors import BusError, InternalError, WarrenError
+from shared.messages import GenerationJob, JobClass, ReplyEvent
+from shared.topology import Lane
+from worker.decode.bridge import Generation, Generations
+from worker.decode.choices import Choices, is_long_replay
+from worker.decode.plan import ChoicePlan, plan, prompt_texts
+from worker.decode.served_model import ServedModel
+from worker.decode.timeline import Timeline
+from worker.jobs.log_reader import read_log
+from worker.jobs.publisher import ReplyPublisher
+from worker.jobs.run import (
+    Action,
+    Decoded,
+    Event,
+    JobRun,
+    LogRead,
+    Outcome,
+    Planned,
+    Publish,
+    Refused,
+    Settle,
+    Signal,
+    Work,
+)
+
+logger = logging.getLogger(__name__)
+
+_CHECK_INTERVAL_S = 1.0
+_FRESH_S = 0.5
+"""Seconds. A job that has waited longer is confirmed with the broker before any work is done."""
+
+Admission: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """What all runs of a worker share."""
+
+    bus: Bus
+    model: ServedModel
+    generations: Generations
+    address: str
+    """The routing key of the worker's commands."""
+    job_timeout_s: float
+
+
+class JobExecution:
+    """Executes one delivery of a job.
+
+    Events are applied as soon as they occur, so a cancelled job frees the engine even while the
+    broker is slow. Tokens are an exception: they gather while an event is being published, and the
+    next event contains all of them.
+    """
+
+    def __init__(
+        self,
+        workplace: Workplace,
+        lane: Lane,
+        admission: Admission | None,
+        job: GenerationJob,
+        publisher: ReplyPublisher,
+        num_returns: int,
+        is_copy: bool,
+    ) -> None:
+        """The job runs within ``admission``."""
+        self.job_class: JobClass = "batch" if lane == "batch" else "interactive"
+        self._workplace = workplace
+        self._admission = admission
+        self._job = job
+        self._publisher = publisher
+        self._ticket = secrets.token_hex(8)
+        self._run = JobRun(
+            job,
+            worker=workplace.address,
+            ticket=self._ticket,
+            num_returns=num_returns,
+            is_suspect=lane == "suspect",
+            is_copy=is_copy,
+        )
+        self._deadline = job.deadline or time.time() + workplace.job_timeout_s
+        self._timeline = Timeline(job)
+        self._admitted = AsyncExitStack()
+        self._plans: list[ChoicePlan] = []
+        self._choices: Choices | None = None
+        self._generation: Generation | None = None
+        self._working: asyncio.Task[None] | None = None
+        self._publishing: ReplyEvent | None = None
+        self._end: Outcome | Exception | None = None
+        self._news = asyncio.Event()
+        """Set when tokens have arrived or an event was applied."""
+
+    @property
+    def queue(self) -> str:
+        """The name of the reply queue."""
+        return self._publisher.queue
+
+    async def run(self) -> Outcome:
+        """Publish all events up to the last one; returns how the job is to be settled.
+
+        After an error it is unknown whether the readers know the outcome.
+        """
+        remaining_s = self._deadline - time.time()
+        loop = asyncio.get_running_loop()
+        deadline = loop.call_later(remaining_s, self.tell, Signal.DEADLINE)
+        async with self._admitted:
+            try:
+                if remaining_s <= 0:
+                    self.tell(Signal.DEADLINE)
+                elif self._admission is None:
+                    self.tell(Signal.ADMITTED)
+                else:
+                    self._start(partial(self._admit, self._admission))
+                return await self._run_until_settled()
+            finally:
+                deadline.cancel()
+                self._work(Work.NONE)
+                self._timeline.ended()
+                if self._working is not None:
+                    facts = {"request_id": self._job.request_id}
+                    with incidents.survived("job", "work not waited for", **facts):
+                        await asyncio.wait([self._working])
+
+    def tell(self, event: Event) -> None:
+        """Apply an event to the run."""
+        self._apply(event, is_settled=self._workplace.bus.is_settled)
+
+    @property
+    def starves_s(self) -> float:
+        """Seconds for which a batch job has waited for a token; 0 for other jobs."""
+        return self._timeline.waits_s if self.job_class == "batch" else 0.0
+
+    def promote(self) -> None:
+        """Continue with interactive priority."""
+        self.job_class = "interactive"
+        if self._generation is not None:
+            self._generation.promote()
+
+    async def _run_until_settled(self) -> Outcome:
+        while self._end is None:
+            if self._publishing is not None:
+                await self._publish(self._publishing)
+                continue
+            try:
+                self._news.clear()
+                if not self._decode():
+                    await self._news.wait()
+            except Exception as error:  # noqa: BLE001 (a bug fails only this job)
+                self._fail(error)
+        if isinstance(self._end, Exception):
+            raise self._end
+        return self._end
+
+    async def _publish(self, event: ReplyEvent) -> None:
+        result: Event = Signal.CONFIRMED
+        try:
+            await self._publisher.publish(event)
+        except BusError as error:
+            facts = {"request_id": self._job.request_id, "reason": error.code}
+            logger.info("event refused", extra=facts)
+            result = Refused(error)
+        except Exception as error:
+            self._apply(Signal.UNCONFIRMED)
+            if self._end is Outcome.UNKNOWN:
+                raise
+            self._report("event published again", error)
+            return
+        self._publishing = None
+        self._apply(result)
+
+    def _decode(self) -> bool:
+        """Decode the tokens that have arrived; False if there are none."""
+        if self._generation is None or self._choices is None:
+            return False
+        outputs = self._generation.take()
+        if outputs:
+            self._timeline.token()
+            self._apply(Decoded(self._choices.advance(outputs, self._generation)))
+        return bool(outputs)
+
+    def _apply(self, event: Event, *, is_settled: bool = True) -> None:
+        """Apply an event and perform the actions. An error fails the run, a second one ends it."""
+        try:
+            for action in self._run.on(event, is_settled=is_settled):
+                self._perform(action)
+        except Exception as error:  # noqa: BLE001 (a bug fails only this job)
+            if isinstance(event, WarrenError):
+                self._end = error
+            else:
+                self._fail(error)
+        self._news.set()
+
+    def _fail(self, error: Exception) -> None:
+        if not isinstance(error, WarrenError):
+            self._report("job failed", error)
+            error = InternalError("The worker failed on this request.")
+        self._apply(error)
+
+    def _report(self, event: str, error: Exception) -> None:
+        incidents.report("job", event, error, request_id=self._job.request_id)
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Publish():
+                self._publishing = action.event
+            case Settle():
+                self._end = action.outcome
+            case _:
+                self._work(action)
+
+    def _work(self, work: Work) -> None:
+        """Do this in place of what is being done."""
+        if self._working is not None:
+            self._working.cancel()
+        if self._generation is not None:
+            self._generation.close()
+            self._generation = None
+        match work:
+            case Work.PLAN:
+                self._start(self._plan)
+            case Work.READ_LOG:
+                self._start(self._read_log)
+            case Work.GENERATE if is_long_replay(self._run.log):
+                self._start(self._replay)
+            case Work.GENERATE:
+                self._generate(self._new_choices())
+
+    def _start(self, work: Callable[[], Awaitable[None]]) -> None:
+        self._working = asyncio.create_task(self._survive(work))
+
+    async def _survive(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001 (a bug fails only this job)
+            self._fail(error)
+
+    async def _admit(self, admission: Admission) -> None:
+        await self._admitted.enter_async_context(admission())
+        self.tell(Signal.ADMITTED)
+
+    async def _plan(self) -> None:
+        self._plans = await plan(self._job, self._workplace.model)
+        age_s = time.time() - self._job.created_at
+        self._apply(
+            Planned(
+                tuple(len(plan.prompt_ids) for plan in self._plans),
+                prompt_texts(self._job, self._plans, self._workplace.model.tokenizer),
+                is_fresh=not self._job.created_at or age_s < _FRESH_S,
+            )
+        )
+
+    async def _read_log(self) -> None:
+        events = await read_log(self._workplace.bus, self.queue, self._ticket)
+        if events is not None:
+            self.tell(LogRead(events))
+        await asyncio.sleep(_CHECK_INTERVAL_S)
+        self._apply(Signal.UNANSWERED)
+
+    async def _replay(self) -> None:
+        self._generate(await asyncio.to_thread(self._new_choices))
+
+    def _new_choices(self) -> Choices:
+        return Choices(self._job, self._plans, self._workplace.model, self._run.log)
+
+    def _generate(self, choices: Choices) -> None:
+        first_events = list(choices.begin())
+        submits = choices.submits(self.job_class)
+        self._timeline.submitted()
+        self._choices = choices
+        self._generation = self._workplace.generations.open(submits, self._news.set)
+        self._apply(Decoded(first_events))
