@@ -37,7 +37,6 @@ from shared.messages import (
     ReplyEvent,
     Started,
 )
-from shared.topology import JOBS_DELIVERY_LIMIT
 from worker.decode.whole_answer import ChoiceEvent, WholeAnswer
 
 MAX_RETURNS = 8
@@ -45,9 +44,10 @@ MAX_RETURNS = 8
 hand-overs, lost connections, and workers that crashed before they wrote an event or because of
 another job while this one waited in quarantine. It is well below the delivery limit of the queues,
 at which a job is dead-lettered without an answer to its reader."""
-LAST_RETURNS = JOBS_DELIVERY_LIMIT - 4
+LAST_RETURNS = 16
 """From so many returns on, a job that could not be moved out of its queue fails. The returns that
-remain until the delivery limit are for publishing that failure, which may take several attempts."""
+remain until the delivery limit (`shared.topology`) are for publishing that failure, which may take
+several attempts."""
 
 
 class Signal(Enum):

@@ -18,14 +18,7 @@ from shared.messages import (
     SamplingParams,
     Started,
 )
-from tests.support.jobs import (
-    ask,
-    new_job,
-    num_ready,
-    publish,
-    read,
-    reading,
-)
+from tests.support.jobs import ask, new_job, num_ready, publish, read, reading
 from tests.support.processes import free_port
 from tests.support.workers import echo_worker
 
@@ -110,7 +103,7 @@ async def test_a_reply_queue_that_refuses_for_a_moment_loses_nothing() -> None:
     async with MemoryBus() as bus, echo_worker(bus):
         await bus.declare(Queue(key.routing_key, (key,), max_length=1))
         await publish(bus, job)
-        while await num_ready(bus, key.routing_key) < 1:  # noqa: ASYNC110 (a queue without a reader)
+        while await num_ready(bus, key.routing_key) < 1:  # noqa: ASYNC110 (nothing reads it)
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)  # the next event is refused
         async with bus.consume(key.routing_key) as consumer:
