@@ -13,6 +13,7 @@ import msgspec
 
 from gateway.log.buffer import RelayBuffer
 from gateway.log.context import StreamContext, decode_context
+from gateway.log.fate import LogEnd
 from gateway.log.passed import Passed, Piece
 from gateway.log.reply_queues import ReplyLog
 from shared import topology
@@ -80,6 +81,12 @@ class LogReading:
         self._is_ending = False
         self._has_ended = False
         self._ask_at = 0.0
+
+    @property
+    def end_of_log(self) -> LogEnd:
+        if not self.is_ended:
+            return LogEnd.OPEN
+        return LogEnd.FAILED if self.has_failed else LogEnd.FINISHED
 
     async def run(self) -> None:
         """Read until cancelled, across lost connections.

@@ -24,7 +24,8 @@ from gateway.fleet.live_workers import LiveWorkers
 from gateway.fleet.publishing import publish_job
 from gateway.log.context import StreamContext
 from gateway.log.cursor import EXPIRED, NOT_FOUND
-from gateway.log.relay import Fate, LogRelay
+from gateway.log.fate import Fate, Retention
+from gateway.log.relay import LogRelay
 from gateway.log.reply_queues import ReplyQueues
 from gateway.log.stalls import LOOK_INTERVAL_S, StallWatch
 from shared import incidents, topology
@@ -63,8 +64,12 @@ class Relays:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
-    async def open(self, job: GenerationJob, context: StreamContext) -> AsyncIterator[LogRelay]:
+    async def open(
+        self, job: GenerationJob, context: StreamContext, *, has_ids: bool = False
+    ) -> AsyncIterator[LogRelay]:
         """Publish ``job`` and relay its log, or the log that its Idempotency-Key already has.
+
+        ``has_ids``: the client receives event ids, with which it can return.
 
         Raises `ModelNotFound`, `Overloaded`, `InvalidRequest`, `IdempotencyMismatch` and
         `BusError`. The relay is closed in the background, so that no response waits for its queue
@@ -74,12 +79,12 @@ class Relays:
         log = await self._queues.take(job.request_id, self._retention_s(job), may_exist=has_key)
         claim = _claim(job.request_id, job.tenant, body_hash=context.body_hash)
         known = None if has_key else context
-        relay = LogRelay(self._bus, log, claim, known, _loop_time(job.deadline))
-        relay.can_return = has_key
-        relay.is_kept = has_key or job.is_detached
+        is_kept = has_key or job.is_detached
+        retention = Retention.KEPT if is_kept else Retention.GRACE if has_ids else Retention.NONE
+        relay = LogRelay(self._bus, log, claim, known, _loop_time(job.deadline), retention)
         with self._registered(relay):
             relay.start()
-            relay.job = await self._accept(relay, job) if relay.is_kept else job
+            relay.job = await self._accept(relay, job) if is_kept else job
             if not relay.is_answered:
                 await self._publish(relay.job)
             yield relay
@@ -107,7 +112,6 @@ class Relays:
                 await relay.catch_up(Accepted(body_hash=""))
                 if tenant is not None and relay.context is None:
                     raise Unavailable("No worker has started on this request yet.")
-                relay.is_kept = relay.can_return = False
 
     def obey(self, command: Release | Withheld) -> None:
         """Apply a command from another gateway or from this one."""
@@ -152,9 +156,7 @@ class Relays:
         log = self._queues.find(claim.request_id)
         # The job has its own deadline; this one is for a job that is never started.
         timeout_s = max(settings.request_timeout_s, settings.detach_ttl_s)
-        relay = LogRelay(self._bus, log, claim, None, _loop_time(time.time() + timeout_s))
-        relay.can_return = relay.is_kept = True
-        return relay
+        return LogRelay(self._bus, log, claim, None, _loop_time(time.time() + timeout_s))
 
     async def _accept(self, relay: LogRelay, job: GenerationJob) -> GenerationJob:
         """Write `Accepted` to the log, and read the `Accepted` events of other gateways.

@@ -1,13 +1,14 @@
-"""The relay of one log to one client, and the fate of job and log afterwards."""
+"""The relay of one log to one client."""
 
 import asyncio
+import logging
 import math
 from collections.abc import Awaitable
-from enum import Enum, auto
 
 from gateway.log.buffer import RelayBuffer
 from gateway.log.context import StreamContext
 from gateway.log.cursor import EXPIRED, LogReading
+from gateway.log.fate import Departure, Fate, Retention, departure_of, fate_of
 from gateway.log.reply_queues import ReplyLog
 from shared import incidents
 from shared.bus.base import Bus
@@ -15,30 +16,21 @@ from shared.errors import (
     Cancelled,
     IdempotencyMismatch,
     InternalError,
+    QueueNotFound,
     StreamExpired,
     StreamNotFound,
     TakenOver,
     Unavailable,
+    UndecodableMessage,
     WarrenError,
 )
 from shared.log import Relay
 from shared.messages import Accepted, GenerationJob, Release
 
+logger = logging.getLogger(__name__)
+
 _CANCELS_AGAIN_S = 1.0
-
-
-class Fate(Enum):
-    """What happens to a job and its log when a relay ends."""
-
-    STAYS = auto()
-    """Both continue without this reader; the log expires."""
-    WAITS = auto()
-    """Both continue for the grace period, and end unless the client returns."""
-    ENDS = auto()
-    """The job is cancelled and the log deleted."""
-
-
-_NOT_OURS = (TakenOver, StreamNotFound, StreamExpired, IdempotencyMismatch)
+_LOST = "The gateway lost the answer."
 
 
 class LogRelay:
@@ -51,15 +43,9 @@ class LogRelay:
         claim: Release,
         context: StreamContext | None = None,
         deadline: float = math.inf,
+        retention: Retention = Retention.KEPT,
     ) -> None:
         """As `LogReading`; ``deadline`` is in the event loop's time."""
-        self.can_return = False
-        """Whether the client can return: it has the stream's id or an Idempotency-Key."""
-        self.is_kept = False
-        """Whether the log is kept after its end, for later requests."""
-        self.is_numbered = False
-        """Whether the client receives event ids. It may return even for the last bytes, because
-        only their sending is known, not their arrival."""
         self.job: GenerationJob | None = None
         """The job that may be published again, if this client has just sent it."""
         self.log_name = log.queue.name
@@ -67,7 +53,8 @@ class LogRelay:
         self._buffer = RelayBuffer(deadline)
         self.reading = LogReading(bus, log, claim, context, self._buffer)
         self._task: asyncio.Task[None] | None = None
-        self._has_left = False
+        self._retention = retention
+        self._departure = Departure.ABORTED
 
     @property
     def request_id(self) -> str:
@@ -113,28 +100,18 @@ class LogRelay:
     @property
     def fate(self) -> Fate:
         """What happens to job and log if the relay ends now."""
-        error, is_ended = self._buffer.error, self.reading.is_ended
-        if isinstance(error, _NOT_OURS) or not self.has_proved_its_right:
-            return Fate.STAYS
-        if self._has_left or isinstance(error, Unavailable):
-            if not self.can_return:
-                return Fate.ENDS
-            return Fate.STAYS if error or is_ended or self._is_detached else Fate.WAITS
-        if error or not is_ended or self._is_tried_again:
-            return Fate.ENDS
-        if self.is_kept:
-            return Fate.STAYS
-        return Fate.WAITS if self.is_numbered else Fate.ENDS
-
-    @property
-    def _is_detached(self) -> bool:
-        return self.context is not None and self.context.is_detached
-
-    @property
-    def _is_tried_again(self) -> bool:
-        """Whether the request failed in a way that a retry with the same key may answer
-        differently."""
-        return self.reading.has_failed and bool(self.body_hash) and not self._is_detached
+        departure = departure_of(
+            self._departure,
+            self._buffer.error,
+            is_ours=self.reading.has_attached and self.has_proved_its_right,
+        )
+        return fate_of(
+            departure,
+            self.reading.end_of_log,
+            self._retention,
+            has_key=bool(self.body_hash),
+            is_detached=self.context is not None and self.context.is_detached,
+        )
 
     def start(self) -> None:
         """Start reading."""
@@ -176,9 +153,10 @@ class LogRelay:
         if self._task is not None:
             self._task.cancel()
 
-    def leave(self) -> None:
-        """Record that the client has disconnected."""
-        self._has_left = True
+    def close(self, departure: Departure) -> None:
+        """Record why this reader leaves the log. Unless this is called, an error has broken the
+        request."""
+        self._departure = departure
 
     def objection(self, release: Release) -> str | None:
         """The code of the error with which to refuse a release of the log, if any."""
@@ -212,6 +190,11 @@ class LogRelay:
             await self.reading.run()
         except (StreamNotFound, StreamExpired, Unavailable) as error:
             self.fail(error)
+        except (QueueNotFound, UndecodableMessage) as error:
+            facts = {"request_id": self.request_id, "reason": error.message}
+            event = "log lost" if isinstance(error, QueueNotFound) else "log not readable"
+            logger.warning(event, extra=facts)
+            self.fail(InternalError(_LOST))
         except Exception as error:  # noqa: BLE001 (a bug fails only this request)
-            incidents.report("request", "log not readable", error, request_id=self.request_id)
-            self.fail(InternalError("The gateway lost the answer."))
+            incidents.report("request", "log not read", error, request_id=self.request_id)
+            self.fail(InternalError(_LOST))

@@ -101,7 +101,7 @@ class EventStream:
     def _failed(self, error: WarrenError) -> bytes:
         """How a stream ends that the gateway gives up."""
         retry_ms = None
-        if isinstance(error, Unavailable) and self._relay.can_return:
+        if isinstance(error, Unavailable):
             error = Unavailable(
                 f"This gateway ends. GET /v1/streams/{self._relay.request_id} with the last "
                 "event's id goes on at another one."

@@ -18,9 +18,11 @@ from gateway.api.responders.event_stream import (
 )
 from gateway.api.responders.observation import Observation
 from gateway.log.context import decode_context
+from gateway.log.fate import Departure
 from gateway.log.relay import LogRelay
 from gateway.wiring import Gateway
 from shared import telemetry
+from shared.errors import WarrenError
 from shared.messages import GenerationJob
 
 _WHOLE_HEADERS = [(b"content-type", b"application/json")]
@@ -41,6 +43,8 @@ class GenerationResponse(Response):
         self._job = job
         self._context = decode_context(job.context)
         self._observation = Observation(gateway.metrics, job)
+        self._has_begun = False
+        """Whether the client was sent the stream's id."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -68,14 +72,20 @@ class GenerationResponse(Response):
 
     async def _answer(self, framer: Framer, receive: Receive, send: Send) -> None:
         job = msgspec.structs.replace(self._job, trace=telemetry.inject())
-        async with self._gateway.relays.open(job, self._context) as relay:
+        is_stream = self._context.is_stream
+        has_ids = is_stream and framer.is_numbered
+        async with self._gateway.relays.open(job, self._context, has_ids=has_ids) as relay:
             try:
-                if self._context.is_stream:
+                if is_stream:
                     await self._stream(relay, framer, receive, send)
                 else:
                     await self._send_whole(relay, receive, send)
+                relay.close(Departure.SERVED)
             except ClientGone:
-                relay.leave()
+                relay.close(Departure.LEFT if self._has_begun else Departure.ABANDONED)
+                raise
+            except WarrenError:
+                relay.close(Departure.REFUSED)
                 raise
 
     async def _send_whole(self, relay: LogRelay, receive: Receive, send: Send) -> None:
@@ -95,8 +105,7 @@ class GenerationResponse(Response):
             token = self._gateway.signer.stream_token(relay.request_id).encode()
             headers = [*STREAM_HEADERS, (b"x-stream-token", token)]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            relay.can_return = True
-            relay.is_numbered = framer.is_numbered
+            self._has_begun = True
             last = await stream.send_all(data, send)
         await stream.send_last(last, send)
 

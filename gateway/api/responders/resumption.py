@@ -9,9 +9,10 @@ from gateway.api.render.framing import PING, START, EventId, Framer
 from gateway.api.responders.disconnect import ClientGone, until_disconnect
 from gateway.api.responders.event_stream import STREAM_HEADERS, EventStream, raise_failure
 from gateway.log.cursor import NOT_FOUND
+from gateway.log.fate import Departure
 from gateway.log.relay import LogRelay
 from gateway.wiring import Gateway
-from shared.errors import StreamNotFound
+from shared.errors import StreamNotFound, WarrenError
 
 _REPLAY_PAUSE_S = 0.1
 """A log that has said no more for so long has been read to where it is."""
@@ -61,8 +62,12 @@ class ResumedStream(Response):
                 self._gateway.metrics.resumed.inc()
                 try:
                     await self._stream(relay, receive, send)
+                    relay.close(Departure.SERVED)
                 except ClientGone:
-                    relay.leave()
+                    relay.close(Departure.LEFT)
+                except WarrenError:
+                    relay.close(Departure.LEFT)
+                    raise
 
     async def _stream(self, relay: LogRelay, receive: Receive, send: Send) -> None:
         stream = EventStream(relay, self._gateway.settings, after=self._after)

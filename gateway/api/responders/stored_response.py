@@ -7,6 +7,7 @@ from gateway.api.render.framing import Framer
 from gateway.api.render.gathering import Gathering
 from gateway.api.render.sse import Payload, error_of
 from gateway.api.responders import resumption
+from gateway.log.fate import Departure
 from gateway.log.relay import LogRelay
 from gateway.wiring import Gateway
 from shared.errors import Unavailable, WarrenError
@@ -48,7 +49,7 @@ async def stored_response(
     Raises `StreamNotFound`, `StreamExpired` and `Unavailable`.
     """
     async with gateway.relays.resume(resumption.checked_id(request_id), tenant) as relay:
-        relay.leave()
+        relay.close(Departure.LEFT)
         relays = await _read_all(relay)
         if relay.context is None:
             raise Unavailable("No worker has started on this response yet.")

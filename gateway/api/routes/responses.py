@@ -17,6 +17,7 @@ from gateway.api.responders.stored_response import SequenceFramer, stored_respon
 from gateway.api.submission import draft_of, received, submitted
 from gateway.log.context import decode_context
 from gateway.log.cursor import NOT_FOUND
+from gateway.log.fate import Departure
 from gateway.wiring import Gateway
 from shared import telemetry
 from shared.errors import InvalidRequest, StreamNotFound
@@ -138,8 +139,7 @@ async def _started(gateway: Gateway, job: GenerationJob) -> ResponseObject:
     job = msgspec.structs.replace(job, trace=telemetry.inject())
     with gateway.admission.admit():
         async with gateway.relays.open(job, context) as relay:
-            relay.can_return = True
-            relay.leave()
+            relay.close(Departure.LEFT)
     return response_object(context, "queued")
 
 
