@@ -23,8 +23,9 @@ import msgspec
 from gateway.fleet.live_workers import LiveWorkers
 from gateway.fleet.publishing import publish_job
 from gateway.log.context import StreamContext
-from gateway.log.cursor import EXPIRED, NOT_FOUND
+from gateway.log.cursor import NOT_FOUND
 from gateway.log.fate import Fate, Retention
+from gateway.log.reading import EXPIRED
 from gateway.log.relay import LogRelay
 from gateway.log.reply_queues import ReplyQueues
 from gateway.log.stalls import LOOK_INTERVAL_S, StallWatch
@@ -175,7 +176,7 @@ class Relays:
             relay.fail(error)
             raise error
         # Each gateway that accepted it before may have published it, too.
-        publication = relay.reading.num_accepted - 1
+        publication = relay.cursor.num_accepted - 1
         return msgspec.structs.replace(job, publication=publication)
 
     async def _publish(self, job: GenerationJob) -> None:
@@ -191,7 +192,7 @@ class Relays:
 
     async def _publish_again(self, relay: LogRelay) -> None:
         assert relay.job is not None
-        publication = max(relay.job.publication, relay.reading.publication) + 1
+        publication = max(relay.job.publication, relay.cursor.publication) + 1
         relay.job = msgspec.structs.replace(relay.job, publication=publication)
         facts = {"request_id": relay.request_id, "worker": relay.worker}
         logger.warning("worker silent, job published again", extra=facts)

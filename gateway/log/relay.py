@@ -7,8 +7,9 @@ from collections.abc import Awaitable
 
 from gateway.log.buffer import RelayBuffer
 from gateway.log.context import StreamContext
-from gateway.log.cursor import EXPIRED, LogReading
-from gateway.log.fate import Departure, Fate, Retention, departure_of, fate_of
+from gateway.log.cursor import Item, LogCursor
+from gateway.log.fate import Departure, Fate, LogEnd, Retention, departure_of, fate_of
+from gateway.log.reading import EXPIRED, LogReading
 from gateway.log.reply_queues import ReplyLog
 from shared import incidents
 from shared.bus.base import Bus
@@ -24,7 +25,6 @@ from shared.errors import (
     UndecodableMessage,
     WarrenError,
 )
-from shared.log import Relay
 from shared.messages import Accepted, GenerationJob, Release
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,8 @@ class LogRelay:
         self.log_name = log.queue.name
         self.claim = claim
         self._buffer = RelayBuffer(deadline)
-        self.reading = LogReading(bus, log, claim, context, self._buffer)
+        self.cursor = LogCursor(claim, context)
+        self.reading = LogReading(bus, log, self.cursor, self._buffer)
         self._task: asyncio.Task[None] | None = None
         self._retention = retention
         self._departure = Departure.ABORTED
@@ -63,21 +64,21 @@ class LogRelay:
     @property
     def body_hash(self) -> str:
         """The body hash of the log's request; empty without an Idempotency-Key."""
-        return self.reading.reader.body_hash or self.claim.body_hash
+        return self.cursor.reader.body_hash or self.claim.body_hash
 
     @property
     def worker(self) -> str | None:
         """The address of the current worker."""
-        return self.reading.reader.worker
+        return self.cursor.reader.worker
 
     @property
     def is_answered(self) -> bool:
         """Whether a worker has started or rejected the job."""
-        return self.reading.has_started or self.reading.is_ended
+        return self.cursor.has_started or self.cursor.end is not LogEnd.OPEN
 
     @property
     def context(self) -> StreamContext | None:
-        return self.reading.context
+        return self.cursor.context
 
     @property
     def has_proved_its_right(self) -> bool:
@@ -89,12 +90,12 @@ class LogRelay:
     @property
     def is_ended(self) -> bool:
         """Whether the terminal event has been taken."""
-        return self.reading.is_ended and not len(self._buffer)
+        return self._buffer.has_given_all
 
     @property
     def progress(self) -> tuple[int, int] | None:
         """Changes as the log progresses; None while the client takes nothing."""
-        reader = self.reading.reader
+        reader = self.cursor.reader
         return None if self._buffer.is_held_up else (reader.attempt, reader.ordinal)
 
     @property
@@ -107,7 +108,7 @@ class LogRelay:
         )
         return fate_of(
             departure,
-            self.reading.end_of_log,
+            self.cursor.end,
             self._retention,
             has_key=bool(self.body_hash),
             is_detached=self.context is not None and self.context.is_detached,
@@ -117,11 +118,12 @@ class LogRelay:
         """Start reading."""
         self._task = asyncio.create_task(self._read())
 
-    def take(self, timeout_s: float | None = None) -> Awaitable[list[Relay]]:
+    def take(self, timeout_s: float | None = None) -> Awaitable[list[Item]]:
         """Wait for accepted events; returns all that have arrived, or none after ``timeout_s``.
 
-        Includes the first `Started`, but not later ones. Raises `DeadlineExceeded`, and the error
-        that ended the relay before the end of the log.
+        After `Restarted` all events of the log are returned again, possibly divided otherwise; it
+        never comes alone. Raises `DeadlineExceeded`, and the error that ended the relay before the
+        end of the log.
         """
         return self._buffer.take(timeout_s)
 

@@ -12,6 +12,7 @@ from gateway.api.render import encoder_for, whole_answer
 from gateway.api.render.framing import EventId, Framer
 from gateway.api.render.gathering import Gathering
 from gateway.log.context import StreamContext
+from gateway.log.cursor import LogEvent
 from shared.log import LogReader, LogWriter, Relay
 from shared.messages import (
     Finished,
@@ -42,7 +43,7 @@ class Log:
     def __init__(self, context: StreamContext, *, prompts: Sequence[Sequence[str]] = ()) -> None:
         self.context = context
         self.prompts = prompts or [["a", " b", " c"]] * context.num_prompts
-        self.relays: list[Relay] = []
+        self.events: list[LogEvent] = []
         self._reader = LogReader(context.request_id, context.total_drawn)
         self._writer = LogWriter(1, context.total_drawn)
         self._add(
@@ -121,16 +122,17 @@ class Log:
 
     def payloads(self) -> list[tuple[str | None, bytes]]:
         """What is sent, in order."""
-        encoder = encoder_for(self.context)
-        sent = [payload for relay in self.relays for payload in encoder.encode(relay)]
-        if isinstance(self.relays[-1].event, Finished) and self._reader.is_ended:
-            sent += encoder.end()
-        return [(payload.event, payload.data) for payload in sent]
+        encoder, framer = encoder_for(self.context), Framer(is_numbered=False)
+        sent = b"".join([framer.frame(event, encoder) for event in self.events])
+        if isinstance(self.events[-1], Finished) and self._reader.is_ended:
+            sent += framer.frame_between(encoder.end())
+        found = re.findall(rb"(?:event: (\S+)\n)?data: (.+)\n\n", sent)
+        return [(event.decode() or None, data) for event, data in found]
 
     def frames(self, after: str = "") -> list[tuple[str, bytes]]:
         """The ids and data of what is sent to a client that has seen ``after``."""
         encoder, framer = encoder_for(self.context), Framer(EventId.parse(after))
-        sent = b"".join([framer.frame(relay, encoder) for relay in self.relays])
+        sent = b"".join([framer.frame(event, encoder) for event in self.events])
         sent += framer.frame_between(encoder.end())
         found = re.findall(rb"id: (\S+)\n(?:event: \S+\n)?data: (.+)\n\n", sent)
         return [(event_id.decode(), data) for event_id, data in found]
@@ -142,8 +144,8 @@ class Log:
     def whole(self) -> dict[str, Any]:
         """The answer that does not stream."""
         gathering = Gathering(self.context)
-        for relay in self.relays:
-            gathering.read(relay)
+        for event in self.events:
+            gathering.read(event)
         body = whole_answer(gathering, gathering.usage)
         answer: dict[str, Any] = json.loads(msgspec.json.encode(body))
         return answer
@@ -152,7 +154,8 @@ class Log:
         return () if self.context.logprobs is None else (told_as(token),)
 
     def _add(self, event: Started | PromptScores | TokenDelta | Finished | Any) -> None:
-        self.relays += [action for action in self._reader.read(event) if isinstance(action, Relay)]
+        actions = self._reader.read(event)
+        self.events += [action.event for action in actions if isinstance(action, Relay)]
 
 
 def told_as(token: str) -> TokenLogprobs:

@@ -10,9 +10,9 @@ from gateway.api.render.formats import Chunk, ChunkChoice
 from gateway.api.render.sse import DONE, ENCODER, Payload, error_of, error_payload
 from gateway.api.render.usage import TokenCounts, Usage
 from gateway.log.context import StreamContext
+from gateway.log.cursor import LogEvent
 from gateway.text.pieces import Piece
 from shared.errors import WarrenError
-from shared.log import Relay
 from shared.messages import Failed, Finished, PromptScores, Started, TokenDelta
 
 _MARK = "\0"
@@ -65,21 +65,21 @@ class ChunkEncoder:
         )
         return self._counts.usage
 
-    def encode(self, relay: Relay) -> list[Payload]:
-        self._counts.read(relay)
-        match relay.event:
-            case TokenDelta() as event:
+    def encode(self, event: LogEvent) -> list[Payload]:
+        self._counts.read(event)
+        match event:
+            case TokenDelta():
                 return self._tokens(event)
-            case Finished() as event:
+            case Finished():
                 tokens, reader = self._tokens(event), self._readers[event.choice]
                 ending = self._words.ending(event, has_called=reader.has_called)
                 return [*tokens, self._chunk(ending, self._context.fingerprint)]
-            case Started() as event:
+            case Started():
                 is_first, self._has_begun = not self._has_begun, True
                 return self._chunks(self._words.opening(event)) if is_first else []
-            case PromptScores() as event:
+            case PromptScores():
                 return self._chunks(self._words.scores(event))
-            case Failed() as event:
+            case Failed():
                 return self.fail(error_of(event))
 
     def end(self) -> list[Payload]:

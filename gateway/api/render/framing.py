@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gateway.api.render.sse import Payload, StreamEncoder
+from gateway.log.cursor import LogEvent
 from gateway.log.passed import Passed, Piece, head_of, rest_of
 from shared.errors import InvalidRequest
-from shared.log import Relay
 from shared.messages import Failed, Finished, Started
 
 PING = b": ping\n\n"
@@ -50,34 +50,59 @@ START = EventId()
 
 
 class Framer:
-    """Frames the payloads of one stream, without those that the client has seen."""
+    """Frames the payloads of one stream, without those that the client has been sent."""
 
-    def __init__(self, after: EventId = START, *, is_numbered: bool = True) -> None:
-        """``is_numbered``: whether the frames bear their ids."""
+    def __init__(
+        self, after: EventId = START, *, after_number: int = -1, is_numbered: bool = True
+    ) -> None:
+        """The client has seen everything up to the place ``after``, and the payloads that are
+        numbered up to ``after_number``, from 0. ``is_numbered``: whether frames have ids."""
         self.is_numbered = is_numbered
+        self._after = after
+        self._after_number = after_number
+        self._has_sent = False
+        self._begin(after)
+
+    def _begin(self, after: EventId) -> None:
         self._passed = Passed.at(after.place)
         self._has_begun = after.place != ""
         self._place = after.place.encode()
         self._num_payloads = 0
         self._num_seen = after.num_payloads
         """Of those behind ``_place``."""
+        self._number = 0
 
-    def frame(self, relay: Relay, encoder: StreamEncoder) -> bytes:
+    def restart(self) -> None:
+        """Start again with the log's first event: the client has seen what it was sent.
+
+        Numbers continue, although the events before may be divided otherwise this time.
+        """
+        if self._has_sent:
+            number, num_seen = self._number, max(self._num_payloads, self._num_seen)
+            self._begin(EventId(self._passed.place, num_seen))
+            self._number = number
+        else:
+            self._begin(self._after)
+
+    def frame(self, event: LogEvent, encoder: StreamEncoder) -> bytes:
         """What ``encoder`` says of the log's next accepted event."""
-        match relay.event:
+        match event:
             case Started():
-                payloads = encoder.encode(relay)
-                return b"" if self._has_begun else self.frame_between(payloads)
+                payloads = encoder.encode(event)
+                if not self._has_begun:
+                    return self.frame_between(payloads)
+                self._skip(len(payloads))
+                return b""
             case Failed():
                 self._num_payloads = max(self._num_payloads, _FAILURE)
-                return self.frame_between(encoder.encode(relay))
-            case Finished() as event if event.token_ids or event.text:
-                # Another telling may have told the last tokens before the end.
+                return self.frame_between(encoder.encode(event))
+            case Finished() if event.token_ids or event.text:
+                # In another reading, the last tokens may come before the end.
                 sizes = len(event.token_ids), len(event.text)
-                last = self._frame(head_of(event, *sizes), relay, encoder)
-                return last + self._frame(rest_of(event, *sizes), relay, encoder)
-            case event:
-                return self._frame(event, relay, encoder)
+                last = self._frame(head_of(event, *sizes), encoder)
+                return last + self._frame(rest_of(event, *sizes), encoder)
+            case _:
+                return self._frame(event, encoder)
 
     def frame_between(self, payloads: Sequence[Payload]) -> bytes:
         """Payloads behind which the stream is at no other place yet."""
@@ -86,15 +111,27 @@ class Framer:
             self._num_payloads += 1
             if self._num_payloads > self._num_seen:
                 frames.append(self._framed(b"%b~%d" % (self._place, self._num_payloads), payload))
+            else:
+                self._skip(1)
         return b"".join(frames)
 
-    def _frame(self, event: Piece, relay: Relay, encoder: StreamEncoder) -> bytes:
+    def frame_unnumbered(self, payload: Payload, *, retry_ms: int | None = None) -> bytes:
+        """A payload that is no place in the stream: a client that returns is sent what follows the
+        last place.
+
+        ``retry_ms`` tells an ``EventSource`` when to return.
+        """
+        retry = b"" if retry_ms is None else b"retry: %d\n" % retry_ms
+        number, self._number = self._number, self._number + 1
+        return _frame(retry, payload, number)
+
+    def _frame(self, event: Piece, encoder: StreamEncoder) -> bytes:
         known, news = self._passed.split(event)
         if known is not None:
-            encoder.encode(Relay(relay.ordinal, known))
+            self._skip(len(encoder.encode(known)))
         if news is None:
             return b""
-        return self._frame_news(encoder.encode(Relay(relay.ordinal, news)))
+        return self._frame_news(encoder.encode(news))
 
     def _frame_news(self, payloads: Sequence[Payload]) -> bytes:
         """Payloads the last of which completes what was new."""
@@ -104,20 +141,23 @@ class Framer:
         self._num_payloads = self._num_seen = 0
         return frames + self._framed(self._place, payloads[-1]) if payloads else frames
 
+    def _skip(self, num_payloads: int) -> None:
+        """Payloads of before this connection are counted as this log divides them."""
+        if not self._has_sent:
+            self._number += num_payloads
+
     def _framed(self, place: bytes, payload: Payload) -> bytes:
-        return _frame(b"id: %b\n" % place if self.is_numbered else b"", payload)
+        number, self._number = self._number, self._number + 1
+        if number <= self._after_number:
+            return b""
+        self._has_sent = True
+        return _frame(b"id: %b\n" % place if self.is_numbered else b"", payload, number)
 
 
-def frame_unnumbered(payload: Payload, *, retry_ms: int | None = None) -> bytes:
-    """A payload that is no place in the stream: who comes back gets what follows the last place.
-
-    ``retry_ms`` tells an ``EventSource`` when to come back.
-    """
-    retry = b"" if retry_ms is None else b"retry: %d\n" % retry_ms
-    return _frame(retry, payload)
-
-
-def _frame(head: bytes, payload: Payload) -> bytes:
+def _frame(head: bytes, payload: Payload, number: int) -> bytes:
     if payload.event is None:
         return b"%bdata: %b\n\n" % (head, payload.data)
-    return b"%bevent: %b\ndata: %b\n\n" % (head, payload.event.encode(), payload.data)
+    data = payload.data
+    if payload.after_number is not None:
+        data = b"%b%d%b" % (data, number, payload.after_number)
+    return b"%bevent: %b\ndata: %b\n\n" % (head, payload.event.encode(), data)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from gateway.api.render.choice_reader import ChoiceReader
 from gateway.api.render.usage import TokenCounts, Usage, total
 from gateway.log.context import StreamContext
+from gateway.log.cursor import LogEvent
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 from shared import messages
-from shared.log import Relay
 from shared.messages import (
     Completed,
     Finished,
@@ -96,18 +96,18 @@ class Gathering:
             context.num_drawn, has_reasoning=context.reasoning_parser is not None
         )
 
-    def read(self, relay: Relay) -> None:
+    def read(self, event: LogEvent) -> None:
         """Take the log's next accepted event."""
-        self._counts.read(relay)
-        match relay.event:
-            case TokenDelta() | Finished() as event:
+        self._counts.read(event)
+        match event:
+            case TokenDelta() | Finished():
                 self._drawn[event.choice].read(event)
-            case Started() as started:
+            case Started():
                 self.has_started = True
-                self.prompt_texts = self.prompt_texts or started.prompt_texts
-            case PromptScores() as scores:
-                self.prompt_ids[scores.prompt] += scores.token_ids
-                self.prompt_scores[scores.prompt] += scores.logprobs
+                self.prompt_texts = self.prompt_texts or event.prompt_texts
+            case PromptScores():
+                self.prompt_ids[event.prompt] += event.token_ids
+                self.prompt_scores[event.prompt] += event.logprobs
 
     def take(self, completed: Completed) -> None:
         """All of an answer at once."""

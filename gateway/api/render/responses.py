@@ -12,8 +12,8 @@ from gateway.api.render.output_items import Event, ItemWriter
 from gateway.api.render.sse import ENCODER, Payload, error_of
 from gateway.api.render.usage import TokenCounts, Usage
 from gateway.log.context import StreamContext
+from gateway.log.cursor import LogEvent
 from shared.errors import WarrenError
-from shared.log import Relay
 from shared.messages import Failed, Finished, FinishReason, PromptScores, Started, TokenDelta
 
 Status: TypeAlias = Literal[
@@ -126,7 +126,7 @@ def gathered_response(
 
 
 class ResponseEncoder:
-    """Words the stream of one response; its events are numbered from 0."""
+    """Words the stream of one response; its events contain their numbers."""
 
     def __init__(self, context: StreamContext) -> None:
         self._context = context
@@ -135,24 +135,23 @@ class ResponseEncoder:
         self._counts = TokenCounts(has_reasoning=True)
         self._has_begun = False
         self._finish_reason: FinishReason | None = None
-        self._num_events = 0
 
     @property
     def usage(self) -> Usage:
         self._counts.num_reasoning_tokens = self._reader.num_reasoning_tokens
         return self._counts.usage
 
-    def encode(self, relay: Relay) -> list[Payload]:
-        self._counts.read(relay)
-        match relay.event:
-            case TokenDelta() | Finished() as event:
-                return self._payloads(self._tokens(event))
+    def encode(self, event: LogEvent) -> list[Payload]:
+        self._counts.read(event)
+        match event:
+            case TokenDelta() | Finished():
+                return _payloads(self._tokens(event))
             case Started() if not self._has_begun:
                 self._has_begun = True
                 response = response_object(self._context, "in_progress")
                 kinds = ("response.created", "response.in_progress")
-                return self._payloads([{"type": kind, "response": response} for kind in kinds])
-            case Failed() as event:
+                return _payloads([{"type": kind, "response": response} for kind in kinds])
+            case Failed():
                 return self.fail(error_of(event))
             case Started() | PromptScores():
                 return []
@@ -161,12 +160,12 @@ class ResponseEncoder:
         assert self._finish_reason is not None
         status = _status(self._finish_reason)
         response = response_object(self._context, status, self._writer.items, self.usage)
-        return self._payloads([{"type": f"response.{status}", "response": response}])
+        return _payloads([{"type": f"response.{status}", "response": response}])
 
     def fail(self, error: WarrenError) -> list[Payload]:
         events = self._writer.cut_off()
         response = response_object(self._context, "failed", self._writer.items, self.usage, error)
-        return self._payloads([*events, {"type": "response.failed", "response": response}])
+        return _payloads([*events, {"type": "response.failed", "response": response}])
 
     def _tokens(self, event: TokenDelta | Finished) -> list[Event]:
         pieces = self._reader.read(event.text, len(event.token_ids))
@@ -177,13 +176,12 @@ class ResponseEncoder:
         is_complete = _status(event.finish_reason) == "completed" and not self._reader.has_open_call
         return events + self._writer.close(is_complete=is_complete)
 
-    def _payloads(self, events: Sequence[Event]) -> list[Payload]:
-        payloads = []
-        for event in events:
-            data = ENCODER.encode({**event, "sequence_number": self._num_events})
-            payloads.append(Payload(data, event["type"]))
-            self._num_events += 1
-        return payloads
+
+def _payloads(events: Sequence[Event]) -> list[Payload]:
+    return [
+        Payload(ENCODER.encode(event)[:-1] + b',"sequence_number":', event["type"], b"}")
+        for event in events
+    ]
 
 
 def _status(reason: FinishReason) -> Literal["completed", "incomplete"]:

@@ -1,7 +1,8 @@
 """Accepted log events as the payloads of Server-Sent Events.
 
-An encoder is a deterministic function of the log: whoever reads it again, on whichever gateway,
-sends the same payloads in the same order.
+An encoder is a pure function of the log: whoever reads it again, on whichever gateway, sends the
+same payloads in the same order. What it has said after any number of tokens depends on the tokens
+alone, not on the events that contained them.
 """
 
 from typing import NamedTuple, Protocol
@@ -10,9 +11,9 @@ import msgspec
 
 from gateway.api.render.usage import Usage
 from gateway.errors import error_body
+from gateway.log.cursor import LogEvent
 from shared import errors
 from shared.errors import WarrenError
-from shared.log import Relay
 from shared.messages import Failed
 
 ENCODER = msgspec.json.Encoder()
@@ -23,6 +24,8 @@ class Payload(NamedTuple):
 
     data: bytes
     event: str | None = None
+    after_number: bytes | None = None
+    """What follows ``data`` and the payload's number in its stream, if it contains that."""
 
 
 DONE = Payload(b"[DONE]")
@@ -36,7 +39,7 @@ class StreamEncoder(Protocol):
         """Of what was encoded so far."""
         ...
 
-    def encode(self, relay: Relay) -> list[Payload]:
+    def encode(self, event: LogEvent) -> list[Payload]:
         """What one accepted event of the log becomes: any number of payloads."""
         ...
 

@@ -1,18 +1,20 @@
 """A log on its way out as Server-Sent Events."""
 
 import asyncio
+from collections.abc import Sequence
+from typing import cast
 
 from starlette.types import Send
 
 from gateway.api.render import encoder_for
-from gateway.api.render.framing import PING, START, EventId, Framer, frame_unnumbered
+from gateway.api.render.framing import PING, Framer
 from gateway.api.render.sse import DONE, StreamEncoder, error_of, error_payload
 from gateway.api.responders.disconnect import ClientGone
 from gateway.api.responders.observation import Observation
+from gateway.log.cursor import Item, LogEvent, Restarted
 from gateway.log.relay import LogRelay
 from shared import incidents
 from shared.errors import InternalError, Unavailable, WarrenError
-from shared.log import Relay
 from shared.messages import Failed
 from shared.settings import GatewaySettings
 
@@ -33,11 +35,11 @@ class EventStream:
         relay: LogRelay,
         settings: GatewaySettings,
         observation: Observation | None = None,
-        after: EventId | Framer = START,
+        framer: Framer | None = None,
     ) -> None:
         self._relay = relay
         self._observation = observation
-        self._framer = after if isinstance(after, Framer) else Framer(after)
+        self._framer = framer or Framer()
         self._encoder: StreamEncoder | None = None
         self._failure: WarrenError | None = None
         self._is_marked = False
@@ -45,16 +47,20 @@ class EventStream:
         # A wait for events must not look like one for the client.
         self._ping_s = min(settings.ping_interval_s, settings.send_timeout_s / 2)
 
-    def word(self, relays: list[Relay]) -> bytes:
-        """The events of accepted log events."""
+    def word(self, items: list[Item]) -> bytes:
+        """The frames of accepted log events that the client has not been sent."""
         if self._observation is not None:
-            self._observation.read(relays)
-        self._failure = failure_of(relays)
+            self._observation.read(items)
+        self._failure = failure_of(items)
+        if isinstance(items[0], Restarted):
+            self._encoder = None
+            self._framer.restart()
         if self._encoder is None and self._relay.context is not None:
             self._encoder = encoder_for(self._relay.context)
         if self._encoder is None:
-            return b"" if self._failure is None else frame_unnumbered(error_payload(self._failure))
-        return b"".join([self._framer.frame(relay, self._encoder) for relay in relays])
+            return b"" if self._failure is None else self._frame_error(self._failure)
+        frame, encoder = self._framer.frame, self._encoder
+        return b"".join([frame(event, encoder) for event in events_of(items)])
 
     def end(self) -> bytes:
         """What follows the log's end and has a place in the stream."""
@@ -69,7 +75,7 @@ class EventStream:
 
     def mark(self) -> bytes:
         """The last bytes of all, where the endpoint has such."""
-        return frame_unnumbered(DONE) if self._is_marked else b""
+        return self._framer.frame_unnumbered(DONE) if self._is_marked else b""
 
     async def send_all(self, data: bytes, send: Send) -> bytes:
         """Send ``data`` and the rest of the stream but for its end, which is returned and is never
@@ -81,8 +87,8 @@ class EventStream:
                     _extend(patience, self._send_timeout_s)
                     if data:
                         await send({"type": "http.response.body", "body": data, "more_body": True})
-                    relays = await relay.take(self._ping_s)
-                    data = self.word(relays) if relays else PING
+                    items = await relay.take(self._ping_s)
+                    data = self.word(items) if items else PING
             return data + self.end() + self.mark()
         except (TimeoutError, OSError):  # a client that does not read is as good as gone
             raise ClientGone from None
@@ -109,9 +115,12 @@ class EventStream:
             retry_ms = _RETRY_MS
         if self._observation is not None:
             self._observation.failed(error)
-        encoder = self._encoder
+        return self._frame_error(error, retry_ms=retry_ms)
+
+    def _frame_error(self, error: WarrenError, *, retry_ms: int | None = None) -> bytes:
+        encoder, frame = self._encoder, self._framer.frame_unnumbered
         payloads = [error_payload(error)] if encoder is None else encoder.fail(error)
-        return b"".join(frame_unnumbered(payload, retry_ms=retry_ms) for payload in payloads)
+        return b"".join([frame(payload, retry_ms=retry_ms) for payload in payloads])
 
 
 async def send_last(send: Send, data: bytes, timeout_s: float) -> None:
@@ -123,14 +132,19 @@ async def send_last(send: Send, data: bytes, timeout_s: float) -> None:
         raise ClientGone from None
 
 
-def failure_of(relays: list[Relay]) -> WarrenError | None:
+def events_of(items: list[Item]) -> Sequence[LogEvent]:
+    """The events among ``items``; `Restarted` can only be the first."""
+    return cast("list[LogEvent]", items[1:] if isinstance(items[0], Restarted) else items)
+
+
+def failure_of(items: list[Item]) -> WarrenError | None:
     """What the job failed of, if it did."""
-    event = relays[-1].event if relays else None
-    return error_of(event) if isinstance(event, Failed) else None
+    last = items[-1] if items else None
+    return error_of(last) if isinstance(last, Failed) else None
 
 
-def raise_failure(relays: list[Relay]) -> None:
-    failure = failure_of(relays)
+def raise_failure(items: list[Item]) -> None:
+    failure = failure_of(items)
     if failure is not None:
         raise failure
 

@@ -18,6 +18,7 @@ from gateway.api.responders.event_stream import (
 )
 from gateway.api.responders.observation import Observation
 from gateway.log.context import decode_context
+from gateway.log.cursor import Restarted
 from gateway.log.fate import Departure
 from gateway.log.relay import LogRelay
 from gateway.wiring import Gateway
@@ -113,12 +114,14 @@ class GenerationResponse(Response):
         """Read the whole answer. Raises what the job failed of."""
         gathering: Gathering | None = None
         while not relay.is_ended:
-            relays = await relay.take()
-            raise_failure(relays)
-            self._observation.read(relays)
-            # An Idempotency-Key's log may be another attempt's, which words it its own way.
-            gathering = gathering or Gathering(relay.context or self._context)
-            for one in relays:
-                gathering.read(one)
+            items = await relay.take()
+            raise_failure(items)
+            self._observation.read(items)
+            for item in items:
+                if gathering is None or isinstance(item, Restarted):
+                    # The log of an Idempotency-Key may have another context.
+                    gathering = Gathering(relay.context or self._context)
+                if not isinstance(item, Restarted):
+                    gathering.read(item)
         assert gathering is not None
         return whole_answer(gathering, gathering.usage)

@@ -5,7 +5,7 @@ import re
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.render.framing import PING, START, EventId, Framer
+from gateway.api.render.framing import PING, Framer
 from gateway.api.responders.disconnect import ClientGone, until_disconnect
 from gateway.api.responders.event_stream import STREAM_HEADERS, EventStream, raise_failure
 from gateway.log.cursor import NOT_FOUND
@@ -21,14 +21,14 @@ _STREAM_ID = re.compile(r"[a-z]{1,16}-[0-9a-f]{32}")
 
 
 def resume(
-    gateway: Gateway, request_id: str, tenant: str | None, after: EventId | Framer = START
+    gateway: Gateway, request_id: str, tenant: str | None, framer: Framer
 ) -> "ResumedStream":
-    """The rest of a request's stream behind ``after``, whichever gateway began it.
+    """The rest of a request's stream, as ``framer`` frames it, whichever gateway began it.
 
     ``tenant`` is whose request it must be; None: the right to it was proved. Raises
     `StreamNotFound` for what cannot be a request's id.
     """
-    return ResumedStream(gateway, checked_id(request_id), tenant, after)
+    return ResumedStream(gateway, checked_id(request_id), tenant, framer)
 
 
 async def cancel(gateway: Gateway, request_id: str, tenant: str | None) -> None:
@@ -48,13 +48,13 @@ class ResumedStream(Response):
     until the first byte is sent."""
 
     def __init__(
-        self, gateway: Gateway, request_id: str, tenant: str | None, after: EventId | Framer
+        self, gateway: Gateway, request_id: str, tenant: str | None, framer: Framer
     ) -> None:
         super().__init__()
         self._gateway = gateway
         self._request_id = request_id
         self._tenant = tenant
-        self._after = after
+        self._framer = framer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._gateway.admission.admit():
@@ -70,7 +70,7 @@ class ResumedStream(Response):
                     raise
 
     async def _stream(self, relay: LogRelay, receive: Receive, send: Send) -> None:
-        stream = EventStream(relay, self._gateway.settings, after=self._after)
+        stream = EventStream(relay, self._gateway.settings, framer=self._framer)
         async with until_disconnect(receive):
             data = await self._first(relay, stream)
             if not relay.is_ended:
@@ -89,9 +89,9 @@ class ResumedStream(Response):
         there before the log's end."""
         data, timeout_s = b"", self._gateway.settings.first_event_timeout_s
         while not data and not relay.is_ended:
-            relays = await relay.take(timeout_s)
+            items = await relay.take(timeout_s)
             if relay.context is None:
-                raise_failure(relays)
-            data = stream.word(relays) if relays else PING
+                raise_failure(items)
+            data = stream.word(items) if items else PING
             timeout_s = _REPLAY_PAUSE_S
         return data

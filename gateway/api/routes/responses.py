@@ -10,10 +10,11 @@ from starlette.types import Receive, Scope, Send
 from gateway.api.bodies.responses import ResponsesRequest, in_own_words
 from gateway.api.bodies.schemas import is_unused, parse
 from gateway.api.openapi import answered, documented
+from gateway.api.render.framing import Framer
 from gateway.api.render.responses import Echo, ResponseObject, gathered_response, response_object
 from gateway.api.responders import resumption
 from gateway.api.responders.generation_response import GenerationResponse
-from gateway.api.responders.stored_response import SequenceFramer, stored_response
+from gateway.api.responders.stored_response import stored_response
 from gateway.api.submission import draft_of, received, submitted
 from gateway.log.context import decode_context
 from gateway.log.cursor import NOT_FOUND
@@ -81,7 +82,7 @@ def router(gateway: Gateway) -> APIRouter:
         with in_own_words():
             request.state.request_id = _checked(response_id)
             if stream:
-                framer = SequenceFramer(starting_after)
+                framer = Framer(after_number=starting_after)
                 return _InOwnWords(resumption.resume(gateway, response_id, tenant, framer))
             gathering, error = await stored_response(gateway, response_id, tenant)
         return _json(gathered_response(gathering, gathering.usage, error=error))

@@ -4,7 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from gateway.api.render.framing import EventId
+from gateway.api.render.framing import EventId, Framer
 from gateway.api.responders import resumption
 from gateway.wiring import Gateway
 from shared.errors import InvalidApiKey
@@ -39,7 +39,7 @@ def router(gateway: Gateway) -> APIRouter:
         place = EventId.parse(last_event_id or after)
         tenant = right_to(stream_id, request, token)
         request.state.request_id = resumption.checked_id(stream_id)
-        return resumption.resume(gateway, stream_id, tenant, place)
+        return resumption.resume(gateway, stream_id, tenant, Framer(place))
 
     @routes.delete("/v1/streams/{stream_id}")
     async def cancel_stream(

@@ -226,7 +226,7 @@ def test_a_stop_token_is_told_beside_the_reason() -> None:
 def test_a_second_attempt_begins_nothing_anew() -> None:
     """Section 2: after a migration the role is not repeated, and the prompt counts once."""
     log = Log(context_of(include_usage=True)).say("a")
-    log.relays.append(log.relays[0])
+    log.events.append(log.events[0])
     *chunks, usage = log.finish("b").chunks()
 
     assert sum("role" in chunk["choices"][0]["delta"] for chunk in chunks) == 1

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.render.framing import START, EventId, frame_unnumbered
+from gateway.api.render.framing import START, EventId, Framer
 from gateway.api.render.sse import Payload
 from gateway.log.context import StreamContext
 from shared.errors import InvalidRequest
@@ -120,7 +120,7 @@ def test_an_id_counts_tokens_and_characters() -> None:
 
 
 def test_an_event_without_an_id_may_say_when_to_come_back() -> None:
-    frame = frame_unnumbered(Payload(b"{}"), retry_ms=500)
+    frame = Framer().frame_unnumbered(Payload(b"{}"), retry_ms=500)
 
     assert frame == b"retry: 500\ndata: {}\n\n"
 
