@@ -59,7 +59,7 @@ def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
     """Add the middleware. The last one is the outermost, so even preflight responses have a request
     id."""
     app.add_middleware(Authentication, keys=gateway.keys, metrics=gateway.metrics)
-    app.add_middleware(ErrorBoundary)
+    app.add_middleware(ErrorBoundary, metrics=gateway.metrics)
     if gateway.settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -52,7 +52,8 @@ _STATUS: dict[str, HttpStatus] = {
     errors.ModelNotFound.code: HttpStatus(404, "invalid_request_error"),
     errors.StreamNotFound.code: HttpStatus(404, "invalid_request_error"),
     errors.Cancelled.code: HttpStatus(409, "invalid_request_error", is_retryable=False),
-    errors.TakenOver.code: HttpStatus(409, "invalid_request_error", is_retryable=False),
+    # What took over may be the request's own first sending, which came late.
+    errors.TakenOver.code: HttpStatus(409, "invalid_request_error", is_retryable=True),
     errors.StreamExpired.code: HttpStatus(410, "invalid_request_error"),
     errors.IdempotencyMismatch.code: HttpStatus(422, "invalid_request_error"),
     errors.Overloaded.code: HttpStatus(429, "rate_limit_error"),

@@ -12,7 +12,7 @@ from gateway.errors import error_response, internal_error_response
 from gateway.intake.api_keys import Keys
 from gateway.metrics import Metrics
 from shared import incidents
-from shared.errors import InvalidApiKey
+from shared.errors import InternalError, InvalidApiKey
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +76,9 @@ class Authentication:
 class ErrorBoundary:
     """Answers unexpected errors with a 500 without details, and reports them."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_started = False
@@ -97,5 +98,6 @@ class ErrorBoundary:
             facts = {"request_id": scope["state"]["request_id"]}
             incidents.report("request", "request failed", error, **facts)
             if not is_started:
+                self._metrics.count_error(InternalError.code)
                 with incidents.survived("request", "error not answered", **facts):
                     await internal_error_response()(scope, receive, send)

@@ -15,6 +15,8 @@ from shared import topology
 from shared.bus.base import Bus, Consumer, Message
 from shared.errors import (
     BusUnavailable,
+    InternalError,
+    PublishRefused,
     PublishUnconfirmed,
     QueueBusy,
     QueueNotFound,
@@ -33,6 +35,10 @@ _ASK_INTERVAL_S = 1.0
 _PATIENCE_S = 30.0
 """Seconds for which another reader may hold the log. The broker disconnects a stopped gateway after
 15 s."""
+
+
+class LogLost(InternalError):
+    """The log was deleted while its reader had it."""
 
 
 class LogReading:
@@ -55,14 +61,14 @@ class LogReading:
         self._caught_up: asyncio.Future[None] | None = None
         self._is_ending = False
         self._has_ended = False
+        self._is_lost = False
         self._ask_at = 0.0
 
     async def run(self) -> None:
         """Read until cancelled, across lost connections.
 
         Raises `StreamNotFound` and `StreamExpired` if this reader has no log to read, `Unavailable`
-        if another reader does not release it, `QueueNotFound` if the log was lost, and
-        `UndecodableMessage`.
+        if another reader does not release it, `LogLost`, and `UndecodableMessage`.
         """
         try:
             async with asyncio.timeout(None if self.has_attached else _PATIENCE_S) as patience:
@@ -72,8 +78,9 @@ class LogReading:
         except QueueNotFound:
             if not self.has_attached:
                 raise StreamExpired(EXPIRED) from None
+            self._is_lost = True
             if not self._is_ending and not self._cursor.claim.is_cancelled:
-                raise
+                raise LogLost("The gateway lost the answer.") from None
 
     async def catch_up(self, accepted: Accepted) -> None:
         """Append ``accepted`` to the log, and return once everything up to it has been read.
@@ -88,12 +95,13 @@ class LogReading:
 
     async def end(self) -> None:
         """Cancel the job and delete the log. Raises `BusError`."""
-        if self._has_ended:  # its name may belong to another log by now
+        if self._has_ended:
             return
         self._is_ending = True
         for send in self._cursor.cancel():
             await self._send(send)
-        await self._bus.delete_queue(self._log.queue.name)
+        if not self._is_lost:  # otherwise its name may belong to another log by now
+            await self._bus.delete_queue(self._log.queue.name)
         self._has_ended = True
 
     async def close(self) -> None:
@@ -204,12 +212,14 @@ class LogReading:
         now = asyncio.get_running_loop().time()
         if now >= self._ask_at:
             self._ask_at = now + _ASK_INTERVAL_S
-            with suppress(Unroutable):  # all of them have just lost the broker
+            # All of them have just lost the broker, or one of them does not read its commands.
+            with suppress(Unroutable, PublishRefused):
                 await self._bus.publish(topology.ALL_GATEWAYS, Message(encode(self._cursor.claim)))
 
     async def _send(self, send: Send) -> None:
-        # A worker that was replaced may be gone, and its queue with it.
-        with suppress(Unroutable):
+        # A worker that was replaced may be gone, and its queue with it. One that needs an answer
+        # asks again.
+        with suppress(Unroutable, PublishRefused):
             await self._bus.publish(
                 topology.worker_binding(send.address), Message(encode(send.command))
             )

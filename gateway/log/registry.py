@@ -15,7 +15,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -25,7 +25,7 @@ from gateway.fleet.publishing import publish_job
 from gateway.log.context import StreamContext
 from gateway.log.cursor import NOT_FOUND
 from gateway.log.fate import Fate, Retention
-from gateway.log.reading import EXPIRED
+from gateway.log.reading import EXPIRED, LogLost
 from gateway.log.relay import LogRelay
 from gateway.log.reply_queues import ReplyQueues
 from gateway.log.stalls import LOOK_INTERVAL_S, StallWatch
@@ -34,6 +34,7 @@ from shared.bus.base import Bus, Message
 from shared.errors import (
     BusError,
     IdempotencyMismatch,
+    QueueNotFound,
     StreamExpired,
     StreamNotFound,
     Unavailable,
@@ -47,6 +48,9 @@ logger = logging.getLogger(__name__)
 
 _SLOW_S = 1.0
 """Seconds. A broker that responds this slowly may also delay the heartbeats of workers."""
+_MAX_LOGS = 3
+"""How many logs of one request may be lost before it is refused."""
+_LOST = "The broker has lost this request: send it again."
 
 
 class Relays:
@@ -73,22 +77,20 @@ class Relays:
         ``has_ids``: the client receives event ids, with which it can return.
 
         Raises `ModelNotFound`, `Overloaded`, `InvalidRequest`, `IdempotencyMismatch` and
-        `BusError`. The relay is closed in the background, so that no response waits for its queue
-        to be deleted.
+        `BusError`, and `Unavailable` in place of a `LogLost` that leaves the context: no byte of
+        the answer has been sent by then. The relay is closed in the background, so that no response
+        waits for its queue to be deleted.
         """
-        has_key = bool(context.body_hash)
-        log = await self._queues.take(job.request_id, self._retention_s(job), may_exist=has_key)
-        claim = _claim(job.request_id, job.tenant, body_hash=context.body_hash)
-        known = None if has_key else context
-        is_kept = has_key or job.is_detached
+        is_kept = bool(context.body_hash) or job.is_detached
         retention = Retention.KEPT if is_kept else Retention.GRACE if has_ids else Retention.NONE
-        relay = LogRelay(self._bus, log, claim, known, _loop_time(job.deadline), retention)
-        with self._registered(relay):
-            relay.start()
-            relay.job = await self._accept(relay, job) if is_kept else job
+        with ExitStack() as opened:
+            relay = await self._begin(job, context, retention, opened)
             if not relay.is_answered:
-                await self._publish(relay.job)
-            yield relay
+                await self._publish(relay.job or job)
+            try:
+                yield relay
+            except LogLost:
+                raise Unavailable(_LOST) from None
 
     @asynccontextmanager
     async def resume(self, request_id: str, tenant: str | None) -> AsyncIterator[LogRelay]:
@@ -100,7 +102,10 @@ class Relays:
         relay = self._returning(_claim(request_id, tenant))
         with self._registered(relay):
             relay.start()
-            yield relay
+            try:
+                yield relay
+            except LogLost:
+                raise StreamExpired(EXPIRED) from None
 
     async def cancel(self, request_id: str, tenant: str | None) -> None:
         """Cancel a job and delete its log, even if another gateway reads it. Raises as `resume`."""
@@ -152,6 +157,36 @@ class Relays:
         kept_s = settings.detach_ttl_s if job.is_detached else 0
         return max(settings.reply_retention_s, kept_s)
 
+    async def _begin(
+        self, job: GenerationJob, context: StreamContext, retention: Retention, opened: ExitStack
+    ) -> LogRelay:
+        """Begin to relay a job's log, which ``opened`` closes.
+
+        The end of an earlier request with the same key may delete the log meanwhile. Then it is
+        declared again. Raises `Unavailable` if that happens each time, and as `open`.
+        """
+        for _ in range(_MAX_LOGS):
+            try:
+                relay = await self._new(job, context, retention)
+                opened.enter_context(self._registered(relay))
+                relay.start()
+                is_kept = retention is Retention.KEPT
+                relay.job = await self._accept(relay, job) if is_kept else job
+            except (LogLost, QueueNotFound):
+                opened.close()
+            else:
+                return relay
+        raise Unavailable(_LOST)
+
+    async def _new(
+        self, job: GenerationJob, context: StreamContext, retention: Retention
+    ) -> LogRelay:
+        has_key = bool(context.body_hash)
+        log = await self._queues.take(job.request_id, self._retention_s(job), may_exist=has_key)
+        claim = _claim(job.request_id, job.tenant, body_hash=context.body_hash)
+        known = None if has_key else context
+        return LogRelay(self._bus, log, claim, known, _loop_time(job.deadline), retention)
+
     def _returning(self, claim: Release) -> LogRelay:
         settings = self._settings
         log = self._queues.find(claim.request_id)
@@ -163,14 +198,16 @@ class Relays:
         """Write `Accepted` to the log, and read the `Accepted` events of other gateways.
 
         Returns the job as it would have to be published now. Raises `IdempotencyMismatch`, and
-        `Unavailable` if the log has disappeared: deleted, or lost in a crash of the broker.
+        `LogLost` if the log has disappeared: deleted, or lost in a crash of the broker.
         """
         body_hash = relay.claim.body_hash
         accepted = Accepted(body_hash=body_hash, context=job.context)
         try:
             await relay.catch_up(accepted)
         except (StreamExpired, Unroutable):
-            raise Unavailable("The broker has lost this request: send it again.") from None
+            # Its name may belong to another log soon, which is not this relay's to delete.
+            relay.give_up(StreamExpired(EXPIRED))
+            raise LogLost(_LOST) from None
         if relay.body_hash != body_hash:
             error = _refusal(IdempotencyMismatch.code)
             relay.fail(error)

@@ -9,7 +9,7 @@ from gateway.log.buffer import RelayBuffer
 from gateway.log.context import StreamContext
 from gateway.log.cursor import Item, LogCursor
 from gateway.log.fate import Departure, Fate, LogEnd, Retention, departure_of, fate_of
-from gateway.log.reading import EXPIRED, LogReading
+from gateway.log.reading import EXPIRED, LogLost, LogReading
 from gateway.log.reply_queues import ReplyLog
 from shared import incidents
 from shared.bus.base import Bus
@@ -17,7 +17,6 @@ from shared.errors import (
     Cancelled,
     IdempotencyMismatch,
     InternalError,
-    QueueNotFound,
     StreamExpired,
     StreamNotFound,
     TakenOver,
@@ -192,11 +191,11 @@ class LogRelay:
             await self.reading.run()
         except (StreamNotFound, StreamExpired, Unavailable) as error:
             self.fail(error)
-        except (QueueNotFound, UndecodableMessage) as error:
+        except (LogLost, UndecodableMessage) as error:
+            event = "log lost" if isinstance(error, LogLost) else "log not readable"
             facts = {"request_id": self.request_id, "reason": error.message}
-            event = "log lost" if isinstance(error, QueueNotFound) else "log not readable"
             logger.warning(event, extra=facts)
-            self.fail(InternalError(_LOST))
+            self.fail(error if isinstance(error, LogLost) else InternalError(_LOST))
         except Exception as error:  # noqa: BLE001 (a bug fails only this request)
             incidents.report("request", "log not read", error, request_id=self.request_id)
             self.fail(InternalError(_LOST))

@@ -13,11 +13,12 @@ from contextlib import AbstractAsyncContextManager
 
 from shared import incidents, topology
 from shared.bus.base import Bus, Consumer, Queue
-from shared.errors import BusError, BusUnavailable
+from shared.errors import BusError, BusUnavailable, QueueNotFound
 
 _NUM_SPARE = 8
 _REFILL_PAUSE_S = 0.1
 _RETRY_PAUSE_S = 1.0
+_MAX_DECLARATIONS = 3
 
 
 class ReplyLog:
@@ -95,15 +96,10 @@ class ReplyQueues:
         log = self._given.pop(request_id, None)
         if log is None:
             log = ReplyLog(self._bus, request_id, max(retention_s, self._retention_s))
-            try:
-                # Even if it exists: its declaration may have been interrupted before it was bound.
+            if may_exist:
+                await self._declare_again(log)
+            else:
                 await log.declare()
-            except BusUnavailable:
-                raise
-            except BusError:
-                # A queue cannot be declared again with another expiry, which may be the cause.
-                if not may_exist or await self._bus.inspect(log.queue.name) is None:
-                    raise
         return log
 
     def find(self, request_id: str) -> ReplyLog:
@@ -131,6 +127,24 @@ class ReplyQueues:
                 while spare:
                     with incidents.survived("task", "log not closed"):
                         await spare.popleft().close()
+
+    async def _declare_again(self, log: ReplyLog) -> None:
+        """Declare a log that may exist, and may be deleted at any moment by the end of an earlier
+        request with its id. Raises `BusError`."""
+        for num_left in reversed(range(_MAX_DECLARATIONS)):
+            try:
+                # Even if it exists: its declaration may have been interrupted before it was bound.
+                return await log.declare()
+            except BusUnavailable:
+                raise
+            except BusError as error:
+                # A queue cannot be declared again with another expiry, which may be the cause.
+                is_unbound = isinstance(error, QueueNotFound)
+                if not is_unbound and await self._bus.inspect(log.queue.name) is not None:
+                    return None
+                if not num_left:
+                    raise
+        return None
 
     async def _refill(self) -> None:
         for kind, spare in list(self._spare.items()):

@@ -7,6 +7,7 @@ from msgspec import Meta, field
 
 from shared.messages.fields import (
     MAX_CHOICES,
+    MAX_EMBEDDING_DIMENSIONS,
     MAX_EMBEDDING_INPUTS,
     MAX_PROMPTS,
     WIRE_VERSION,
@@ -92,7 +93,7 @@ class EmbeddingJob(Wire, frozen=True, kw_only=True):
     request_id: RequestId
     model: ModelName
     prompts: Annotated[tuple[Prompt, ...], Meta(min_length=1, max_length=MAX_EMBEDDING_INPUTS)]
-    num_dimensions: Annotated[int, Meta(ge=1)] | None = None
+    num_dimensions: Annotated[int, Meta(ge=1, le=MAX_EMBEDDING_DIMENSIONS)] | None = None
     """Truncate vectors to this many dimensions and normalize them again; None: all dimensions."""
     tenant: Tenant = ""
     deadline: UnixTime | None = None

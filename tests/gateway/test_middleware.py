@@ -65,10 +65,12 @@ async def test_what_nobody_expected_tells_the_client_nothing_and_the_log_everyth
 ) -> None:
     async with HaywireBus(broker) as bus, live_gateway(bus) as gateway:
         response = await gateway.chat()
+        num_errors = await gateway.sample("warren:request_errors_total")
 
     assert response.status_code == 500
     assert response.json()["error"]["code"] == "internal_error"
     assert "secret" not in response.text
+    assert num_errors == 1
     (record,) = [record for record in caplog.records if record.message == "request failed"]
     assert record.__dict__["request_id"] == response.headers["x-request-id"]
     assert record.exc_info is not None

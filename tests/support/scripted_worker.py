@@ -43,6 +43,7 @@ from shared.messages import (
 )
 
 MODEL = "scripted"
+NUM_DIMENSIONS = 4
 _IDS = itertools.count()
 _ANNOUNCE_INTERVAL_S = 0.05
 
@@ -133,8 +134,11 @@ def count_words(job: QuickJob) -> QuickAnswer | Failed:
         case DetokenizeJob():
             text = " ".join("x" * token_id for token_id in job.token_ids)
             return Detokenized(request_id=job.request_id, text=text)
+        case EmbeddingJob(num_dimensions=wanted) if wanted is not None and wanted > NUM_DIMENSIONS:
+            message = f"{wanted} dimensions wanted, the model has {NUM_DIMENSIONS}."
+            return Failed(code="invalid_request", message=message, param="dimensions")
         case EmbeddingJob():
-            axis = (1.0, *[0.0] * ((job.num_dimensions or 4) - 1))
+            axis = (1.0, *[0.0] * ((job.num_dimensions or NUM_DIMENSIONS) - 1))
             return Embedded(
                 request_id=job.request_id,
                 vectors=(axis,) * len(job.prompts),

@@ -18,6 +18,7 @@ from gateway.api.bodies.json_values import refused
 from gateway.api.bodies.schemas import Body, TextOrTokens, check_model, text_prompts
 from gateway.fleet.unary import QuickLane
 from shared.messages import (
+    MAX_EMBEDDING_DIMENSIONS,
     MAX_EMBEDDING_INPUTS,
     Announcement,
     ChatPrompt,
@@ -164,7 +165,13 @@ class EmbeddingRequest(QuickBody, frozen=True, kw_only=True):
 
     input: TextOrTokens
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: Annotated[int, Meta(ge=1, description="Keep the first so many.")] | None = None
+    dimensions: (
+        Annotated[
+            int,
+            Meta(ge=1, le=MAX_EMBEDDING_DIMENSIONS, description="Keep the first so many."),
+        ]
+        | None
+    ) = None
     user: str | None = None
 
     def job(self, draft: QuickDraft) -> EmbeddingJob:

@@ -6,6 +6,9 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Receive
 
+_IS_NOTICED_WITHIN_S = 0.01
+"""Seconds in which a server that has read a request also notices that its client has left."""
+
 
 class ClientGone(Exception):
     """The client closed the connection; nobody reads an answer."""
@@ -40,6 +43,12 @@ async def until_disconnect(receive: Receive) -> AsyncIterator[None]:
     finally:
         is_inside = False
         watch.cancel()
+
+
+async def require_client(receive: Receive) -> None:
+    """Raise `ClientGone` if the client left before its request was read."""
+    async with until_disconnect(receive):
+        await asyncio.sleep(_IS_NOTICED_WITHIN_S)
 
 
 async def _wait_disconnect(receive: Receive) -> None:

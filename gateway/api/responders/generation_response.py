@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.api.render import whole_answer
 from gateway.api.render.framing import PING, Framer
 from gateway.api.render.gathering import Gathering
-from gateway.api.responders.disconnect import ClientGone, until_disconnect
+from gateway.api.responders.disconnect import ClientGone, require_client, until_disconnect
 from gateway.api.responders.event_stream import (
     STREAM_HEADERS,
     EventStream,
@@ -72,6 +72,9 @@ class GenerationResponse(Response):
         return Framer(is_numbered=knows_ids or self._context.is_detached)
 
     async def _answer(self, framer: Framer, receive: Receive, send: Send) -> None:
+        if self._context.body_hash and not self._context.is_detached:
+            # The client may have sent the request again, to a gateway that was faster.
+            await require_client(receive)
         job = msgspec.structs.replace(self._job, trace=telemetry.inject())
         is_stream = self._context.is_stream
         has_ids = is_stream and framer.is_numbered

@@ -10,9 +10,10 @@ import pytest
 
 from gateway.log.context import decode_context
 from shared import topology
-from shared.bus.base import Message
+from shared.bus.base import Binding, Exchange, Message, Queue
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.bus.memory_queue import MemoryConsumer
+from shared.errors import PublishRefused, QueueNotFound
 from shared.messages import Accepted, encode
 from tests.support.http import (
     LiveGateway,
@@ -107,7 +108,7 @@ async def test_a_retry_takes_over_from_a_first_request_that_still_waits(
     assert last.status_code == 200
     for response in old:
         assert (response.status_code, code_of(response)) == (409, "taken_over")
-        assert response.headers["x-should-retry"] == "false"
+        assert response.headers["x-should-retry"] == "true"
     assert len(worker.jobs) == 1
 
 
@@ -247,28 +248,129 @@ async def test_a_long_answer_can_be_had_again_and_deleted(
 
 
 class ForgetfulBus(MemoryBus):
-    """Has forgotten the first log when that is read, as a broker may that was killed."""
+    """Forgets the first logs, as a broker may that was killed."""
 
-    num_logs = 0
+    def __init__(self, broker: MemoryBroker, moment: str, num_forgotten: int) -> None:
+        super().__init__(broker)
+        self._moment = moment
+        self._num_left = num_forgotten
+
+    async def declare(self, *resources: Exchange | Queue) -> None:
+        for resource in resources:
+            if self._forgets(resource.name, "declared"):
+                raise QueueNotFound("deleted before it was bound")
+        await super().declare(*resources)
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        name = binding.routing_key
+        if self._forgets(name, "written"):
+            await self.delete_queue(name)
+        await super().publish(binding, message)
+        if self._forgets(name, "accepted"):
+            await self.delete_queue(name)
 
     @asynccontextmanager
     async def consume(
         self, queue: str, *, prefetch: int = 0, is_exclusive: bool = False
     ) -> AsyncIterator[MemoryConsumer]:
-        if queue.startswith("reply.chat"):
-            self.num_logs += 1
-            if self.num_logs == 1:
-                await self.delete_queue(queue)
+        if self._forgets(queue, "read"):
+            await self.delete_queue(queue)
         async with super().consume(queue, prefetch=prefetch, is_exclusive=is_exclusive) as it:
+            if self._forgets(queue, "attached"):
+                await self.delete_queue(queue)
             yield it
 
+    def _forgets(self, queue: str, moment: str) -> bool:
+        is_now = queue.startswith("reply.chat") and moment == self._moment and self._num_left > 0
+        self._num_left -= is_now
+        return is_now
 
-async def test_a_request_that_the_broker_forgot_is_to_be_sent_again(
+
+MOMENTS = ["declared", "written", "accepted", "read", "attached"]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_a_request_whose_log_is_deleted_while_it_begins_is_begun_again(
+    moment: str, broker: MemoryBroker, worker: ScriptedWorker
+) -> None:
+    async with ForgetfulBus(broker, moment, 1) as bus, live_gateway(bus) as gateway:
+        answer, again = [await ask(gateway) for _ in range(2)]
+
+    assert answer.status_code == 200
+    assert again.text == answer.text
+    assert len(worker.jobs) == 1
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_a_request_whose_logs_are_all_deleted_is_to_be_sent_again(
+    moment: str, broker: MemoryBroker, worker: ScriptedWorker
+) -> None:
+    async with ForgetfulBus(broker, moment, 1000) as bus, live_gateway(bus) as gateway:
+        answer = await ask(gateway)
+
+    assert (answer.status_code, code_of(answer)) == (503, "service_unavailable")
+    assert answer.headers["retry-after"]
+    assert worker.jobs == []
+
+
+class DeafBus(MemoryBus):
+    """Refuses commands to gateways, as a broker does while one of them is stopped."""
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        if binding == topology.ALL_GATEWAYS:
+            raise PublishRefused("a queue is full")
+        await super().publish(binding, message)
+
+
+async def test_a_gateway_that_hears_no_commands_does_not_fail_the_requests_of_others(
     broker: MemoryBroker, worker: ScriptedWorker
 ) -> None:
-    async with ForgetfulBus(broker) as bus, live_gateway(bus) as gateway:
-        forgotten, again = [await ask(gateway) for _ in range(2)]
+    async with DeafBus(broker) as bus, live_gateway(bus) as gateway:
+        answer = await ask(gateway)
 
-    assert (forgotten.status_code, code_of(forgotten)) == (503, "service_unavailable")
-    assert again.status_code == 200
+    assert answer.status_code == 200
+
+
+async def send_late(gateway: LiveGateway) -> asyncio.StreamWriter:
+    """Send what `ask` sends, and read nothing."""
+    request = httpx.Request("POST", f"{gateway.url}{CHAT}", json=chat_body())
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nhost: {request.url.host}\r\nidempotency-key: {KEY}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(request.content)}\r\n\r\n"
+    )
+    _, writer = await asyncio.open_connection(request.url.host, request.url.port)
+    writer.write(head.encode() + request.content)
+    return writer
+
+
+@pytest.mark.parametrize("has_left", [True, False])
+async def test_an_abandoned_request_that_comes_after_its_retry_does_not_cost_it_the_answer(
+    has_left: bool, broker: MemoryBroker, worker: ScriptedWorker
+) -> None:
+    """The slow gateway learns that its client has left, or it takes over and the retry retries."""
+    may_end = asyncio.Event()
+
+    async def wait(job: ScriptedJob) -> None:
+        await job.start()
+        await may_end.wait()
+        await job.finish("done")
+
+    worker.script = wait
+    async with two_gateways(broker) as (slow, gateway):
+        client = gateway.openai.with_options(max_retries=2)
+        retry = asyncio.create_task(
+            client.chat.completions.create(**chat_body(), extra_headers={"idempotency-key": KEY})
+        )
+        await worker.wait_until(lambda: bool(worker.jobs))
+        abandoned = await send_late(slow)
+        if has_left:
+            abandoned.close()
+        await asyncio.sleep(0.3)
+        num_cut_off = await gateway.sample("warren:request_errors_total")
+        may_end.set()
+        answer = await retry
+        abandoned.close()
+
+    assert num_cut_off == (0 if has_left else 1)
+    assert answer.choices[0].message.content == "done"
     assert len(worker.jobs) == 1

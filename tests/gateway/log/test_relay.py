@@ -228,3 +228,56 @@ async def test_a_log_that_is_deleted_under_its_reader_is_an_error_and_not_a_quie
     response = await gateway.chat(stream=True)
 
     assert events(response.text)[-1]["error"]["code"] == "internal_error"
+
+
+@pytest.mark.parametrize(
+    ("stream", "num_words", "expected"),
+    [
+        (True, 0, (503, "service_unavailable")),
+        (False, 0, (503, "service_unavailable")),
+        (False, 2, (503, "service_unavailable")),
+        (True, 2, (200, "internal_error")),
+    ],
+)
+async def test_a_request_whose_log_is_deleted_is_to_be_sent_again_unless_its_answer_has_begun(
+    stream: bool,
+    num_words: int,
+    expected: tuple[int, str],
+    gateway: LiveGateway,
+    worker: ScriptedWorker,
+    worker_bus: MemoryBus,
+) -> None:
+    async def lose_the_log(job: ScriptedJob) -> None:
+        if num_words:
+            await job.start()
+        for _ in range(num_words):
+            await job.say("word ")
+        await asyncio.sleep(0.1)
+        await worker_bus.delete_queue(job.message.reply_to)
+
+    worker.script = lose_the_log
+
+    response = await gateway.chat(stream=stream)
+
+    error = events(response.text)[-1] if response.status_code == 200 else response.json()
+    assert (response.status_code, error["error"]["code"]) == expected
+    assert ("retry-after" in response.headers) == (response.status_code == 503)
+
+
+async def test_a_stream_whose_log_is_deleted_before_it_goes_on_has_expired(
+    gateway: LiveGateway, worker: ScriptedWorker, worker_bus: MemoryBus
+) -> None:
+    request_id = f"chatcmpl-{'0' * 32}"
+    queue = topology.reply_queue(request_id, 60)
+    await worker_bus.declare(queue)
+    resuming = asyncio.create_task(gateway.http.get(f"/v1/streams/{request_id}"))
+
+    async def is_read() -> bool:
+        state = await worker_bus.inspect(queue.name)
+        return state is not None and state.num_consumers == 1
+
+    await eventually(is_read)
+    await worker_bus.delete_queue(queue.name)
+    response = await resuming
+
+    assert (response.status_code, response.json()["error"]["code"]) == (410, "stream_expired")
