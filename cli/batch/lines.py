@@ -53,7 +53,7 @@ class BatchLine(msgspec.Struct, frozen=True):
         self, request_id: str, created_at: float, served: Announcement | None = None
     ) -> GenerationJob:
         """The job to publish. The line was already checked with `draft`."""
-        job = self.draft(request_id, created_at, served).identified(request_id)
+        job = self.draft(request_id, created_at, served).identified(request_id).job
         # Between two runs nothing reads the reply queue; the job must continue all the same.
         return msgspec.structs.replace(job, is_detached=True)
 
@@ -157,7 +157,7 @@ class _Index:
             draft = line.draft("check", created_at=0, served=self.served)
             if draft.wanted is not None:
                 check_now(draft.wanted)
-            job = draft.identified("check")
+            job = draft.identified("check").job
         except (msgspec.MsgspecError, RequestError, Unavailable) as error:
             self.problems.append(f"line {number}: {' '.join(str(error).split())}")
             return

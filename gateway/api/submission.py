@@ -4,12 +4,12 @@ import time
 
 from fastapi import Request
 
-from gateway.api.bodies.draft import Draft, GenerationBody, draft
+from gateway.api.bodies.draft import Draft, GenerationBody, Submission, draft
 from gateway.api.bodies.structured_output import check
 from gateway.intake.body import read_body
 from gateway.intake.signer import KEY_HEADER, hash_body
 from gateway.wiring import Gateway
-from shared.messages import Announcement, GenerationJob
+from shared.messages import Announcement
 
 
 async def received(gateway: Gateway, request: Request) -> bytes:
@@ -38,7 +38,7 @@ def draft_of(gateway: Gateway, request: Request, body: GenerationBody) -> Draft:
 
 async def submitted(
     gateway: Gateway, request: Request, draft: Draft, raw_body: bytes, kind: str
-) -> GenerationJob:
+) -> Submission:
     """The job to publish, under the id ``kind-...`` that its answer bears.
 
     Raises `InvalidRequest`, `ModelNotFound`, `Overloaded` and `BusError`.

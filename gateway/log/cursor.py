@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from gateway.log.context import StreamContext, decode_context
+from gateway.log.facts import LogFacts, decode_facts
 from gateway.log.fate import LogEnd
 from shared.errors import StreamNotFound
 from shared.log import Action, LogReader, Relay, Send
@@ -44,11 +44,11 @@ Item: TypeAlias = LogEvent | Restarted
 class LogCursor:
     """Reads one log, any number of times."""
 
-    def __init__(self, claim: Release, context: StreamContext | None) -> None:
-        """``claim`` identifies the reader and its right to the log. Without a ``context`` the log
-        provides it."""
+    def __init__(self, claim: Release, facts: LogFacts | None) -> None:
+        """``claim`` identifies the reader and its right to the log. Without ``facts`` the log
+        provides them."""
         self.claim = claim
-        self.context = context
+        self.facts = facts
         self.end = LogEnd.OPEN
         """How the log ended, in this reading or an earlier one."""
         self.num_accepted = 0
@@ -108,19 +108,19 @@ class LogCursor:
         else:
             self.has_started = True
             self.publication = max(self.publication, event.publication)
-        if self.context is None and (event.context or isinstance(event, Started)):
-            self.context = self._checked(event.context)
+        if self.facts is None and (event.context or isinstance(event, Started)):
+            self.facts = self._checked(event.context)
             self.reader = self._new_reader()
 
-    def _checked(self, encoded: bytes) -> StreamContext:
+    def _checked(self, encoded: bytes) -> LogFacts:
         try:
-            context = decode_context(encoded)
+            facts = decode_facts(encoded)
         except msgspec.MsgspecError:  # another program's job
             raise StreamNotFound(NOT_FOUND) from None
-        if self.claim.tenant not in (None, context.tenant):
+        if self.claim.tenant not in (None, facts.tenant):
             raise StreamNotFound(NOT_FOUND)
-        return context
+        return facts
 
     def _new_reader(self) -> LogReader:
-        num_choices = self.context.total_drawn if self.context is not None else 1
+        num_choices = self.facts.num_choices if self.facts is not None else 1
         return LogReader(self.claim.request_id, num_choices, self._cut_off)

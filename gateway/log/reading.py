@@ -45,9 +45,9 @@ class LogReading:
     """Reads one log into a buffer."""
 
     def __init__(self, bus: Bus, log: ReplyLog, cursor: LogCursor, buffer: RelayBuffer) -> None:
-        """If the cursor does not know the log's context, the log may have another reader, which is
+        """If the cursor does not know the log's facts, the log may have another reader, which is
         asked to release it."""
-        self.has_attached = cursor.context is not None
+        self.has_attached = cursor.facts is not None
         """Whether this reader has held the log; true from the start for a new log."""
         self._bus = bus
         self._log = log

@@ -22,8 +22,8 @@ import msgspec
 
 from gateway.fleet.live_workers import LiveWorkers
 from gateway.fleet.publishing import publish_job
-from gateway.log.context import StreamContext
 from gateway.log.cursor import NOT_FOUND
+from gateway.log.facts import LogFacts
 from gateway.log.fate import Fate, Retention
 from gateway.log.reading import EXPIRED, LogLost
 from gateway.log.relay import LogRelay
@@ -70,7 +70,7 @@ class Relays:
 
     @asynccontextmanager
     async def open(
-        self, job: GenerationJob, context: StreamContext, *, has_ids: bool = False
+        self, job: GenerationJob, facts: LogFacts, *, has_ids: bool = False
     ) -> AsyncIterator[LogRelay]:
         """Publish ``job`` and relay its log, or the log that its Idempotency-Key already has.
 
@@ -81,10 +81,10 @@ class Relays:
         the answer has been sent by then. The relay is closed in the background, so that no response
         waits for its queue to be deleted.
         """
-        is_kept = bool(context.body_hash) or job.is_detached
+        is_kept = bool(facts.body_hash) or job.is_detached
         retention = Retention.KEPT if is_kept else Retention.GRACE if has_ids else Retention.NONE
         with ExitStack() as opened:
-            relay = await self._begin(job, context, retention, opened)
+            relay = await self._begin(job, facts, retention, opened)
             if not relay.is_answered:
                 await self._publish(relay.job or job)
             try:
@@ -116,7 +116,7 @@ class Relays:
             relay.start()
             with suppress(StreamExpired, Unroutable):  # its reader was faster
                 await relay.catch_up(Accepted(body_hash=""))
-                if tenant is not None and relay.context is None:
+                if tenant is not None and relay.facts is None:
                     raise Unavailable("No worker has started on this request yet.")
 
     def obey(self, command: Release | Withheld) -> None:
@@ -158,7 +158,7 @@ class Relays:
         return max(settings.reply_retention_s, kept_s)
 
     async def _begin(
-        self, job: GenerationJob, context: StreamContext, retention: Retention, opened: ExitStack
+        self, job: GenerationJob, facts: LogFacts, retention: Retention, opened: ExitStack
     ) -> LogRelay:
         """Begin to relay a job's log, which ``opened`` closes.
 
@@ -167,7 +167,7 @@ class Relays:
         """
         for _ in range(_MAX_LOGS):
             try:
-                relay = await self._new(job, context, retention)
+                relay = await self._new(job, facts, retention)
                 opened.enter_context(self._registered(relay))
                 relay.start()
                 is_kept = retention is Retention.KEPT
@@ -178,13 +178,11 @@ class Relays:
                 return relay
         raise Unavailable(_LOST)
 
-    async def _new(
-        self, job: GenerationJob, context: StreamContext, retention: Retention
-    ) -> LogRelay:
-        has_key = bool(context.body_hash)
+    async def _new(self, job: GenerationJob, facts: LogFacts, retention: Retention) -> LogRelay:
+        has_key = bool(facts.body_hash)
         log = await self._queues.take(job.request_id, self._retention_s(job), may_exist=has_key)
-        claim = _claim(job.request_id, job.tenant, body_hash=context.body_hash)
-        known = None if has_key else context
+        claim = _claim(job.request_id, job.tenant, body_hash=facts.body_hash)
+        known = None if has_key else facts
         return LogRelay(self._bus, log, claim, known, _loop_time(job.deadline), retention)
 
     def _returning(self, claim: Release) -> LogRelay:

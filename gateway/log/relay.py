@@ -6,8 +6,8 @@ import math
 from collections.abc import Awaitable
 
 from gateway.log.buffer import RelayBuffer
-from gateway.log.context import StreamContext
 from gateway.log.cursor import Item, LogCursor
+from gateway.log.facts import LogFacts
 from gateway.log.fate import Departure, Fate, LogEnd, Retention, departure_of, fate_of
 from gateway.log.reading import EXPIRED, LogLost, LogReading
 from gateway.log.reply_queues import ReplyLog
@@ -40,7 +40,7 @@ class LogRelay:
         bus: Bus,
         log: ReplyLog,
         claim: Release,
-        context: StreamContext | None = None,
+        facts: LogFacts | None = None,
         deadline: float = math.inf,
         retention: Retention = Retention.KEPT,
     ) -> None:
@@ -50,7 +50,7 @@ class LogRelay:
         self.log_name = log.queue.name
         self.claim = claim
         self._buffer = RelayBuffer(deadline)
-        self.cursor = LogCursor(claim, context)
+        self.cursor = LogCursor(claim, facts)
         self.reading = LogReading(bus, log, self.cursor, self._buffer)
         self._task: asyncio.Task[None] | None = None
         self._retention = retention
@@ -76,15 +76,15 @@ class LogRelay:
         return self.cursor.has_started or self.cursor.end is not LogEnd.OPEN
 
     @property
-    def context(self) -> StreamContext | None:
-        return self.cursor.context
+    def facts(self) -> LogFacts | None:
+        return self.cursor.facts
 
     @property
     def has_proved_its_right(self) -> bool:
         """Whether the reader's right to the log is proved: the request is new, or the log names its
         tenant."""
         claim = self.claim
-        return claim.tenant is None or bool(claim.body_hash) or self.context is not None
+        return claim.tenant is None or bool(claim.body_hash) or self.facts is not None
 
     @property
     def is_ended(self) -> bool:
@@ -110,7 +110,7 @@ class LogRelay:
             self.cursor.end,
             self._retention,
             has_key=bool(self.body_hash),
-            is_detached=self.context is not None and self.context.is_detached,
+            is_detached=self.facts is not None and self.facts.is_detached,
         )
 
     def start(self) -> None:
@@ -161,7 +161,7 @@ class LogRelay:
 
     def objection(self, release: Release) -> str | None:
         """The code of the error with which to refuse a release of the log, if any."""
-        tenant = self.context.tenant if self.context else self.claim.tenant
+        tenant = self.facts.tenant if self.facts else self.claim.tenant
         if release.tenant is not None and tenant not in (None, release.tenant):
             return StreamNotFound.code
         if release.body_hash and release.body_hash != self.body_hash:

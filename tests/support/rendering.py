@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from gateway.api.render import encoder_for, whole_answer
-from gateway.api.render.framing import EventId, Framer
 from gateway.api.render.gathering import Gathering
-from gateway.log.context import StreamContext
+from gateway.api.rendering import Rendering
 from gateway.log.cursor import LogEvent
+from gateway.log.framing import EventId, Framer
 from shared.log import LogReader, LogWriter, Relay
 from shared.messages import (
     Finished,
@@ -25,7 +25,7 @@ from shared.messages import (
 )
 
 
-def context_of(**fields: Any) -> StreamContext:
+def context_of(**fields: Any) -> Rendering:
     """A chat that streams, unless ``fields`` say otherwise."""
     defaults: dict[str, Any] = {
         "endpoint": "chat",
@@ -34,18 +34,18 @@ def context_of(**fields: Any) -> StreamContext:
         "created": 17,
         "is_stream": True,
     }
-    return StreamContext(**{**defaults, **fields})
+    return Rendering(**{**defaults, **fields})
 
 
 class Log:
     """The log of a request; a token's id is the number of its bytes."""
 
-    def __init__(self, context: StreamContext, *, prompts: Sequence[Sequence[str]] = ()) -> None:
-        self.context = context
-        self.prompts = prompts or [["a", " b", " c"]] * context.num_prompts
+    def __init__(self, rendering: Rendering, *, prompts: Sequence[Sequence[str]] = ()) -> None:
+        self.rendering = rendering
+        self.prompts = prompts or [["a", " b", " c"]] * rendering.num_prompts
         self.events: list[LogEvent] = []
-        self._reader = LogReader(context.request_id, context.total_drawn)
-        self._writer = LogWriter(1, context.total_drawn)
+        self._reader = LogReader(rendering.request_id, rendering.total_drawn)
+        self._writer = LogWriter(1, rendering.total_drawn)
         self._add(
             Started(
                 worker="worker.w",
@@ -122,7 +122,7 @@ class Log:
 
     def payloads(self) -> list[tuple[str | None, bytes]]:
         """What is sent, in order."""
-        encoder, framer = encoder_for(self.context), Framer(is_numbered=False)
+        encoder, framer = encoder_for(self.rendering), Framer(is_numbered=False)
         sent = b"".join([framer.frame(event, encoder) for event in self.events])
         if isinstance(self.events[-1], Finished) and self._reader.is_ended:
             sent += framer.frame_between(encoder.end())
@@ -131,7 +131,7 @@ class Log:
 
     def frames(self, after: str = "") -> list[tuple[str, bytes]]:
         """The ids and data of what is sent to a client that has seen ``after``."""
-        encoder, framer = encoder_for(self.context), Framer(EventId.parse(after))
+        encoder, framer = encoder_for(self.rendering), Framer(EventId.parse(after))
         sent = b"".join([framer.frame(event, encoder) for event in self.events])
         sent += framer.frame_between(encoder.end())
         found = re.findall(rb"id: (\S+)\n(?:event: \S+\n)?data: (.+)\n\n", sent)
@@ -143,7 +143,7 @@ class Log:
 
     def whole(self) -> dict[str, Any]:
         """The answer that does not stream."""
-        gathering = Gathering(self.context)
+        gathering = Gathering(self.rendering)
         for event in self.events:
             gathering.read(event)
         body = whole_answer(gathering, gathering.usage)
@@ -151,7 +151,7 @@ class Log:
         return answer
 
     def _logprobs(self, token: str) -> tuple[TokenLogprobs, ...]:
-        return () if self.context.logprobs is None else (told_as(token),)
+        return () if self.rendering.logprobs is None else (told_as(token),)
 
     def _add(self, event: Started | PromptScores | TokenDelta | Finished | Any) -> None:
         actions = self._reader.read(event)

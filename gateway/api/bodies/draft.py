@@ -14,7 +14,8 @@ from gateway.api.bodies.structured_output import (
     wanted_constraint,
 )
 from gateway.api.bodies.tool_choice import ToolUse
-from gateway.log.context import StreamContext
+from gateway.api.rendering import Rendering
+from gateway.log.facts import LogFacts
 from gateway.text.reasoning import REASONING_PARSERS
 from shared.messages import (
     MAX_CHOICES,
@@ -35,24 +36,32 @@ _MAX_SCORED = 1 << 23
 GenerationBody: TypeAlias = ChatRequest | CompletionRequest | ResponsesRequest
 
 
+class Submission(NamedTuple):
+    """A job that is ready to be published, and what its log's readers need."""
+
+    job: GenerationJob
+    facts: LogFacts
+    rendering: Rendering
+
+
 class Draft(NamedTuple):
     """A job without its context, and the constraint that is to be checked before it is
     published."""
 
     job: GenerationJob
-    context: StreamContext
+    rendering: Rendering
     wanted: Wanted | None
 
-    def identified(
-        self, request_id: str, *, tenant: str = "", body_hash: str = ""
-    ) -> GenerationJob:
+    def identified(self, request_id: str, *, tenant: str = "", body_hash: str = "") -> Submission:
         """The job to publish, under this id and for a tenant. Raises `InvalidRequest`."""
-        context = msgspec.structs.replace(
-            self.context, request_id=request_id, tenant=tenant, body_hash=body_hash
+        rendering = msgspec.structs.replace(self.rendering, request_id=request_id)
+        facts = rendering.in_log(
+            tenant=tenant, body_hash=body_hash, is_detached=self.job.is_detached
         )
-        return msgspec.structs.replace(
-            self.job, request_id=request_id, tenant=tenant, context=context.encode()
+        job = msgspec.structs.replace(
+            self.job, request_id=request_id, tenant=tenant, context=facts.encode()
         )
+        return Submission(job, facts, rendering)
 
 
 def draft(
@@ -83,7 +92,7 @@ def draft(
         wants_prompt_text=request.echo,
     )
     _check_sizes(request, job, served)
-    return Draft(job, _context(request, job, calls, served), wanted)
+    return Draft(job, _rendering(request, job, calls, served), wanted)
 
 
 def _wanted(
@@ -140,19 +149,18 @@ def _sampling(
     )
 
 
-def _context(
+def _rendering(
     request: GenerationBody,
     job: GenerationJob,
     calls: ToolUse | None,
     served: Announcement | None,
-) -> StreamContext:
-    return StreamContext(
+) -> Rendering:
+    return Rendering(
         endpoint=request.endpoint,
         request_id=job.request_id,
         model=job.model,
         created=int(job.created_at),
         num_prompts=len(job.prompts),
-        is_detached=job.is_detached,
         num_choices=request.n,
         best_of=job.num_choices if job.num_choices > request.n else 0,
         is_stream=request.stream,

@@ -23,7 +23,7 @@ from gateway.api.bodies.json_values import read, refused
 from gateway.api.bodies.parameters import CHAT_NEUTRAL, COMPLETION_NEUTRAL, refuse_unsupported
 from gateway.api.bodies.structured_output import ResponseFormat
 from gateway.api.bodies.tool_choice import ChatToolChoice, ToolUse, tool_use
-from gateway.log.context import Endpoint
+from gateway.api.rendering import Endpoint
 from shared.errors import InvalidRequest, ModelNotFound
 from shared.messages import (
     MAX_BAD_WORDS,

@@ -6,12 +6,15 @@ from typing import cast
 
 from starlette.types import Send
 
+from gateway.api.bodies.draft import Submission
 from gateway.api.render import encoder_for
-from gateway.api.render.framing import PING, Framer
-from gateway.api.render.sse import DONE, StreamEncoder, error_of, error_payload
+from gateway.api.render.sse import error_of, error_payload
+from gateway.api.rendering import Rendering, decode_rendering
 from gateway.api.responders.disconnect import ClientGone
 from gateway.api.responders.observation import Observation
 from gateway.log.cursor import Item, LogEvent, Restarted
+from gateway.log.facts import LogFacts
+from gateway.log.framing import PING, Framer, StreamEncoder
 from gateway.log.relay import LogRelay
 from shared import incidents
 from shared.errors import InternalError, Unavailable, WarrenError
@@ -34,15 +37,17 @@ class EventStream:
         self,
         relay: LogRelay,
         settings: GatewaySettings,
+        framer: Framer,
         observation: Observation | None = None,
-        framer: Framer | None = None,
+        submission: Submission | None = None,
     ) -> None:
+        """``submission`` is what this request has sent, if it is not another one's stream."""
         self._relay = relay
         self._observation = observation
-        self._framer = framer or Framer()
+        self._framer = framer
+        self._submission = submission
         self._encoder: StreamEncoder | None = None
         self._failure: WarrenError | None = None
-        self._is_marked = False
         self._send_timeout_s = settings.send_timeout_s
         # A wait for events must not look like one for the client.
         self._ping_s = min(settings.ping_interval_s, settings.send_timeout_s / 2)
@@ -55,27 +60,21 @@ class EventStream:
         if isinstance(items[0], Restarted):
             self._encoder = None
             self._framer.restart()
-        if self._encoder is None and self._relay.context is not None:
-            self._encoder = encoder_for(self._relay.context)
+        if self._encoder is None and self._relay.facts is not None:
+            self._encoder = encoder_for(rendering_in(self._relay.facts, self._submission))
         if self._encoder is None:
             return b"" if self._failure is None else self._frame_error(self._failure)
         frame, encoder = self._framer.frame, self._encoder
         return b"".join([frame(event, encoder) for event in events_of(items)])
 
     def end(self) -> bytes:
-        """What follows the log's end and has a place in the stream."""
+        """What follows the log's end."""
         if self._failure is not None:
             if self._observation is not None:
                 self._observation.failed(self._failure)
             return b""
         assert self._encoder is not None
-        payloads = self._encoder.end()
-        self._is_marked = payloads[-1:] == [DONE]
-        return self._framer.frame_between(payloads[: len(payloads) - self._is_marked])
-
-    def mark(self) -> bytes:
-        """The last bytes of all, where the endpoint has such."""
-        return self._framer.frame_unnumbered(DONE) if self._is_marked else b""
+        return self._framer.frame_between(self._encoder.end())
 
     async def send_all(self, data: bytes, send: Send) -> bytes:
         """Send ``data`` and the rest of the stream but for its end, which is returned and is never
@@ -89,7 +88,7 @@ class EventStream:
                         await send({"type": "http.response.body", "body": data, "more_body": True})
                     items = await relay.take(self._ping_s)
                     data = self.word(items) if items else PING
-            return data + self.end() + self.mark()
+            return data + self.end()
         except (TimeoutError, OSError):  # a client that does not read is as good as gone
             raise ClientGone from None
         except WarrenError as error:
@@ -130,6 +129,12 @@ async def send_last(send: Send, data: bytes, timeout_s: float) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": False})
     except (TimeoutError, OSError):
         raise ClientGone from None
+
+
+def rendering_in(facts: LogFacts, own: Submission | None) -> Rendering:
+    """How a log is rendered; that of an Idempotency-Key may be another submission's. Raises
+    `StreamNotFound`."""
+    return own.rendering if own is not None and own.facts is facts else decode_rendering(facts)
 
 
 def events_of(items: list[Item]) -> Sequence[LogEvent]:

@@ -6,25 +6,25 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.api.bodies.draft import Submission
 from gateway.api.render import whole_answer
-from gateway.api.render.framing import PING, Framer
 from gateway.api.render.gathering import Gathering
 from gateway.api.responders.disconnect import ClientGone, require_client, until_disconnect
 from gateway.api.responders.event_stream import (
     STREAM_HEADERS,
     EventStream,
     raise_failure,
+    rendering_in,
     send_last,
 )
 from gateway.api.responders.observation import Observation
-from gateway.log.context import decode_context
 from gateway.log.cursor import Restarted
 from gateway.log.fate import Departure
+from gateway.log.framing import PING, Framer
 from gateway.log.relay import LogRelay
 from gateway.wiring import Gateway
 from shared import telemetry
 from shared.errors import WarrenError
-from shared.messages import GenerationJob
 
 _WHOLE_HEADERS = [(b"content-type", b"application/json")]
 
@@ -37,18 +37,16 @@ class GenerationResponse(Response):
     are raised and become HTTP errors.
     """
 
-    def __init__(self, gateway: Gateway, job: GenerationJob) -> None:
-        """``job.context`` is a `StreamContext`: it says how to word the answer."""
+    def __init__(self, gateway: Gateway, submission: Submission) -> None:
         super().__init__()
         self._gateway = gateway
-        self._job = job
-        self._context = decode_context(job.context)
-        self._observation = Observation(gateway.metrics, job)
+        self._submission = submission
+        self._observation = Observation(gateway.metrics, submission.job)
         self._has_begun = False
         """Whether the client was sent the stream's id."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
+        headers, job = Headers(scope=scope), self._submission.job
         parent = telemetry.extract(headers)
         with (
             self._gateway.admission.admit(),
@@ -56,7 +54,7 @@ class GenerationResponse(Response):
                 "gateway.request",
                 parent,
                 SpanKind.SERVER,
-                {"warren.request_id": self._job.request_id, "model": self._job.model},
+                {"warren.request_id": job.request_id, "model": job.model},
             ),
             self._observation,
         ):
@@ -69,16 +67,17 @@ class GenerationResponse(Response):
         """Some clients of OpenAI's take every frame for ``data:`` alone, so that ids go only to
         those who say that they know them, or that they come back."""
         knows_ids = "text/event-stream" in headers.get("accept", "")
-        return Framer(is_numbered=knows_ids or self._context.is_detached)
+        return Framer(is_numbered=knows_ids or self._submission.facts.is_detached)
 
     async def _answer(self, framer: Framer, receive: Receive, send: Send) -> None:
-        if self._context.body_hash and not self._context.is_detached:
+        facts = self._submission.facts
+        if facts.body_hash and not facts.is_detached:
             # The client may have sent the request again, to a gateway that was faster.
             await require_client(receive)
-        job = msgspec.structs.replace(self._job, trace=telemetry.inject())
-        is_stream = self._context.is_stream
+        job = msgspec.structs.replace(self._submission.job, trace=telemetry.inject())
+        is_stream = self._submission.rendering.is_stream
         has_ids = is_stream and framer.is_numbered
-        async with self._gateway.relays.open(job, self._context, has_ids=has_ids) as relay:
+        async with self._gateway.relays.open(job, facts, has_ids=has_ids) as relay:
             try:
                 if is_stream:
                     await self._stream(relay, framer, receive, send)
@@ -101,7 +100,9 @@ class GenerationResponse(Response):
         await send_last(send, body, self._gateway.settings.send_timeout_s)
 
     async def _stream(self, relay: LogRelay, framer: Framer, receive: Receive, send: Send) -> None:
-        stream = EventStream(relay, self._gateway.settings, self._observation, framer)
+        stream = EventStream(
+            relay, self._gateway.settings, framer, self._observation, self._submission
+        )
         async with until_disconnect(receive):
             first = await relay.take(self._gateway.settings.first_event_timeout_s)
             raise_failure(first)
@@ -122,8 +123,8 @@ class GenerationResponse(Response):
             self._observation.read(items)
             for item in items:
                 if gathering is None or isinstance(item, Restarted):
-                    # The log of an Idempotency-Key may have another context.
-                    gathering = Gathering(relay.context or self._context)
+                    facts = relay.facts or self._submission.facts
+                    gathering = Gathering(rendering_in(facts, self._submission))
                 if not isinstance(item, Restarted):
                     gathering.read(item)
         assert gathering is not None

@@ -5,11 +5,11 @@ import re
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.render.framing import PING, Framer
 from gateway.api.responders.disconnect import ClientGone, until_disconnect
 from gateway.api.responders.event_stream import STREAM_HEADERS, EventStream, raise_failure
 from gateway.log.cursor import NOT_FOUND
 from gateway.log.fate import Departure
+from gateway.log.framing import PING, Framer
 from gateway.log.relay import LogRelay
 from gateway.wiring import Gateway
 from shared.errors import StreamNotFound, WarrenError
@@ -70,18 +70,19 @@ class ResumedStream(Response):
                     raise
 
     async def _stream(self, relay: LogRelay, receive: Receive, send: Send) -> None:
-        stream = EventStream(relay, self._gateway.settings, framer=self._framer)
+        stream = EventStream(relay, self._gateway.settings, self._framer)
         async with until_disconnect(receive):
             data = await self._first(relay, stream)
             if not relay.is_ended:
                 await send({**_START, "status": 200, "headers": STREAM_HEADERS})
                 last = await stream.send_all(data, send)
-            elif data := data + stream.end():
-                await send({**_START, "status": 200, "headers": STREAM_HEADERS})
-                last = data + stream.mark()
             else:
-                await send({**_START, "status": 204, "headers": []})
-                last = b""
+                last = data + stream.end()
+                if self._framer.has_sent:
+                    await send({**_START, "status": 200, "headers": STREAM_HEADERS})
+                else:
+                    await send({**_START, "status": 204, "headers": []})
+                    last = b""
         await stream.send_last(last, send)
 
     async def _first(self, relay: LogRelay, stream: EventStream) -> bytes:
@@ -90,7 +91,7 @@ class ResumedStream(Response):
         data, timeout_s = b"", self._gateway.settings.first_event_timeout_s
         while not data and not relay.is_ended:
             items = await relay.take(timeout_s)
-            if relay.context is None:
+            if relay.facts is None:
                 raise_failure(items)
             data = stream.word(items) if items else PING
             timeout_s = _REPLAY_PAUSE_S

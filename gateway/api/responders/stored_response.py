@@ -4,8 +4,10 @@ import asyncio
 
 from gateway.api.render.gathering import Gathering
 from gateway.api.render.sse import error_of
+from gateway.api.rendering import decode_rendering
 from gateway.api.responders import resumption
 from gateway.log.cursor import Item, LogEvent, Restarted
+from gateway.log.facts import LogFacts
 from gateway.log.fate import Departure
 from gateway.log.relay import LogRelay
 from gateway.wiring import Gateway
@@ -17,7 +19,7 @@ _LOOK_INTERVAL_S = 0.02
 
 async def stored_response(
     gateway: Gateway, request_id: str, tenant: str
-) -> tuple[Gathering, WarrenError | None]:
+) -> tuple[LogFacts, Gathering, WarrenError | None]:
     """What the log of a response has by now, and what the response failed of.
 
     Raises `StreamNotFound`, `StreamExpired` and `Unavailable`.
@@ -25,15 +27,15 @@ async def stored_response(
     async with gateway.relays.resume(resumption.checked_id(request_id), tenant) as relay:
         relay.close(Departure.LEFT)
         events = await _read_all(relay)
-        if relay.context is None:
+        if relay.facts is None:
             raise Unavailable("No worker has started on this response yet.")
-    gathering = Gathering(relay.context)
+    gathering = Gathering(decode_rendering(relay.facts))
     error = None
     for event in events:
         gathering.read(event)
         if isinstance(event, Failed):
             error = error_of(event)
-    return gathering, error
+    return relay.facts, gathering, error
 
 
 async def _read_all(relay: LogRelay) -> list[LogEvent]:

@@ -33,8 +33,8 @@ def router(gateway: Gateway) -> APIRouter:
     ) -> Response:
         raw_body = await received(gateway, request)
         draft = draft_of(gateway, request, parse(kind, raw_body))
-        job = await submitted(gateway, request, draft, raw_body, id_kind)
-        return GenerationResponse(gateway, job)
+        submission = await submitted(gateway, request, draft, raw_body, id_kind)
+        return GenerationResponse(gateway, submission)
 
     @routes.post(
         "/v1/chat/completions",

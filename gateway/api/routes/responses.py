@@ -7,22 +7,21 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.api.bodies.draft import Submission
 from gateway.api.bodies.responses import ResponsesRequest, in_own_words
 from gateway.api.bodies.schemas import is_unused, parse
 from gateway.api.openapi import answered, documented
-from gateway.api.render.framing import Framer
 from gateway.api.render.responses import Echo, ResponseObject, gathered_response, response_object
 from gateway.api.responders import resumption
 from gateway.api.responders.generation_response import GenerationResponse
 from gateway.api.responders.stored_response import stored_response
 from gateway.api.submission import draft_of, received, submitted
-from gateway.log.context import decode_context
 from gateway.log.cursor import NOT_FOUND
 from gateway.log.fate import Departure
+from gateway.log.framing import Framer
 from gateway.wiring import Gateway
 from shared import telemetry
 from shared.errors import InvalidRequest, StreamNotFound
-from shared.messages import GenerationJob
 
 _EXAMPLE: Mapping[str, Any] = {
     "model": "smollm2",
@@ -57,10 +56,10 @@ def router(gateway: Gateway) -> APIRouter:
         """Answer a conversation, in the words of the Responses API."""
         raw_body = await received(gateway, request)
         body = parse(ResponsesRequest, raw_body)
-        job = await _submitted(gateway, request, body, raw_body)
+        submission = await _submitted(gateway, request, body, raw_body)
         if body.background and not body.stream:
-            return _json(await _started(gateway, job))
-        return _InOwnWords(GenerationResponse(gateway, job))
+            return _json(await _started(gateway, submission))
+        return _InOwnWords(GenerationResponse(gateway, submission))
 
     @routes.get(
         "/v1/responses/{response_id}",
@@ -84,7 +83,7 @@ def router(gateway: Gateway) -> APIRouter:
             if stream:
                 framer = Framer(after_number=starting_after)
                 return _InOwnWords(resumption.resume(gateway, response_id, tenant, framer))
-            gathering, error = await stored_response(gateway, response_id, tenant)
+            _, gathering, error = await stored_response(gateway, response_id, tenant)
         return _json(gathered_response(gathering, gathering.usage, error=error))
 
     @routes.post("/v1/responses/{response_id}/cancel", openapi_extra=documents)
@@ -92,8 +91,9 @@ def router(gateway: Gateway) -> APIRouter:
         """Cancel a background response. One that has ended stays as it is."""
         tenant = request.state.tenant
         with in_own_words():
-            gathering, error = await stored_response(gateway, _checked(response_id), tenant)
-            if not gathering.context.is_detached:
+            stored = await stored_response(gateway, _checked(response_id), tenant)
+            facts, gathering, error = stored
+            if not facts.is_detached:
                 raise InvalidRequest("Only background responses can be cancelled.")
             response = gathered_response(gathering, gathering.usage, error=error)
             if response.status in ("queued", "in_progress"):
@@ -113,10 +113,10 @@ def router(gateway: Gateway) -> APIRouter:
 
 async def _submitted(
     gateway: Gateway, request: Request, body: ResponsesRequest, raw_body: bytes
-) -> GenerationJob:
+) -> Submission:
     draft = draft_of(gateway, request, body)
-    context = msgspec.structs.replace(draft.context, echoed=echoed(body, raw_body))
-    draft = draft._replace(context=context)
+    rendering = msgspec.structs.replace(draft.rendering, echoed=echoed(body, raw_body))
+    draft = draft._replace(rendering=rendering)
     return await submitted(gateway, request, draft, raw_body, _KIND)
 
 
@@ -134,14 +134,13 @@ def _checked(response_id: str) -> str:
     return resumption.checked_id(response_id)
 
 
-async def _started(gateway: Gateway, job: GenerationJob) -> ResponseObject:
+async def _started(gateway: Gateway, submission: Submission) -> ResponseObject:
     """Publish a job that nobody waits for."""
-    context = decode_context(job.context)
-    job = msgspec.structs.replace(job, trace=telemetry.inject())
+    job = msgspec.structs.replace(submission.job, trace=telemetry.inject())
     with gateway.admission.admit():
-        async with gateway.relays.open(job, context) as relay:
+        async with gateway.relays.open(job, submission.facts) as relay:
             relay.close(Departure.LEFT)
-    return response_object(context, "queued")
+    return response_object(submission.rendering, "queued")
 
 
 def _json(body: object) -> Response:

@@ -4,8 +4,8 @@ from typing import Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from gateway.api.render.framing import EventId, Framer
 from gateway.api.responders import resumption
+from gateway.log.framing import EventId, Framer
 from gateway.wiring import Gateway
 from shared.errors import InvalidApiKey
 

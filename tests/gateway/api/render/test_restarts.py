@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.api.render import encoder_for
-from gateway.api.render.framing import EventId, Framer
-from gateway.log.context import StreamContext
+from gateway.api.rendering import Rendering
 from gateway.log.cursor import LogEvent
+from gateway.log.framing import EventId, Framer
 from gateway.log.passed import Passed
 from shared.messages import Failed, Finished, Started
 from tests.support.rendering import Log, context_of
@@ -23,7 +23,7 @@ MISTRAL = [
     *'[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]',
 ]
 THOUGHT = [*"<think>\n", "Well", "", ", no.", *"</think>\n", "\n", "No", "."]
-KINDS: list[tuple[StreamContext, list[list[str]]]] = [
+KINDS: list[tuple[Rendering, list[list[str]]]] = [
     (context_of(num_choices=2, include_usage=True), [["Once", "", " upon"], ["x", "y", "z"]]),
     (context_of(logprobs=1), [["Once", "", " upon"]]),
     (context_of(continuous_usage=True, include_usage=True), [["Once", "", " upon"]]),
@@ -38,10 +38,10 @@ KINDS: list[tuple[StreamContext, list[list[str]]]] = [
 ]
 
 
-def told(context: StreamContext, texts: list[list[str]], seed: int) -> list[LogEvent]:
-    log = Log(context)
+def told(rendering: Rendering, texts: list[list[str]], seed: int) -> list[LogEvent]:
+    log = Log(rendering)
     return (
-        (log.score(1 + seed % 3) if context.echo else log).tell(texts, random.Random(seed)).events
+        (log.score(1 + seed % 3) if rendering.echo else log).tell(texts, random.Random(seed)).events
     )
 
 
@@ -64,20 +64,18 @@ def undisturbed(first: list[LogEvent], second: list[LogEvent]) -> list[LogEvent]
 class Client:
     """Is sent a log's frames; the renderer starts again whenever the log does."""
 
-    def __init__(
-        self, context: StreamContext, after: str = "", *, is_numbered: bool = True
-    ) -> None:
+    def __init__(self, rendering: Rendering, after: str = "", *, is_numbered: bool = True) -> None:
         self.sent = b""
-        self._context = context
+        self._rendering = rendering
         self._framer = Framer(EventId.parse(after), is_numbered=is_numbered)
-        self._encoder = encoder_for(context)
+        self._encoder = encoder_for(rendering)
 
     def read(self, events: list[LogEvent]) -> None:
         self.sent += b"".join([self._framer.frame(event, self._encoder) for event in events])
 
     def restart(self) -> None:
         self._framer.restart()
-        self._encoder = encoder_for(self._context)
+        self._encoder = encoder_for(self._rendering)
 
     def end(self) -> bytes:
         """All bytes, without the number of reasoning tokens: that of an event is estimated."""
@@ -93,7 +91,7 @@ class Client:
     data=st.data(),
 )
 def test_the_bytes_are_those_of_an_undisturbed_log(
-    kind: tuple[StreamContext, list[list[str]]],
+    kind: tuple[Rendering, list[list[str]]],
     seeds: list[int],
     is_numbered: bool,
     data: st.DataObject,
@@ -117,7 +115,7 @@ def test_the_bytes_are_those_of_an_undisturbed_log(
 @settings(deadline=None)
 @given(kind=st.sampled_from(KINDS), seeds=st.tuples(*[st.integers(0, 999)] * 2), data=st.data())
 def test_a_client_that_returned_is_sent_the_same_though_the_log_starts_again(
-    kind: tuple[StreamContext, list[list[str]]], seeds: tuple[int, int], data: st.DataObject
+    kind: tuple[Rendering, list[list[str]]], seeds: tuple[int, int], data: st.DataObject
 ) -> None:
     """It starts again before the client's place is found, or behind it."""
     log, again = told(*kind, seeds[0]), told(*kind, seeds[0])
@@ -133,15 +131,15 @@ def test_a_client_that_returned_is_sent_the_same_though_the_log_starts_again(
     assert client.end() == steady.end()
 
 
-def frames_of(context: StreamContext, events: list[LogEvent]) -> list[tuple[str, bytes]]:
-    log = Log(context)
+def frames_of(rendering: Rendering, events: list[LogEvent]) -> list[tuple[str, bytes]]:
+    log = Log(rendering)
     log.events = events
     return log.frames()
 
 
 def test_a_renderer_that_starts_again_has_sent_the_end_once() -> None:
     log = Log(context_of()).say("Once").finish(".")
-    client = Client(log.context)
+    client = Client(log.rendering)
     client.read(log.events)
     assert isinstance(log.events[-1], Finished)
     sent = client.sent

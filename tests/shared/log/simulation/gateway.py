@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from gateway.api.render.framing import EventId, Framer
-from gateway.api.render.sse import Payload
-from gateway.api.render.usage import TokenCounts, Usage
-from gateway.log.context import StreamContext
 from gateway.log.cursor import LogCursor, LogEvent, Restarted
+from gateway.log.facts import LogFacts
 from gateway.log.fate import Departure, Fate, Retention, fate_of
+from gateway.log.framing import EventId, Framer, Payload
 from shared.errors import WarrenError
 from shared.log import LogReader, Relay, Send
 from shared.messages import Failed, Finished, Release, TokenDelta
@@ -76,8 +74,6 @@ class Client:
 class Renderer:
     """Says each event, and the whole text before it: a function of the log from its start."""
 
-    usage: Usage = TokenCounts().usage
-
     def __init__(self) -> None:
         self._texts: dict[int, str] = {}
         self._ended: set[int] = set()
@@ -107,14 +103,7 @@ class Cursor(LogCursor):
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        context = StreamContext(
-            endpoint="chat",
-            request_id="r",
-            model="m",
-            created=0,
-            num_choices=model.num_choices,
-        )
-        super().__init__(Release(request_id="r", reader="g"), context)
+        super().__init__(Release(request_id="r", reader="g"), LogFacts())
 
     def _new_reader(self) -> LogReader:
         return self._model.reader_class("r", self._model.num_choices, self._cut_off)

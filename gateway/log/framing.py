@@ -1,4 +1,4 @@
-"""The ids of Server-Sent Events, and which of them a client has seen.
+"""Payloads as Server-Sent Events: their ids, and which of them a client has seen.
 
 An id names a place in a request's answer: "12.57" stands behind everything that is said of the
 first 12 tokens, whose text has 57 characters. Tokens decide what the payloads say, not the events
@@ -11,18 +11,49 @@ ends in its text. Within such an event an id holds for the log as it was cut whe
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from gateway.api.render.sse import Payload, StreamEncoder
 from gateway.log.cursor import LogEvent
 from gateway.log.passed import Passed, Piece, head_of, rest_of
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, WarrenError
 from shared.messages import Failed, Finished, Started
 
 PING = b": ping\n\n"
 _FAILURE = 10**6
 """Payloads before that of a failure, for its id: more than any event has."""
 _EVENT_ID = re.compile(r"([^~]*)(?:~(\d{1,9}))?", re.ASCII)
+
+
+class Payload(NamedTuple):
+    """The data of one Server-Sent Event, and its name where its reader goes by names."""
+
+    data: bytes
+    event: str | None = None
+    after_number: bytes | None = None
+    """What follows ``data`` and the payload's number in its stream, if it contains that."""
+    has_place: bool = True
+    """Whether a client can return to the place behind it."""
+
+
+class StreamEncoder(Protocol):
+    """Renders the log of one request.
+
+    An encoder is a pure function of the log: whoever reads it again, on whichever gateway, sends
+    the same payloads in the same order. What it has rendered after any number of tokens depends on
+    the tokens alone, not on the events that contained them.
+    """
+
+    def encode(self, event: LogEvent) -> list[Payload]:
+        """What one accepted event of the log becomes: any number of payloads."""
+        ...
+
+    def end(self) -> list[Payload]:
+        """What follows the last choice's end."""
+        ...
+
+    def fail(self, error: WarrenError) -> list[Payload]:
+        """What a stream ends with that failed: in its log, or in the gateway."""
+        ...
 
 
 class EventId(NamedTuple):
@@ -60,7 +91,8 @@ class Framer:
         self.is_numbered = is_numbered
         self._after = after
         self._after_number = after_number
-        self._has_sent = False
+        self.has_sent = False
+        """Whether the client was sent anything that has a place."""
         self._begin(after)
 
     def _begin(self, after: EventId) -> None:
@@ -77,7 +109,7 @@ class Framer:
 
         Numbers continue, although the events before may be divided otherwise this time.
         """
-        if self._has_sent:
+        if self.has_sent:
             number, num_seen = self._number, max(self._num_payloads, self._num_seen)
             self._begin(EventId(self._passed.place, num_seen))
             self._number = number
@@ -108,6 +140,9 @@ class Framer:
         """Payloads behind which the stream is at no other place yet."""
         frames = []
         for payload in payloads:
+            if not payload.has_place:
+                frames.append(self.frame_unnumbered(payload))
+                continue
             self._num_payloads += 1
             if self._num_payloads > self._num_seen:
                 frames.append(self._framed(b"%b~%d" % (self._place, self._num_payloads), payload))
@@ -143,14 +178,14 @@ class Framer:
 
     def _skip(self, num_payloads: int) -> None:
         """Payloads of before this connection are counted as this log divides them."""
-        if not self._has_sent:
+        if not self.has_sent:
             self._number += num_payloads
 
     def _framed(self, place: bytes, payload: Payload) -> bytes:
         number, self._number = self._number, self._number + 1
         if number <= self._after_number:
             return b""
-        self._has_sent = True
+        self.has_sent = True
         return _frame(b"id: %b\n" % place if self.is_numbered else b"", payload, number)
 
 
