@@ -27,7 +27,7 @@ from gateway.log.facts import LogFacts
 from gateway.log.fate import Fate, Retention
 from gateway.log.reading import EXPIRED, LogLost
 from gateway.log.relay import LogRelay
-from gateway.log.reply_queues import ReplyQueues
+from gateway.log.reply_queues import ReplyLog, ReplyQueues
 from gateway.log.stalls import LOOK_INTERVAL_S, StallWatch
 from shared import incidents, topology
 from shared.bus.base import Bus, Message
@@ -70,7 +70,7 @@ class Relays:
 
     @asynccontextmanager
     async def open(
-        self, job: GenerationJob, facts: LogFacts, *, has_ids: bool = False
+        self, log: ReplyLog, job: GenerationJob, facts: LogFacts, *, has_ids: bool = False
     ) -> AsyncIterator[LogRelay]:
         """Publish ``job`` and relay its log, or the log that its Idempotency-Key already has.
 
@@ -84,7 +84,7 @@ class Relays:
         is_kept = bool(facts.body_hash) or job.is_detached
         retention = Retention.KEPT if is_kept else Retention.GRACE if has_ids else Retention.NONE
         with ExitStack() as opened:
-            relay = await self._begin(job, facts, retention, opened)
+            relay = await self._begin(log, job, facts, retention, opened)
             if not relay.is_answered:
                 await self._publish(relay.job or job)
             try:
@@ -152,42 +152,40 @@ class Relays:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _retention_s(self, job: GenerationJob) -> float:
-        settings = self._settings
-        kept_s = settings.detach_ttl_s if job.is_detached else 0
-        return max(settings.reply_retention_s, kept_s)
-
     async def _begin(
-        self, job: GenerationJob, facts: LogFacts, retention: Retention, opened: ExitStack
+        self,
+        log: ReplyLog,
+        job: GenerationJob,
+        facts: LogFacts,
+        retention: Retention,
+        opened: ExitStack,
     ) -> LogRelay:
         """Begin to relay a job's log, which ``opened`` closes.
 
         The end of an earlier request with the same key may delete the log meanwhile. Then it is
         declared again. Raises `Unavailable` if that happens each time, and as `open`.
         """
+        claim = _claim(job.request_id, job.tenant, body_hash=facts.body_hash)
+        known = None if facts.body_hash else facts
+        is_kept = retention is Retention.KEPT
         for _ in range(_MAX_LOGS):
             try:
-                relay = await self._new(job, facts, retention)
+                log.is_used = True
+                await log.declare()
+                relay = LogRelay(self._bus, log, claim, known, _loop_time(job.deadline), retention)
                 opened.enter_context(self._registered(relay))
                 relay.start()
-                is_kept = retention is Retention.KEPT
                 relay.job = await self._accept(relay, job) if is_kept else job
             except (LogLost, QueueNotFound):
                 opened.close()
+                log = log.renewed()
             else:
                 return relay
         raise Unavailable(_LOST)
 
-    async def _new(self, job: GenerationJob, facts: LogFacts, retention: Retention) -> LogRelay:
-        has_key = bool(facts.body_hash)
-        log = await self._queues.take(job.request_id, self._retention_s(job), may_exist=has_key)
-        claim = _claim(job.request_id, job.tenant, body_hash=facts.body_hash)
-        known = None if has_key else facts
-        return LogRelay(self._bus, log, claim, known, _loop_time(job.deadline), retention)
-
     def _returning(self, claim: Release) -> LogRelay:
         settings = self._settings
-        log = self._queues.find(claim.request_id)
+        log = self._queues.named(claim.request_id)
         # The job has its own deadline; this one is for a job that is never started.
         timeout_s = max(settings.request_timeout_s, settings.detach_ttl_s)
         return LogRelay(self._bus, log, claim, None, _loop_time(time.time() + timeout_s))

@@ -1,7 +1,7 @@
 """The bodies of chats and completions: their parameters, and the limits of each by itself.
 
 A struct is what its endpoint takes and what the OpenAPI page shows. Limits that depend on one
-another are checked in `gateway.api.bodies.draft`. The limits of sampling are those of
+another are checked in `gateway.api.bodies.submission`. The limits of sampling are those of
 `shared.messages.SamplingParams`; a test compares them.
 """
 

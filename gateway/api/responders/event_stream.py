@@ -6,7 +6,7 @@ from typing import cast
 
 from starlette.types import Send
 
-from gateway.api.bodies.draft import Submission
+from gateway.api.bodies.submission import Submission
 from gateway.api.render import encoder_for
 from gateway.api.render.sse import error_of, error_payload
 from gateway.api.rendering import Rendering, decode_rendering

@@ -1,26 +1,23 @@
 """POST /v1/responses, and what is done with a response that is there."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.bodies.draft import Submission
 from gateway.api.bodies.responses import ResponsesRequest, in_own_words
 from gateway.api.bodies.schemas import is_unused, parse
 from gateway.api.openapi import answered, documented
 from gateway.api.render.responses import Echo, ResponseObject, gathered_response, response_object
 from gateway.api.responders import resumption
-from gateway.api.responders.generation_response import GenerationResponse
+from gateway.api.responders.generation import Exchange, Reading, generate
 from gateway.api.responders.stored_response import stored_response
-from gateway.api.submission import draft_of, received, submitted
 from gateway.log.cursor import NOT_FOUND
-from gateway.log.fate import Departure
 from gateway.log.framing import Framer
 from gateway.wiring import Gateway
-from shared import telemetry
 from shared.errors import InvalidRequest, StreamNotFound
 
 _EXAMPLE: Mapping[str, Any] = {
@@ -52,14 +49,13 @@ def router(gateway: Gateway) -> APIRouter:
         "/v1/responses",
         openapi_extra=documented(ResponsesRequest, _EXAMPLE, ResponseObject, streams=True),
     )
-    async def create_response(request: Request) -> Response:
+    async def create_response() -> Response:
         """Answer a conversation, in the words of the Responses API."""
-        raw_body = await received(gateway, request)
-        body = parse(ResponsesRequest, raw_body)
-        submission = await _submitted(gateway, request, body, raw_body)
-        if body.background and not body.stream:
-            return _json(await _started(gateway, submission))
-        return _InOwnWords(GenerationResponse(gateway, submission))
+
+        async def serve(request: Request, send: Send) -> None:
+            await generate(gateway, request, send, _KIND, _read)
+
+        return Exchange(serve)
 
     @routes.get(
         "/v1/responses/{response_id}",
@@ -111,13 +107,11 @@ def router(gateway: Gateway) -> APIRouter:
     return routes
 
 
-async def _submitted(
-    gateway: Gateway, request: Request, body: ResponsesRequest, raw_body: bytes
-) -> Submission:
-    draft = draft_of(gateway, request, body)
-    rendering = msgspec.structs.replace(draft.rendering, echoed=echoed(body, raw_body))
-    draft = draft._replace(rendering=rendering)
-    return await submitted(gateway, request, draft, raw_body, _KIND)
+def _read(raw_body: bytes) -> Reading:
+    body = parse(ResponsesRequest, raw_body)
+    is_awaited = body.stream or not body.background
+    promise = None if is_awaited else partial(response_object, status="queued")
+    return Reading(body, echoed(body, raw_body), promise, in_own_words)
 
 
 def echoed(request: ResponsesRequest, body: bytes) -> bytes:
@@ -132,15 +126,6 @@ def _checked(response_id: str) -> str:
     if not response_id.startswith(f"{_KIND}-"):
         raise StreamNotFound(NOT_FOUND)
     return resumption.checked_id(response_id)
-
-
-async def _started(gateway: Gateway, submission: Submission) -> ResponseObject:
-    """Publish a job that nobody waits for."""
-    job = msgspec.structs.replace(submission.job, trace=telemetry.inject())
-    with gateway.admission.admit():
-        async with gateway.relays.open(job, submission.facts) as relay:
-            relay.close(Departure.LEFT)
-    return response_object(submission.rendering, "queued")
 
 
 def _json(body: object) -> Response:

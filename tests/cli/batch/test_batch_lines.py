@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from cli.batch.lines import BatchFile, model_of
-from gateway.api.bodies.draft import draft
 from gateway.api.bodies.schemas import ChatRequest, parse
+from gateway.api.bodies.submission import submission
 from gateway.api.rendering import rendering_of
 from shared.errors import InvalidRequest
 from shared.messages import ChatPrompt, TextPrompt
@@ -135,7 +135,7 @@ def test_a_line_asks_for_what_its_endpoint_would(body: dict[str, Any], tmp_path:
     line = chat_line("a", **body)
     file = BatchFile.check(write_lines(tmp_path / "in.jsonl", line), SERVED)
     request = parse(ChatRequest, json.dumps(line["body"]).encode())
-    endpoints = draft(request, request_id="r", created_at=5, served=SERVED).identified("r").job
+    endpoints = submission(request, request_id="r", created_at=5, served=SERVED).job
 
     job = file.job(0, 5)
 
