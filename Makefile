@@ -1,4 +1,4 @@
-# One target for each intent; `make help` lists them.
+# `make help` lists the targets.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -7,10 +7,10 @@ SHELL := bash
 
 VENV := .venv
 BIN := $(VENV)/bin
-# Newer than what it was installed from: `setup` has nothing to do.
+# While this file is newer than its prerequisites, `setup` has nothing to do.
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
-# Of `make soak`.
+# The duration of `make soak`.
 MINUTES := 30
 QUESTION := What is the capital of France?
 YAML_RULES := {extends: default, rules: {document-start: disable, line-length: {max: 120}, \

@@ -1,1 +1,1 @@
-"""Every figure that the README quotes comes out of a command in here."""
+"""The benchmarks behind every figure in the README."""

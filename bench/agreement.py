@@ -1,4 +1,4 @@
-"""How far the predictions of one model are from those of another, token by token."""
+"""Compares the predictions of two models, token by token."""
 
 from dataclasses import dataclass
 
@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 _ROWS = 64
-"""Compared at a time: in float64 a row of a large vocabulary takes a megabyte."""
+"""Rows that are compared at a time. In float64 a row of a large vocabulary takes a megabyte."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """KL(reference || other) in nats over all positions, and how often the best token is the same.
+    """KL(reference || other) in nats, as mean and quantiles over all positions, and how often both
+    models predict the same token.
 
-    A mean of 0.01 means that a sampled text gives away 0.01 nats a token to whoever guesses which
-    of both models wrote it.
+    With a mean of 0.01, a sampled text reveals 0.01 nats per token about which model wrote it.
     """
 
     kl_mean: float
@@ -23,9 +23,10 @@ class Agreement:
 
 
 def compare(reference: Tensor, other: Tensor) -> Agreement:
-    """Both are logits [num_positions, vocab_size] of the same tokens, of any float type.
+    """Compare two models' logits [num_positions, vocab_size] for the same tokens, of any float
+    dtype.
 
-    Raises `ValueError` where their shapes differ or there are no positions, or a logit is NaN.
+    Raises `ValueError` if their shapes differ, there are no positions, or a logit is NaN.
     """
     if reference.shape != other.shape or not reference.numel():
         raise ValueError(f"logits have shapes {[*reference.shape]} and {[*other.shape]}")
@@ -42,10 +43,8 @@ def compare(reference: Tensor, other: Tensor) -> Agreement:
 
 
 def perplexity(logits: Tensor, token_ids: Tensor) -> float:
-    """Of ``token_ids``, [num_tokens] int64, the first of which is given.
-
-    ``logits`` are [num_tokens, vocab_size]: row k predicts token k + 1.
-    """
+    """The perplexity of ``token_ids``, [num_tokens] int64, after the first one. ``logits`` are
+    [num_tokens, vocab_size]; row k predicts token k + 1."""
     rows = zip(torch.split(logits[:-1], _ROWS), torch.split(token_ids[1:], _ROWS), strict=True)
     losses = [
         torch.nn.functional.cross_entropy(predicted.double(), actual, reduction="none")
@@ -55,7 +54,8 @@ def perplexity(logits: Tensor, token_ids: Tensor) -> float:
 
 
 def _divergences(reference: Tensor, other: Tensor) -> Tensor:
-    """KL of each row; rounding could make that of equal rows less than nothing."""
+    """The KL divergence of each row, clamped at 0: rounding can make that of equal rows
+    negative."""
     expected = reference.double().log_softmax(dim=-1)
     differences = expected - other.double().log_softmax(dim=-1)
     return (expected.exp() * differences).sum(dim=-1).clamp(min=0)

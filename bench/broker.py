@@ -1,4 +1,4 @@
-"""The broker of a measured system."""
+"""The broker of a system that is measured."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from tests.support.broker import running_node
 class BrokerNode:
     url: str
     processes: Sequence[psutil.Process]
-    """Of a node that was started here: only those can be measured."""
+    """The broker's processes, if it was started here: only those can be measured."""
 
 
 NO_BROKER = BrokerNode("", ())
@@ -21,7 +21,7 @@ NO_BROKER = BrokerNode("", ())
 
 @contextmanager
 def broker_node(url: str | None) -> Iterator[BrokerNode]:
-    """The broker at ``url``, or a node that ends with the ``with``."""
+    """Use the broker at ``url``, or start a node that ends with the ``with``."""
     if url is not None:
         yield BrokerNode(url, ())
         return

@@ -1,4 +1,4 @@
-"""What must hold before figures are reported: the systems of ours compute the right thing."""
+"""Checks before any measurement: our systems must compute correct output."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ _TEXT_TOKENS = 256
 
 
 class WrongOutput(Exception):
-    """Figures of a system that computes something else are worth nothing."""
+    """One of our systems computes something wrong, so that its figures would be meaningless."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What a format may do to the predictions of float32."""
+    """How far the predictions of a format may differ from those of float32."""
 
     kl_mean: float
     top1: float
@@ -43,10 +43,8 @@ BOUNDS: Mapping[str, Bound] = {
 
 
 def check_output(systems: Iterable[System], options: Sequence[str] | None) -> None:
-    """Raise `WrongOutput` if one of ``systems`` is ours and our output is not what it should be.
-
-    ``options`` are our workers', as they are in the measurement.
-    """
+    """Check the output of our systems among ``systems``. ``options`` are the worker options that
+    are also used for the measurement. Raises `WrongOutput`."""
     formats = {system.weights for system in systems if not system.is_peer}
     if formats:
         _check_greedy_text(options or ())
@@ -56,10 +54,8 @@ def check_output(systems: Iterable[System], options: Sequence[str] | None) -> No
 
 
 def check_agreement(directory: Path, token_ids: Sequence[int], formats: Sequence[str]) -> None:
-    """Each of ``formats`` must predict a text, read as it stands, nearly as float32 does.
-
-    Prints how near. Raises `WrongOutput`.
-    """
+    """Check that each of ``formats`` predicts a text nearly as well as float32, and print the
+    difference. Raises `WrongOutput`."""
     for row in qualities(directory, token_ids, formats)[1:]:
         found, bound = row.agreement, BOUNDS[row.weights]
         text = (
@@ -73,7 +69,8 @@ def check_agreement(directory: Path, token_ids: Sequence[int], formats: Sequence
 
 
 def _check_greedy_text(options: Sequence[str]) -> None:
-    """Greedy text in float32 must be the reference provider's, to the last character."""
+    """Check that greedy text in float32 equals that of the reference provider. Raises
+    `WrongOutput`."""
     requests = random_requests(_NUM_PROMPTS, seed=0, max_tokens=_MAX_TOKENS)
     expected = _texts(requests, [*options, "--kernels=reference"])
     got = _texts(requests, options)

@@ -1,4 +1,4 @@
-"""Systems one after another under the same load, as often as it takes to trust the figures."""
+"""Measures systems in turn under the same load, in several runs."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Setting:
-    """The load of one measurement; all systems get the same requests."""
+    """The load of one measurement, which is the same for all systems."""
 
     num_users: int
     num_requests: int
@@ -34,7 +34,7 @@ class Setting:
 
 
 Client = Callable[[str, Setting], Figures]
-"""Puts a load on the server at a URL."""
+"""Measures the server at a URL under a load."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Plan:
 
     @property
     def room(self) -> Room:
-        # llama-server keeps one place free.
+        # llama-server keeps one slot free.
         return Room(max(self.users), self.prompt_len + self.max_tokens + 1)
 
     def settings(self, run: int) -> Iterator[Setting]:
-        """Runs and settings differ in their prompts: no cache helps any but the first."""
+        """The settings of a run. Each has other prompts, so that no cache helps in a later one."""
         for num_users in self.users:
             yield Setting(
                 num_users=num_users,
@@ -65,7 +65,7 @@ class Plan:
 
 
 def own_client(url: str, setting: Setting) -> Figures:
-    """`bench.load`. Raises `bench.load.LoadError` inside an `ExceptionGroup`."""
+    """A client that uses `bench.load`. Raises `bench.load.LoadError` inside an `ExceptionGroup`."""
     requests = random_requests(
         setting.num_requests,
         seed=setting.seed,
@@ -81,7 +81,8 @@ def compare(
     runs: Iterable[int],
     client: Client,
 ) -> Iterator[Measurement]:
-    """Every system in every one of ``runs``, so that a drift of the machine meets all of them."""
+    """Measure every system in each of ``runs``, so that a drift of the machine affects all of
+    them."""
     for run in runs:
         for system in systems:
             notices.print(f"run {run}: {system.name}, {system.weights}")

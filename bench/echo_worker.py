@@ -1,8 +1,8 @@
-"""A worker whose engine is synthetic: all is real but the arithmetic.
+"""A worker with a synthetic engine; everything else is real.
 
-Its tokens are a function of the tokens before them (`worker.model.echo`), so that queue, relay and
-failures can be measured and tested at any rate without a model's cost. It serves the name ``echo``
-with SmolLM2's tokenizer.
+Its tokens are a function of the previous tokens (`worker.model.echo`), so the queue, the relay and
+failures can be measured and tested at any rate, without the cost of a model. It serves the name
+``echo`` with SmolLM2's tokenizer.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ def _tokenizer() -> Tokenizer:
 
 
 def echo_model(worker: WorkerSettings, step_s: float = 0.0, num_blocks: int = 8192) -> ServedModel:
-    """The synthetic model: each step takes ``step_s`` whatever its batch."""
+    """The synthetic model. Each step takes ``step_s``, independent of the batch."""
     tokenizer = _tokenizer()
     runner = EchoRunner(
         num_blocks=num_blocks,

@@ -61,7 +61,7 @@ _PEOPLE = {
         "additionalProperties": False,
     },
 }
-"""A list that goes on for longer than a measurement."""
+"""An endless list, longer than any measurement."""
 DRAWS = {
     "greedy": _GREEDY,
     "temperature": SamplingParams(temperature=0.8, ignore_eos=True),
@@ -85,21 +85,21 @@ _DRAWS_BATCH = 32
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """``parts`` are milliseconds of ``step_ms``."""
+    """The time of a step. ``parts`` are in milliseconds, like ``step_ms``."""
 
     weights: str
     num_seqs: int
     num_new_tokens: int
-    """Of each sequence."""
+    """New tokens of each sequence."""
     context: int
-    """Tokens of each sequence before."""
+    """Previous tokens of each sequence."""
     step_ms: float
     parts: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineTime:
-    """Steps of the whole engine while ``num_seqs`` sequences decode."""
+    """The time of a step of the whole engine while ``num_seqs`` sequences decode."""
 
     weights: str
     draws: str
@@ -107,7 +107,7 @@ class EngineTime:
     num_seqs: int
     step_ms: float
     decoder_ms: float
-    """Of these, in the decoder."""
+    """The part of ``step_ms`` that the decoder takes."""
 
     @property
     def host_ms(self) -> float:
@@ -115,12 +115,12 @@ class EngineTime:
 
 
 class Bench:
-    """One format's decoder, and a cache of random keys and values."""
+    """The decoder of one format, and a cache with random keys and values."""
 
     def __init__(self, directory: Path, weights: str, num_threads: int) -> None:
         torch.set_num_threads(num_threads)
         decoder = load(directory, weights, "native")
-        torch.set_num_threads(1)  # as in a worker
+        torch.set_num_threads(1)  # as a worker does
         if not isinstance(decoder, FusedDecoder):
             raise typer.BadParameter("the native kernels do not compute this model")
         self._weights = weights
@@ -140,7 +140,7 @@ class Bench:
         return self._step(1, num_tokens, context)
 
     def engine(self, num_seqs: int, draws: str = "greedy", num_steps: int = 64) -> EngineTime:
-        """Sequences of 128 tokens that decode, in the engine."""
+        """An engine with decoding sequences of 128 tokens."""
         runner = TorchRunner(
             self._decoder,
             self._cache,
@@ -209,7 +209,7 @@ class Bench:
     def _shares(self, num_seqs: int, num_tokens: int, context: int) -> Iterator[ScheduledSequence]:
         num_blocks = -(-(context + num_tokens) // _BLOCK_SIZE)
         for i in range(num_seqs):
-            # Blocks far apart, as they are after hours.
+            # Blocks are far apart, as they are after hours of operation.
             blocks = [(i + num_seqs * k * 37) % _NUM_BLOCKS for k in range(num_blocks)]
             yield ScheduledSequence(
                 sequence_id=SequenceId(str(i), 0),

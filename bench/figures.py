@@ -17,7 +17,7 @@ from bench.load import Load, Stream
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Of one setting. Percentiles are taken over requests, those of ITL over chunks."""
+    """The figures of one setting. Percentiles are over requests, those of ITL over chunks."""
 
     tokens_per_s: float
     ttft_p50_ms: float
@@ -30,7 +30,8 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One setting of one system in one run. The same system with other weights is another one."""
+    """One setting of one system in one run. A system with other weights counts as another
+    system."""
 
     system: str
     weights: str
@@ -40,13 +41,13 @@ class Measurement:
     start_s: float
     memory_bytes: int
     other_cores: float
-    """How many were kept busy by others meanwhile."""
+    """Cores that other processes used during the measurement."""
     figures: Figures
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The medians of one setting over all runs, beside its peers."""
+    """The medians of one setting over all runs, compared with its peers."""
 
     system: str
     weights: str
@@ -56,14 +57,15 @@ class Row:
     start_s: float
     memory_bytes: float
     other_cores: float
-    """The most of all runs."""
+    """The maximum over all runs."""
     figures: Figures
     slowest_tokens_per_s: float
     fastest_tokens_per_s: float
     to_best_peer: float | None
-    """Tokens per second over those of the fastest peer with as many users; None without one."""
+    """Tokens per second divided by those of the fastest peer with as many users; None if there is
+    none."""
     to_same_weights: float | None
-    """The same over peers of the same weight format."""
+    """The same, but only among peers with the same weight format."""
 
 
 def ttft_s(stream: Stream) -> float:
@@ -84,7 +86,7 @@ def response_s(stream: Stream) -> float:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Interpolated between the nearest two. Raises `ValueError` for no values."""
+    """A percentile, interpolated linearly. Raises `ValueError` if there are no values."""
     if not values:
         raise ValueError("no values have no percentile")
     return float(np.percentile(values, percent))
@@ -106,7 +108,7 @@ def figures_of(load: Load) -> Figures:
 
 
 def rows_of(measurements: Sequence[Measurement]) -> list[Row]:
-    """One row for each setting, in the order of their first runs."""
+    """One row for each setting, in the order of the first runs."""
     settings: dict[tuple[str, str, int], list[Measurement]] = {}
     for one in measurements:
         settings.setdefault((one.system, one.weights, one.num_users), []).append(one)

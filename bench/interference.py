@@ -1,9 +1,10 @@
-"""What a long prompt does to streams that run: their ITL while it is prefilled.
+"""How a long prompt affects running streams: their ITL during its prefill.
 
     python -m bench.interference --max-step-ms 50 --max-step-ms 200 --llama-server PATH ...
 
-Streams run until all have their first tokens; then one more request comes with a long prompt. The
-table speaks of the time from there to its first token, the picture of some seconds around it.
+Once all streams have their first tokens, one more request with a long prompt arrives. The table
+covers the time from its arrival to its first token; the picture also shows a few seconds before and
+after.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ from bench.systems import Room, System
 from cli.terminal import notices
 
 _STREAM_TOKENS = 4000
-"""More than any stream gets before all of them are cut off."""
+"""More tokens than any stream receives before all of them are stopped."""
 _FIRST_CHUNKS = 16
 _AROUND_S = 3.0
 _MOMENT_S = 0.25
@@ -37,28 +38,29 @@ _MOMENT_S = 0.25
 
 @dataclass(frozen=True)
 class Interference:
-    """One system with its options. Times in seconds count from the long prompt's request."""
+    """One system with its options. Times are in seconds since the request with the long prompt."""
 
     system: str
     weights: str
     options: str
-    """Of our workers."""
+    """The options of our workers."""
     gaps: Sequence[tuple[float, float]]
-    """Of all running streams: when a chunk came, and how long after the one before."""
+    """For each chunk of all running streams: when it arrived, and the time since the previous one.
+    """
     prefill_s: float
     """The long prompt's time to first token."""
     other_cores: float
-    """How many were kept busy by others."""
+    """Cores that other processes used during the measurement."""
 
     def during_ms(self) -> list[float]:
-        """The gaps that end in the prefill, or that it ends in."""
+        """The gaps that overlap the prefill."""
         return [1e3 * gap for at, gap in self.gaps if at >= 0 and at - gap <= self.prefill_s]
 
     def before_ms(self) -> list[float]:
         return [1e3 * gap for at, gap in self.gaps if at < 0]
 
     def summary(self) -> dict[str, Any]:
-        """What the table and the picture show, in milliseconds and seconds."""
+        """The figures of the table and the picture, in milliseconds and seconds."""
         times, longest_ms = _longest(self)
         return {
             "system": self.system,
@@ -77,7 +79,7 @@ class Interference:
 async def interfere(
     url: str, num_streams: int, prompt_len: int, attempt: int
 ) -> tuple[list[tuple[float, float]], float]:
-    """The gaps and the prefill of an `Interference`. Raises `bench.load.LoadError` in a group."""
+    """Measure the gaps and the prefill. Raises `bench.load.LoadError` in a group."""
     streams = [Stream() for _ in range(num_streams)]
     requests = random_requests(num_streams, seed=2 * attempt, max_tokens=_STREAM_TOKENS)
     [long] = random_requests(1, seed=2 * attempt + 1, prompt_len=prompt_len, max_tokens=1)
@@ -104,7 +106,7 @@ async def interfere(
 
 
 def measure(system: System, num_streams: int, prompt_len: int) -> Interference:
-    """Start ``system`` and disturb it."""
+    """Start ``system`` and measure it."""
     notices.print(f"{system.name}, {system.weights} {' '.join(system.options)}")
     with running(system) as server:
 
@@ -135,7 +137,7 @@ def show(measured: Sequence[Interference], title: str) -> None:
 
 
 def draw(path: Path, measured: Sequence[Interference]) -> None:
-    """The longest gap of any stream at each moment, against time; a bar ends each prefill."""
+    """The longest gap of any stream over time; a bar marks the end of each prefill."""
     figure, [axis] = plots.new_figure(1)
     for one in measured:
         name = " ".join(filter(None, (one.system, one.weights, one.options)))

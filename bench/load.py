@@ -1,8 +1,8 @@
-"""The client: users that stream completions one after another, at as little cost as can be.
+"""The client: users that each stream one completion after another, at minimal cost.
 
-It shares the machine with the server that it measures, so its HTTP is a parser in C over bare
-sockets. When a chunk arrived is taken as in ``vllm bench serve``: an event counts if it bears a
-choice, the last one of a stream included, whose text is often empty.
+The client shares the machine with the server that it measures, so it parses HTTP in C and uses bare
+sockets. Arrival times are defined as in ``vllm bench serve``: an event counts if it contains a
+choice, including a stream's last event, whose text is often empty.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ import httptools
 import msgspec
 
 FIRST_ID = 1000
-"""Of random prompts: what lies below are special tokens and single bytes."""
+"""The lowest id in random prompts; lower ones are special tokens and single bytes."""
 MODEL = "smollm2"
-"""The name under which every server serves it."""
+"""The model name that every server serves."""
 
 
 class LoadError(Exception):
-    """A server answered otherwise than it was asked to."""
+    """A server's response is not what was requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Request:
     model: str = MODEL
 
     def encode(self, host: str) -> bytes:
-        """Greedy, to the last of ``max_tokens``, and streamed."""
+        """A request for a greedy, streamed completion of exactly ``max_tokens`` tokens."""
         body = {
             "model": self.model,
             "prompt": self.prompt_ids,
@@ -54,17 +54,17 @@ class Request:
 
 @dataclass(slots=True)
 class Stream:
-    """One answer as its client saw it. Times are `time.perf_counter`'s."""
+    """One response as the client received it. Times are those of `time.perf_counter`."""
 
     sent_at: float = 0.0
     chunk_times: list[float] = field(default_factory=list)
     text: str = ""
     num_prompt_tokens: int = 0
     num_tokens: int = 0
-    """As the server counts them, at the stream's end."""
+    """The number of tokens that the server reports at the end of the stream."""
 
     def check(self, request: Request) -> None:
-        """Raises `LoadError` unless both lengths are those of ``request``."""
+        """Raises `LoadError` unless both lengths equal those of ``request``."""
         counted = (self.num_prompt_tokens, self.num_tokens)
         asked = (len(request.prompt_ids), request.max_tokens)
         if counted != asked or not self.chunk_times:
@@ -82,7 +82,7 @@ class Load:
 def random_requests(
     num_requests: int, *, seed: int, prompt_len: int = 128, max_tokens: int = 128
 ) -> list[Request]:
-    """Requests that share nothing, so that no server finds a prompt in its cache."""
+    """Requests without common prefixes, so that no server finds a prompt in its cache."""
     draw = random.Random(seed)
     return [
         Request(draw.choices(range(FIRST_ID, 49_000), k=prompt_len), max_tokens)
@@ -91,7 +91,7 @@ def random_requests(
 
 
 async def run_load(url: str, requests: Sequence[Request], num_users: int) -> Load:
-    """Send all of ``requests``, each user one after another. Raises `LoadError`."""
+    """Send all of ``requests``; each user sends one after another. Raises `LoadError`."""
     pending, streams = iter(requests), []
 
     async def user() -> None:
@@ -108,14 +108,14 @@ async def run_load(url: str, requests: Sequence[Request], num_users: int) -> Loa
 
 
 async def complete(url: str, request: Request) -> Stream:
-    """Stream one answer over a connection of its own, opened before the clock starts."""
+    """Stream one response over a new connection, which is opened before the clock starts."""
     stream = Stream()
     await follow(url, request, stream)
     return stream
 
 
 async def follow(url: str, request: Request, stream: Stream) -> None:
-    """`complete` into ``stream``, for whoever watches it grow. Raises `LoadError`."""
+    """Like `complete`, but adds to ``stream``, which the caller can observe. Raises `LoadError`."""
     address = urlsplit(url)
     transport, answer = await asyncio.get_running_loop().create_connection(
         lambda: _Answer(stream), address.hostname or "", address.port or 80
@@ -129,7 +129,7 @@ async def follow(url: str, request: Request, stream: Stream) -> None:
 
 
 class _Answer(asyncio.Protocol):
-    """Reads one streamed answer; ``ended`` is its end, or raises `LoadError`."""
+    """Reads one streamed response; ``ended`` is done at its end, or raises `LoadError`."""
 
     def __init__(self, stream: Stream) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -173,13 +173,13 @@ class _Answer(asyncio.Protocol):
 
 
 class SseEvents:
-    """Cuts a body that comes in pieces into the data of its events."""
+    """Splits a body that arrives in pieces into the data of its events."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The data of each event that is complete by now; comments have none."""
+        """The data of each event that is complete. Comments are skipped."""
         *events, self._rest = (self._rest + data).split(b"\n\n")
         for event in events:
             for line in event.splitlines():
@@ -206,7 +206,7 @@ _DECODER = msgspec.json.Decoder(_Chunk)
 
 
 def take_event(data: bytes, stream: Stream) -> None:
-    """Add one event to ``stream``. Raises `LoadError` where it is an error, or no chunk."""
+    """Add one event to ``stream``. Raises `LoadError` if it is an error or not a chunk."""
     if data == b"[DONE]":
         return
     try:

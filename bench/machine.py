@@ -1,4 +1,4 @@
-"""Where and of what figures were taken."""
+"""The machine and the versions with which figures were measured."""
 
 import datetime
 import importlib.metadata
@@ -20,7 +20,7 @@ _PACKAGES = ("warren", "torch", "numpy", "aio-pika", "uvicorn", "uvloop")
 
 
 def describe(systems: Iterable[System]) -> dict[str, Any]:
-    """Everything that somebody needs to judge or repeat the figures, for a JSON file."""
+    """Everything that a reader needs to judge or repeat the figures, for a JSON file."""
     cpu = _cpu_info()
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -42,7 +42,7 @@ def describe(systems: Iterable[System]) -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """The last commit, and whether anything but results differs from it."""
+    """The last commit, and whether files other than results differ from it."""
     git = ("git", "-C", str(_ROOT))
     commit = _output(*git, "rev-parse", "--short=12", "HEAD")
     changed = _output(
@@ -52,12 +52,12 @@ def _commit() -> str:
 
 
 def _without_folders(argument: str) -> str:
-    """Where files lie on one machine tells nobody anything."""
+    """Remove directories: they mean nothing on another machine."""
     return re.sub(r"(^|=)/\S*/", r"\1", argument)
 
 
 def _cpu_info() -> dict[str, str]:
-    """What the kernel says of the first core."""
+    """The facts that the kernel reports about the first core."""
     first, *_ = Path("/proc/cpuinfo").read_text().split("\n\n")
     pairs = (line.partition(":") for line in first.splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}

@@ -1,4 +1,4 @@
-"""Options that the comparing benchmarks share, and the systems that they choose."""
+"""The options that benchmarks share, and the systems that they select."""
 
 import functools
 import inspect
@@ -29,7 +29,7 @@ def _bfloat16() -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What the shared options say."""
+    """The values of the shared options."""
 
     formats: Annotated[
         list[str],
@@ -72,10 +72,8 @@ class Choice:
     out: Out = RESULTS
 
     def systems(self, needed: Room, bounds: Sequence[str] = ()) -> list[System]:
-        """Ours, once with each of ``bounds`` as one more option, then the peers.
-
-        Raises `typer.BadParameter`.
-        """
+        """Our systems, once with each of ``bounds`` as an additional option, and then the peers.
+        Raises `typer.BadParameter`."""
         given = self.worker_options or []
         own = [
             system
@@ -89,7 +87,7 @@ class Choice:
 
 
 def comparison(main: Callable[..., None]) -> Callable[..., None]:
-    """The command whose options are those of ``main(choice, ...)`` and of `Choice`."""
+    """A command with the options of ``main(choice, ...)`` and those of `Choice`."""
     _, *own = inspect.signature(main).parameters.values()
     shared = inspect.signature(Choice).parameters
 
@@ -98,7 +96,7 @@ def comparison(main: Callable[..., None]) -> Callable[..., None]:
         choice = Choice(**{name: given.pop(name) for name in shared})
         ends_on_sigterm(main)(choice, **given)
 
-    # Where typer looks.
+    # typer reads the signature from here.
     vars(command)["__signature__"] = inspect.Signature([*own, *shared.values()])
     return command
 
@@ -106,7 +104,7 @@ def comparison(main: Callable[..., None]) -> Callable[..., None]:
 def ours(
     formats: Sequence[str], broker: str | None, worker_options: Sequence[str] | None
 ) -> list[System]:
-    """Both deployments for each format."""
+    """Both deployments, for each format."""
     options = worker_options or ()
     return [
         system
@@ -116,7 +114,7 @@ def ours(
 
 
 def selected(systems: Sequence[System], only: Sequence[str] | None) -> list[System]:
-    """Those of ``systems`` that were asked for. Raises `typer.BadParameter`."""
+    """The systems with the given names; all if there are none. Raises `typer.BadParameter`."""
     names = {system.name for system in systems}
     if unknown := set(only or ()) - names:
         raise typer.BadParameter(f"{', '.join(unknown)}: there are {', '.join(sorted(names))}")

@@ -1,4 +1,4 @@
-"""How much of the machine others use while something is measured."""
+"""Measures how much of the machine other processes use during a measurement."""
 
 import time
 from collections.abc import Callable
@@ -14,29 +14,32 @@ from cli.terminal import notices
 _Result = TypeVar("_Result")
 
 _MAX_CORES = 0.3
-"""That others may keep busy."""
+"""Cores that other processes may use."""
 _MAX_ATTEMPTS = 3
 _PATIENCE_S = 30.0
 _LOOK_S = 1.0
 
 
 class OtherLoad:
-    """Counts from its making on the cores that processes outside the bench keep busy."""
+    """Measures the cores that processes outside the benchmark use, from its creation on."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
         self._busy_s = _busy_s()
 
     def cores(self) -> float:
-        """The mean since then. What ended meanwhile and was nobody's child counts as another's."""
+        """The mean since then. An orphaned process that has ended is counted as one of the
+        others."""
         return max(0.0, _busy_s() - self._busy_s) / (time.perf_counter() - self._start)
 
 
 def undisturbed(measure: Callable[[int], _Result]) -> tuple[_Result, float]:
-    """What ``measure`` returns, and how many cores others kept busy meanwhile.
+    """Measure without disturbance; returns the result of ``measure`` and the cores that others
+    used.
 
-    Waits for others to leave the machine, and measures again where they came back; ``measure`` is
-    given the number of the attempt. Where they never left, the least disturbed attempt counts.
+    Waits until other processes are idle, and repeats the measurement if they were active during it.
+    ``measure`` receives the number of the attempt. If all attempts were disturbed, the least
+    disturbed one counts.
     """
     attempts: list[tuple[_Result, float]] = []
     for attempt in range(_MAX_ATTEMPTS):
@@ -59,7 +62,7 @@ def _wait_for_others() -> None:
 
 
 def _busy_s() -> float:
-    """CPU seconds of the machine that the bench and what it started did not use."""
+    """CPU seconds of the machine that neither the benchmark nor its children used."""
     times = psutil.cpu_times()
     return (
         float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice) - own_cpu_s()
@@ -67,7 +70,7 @@ def _busy_s() -> float:
 
 
 def own_cpu_s() -> float:
-    """CPU seconds of this process, of all that it started and lives, and of all that it saw end."""
+    """CPU seconds of this process, its living descendants, and its children that have ended."""
     total = 0.0
     for process in trees([psutil.Process()]):
         with suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""Pictures of the figures, as SVG."""
+"""Plots figures as SVG."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,17 +9,17 @@ from matplotlib.figure import Figure
 
 from bench.figures import Row
 
-mpl.rcParams["svg.hashsalt"] = "warren"  # the same figures make the same file
+mpl.rcParams["svg.hashsalt"] = "warren"  # equal figures produce equal files
 mpl.rcParams["font.sans-serif"] = ["DejaVu Sans"]
-mpl.rcParams["svg.fonttype"] = "none"  # text stays text: a tenth of its outlines
+mpl.rcParams["svg.fonttype"] = "none"  # a tenth of the size of outlines
 _INCHES = (5.0, 3.6)
 
 Panel = tuple[str, Callable[[Row], float]]
-"""What an axis shows, and where that comes from."""
+"""The label of an axis, and where its values come from."""
 
 
 def draw_rows(path: Path, rows: Sequence[Row], panels: Sequence[Panel]) -> None:
-    """One panel beside another, each against the number of users; ours are drawn bold."""
+    """Panels side by side, each over the number of users. Our systems are drawn bold."""
     figure, axes = new_figure(len(panels))
     for axis, (label, value) in zip(axes, panels, strict=True):
         for (system, weights), line in _lines(rows).items():

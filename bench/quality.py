@@ -1,12 +1,12 @@
-"""What a weight format costs in quality: perplexity, and agreement with float32, on a fixed text.
+"""The quality that a weight format costs: perplexity, and agreement with float32, on a fixed text.
 
     python -m bench.quality [--model NAME] [--format FORMAT]...
 
 The text is `texts/alice.txt`, the beginning of Lewis Carroll's "Alice's Adventures in Wonderland"
-(1865, in the public domain). Every format reads it once, each token after the true ones before.
+(1865, in the public domain). Every format predicts each token from the true tokens before it.
 
-A model that came as a GGUF file is quantized already. Its own format then loses nothing but what
-float32 lost when it was rounded for the conversion, and other formats lose what they add to that.
+A model that comes as a GGUF file is already quantized. In its own format it loses only what
+rounding to float32 lost during the conversion; other formats lose what they add to that.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ _CHUNK = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """Of one format on one text; ``agreement`` is that with float32."""
+    """The quality of one format on one text; ``agreement`` is that with float32."""
 
     weights: str
     perplexity: float
@@ -53,7 +53,7 @@ class Quality:
 
 
 def load(directory: Path, weights: str, kernels: str) -> Decoder:
-    """As a worker loads it for `bench.systems`. Raises `StartupError`."""
+    """Load a model as a worker loads it in `bench.systems`. Raises `StartupError`."""
     is_packed = weights in _PACKED
     return load_decoder(
         directory,
@@ -67,7 +67,7 @@ def load(directory: Path, weights: str, kernels: str) -> Decoder:
 
 @torch.inference_mode()
 def text_logits(decoder: Decoder, token_ids: Sequence[int]) -> Tensor:
-    """Return [len(token_ids), vocab_size] float32: what follows each of the tokens."""
+    """The prediction after each of the tokens, [len(token_ids), vocab_size] float32."""
     num_blocks = -(-len(token_ids) // _BLOCK_SIZE)
     block = BlockShape(
         decoder.num_layers, _BLOCK_SIZE, decoder.num_kv_heads, decoder.head_dim, decoder.dtype
@@ -105,7 +105,8 @@ def fixed_text(directory: Path) -> list[int]:
 def qualities(
     directory: Path, token_ids: Sequence[int], formats: Sequence[str], kernels: str = "auto"
 ) -> list[Quality]:
-    """Float32 by the reference ops first, then each of ``formats``. Raises `StartupError`."""
+    """Measure float32 with the reference ops first, then each of ``formats``. Raises
+    `StartupError`."""
     reference = text_logits(load(directory, "float32", "reference"), token_ids)
     rows = [_quality("float32", reference, reference, token_ids)]
     for weights in formats:

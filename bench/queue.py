@@ -1,11 +1,13 @@
-"""What the queue costs: time to first token, tokens relayed, streams held, memory.
+"""The cost of the queue: time to first token, relayed tokens, open streams and memory.
 
     python -m bench.queue [--broker URL] [--requests N] [--seconds S]
 
-The engine is synthetic. Time to first token is that of `bench.echo_worker`, whose engine only
-waits, less that of its engine alone. For the rest `bench.queue_source` publishes tokens by the
-clock: the subject is one gateway process. All processes share the machine, so each one's CPU time
-is shown: what a gateway relays in one second of it is what it would relay with a core to itself.
+The engine is synthetic. The time to first token is that of `bench.echo_worker`, whose engine only
+sleeps, minus that of its engine alone. The rest measures a single gateway process, for which
+`bench.queue_source` publishes tokens at a fixed rate.
+
+All processes share the machine, so the CPU time of each is shown: the tokens that a gateway relays
+per second of its CPU time are what it would relay with a core to itself.
 """
 
 import asyncio
@@ -38,7 +40,7 @@ from tests.support.processes import ROOT, START_TIMEOUT_S
 RESULTS = ROOT / "bench" / "results"
 _MAX_REQUESTS = 4096
 _RELAY = (200, 125.0)
-"""Streams and tokens/s of each: a quarter more than the goal of 20,000 tokens/s."""
+"""Streams, and tokens/s of each: a quarter more than the goal of 20,000 tokens/s."""
 _HOLD_STREAMS = 2000
 
 _Result = TypeVar("_Result")
@@ -56,7 +58,7 @@ def _token_source(broker: str, tokens_per_s: float) -> Iterator[psutil.Process]:
 
 
 def _latencies(broker: str, num_requests: int) -> dict[str, list[float]]:
-    """Seconds to the first token, by the way that was measured."""
+    """Seconds to the first token, by what was measured."""
     with ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         step = f"--step-ms={queue_latency.STEP_S * 1e3}"
@@ -89,7 +91,7 @@ def _load(broker: BrokerNode, num_streams: int, tokens_per_s: float, seconds: fl
 
 
 def _wait_served(url: str) -> None:
-    """Return once the gateway knows the model. Raises `TimeoutError`."""
+    """Return once the gateway lists the model. Raises `TimeoutError`."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while MODEL not in httpx.get(f"{url}/v1/models").text:
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""A client that holds many streams and costs as little as it can: bare sockets."""
+"""A client that keeps many streams open at minimal cost, with bare sockets."""
 
 import asyncio
 import json
@@ -29,12 +29,12 @@ def http_request(host: str, body: dict[str, object]) -> bytes:
 
 @dataclass(slots=True)
 class Tally:
-    """What came in while it was counted."""
+    """The events that arrived while they were counted."""
 
     num_tokens: int = 0
     num_events: int = 0
     delays_s: list[float] = field(default_factory=list)
-    """Of each event, from the moment when the worker published it."""
+    """For each event, the time since the worker published it."""
 
     def count(self, published_at: float, num_tokens: int) -> None:
         self.num_events += 1
@@ -46,7 +46,7 @@ class Tally:
 
 
 class Stream(asyncio.Protocol):
-    """One stream. Its events' ids count tokens: what is lost or repeated is an error."""
+    """One stream. The ids of its events count tokens; a lost or repeated token is an error."""
 
     def __init__(self, client: "Streams") -> None:
         self.opened = asyncio.get_running_loop().create_future()
@@ -78,14 +78,15 @@ class Stream(asyncio.Protocol):
 
 
 class Streams:
-    """Open streams, and the tally that all of them write to."""
+    """Open streams, and the tally of all their events."""
 
     def __init__(self) -> None:
         self.tally = Tally()
         self.errors: list[str] = []
 
     async def measure(self, seconds: float) -> Tally:
-        """What comes in from now on. Raises `RuntimeError` for what was lost or repeated."""
+        """Count the events that arrive from now on. Raises `RuntimeError` if tokens are lost or
+        repeated."""
         self.tally = Tally()
         await asyncio.sleep(seconds)
         tally, self.tally = self.tally, Tally()
@@ -96,7 +97,7 @@ class Streams:
 
 @asynccontextmanager
 async def open_streams(url: str, num_streams: int) -> AsyncIterator[Streams]:
-    """Streams that a worker has started; they end with the ``async with``."""
+    """Open streams that a worker has started; they end with the ``async with``."""
     address = urlsplit(url)
     body = {"model": MODEL, "prompt": [1], "max_tokens": 1 << 18, "stream": True}
     request = http_request(address.netloc, body)

@@ -1,4 +1,4 @@
-"""Seconds to the first token: by the bare engine, the bare broker and the whole way."""
+"""Seconds to the first token: of the bare engine, of the bare broker, and end to end."""
 
 import asyncio
 import time
@@ -18,15 +18,15 @@ from worker.engine.interface import SequenceId, Submit
 PROMPT_IDS = list(range(100, 228))
 WARM_UP = 20
 STEP_S = 0.005
-"""A step of a small model: the first token takes one."""
+"""The duration of a step of a small model. The first token takes one step."""
 PAUSE_S = 0.02
-"""Between an answer and the next request: cleaning up after an answer is not part of the next."""
+"""The pause between requests, so that the clean-up after one is not part of the next."""
 
 Measure = Callable[[int], Awaitable[float]]
 
 
 async def _sample(measure: Measure, num_requests: int) -> list[float]:
-    """Times in seconds of requests one after another, the first few left out."""
+    """The times of sequential requests in seconds, without those of the warm-up."""
     times = []
     for k in range(WARM_UP + num_requests):
         times.append(await measure(k))
@@ -55,7 +55,7 @@ async def bare_engine(num_requests: int) -> list[float]:
 
 
 async def bare_broker(url: str, num_requests: int) -> list[float]:
-    """One message to a job queue and one to a reply queue: no way over a broker is shorter."""
+    """One message to a job queue and one to a reply queue, the minimum over any broker."""
     jobs = topology.jobs_queue("bare", "interactive")
     replies = topology.reply_queue("bare", expires_s=60)
     async with RabbitBus(url) as bus:
@@ -74,7 +74,8 @@ async def bare_broker(url: str, num_requests: int) -> list[float]:
 
 
 async def over_http(url: str, num_requests: int) -> list[float]:
-    """The whole way. One connection: an HTTP library would cost as much as what is measured."""
+    """The whole way from request to first token. Uses one bare connection, because an HTTP library
+    would cost as much as what is measured."""
     address = urlsplit(url)
     request = http_request(
         address.netloc,

@@ -1,4 +1,4 @@
-"""What one gateway relays and what that costs each process, at a given load."""
+"""The tokens that one gateway relays, and their cost in each process, at a given load."""
 
 import asyncio
 import time
@@ -28,12 +28,12 @@ WARM_UP_STREAMS = 20
 _NUM_BARE = 8
 
 Processes = Mapping[str, Sequence[psutil.Process]]
-"""By the part they play; ``gateway`` is one of them."""
+"""By role; one of them is ``gateway``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadFigures:
-    """Delays go from the worker's publish to the client, in milliseconds."""
+    """Delays are from the worker's publish to the client, in milliseconds."""
 
     num_streams: int
     tokens_per_s: float
@@ -41,17 +41,17 @@ class LoadFigures:
     delay_p50_ms: float
     delay_p99_ms: float
     bare_delay_p50_ms: float
-    """To a reader of the reply queue itself, in the same seconds."""
+    """To a reader of the reply queue itself, during the same seconds."""
     bare_delay_p99_ms: float
     memory_bytes_per_stream: float
-    """Of the gateway."""
+    """The memory of the gateway."""
     cpu_s_per_1000_tokens: Mapping[str, float]
     cpu_s_per_1000_events: Mapping[str, float]
     cores_used: Mapping[str, float]
 
     @property
     def tokens_per_gateway_core_s(self) -> float:
-        """What the gateway would relay if it had a core to itself."""
+        """The tokens per second that the gateway would relay with a core to itself."""
         return 1000 / self.cpu_s_per_1000_tokens["gateway"]
 
     def as_json(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class LoadFigures:
 async def measure_load(
     url: str, broker: str, processes: Processes, *, num_streams: int, seconds: float
 ) -> LoadFigures:
-    """Open streams, let them settle, and measure. Raises `RuntimeError` for lost tokens."""
+    """Open streams, let them settle, and measure. Raises `RuntimeError` if tokens are lost."""
     async with open_streams(url, min(num_streams, WARM_UP_STREAMS)) as streams:
         await streams.measure(SETTLE_S)
     await asyncio.sleep(SETTLE_S)
@@ -96,7 +96,7 @@ async def _window(
 
 @asynccontextmanager
 async def _bare_readers(broker: str) -> AsyncIterator[Streams]:
-    """Streams of the same worker whose reply queues are read here: what the broker alone takes."""
+    """Streams of the same worker whose reply queues are read here, to measure the broker alone."""
     streams = Streams()
     async with RabbitBus(broker) as bus:
         reading = [asyncio.create_task(_read_bare(bus, k, streams)) for k in range(_NUM_BARE)]

@@ -1,10 +1,10 @@
-"""A worker without engine and text: tokens come by the clock, all else is a worker's.
+"""A worker without an engine and without text, which publishes tokens at a fixed rate.
 
-Its events go through the worker's own publisher: while one of a stream waits for the broker's
-confirmation, the stream's next tokens gather and go out as one. Streams are served in batches of
-64 whose steps end together, as those of an engine do, and begin to speak once no further job comes,
-so that opening streams is not measured with them. The text of an event says when it was
-published, so that whoever reads it can tell how long it was on its way.
+Its events go through the worker's own publisher: while an event waits for the broker's
+confirmation, the next tokens of its stream are coalesced into one event. Streams are served in
+batches of 64 whose steps end together, like those of an engine. They start once no further job
+arrives, so that the cost of opening streams is not measured. The text of an event is the time at
+which it was published, from which a reader computes its delay.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ MODEL = "clock"
 TOKEN_TEXT = "word "
 _BATCH_SIZE = 64
 _QUIET_S = 1.0
-_PREFETCH = 2000  # the most that quorum queues allow
+_PREFETCH = 2000  # the maximum of quorum queues
 
 
 class Source:
-    """Answers every job at ``tokens_per_s`` until it is long enough or nobody reads it."""
+    """Answers every job at ``tokens_per_s`` until it has all its tokens or has no reader."""
 
     def __init__(self, bus: Bus, tokens_per_s: float) -> None:
         self._bus = bus
@@ -93,14 +93,15 @@ class Source:
         while num_sent < max_tokens:
             await asyncio.sleep(begin_at + num_sent * self._step_s - time.monotonic())
             num_due = math.floor((time.monotonic() - begin_at) / self._step_s) + 1
-            # A timer may ring a moment early: at least the token that it rang for.
+            # A timer may fire slightly early. Send at least the token that it was set for.
             num_new = max(1, min(num_due, max_tokens) - num_sent)
             num_sent += num_new
             await publisher.publish(log.delta(0, (0,) * num_new, _text(num_new)))
         await publisher.publish(log.finish(0, (), "", "length"))
 
     def _first_step_at(self) -> float:
-        """Batches step apart from each other; golden ratio: evenly, however many there are."""
+        """Offsets the steps of batches from each other, evenly for any number of batches (golden
+        ratio)."""
         phase = next(self._batches) // _BATCH_SIZE * 0.618 % 1
         return (math.ceil(time.monotonic() / self._step_s) + phase) * self._step_s
 
@@ -110,7 +111,7 @@ def _text(num_tokens: int) -> str:
 
 
 def published_at(text: str) -> float:
-    """When an event with this text was published, in the machine's monotonic time."""
+    """When the event with this text was published, in monotonic time."""
     return float(text.split(" ", 1)[0])
 
 

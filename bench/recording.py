@@ -1,8 +1,8 @@
-"""Records one stream whose worker is killed while it answers, and draws the recording.
+"""Records a stream whose worker is killed while it answers, and draws the recording.
 
-RabbitMQ, a gateway and two workers with SmolLM2 are started. The worker that answers a question is
-ended with SIGKILL after `KILL_AFTER` tokens. The same question is asked once more, undisturbed, and
-both answers must be equal.
+Starts RabbitMQ, a gateway and two workers with SmolLM2. The worker that answers a question is ended
+with SIGKILL after `KILL_AFTER` tokens. The same question is then asked again without a disturbance,
+and both answers must be equal.
 
     python -m bench.recording [--out docs/images]
 """
@@ -44,7 +44,7 @@ class Token(msgspec.Struct, frozen=True):
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    """One disturbed stream. Times are seconds since the request."""
+    """One disturbed stream. Times are in seconds since the request."""
 
     question: str
     killed_at_s: float
@@ -54,7 +54,8 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_before(self) -> int:
-        """Tokens ahead of the longest gap that ends after the kill: those of the first worker."""
+        """The number of tokens before the longest gap that ends after the kill: the first
+        worker's."""
         after = [k for k in range(1, len(self.tokens)) if self.tokens[k].at_s > self.killed_at_s]
         return max(after, key=self.gap_s)
 
@@ -72,7 +73,7 @@ def record() -> Recording:
         ]
         gateway = stack.enter_context(processes.gateway(url, directory / "gateway.log"))
         client = stack.enter_context(httpx.Client(base_url=gateway.url, timeout=60, verify=NO_TLS))
-        for _ in workers:  # each computes faster from its second answer on
+        for _ in workers:  # each worker is faster from its second answer on
             list(_stream(client))
         undisturbed = "".join(_stream(client))
         tokens: list[Token] = []
@@ -94,7 +95,7 @@ def record() -> Recording:
 
 
 def draw(recording: Recording) -> str:
-    """The recording as an SVG: the answer as a terminal shows it, and its tokens in time."""
+    """The recording as an SVG: the answer as a terminal shows it, and its tokens over time."""
     lines = list(_lines(recording))
     axis_top = 78 + _LINE * len(lines) + 34
     return "\n".join(

@@ -1,4 +1,4 @@
-"""Figures as a table in the terminal and as a JSON file."""
+"""Reports figures as a table in the terminal and as a JSON file."""
 
 import dataclasses
 import json
@@ -14,16 +14,16 @@ from rich.table import Table
 from bench.figures import Measurement, Row
 
 _WIDTH = 132
-"""Of the table where there is no terminal."""
+"""The width of the table if the output is not a terminal."""
 
 _SAME = ("machine", "commit", "client")
 
 Column = tuple[str, Callable[[Row], str]]
-"""Its heading, and its text in a row."""
+"""The heading of a column, and its text in a row."""
 
 
 def show(title: str, rows: Sequence[Row], columns: Sequence[Column]) -> None:
-    """Print one line a row; a rule stands between two numbers of users."""
+    """Print one line per row, with a rule between numbers of users."""
     table = Table("users", "system", "weights", title=title)
     for heading, _ in columns:
         table.add_column(heading, justify="right")
@@ -36,7 +36,7 @@ def show(title: str, rows: Sequence[Row], columns: Sequence[Column]) -> None:
 
 
 def console() -> Console:
-    """Where tables go: the terminal, or a file with room for them."""
+    """The console for tables: the terminal, or a file that is wide enough."""
     terminal = Console(highlight=False)
     return terminal if terminal.is_terminal else Console(highlight=False, width=_WIDTH)
 
@@ -47,7 +47,7 @@ def write(
     rows: Sequence[Row],
     measurements: Sequence[Measurement],
 ) -> None:
-    """Write what was measured where, with the medians and each run."""
+    """Write the medians and each run, with the machine and the versions."""
     content = {
         **about,
         "rows": [dataclasses.asdict(row) for row in rows],
@@ -57,11 +57,8 @@ def write(
 
 
 def continued(path: Path, about: dict[str, Any]) -> tuple[dict[str, Any], list[Measurement]]:
-    """``about`` with the versions and commands that `write` left in ``path`` too, and the runs that
-    it left.
-
-    Raises `typer.BadParameter` where those were taken elsewhere or of something else.
-    """
+    """``about`` with the versions and commands that `write` stored in ``path``, and the stored
+    runs. Raises `typer.BadParameter` if those were measured elsewhere or with something else."""
     if not path.exists():
         return about, []
     content = json.loads(path.read_text())
@@ -75,8 +72,8 @@ def continued(path: Path, about: dict[str, Any]) -> tuple[dict[str, Any], list[M
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write ``content`` with a line for each value and for each item of a list, and six digits of
-    each fraction."""
+    """Write ``content`` with one line for each value and list item, and fractions with six
+    digits."""
     content = json.loads(json.dumps(content), parse_float=lambda text: float(f"{float(text):.6g}"))
     path.parent.mkdir(parents=True, exist_ok=True)
     values = (f" {json.dumps(name)}: {_lines(value)}" for name, value in content.items())
@@ -90,7 +87,7 @@ def _lines(value: object) -> str:
 
 
 def rate(row: Row) -> str:
-    """The median of tokens per second, and the range of several runs."""
+    """The median of tokens per second, and the range over several runs."""
     median = f"{row.figures.tokens_per_s:.0f}"
     if row.num_runs == 1:
         return median

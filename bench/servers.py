@@ -1,4 +1,4 @@
-"""Systems while they run: started, waited for, and ended with all their processes."""
+"""Systems while they run: starts them, waits until they are ready, and ends all their processes."""
 
 import os
 import re
@@ -24,32 +24,30 @@ _POLL_S = 0.02
 
 
 class ServerDied(Exception):
-    """A server ended or was not ready in time; the text is the end of its log."""
+    """A server ended, or was not ready in time. The text is the end of its log."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """A system that answers at ``url``."""
+    """A running system that answers at ``url``."""
 
     url: str
     start_s: float
-    """From its start to its first answer."""
+    """Seconds from its start to its first response."""
     roots: Sequence[psutil.Process]
 
     def peak_memory_bytes(self) -> int:
-        """The peaks of the resident memory of all its processes, added up.
+        """The sum of the peak resident memory of its processes.
 
-        What they share counts for each; those that ended before do not count.
+        Shared memory counts once for each process. Processes that have already ended do not count.
         """
         return sum(map(_peak_memory_bytes, trees(self.roots)))
 
 
 @contextmanager
 def running(system: System) -> Iterator[Server]:
-    """Start ``system`` and end it with the ``with``; its broker stands before the clock starts.
-
-    Raises `ServerDied`.
-    """
+    """Start ``system`` and end it with the ``with``. Its broker is started before the clock. Raises
+    `ServerDied`."""
     port = free_port()
     with ExitStack() as stack:
         broker = stack.enter_context(system.broker()) if system.broker else NO_BROKER
@@ -66,7 +64,7 @@ def running(system: System) -> Iterator[Server]:
 
 
 def trees(roots: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """The processes and all that they started."""
+    """The processes and all their descendants."""
     return [*roots, *(child for root in roots for child in root.children(recursive=True))]
 
 
@@ -79,7 +77,7 @@ def _process(command: Command, system: System, log: Path) -> Iterator[psutil.Pop
             stderr=output,
             stdin=subprocess.DEVNULL,
             env={**os.environ, **system.environment},
-            # Ctrl-C is for the bench, which ends its servers in order.
+            # Ctrl-C is handled by the benchmark, which ends its servers in order.
             start_new_session=True,
         )
     try:
@@ -89,7 +87,7 @@ def _process(command: Command, system: System, log: Path) -> Iterator[psutil.Pop
 
 
 def _end(process: psutil.Popen) -> None:
-    """Let it end in order; what it leaves behind, or what does not end, is killed."""
+    """Terminate a server in order, and kill the processes that do not end."""
     with suppress(psutil.NoSuchProcess):
         tree = trees([process])
         process.terminate()
@@ -112,7 +110,7 @@ def _wait_until_it_answers(url: str, processes: Sequence[psutil.Popen], log: Pat
 
 
 def _answers(client: httpx.Client) -> bool:
-    """Healthy, lists a model and completes with it."""
+    """Whether it is healthy, lists a model and completes a prompt."""
     body = {"model": MODEL, "prompt": [1000], "max_tokens": 1}
     try:
         return (

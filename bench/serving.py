@@ -59,7 +59,7 @@ def main(
     first = 1 + max((one.run for one in measurements), default=0)
     for measurement in compare(systems, plan, range(first, first + runs), measure):
         measurements.append(measurement)
-        # What was measured is kept, however this ends.
+        # What was measured is kept, even if a later measurement fails.
         report.write(path, about, rows_of(measurements), measurements)
     rows = rows_of(measurements)
     title = (

@@ -1,4 +1,4 @@
-"""The systems that are compared, as the commands that start them."""
+"""The systems that are compared, and the commands that start them."""
 
 import shutil
 import sys
@@ -19,7 +19,8 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Room:
-    """What a peer must have room for; ours makes room by itself."""
+    """The number of users and tokens that a peer is configured for. Our systems need no such
+    limit."""
 
     num_users: int
     max_len: int
@@ -28,18 +29,19 @@ class Room:
 
 @dataclass(frozen=True)
 class System:
-    """``commands`` start it for a port and a broker's URL; all run together, one listens there."""
+    """``commands`` returns the commands for a port and a broker URL. All of them run together, and
+    one listens on the port."""
 
     name: str
     weights: str
     commands: Callable[[int, str], Sequence[Command]]
     options: Sequence[str] = ()
-    """Of our workers, beyond what the bench itself asks of them."""
+    """The options of our workers, in addition to those of the benchmark."""
     is_peer: bool = False
     broker: Callable[[], AbstractContextManager[BrokerNode]] | None = None
-    """Provides the broker, for those who need one."""
+    """Provides the broker, if the system needs one."""
     program: str | None = None
-    """A peer's own command, which tells its version."""
+    """The peer's executable, which prints its version."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -57,7 +59,7 @@ def warren(weights: str, broker_url: str | None, options: Sequence[str] = ()) ->
 
 
 def warren_serve(weights: str, options: Sequence[str] = ()) -> System:
-    """Both in one process, without a broker."""
+    """Gateway and worker in one process, without a broker."""
 
     def commands(port: int, _: str) -> list[Command]:
         common = (f"--port={port}", "--log-level=warning")
@@ -67,7 +69,7 @@ def warren_serve(weights: str, options: Sequence[str] = ()) -> System:
 
 
 def llama_server(program: str, gguf: Path, needed: Room) -> System:
-    """One slot for each user, each with a cache of its own."""
+    """llama-server with one slot for each user, each with a cache of its own."""
 
     def commands(port: int, _: str) -> list[Command]:
         slots = needed.num_users
@@ -79,7 +81,7 @@ def llama_server(program: str, gguf: Path, needed: Room) -> System:
 
 
 def vllm(program: str, dtype: str, needed: Room) -> System:
-    """vLLM on the CPU, with its own defaults but for the length of the context."""
+    """vLLM on the CPU, with its defaults except for the length of the context."""
 
     def commands(port: int, _: str) -> list[Command]:
         directory = str(store.resolve(MODEL))
@@ -91,7 +93,7 @@ def vllm(program: str, dtype: str, needed: Room) -> System:
 
 
 def gguf_weights(gguf: Path) -> str:
-    """The weight format that a GGUF file declares, in our words."""
+    """The weight format of a GGUF file, in the names of our formats."""
     from gguf import GGUFReader, LlamaFileType
 
     declared = GGUFReader(gguf).fields["general.file_type"].contents()
@@ -107,7 +109,7 @@ def peers(
     *,
     needed: Room,
 ) -> Iterator[System]:
-    """Those that are given or in PATH."""
+    """The peers whose executables are given or in PATH."""
     llama = llama or shutil.which("llama-server")
     vllm_program = vllm_program or shutil.which("vllm")
     if llama:

@@ -1,4 +1,4 @@
-"""What more users cost each of them: response times of Warren and its peers.
+"""How more users affect response times, of Warren and its peers.
 
     python -m bench.users --llama-server PATH --llama-model GGUF --vllm PATH
 
@@ -24,7 +24,7 @@ PANELS: list[Panel] = [
 
 
 def to_fewest_users(row: Row, rows: list[Row]) -> float:
-    """Mean response time over that of the same system with the fewest users."""
+    """The mean response time, relative to that of the same system with the fewest users."""
     own = [other for other in rows if (other.system, other.weights) == (row.system, row.weights)]
     fewest = min(own, key=lambda other: other.num_users)
     return row.figures.response_mean_ms / fewest.figures.response_mean_ms

@@ -1,4 +1,4 @@
-"""The client ``vllm bench serve``, for those who have it; see bench/README.md for its setup."""
+"""The client ``vllm bench serve``, if vLLM is installed; see bench/README.md for its setup."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from worker.checkpoints import store
 
 
 def vllm_client(program: str) -> Client:
-    """The client of the vLLM whose command is ``program``."""
+    """The client of the vLLM with the executable ``program``."""
 
     def measure(url: str, setting: Setting) -> Figures:
         with TemporaryDirectory(prefix="warren-bench-") as directory:
@@ -26,7 +26,7 @@ def vllm_client(program: str) -> Client:
 
 
 def figures_of_result(result: dict[str, Any], num_requests: int) -> Figures:
-    """What ``--save-result`` wrote. Raises `LoadError` where requests failed."""
+    """The file that ``--save-result`` wrote. Raises `LoadError` if requests failed."""
     if result["completed"] != num_requests:
         raise LoadError(f"{result['completed']} of {num_requests} requests were answered")
     return Figures(

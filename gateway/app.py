@@ -9,8 +9,8 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from gateway import errors
-from gateway.api import openapi
-from gateway.api.routes import generation, health, models, responses, streams, unary
+from gateway.api.openapi import DocumentedAPI
+from gateway.api.routes import docs, generation, health, models, responses, streams, unary
 from gateway.fleet.subscriptions import listening
 from gateway.middleware import Authentication, ErrorBoundary, RequestIds
 from gateway.wiring import Gateway
@@ -47,10 +47,11 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
             stack.push_async_callback(_drain, gateway)
             yield
 
-    app = FastAPI(title="Warren", lifespan=lifespan, responses=openapi.errors())
+    app = DocumentedAPI(lifespan=lifespan)
     errors.install(app, gateway.metrics)
     for group in (generation, responses, unary, streams, models, health):
         app.include_router(group.router(gateway))
+    docs.install(app)
     _add_middleware(app, gateway)
     return app
 

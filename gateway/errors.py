@@ -25,8 +25,9 @@ _ENCODER = msgspec.json.Encoder()
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     type: str
-    param: str | None = None
-    code: str | None = None
+    param: str | None
+    """The part of the request that is at fault."""
+    code: str | None
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -140,7 +141,10 @@ def _http_code(status: int) -> str:
 
 def _framework_response(error: HTTPException) -> Response:
     detail = ErrorDetail(
-        message=error.detail, type="invalid_request_error", code=_http_code(error.status_code)
+        message=error.detail,
+        type="invalid_request_error",
+        param=None,
+        code=_http_code(error.status_code),
     )
     return _response(error.status_code, ErrorBody(detail), dict(error.headers or {}))
 

@@ -9,14 +9,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import error_response, internal_error_response
-from gateway.intake.api_keys import Keys
+from gateway.intake.api_keys import Keys, needs_key
 from gateway.metrics import Metrics
 from shared import incidents
 from shared.errors import InternalError, InvalidApiKey
 
 logger = logging.getLogger(__name__)
 
-_OPEN_PATHS = frozenset({"/live", "/health", "/metrics"})
 _STREAMS = "/v1/streams/"
 
 
@@ -54,7 +53,7 @@ class Authentication:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
+        if scope["type"] != "http" or not needs_key(scope["path"]):
             return await self._app(scope, receive, send)
         try:
             scope["state"]["tenant"] = self._tenant_of(scope)

@@ -1,1 +1,1 @@
-"""What stands around the processes: images, broker, observability, the AMQP contract."""
+"""Everything around the processes: images, broker configuration, observability, AMQP contract."""

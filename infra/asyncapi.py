@@ -1,7 +1,9 @@
-"""Writes ``infra/asyncapi.yaml``: what any AMQP client may send to Warren and read from it.
+"""Writes ``infra/asyncapi.yaml``, which describes the messages that an AMQP client may exchange
+with Warren.
 
-Names come from ``shared.topology``, schemas from ``shared.messages``, codes from ``shared.errors``.
-Run ``python -m infra.asyncapi`` after a change to one of these; a test compares.
+Names come from ``shared.topology``, schemas from ``shared.messages`` and error codes from
+``shared.errors``. Run ``python -m infra.asyncapi`` after you change one of them; a test compares
+the file with the code.
 """
 
 import inspect
@@ -244,13 +246,13 @@ def _example() -> Json:
 
 
 def _codes() -> dict[str, str]:
-    """What the code of a `Failed` may be: those of the request's fault can never succeed."""
+    """The possible codes of a `Failed`, and whether the request or the service is at fault."""
     faults = {error.code: "The request is at fault." for error in _leaves(RequestError)}
     return faults | {error.code: "The service could not." for error in _leaves(ServiceError)}
 
 
 def _leaves(root: type[WarrenError]) -> list[type[WarrenError]]:
-    # Subclasses elsewhere than in shared.errors never reach the wire.
+    # Subclasses that other modules define are never sent.
     return [error for error in root.__subclasses__() if error.__module__ == root.__module__]
 
 
@@ -263,15 +265,16 @@ def _schemas() -> Json:
 
 
 def _plain(schema: Any) -> Any:
-    """A schema as AsyncAPI and other languages read it."""
+    """Convert a schema to what AsyncAPI and other languages understand."""
     if isinstance(schema, list):
         return [_plain(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    # msgspec writes discriminators as OpenAPI does; AsyncAPI's are names, and tags need none.
+    # msgspec writes discriminators in OpenAPI's format. In AsyncAPI they are names, and tagged
+    # structs do not need them.
     plain = {name: _plain(value) for name, value in schema.items() if name != "discriminator"}
     if isinstance(plain.get("pattern"), str):
-        plain["pattern"] = re.sub(r"\\Z$", "$", plain["pattern"])  # \Z is Python's alone
+        plain["pattern"] = re.sub(r"\\Z$", "$", plain["pattern"])  # \Z exists only in Python
     if isinstance(plain.get("description"), str):
         plain["description"] = inspect.cleandoc(plain["description"])
     return plain
@@ -308,7 +311,7 @@ def _docstring(message: type[msgspec.Struct]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Text of several lines as it is, and no anchors."""
+    """Represents strings of several lines as block literals, and writes no anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

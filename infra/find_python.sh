@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Print a Python that Warren runs on: $PYTHON where it is set, else the first in PATH.
+# Print a Python that Warren runs on: $PYTHON if it is set, else the first in PATH.
 set -euo pipefail
 
 is_supported() {

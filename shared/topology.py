@@ -21,7 +21,7 @@ were running when workers crashed."""
 
 JOBS = Exchange("warren.jobs", "direct")
 SUSPECTS = Exchange("warren.suspects", "direct")
-"""A separate exchange, so that workers need no permission to publish to the jobs exchange."""
+"""A separate exchange, so that only workers have permission to quarantine a job."""
 REPLIES = Exchange("warren.replies", "topic")
 CONTROL = Exchange("warren.control", "topic")
 WORKERS = Exchange("warren.workers", "fanout")
@@ -117,8 +117,3 @@ async def declare_worker(bus: Bus, model: str, worker_id: str) -> None:
     """Declare everything that a worker of ``model`` needs."""
     jobs = (jobs_queue(model, lane) for lane in LANES)
     await bus.declare(REPLIES, WORKERS, DEAD_LETTERS, *jobs, worker_queue(worker_id))
-
-
-async def declare_gateway(bus: Bus, gateway_id: str) -> None:
-    """Declare everything that a gateway needs before its first request."""
-    await bus.declare(JOBS, REPLIES, gateway_queue(gateway_id), announcements_queue(gateway_id))

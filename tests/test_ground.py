@@ -1,5 +1,6 @@
-"""The ground that all stands on: README, Makefile, packages and versions say what is there."""
+"""README, Makefile, packages and versions agree with the tree."""
 
+import ast
 import os
 import re
 import subprocess
@@ -46,7 +47,7 @@ def packages() -> set[str]:
 
 
 def top_level() -> list[str]:
-    """What lies in the root and is not ignored."""
+    """The files and directories in the root that are not ignored."""
     ignored = [".git", *(line.strip("/") for line in (ROOT / ".gitignore").read_text().split())]
     return [
         f"{path.name}/" if path.is_dir() else path.name
@@ -90,6 +91,16 @@ def test_a_side_has_few_modules_outside_of_its_rooms(side: str) -> None:
     loose = [path.name for path in (ROOT / side).glob("*.py") if path.name != "__init__.py"]
 
     assert len(loose) <= MAX_LOOSE_MODULES, loose
+
+
+def test_no_two_classes_have_the_same_name() -> None:
+    homes: dict[str, list[str]] = {}
+    for module in chain.from_iterable((ROOT / side).rglob("*.py") for side in SIDES):
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(str(module.relative_to(ROOT)))
+
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
 
 
 def test_every_package_is_installed() -> None:

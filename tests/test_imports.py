@@ -1,6 +1,7 @@
-"""The core imports what is on its list and nothing else: it runs where no more is installed.
+"""The core imports only the distributions on its list, so that it runs where no others are
+installed.
 
-import-linter forbids what is named; this holds the list itself.
+import-linter forbids imports by name; this test checks the list itself.
 """
 
 import ast

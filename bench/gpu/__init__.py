@@ -1,1 +1,1 @@
-"""What the GPU's side costs: kernels beside their floors, steps, the engine, and the peers."""
+"""Measures kernels, steps, the engine and peers on a GPU."""

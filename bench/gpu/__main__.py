@@ -1,10 +1,11 @@
-"""Measures the GPU's side beside its floors and the peers; see bench/README.md.
+"""Measures kernels and steps against their floors, and the engine against peers; see
+bench/README.md.
 
     python -m bench.gpu [--shape NAME] [--device DEVICE] [--only SECTION]... [--out DIRECTORY]
 
-The peers run in processes of their own, before ours takes the device's memory. Each figure is
-printed and written as soon as it is found. Whatever fails is a line of the table and makes the exit
-code 1.
+Peers run in processes of their own, before ours takes the device's memory. Each figure is printed
+and written as soon as it is measured. A failure becomes a row of the table and makes the exit code
+1.
 """
 
 import argparse
@@ -34,7 +35,7 @@ _NUM_PROFILED = 5
 
 @dataclass
 class Bench:
-    """All measurements of one scale on one device, and what they have found so far."""
+    """All measurements of one scale on one device, and the figures so far."""
 
     scale: Scale
     device: torch.device
@@ -42,14 +43,14 @@ class Bench:
     ops: Ops
     ceilings: Ceilings
     save: Callable[[list[Figure]], None]
-    """Is given all that was found, whenever something was."""
+    """Called with all figures whenever there is a new one."""
     peer_timeout_s: float = _PEER_TIMEOUT_S
     figures: list[Figure] = field(default_factory=list)
     outcomes: list[peers.Outcome] = field(default_factory=list)
     decode_ms: dict[int, float] = field(default_factory=dict)
 
     def run(self, section: str) -> None:
-        """One section; an error becomes its figure."""
+        """Run one section; an error becomes its figure."""
         work: dict[str, Callable[[], Iterable[Figure]]] = {
             "kernels": self._kernels,
             "peers": self._peers,
@@ -69,7 +70,7 @@ class Bench:
     def _add(self, figure: Figure) -> None:
         self.figures.append(figure)
         print(report.table([figure]).splitlines()[1], flush=True)
-        # Who is stopped before the end has what was found so far.
+        # Save now, so that a run that is stopped early keeps its figures.
         self.save(self.figures)
 
     def _kernels(self) -> Iterator[Figure]:
@@ -102,7 +103,7 @@ class Bench:
         try:
             yield from self._steps(runner)
             yield from self._whole(whole.run(self.scale, runner, requests.mixed(self.scale)))
-            # Last: not every machine lets its device be profiled.
+            # Last, because not every machine allows profiling.
             yield from self._where(runner)
         finally:
             runner.close()
@@ -180,7 +181,7 @@ class Bench:
 
     @torch.inference_mode()
     def _awq_layers(self) -> Iterator[Figure]:
-        """The products of layers, enough of them that no cache holds their weights."""
+        """The products of several layers, whose weights exceed every cache."""
         for size in self.scale.batches:
             packed_ms = self._layers_ms(size, is_awq=True)
             dense_ms = self._layers_ms(size, is_awq=False)
@@ -202,14 +203,14 @@ class Bench:
 
 
 def _provider(device: torch.device) -> Provider:
-    """Triton's, also in its interpreter, where that is asked for."""
+    """The Triton ops; without a GPU only if the interpreter was requested."""
     if device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
         return "triton"
     return "reference"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit code: 1 where something failed; a goal that is missed is no failure."""
+    """Returns the exit code: 1 if something failed. A missed goal is not a failure."""
     options = _options().parse_args(arguments)
     device = torch.device(options.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

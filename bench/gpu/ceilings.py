@@ -1,4 +1,4 @@
-"""What the device can do: a large copy, and a large product of random matrices."""
+"""The limits of the device, measured with a large copy and a large product of random matrices."""
 
 import torch
 
@@ -7,7 +7,7 @@ from bench.gpu.scale import Scale
 
 
 def measure(scale: Scale, device: torch.device, dtype: torch.dtype) -> Ceilings:
-    """A copy's bytes are those that are read and those that are written."""
+    """The bytes of a copy are those that are read plus those that are written."""
     source = torch.randint(256, (scale.copy_bytes,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     copy_ms = median_ms(lambda: target.copy_(source), device)

@@ -13,52 +13,52 @@ Work = Callable[[], object]
 
 _MIN_REPETITIONS = 5
 _SECONDS = {"cuda": 0.3, "cpu": 0.0}
-"""For which a work is repeated; on the CPU a figure only shows that it can be taken."""
+"""Seconds for which work is repeated. On the CPU, a figure only shows that it can be measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One line of the table."""
+    """One row of the table."""
 
     section: str
     name: str
     value: float | None
-    """None where it could not be measured; ``note`` says why."""
+    """None if it could not be measured; ``note`` gives the reason."""
     unit: str
     ratio: float | None = None
     goal: float | None = None
-    """Of the ratio: at least."""
+    """The minimum of the ratio."""
     note: str = ""
-    """What the ratio is to, or what went wrong."""
+    """What the ratio is relative to, or what failed."""
 
     @property
     def is_failure(self) -> bool:
-        """Whether it says that something does not work, not merely that it is slow."""
+        """Whether something does not work, as opposed to being slow."""
         return self.ratio == 0.0 and self.goal == 1.0
 
     @property
     def is_met(self) -> bool | None:
-        """None where there is no goal."""
+        """None if there is no goal."""
         if self.goal is None:
             return None
         return self.ratio is not None and self.ratio >= self.goal
 
 
 def failure(section: str, name: str, error: Exception) -> Figure:
-    """The line of something that raised."""
+    """The row of a measurement that raised."""
     note = f"{type(error).__name__}: {error}"[:120]
     return Figure(section=section, name=name, value=None, unit="", ratio=0.0, goal=1.0, note=note)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ceilings:
-    """What this device can do at most, as measured."""
+    """The measured limits of the device."""
 
     bytes_per_s: float
     flops_per_s: float
 
     def floor_ms(self, num_bytes: float, num_flops: float = 0.0) -> float:
-        """The least time for so much: the greater of the two."""
+        """The minimum time for this many bytes and operations: the larger of the two."""
         return 1e3 * max(num_bytes / self.bytes_per_s, num_flops / self.flops_per_s)
 
 
@@ -68,14 +68,14 @@ def synchronize(device: torch.device) -> None:
 
 
 def release(device: torch.device) -> None:
-    """Give back what torch holds and nobody uses."""
+    """Return unused memory that torch has cached."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def median_ms(work: Work, device: torch.device) -> float:
-    """Of several runs, after a first; launches are waited for."""
+    """Seconds per run, over several runs after a first one. Waits for the device."""
     work()
     taken: list[float] = []
     until = time.perf_counter() + _SECONDS[device.type]
@@ -98,7 +98,7 @@ def _once_ms(work: Work, device: torch.device) -> float:
 
 
 def device_ms(work: Work, device: torch.device, *, repeat: int = 10) -> float:
-    """The time of the device alone: launches are recorded as a graph, where there are any."""
+    """Seconds of the device alone: launches are captured in a graph if the device has graphs."""
     if device.type != "cuda":
         return median_ms(work, device)
     work()
@@ -112,7 +112,7 @@ def device_ms(work: Work, device: torch.device, *, repeat: int = 10) -> float:
 
 @contextmanager
 def seconds_of(device: torch.device) -> Iterator[Callable[[], float]]:
-    """How long the block has taken, the device's work included; ask behind it."""
+    """Seconds that the block took, including the device's work. Read it after the block."""
     synchronize(device)
     began = time.perf_counter()
     ended: list[float] = []

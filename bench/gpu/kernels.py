@@ -1,4 +1,4 @@
-"""Each kernel beside its reference twin, for its result, and beside its floor, for its time."""
+"""Compares the result of each kernel with its reference, and its time with its floor."""
 
 import traceback
 from collections.abc import Callable, Iterator
@@ -13,9 +13,9 @@ from bench.gpu.scale import Scale
 from kernels.providers import Ops
 
 _MAX_ERROR = 1e-2
-"""Of a norm: bfloat16 rounds each element by up to 4e-3."""
+"""The maximum relative error, as a norm: bfloat16 rounds each element by up to 4e-3."""
 _MAX_UNEQUAL = 0.01
-"""Share of drawn tokens: sums in another order may move a boundary."""
+"""The maximum share of drawn tokens that differ: another order of summation may move a boundary."""
 _FAR = 1e4
 
 
@@ -24,25 +24,25 @@ Call = Callable[..., Tensor | tuple[Tensor, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """``call(ops, *tensors)`` may write over its tensors.
+    """A kernel and its inputs. ``call(ops, *tensors)`` may overwrite its tensors.
 
-    ``num_bytes`` and ``num_flops`` are what it cannot do without.
+    ``num_bytes`` and ``num_flops`` are the minimum that it has to move and compute.
     """
 
     name: str
     call: Call
     tensors: tuple[Tensor, ...]
     written: tuple[int, ...] = ()
-    """Which of the tensors are results, too."""
+    """The indices of tensors that are results as well."""
     num_bytes: float
     num_flops: float = 0.0
     goal: float | None = None
-    """Of the floor's share of the time."""
+    """The minimum ratio of the floor to the measured time."""
     goal_tflops: float | None = None
-    """Instead of that."""
+    """The minimum rate in TFLOP/s, instead of ``goal``."""
 
     def results(self, ops: Ops) -> list[Tensor]:
-        """Of copies of the tensors."""
+        """Run on copies of the tensors and return the results."""
         tensors = [tensor.clone() for tensor in self.tensors]
         returned = self.call(ops, *tensors)
         outputs = returned if isinstance(returned, tuple) else (returned,)
@@ -50,7 +50,7 @@ class Case:
 
 
 class Cases:
-    """Inputs of a model's shape, on a device."""
+    """Inputs with the shapes of a model, on a device."""
 
     def __init__(self, scale: Scale, device: torch.device, dtype: torch.dtype) -> None:
         self._scale = scale
@@ -117,7 +117,8 @@ class Cases:
         )
 
     def _attention(self, num_seqs: int, num_tokens: int, context_len: int) -> Case:
-        """``num_tokens`` of each sequence against as long a context."""
+        """Attention of ``num_tokens`` new tokens for each sequence, after a context of the given
+        length."""
         model = self._model
         num_blocks = -(-context_len // self._scale.block_size)
         query = self._normal(num_seqs * num_tokens, model.num_heads, model.head_dim)
@@ -149,7 +150,7 @@ class Cases:
     def _prefill(self) -> Case:
         length = self._scale.prefill_len
         case = self._attention(1, length, length)
-        # The half of all pairs of tokens, and two products of 2 FLOPs for each element of a head.
+        # Half of all pairs of tokens, and two products with 2 FLOPs for each element of a head.
         return replace(case, num_flops=2 * length * case.tensors[0].numel(), goal_tflops=450)
 
     def _projection(self, num_tokens: int) -> Case:
@@ -229,10 +230,8 @@ def measure(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Iterator[Figure]:
-    """Two lines a kernel: how far it is from the reference, and its time beside its floor.
-
-    One that raises has a line that says so.
-    """
+    """Return two figures per kernel: its distance from the reference, and its time relative to its
+    floor. If it raises, it has a single figure with the error."""
     torch.manual_seed(0)
     for case in Cases(scale, device, dtype).all():
         try:
@@ -285,7 +284,7 @@ def _agreement(ours: Tensor, theirs: Tensor) -> _Agreement:
     if ours.dtype == torch.int64:
         unequal = float((ours != theirs).double().mean())
         return _Agreement(unequal, unequal <= _MAX_UNEQUAL)
-    # Who never draws a token may call its logit the least float or -inf.
+    # A provider may give a token that is never drawn the lowest float or -inf.
     ours, theirs = (tensor.double().clamp(-_FAR, _FAR) for tensor in (ours, theirs))
     error = float((ours - theirs).norm() / theirs.norm().clamp(min=1e-30))
     return _Agreement(error, error <= _MAX_ERROR)

@@ -1,4 +1,4 @@
-"""The model with random weights, made on the device, and a runner around it."""
+"""A model with random weights, created on the device, and a runner for it."""
 
 from collections.abc import Callable
 
@@ -15,12 +15,12 @@ from worker.model.weights.layers import DecoderWeights, LayerWeights, Linear
 
 AWQ_GROUP = 128
 NUM_LAYERS = 8
-"""Of `linears`: more than a cache holds."""
+"""The number of layers in `linears`, whose weights exceed every cache."""
 _STD = 0.02
 
 
 class RandomWeights:
-    """Matrices of one device and dtype."""
+    """Random matrices of one device and dtype."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device = device
@@ -49,7 +49,7 @@ class RandomWeights:
 def decoder(
     scale: Scale, ops: Ops, device: torch.device, dtype: torch.dtype, *, is_awq: bool = False
 ) -> NativeDecoder:
-    """A decoder of the scale's shape; with ``is_awq`` its layers are in 4 bits."""
+    """A decoder with the scale's shape. With ``is_awq`` its layers have 4-bit weights."""
     config, random = scale.model, RandomWeights(device, dtype)
 
     def linear(outputs: int, inputs: int) -> Linear[Tensor | AwqWeight]:
@@ -80,7 +80,7 @@ def decoder(
 
 
 def runner(scale: Scale, model: NativeDecoder, ops: Ops) -> TorchRunner:
-    """A runner as a worker has it, whose cache holds the largest decode step and the requests."""
+    """A runner as in a worker, whose cache holds the largest decode step and the requests."""
     longest = max(scale.context_len + scale.block_size, scale.max_request_len)
     limits = RunnerLimits(
         block_size=scale.block_size,
@@ -102,7 +102,8 @@ def weight_bytes(scale: Scale, dtype: torch.dtype) -> int:
 
 
 def step_bytes(scale: Scale, dtype: torch.dtype, num_seqs: int) -> int:
-    """What a decode step has to read: all weights, and keys and values of all contexts."""
+    """The bytes that a decode step has to read: all weights, and the keys and values of all
+    contexts."""
     config = scale.model
     token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
     return weight_bytes(scale, dtype) + num_seqs * scale.context_len * token
@@ -117,7 +118,7 @@ def linears(
     *,
     is_awq: bool,
 ) -> Callable[[], None]:
-    """The products of `NUM_LAYERS` layers, without what lies between them."""
+    """The products of `NUM_LAYERS` layers, without the operations between them."""
     random, config = RandomWeights(device, dtype), scale.model
     hidden, mlp = config.hidden_size, config.intermediate_size
     attended = config.num_heads * config.head_dim

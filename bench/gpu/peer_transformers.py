@@ -1,4 +1,4 @@
-"""transformers' continuous batching on random weights: ``TASK ANSWER`` name two JSON files."""
+"""transformers' continuous batching on random weights. ``TASK ANSWER`` name two JSON files."""
 
 import json
 import sys
@@ -50,7 +50,7 @@ def _model(task: dict[str, Any]) -> Any:
 
 
 def _run(manager: Any, requests: list[dict[str, Any]]) -> int:
-    """Tokens that came back when all requests are through."""
+    """The number of tokens that were returned when all requests have ended."""
     for request in requests:
         manager.add_request(
             request["prompt_ids"], max_new_tokens=request["num_outputs"], eos_token_id=-1

@@ -1,4 +1,4 @@
-"""The peers, each in a process of its own: it may fail, hang or keep the device's memory."""
+"""Peers, each in a process of its own, because it may fail, hang or keep the device's memory."""
 
 import dataclasses
 import importlib.util
@@ -26,7 +26,7 @@ class Peer:
     package: str
     module: str
     goal: float
-    """Of our rate to its rate."""
+    """The minimum ratio of our rate to the peer's."""
 
 
 PEERS = (
@@ -37,7 +37,7 @@ PEERS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a peer: a run, or the reason why there is none."""
+    """The result of a peer: a run, or the reason why there is none."""
 
     peer: Peer
     run: Run | None
@@ -51,7 +51,7 @@ def run_all(
     dtype: torch.dtype,
     timeout_s: float,
 ) -> Iterator[Outcome]:
-    """One after another, with the same requests."""
+    """Run the peers in turn, with the same requests."""
     task = {
         "model": transformers_config(scale),
         "requests": [dataclasses.asdict(request) for request in requests],

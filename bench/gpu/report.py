@@ -1,4 +1,4 @@
-"""Figures as a table, as a JSON file and as a picture."""
+"""Reports figures as a table, as a JSON file and as a plot."""
 
 import dataclasses
 import datetime
@@ -21,7 +21,7 @@ _HEADINGS = ("section", "what", "value", "", "ratio", "goal", "", "")
 
 
 def table(figures: Iterable[Figure]) -> str:
-    """One line a figure, in columns."""
+    """One line per figure, in columns."""
     rows = [_HEADINGS, *(_row(figure) for figure in figures)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
     return "\n".join(
@@ -48,7 +48,7 @@ def _row(figure: Figure) -> tuple[str, ...]:
 
 
 def describe(device: torch.device, scale: str, dtype: torch.dtype) -> dict[str, Any]:
-    """Where and of what the figures were taken."""
+    """The machine and the versions with which the figures were measured."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
@@ -66,13 +66,14 @@ def write(path: Path, about: dict[str, Any], figures: Iterable[Figure]) -> None:
 
 
 def draw(path: Path, points: Sequence[tuple[int, float, float]]) -> bool:
-    """Step time and its floor, in ms, against batch size; false where matplotlib is missing."""
+    """Plot step time and its floor, in ms, over the batch size. Returns False if matplotlib is
+    missing."""
     if importlib.util.find_spec("matplotlib") is None:
         return False
     import matplotlib as mpl
     from matplotlib.figure import Figure as Picture
 
-    mpl.rcParams["svg.hashsalt"] = "warren"  # the same figures make the same file
+    mpl.rcParams["svg.hashsalt"] = "warren"  # equal figures produce equal files
     picture = Picture(figsize=(5.0, 3.6), layout="constrained")
     axis = picture.subplots()
     sizes = [size for size, _, _ in points]
@@ -108,7 +109,7 @@ def _versions() -> dict[str, str]:
 
 
 def _commit() -> str | None:
-    """None where the tree came without its history."""
+    """The commit; None if the tree has no git history."""
     command = ("git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=12")
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The same requests for everybody: random token ids, mixed lengths."""
+"""The requests that all systems get: random token ids, mixed lengths."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import numpy as np
 from bench.gpu.scale import Scale
 
 _SPREAD = 0.6
-"""Of the logarithm of a length."""
+"""The standard deviation of the logarithm of a length."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Request:
 
 
 def mixed(scale: Scale, seed: int = 0) -> list[Request]:
-    """Log-normal lengths of the scale's means, between 1 and four times as much."""
+    """Requests with log-normal lengths of the scale's means, between 1 and four times the mean."""
     draw = np.random.default_rng(seed)
 
     def lengths(mean: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""How large the model and the measurements are."""
+"""The sizes of the model and of the measurements."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from worker.model.config import DecoderConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """A model's shape and what is measured of it."""
+    """The shape of a model and the sizes of its measurements."""
 
     model: DecoderConfig
     copy_bytes: int
     matmul_size: int
     num_tokens: int
-    """Of a step that measures the kernels that work on single tokens."""
+    """Tokens of a step, for kernels that work on single tokens."""
     prefill_len: int
     context_len: int
-    """Of the decode steps."""
+    """The context of the decode steps."""
     batches: tuple[int, ...]
     num_requests: int
     mean_prompt_len: int
@@ -29,7 +29,7 @@ class Scale:
 
     @property
     def max_request_len(self) -> int:
-        """Longest prompt and output together of the requests; see `bench.gpu.requests`."""
+        """The maximum of prompt and output together; see `bench.gpu.requests`."""
         return 4 * (self.mean_prompt_len + self.mean_output_len)
 
 

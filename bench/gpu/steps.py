@@ -1,4 +1,4 @@
-"""Decode steps and prompts on a runner, as the engine has them computed."""
+"""Decode steps and prompts on a runner, in the way the engine runs them."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -16,11 +16,11 @@ GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 DRAWN = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, ignore_eos=True)
 _NUM_STEPS = 30
 _GOALS = {1: 0.85, 64: 0.7, 256: 0.7}
-"""Shares of the floor, by batch size."""
+"""The minimum ratio of the floor to the measured time, by batch size."""
 
 
 class Steps:
-    """Runs steps of a runner whose cache holds whatever lies there: values cost nothing."""
+    """Runs steps of a runner with an uninitialised cache: values do not affect the time."""
 
     def __init__(self, scale: Scale, runner: TorchRunner, device: torch.device) -> None:
         self._scale = scale
@@ -28,14 +28,15 @@ class Steps:
         self._device = device
 
     def decode_ms(self, num_seqs: int, sampling: SamplingParams = GREEDY) -> float:
-        """One step, each launched while the one before it computes, as the engine does."""
+        """The time of a step. Each one is launched while the previous one computes, as in the
+        engine."""
         self._decode(num_seqs, 5, sampling)
         with seconds_of(self._device) as seconds:
             self._decode(num_seqs, _NUM_STEPS, sampling)
         return seconds() / _NUM_STEPS * 1e3
 
     def prefill_ms(self, num_tokens: int) -> float:
-        """One prompt, alone in its step."""
+        """The time of a step with a single prompt."""
         prompt = ScheduledBatch([self._share(0, 0, num_tokens, None, GREEDY)])
         self._runner.launch(prompt).result()
         taken: list[float] = []
@@ -46,7 +47,7 @@ class Steps:
         return sorted(taken)[2] * 1e3
 
     def decode(self, num_seqs: int, num_steps: int) -> None:
-        """So many steps; the tokens of each are those that the one before has drawn."""
+        """Run this many steps. Each one's tokens are those that the previous step drew."""
         self._decode(num_seqs, num_steps, GREEDY)
 
     def _decode(self, num_seqs: int, num_steps: int, sampling: SamplingParams) -> None:
@@ -75,7 +76,7 @@ class Steps:
             sequence_id=SequenceId("bench", k),
             start=start,
             token_ids=[(7919 * (k + at)) % self._runner.vocab_size for at in range(num_tokens)],
-            # Blocks far apart, as they are after hours; where there are few, some are shared.
+            # Blocks are far apart, as after hours of operation; if there are few, some are shared.
             block_table=[(k + 37 * at) % self._runner.num_blocks for at in range(num_blocks)],
             is_sampled=True,
             sampling=sampling,
@@ -86,7 +87,7 @@ class Steps:
 
 
 def decodes(scale: Scale, steps: Steps, ceilings: Ceilings, dtype: torch.dtype) -> Iterator[Figure]:
-    """A step at each batch size."""
+    """Measure a step at each batch size."""
     for num_seqs in scale.batches:
         taken_ms = steps.decode_ms(num_seqs)
         floor_ms = ceilings.floor_ms(step_bytes(scale, dtype, num_seqs))
@@ -102,7 +103,7 @@ def decodes(scale: Scale, steps: Steps, ceilings: Ceilings, dtype: torch.dtype) 
 
 
 def drawn(scale: Scale, steps: Steps) -> Figure:
-    """What it costs to draw instead of taking the most likely token."""
+    """The cost of drawing instead of taking the most likely token."""
     num_seqs = scale.batches[-1]
     greedy_ms, drawn_ms = steps.decode_ms(num_seqs), steps.decode_ms(num_seqs, DRAWN)
     return Figure(
@@ -118,7 +119,7 @@ def drawn(scale: Scale, steps: Steps) -> Figure:
 def prefills(
     scale: Scale, steps: Steps, ceilings: Ceilings, lengths: Sequence[int]
 ) -> Iterator[Figure]:
-    """Prompts alone, against the products that they cannot do without."""
+    """Measure single prompts, relative to the matrix products that they need."""
     parameters = weight_bytes(scale, torch.uint8)
     for length in lengths:
         taken_ms = steps.prefill_ms(length)

@@ -1,4 +1,5 @@
-"""Where the time of a decode step goes: by kernel, and what the device waits for the host."""
+"""Where the time of a decode step goes: kernels, and the gaps in which the device waits for the
+host."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -70,7 +71,7 @@ def _gaps(spans: Iterable[Span], num_steps: int, step: str) -> Figure:
 
 
 def idle(spans: Iterable[Span]) -> tuple[float, float]:
-    """Microseconds in which nothing ran, and in which something did."""
+    """Microseconds in which the device was idle, and in which it was busy."""
     ordered = sorted(spans, key=lambda span: span.start)
     if not ordered:
         return 0.0, 0.0

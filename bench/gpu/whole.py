@@ -1,4 +1,4 @@
-"""The whole engine: requests of mixed lengths, all there from the start."""
+"""The whole engine, with requests of mixed lengths that are all submitted at the start."""
 
 import time
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from worker.model.runner import TorchRunner
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """How a system got through the requests."""
+    """The result of running all requests on one system."""
 
     seconds: float
     num_outputs: int
     num_prompt_tokens: int
     num_steps: int = 0
     unused_slots: float = 0.0
-    """Of the blocks in the steps' tables: the share that held nothing."""
+    """The share of unused slots among the blocks in the steps' tables."""
     num_preemptions: int = 0
 
     @property
@@ -30,7 +30,7 @@ class Run:
 
 
 class _Watched:
-    """A `ModelRunner` that counts slots while it passes steps on."""
+    """A `ModelRunner` that counts slots and passes steps on."""
 
     def __init__(self, runner: TorchRunner) -> None:
         self._runner = runner
@@ -48,11 +48,11 @@ class _Watched:
         return self._runner.launch(batch)
 
     def close(self) -> None:
-        """The runner is used again."""
+        """Keep the runner open, because it is used again."""
 
 
 def run(scale: Scale, runner: TorchRunner, requests: list[Request]) -> Run:
-    """All requests through an engine of ours; a short one before, which is not counted."""
+    """Run all requests on our engine, after a short one that is not counted."""
     _run(scale, runner, requests[:2])
     return _run(scale, runner, requests)
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 
 from shared import topology
 from shared.bus.base import Bus, Delivery
-from shared.errors import BusUnavailable, QueueBusy, QueueNotFound
+from shared.bus.subscribe import Attached, Lost, Subscription
+from shared.errors import BusUnavailable, QueueBusy
 
 REPLIES_EXPIRE_S = 7 * 24 * 3600.0
 _PAUSE_S = 0.1
@@ -72,28 +73,24 @@ class Replies:
         connection of a killed run stays open until the broker misses its heartbeat.
         """
         busy_since: float | None = None
-        while True:
-            try:
-                async with self._bus.consume(
-                    self._queue.name, prefetch=self._prefetch, is_exclusive=True
-                ) as consumer:
-                    busy_since = None
-                    async for delivery in consumer:
-                        self._deliveries.put_nowait(delivery)
-            except BusUnavailable:
-                await self._bus.wait_connected()
-            except QueueNotFound:
-                await self._redeclare()
-                on_lost()
-            except QueueBusy:
-                busy_since = busy_since or time.monotonic()
-                if time.monotonic() - busy_since > _BUSY_TIMEOUT_S:
-                    raise
-                await asyncio.sleep(_PAUSE_S)
-
-    async def _redeclare(self) -> None:
-        while True:
-            try:
-                return await self.declare()
-            except BusUnavailable:
-                await self._bus.wait_connected()
+        async with Subscription(
+            self._bus,
+            self._queue.name,
+            prefetch=self._prefetch,
+            is_exclusive=True,
+            declare=(self._queue,),
+        ) as subscription:
+            async for item in subscription:
+                match item:
+                    case Attached():
+                        busy_since = None
+                        if item.was_deleted:
+                            on_lost()
+                    case Lost(QueueBusy() as error):
+                        busy_since = busy_since or time.monotonic()
+                        if time.monotonic() - busy_since > _BUSY_TIMEOUT_S:
+                            raise error
+                    case Lost():
+                        pass
+                    case _:
+                        self._deliveries.put_nowait(item)

@@ -1,6 +1,7 @@
-"""What the OpenAPI page says of bodies that handlers read themselves, and of answers.
+"""The OpenAPI document: the parts that routes add to it, and those that all operations share.
 
-Its schemas are made from the structs that read the bodies and render the answers.
+Handlers read bodies themselves, so the schemas are generated from the structs that parse bodies and
+render responses.
 """
 
 import inspect
@@ -9,69 +10,174 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from fastapi import FastAPI
 from msgspec import Struct
 
+from gateway.errors import ErrorBody
+from gateway.intake.api_keys import needs_key
+from gateway.intake.signer import KEY_HEADER
 
-class ErrorDetails(Struct, frozen=True, kw_only=True):
-    message: str
-    type: str
-    param: str | None
-    """The part of the request that is at fault."""
-    code: str | None
-
-
-class ErrorBody(Struct, frozen=True):
-    """The answer to what failed."""
-
-    error: ErrorDetails
-
-
-_REASONS: Mapping[int, str] = {
-    400: "The request cannot be answered as it is: `param` names what is wrong.",
-    401: "No valid API key.",
-    404: "No such model, or nothing of that id.",
-    405: "Not with this method.",
+_DESCRIPTION = (
+    "An LLM service on a message broker. Any OpenAI client can use it. If the gateway has API "
+    "keys, press **Authorize** and enter one before you send requests from this page."
+)
+_ERRORS: Mapping[int, str] = {
+    400: "The request is invalid; `param` names the part that is at fault.",
+    401: "The API key is missing, unknown or revoked.",
+    404: "The model or the id is unknown.",
+    405: "The method is not allowed for this path.",
     408: "The body did not arrive in time.",
-    409: "The request was cancelled, or another reader has taken its stream over.",
-    410: "It is no longer kept.",
+    409: "The request was cancelled, or another reader has taken over its stream.",
+    410: "The stream is no longer kept.",
     413: "The body is too long.",
     415: "The body is not JSON.",
-    422: "The Idempotency-Key was used with another body.",
-    429: "Too many requests: `Retry-After` says when to come back.",
-    500: "The service failed on this request.",
-    503: "The service is not there: `Retry-After` says when to come back.",
+    422: "The Idempotency-Key was used with a different body.",
+    429: "Too many requests. `Retry-After` says when to try again.",
+    500: "The gateway or a worker failed on this request.",
+    503: "The service is unavailable. `Retry-After` says when to try again.",
     504: "The deadline has passed.",
 }
+_KEY_SCHEME = "ApiKey"
+_SECURITY_SCHEMES: Mapping[str, Any] = {
+    _KEY_SCHEME: {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "An API key (`wk-...`). Required only if the gateway has a keys file.",
+    }
+}
+_HEADERS: Mapping[str, Any] = {
+    "x-request-id": {
+        "description": "The id of the request in logs and traces. For a generation it is also the "
+        "`id` of the response, with which the stream can be resumed or cancelled.",
+        "required": True,
+        "schema": {"type": "string"},
+    },
+    "x-stream-token": {
+        "description": "Only if the response is streamed: a token that grants access to this "
+        "stream, for clients that cannot send an API key.",
+        "schema": {"type": "string"},
+    },
+    "Retry-After": {
+        "description": "Seconds after which the request may be sent again.",
+        "schema": {"type": "integer", "minimum": 0},
+    },
+    "retry-after-ms": {
+        "description": "The same in milliseconds, which OpenAI's clients prefer.",
+        "schema": {"type": "integer", "minimum": 0},
+    },
+    "x-should-retry": {
+        "description": "Whether a retry can succeed. If it is absent, the status decides.",
+        "schema": {"type": "string", "enum": ["true", "false"]},
+    },
+    "WWW-Authenticate": {
+        "description": "The scheme in which the API key is expected.",
+        "schema": {"type": "string", "enum": ["Bearer"]},
+    },
+}
+_HEADERS_OF_STATUS: Mapping[str, tuple[str, ...]] = {
+    "401": ("WWW-Authenticate",),
+    "409": ("x-should-retry",),
+    "429": ("Retry-After", "retry-after-ms"),
+    "500": ("x-should-retry",),
+    "503": ("Retry-After", "retry-after-ms"),
+    "504": ("x-should-retry",),
+}
+_TRACE_PARENT = {
+    "name": "traceparent",
+    "in": "header",
+    "description": "W3C trace context: the client's span becomes the parent of the request's.",
+    "schema": {"type": "string"},
+    "example": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+}
+_IDEMPOTENCY_KEY = {
+    "name": KEY_HEADER,
+    "in": "header",
+    "description": "Chosen by the client, for safe retries: a request with the key and the body of "
+    "an earlier one receives the earlier response. 1 to 255 visible ASCII characters.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[\\x21-\\x7e]+$"},
+}
+
+
+class DocumentedAPI(FastAPI):
+    """An application whose OpenAPI document also describes API keys and response headers."""
+
+    def __init__(self, **options: Any) -> None:
+        """The pages of FastAPI, which load their scripts from a CDN, are turned off."""
+        super().__init__(
+            title="Warren",
+            description=_DESCRIPTION,
+            docs_url=None,
+            redoc_url=None,
+            responses=_errors(),
+            **options,
+        )
+
+    def openapi(self) -> dict[str, Any]:
+        document = super().openapi()
+        components = document.setdefault("components", {})
+        components["securitySchemes"] = _SECURITY_SCHEMES
+        components["headers"] = _HEADERS
+        for path, operations in document["paths"].items():
+            for operation in operations.values():
+                _complete(path, operation)
+        return document
+
+
+def _complete(path: str, operation: dict[str, Any]) -> None:
+    """Add what every operation has. Changes nothing the second time."""
+    takes_token = any(parameter["name"] == "token" for parameter in operation.get("parameters", ()))
+    if needs_key(path):
+        # A stream token replaces the key.
+        operation["security"] = [{_KEY_SCHEME: []}, *([{}] if takes_token else [])]
+    for status, response in operation["responses"].items():
+        headers = response.setdefault("headers", {})
+        for name in ("x-request-id", *_HEADERS_OF_STATUS.get(status, ())):
+            headers[name] = _header(name)
+
+
+def _header(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/headers/{name}"}
 
 
 def documented(
     kind: type[Struct], example: Mapping[str, Any], answer: type[Struct], *, streams: bool
 ) -> dict[str, Any]:
-    """What a route adds to the page: its body with an example, and its answers."""
+    """What a route adds to the document: its body with an example, its headers and its responses.
+
+    ``streams``: whether the route generates, so that its response can be streamed.
+    """
     body = {"schema": schema_of(kind), "example": dict(example)}
     return {
+        "parameters": [_IDEMPOTENCY_KEY, _TRACE_PARENT] if streams else [],
         "requestBody": {"required": True, "content": {"application/json": body}},
         "responses": {"200": answered(answer, streams=streams)},
     }
 
 
 def answered(answer: type[Struct], *, streams: bool = False) -> dict[str, Any]:
+    """A response with a body of the type ``answer``."""
     content: dict[str, Any] = {"application/json": {"schema": schema_of(answer)}}
-    if streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
-    return {"description": "The answer.", "content": content}
+    if not streams:
+        return {"description": "The response.", "content": content}
+    content["text/event-stream"] = {"schema": {"type": "string"}}
+    return {
+        "description": "The response, or with `stream` its events. Events have an `id:` if the "
+        "request accepts `text/event-stream`.",
+        "headers": {"x-stream-token": _header("x-stream-token")},
+        "content": content,
+    }
 
 
-def errors() -> dict[int | str, dict[str, Any]]:
-    """What any route may answer besides; all errors have one shape."""
+def _errors() -> dict[int | str, dict[str, Any]]:
+    """The errors that any route may answer with; all have one format."""
     content = {"application/json": {"schema": schema_of(ErrorBody)}}
     return {
-        status: {"description": reason, "content": content} for status, reason in _REASONS.items()
+        status: {"description": reason, "content": content} for status, reason in _ERRORS.items()
     }
 
 
 def schema_of(kind: type[Struct]) -> dict[str, Any]:
-    """The JSON schema of a struct, with those of its parts in their places."""
+    """The JSON schema of a struct, with the schemas of its parts inlined."""
     (schema,), components = msgspec.json.schema_components((kind,), ref_template="{name}")
     inlined: dict[str, Any] = _inlined(schema, components)
     return inlined
@@ -86,7 +192,7 @@ def _inlined(schema: Any, components: Mapping[str, Any]) -> Any:
         return _inlined(components[schema["$ref"]], components)
     plain = {name: _inlined(value, components) for name, value in schema.items()}
     if isinstance(plain.get("pattern"), str):
-        plain["pattern"] = re.sub(r"\\Z$", "$", plain["pattern"])  # \Z is Python's alone
+        plain["pattern"] = re.sub(r"\\Z$", "$", plain["pattern"])  # \Z exists only in Python
     if isinstance(plain.get("description"), str):
         plain["description"] = inspect.cleandoc(plain["description"])
     return plain

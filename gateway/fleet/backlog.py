@@ -119,7 +119,7 @@ class Backlog:
         num_before = depth.num_admitted
         try:
             facts = {"model": model}
-            with incidents.survived("task", "queue not looked at", **facts), suppress(BusError):
+            with incidents.survived("task", "queue not inspected", **facts), suppress(BusError):
                 state = await self._bus.inspect(topology.jobs_queue(model, "interactive").name)
                 depth.num_waiting = state.num_ready if state is not None else 0
                 depth.num_admitted -= num_before

@@ -1,7 +1,5 @@
 """Publishes jobs to the queues of models."""
 
-import time
-
 from shared import topology
 from shared.bus.base import Bus, Message
 from shared.errors import (
@@ -12,7 +10,7 @@ from shared.errors import (
     PublishRefused,
     Unroutable,
 )
-from shared.messages import GenerationJob, QuickJob, encode
+from shared.messages import GenerationJob, QuickJob, encode, seconds_left
 
 
 async def publish_job(bus: Bus, job: GenerationJob | QuickJob, reply_key: str) -> None:
@@ -35,8 +33,3 @@ async def publish_job(bus: Bus, job: GenerationJob | QuickJob, reply_key: str) -
         raise Overloaded("Too many requests are waiting for this model.") from None
     except MessageTooLarge:
         raise InvalidRequest("The request is too large.") from None
-
-
-def seconds_left(job: GenerationJob | QuickJob) -> float | None:
-    """Seconds until the job's deadline, if it has one; never 0."""
-    return None if job.deadline is None else max(0.001, job.deadline - time.time())

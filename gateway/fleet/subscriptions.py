@@ -2,18 +2,14 @@
 gateways."""
 
 import asyncio
-import logging
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 from shared import incidents, topology
-from shared.bus.base import Bus, Message, Queue
-from shared.errors import BusError, UndecodableMessage
-
-logger = logging.getLogger(__name__)
-
-_RETRY_PAUSE_S = 0.2
+from shared.bus.base import Bus, Message
+from shared.bus.subscribe import receive
 
 Handler = Callable[[Message], None]
 
@@ -26,7 +22,7 @@ async def listening(bus: Bus, on_announcement: Handler, on_command: Handler) -> 
     """
     gateway_id = uuid.uuid4().hex
     listeners = [
-        asyncio.create_task(_listen(bus, gateway_id, queue, handle))
+        asyncio.create_task(incidents.keep_running(partial(receive, bus, queue, handle)))
         for queue, handle in (
             (topology.announcements_queue(gateway_id), on_announcement),
             (topology.gateway_queue(gateway_id), on_command),
@@ -38,31 +34,3 @@ async def listening(bus: Bus, on_announcement: Handler, on_command: Handler) -> 
         for listener in listeners:
             listener.cancel()
         await asyncio.wait(listeners)
-
-
-async def _listen(bus: Bus, gateway_id: str, queue: Queue, handle: Handler) -> None:
-    while True:
-        try:
-            await bus.wait_connected()
-            await topology.declare_gateway(bus, gateway_id)
-            async with bus.consume(queue.name) as consumer:
-                async for delivery in consumer:
-                    await delivery.ack()
-                    _handle(delivery.message, handle)
-        except BusError as error:
-            logger.warning(
-                "subscription failed, retrying",
-                extra={"queue": queue.name, "reason": error.message},
-            )
-            await asyncio.sleep(_RETRY_PAUSE_S)
-        except Exception as error:  # noqa: BLE001 (the subscription must survive)
-            incidents.report("task", "listening again", error, queue=queue.name)
-            await asyncio.sleep(_RETRY_PAUSE_S)
-
-
-def _handle(message: Message, handle: Handler) -> None:
-    with incidents.survived("task", "message not handled"):
-        try:
-            handle(message)
-        except UndecodableMessage as error:
-            logger.warning("undecodable message dropped", extra={"reason": error.message})

@@ -5,15 +5,14 @@ connection pending jobs are published again; answering a job twice is harmless.
 """
 
 import asyncio
-import logging
 import uuid
 from typing import TypeVar
 
-from gateway.fleet.publishing import publish_job, seconds_left
+from gateway.fleet.publishing import publish_job
 from shared import incidents, topology
-from shared.bus.base import Bus, Message
+from shared.bus.base import Bus, Delivery, Message
+from shared.bus.subscribe import Attached, Lost, Subscription
 from shared.errors import (
-    BusError,
     DeadlineExceeded,
     InternalError,
     UndecodableMessage,
@@ -28,11 +27,8 @@ from shared.messages import (
     ReplyEvent,
     Tokenized,
     decode_event,
+    seconds_left,
 )
-
-logger = logging.getLogger(__name__)
-
-_RETRY_PAUSE_S = 0.2
 
 _Answer = TypeVar("_Answer", Tokenized, Detokenized, Embedded)
 
@@ -71,26 +67,25 @@ class QuickLane:
 
     async def listen(self) -> None:
         """Receive answers until cancelled, across reconnects."""
-        while True:
+        resources = (topology.JOBS, self._queue)
+        async with Subscription(self._bus, self._queue.name, declare=resources) as replies:
             try:
-                await self._bus.wait_connected()
-                await self._bus.declare(topology.JOBS, topology.REPLIES, self._queue)
-                await self._hear()
-            except BusError as error:
-                facts = {"queue": self._queue.name, "reason": error.message}
-                logger.warning("reply queue lost, retrying", extra=facts)
+                async for item in replies:
+                    await self._hear(item)
             finally:
                 self._is_listening.clear()
-            await asyncio.sleep(_RETRY_PAUSE_S)
 
-    async def _hear(self) -> None:
-        async with self._bus.consume(self._queue.name) as consumer:
-            self._is_listening.set()
-            for job, answered in list(self._asked.values()):
-                await self._ask_again(job, answered)
-            async for delivery in consumer:
-                await delivery.ack()
-                self._take(delivery.message)
+    async def _hear(self, item: Delivery | Attached | Lost) -> None:
+        match item:
+            case Attached():
+                self._is_listening.set()
+                for job, answered in list(self._asked.values()):
+                    await self._ask_again(job, answered)
+            case Lost():
+                self._is_listening.clear()
+            case _:
+                await item.ack()
+                self._take(item.message)
 
     async def _ask_again(self, job: QuickJob, answered: "asyncio.Future[ReplyEvent]") -> None:
         try:

@@ -31,6 +31,13 @@ _LINE = re.compile(
 _TENANT = re.compile(r"[A-Za-z0-9._@-]{1,128}")
 _LOOK_INTERVAL_S = 1.0
 _NO_DIGEST = "0" * 64
+_OPEN_PATHS = frozenset({"/live", "/health", "/metrics", "/docs", "/openapi.json"})
+_OPEN_FOLDER = "/docs/assets/"
+
+
+def needs_key(path: str) -> bool:
+    """Whether requests for this path need an API key. Probes, metrics and documentation do not."""
+    return path not in _OPEN_PATHS and not path.startswith(_OPEN_FOLDER)
 
 
 @dataclass(frozen=True, slots=True)

@@ -258,6 +258,8 @@ class Relays:
         relay = self._relays.get(release.request_id)
         departed = self._departed.get(release.request_id)
         if relay is not None and (is_local or relay.reading.has_attached):
+            if not release.is_cancelled and relay.is_overtaken(release):
+                return None
             code = relay.objection(release)
             if code is None:
                 relay.release(release)
@@ -334,6 +336,7 @@ def _claim(
         tenant=tenant,
         body_hash=body_hash,
         is_cancelled=is_cancelled,
+        claimed_at=time.time(),
     )
 
 

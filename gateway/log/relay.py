@@ -55,6 +55,8 @@ class LogRelay:
         self._task: asyncio.Task[None] | None = None
         self._retention = retention
         self._departure = Departure.ABORTED
+        self._askers: set[str] = set()
+        """Other readers that have asked for the log."""
 
     @property
     def request_id(self) -> str:
@@ -167,6 +169,16 @@ class LogRelay:
         if release.body_hash and release.body_hash != self.body_hash:
             return IdempotencyMismatch.code
         return None
+
+    def is_overtaken(self, release: Release) -> bool:
+        """Whether ``release`` comes from an earlier reader of the log and was delivered late.
+
+        A reader that still waits for the log asks each second, so that the second one counts even
+        if the gateways' clocks differ.
+        """
+        is_first = release.reader not in self._askers
+        self._askers.add(release.reader)
+        return is_first and 0 < release.claimed_at < self.claim.claimed_at
 
     def release(self, release: Release) -> None:
         """Release the log to another reader, or cancel the request."""

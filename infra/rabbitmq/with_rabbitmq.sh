@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run COMMAND where the tests find a RabbitMQ: installed, or in a container that ends with COMMAND.
+# Run COMMAND with a RabbitMQ for the tests: the installed one, or a container that ends with COMMAND.
 # Usage: with_rabbitmq.sh COMMAND [ARGUMENT...]
 set -euo pipefail
 
@@ -12,7 +12,7 @@ is_installed() {
 }
 
 install_debian_package() {
-    # Without this Debian starts every service that it installs; the tests start their own node.
+    # Debian starts every service that it installs unless a policy forbids it. The tests start their own node.
     local policy=/usr/sbin/policy-rc.d
     if [[ ! -e $policy ]]; then
         trap "rm -f $policy" EXIT

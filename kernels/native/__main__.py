@@ -2,7 +2,7 @@
 
 import sys
 
-from kernels.native.build import BUILT, VARIANTS, Unavailable, best_variant, build
+from kernels.native.build import BUILT, VARIANTS, LibraryUnavailable, best_variant, build
 
 if __name__ == "__main__":
     try:
@@ -11,6 +11,6 @@ if __name__ == "__main__":
         else:
             libraries = [build(best_variant())]
         sys.stdout.write("".join(f"{library}\n" for library in libraries))
-    except Unavailable as error:
+    except LibraryUnavailable as error:
         sys.stdout.write(f"no native kernels: {error}\n")
         sys.exit("--all" in sys.argv)

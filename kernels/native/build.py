@@ -29,17 +29,17 @@ VARIANTS: Mapping[str, tuple[frozenset[str], tuple[str, ...]]] = MappingProxyTyp
 """The required flags of /proc/cpuinfo, and the compiler options; best variant first."""
 
 
-class Unavailable(Exception):
+class LibraryUnavailable(Exception):
     """This machine cannot compile or run the library; the message gives the reason."""
 
 
 def best_variant() -> str:
-    """The first variant that this processor supports. Raises `Unavailable`."""
+    """The first variant that this processor supports. Raises `LibraryUnavailable`."""
     flags = _cpu_flags()
     for name, (needed, _) in VARIANTS.items():
         if needed <= flags:
             return name
-    raise Unavailable(f"the processor ({platform.machine()}) has no AVX2")
+    raise LibraryUnavailable(f"the processor ({platform.machine()}) has no AVX2")
 
 
 def build(
@@ -48,8 +48,8 @@ def build(
     """Return the library of a variant; compile it into ``directory`` if necessary.
 
     The default directory is the user's cache. If several processes compile it, the last one
-    replaces the file with identical bytes. Raises `Unavailable` if there is no compiler or it
-    fails.
+    replaces the file with identical bytes. Raises `LibraryUnavailable` if there is no compiler or
+    it fails.
     """
     flags = (*_FLAGS, *VARIANTS[variant][1], *extra_flags)
     name = f"{variant}-{_digest(flags)}.so"
@@ -64,7 +64,7 @@ def build(
 def _compile(library: Path, flags: tuple[str, ...]) -> None:
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
-        raise Unavailable("there is no C++ compiler: install g++")
+        raise LibraryUnavailable("there is no C++ compiler: install g++")
     library.parent.mkdir(parents=True, exist_ok=True)
     partial = library.with_name(f".{library.name}.{os.getpid()}")
     command = [compiler, *flags, "-o", str(partial), str(_SOURCES / "native.cpp")]
@@ -73,7 +73,7 @@ def _compile(library: Path, flags: tuple[str, ...]) -> None:
             command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
         )
         if done.returncode:
-            raise Unavailable(f"{compiler} failed: {done.stderr.strip()[:500]}")
+            raise LibraryUnavailable(f"{compiler} failed: {done.stderr.strip()[:500]}")
         partial.rename(library)
     finally:
         partial.unlink(missing_ok=True)

@@ -192,7 +192,7 @@ class Library:
 
 @cache
 def library() -> Library:
-    """The library for this processor, compiled if necessary. Raises `Unavailable`."""
+    """The library for this processor, compiled if necessary. Raises `LibraryUnavailable`."""
     return Library(build(best_variant()))
 
 

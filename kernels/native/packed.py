@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kernels.native.host_memory import allocate
 from kernels.native.library import Library, WeightView, pointer
-from kernels.native.memory import allocate
 from kernels.quantized import BLOCK_BYTES, BLOCK_INPUTS, Matrix, QuantizedWeight
 
 _PANEL = 16

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from kernels.awq import check_awq, dequantize_awq
+from kernels.awq_layout import check_awq, dequantize_awq
 
 
 def awq_linear(
@@ -17,10 +17,10 @@ def awq_linear(
     """Return ``hidden @ weight + bias``: [num_tokens, outputs], computed in float32, rounded once.
 
     ``hidden`` is [num_tokens, inputs], ``bias`` [outputs] of the same dtype. The weight is packed
-    by `kernels.awq.repack_awq`: ``qweight`` [inputs / 8, outputs] int32, ``scales`` [inputs /
-    group_size, outputs] of any float dtype, ``zeros`` of the same shape in uint8. The number of
-    inputs is a multiple of 128; a group has 16, 32, 64 or a multiple of 128 inputs. Raises
-    `ValueError` if shapes do not match.
+    by `kernels.awq_layout.repack_awq`: ``qweight`` [inputs / 8, outputs] int32, ``scales``
+    [inputs / group_size, outputs] of any float dtype, ``zeros`` of the same shape in uint8. The
+    number of inputs is a multiple of 128; a group has 16, 32, 64 or a multiple of 128 inputs.
+    Raises `ValueError` if shapes do not match.
     """
     check_awq(hidden, qweight, scales, zeros, bias, group_size)
     product = hidden.float() @ dequantize_awq(qweight, scales, zeros)

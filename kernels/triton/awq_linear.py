@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.awq import CHUNK_INPUTS, CHUNK_WORDS, NIBBLES, check_awq
+from kernels.awq_layout import CHUNK_INPUTS, CHUNK_WORDS, NIBBLES, check_awq
 from kernels.triton.configurations import POINTER_TYPES, Configuration, launch
 
 _BLOCK_OUTPUTS = 128

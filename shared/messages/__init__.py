@@ -74,6 +74,7 @@ from shared.messages.jobs import (
     GenerationJob,
     QuickJob,
     TokenizeJob,
+    seconds_left,
 )
 from shared.messages.prompts import (
     ChatMessage,
@@ -155,4 +156,5 @@ __all__ = [
     "decode_quick_job",
     "encode",
     "is_reply_key",
+    "seconds_left",
 ]

@@ -49,6 +49,8 @@ class Release(Wire, frozen=True, kw_only=True):
     """The tenant that must own the request; None if the sender has already proved its right."""
     body_hash: Annotated[str, Meta(max_length=128)] = ""
     """The required body hash, if the request was found by its Idempotency-Key."""
+    claimed_at: float = 0.0
+    """When the sender claimed the log, a Unix time. 0 is unknown."""
 
 
 class Withheld(Wire, frozen=True, kw_only=True):

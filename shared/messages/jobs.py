@@ -1,6 +1,7 @@
 """Jobs: the work that clients request of workers."""
 
 import hashlib
+import time
 from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, field
@@ -102,3 +103,8 @@ class EmbeddingJob(Wire, frozen=True, kw_only=True):
 
 QuickJob: TypeAlias = TokenizeJob | DetokenizeJob | EmbeddingJob
 """Unary jobs: they have a queue apart from generations, and are answered with a single message."""
+
+
+def seconds_left(job: GenerationJob | QuickJob) -> float | None:
+    """Seconds until the job's deadline, if it has one; never 0."""
+    return None if job.deadline is None else max(0.001, job.deadline - time.time())

@@ -1,4 +1,4 @@
-"""What is run, with which commands, and what is made of a foreign client's result."""
+"""The systems and commands of a comparison, and the results of vLLM's client."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The GPU's bench in miniature: everything but what only a GPU can do."""
+"""The GPU benchmark in miniature, except for what needs a GPU."""
 
 import json
 import random
@@ -51,7 +51,7 @@ def test_a_section_that_fails_is_a_figure_and_the_exit_code(
 
 @pytest.mark.timeout(300)
 def test_transformers_runs_the_same_requests() -> None:
-    """In a process of its own, which has to import transformers."""
+    """Runs in a process of its own, which has to import transformers."""
     asked = requests.mixed(TINY)
     ours, vllm = peers.run_all(TINY, asked, CPU, torch.float32, timeout_s=250)
     assert ours.run is not None, ours.reason

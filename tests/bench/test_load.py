@@ -1,4 +1,4 @@
-"""The client, against small servers on real sockets and against Warren's own gateway."""
+"""The client, against small servers on real sockets and against a gateway."""
 
 import asyncio
 import json
@@ -62,7 +62,7 @@ async def _server(chunks: Sequence[bytes], status: str = "200 OK") -> AsyncItera
 
 
 END = b""
-"""As a chunk it ends a chunked body."""
+"""The chunk that ends a chunked body."""
 
 
 async def test_a_stream_has_the_text_the_counts_and_the_times() -> None:

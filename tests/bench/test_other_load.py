@@ -1,4 +1,4 @@
-"""What the bench and its servers use is not other load."""
+"""The load of the benchmark and its servers does not count as other load."""
 
 import subprocess
 import sys

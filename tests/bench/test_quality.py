@@ -1,4 +1,4 @@
-"""What the comparison of two models' predictions says, and of what it is taken."""
+"""The comparison of two models' predictions, and its inputs."""
 
 import math
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.support.models import VOCAB_SIZE, reference_logits, write_tiny_model
 from tests.support.numerics import assert_close
 
 PROMPT = [(7 * i + i // 3) % VOCAB_SIZE for i in range(300)]
-"""Longer than what is computed at once."""
+"""Longer than the part that is computed at once."""
 
 
 def random_logits(num_positions: int, vocab_size: int, seed: int = 0) -> Tensor:
@@ -24,7 +24,7 @@ def random_logits(num_positions: int, vocab_size: int, seed: int = 0) -> Tensor:
 
 
 def naive_divergence(reference: list[float], other: list[float]) -> float:
-    """KL written out."""
+    """The definition of KL."""
     ours = [math.exp(logit) for logit in reference]
     theirs = [math.exp(logit) for logit in other]
     shares = [(p / sum(ours), q / sum(theirs)) for p, q in zip(ours, theirs, strict=True)]
@@ -91,7 +91,7 @@ def test_perplexity_is_the_number_of_tokens_between_which_a_model_wavers() -> No
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tensor]:
-    """A model, and transformers' logits of the prompt."""
+    """A model, and transformers' logits for the prompt."""
     directory = tmp_path_factory.mktemp("tiny")
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
     model = write_tiny_model(

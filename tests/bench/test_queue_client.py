@@ -1,4 +1,4 @@
-"""What the bench's own client makes of a stream's bytes."""
+"""The benchmark's own client, and how it reads a stream's bytes."""
 
 import asyncio
 import time

@@ -30,7 +30,7 @@ def test_the_picture_is_that_of_the_recording() -> None:
 
 
 def test_the_longest_gap_after_the_kill_divides_the_workers() -> None:
-    # A token that was under way when the worker died belongs to that worker.
+    # A token that was on its way when the worker died belongs to that worker.
     one = recording(0.1, 0.9, 1.0, 1.6, 1.7, killed_at_s=0.95)
 
     assert one.num_before == 3

@@ -1,4 +1,4 @@
-"""What was written goes on where it stopped."""
+"""A report continues with the runs that it contains."""
 
 import dataclasses
 from pathlib import Path

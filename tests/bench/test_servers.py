@@ -1,4 +1,4 @@
-"""Systems are started, waited for and ended with all that they started."""
+"""Systems are started, waited for, and ended with all their descendants."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""The terminal's conversation, with a server whose answers are written here."""
+"""The terminal's conversation, with a server that gives prepared answers."""
 
 import io
 import json
@@ -33,7 +33,7 @@ def client(handler: Handler) -> httpx.Client:
 
 
 def conversation(*answers: httpx.Response) -> tuple[Conversation, list[list[dict[str, str]]]]:
-    """A conversation whose questions get these answers, and the messages that each sent."""
+    """A conversation with these answers, and the messages that each question sent."""
     sent: list[list[dict[str, str]]] = []
     left = iter(answers)
 

@@ -26,7 +26,7 @@ def warren_dead(broker: Broker, *arguments: str) -> subprocess.CompletedProcess[
 
 
 async def bury(broker: Broker, request_id: str, body: bytes = b"") -> None:
-    """A job, or any other ``body`` that bears the id."""
+    """A job, or another ``body`` with the same id."""
     job = GenerationJob(request_id=request_id, model=MODEL, prompts=(TextPrompt(text=SECRET),))
     message = Message(body or encode(job), correlation_id=request_id, reply_to="reply.x")
     queue = topology.jobs_queue(MODEL, "interactive")
@@ -39,7 +39,7 @@ async def bury(broker: Broker, request_id: str, body: bytes = b"") -> None:
 
 
 async def wait_dead(bus: RabbitBus, request_id: str) -> None:
-    """Dead letters travel by themselves, and other tests leave some, too."""
+    """Dead letters arrive asynchronously, and other tests may leave some, too."""
     async with asyncio.timeout(5), bus.consume(topology.DEAD_LETTERS.name) as dead:
         async for delivery in dead:
             if request_id.encode() in delivery.message.body:
@@ -48,7 +48,7 @@ async def wait_dead(bus: RabbitBus, request_id: str) -> None:
 
 @pytest.fixture
 def request_id(broker: Broker) -> str:
-    """Of a dead letter."""
+    """The columns of a dead letter."""
     request_id = uuid.uuid4().hex
     asyncio.run(bury(broker, request_id))
     return request_id

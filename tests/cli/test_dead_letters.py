@@ -1,4 +1,4 @@
-"""Dead letters on the in-memory bus: they are looked at, tried again and dropped."""
+"""Dead letters on the in-memory bus: listed, retried and dropped."""
 
 import time
 

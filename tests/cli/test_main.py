@@ -1,4 +1,4 @@
-"""The command line: what it shows, what it refuses, and what it leaves alone."""
+"""The command line: its output, its errors, and what it does not import."""
 
 import os
 import re

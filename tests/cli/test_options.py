@@ -1,4 +1,4 @@
-"""Settings become options and a table, and nothing of them is lost on the way."""
+"""Settings become options and a table, without a loss."""
 
 import pytest
 import typer
@@ -10,7 +10,7 @@ from shared.settings import CommonSettings, GatewaySettings, WorkerSettings
 
 
 def run(*args: str, env: dict[str, str] | None = None) -> str:
-    """What a command with the gateway's settings and one option of its own was given."""
+    """The arguments of a command with the gateway's settings and one option of its own."""
     app = typer.Typer()
 
     @app.command()

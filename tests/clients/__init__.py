@@ -1,1 +1,1 @@
-"""Clients as applications use them, each in an environment of its own, against real deployments."""
+"""Clients that applications use, each in an environment of its own, against real deployments."""

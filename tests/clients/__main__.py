@@ -2,12 +2,13 @@
 
     python -m tests.clients [CLIENT ...] [--deployment serve|rabbitmq] [--vllm VLLM]
 
-Each client is installed into an environment of its own under ``--directory`` the first time (pip
-and npm; lm-eval and guidellm bring torch), where the logs lie, too. Node, npm and Chromium come
-from the machine, vLLM is the command in ``PATH`` or of ``--vllm`` (see bench/README.md). RabbitMQ
-is a node that ends with the run, or the one of ``WARREN_TEST_AMQP_URL``; where it is not installed,
-``infra/rabbitmq/with_rabbitmq.sh python -m tests.clients`` brings it. There is a line for each
-check, and the exit code is 0 if every client ran and all its checks passed.
+Each client is installed into an environment of its own under ``--directory`` the first time (with
+pip or npm; lm-eval and guidellm also install torch). Logs are written there, too. Node, npm and
+Chromium must be installed; vLLM is the command in ``PATH`` or of ``--vllm`` (see bench/README.md).
+RabbitMQ is a node that ends with the run, or the one of ``WARREN_TEST_AMQP_URL``. If it is not
+installed, use ``infra/rabbitmq/with_rabbitmq.sh python -m tests.clients``.
+
+Prints a line for each check. The exit code is 0 if every client ran and all its checks passed.
 """
 
 import json
@@ -60,7 +61,8 @@ def _prepared(name: str, directory: Path) -> Program | None:
 
 
 def _passed(label: str, program: Program, target: Target, log: Path) -> Iterator[bool]:
-    """Run a program and show its checks; yields whether each passed, and once more if it broke."""
+    """Run a program and show its checks. Yields whether each one passed, and False if the program
+    failed."""
     with log.open("wb") as errors:
         process = subprocess.Popen(
             ["timeout", str(_TIMEOUT_S), *program.command, *target],
@@ -78,7 +80,7 @@ def _passed(label: str, program: Program, target: Target, log: Path) -> Iterator
                 yield verdict == OK
             process.wait()
         finally:
-            process.terminate()  # and `timeout` all that it started
+            process.terminate()  # and `timeout` all its children
     if process.returncode:
         _show(label, FAILED, f"exit code {process.returncode}", f"see {log}")
         yield False

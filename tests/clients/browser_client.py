@@ -1,4 +1,4 @@
-"""Chromium: a page of another origin leaves a stream and comes back to it with an EventSource."""
+"""Chromium: a page of another origin leaves a stream and resumes it with an EventSource."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ _reports: Queue[Any] = Queue()
 
 
 class Page(BaseHTTPRequestHandler):
-    """Serves the page and takes its report."""
+    """Serves the page and receives its report."""
 
     def do_GET(self) -> None:
         if self.path == "/target":

@@ -1,4 +1,4 @@
-"""Which clients there are, what each needs, and how its program is started."""
+"""The available clients, their requirements, and how to start their programs."""
 
 import json
 import shutil
@@ -13,11 +13,11 @@ _HERE = Path(__file__).parent
 ROOT = _HERE.parents[1]
 _VERSION = "import sys, importlib.metadata as m; print(m.version(sys.argv[1]))"
 _TORCH = "torch==2.13.0"
-"""Installed before what wants any torch, and would bring the newest."""
+"""Installed before packages that require any version of torch and would install the newest one."""
 
 
 class Missing(Exception):
-    """What the machine lacks for a client."""
+    """A requirement of a client that the machine lacks."""
 
 
 class Program(NamedTuple):
@@ -25,12 +25,12 @@ class Program(NamedTuple):
 
     version: str
     command: list[str]
-    """Takes the fields of `checks.Target`."""
+    """Called with the fields of `checks.Target`."""
     directory: Path
 
 
 def _python(module: str, requirements: tuple[str, ...], directory: Path) -> Program:
-    """A module and the distributions it needs, the client last."""
+    """A module, and the distributions to install for it, the client last."""
     python, stamp = directory / "bin" / "python", directory / ".installed"
     if not stamp.exists():
         _run(sys.executable, "-m", "venv", "--clear", directory)
@@ -68,7 +68,7 @@ CLIENTS: Mapping[str, Callable[[Path], Program]] = {
     "vllm-bench": _vllm,
     "chromium": _chromium,
 }
-"""Each installs itself into a directory where it is not there yet. They raise `Missing`."""
+"""Each one installs itself into a directory unless it is installed there. Raises `Missing`."""
 
 
 def _module(python: Path, module: str, distribution: str) -> Program:

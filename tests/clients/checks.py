@@ -1,6 +1,6 @@
-"""What a client's program checks, and how it tells: one line for each check.
+"""The checks of a client's program, with one line of output for each.
 
-Programs run in environments that have their client and nothing of Warren's.
+Programs run in environments that contain their client but not Warren.
 """
 
 import json
@@ -20,15 +20,15 @@ OK, FAILED = "ok", "failed"
 
 
 class Target(NamedTuple):
-    """A deployment, as every program gets it on its command line."""
+    """A deployment, as given to each program on its command line."""
 
     url: str
     api_key: str
     model: str
     model_directory: str
-    """As transformers reads it."""
+    """The model in the format that transformers reads."""
     page_port: str
-    """The deployment allows pages of this port's origin (CORS)."""
+    """The port whose origin the deployment allows (CORS)."""
 
 
 def target() -> Target:
@@ -36,14 +36,14 @@ def target() -> Target:
 
 
 def run(checks: Mapping[str, Any]) -> None:
-    """Call all that is named ``check_*``, each with what it needs already bound."""
+    """Call every function named ``check_*`` with its arguments bound."""
     for name, check in checks.items():
         if name.startswith("check_"):
             report(name.removeprefix("check_").replace("_", " "), check)
 
 
 def report(name: str, check: Callable[[], None]) -> None:
-    """Print whether ``check`` passed; whatever it raises is its failure."""
+    """Print whether ``check`` passed. An exception is a failure."""
     try:
         check()
     except Exception as error:  # noqa: BLE001 (any client may raise anything)
@@ -54,7 +54,7 @@ def report(name: str, check: Callable[[], None]) -> None:
 
 
 def equal(found: object, expected: object) -> None:
-    """Raise where they differ, and say how."""
+    """Raise with both values if they differ."""
     if found != expected:
         raise AssertionError(f"{found!r} is not {expected!r}")
 
@@ -65,7 +65,7 @@ def one_of(found: object, expected: Sequence[object]) -> None:
 
 
 def is_weather(arguments: Any) -> None:
-    """Raise where the arguments of a call are not as `WEATHER` wants them."""
+    """Raise if the arguments of a call do not match `WEATHER`."""
     equal(set(arguments), {"city", "unit"})
     one_of(arguments["city"], WEATHER["properties"]["city"]["enum"])
     one_of(arguments["unit"], WEATHER["properties"]["unit"]["enum"])

@@ -1,7 +1,7 @@
-"""The two ways to deploy Warren, each with an API key and with pages of one origin allowed.
+"""Two deployments of Warren, each with an API key and one allowed origin.
 
-SmolLM2's own chat template knows no tools, so both serve it with one that does. Without tools the
-two write the same prompt.
+SmolLM2's own chat template does not support tools, so both serve it with one that does. Without
+tools, both templates write the same prompt.
 """
 
 import json
@@ -30,7 +30,7 @@ _POOLING = {
 
 @contextmanager
 def serve(directory: Path) -> Iterator[Target]:
-    """Everything in one process, the embedded bus between the sides."""
+    """Everything in one process over the in-memory bus."""
     with ExitStack() as stack:
         key, port, options = _gateway(directory)
         process = processes.serve(directory / "serve.log", *_worker(directory), *options)
@@ -39,7 +39,7 @@ def serve(directory: Path) -> Iterator[Target]:
 
 @contextmanager
 def rabbitmq(directory: Path) -> Iterator[Target]:
-    """A gateway and two workers over RabbitMQ, the second of which serves embeddings."""
+    """A gateway and two workers over RabbitMQ; the second worker serves embeddings."""
     with ExitStack() as stack:
         key, port, options = _gateway(directory)
         url = stack.enter_context(_broker()).url
@@ -60,7 +60,7 @@ DEPLOYMENTS: Mapping[str, Callable[[Path], AbstractContextManager[Target]]] = {
 
 
 def _gateway(directory: Path) -> tuple[str, int, list[str]]:
-    """Returns an API key, the port of the pages, and the options of a gateway that knows both."""
+    """Returns an API key, the port of the allowed origin, and the gateway options for both."""
     directory.mkdir(parents=True, exist_ok=True)
     for old in directory.glob("*.log"):
         old.unlink()
@@ -105,7 +105,7 @@ def _model(directory: Path, files: Mapping[str, str]) -> list[str]:
 
 @contextmanager
 def _broker() -> Iterator[Broker]:
-    """The broker that the environment names, or a node of our own."""
+    """The broker of the environment, or a new node."""
     if url := os.environ.get(URL_VARIABLE):
         yield Broker(url)
         return

@@ -1,4 +1,4 @@
-"""guidellm: a benchmark of chats and one of completions."""
+"""guidellm: a benchmark with chats and one with completions."""
 
 import json
 import os

@@ -31,7 +31,7 @@ TOOL = {
 
 
 class Weather(BaseModel):
-    """What the weather is asked for."""
+    """The arguments of the weather tool."""
 
     city: Literal["Paris", "Rome"]
     unit: Literal["C", "F"]

@@ -1,7 +1,7 @@
 """lm-evaluation-harness: the same tasks through Warren and through transformers, both in fp32.
 
-Every kind of request that its tasks make is there. A log probability may differ by what the order
-of sums in fp32 costs; greedy text may not differ.
+The tasks use every kind of request. A log probability may differ by as much as another order of
+summation in fp32 causes; greedy text must be equal.
 """
 
 import json
@@ -18,7 +18,7 @@ from tests.clients.checks import equal, report, target
 
 TASKS = ("capitals", "endings", "texts", "continuations")
 _TOLERANCE = 5e-5
-"""Of a token's log probability."""
+"""The maximum difference of a token's log probability."""
 _DIRECTORY = Path(__file__).with_name("lm_eval_tasks")
 _TARGET = target()
 
@@ -26,7 +26,7 @@ Samples = dict[str, list[dict[str, Any]]]
 
 
 def evaluate(directory: Path, model: str, *options: str) -> Samples:
-    """Run all tasks; returns what it logged of each question, by task."""
+    """Run all tasks; returns the logged results of each question, by task."""
     names = ",".join(f"warren_{task}" for task in TASKS)
     command = [sys.executable, "-m", "lm_eval", "run", "--include_path=.", f"--tasks={names}"]
     command += [f"--model={model}", *options, f"--output_path={directory / model}"]

@@ -1,4 +1,4 @@
-"""The official Python client: what `tests/system/test_openai_client.py` leaves out."""
+"""The official Python client, for what `tests/system/test_openai_client.py` does not cover."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ RESPONSE_TOOLS: Any = [
 
 
 class Weather(BaseModel):
-    """What the weather is asked for."""
+    """The arguments of the weather tool."""
 
     city: Literal["Paris", "Rome"]
     unit: Literal["C", "F"]

@@ -27,7 +27,7 @@ _MODULE = re.compile(r"python -m ((?:bench|docs|infra|shared|tests)[\w.]*)")
 _MODULE_CALL = re.compile(r"^(?:\$ | {4})python -m (bench[\w.]*)((?:.*\\\n)*.*)$", re.MULTILINE)
 _METRIC = re.compile(r"`warren:(\w+)`")
 _OTHERS = {"WARREN_SERVICE_HOST", "WARREN_TEST_AMQP_URL", "WARREN_TEST_SCHEDULES", "WARREN_API_KEY"}
-"""Variables that are no settings: of Kubernetes, of tests and of an example."""
+"""Variables that are not settings: of Kubernetes, of tests and of an example."""
 _PLACEHOLDER_PATHS = {"/v1", "/warren", "/etc"}
 
 per_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -64,7 +64,7 @@ def test_settings_exist(page: Path) -> None:
     }
     named = set(_VARIABLE.findall(page.read_text(encoding="utf-8")))
 
-    # WARREN_ alone is the prefix; Kubernetes' WARREN_PORT is a setting's name, too.
+    # WARREN_ alone is the prefix, and Kubernetes' WARREN_PORT is also the name of a setting.
     assert {name for name in named if name != "WARREN_"} - known - _OTHERS == set()
 
 
@@ -83,7 +83,8 @@ def test_commands_and_their_options_exist(page: Path) -> None:
 @per_page
 def test_endpoints_exist(page: Path) -> None:
     app = create_app(GatewaySettings(), MemoryBus())
-    known = {re.sub(r":path}", "}", path) for path in app.openapi()["paths"]} | {"/openapi.json"}
+    known = {re.sub(r":path}", "}", path) for path in app.openapi()["paths"]}
+    known |= {"/docs", "/openapi.json"}
     named = {path for path in found(_PATH, page) if path not in _PLACEHOLDER_PATHS}
 
     assert named - known == set()
@@ -184,7 +185,7 @@ def test_metrics_of_the_gateway_exist() -> None:
 
 
 def test_every_shell_block_is_run_or_a_list_of_commands() -> None:
-    """A block of ``bash`` that nothing runs would rot: such blocks are ``console``."""
+    """A ``bash`` block that nothing runs would become outdated; such blocks are ``console``."""
     unmarked = [
         name_of(page)
         for page in PAGES

@@ -1,4 +1,4 @@
-"""The shell blocks of the pages are run against a live server, and answer what the pages say."""
+"""The shell blocks of the pages run against a live server and print what the pages show."""
 
 import json
 import subprocess
@@ -35,7 +35,7 @@ def marked(page: Path, *marks: str) -> list[Block]:
 
 
 def run(script: str, directory: Path) -> str:
-    """What a script writes; it must succeed, and so must every request in it."""
+    """The output of a script. The script must succeed, and so must every request in it."""
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", _STRICT_CURL + script],
         cwd=directory,
@@ -48,7 +48,7 @@ def run(script: str, directory: Path) -> str:
 
 
 def outputs(page: Path, url: str, directory: Path) -> list[tuple[Block, str]]:
-    """Each block of output that a page shows, and what the commands before it have written."""
+    """Each block of output that a page shows, and the actual output of the commands before it."""
     shown, script = [], ""
     num_runs = 0
     for block in marked(page, "run", "output", "contains"):
@@ -62,7 +62,7 @@ def outputs(page: Path, url: str, directory: Path) -> list[tuple[Block, str]]:
 
 
 def shape(value: Any) -> Any:
-    """Names and types of a JSON value; numbers are numbers."""
+    """The names and types of a JSON value, where all numbers are of one type."""
     if isinstance(value, dict):
         return {name: shape(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -71,7 +71,7 @@ def shape(value: Any) -> Any:
 
 
 def last_json(text: str) -> Any:
-    """The last of several JSON values that stand one behind the other."""
+    """The last of several consecutive JSON values."""
     decoder, value = json.JSONDecoder(), None
     text = text.strip()
     while text:

@@ -1,4 +1,4 @@
-"""What the code decides stands in the pages as the code has it."""
+"""Generated parts of the pages are up to date."""
 
 from pathlib import Path
 

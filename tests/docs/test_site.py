@@ -41,7 +41,8 @@ def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
 
 
 def test_pages_link_to_files_and_not_to_directories(site: Path) -> None:
-    """Pages that are opened from disk have no server that would find a directory's index."""
+    """Pages that are opened from disk have no server that would resolve a directory to its
+    index."""
     home = (site / "index.html").read_text()
 
     assert 'href="quickstart.html"' in home

@@ -1,4 +1,4 @@
-"""The examples that stream over AMQP lose nothing when the worker of their answer is killed."""
+"""The examples that stream over AMQP lose nothing when the worker of their stream is killed."""
 
 import shutil
 import subprocess

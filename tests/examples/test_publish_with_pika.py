@@ -14,7 +14,7 @@ MODEL = "smollm2"
 
 
 async def run_example(url: str, question: str) -> tuple[int | None, str, str]:
-    """Exit code, output and errors of the example."""
+    """The exit code, output and errors of the example."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         EXAMPLE,

@@ -1,4 +1,4 @@
-"""The examples that come back to a stream get all of it when the network breaks in between."""
+"""The examples that resume streams receive everything when the network breaks in between."""
 
 import asyncio
 import re
@@ -20,7 +20,7 @@ _TIMEOUT_S = 30
 
 @asynccontextmanager
 async def breaking_network(is_cut: asyncio.Event) -> AsyncIterator[TcpProxy]:
-    """A server behind a network, whose worker says half of its answer before ``is_cut``."""
+    """A server behind a network, whose worker sends half of its answer before ``is_cut``."""
 
     async def in_two_halves(job: ScriptedJob) -> None:
         await job.start()
@@ -43,7 +43,7 @@ async def breaking_network(is_cut: asyncio.Event) -> AsyncIterator[TcpProxy]:
 
 
 async def written(command: Sequence[str], network: TcpProxy, is_cut: asyncio.Event) -> str:
-    """What a client writes while the network breaks after its second word."""
+    """The output of a client while the network breaks after its second token."""
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     async with asyncio.timeout(_TIMEOUT_S):

@@ -1,4 +1,4 @@
-"""The gateway's image is small because the gateway computes nothing."""
+"""The gateway's image is small because the gateway does not import torch."""
 
 import subprocess
 import sys

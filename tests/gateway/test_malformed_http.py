@@ -1,4 +1,4 @@
-"""Bytes that are no HTTP request: refused where that is possible, and nobody else notices."""
+"""Bytes that are not HTTP are rejected if possible, and do not affect other clients."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: warren\r\nContent-Type: app
 
 
 async def send_raw(gateway: LiveGateway, request: bytes) -> bytes:
-    """What comes back until the gateway closes, after ``request`` and the end of the sending."""
+    """The response until the gateway closes, after ``request`` and the end of the client's data."""
     url = httpx.URL(gateway.url)
     reader, writer = await asyncio.open_connection(url.host, url.port)
     writer.write(request)

@@ -1,4 +1,4 @@
-"""What every request meets: ids, CORS, the last resort for errors, its line in the log, spans."""
+"""What happens to every request: ids, CORS, unexpected errors, its log line, spans."""
 
 import logging
 from typing import Any
@@ -18,7 +18,7 @@ TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 class HaywireBus(MemoryBus):
-    """Fails in a way that no bus may, wherever a reply queue is declared."""
+    """Raises an error that no bus should raise when a reply queue is declared."""
 
     async def declare(self, *resources: Exchange | Queue) -> None:
         if any(resource.name.startswith("reply.") for resource in resources):

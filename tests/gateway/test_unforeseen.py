@@ -1,5 +1,4 @@
-"""A gateway and errors that nobody foresaw: each ends one request at most, or one round of a
-task."""
+"""Unexpected errors in a gateway: each ends at most one request, or one iteration of a task."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -33,12 +32,12 @@ from tests.support.http import (
 from tests.support.scripted_worker import ScriptedWorker
 
 NUM_AWAITS = 60
-"""More than any of the requests here has: the last victims are spared."""
+"""More awaits than any request here has: the last victims are spared."""
 VICTIM = "x-victim"
 NUM_LISTENERS = 3
-"""Announcements, commands and the answers to quick jobs."""
+"""Consumers of announcements, commands and answers to unary jobs."""
 NUM_SPARE = 8
-"""Logs that wait for requests."""
+"""Spare logs."""
 WORDS = "one two three"
 REFUSED = "refused"
 CUT_OFF = "cut off"
@@ -51,7 +50,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _suspending_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To send suspends, as it does where a client reads slowly."""
+    """``send`` suspends, as it does for a client that reads slowly."""
     send = RequestResponseCycle.send
 
     async def suspended_send(cycle: RequestResponseCycle, message: ASGISendEvent) -> None:
@@ -63,7 +62,7 @@ def _suspending_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_request(strikes: list[Strike]) -> Callable[[Coroutine[Any, Any, Any]], Strike | None]:
-    """Whose header names the strike."""
+    """The request's header selects the strike."""
 
     def victim(coroutine: Coroutine[Any, Any, Any]) -> Strike | None:
         cycle = argument(coroutine, "RequestResponseCycle.run_asgi", "self")
@@ -74,7 +73,7 @@ def by_request(strikes: list[Strike]) -> Callable[[Coroutine[Any, Any, Any]], St
 
 
 async def chat(gateway: LiveGateway, headers: dict[str, str], **more: Any) -> str:
-    """The text of the answer, or how it failed."""
+    """The text of the answer, or the error."""
     try:
         response = await gateway.http.post(
             "/v1/chat/completions", json=chat_body(**more), headers=headers
@@ -107,7 +106,7 @@ async def tokens(gateway: LiveGateway, headers: dict[str, str]) -> str:
 
 
 def refusal(response: httpx.Response) -> str:
-    if response.text == "Internal Server Error":  # the server's: the gateway's was not sent
+    if response.text == "Internal Server Error":  # by the server: the gateway did not send it
         return CUT_OFF
     assert response.json()["error"]["code"] == "internal_error"
     return REFUSED
@@ -152,7 +151,7 @@ def headers(kind: str, victim: int) -> dict[str, str]:
 
 
 async def holds_nothing(gateway: LiveGateway, worker: ScriptedWorker) -> bool:
-    """Neither a place nor a task that serves a request; nor does the worker."""
+    """No admission and no task of a request remains, and the worker is idle."""
     health = (await gateway.http.get("/health")).json()
     names = {name_of(task.get_coro()) for task in asyncio.all_tasks()}
     return not (
@@ -163,7 +162,7 @@ async def holds_nothing(gateway: LiveGateway, worker: ScriptedWorker) -> bool:
 
 
 async def consumes(bus: SuspendingBus, num_logs: int) -> bool:
-    """Nothing but so many logs, and what the gateway itself hears."""
+    """Only this many logs remain, and the gateway's own subscriptions."""
     return bus.num_consumers == num_logs + NUM_LISTENERS
 
 
@@ -171,7 +170,7 @@ async def consumes(bus: SuspendingBus, num_logs: int) -> bool:
 async def test_an_error_at_any_await_of_a_background_task_leaves_it_running(
     at: int, broker: MemoryBroker, worker: ScriptedWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All of the gateway's tasks are struck at once."""
+    """All tasks of the gateway are struck at once."""
     strikes: list[Strike] = []
 
     def victim(coroutine: Coroutine[Any, Any, Any]) -> Strike | None:
@@ -188,7 +187,7 @@ async def test_an_error_at_any_await_of_a_background_task_leaves_it_running(
             await eventually(lambda: holds_nothing(gateway, worker))
             answers.append(await chat(gateway, {}))
             await eventually(lambda: consumes(bus, NUM_SPARE))
-            for strike in strikes:  # a gateway that has begun to end does so
+            for strike in strikes:  # a gateway that is shutting down continues to do so
                 strike.end()
 
     assert set(answers) == {WORDS}

@@ -1,4 +1,4 @@
-"""What runs until its client leaves, on connections that a test makes up."""
+"""`until_disconnect` on connections that a test simulates."""
 
 import asyncio
 

@@ -84,7 +84,7 @@ def references(node: Any) -> Iterator[str]:
 
 
 def binding_of(channel: str, **parameters: str) -> Binding:
-    """Where the document says that a client publishes."""
+    """Where the document lets a client publish."""
     entry = DOCUMENT["channels"][channel]
     exchange = entry["bindings"]["amqp"]["exchange"]
     return Binding(

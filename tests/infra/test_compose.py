@@ -1,4 +1,4 @@
-"""The deployment in containers, as far as it can be checked without an engine."""
+"""The deployment in containers, as far as it can be checked without a container engine."""
 
 import re
 import subprocess

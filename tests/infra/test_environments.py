@@ -1,4 +1,5 @@
-"""Each side runs on its own extra alone: the gateway has no torch, the worker no web framework."""
+"""Each side runs with its own extra alone: the gateway has no torch, the worker no web
+framework."""
 
 import os
 import re
@@ -24,7 +25,8 @@ def normalized(name: str) -> str:
 
 
 def closure(extra: str) -> dict[str, Distribution]:
-    """What ``pip install warren[extra]`` brings, by name, as this environment has it."""
+    """The distributions of ``pip install warren[extra]``, by name, in this environment's
+    versions."""
     found: dict[str, Distribution] = {}
     seen: set[str] = set()
     wanted = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"][extra]]
@@ -46,7 +48,7 @@ def is_wanted(requirement: Requirement, extras: Iterable[str] = ("",)) -> bool:
 
 
 def requirements(installed: Distribution, extras: Iterable[str]) -> list[str]:
-    """What a distribution needs with these extras, without the conditions."""
+    """The requirements of a distribution with these extras, without the conditions."""
     needed = [Requirement(line) for line in installed.requires or []]
     return [
         str(requirement).partition(";")[0]
@@ -56,7 +58,8 @@ def requirements(installed: Distribution, extras: Iterable[str]) -> list[str]:
 
 
 def environment(extra: str, directory: Path) -> Path:
-    """A virtual environment with that closure alone, linked from this one; returns its Python."""
+    """A virtual environment with only these distributions, linked from this one; returns its
+    Python."""
     venv.create(directory, symlinks=True)
     (site,) = directory.glob("lib/python*/site-packages")
     for installed in closure(extra).values():
@@ -105,7 +108,8 @@ def test_the_other_side_is_named_when_it_is_not_installed(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("extra", ["gateway", "worker", "dev"])
 def test_an_extra_resolves_to_the_pinned_versions(extra: str) -> None:
-    """pip itself finds every requirement met by what is installed, constraints and all."""
+    """pip itself confirms that the installed distributions meet every requirement and
+    constraint."""
     resolved = run(
         Path(sys.executable),
         *("-m", "pip", "install", "--dry-run", "--no-index", "--no-build-isolation"),

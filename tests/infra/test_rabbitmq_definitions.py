@@ -1,4 +1,4 @@
-"""infra/rabbitmq agrees with the code, and holds no secret."""
+"""infra/rabbitmq agrees with the code, and contains no secret."""
 
 import base64
 import hashlib

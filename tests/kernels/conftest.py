@@ -14,7 +14,7 @@ from kernels.native.paged_attention import attend
 from kernels.providers import Ops, Provider, load_ops
 
 WIDE = ("-DWARREN_LANES=16", "-DWARREN_BF16_DOT", "-O1", "-Wno-psabi")
-"""The code for AVX-512, run in halves on a processor that has only AVX2."""
+"""The code for AVX-512, executed in halves on a processor that has only AVX2."""
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +47,7 @@ def ops(request: pytest.FixtureRequest) -> Ops:
 
 @pytest.fixture(params=get_args(Provider))
 def provided_ops(request: pytest.FixtureRequest) -> Iterator[Ops]:
-    """Those of each provider; what a test creates lies where they compute."""
+    """The ops of each provider; tensors are created on their device."""
     is_on_gpu = request.param == "triton" and torch.cuda.is_available()
     with torch.device("cuda" if is_on_gpu else "cpu"):
         yield load_ops(request.param)

@@ -1,4 +1,4 @@
-"""Products with AWQ's 4-bit weights against a checkpoint unpacked number by number."""
+"""Products with AWQ's 4-bit weights against a checkpoint that is unpacked value by value."""
 
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.awq import dequantize_awq, repack_awq
+from kernels.awq_layout import dequantize_awq, repack_awq
 from kernels.providers import Ops
 from tests.support.numerics import assert_close
 
@@ -32,7 +32,7 @@ class Checkpoint:
 
     @cached_property
     def weight(self) -> Tensor:
-        """[inputs, outputs] float64, written out."""
+        """[inputs, outputs] float64, by the definition."""
         weight = torch.empty(INPUTS, OUTPUTS, dtype=torch.float64)
         quantized, zeros = self.qweight.tolist(), self.qzeros.tolist()
         scales = self.scales.tolist()

@@ -1,4 +1,4 @@
-"""What works on single elements, and the output projection, against float64 written out."""
+"""Element-wise ops and the output projection, against float64."""
 
 import math
 from collections.abc import Callable

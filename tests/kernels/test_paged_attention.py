@@ -40,7 +40,7 @@ def test_a_sequence_is_computed_alike_alone_and_in_any_company(
     together = attend(ops.paged_attention, case, tensors)
     for row in range(len(case.context_lens)):
         tokens = slice(*tensors.query_starts[row : row + 2].tolist())
-        # Of the reference, bits may differ: they are those of torch's own matrix products.
+        # The reference is exempt: its bits are those of torch's own matrix products.
         bound = MAX_RELATIVE_ERROR[case.dtype] if ops == load_ops("reference") else 0
         assert_close(
             attend(ops.paged_attention, *alone(case, tensors, row)), together[tokens], bound

@@ -1,4 +1,4 @@
-"""The package's name, and what a provider must look like."""
+"""The package's name, and the interface of a provider."""
 
 import inspect
 from dataclasses import fields
@@ -24,6 +24,6 @@ def test_every_op_has_the_parameters_that_models_pass(provider: Provider) -> Non
         protocol = getattr(providers, "".join(word.title() for word in field.name.split("_")))
         declared = inspect.signature(protocol.__call__).parameters
         provided = inspect.signature(getattr(ops, field.name)).parameters
-        # A choice between ways to compute the same, which `load_ops` makes.
+        # `load_ops` chooses between two ways to compute the same.
         choices = [name for name in provided if name != "is_batch_invariant"]
         assert list(declared)[1:] == choices, field.name

@@ -18,7 +18,7 @@ from tests.support.numerics import poisoned
 FORMATS: tuple[QuantFormat, ...] = get_args(QuantFormat)
 EACH_FORMAT = pytest.mark.parametrize("quant_format", FORMATS)
 MAX_STEPS = {"q8_0": 0.57, "q4_0": 1.01, "q4_1": 0.52}
-"""How far a value may move, in scales, which float16 rounds; +8 of q4_0 does not exist but as 7."""
+"""How far a value may move, in scales, which float16 rounds. In q4_0, +8 is stored as 7."""
 
 
 def random(outputs: int, inputs: int, seed: int = 0) -> Tensor:
@@ -26,7 +26,7 @@ def random(outputs: int, inputs: int, seed: int = 0) -> Tensor:
 
 
 def check_same_as_ggml(weight: Tensor, quant_format: QuantFormat) -> None:
-    """Packed and unpacked, whatever ``weight``'s type."""
+    """Packed and unpacked, for any type of ``weight``."""
     kind = GGMLQuantizationType[quant_format.upper()]
     expected = ggml.quantize(weight.float().numpy(), kind)
     packed = quantize(weight, quant_format)
@@ -70,7 +70,7 @@ def test_blocks_are_those_of_ggml(weight: str, quant_format: QuantFormat) -> Non
 def test_blocks_of_any_magnitude_are_those_of_ggml(
     quant_format: QuantFormat, exponents: list[int], seed: int, step: float
 ) -> None:
-    """A step makes values meet, and fall on the border between two numbers."""
+    """Values with a step between them are equal, or on the border between two numbers."""
     weight = random(3, 32 * len(exponents), seed)
     weight = (weight / step).round() * step if step else weight
     check_same_as_ggml(
@@ -89,7 +89,7 @@ def test_a_value_moves_by_a_step_at_most(quant_format: QuantFormat) -> None:
 
 @EACH_FORMAT
 def test_values_without_a_scale_in_float32_become_zeros(quant_format: QuantFormat) -> None:
-    """The inverse of such a scale is infinite: ggml's result is undefined."""
+    """The inverse of such a scale is infinite, so ggml's result is undefined."""
     packed = quantize(torch.full((1, 32), 1e-42) * torch.arange(32), quant_format)
     assert torch.equal(dequantize(packed), torch.zeros(1, 32))
 
@@ -127,7 +127,7 @@ def test_shapes_that_do_not_fit_are_refused_with_both() -> None:
 
 @pytest.mark.parametrize("offset", [0, 2, 3])
 def test_a_wrong_byte_is_caught(offset: int) -> None:
-    """The comparison sees a scale, a number and a minimum that is off by one bit."""
+    """The comparison detects a scale, a number or a minimum that is off by one bit."""
     packed = quantize(random(2, 64), "q4_1")
     expected = dequantize(packed)
     packed.blocks[1, 1, offset] ^= 1

@@ -1,4 +1,4 @@
-"""Which tokens may be drawn, and which one is."""
+"""The tokens that may be drawn, and the one that is drawn."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +19,7 @@ def ops(provided_ops: Ops) -> Ops:
 
 
 def naive_kept(row: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> set[int]:
-    """Walk the tokens from the most likely down."""
+    """Visit the tokens from the most likely one down."""
     order = sorted(range(len(row)), key=lambda token: -float(row[token]))
     order = order[: top_k or None]
     weights = [float(((row[t] - row[order[0]]).double() / temperature).exp()) for t in order]
@@ -106,7 +106,7 @@ def test_a_number_draws_the_token_whose_share_of_the_line_it_meets(ops: Ops) -> 
 
 
 def test_a_token_without_weight_is_never_drawn(ops: Ops) -> None:
-    """Also not at the row's end, where the sum is rounded."""
+    """Even at the end of a row, where the sum is rounded."""
     logits = torch.cat((torch.full((50_000,), -0.1), torch.full((1000,), -torch.inf)))
     assert draw(ops, logits, 1.0, [1 - 2**-24]) == [49_999]
 
@@ -130,7 +130,7 @@ def test_nan_logits_still_give_a_token_of_the_vocabulary(ops: Ops) -> None:
 
 
 def check_adjusted(ops: Ops) -> None:
-    """One entry a chosen token: its penalty, then its bias."""
+    """One entry per chosen token: its penalty, then its bias."""
     torch.manual_seed(6)
     logits = torch.randn(4, VOCAB_SIZE)
     entries = {(0, 3): (1.3, 0.0), (0, 100): (2.0, -0.5), (2, 0): (1.0, -torch.inf)}
@@ -180,7 +180,7 @@ def test_masked_rows_keep_the_tokens_with_a_bit(ops: Ops, vocab_size: int) -> No
     for row, is_allowed in zip(rows, allowed, strict=True):
         expected[row] = torch.where(is_allowed, logits[row], -torch.inf)
 
-    # The highest bit is the sign of a word.
+    # The highest bit is a word's sign.
     words = masks.where(masks < 1 << 31, masks - (1 << 32)).int()
     assert torch.equal(ops.mask_logits(logits, torch.tensor(rows), words), expected)
 

@@ -1,4 +1,4 @@
-"""The bytes on the wire are a contract: a change here is a change for everyone who is deployed."""
+"""The bytes on the wire are a contract: a change here affects every deployed client."""
 
 import msgspec
 import pytest
@@ -111,7 +111,7 @@ GOLDEN_COMMANDS = [
     (
         Release(request_id="r"),
         '{"type":"release","request_id":"r","is_cancelled":false,"reader":"","tenant":null,'
-        '"body_hash":""}',
+        '"body_hash":"","claimed_at":0.0}',
     ),
     (
         Withheld(request_id="r", reader="g", code="stream_not_found"),

@@ -1,4 +1,4 @@
-"""What a broker or a network may do to a frame at any moment: a name and a deed for each."""
+"""Faults that a broker or a network may cause at any frame, by name."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from tests.support.amqp_proxy import Conversation, Deal
 _UNKNOWN_KIND = 9
 _UNKNOWN_METHOD = b"\x00\x7b\x00\x7b"
 _UNUSED_CHANNEL = 1999
-"""One that no connection of a test comes to."""
+"""A port on which no test accepts connections."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that may happen to a frame of the broker's."""
+    """A fault that may strike at a frame of the broker."""
 
     fits: Callable[[Conversation, Frame], bool]
     strike: Deal
@@ -32,7 +32,7 @@ def _is_any(conversation: Conversation, frame: Frame) -> bool:
 
 
 def _is_after_handshake(conversation: Conversation, frame: Frame) -> bool:
-    """aiormq takes an unreadable frame inside of the handshake for a refused login."""
+    """aiormq reports an unreadable frame during the handshake as a refused login."""
     return conversation.is_open
 
 
@@ -46,7 +46,7 @@ def _confirm_twice(conversation: Conversation, frame: Frame) -> None:
 
 
 def _lose(conversation: Conversation, frame: Frame) -> None:
-    """Deliver neither the frame nor anything in its place."""
+    """Drop the frame."""
 
 
 def _closes_channel(code: int, text: str) -> Deal:
@@ -61,7 +61,7 @@ def _closes_connection(conversation: Conversation, frame: Frame) -> None:
 
 
 def _cancel(conversation: Conversation, frame: Frame) -> None:
-    """Cancel the channel's consumer; what was on its way to it goes with it."""
+    """Cancel the channel's consumer, and drop the deliveries that were on their way to it."""
     conversation.cancel_consumer(frame.channel)
     if frame.name != Basic.Deliver.name:
         conversation.pass_on(frame)
@@ -127,7 +127,7 @@ CUT = Fault(_is_any, _cut)
 INTERNAL_ERROR = Fault(is_channel_open, _closes_channel(541, "INTERNAL_ERROR"))
 
 ANSWER = Fault(lambda _, frame: frame.channel > 0, Conversation.pass_on)
-"""No fault: whatever the broker says on a channel."""
+"""No fault at all, on any frame of the broker."""
 
 FAULTS: Mapping[str, Fault] = {
     "nack": NACK,
@@ -159,7 +159,7 @@ FAULTS: Mapping[str, Fault] = {
 
 
 def late(deliver: Deal, delay_s: float) -> Fault:
-    """An answer to a publish that comes after its client has given up."""
+    """Confirm a publish after its client has stopped waiting."""
 
     def strike(conversation: Conversation, frame: Frame) -> None:
         conversation.delay(frame, delay_s, lambda late: deliver(conversation, late))

@@ -1,4 +1,4 @@
-"""AMQP 0-9-1 frames, cut out of a stream of bytes and kept as they came."""
+"""Splits a stream of bytes into AMQP 0-9-1 frames, which keep their bytes."""
 
 import struct
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ _HEADER = struct.Struct(">BHI")
 _METHOD, _CONTENT_HEADER, _CONTENT_BODY = 1, 2, 3
 _PROTOCOL_HEADER_BYTES = 8
 _BODY_SIZE = struct.Struct(">4xQ")
-"""The length of the body in a content header, behind its class and its weight."""
+"""The offset of the body's length in a content header, after class and weight."""
 
 
 class Frame:
-    """One frame. Its method is read when somebody asks for it."""
+    """One frame. Its method is decoded on demand."""
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
@@ -46,7 +46,8 @@ class Frame:
 
     @property
     def num_missing(self) -> int:
-        """By how much this part of a message changes the number of bytes that are still to come."""
+        """The change that this part of a message makes to the number of bytes that are still
+        expected."""
         if self.kind == _CONTENT_HEADER:
             size: int = _BODY_SIZE.unpack_from(self.raw, _HEADER.size)[0]
             return size
@@ -58,13 +59,13 @@ def marshal(method: FrameTypes, channel: int) -> bytes:
 
 
 class Splitter:
-    """Takes bytes as they arrive and returns the frames that are complete."""
+    """Collects bytes as they arrive and returns complete frames."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def take_protocol_header(self, data: bytes) -> tuple[bytes, bytes]:
-        """The bytes with which a client begins, and what follows them."""
+        """The protocol header with which a client begins, and the bytes after it."""
         return data[:_PROTOCOL_HEADER_BYTES], data[_PROTOCOL_HEADER_BYTES:]
 
     def feed(self, data: bytes) -> Iterator[Frame]:

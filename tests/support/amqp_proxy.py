@@ -1,4 +1,4 @@
-"""A stretch of network that understands AMQP, and that can speak in the broker's place."""
+"""A proxy that understands AMQP and can send frames on behalf of the broker."""
 
 import asyncio
 import socket
@@ -28,14 +28,14 @@ class Publish:
 
 @dataclass
 class _Closing:
-    """A channel that the proxy has closed in the broker's name: both sides still have to agree."""
+    """A channel that the proxy has closed on behalf of the broker, until both sides have agreed."""
 
     awaits_client: bool = True
     awaits_broker: bool = True
     passes_close_ok: bool = False
     """Whether the client has asked to close the channel itself, just before."""
     queued: list[Frame] = field(default_factory=list)
-    """What the client sends on a new channel of the same number meanwhile."""
+    """The frames that the client sends in the meantime on a new channel with the same number."""
 
 
 @dataclass
@@ -48,20 +48,23 @@ class _Channel:
     """By delivery tag."""
     consumers: set[str] = field(default_factory=set)
     cancelled: set[str] = field(default_factory=set)
-    """Consumers that were cancelled in the broker's name: their deliveries are swallowed."""
+    """Consumers that were cancelled on behalf of the broker; their deliveries are dropped."""
     sending: list[Frame] = field(default_factory=list)
-    """A message of the client's that is not complete yet."""
+    """A message from the client that is still incomplete."""
     num_missing: int = 0
+    has_returned: bool = False
+    """Whether the broker itself has returned the message that it confirms next."""
     is_swallowing: bool = False
-    """Whether the message that the broker is sending is one to be swallowed."""
+    """Whether the message that the broker is sending is to be dropped."""
     closing: _Closing | None = None
 
 
 class Conversation:
     """One connection between a client and the broker.
 
-    A policy sees each frame of the broker before the client does. What it wants instead it asks for
-    by the methods below; each keeps client and broker in agreement about the state of the channel.
+    A policy sees each frame of the broker before the client does, and can use the methods below to
+    cause something else instead. Each method keeps client and broker in agreement about the state
+    of the channel.
     """
 
     def __init__(
@@ -81,11 +84,11 @@ class Conversation:
 
     @property
     def num_channels(self) -> int:
-        """Channels that are open for both sides."""
+        """The channels that are open on both sides."""
         return sum(c.is_open and c.closing is None for c in self._channels.values())
 
     def feed_client(self, data: bytes) -> None:
-        """Take what the client has sent."""
+        """Process bytes from the client."""
         if not self._has_begun:
             self._has_begun = True
             header, data = self._from_client.take_protocol_header(data)
@@ -97,45 +100,45 @@ class Conversation:
                 self._take_from_client(frame)
 
     def feed_broker(self, data: bytes) -> None:
-        """Take what the broker has sent."""
+        """Process bytes from the broker."""
         for frame in self._from_broker.feed(data):
             if not self.is_over:
                 self._take_from_broker(frame)
 
-    # What a policy may ask about a frame.
+    # Questions of a policy.
 
     def has_consumer(self, frame: Frame) -> bool:
         return bool(self._channel_of(frame).consumers)
 
     def is_channel_open(self, frame: Frame) -> bool:
-        """Whether the broker could say something else on the frame's channel before this frame,
-        which is not one inside of a message."""
+        """Whether the broker could send something else on the frame's channel before this frame,
+        which is the case unless the frame continues a message."""
         is_end = frame.name in (Channel.Close.name, Channel.CloseOk.name)
         return bool(frame.name) and not is_end and frame.channel in self._channels
 
     def published(self, ack: Frame) -> Publish | None:
-        """What an `Basic.Ack` confirms; the last message where it confirms several."""
+        """The message that a `Basic.Ack` confirms; the last one if it confirms several."""
         if ack.name != Basic.Ack.name:
             return None
         return self._channel_of(ack).publishes.get(_tag_of(ack))
 
-    # What a policy may do.
+    # Actions of a policy.
 
     def pass_on(self, frame: Frame) -> None:
-        """Let the client have a frame of the broker's."""
+        """Pass a frame of the broker to the client."""
         self._note_from_broker(frame)
         self._to_client(frame.raw)
 
     def say(self, channel: int, *frames: FrameTypes) -> None:
-        """Let the client have frames that the broker has not sent."""
+        """Send frames to the client that do not come from the broker."""
         self._to_client(b"".join(marshal(frame, channel) for frame in frames))
 
     def say_raw(self, raw: bytes) -> None:
-        """Let the client have what may be no frame at all."""
+        """Send bytes to the client that need not be a frame."""
         self._to_client(raw)
 
     def nack(self, ack: Frame) -> None:
-        """Refuse the message that the broker confirms, and confirm those before it."""
+        """Nack the message that the broker confirms, and confirm those before it."""
         tag, publishes = _tag_of(ack), self._channel_of(ack).publishes
         if _ack(ack).multiple:
             self.say(ack.channel, *(Basic.Ack(before) for before in publishes if before < tag))
@@ -143,16 +146,16 @@ class Conversation:
         self.say(ack.channel, Basic.Nack(tag))
 
     def nack_all(self, ack: Frame) -> None:
-        """Refuse the message that the broker confirms, and all before it that were not confirmed
+        """Nack the message that the broker confirms, and all earlier ones that were not confirmed
         yet."""
         self.say(ack.channel, Basic.Nack(_tag_of(ack), multiple=True))
         for before in [tag for tag in self._channel_of(ack).publishes if tag <= _tag_of(ack)]:
             del self._channel_of(ack).publishes[before]
 
     def give_back(self, ack: Frame) -> None:
-        """Return the message that the broker confirms, as one that no queue is bound for."""
+        """Return the message that the broker confirms as unroutable."""
         publish = self.published(ack)
-        if publish is not None:
+        if publish is not None and not self._channel_of(ack).has_returned:
             returned = Basic.Return(
                 312, "NO_ROUTE", publish.method.exchange, publish.method.routing_key
             )
@@ -160,8 +163,8 @@ class Conversation:
         self.pass_on(ack)
 
     def delay(self, frame: Frame, delay_s: float, deliver: Callable[[Frame], None]) -> None:
-        """Call ``deliver`` with the frame later, unless its channel has ended by then; the frames
-        behind it do not wait."""
+        """Call ``deliver`` with the frame later, unless its channel has ended by then. Later frames
+        do not wait for it."""
         channel = self._channels.get(frame.channel)
 
         def deliver_late() -> None:
@@ -173,7 +176,7 @@ class Conversation:
         asyncio.get_running_loop().call_later(delay_s, deliver_late)
 
     def close_channel(self, number: int, code: int, text: str) -> None:
-        """End a channel by an error, and swallow all that either side still says on it."""
+        """End a channel with an error, and drop everything that either side still sends on it."""
         channel = self._channels[number]
         channel.closing = _Closing(passes_close_ok=channel.is_left)
         if not channel.is_left:
@@ -181,7 +184,8 @@ class Conversation:
         self.say(number, Channel.Close(code, text, 0, 0))
 
     def cancel_consumer(self, number: int) -> None:
-        """Tell the client that the broker has cancelled its consumer, and cancel it there too."""
+        """Tell the client that the broker has cancelled its consumer, and cancel it at the broker
+        as well."""
         channel = self._channels[number]
         tag = channel.consumers.pop()
         channel.cancelled.add(tag)
@@ -189,18 +193,18 @@ class Conversation:
         self.say(number, Basic.Cancel(tag, nowait=True))
 
     def close_connection(self, code: int, text: str) -> None:
-        """End the connection in order, in the broker's name."""
+        """Close the connection on behalf of the broker."""
         self.say(0, Connection.Close(code, text, 0, 0))
         self.is_over = True
 
     def cut(self, frame: Frame, *, is_reset: bool = False) -> None:
-        """End the connection when the client has half of the frame."""
+        """Cut the connection after half of the frame."""
         self._to_client(frame.raw[: len(frame.raw) // 2])
         self.is_over = True
         self._do(self._reset if is_reset else self._end)
 
     def hold(self) -> None:
-        """Keep back whatever goes to the client until `release`."""
+        """Hold back everything for the client until `release`."""
         if self._held is None:
             self._held = []
 
@@ -209,7 +213,7 @@ class Conversation:
         for action in held:
             action()
 
-    # The client's direction.
+    # From the client to the broker.
 
     def _take_from_client(self, frame: Frame) -> None:
         channel = self._channels.get(frame.channel)
@@ -223,7 +227,8 @@ class Conversation:
         self._to_broker(frame.raw)
 
     def _assemble(self, frame: Frame, channel: _Channel) -> None:
-        """Let the broker have messages as a whole: a channel may end between them alone."""
+        """Pass only whole messages to the broker, because a channel may end only between
+        messages."""
         channel.sending.append(frame)
         channel.num_missing += frame.num_missing if frame.is_content else 0
         if channel.num_missing or len(channel.sending) == 1:
@@ -266,7 +271,7 @@ class Conversation:
         if frame.name == Connection.CloseOk.name:
             self._end()
 
-    # The broker's direction.
+    # From the broker to the client.
 
     def _take_from_broker(self, frame: Frame) -> None:
         channel = self._channels.get(frame.channel)
@@ -291,7 +296,7 @@ class Conversation:
             self._finish_closing(frame.channel, closing)
 
     def _is_of_cancelled(self, frame: Frame, channel: _Channel) -> bool:
-        """Whether the frame belongs to a delivery that a cancelled consumer would get."""
+        """Whether the frame belongs to a delivery for a cancelled consumer."""
         if frame.name == Basic.Deliver.name and channel.cancelled:
             method = frame.method
             assert isinstance(method, Basic.Deliver)
@@ -310,7 +315,10 @@ class Conversation:
                 self._channels.pop(frame.channel, None)
             case Basic.ConsumeOk.name | Basic.CancelOk.name | Basic.Cancel.name:
                 self._note_consumer(frame.method, self._channel_of(frame))
+            case Basic.Return.name:
+                self._channel_of(frame).has_returned = True
             case Basic.Ack.name | Basic.Nack.name:
+                self._channel_of(frame).has_returned = False
                 self._note_confirmed(frame)
 
     def _note_consumer(self, method: Method, channel: _Channel) -> None:
@@ -330,10 +338,10 @@ class Conversation:
             publishes.pop(method.delivery_tag or 0, None)
 
     def _channel_of(self, frame: Frame) -> _Channel:
-        """The frame's channel; an empty one where both sides have left it."""
+        """The frame's channel; an empty one if both sides have closed it."""
         return self._channels.get(frame.channel, _Channel())
 
-    # The way out.
+    # Sending.
 
     def _to_broker(self, raw: bytes) -> None:
         if not self._broker.is_closing():
@@ -366,17 +374,17 @@ class Conversation:
 
 
 Deal = Callable[[Conversation, Frame], None]
-"""Does something in place of passing the frame on."""
+"""Does something instead of passing the frame on."""
 Policy = Callable[[Conversation, Frame], Deal | None]
-"""Called with each frame of the broker's; returns what is done with it, or None to pass it on."""
+"""Called with each frame of the broker. Returns what to do instead, or None to pass it on."""
 
 
 def leave_alone(conversation: Conversation, frame: Frame) -> None:
-    """The policy of a network that does no harm."""
+    """The policy of a network without faults."""
 
 
 class AmqpProxy(TcpProxy):
-    """Forwards the broker's frames as ``policy`` wants it, which may change at any time."""
+    """Forwards the broker's frames according to ``policy``, which may change at any time."""
 
     def __init__(self, url: str, policy: Policy = leave_alone) -> None:
         super().__init__(url)

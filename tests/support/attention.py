@@ -85,7 +85,7 @@ def build(case: Case) -> Tensors:
 
 
 def alone(case: Case, tensors: Tensors, row: int) -> tuple[Case, Tensors]:
-    """The same without the other sequences."""
+    """The same case with this sequence alone."""
     start, end = tensors.query_starts[row : row + 2].tolist()
     only = replace(case, context_lens=case.context_lens[row : row + 1], query_lens=(end - start,))
     return only, replace(
@@ -161,7 +161,7 @@ def check(
     fault: Fault | None = None,
     max_relative_error: dict[torch.dtype, float] = MAX_RELATIVE_ERROR,
 ) -> None:
-    """A fault in an op is the same as a right op that is given something wrong."""
+    """Simulate a fault in an op by passing wrong arguments to a correct op."""
     tensors = build(case)
     expected = naive(case, tensors)
     given = (case, tensors) if fault is None else fault(case, tensors)

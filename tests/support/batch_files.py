@@ -27,7 +27,7 @@ def completion_line(custom_id: str, prompt: str | list[str], **body: Any) -> dic
 
 
 def write_lines(path: Path, *lines: object) -> Path:
-    """One JSON value a line."""
+    """One JSON value per line."""
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
@@ -37,6 +37,6 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def chat_text(answer: dict[str, Any]) -> str:
-    """What the model said in an output line."""
+    """The model's text in an output line."""
     text: str = answer["response"]["body"]["choices"][0]["message"]["content"]
     return text

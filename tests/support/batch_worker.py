@@ -1,4 +1,4 @@
-"""A worker of the batch queue whose answers are a function of the job, and who dies on demand."""
+"""A worker for batch jobs whose answers are a function of the job, and which dies on demand."""
 
 import asyncio
 import random
@@ -42,7 +42,7 @@ SERVED = Announcement(
     tool_parser="hermes",
     reasoning_parser="qwen3",
 )
-"""What the worker says of itself."""
+"""The worker's announcement."""
 _ANNOUNCE_INTERVAL_S = 0.002
 
 
@@ -57,7 +57,7 @@ def prompt_text(prompt: Prompt) -> str:
 
 
 def answer_text(prompt: str) -> str:
-    """What this worker says to ``prompt``."""
+    """The answer to ``prompt``."""
     return f"<{prompt[::-1]}>"
 
 
@@ -65,22 +65,22 @@ def answer_text(prompt: str) -> str:
 class BatchWorker:
     """Answers jobs like a real worker: the answer is confirmed before the job is acknowledged.
 
-    With a chance of ``faults`` each it dies before its answer, dies between answer and
-    acknowledgement (the job comes again), or answers twice. A prompt that begins with "too long"
-    fails; one that begins with "busy" is refused once.
+    If ``faults`` is given, it sometimes dies before its answer, dies between answer and
+    acknowledgement (so that the job is redelivered), or answers twice. A prompt that begins with
+    "too long" fails; one that begins with "busy" is refused once.
     """
 
     bus: Bus
     model: str = MODEL
     faults: random.Random | None = None
     num_answers: Counter[str] = field(default_factory=Counter)
-    """By request id: how often this worker has computed it."""
+    """How often this worker has computed a job, by request id."""
     max_ready: int = 0
-    """The longest that the queue of jobs has been."""
+    """The maximum length of the job queue so far."""
     _answered: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def run(self) -> None:
-        """Work, and say so, until cancelled."""
+        """Work and send announcements until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._announce())
             tasks.create_task(self._take())
@@ -102,7 +102,7 @@ class BatchWorker:
                 await self.bus.wait_connected()
 
     async def has_answered(self, num_answers: int) -> None:
-        """Wait until this worker has answered so often."""
+        """Wait until this worker has given this many answers."""
         async with self._answered:
             await self._answered.wait_for(lambda: self.num_answers.total() >= num_answers)
 
@@ -166,7 +166,7 @@ class BatchWorker:
 
 @asynccontextmanager
 async def working(worker: BatchWorker) -> AsyncIterator[None]:
-    """The worker works meanwhile."""
+    """Run the worker during the block."""
     task = asyncio.create_task(worker.run())
     try:
         yield

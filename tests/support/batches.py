@@ -1,4 +1,4 @@
-"""Builders for what a scheduler hands to a runner."""
+"""Builders for the batches that a scheduler passes to a runner."""
 
 from collections.abc import Sequence
 

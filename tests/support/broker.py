@@ -1,7 +1,7 @@
 """A RabbitMQ node that belongs to the test session, or the broker that the environment names.
 
-Nothing of it is shared with other nodes of the machine: it has its own name, ports, cookie, data
-and port mapper, and all of it is gone when the session ends.
+It shares nothing with other nodes of the machine: it has its own name, ports, cookie, data and port
+mapper, all of which are removed when the session ends.
 """
 
 import os
@@ -30,24 +30,25 @@ BREAKS_BROKER = "breaks_broker"
 _START_TIMEOUT_S = 60
 _STOP_TIMEOUT_S = 60
 _SCRIPTS = (Path("/usr/lib/rabbitmq/bin"), Path("/opt/rabbitmq/sbin"))
-"""Debian's scripts in PATH insist on another user; those behind them do not."""
+"""Debian's scripts in PATH require another user; the scripts behind them do not."""
 
 
 class Broker:
-    """A broker whose ``url`` may do everything."""
+    """A broker whose ``url`` is the operator's: for what a test does itself. Gateways, workers and
+    publishers connect as their own users, so that each test also tests the permissions."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     def url_of(self, user: str) -> str:
-        """The URL of one of infra/rabbitmq's users, all of whom have the same password."""
+        """The URL of one of infra/rabbitmq's users, which share a password here."""
         if URL(self.url).user != "operator":
             pytest.skip(f"the broker of {URL_VARIABLE} does not have Warren's users")
         return str(URL(self.url).with_user(user))
 
 
 class RabbitNode(Broker):
-    """An own node with Warren's configuration. ``kill`` is a power cut; data survives it."""
+    """A node with Warren's configuration. ``kill`` acts like a power cut; data survives it."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -72,24 +73,24 @@ class RabbitNode(Broker):
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """Shut the node down in order."""
+        """Shut the node down."""
         if self._node is not None:
             self._signal(signal.SIGTERM)
             self._node.wait(_STOP_TIMEOUT_S)
             self._node = None
 
     def kill(self) -> None:
-        """End the node at once, without a last word to anybody."""
+        """End the node at once."""
         if self._node is not None:
             with suppress(FileNotFoundError, ProcessLookupError):
-                # The machine before the shell that started it and that collects it.
+                # Kill the virtual machine before the shell that started it and waits for it.
                 self._signal(signal.SIGKILL)
                 self._node.wait(_STOP_TIMEOUT_S)
             _kill_group(self._node)
             self._node = None
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Remove everything."""
         self.kill()
         if self._mapper is not None:
             _kill_group(self._mapper)
@@ -116,7 +117,7 @@ class RabbitNode(Broker):
 
     @property
     def log(self) -> str:
-        """What the node has printed and logged."""
+        """The output and the log of the node."""
         files = [self._directory / "output", *sorted((self._directory / "log").glob("*.log"))]
         return "".join(file.read_text() for file in files)
 
@@ -199,7 +200,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def running_node() -> Iterator[RabbitNode]:
-    """A node that is gone with all its data afterwards."""
+    """Run a node, and remove it with all its data afterwards."""
     directory = Path(tempfile.mkdtemp(prefix="warren-broker-"))
     node = RabbitNode(directory)
     try:
@@ -223,12 +224,12 @@ def broker() -> Iterator[Broker]:
 
 @pytest.fixture
 def own_broker() -> Iterator[RabbitNode]:
-    """A broker for one test: nothing on it but what the test put there, and free to be killed."""
+    """A broker for one test, which may kill it. It contains only what the test creates."""
     with running_node() as node:
         yield node
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Never break a broker that is not ours."""
+    """Skip tests that would break a foreign broker."""
     if item.get_closest_marker(BREAKS_BROKER) and os.environ.get(URL_VARIABLE):
         pytest.skip(f"{URL_VARIABLE} names a broker that this test would break")

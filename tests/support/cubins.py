@@ -1,8 +1,8 @@
-"""Compiles Triton kernels for GPUs that are not there, and reads from the cubins what they take.
+"""Compiles Triton kernels for GPUs that need not be present, and reads their resource usage.
 
-``python -m tests.support.cubins MODULE...`` prints a JSON list with a `Cubin` for each of the
-modules' CONFIGURATIONS and targets. It runs in a process of its own, because TRITON_INTERPRET,
-which the other tests need, replaces the compiler.
+``python -m tests.support.cubins MODULE...`` prints a JSON list with a `Cubin` for each
+configuration in the modules' CONFIGURATIONS and each target. It runs in a process of its own,
+because TRITON_INTERPRET, which the other tests need, replaces the compiler.
 """
 
 import importlib
@@ -29,21 +29,21 @@ _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Cubin:
-    """What one compiled kernel takes of a multiprocessor."""
+    """The resources that one compiled kernel takes of a multiprocessor."""
 
     module: str
     name: str
     target: int
     registers: int
-    """Of each thread; 255 at most."""
+    """Per thread; 255 at most."""
     spilled_bytes: int
-    """Of each thread: what found no register and lies in memory instead."""
+    """Per thread: values that found no register and are kept in memory instead."""
     shared_bytes: int
-    """Of each block of threads."""
+    """Per thread block."""
 
 
 def compile_all(*modules: str) -> list[Cubin]:
-    """Compile, in another process, everything that the modules launch."""
+    """Compile everything that the modules launch, in another process."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.support.cubins", *modules]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -94,7 +94,7 @@ def _multiples_of_16(names: list[str], types: dict[str, str]) -> Iterator[tuple[
 
 
 def _usage(cubin: bytes) -> tuple[int, int]:
-    """Registers, and bytes of stack and local memory, of each thread."""
+    """Registers, and bytes of stack and local memory, per thread."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()

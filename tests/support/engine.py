@@ -25,7 +25,7 @@ VOCAB_SIZE = 64
 
 
 class RecordingRunner(EchoRunner):
-    """Keeps the batches that were launched."""
+    """Records the batches that were launched."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(
@@ -39,11 +39,11 @@ class RecordingRunner(EchoRunner):
 
 
 class DeviceLost(Exception):
-    """What a `BreakingRunner` dies of."""
+    """The error of a `BreakingRunner`."""
 
 
 class BreakingRunner(EchoRunner):
-    """Computes some steps and breaks."""
+    """Computes some steps, then raises."""
 
     def __init__(self, num_good_steps: int) -> None:
         super().__init__(num_blocks=64, block_size=4, vocab_size=VOCAB_SIZE)
@@ -57,7 +57,7 @@ class BreakingRunner(EchoRunner):
 
 
 class SmallEngine(Engine):
-    """An engine over a thorough echo runner that checks its invariants after every step."""
+    """An engine with an echo runner, which checks its invariants after every step."""
 
     def __init__(
         self,
@@ -77,14 +77,14 @@ class SmallEngine(Engine):
         super().__init__(self.runner, limits)
 
     def step(self, commands: Iterable[Command] = ()) -> list[StepOutput]:
-        """The tokens; what prompts scored goes to ``scored``."""
+        """Return the tokens of a step, and append the scores of prompts to ``scored``."""
         outputs = super().step(commands)
         self.check_invariants()
         self.scored += [output for output in outputs if isinstance(output, PromptScored)]
         return [output for output in outputs if isinstance(output, StepOutput)]
 
     def run(self, *commands: Command, max_num_steps: int = 1000) -> list[StepOutput]:
-        """Step until all is done."""
+        """Step until there is no more work."""
         outputs = self.step(commands)
         for _ in range(max_num_steps):
             if not self.has_work:
@@ -94,7 +94,7 @@ class SmallEngine(Engine):
 
     @property
     def num_tokens_by_step(self) -> list[list[int]]:
-        """For each launched step, how many tokens of each of its sequences it computed."""
+        """For each launched step, the number of tokens that it computed of each sequence."""
         return [[share.num_tokens for share in batch.sequences] for batch in self.runner.batches]
 
 
@@ -118,7 +118,7 @@ def new_submit(
     allowed: bytes | None = None,
     constraint: TokenConstraint | None = None,
 ) -> Submit:
-    """A submit whose prompt is a function of its name."""
+    """A submit whose prompt is a function of its id."""
     if prompt_ids is None:
         prompt_ids = [(sum(name.encode()) + 7 * k) % VOCAB_SIZE for k in range(num_prompt)]
     return Submit(
@@ -140,7 +140,7 @@ def new_submit(
 
 
 def expected_outputs(submit: Submit) -> list[StepOutput]:
-    """What the sequence yields when nothing disturbs it, computed without any engine."""
+    """The tokens of a sequence without any disturbance, computed without an engine."""
     token_ids = [*submit.prompt_ids, *submit.output_ids]
     outputs: list[StepOutput] = []
     depth = submit.sampling.logprobs
@@ -158,7 +158,7 @@ def expected_outputs(submit: Submit) -> list[StepOutput]:
 
 
 def naive_edits(submit: Submit, output_ids: Sequence[int]) -> LogitEdits | None:
-    """What edits the draw behind ``output_ids``, from all tokens each time."""
+    """The edits for the draw after ``output_ids``, computed from all tokens each time."""
     sampling = submit.sampling
     is_penalized = (
         sampling.repetition_penalty != 1

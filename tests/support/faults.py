@@ -14,27 +14,27 @@ from shared.bus.memory import MemoryBus
 
 
 class Unforeseen(Exception):
-    """An error that nobody has a handler for."""
+    """An error without a handler."""
 
 
 class Strike:
-    """Raises at the ``at``-th await of its victim, and at the ones behind it if there is more than
-    one to raise. The awaits of the tasks that the victim starts count as its own."""
+    """Raises at the ``at``-th await of its victim, and at the following ones if it has more than
+    one error to raise. Awaits of tasks that the victim starts count as its own."""
 
     def __init__(self, at: int, num_errors: int = 1) -> None:
         self.raised: list[Unforeseen] = []
         self.replaced: list[BaseException] = []
-        """Errors whose task was cancelled before it could deal with them."""
+        """Errors whose task was cancelled before it could handle them."""
         self._awaits = range(at, at + num_errors)
         self._num_awaits = 0
         self._is_over = False
 
     def end(self) -> None:
-        """Spare the victim from now on."""
+        """Raise nothing from now on."""
         self._is_over = True
 
     def next_error(self) -> Unforeseen | None:
-        """What the next await raises, if anything."""
+        """The error for the next await, if any."""
         self._num_awaits += 1
         if self._is_over or self._num_awaits not in self._awaits:
             return None
@@ -47,7 +47,7 @@ _strike: contextvars.ContextVar[Strike | None] = contextvars.ContextVar("strike"
 
 
 class _Stricken(Coroutine[Any, Any, Any]):
-    """A coroutine to which awaits may raise what they do not raise."""
+    """A coroutine into whose awaits errors can be raised."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], strike: Strike) -> None:
         self._coroutine = coroutine
@@ -86,7 +86,7 @@ class _Stricken(Coroutine[Any, Any, Any]):
 
 @contextmanager
 def striking(victim: Victim, *, with_children: bool = True) -> Iterator[None]:
-    """Within this, ``victim`` says for each new task with which `Strike` it is hit, if any."""
+    """Within this context, ``victim`` returns the `Strike` for each new task, if any."""
 
     def new_task(
         loop: asyncio.AbstractEventLoop,
@@ -116,16 +116,16 @@ def name_of(coroutine: object) -> str:
 
 
 def argument(coroutine: Coroutine[Any, Any, Any], function: str, name: str) -> Any:
-    """The argument ``name`` of a coroutine that has not begun; None where it is another function's
-    than ``function``."""
+    """The argument ``name`` of a coroutine that has not started; None if it is not one of
+    ``function``."""
     if name_of(coroutine) != function:
         return None
     return coroutine.cr_frame.f_locals[name]  # type: ignore[attr-defined]
 
 
 def require_reported(caplog: pytest.LogCaptureFixture, strikes: Iterable[Strike]) -> None:
-    """Each error has its line in the log, or is part of another one's traceback, and nothing else
-    has; each line was counted."""
+    """Check that each error is logged, alone or in the traceback of another one, that nothing else
+    is logged as an error, and that each line was counted."""
     logged = [record.exc_info[1] for record in caplog.records if record.exc_info]
     told = [error for one in logged for error in _chain(one)]
     untold = [
@@ -146,13 +146,13 @@ def _is_in(error: BaseException, errors: Iterable[BaseException]) -> bool:
 
 
 def require_each_await_struck(strikes: Iterable[Strike]) -> None:
-    """The last of the victims was spared: it has no such await."""
+    """Whether the last victim was spared, because it has fewer awaits."""
     *_, last = strikes
     assert not last.raised, "there are more awaits than victims"
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """What a traceback tells of."""
+    """The errors of a traceback."""
     while error is not None:
         if isinstance(error, BaseExceptionGroup):
             for one in error.exceptions:
@@ -163,8 +163,8 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 class SuspendingBus(MemoryBus):
-    """Suspends its caller before and after each effect, as a bus does that talks to a network: what
-    is raised there leaves the effect undone, or done."""
+    """Suspends its caller before and after each effect, as a bus over a network does. An error that
+    is raised at such a point leaves the effect undone or done."""
 
     num_consumers = 0
 

@@ -1,4 +1,4 @@
-"""Whether a text matches a constraint: with a tokenizer whose tokens are bytes."""
+"""Checks whether a text matches a constraint, with a tokenizer whose tokens are bytes."""
 
 from collections.abc import Sequence
 
@@ -23,8 +23,8 @@ _TOKENIZER = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))
 
 
 def matches(constraint: Constraint, text: str) -> bool:
-    """Whether ``text`` is all that the constraint allows. Raises `AssertionError` for a constraint
-    that is wrong."""
+    """Whether ``text`` matches the whole constraint. Raises `AssertionError` if the constraint is
+    invalid."""
     matcher = llguidance.LLMatcher
     match constraint.kind:
         case "json_schema":

@@ -23,7 +23,7 @@ FAST = {"port": 0, "drain_grace_s": 5, "disconnect_grace_s": 0}
 
 @dataclass
 class LiveGateway:
-    """A gateway that listens at ``url``, and clients of it that do not retry."""
+    """A gateway that listens at ``url``, and clients that do not retry."""
 
     url: str
     server: Server
@@ -49,7 +49,7 @@ async def live_gateway(bus: Bus, **options: Any) -> AsyncIterator[LiveGateway]:
         async with opened(create_app(chosen, bus), chosen) as server:
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             try:
-                # The clients close first: a server that stops waits for open connections.
+                # The clients close first, because a server that stops waits for open connections.
                 async with _clients(url_of(listener)) as (http, client):
                     yield LiveGateway(url_of(listener), server, http, client)
             finally:
@@ -61,7 +61,7 @@ async def live_gateway(bus: Bus, **options: Any) -> AsyncIterator[LiveGateway]:
 async def two_gateways(
     broker: MemoryBroker, **options: Any
 ) -> AsyncIterator[tuple[LiveGateway, LiveGateway]]:
-    """Two gateways of one deployment, whose clients have a while to come back."""
+    """Two gateways of one deployment, with a grace period for clients that disconnect."""
     options = {"secret": "shared", "disconnect_grace_s": 5, **options}
     async with (
         MemoryBus(broker) as one,
@@ -85,7 +85,7 @@ async def _clients(url: str) -> AsyncIterator[tuple[httpx.AsyncClient, openai.As
 
 
 async def hears_a_worker(gateway: LiveGateway) -> None:
-    """Until the gateway lists a model."""
+    """Wait until the gateway lists a model."""
 
     async def is_listed() -> bool:
         return bool((await gateway.http.get("/v1/models")).json()["data"])
@@ -94,7 +94,7 @@ async def hears_a_worker(gateway: LiveGateway) -> None:
 
 
 async def eventually(is_true: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for what nobody announces."""
+    """Poll until the condition holds."""
     for _ in range(300):
         if await is_true():
             return
@@ -118,7 +118,7 @@ def events(body: str) -> list[Any]:
 
 
 def text_of(body: str) -> str:
-    """The text of a chat's one choice, whose stream must have ended well."""
+    """The text of a chat with one choice, whose stream must have ended well."""
     *chunks, done = events(body)
     assert done == "[DONE]", done
     return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)

@@ -1,4 +1,4 @@
-"""A Hugging Face hub with one model, as far as downloads need one."""
+"""A Hugging Face hub with one model, as far as downloads need it."""
 
 import hashlib
 import json
@@ -36,7 +36,7 @@ def serve_hub(repository: str, files: Mapping[str, bytes]) -> Iterator[str]:
             return body
 
         def log_message(self, *_: object) -> None:
-            """Quiet."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))

@@ -1,4 +1,4 @@
-"""A reader of request logs, as small as it can be and as strict as a gateway."""
+"""A minimal reader of request logs that is as strict as a gateway."""
 
 import asyncio
 import itertools
@@ -42,7 +42,7 @@ def new_job(
     sampling: SamplingParams | None = None,
     deadline: float | None = None,
 ) -> GenerationJob:
-    """A job with an id of its own; equal arguments get equal answers. Streams by default."""
+    """A job with a new id. Equal arguments lead to equal answers. Streams by default."""
     return GenerationJob(
         request_id=f"test-{next(_NUMBERS)}",
         model=model,
@@ -55,7 +55,7 @@ def new_job(
 
 @dataclass
 class Log:
-    """What a reader has seen of one request."""
+    """Everything that a reader has read of one request."""
 
     reader: LogReader
     raw: list[ReplyEvent] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Log:
 
     @classmethod
     def of(cls, job: GenerationJob) -> "Log":
-        """The log of ``job`` before anything of it was read."""
+        """The log of ``job`` before anything was read."""
         return cls(LogReader(job.request_id, job.total_choices))
 
     @property
@@ -112,14 +112,14 @@ async def reading(bus: Bus, job: GenerationJob) -> AsyncIterator[Consumer]:
 
 
 async def come_back(bus: Bus, job: GenerationJob, lane: Lane, num_times: int) -> None:
-    """Workers take the first job of the lane, and die."""
+    """Let workers take the first job of the lane and die."""
     for _ in range(num_times):
         async with bus.consume(topology.jobs_queue(job.model, lane).name) as consumer:
             await anext(consumer)
 
 
 async def say_started(bus: Bus, job: GenerationJob, num_returns: int) -> None:
-    """A worker takes the job in company, and never says anything else."""
+    """A worker that takes the job outside quarantine and sends nothing else."""
     started = Started(
         worker=f"worker.{num_returns}",
         ticket=str(num_returns),
@@ -133,7 +133,7 @@ async def say_started(bus: Bus, job: GenerationJob, num_returns: int) -> None:
 async def read(
     bus: Bus, job: GenerationJob, consumer: Consumer, log: Log | None = None, num_tokens: int = 0
 ) -> Log:
-    """Read to the log's end, or until ``num_tokens`` were accepted, and answer its workers."""
+    """Read to the end of the log, or until ``num_tokens`` were accepted, and answer its workers."""
     log = log or Log.of(job)
     while not log.is_ended and not 0 < num_tokens <= len(log.token_ids):
         delivery = await anext(consumer)
@@ -152,7 +152,7 @@ async def _act(bus: Bus, action: Relay | Send, log: Log) -> None:
     if isinstance(action, Relay):
         log.accepted.append(action.event)
         return
-    # A worker that another one replaced may be gone.
+    # A worker that was replaced may no longer exist.
     with suppress(Unroutable):
         await bus.publish(topology.worker_binding(action.address), Message(encode(action.command)))
 
@@ -169,7 +169,7 @@ async def ask_all(bus: Bus, jobs: Sequence[GenerationJob]) -> list[Log]:
 
 
 async def num_ready(bus: Bus, queue: str) -> int:
-    """How many messages wait in a queue."""
+    """The number of messages in a queue."""
     state = await bus.inspect(queue)
     assert state is not None
     return state.num_ready

@@ -1,4 +1,4 @@
-"""Tiny random models on disk, and what transformers computes with them."""
+"""Tiny random models on disk, and their output according to transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def write_tiny_model(
     directory: Path, model_type: str, *, max_shard_size: str = "1GB", **overrides: Any
 ) -> Any:
-    """Write a model whose every weight counts, and return it as transformers' module."""
+    """Write a model in which every weight matters, and return it as transformers' module."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     sizes = {**SIZES, **FAMILIES.get(model_type, {}), **overrides}
@@ -37,14 +37,15 @@ def write_tiny_model(
     model = build(AutoConfig.for_model(model_type, **sizes)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            # Biases begin as zeros and norms as ones: a decoder without them would pass.
+            # Biases start as zeros and norms as ones, so that a decoder without them would pass.
             parameter.normal_(mean=float(parameter.ndim == 1), std=0.2)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     return model
 
 
 def reference_logits(model: Any, token_ids: list[int]) -> Tensor:
-    """Return [len(token_ids), vocab_size] of one prompt, all at once and without a cache."""
+    """The logits [len(token_ids), vocab_size] of one prompt, computed at once and without a
+    cache."""
     with torch.inference_mode():
         logits: Tensor = model(torch.tensor([token_ids]), use_cache=False).logits[0]
     return logits

@@ -1,4 +1,4 @@
-"""Bodies that are nearly what a reader expects, or not at all; the same for the same seed."""
+"""Bodies that almost match what a reader expects, or not at all; equal for equal seeds."""
 
 import copy
 import json
@@ -22,7 +22,7 @@ _WRONG: tuple[Any, ...] = (
 
 
 class Mutator:
-    """Draws bodies made of the messages it is given."""
+    """Draws bodies that are made from the given messages."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -31,7 +31,7 @@ class Mutator:
         return self._random.choice(items)
 
     def body(self, message: Struct, content_type: str) -> bytes:
-        """``message`` after one to three mutations, or nearly never as it is."""
+        """``message`` after one to three mutations, and in rare cases unchanged."""
         tree = msgspec.to_builtins(
             message, builtin_types=(bytes,) if content_type == MSGPACK else ()
         )
@@ -45,7 +45,7 @@ class Mutator:
         return [bytes, bytes, self._flipped, self._truncated, self._spliced, self._noise]
 
     def _wrong_inside(self, tree: Any) -> Any:
-        """Another value, one field less, one more, or one that is there twice as long."""
+        """Change a value, remove a field, add a field, or double a value."""
         places = _places(tree)
         if not places:
             return self._wrong()
@@ -74,7 +74,7 @@ class Mutator:
         return body[: self._random.randrange(len(body) + 1)]
 
     def _spliced(self, body: bytes) -> bytes:
-        """Some of it somewhere else in it."""
+        """Copy a part of it to another place."""
         start, end, at = sorted(self._random.randrange(len(body) + 1) for _ in range(3))
         return body[:at] + body[start:end] + body[at:]
 
@@ -83,7 +83,7 @@ class Mutator:
 
 
 def _places(tree: Any) -> list[tuple[Any, Any]]:
-    """Every holder and key inside of ``tree``."""
+    """Every container in ``tree`` with each of its keys."""
     keys = list(tree) if isinstance(tree, dict) else range(len(tree) if type(tree) is list else 0)
     return [(tree, key) for key in keys] + [p for key in keys for p in _places(tree[key])]
 

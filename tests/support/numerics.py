@@ -1,11 +1,11 @@
-"""How tests compare tensors."""
+"""Comparison of tensors."""
 
 import torch
 from torch import Tensor
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """The greatest difference over the greatest magnitude; infinite where shapes or NaN differ."""
+    """The maximum difference relative to the maximum value; infinite if shapes or NaN differ."""
     if actual.shape != expected.shape or not actual.isfinite().all():
         return float("inf")
     actual, expected = actual.double(), expected.double()
@@ -18,5 +18,5 @@ def assert_close(actual: Tensor, expected: Tensor, max_relative_error: float) ->
 
 
 def poisoned(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """NaN throughout: whoever reads what was never written shows it."""
+    """A tensor of NaN, so that a read of memory that was never written shows in the result."""
     return torch.full(shape, torch.nan, dtype=dtype)

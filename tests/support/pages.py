@@ -1,4 +1,4 @@
-"""The documentation as tests read it: pages, fenced blocks, and the remarks before them."""
+"""The documentation for tests: pages, fenced blocks, and the comments before them."""
 
 import re
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ class Block(NamedTuple):
     """A fenced block of a page."""
 
     mark: str
-    """What the comment before it says; empty without one."""
+    """The text of the comment before it; empty if there is none."""
     kind: str
     text: str
 

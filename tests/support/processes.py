@@ -1,4 +1,4 @@
-"""Warren's real processes, started and stopped by tests."""
+"""Starts and stops Warren's real processes."""
 
 import os
 import secrets
@@ -18,11 +18,11 @@ import httpx
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 60
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""For clients that never use it: loading the certificates takes each of them 45 ms."""
+"""For clients that never use TLS: loading the certificates takes each of them 45 ms."""
 
 
 def free_port() -> int:
-    """A port that nobody listens on, and that the system gives to no connection meanwhile."""
+    """A port on which nobody listens, outside the range from which the system assigns ports."""
     while True:
         port = 10_000 + secrets.randbelow(22_000)
         with socket.socket() as listener, suppress(OSError):
@@ -86,13 +86,13 @@ class WarrenProcess:
         raise AssertionError(f"not healthy after {START_TIMEOUT_S} s:\n{self.log}")
 
     def kill(self) -> None:
-        """End it as a power cut would."""
+        """End the process at once, as a power cut would."""
         assert self._process is not None
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
     def terminate(self) -> int:
-        """End it as an orchestrator would; returns the exit code."""
+        """End the process as an orchestrator would; returns the exit code."""
         assert self._process is not None
         if self._process.poll() is None:
             self._process.terminate()
@@ -118,7 +118,7 @@ def worker(broker: str, log: Path, *options: str) -> WarrenProcess:
 
 
 def echo_worker(broker: str, log: Path, *options: str, **variables: str) -> WarrenProcess:
-    """A worker whose tokens cost nothing: see `bench.echo_worker`."""
+    """A worker with a synthetic model: see `bench.echo_worker`."""
     port = free_port()
     args = ["-m", "bench.echo_worker", f"--broker={broker}", f"--health-port={port}", *options]
     return WarrenProcess(args, port, log, variables)

@@ -1,4 +1,4 @@
-"""Who chooses when a fault strikes: policies for an `AmqpProxy`."""
+"""Policies for an `AmqpProxy` that decide when a fault strikes."""
 
 import asyncio
 import random
@@ -23,7 +23,7 @@ from tests.support.amqp_frames import Frame
 from tests.support.amqp_proxy import Conversation, Deal
 
 _HARMLESS_TO_LOSE = ("warren.workers", "warren.control")
-"""Exchanges to which nobody may be bound, and whose messages are sent again."""
+"""Exchanges whose messages may be unroutable, because they are sent again."""
 _LATE_S = 7.0
 """Longer than Warren waits for a confirmation."""
 
@@ -62,18 +62,24 @@ SURVIVED: Mapping[str, tuple[Fault, float]] = {
     "frame on an unknown channel": (FAULTS["frame on an unknown channel"], 1),
     "return of an unknown message": (FAULTS["return of an unknown message"], 1),
 }
-"""What a broker may say at any time without lying about a queue, and its share of all that happens:
-a stream survives it. (An answer that a queue does not exist ends a stream, and should.)"""
+"""Faults that a broker may cause at any time without a false statement about a queue, with their
+frequencies. A stream survives all of them. (The answer that a queue does not exist ends a stream,
+as it should.)"""
+
+
+WORKERS_RATE, GATEWAYS_RATE = 1 / 40, 1 / 400
+"""Of the broker's frames, something is done to so many of a worker's and of a gateway's, who gets
+three for each token."""
 
 
 class Nth:
-    """Strikes once, at the frame before which ``number`` others would have fitted."""
+    """Strikes once, at the frame with index ``number`` among those that qualify."""
 
     def __init__(self, fault: Fault, number: int) -> None:
         self._fault = fault
         self._number = number
         self.num_fitted = 0
-        """How many frames could have been hit."""
+        """The number of frames that qualified."""
         self.struck = ""
         """The frame that was hit."""
 
@@ -88,7 +94,8 @@ class Nth:
 
 
 class Gate:
-    """Does the same, and lets the client hear of it when a test says so."""
+    """Strikes in the same way, but passes the result to the client only when the test asks for
+    it."""
 
     def __init__(self, fault: Fault, number: int = 0) -> None:
         self._nth = Nth(fault, number)
@@ -115,16 +122,14 @@ class Gate:
         await self._struck.wait()
 
     def open(self) -> None:
-        """Let the client have what was kept back."""
+        """Pass on what was held back."""
         assert self._held is not None
         self._held.release()
 
 
 class Provocations:
-    """A policy that lets something of `SURVIVED` happen now and then, by the dice of ``seed``.
-
-    Of the frames of the broker it hits the share ``rate``, which may change at any time.
-    """
+    """Strikes with random faults of `SURVIVED`, drawn from ``seed``, at the share ``rate`` of the
+    broker's frames. The rate may change at any time."""
 
     def __init__(self, seed: int, rate: float) -> None:
         self.rate = rate
@@ -134,7 +139,7 @@ class Provocations:
         self._refused: set[str] = set()
 
     def refuse_next(self, routing_key: str) -> None:
-        """Nack the next message that is published under this key."""
+        """Nack the next message that is published with this routing key."""
         self._refused.add(routing_key)
 
     def __call__(self, conversation: Conversation, frame: Frame) -> Deal | None:

@@ -1,4 +1,4 @@
-"""Logs in memory, and what a gateway makes of them, without either."""
+"""Renders logs as a gateway does, without a gateway and without a broker."""
 
 import json
 import random
@@ -26,7 +26,7 @@ from shared.messages import (
 
 
 def context_of(**fields: Any) -> Rendering:
-    """A chat that streams, unless ``fields`` say otherwise."""
+    """A streamed chat, unless ``fields`` change that."""
     defaults: dict[str, Any] = {
         "endpoint": "chat",
         "request_id": "chatcmpl-1",
@@ -38,7 +38,7 @@ def context_of(**fields: Any) -> Rendering:
 
 
 class Log:
-    """The log of a request; a token's id is the number of its bytes."""
+    """The log of a request. The id of a token is its number of bytes."""
 
     def __init__(self, rendering: Rendering, *, prompts: Sequence[Sequence[str]] = ()) -> None:
         self.rendering = rendering
@@ -56,7 +56,7 @@ class Log:
         )
 
     def score(self, size: int = 2) -> "Log":
-        """The prompts' logprobs, ``size`` tokens an event."""
+        """The prompts' logprobs, with ``size`` tokens per event."""
         for prompt, tokens in enumerate(self.prompts):
             told = [None, *(told_as(token) for token in tokens[1:])]
             for start in range(0, len(tokens), size):
@@ -102,7 +102,7 @@ class Log:
         return self
 
     def tell(self, texts: Sequence[Sequence[str]], dice: random.Random) -> "Log":
-        """All tokens of each choice, cut anywhere, the choices in any order."""
+        """All tokens of each choice, split at random points, with the choices in random order."""
         rests = [list(tokens) for tokens in texts]
         while open_choices := [choice for choice, rest in enumerate(rests) if rest]:
             choice = dice.choice(open_choices)
@@ -121,7 +121,7 @@ class Log:
         return self
 
     def payloads(self) -> list[tuple[str | None, bytes]]:
-        """What is sent, in order."""
+        """The data of all events, in order."""
         encoder, framer = encoder_for(self.rendering), Framer(is_numbered=False)
         sent = b"".join([framer.frame(event, encoder) for event in self.events])
         if isinstance(self.events[-1], Finished) and self._reader.is_ended:
@@ -138,11 +138,11 @@ class Log:
         return [(event_id.decode(), data) for event_id, data in found]
 
     def chunks(self) -> list[Any]:
-        """The JSON of all that is sent."""
+        """The JSON values of all events."""
         return [json.loads(data) for _, data in self.payloads() if data != b"[DONE]"]
 
     def whole(self) -> dict[str, Any]:
-        """The answer that does not stream."""
+        """The response without streaming."""
         gathering = Gathering(self.rendering)
         for event in self.events:
             gathering.read(event)
@@ -159,7 +159,7 @@ class Log:
 
 
 def told_as(token: str) -> TokenLogprobs:
-    """A token that was the second best."""
+    """A token that was only the second most likely."""
     return TokenLogprobs(
         chosen=Logprob(len(token.encode()), -2.0, token.encode()),
         top=(Logprob(99, -1.0, b"best"), Logprob(len(token.encode()), -2.0, token.encode())),

@@ -1,7 +1,7 @@
-"""A worker on the bus that says what a test tells it to, and is honest in all else.
+"""A worker whose answers are scripted by the test, and which otherwise behaves correctly.
 
-It writes real events at their positions, acknowledges a job after its last word, obeys `Cancel`,
-asks for `Continue` when a job comes again, and drops what nobody reads.
+It writes real events at their positions, acknowledges a job after its last event, obeys `Cancel`,
+asks for `Continue` when a job is redelivered, and drops jobs without a reader.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ _ANNOUNCE_INTERVAL_S = 0.05
 
 
 class ScriptedJob:
-    """One delivery of a job, and the words of its answer."""
+    """One delivery of a job, with methods to answer it."""
 
     def __init__(self, worker: "ScriptedWorker", delivery: Delivery) -> None:
         self.job: GenerationJob = decode_job(delivery.message.body, delivery.message.content_type)
@@ -62,7 +62,7 @@ class ScriptedJob:
         self._worker = worker
 
     async def publish(self, event: ReplyEvent) -> None:
-        """Raises `Unroutable` when the reply queue is gone."""
+        """Raises `Unroutable` if the reply queue no longer exists."""
         binding = topology.reply_binding(self.message.reply_to)
         while True:
             try:
@@ -74,7 +74,8 @@ class ScriptedJob:
         return command.ticket in (None, self.ticket)
 
     async def start(self) -> None:
-        """Open an attempt; one that is not the first goes on where the reader says."""
+        """Open an attempt. If it is not the first one, it continues at the position that the reader
+        sends."""
         prompts = [words(prompt) for prompt in self.job.prompts]
         await self.publish(
             Started(
@@ -92,11 +93,11 @@ class ScriptedJob:
             self.log = LogWriter.resume(await self.continued)
 
     async def is_unread(self) -> bool:
-        """Whether the reply queue is gone."""
+        """Whether the reply queue no longer exists."""
         return await self._worker.bus.inspect(self.message.reply_to) is None
 
     async def say(self, text: str, choice: int = 0) -> None:
-        """One token."""
+        """Send one token."""
         await self.publish(self.log.delta(choice, [len(text)], text))
 
     async def finish(
@@ -106,7 +107,7 @@ class ScriptedJob:
         reason: FinishReason = "stop",
         stop_reason: str | None = None,
     ) -> None:
-        """The last token of a choice."""
+        """Send the last token of a choice."""
         await self.publish(self.log.finish(choice, [len(text)], text, reason, stop_reason))
 
     async def fail(self, code: str, message: str, param: str | None = None) -> None:
@@ -117,11 +118,12 @@ Script: TypeAlias = Callable[[ScriptedJob], Awaitable[None]]
 
 
 QuickScript: TypeAlias = Callable[[QuickJob], QuickAnswer | Failed | None]
-"""None: say nothing."""
+"""Returns None to send nothing."""
 
 
 def count_words(job: QuickJob) -> QuickAnswer | Failed:
-    """A word is a token, its id is its length, and its vector points along the first axis."""
+    """Answer a unary job: a word is a token, its id is its length, and its vector points along the
+    first axis."""
     match job:
         case TokenizeJob():
             tokens = tuple(words(job.prompt))
@@ -147,7 +149,7 @@ def count_words(job: QuickJob) -> QuickAnswer | Failed:
 
 
 async def repeat_the_prompt(job: ScriptedJob) -> None:
-    """Say each word of each prompt, as many as the request allows."""
+    """Send each word of each prompt, as many as the request allows."""
     await job.start()
     limit = job.job.sampling.max_tokens
     for choice in range(job.job.total_choices):
@@ -169,9 +171,9 @@ class ScriptedWorker:
         self.commands: list[Command] = []
         self.jobs: list[ScriptedJob] = []
         self.is_silent = False
-        """Whether it announces itself no more."""
+        """Whether it has stopped its announcements."""
         self.num_dropped = 0
-        """Jobs whose reply queue was gone."""
+        """Jobs whose reply queue no longer existed."""
         self._id = f"scripted-{next(_IDS)}"
         self._control = topology.worker_queue(self._id)
         self.address = self._control.bindings[0].routing_key
@@ -183,7 +185,7 @@ class ScriptedWorker:
             fingerprint="f",
             max_num_seqs=8,
         )
-        """What it says of itself; a test may replace it."""
+        """The worker's announcement, which a test may replace."""
         self._running: dict[ScriptedJob, asyncio.Task[None]] = {}
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -205,7 +207,7 @@ class ScriptedWorker:
         return len(self._running)
 
     async def wait_until(self, is_true: Callable[[], bool]) -> None:
-        """Wait for something that this worker sees."""
+        """Wait for an event in this worker."""
         async with asyncio.timeout(5), self._changed:
             await self._changed.wait_for(is_true)
 

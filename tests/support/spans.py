@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 @pytest.fixture
 def spans() -> Iterator[InMemorySpanExporter]:
-    """A process has one provider for good, so each test adds an exporter of its own to it."""
+    """Register an exporter for the test: a process can have only one provider."""
     if not isinstance(trace.get_tracer_provider(), TracerProvider):
         trace.set_tracer_provider(TracerProvider())
     provider = trace.get_tracer_provider()

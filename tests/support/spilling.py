@@ -1,4 +1,4 @@
-"""A kernel that may hold more than its registers can: the planted fault of the compile checks."""
+"""A kernel that may need more registers than there are, as a planted fault for compile checks."""
 
 import triton
 import triton.language as tl
@@ -8,7 +8,7 @@ from kernels.triton.configurations import Configuration
 
 @triton.jit(do_not_specialize=["size"])
 def centre_kernel(values_ptr, centred_ptr, size, PADDED_SIZE: tl.constexpr):
-    """Take the mean of all values, which one program holds, from each."""
+    """Subtract the mean of all values from each of them, in a single program."""
     places = tl.arange(0, PADDED_SIZE)
     values = tl.load(values_ptr + places, mask=places < size, other=0.0)
     tl.store(centred_ptr + places, values - tl.sum(values) / size, mask=places < size)

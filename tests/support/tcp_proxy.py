@@ -1,4 +1,4 @@
-"""A stretch of network between a client and a server, which tests can break."""
+"""A TCP proxy that tests can break."""
 
 import asyncio
 import ssl
@@ -11,13 +11,13 @@ from yarl import URL
 _CHUNK_BYTES = 1 << 16
 
 PassOn = Callable[[bytes], None]
-"""Takes what was read at one end and writes it to the other."""
+"""Copies bytes from one end to the other."""
 
 
 class TcpProxy:
-    """Forwards connections to where ``url`` points; its own ``url`` is otherwise the same.
+    """Forwards connections to the host of ``url``; its own ``url`` is otherwise the same.
 
-    With ``tls`` clients speak TLS to it.
+    With ``tls``, clients connect to it over TLS.
     """
 
     def __init__(self, url: str, tls: ssl.SSLContext | None = None, port: int = 0) -> None:
@@ -27,7 +27,7 @@ class TcpProxy:
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self.delay_s = 0.0
-        """How long everything takes on its way, in each direction."""
+        """The delay in each direction."""
         self._open = asyncio.Event()
         self._open.set()
 
@@ -52,12 +52,12 @@ class TcpProxy:
         return str(url.with_scheme("amqps") if self._tls else url)
 
     def sever(self) -> None:
-        """Reset all connections; new ones get through."""
+        """Reset all connections; new ones are accepted."""
         for writer in self._writers:
             writer.transport.abort()
 
     def stall(self) -> None:
-        """Swallow everything without a word, as a dead network does."""
+        """Drop everything silently, like a dead network."""
         self._open.clear()
 
     def resume(self) -> None:
@@ -79,7 +79,7 @@ class TcpProxy:
     def _directions(
         self, client: asyncio.StreamWriter, target: asyncio.StreamWriter
     ) -> tuple[PassOn, PassOn]:
-        """What happens to bytes on their way to the target, and on their way to the client."""
+        """Process bytes on their way to the target, or on their way to the client."""
         return target.write, client.write
 
     async def _forward(

@@ -10,7 +10,7 @@ WORDS = ("a", "b", "▁", "▁▁", "▁a", "▁hello", "hello", "é", "▁世",
 
 
 def sentencepiece_tokenizer() -> Tokenizer:
-    """As Llama 2 has it: "▁" for spaces, unknown characters as bytes, one space to strip."""
+    """Like Llama 2: "▁" for spaces, unknown characters as bytes, one space to strip."""
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     entries = ["<unk>", "<s>", "</s>", *bytes_, *WORDS]
     tokenizer = Tokenizer(
@@ -37,7 +37,7 @@ def sentencepiece_tokenizer() -> Tokenizer:
 
 
 def metaspace_tokenizer() -> Tokenizer:
-    """As T5 has it: the decoder itself knows which piece is the first."""
+    """Like T5: the decoder itself determines which piece is the first."""
     entries = ["<unk>", "</s>", *WORDS]
     tokenizer = Tokenizer(
         models.Unigram([(entry, -float(k)) for k, entry in enumerate(entries)], unk_id=0)
@@ -49,7 +49,7 @@ def metaspace_tokenizer() -> Tokenizer:
 
 
 def word_suffix_tokenizer() -> Tokenizer:
-    """As the first GPT has it: "</w>" ends a word, and the last word has no space after it."""
+    """Like GPT-1: "</w>" ends a word, and the last word has no space after it."""
     entries = ["<unk>", "</s>", "a", "a</w>", "bc", "bc</w>", ".</w>"]
     tokenizer = Tokenizer(
         models.BPE(
@@ -76,7 +76,7 @@ def word_tokenizer() -> Tokenizer:
 
 
 def byte_level_tokenizer() -> Tokenizer:
-    """One token for each byte, and added tokens that are written as they are."""
+    """One token per byte, and added tokens that are written as they are."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: k for k, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -87,7 +87,7 @@ def byte_level_tokenizer() -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path, **files: dict[str, Any]) -> Path:
-    """Write a model's directory; ``files`` are JSON files by their stem."""
+    """Write a model directory; ``files`` are JSON files by their stem."""
     tokenizer.save(str(directory / "tokenizer.json"))
     for stem, content in files.items():
         (directory / f"{stem}.json").write_text(json.dumps(content))

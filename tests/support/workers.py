@@ -23,7 +23,7 @@ async def echo_worker(
 ) -> AsyncIterator[asyncio.Event]:
     """Run a worker of the model ``echo``; yields the event that makes it drain.
 
-    ``on_stall`` takes the place of the end of the process, which is the test's own.
+    ``on_stall`` replaces the end of the process, which is the test's own.
     """
     stop = asyncio.Event()
     task = await _start(bus, stop, step_s, num_blocks, on_stall, options)
@@ -36,7 +36,7 @@ async def echo_worker(
 
 @asynccontextmanager
 async def doomed_worker(bus: Bus, *, step_s: float = 0.0, **options: Any) -> AsyncIterator[None]:
-    """The same, but it dies without a word when the ``async with`` ends."""
+    """Run a worker that dies without cleaning up when the ``async with`` ends."""
     task = await _start(bus, asyncio.Event(), step_s, 8192, lambda: None, options)
     try:
         yield

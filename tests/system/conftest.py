@@ -1,4 +1,4 @@
-"""Whole deployments: every process is real, and so are the broker and the model."""
+"""Whole deployments: all processes, the broker and the model are real."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -22,8 +22,9 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def workers(broker: Broker, smollm2: Path, logs: Path) -> Iterator[list[WarrenProcess]]:
     """Two workers of SmolLM2 in fp32 on the broker."""
+    url = broker.url_of("worker")
     with ExitStack() as stack:
-        started = [processes.worker(broker.url, logs / f"worker{k}", *FP32) for k in range(2)]
+        started = [processes.worker(url, logs / f"worker{k}", *FP32) for k in range(2)]
         for worker in started:
             worker.start()
             stack.callback(worker.terminate)
@@ -34,13 +35,13 @@ def workers(broker: Broker, smollm2: Path, logs: Path) -> Iterator[list[WarrenPr
 
 @pytest.fixture(scope="session")
 def gateway(broker: Broker, workers: list[WarrenProcess], logs: Path) -> Iterator[WarrenProcess]:
-    with processes.gateway(broker.url, logs / "gateway") as process:
+    with processes.gateway(broker.url_of("gateway"), logs / "gateway") as process:
         yield process
 
 
 @pytest.fixture(scope="session")
 def embedded(smollm2: Path, logs: Path) -> Iterator[WarrenProcess]:
-    """``warren serve``: the same in one process."""
+    """``warren serve``: gateway and worker in one process."""
     with processes.serve(logs / "serve", "--dtype=float32") as process:
         yield process
 
@@ -49,7 +50,7 @@ def embedded(smollm2: Path, logs: Path) -> Iterator[WarrenProcess]:
     params=["embedded", pytest.param("gateway", marks=pytest.mark.rabbit)], scope="session"
 )
 def deployment(request: pytest.FixtureRequest) -> WarrenProcess:
-    """Each way to deploy Warren, in turn."""
+    """Each kind of deployment in turn."""
     process: WarrenProcess = request.getfixturevalue(request.param)
     return process
 

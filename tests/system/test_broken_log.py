@@ -1,4 +1,4 @@
-"""A log with an event that nobody can decode ends alike, whoever meets it first."""
+"""A log with an event that cannot be decoded ends in the same way for every reader."""
 
 import asyncio
 
@@ -33,7 +33,7 @@ async def spoil(bus: Bus, request_id: str) -> None:
 
 
 def code_of(body: str) -> str:
-    """Of the error that is the stream's last word."""
+    """The error code of the stream's last event."""
     *_, last = (event for event in events(body) if event != "[DONE]")
     return str(last["error"]["code"])
 

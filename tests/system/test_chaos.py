@@ -1,4 +1,4 @@
-"""A little of everything that `python -m tests.system.chaos` does at length."""
+"""A short run of `python -m tests.system.chaos`."""
 
 import asyncio
 from pathlib import Path
@@ -27,7 +27,9 @@ async def test_no_death_of_a_process_takes_a_stream_with_it(
     own_broker: RabbitNode, tmp_path: Path
 ) -> None:
     async with Deployment(
-        tmp_path, worker_url=own_broker.url, gateway_url=own_broker.url
+        tmp_path,
+        worker_url=own_broker.url_of("worker"),
+        gateway_url=own_broker.url_of("gateway"),
     ) as deployment:
         plan: Plan = {
             "worker killed": (deployment.kill_worker, 1),

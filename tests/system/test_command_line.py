@@ -1,4 +1,4 @@
-"""The commands that people type, with the real model behind them."""
+"""The commands that users type, with the real model."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def test_serve_ends_at_once_when_it_is_asked_twice(smollm2: Path, logs: Path) ->
         processes.serve(logs / "twice", *FP32) as process,
         httpx.stream("POST", f"{process.url}/v1/completions", json=body) as response,
     ):
-        lines = response.iter_lines()  # closes the response when it is dropped
+        lines = response.iter_lines()  # closes the response when it is garbage-collected
         next(lines)
         os.kill(process.pid, signal.SIGINT)
         while httpx.get(f"{process.url}/health", verify=NO_TLS).status_code == 200:
@@ -98,7 +98,7 @@ def test_batch_answers_a_file(broker: Broker, workers: list[WarrenProcess], tmp_
     line = f'"method": "POST", "url": "/v1/chat/completions", "body": {body}, "temperature": 0}}}}'
     requests.write_text("".join(f'{{"custom_id": "{k}", {line}\n' for k in range(4)))
 
-    run = warren("batch", str(requests), str(results), f"--broker={broker.url}")
+    run = warren("batch", str(requests), str(results), f"--broker={broker.url_of('publisher')}")
 
     assert run.returncode == 0, run.stderr
     assert re.findall(r'"custom_id": ?"(\d)"', results.read_text()) == ["0", "1", "2", "3"]
@@ -117,10 +117,10 @@ def test_batch_goes_on_after_ctrl_c(
         for k in range(100)
     ]
     questions.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    command = ["batch", str(questions), str(answers), f"--broker={broker.url}"]
+    command = ["batch", str(questions), str(answers), f"--broker={broker.url_of('publisher')}"]
     journal = answers.with_name("answers.jsonl.part")
 
-    with processes.echo_worker(broker.url, logs / "ctrl-c", "--step-ms=5"):
+    with processes.echo_worker(broker.url_of("worker"), logs / "ctrl-c", "--step-ms=5"):
         first = subprocess.Popen(
             [sys.executable, "warren.py", *command, "--window=4"],
             cwd=ROOT,

@@ -39,7 +39,7 @@ def answer(client: openai.OpenAI, prompt: str, *, max_tokens: int = 24, model: s
 
 
 def sample(worker: WarrenProcess, name: str) -> float:
-    """What the worker says of one metric now."""
+    """The current value of a worker's metric."""
     lines = httpx.get(f"{worker.url}/metrics", verify=NO_TLS).text.splitlines()
     return sum(float(line.split()[1]) for line in lines if line.startswith(name))
 
@@ -52,7 +52,7 @@ def wait_until(is_true: Callable[[], bool], within_s: float = 30) -> None:
 
 
 def num_consumers(broker: Broker, model: str) -> int:
-    """How many workers take jobs of a model."""
+    """The number of workers that take jobs of a model."""
     with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
         jobs = topology.jobs_queue(model, "interactive")
         declared = connection.channel().queue_declare(jobs.name, passive=True)
@@ -76,7 +76,7 @@ def test_a_killed_workers_stream_goes_on_in_another(
     broker: Broker, gateway: WarrenProcess, openai_client: openai.OpenAI, logs: Path
 ) -> None:
     def echo(name: str) -> WarrenProcess:
-        return processes.echo_worker(broker.url, logs / name, "--step-ms=20")
+        return processes.echo_worker(broker.url_of("worker"), logs / name, "--step-ms=20")
 
     with echo("survivor"):
         undisturbed = answer(openai_client, "Long ago", max_tokens=100, model="echo")
@@ -99,7 +99,8 @@ def test_a_worker_that_is_told_to_stop_hands_its_streams_over(
     broker: Broker, gateway: WarrenProcess, openai_client: openai.OpenAI, logs: Path
 ) -> None:
     def echo(name: str) -> WarrenProcess:
-        return processes.echo_worker(broker.url, logs / name, "--step-ms=20", "--drain-grace-s=0.2")
+        options = ("--step-ms=20", "--drain-grace-s=0.2")
+        return processes.echo_worker(broker.url_of("worker"), logs / name, *options)
 
     with echo("drained") as drained, ThreadPoolExecutor(1) as pool:
         undisturbed = answer(openai_client, "Long ago", max_tokens=100, model="echo")
@@ -113,14 +114,14 @@ def test_a_worker_that_is_told_to_stop_hands_its_streams_over(
 def test_a_client_that_leaves_frees_its_worker(
     broker: Broker, gateway: WarrenProcess, openai_client: openai.OpenAI, logs: Path
 ) -> None:
-    with processes.echo_worker(broker.url, logs / "left", "--step-ms=20") as worker:
+    with processes.echo_worker(broker.url_of("worker"), logs / "left", "--step-ms=20") as worker:
         stream = openai_client.completions.create(
             model="echo", prompt="Long ago", max_tokens=2000, stream=True
         )
         next(iter(stream))
         stream.close()
 
-        # It may come back within the gateway's grace of 5 s.
+        # It may return within the gateway's grace period of 5 s.
         wait_until(lambda: sample(worker, RUNNING) == 0, within_s=10)
 
 
@@ -147,7 +148,7 @@ def test_the_pika_example_gets_an_answer(
     broker: Broker, gateway: WarrenProcess, workers: list[WarrenProcess]
 ) -> None:
     run = subprocess.run(
-        [sys.executable, "examples/publish_with_pika.py", broker.url, QUESTION],
+        [sys.executable, "examples/publish_with_pika.py", broker.url_of("publisher"), QUESTION],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -163,7 +164,7 @@ def test_a_batch_survives_the_kill_of_a_worker_and_of_itself(
 ) -> None:
     questions, output = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
     journal = tmp_path / "answers.jsonl.part"
-    # All run at once, and each one longer than the one before: the answers come one by one.
+    # All run at once, and each answer is longer than the one before: they end one by one.
     lines = [
         {
             "custom_id": f"q{k}",
@@ -174,10 +175,11 @@ def test_a_batch_survives_the_kill_of_a_worker_and_of_itself(
         for k in range(60)
     ]
     questions.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    command = ["warren.py", "batch", str(questions), str(output), f"--broker={broker.url}"]
+    url = broker.url_of("publisher")
+    command = ["warren.py", "batch", str(questions), str(output), f"--broker={url}"]
 
     def echo(name: str) -> WarrenProcess:
-        return processes.echo_worker(broker.url, logs / name, "--step-ms=10")
+        return processes.echo_worker(broker.url_of("worker"), logs / name, "--step-ms=10")
 
     def num_answered() -> int:
         """Lines of the journal without its header."""

@@ -1,10 +1,9 @@
-"""Clients whose connection broke when the last bytes were under way, over either bus."""
+"""Clients whose connection broke during the last bytes, over either bus."""
 
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from typing import TypeAlias
 
 import httpx
@@ -18,24 +17,26 @@ from tests.support.broker import Broker
 from tests.support.http import LiveGateway, chat_body, events, eventually, live_gateway
 from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
 
-Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[Bus]]
+Connect: TypeAlias = Callable[[str], AbstractAsyncContextManager[Bus]]
+"""Connects one of the broker's users."""
 
 CHAT = "/v1/chat/completions"
 GRACE_S = 3.0
-"""What a client has to come back, before a log's end and after it."""
+"""The time in which a client may resume, before a log's end and after it."""
 
 
 @pytest.fixture(params=["memory", pytest.param("rabbit", marks=pytest.mark.rabbit)])
 async def connect(request: pytest.FixtureRequest) -> Connect:
     if request.param == "memory":
-        return partial(MemoryBus, MemoryBroker())
+        memory = MemoryBroker()
+        return lambda user: MemoryBus(memory)
     broker: Broker = request.getfixturevalue("broker")
-    return partial(RabbitBus, broker.url)
+    return lambda user: RabbitBus(broker.url_of(user))
 
 
 @pytest.fixture
 async def worker(connect: Connect) -> AsyncIterator[ScriptedWorker]:
-    async with connect() as bus, ScriptedWorker(bus) as worker:
+    async with connect("worker") as bus, ScriptedWorker(bus) as worker:
         yield worker
 
 
@@ -43,8 +44,8 @@ async def worker(connect: Connect) -> AsyncIterator[ScriptedWorker]:
 async def gateways(connect: Connect, worker: ScriptedWorker) -> AsyncIterator[list[LiveGateway]]:
     """Two of one deployment."""
     async with (
-        connect() as one,
-        connect() as other,
+        connect("gateway") as one,
+        connect("gateway") as other,
         live_gateway(one, disconnect_grace_s=GRACE_S) as first,
         live_gateway(other, disconnect_grace_s=GRACE_S) as second,
     ):
@@ -58,7 +59,7 @@ async def ask(gateway: LiveGateway, **headers: str) -> httpx.Response:
 
 
 async def ask_numbered(gateway: LiveGateway) -> tuple[str, list[str]]:
-    """The path under which a stream that was read to its end is found, and its events."""
+    """The path of a stream that was read to its end, and its events."""
     response = await ask(gateway, accept="text/event-stream")
     return f"/v1/streams/{response.headers['x-request-id']}", blocks_of(response)
 
@@ -96,7 +97,7 @@ async def test_a_failure_that_was_lost_is_there_too(
     async def fail(job: ScriptedJob) -> None:
         await job.start()
         await job.say("one")
-        await asyncio.sleep(0.2)  # or it is no stream that fails, but a request
+        await asyncio.sleep(0.2)  # or the error is the response to a request
         await job.fail("worker_lost", "gone")
 
     worker.script = fail
@@ -109,7 +110,7 @@ async def test_a_failure_that_was_lost_is_there_too(
 
 
 async def is_gone(bus: Bus, request_id: str) -> bool:
-    """Whether a stream has no log any more."""
+    """Whether a stream no longer has a log."""
     return await bus.inspect(topology.reply_key(request_id)) is None
 
 

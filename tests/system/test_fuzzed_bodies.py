@@ -1,4 +1,4 @@
-"""Whatever stands in a message: no process dies of it, and honest requests are answered."""
+"""Messages with arbitrary bodies: no process dies of them, and valid requests are answered."""
 
 import asyncio
 import gc
@@ -65,10 +65,10 @@ from tests.support.workers import echo_worker
 NUM_IN_MEMORY = 10_000
 NUM_OVER_RABBITMQ = 1_500
 MORE_MEMORY_BYTES = 64 << 20
-"""The last four fifths of the bodies may cost so much: what allocators keep."""
+"""The memory that the last four fifths of the bodies may take: what allocators keep."""
 ENDS_WITHIN_S = 60
 OF_A_VICTIM = "log not readable"
-"""Logged where a stream ends because nobody can read what stands in its log."""
+"""Logged when a stream ends because its log cannot be decoded."""
 SINK = topology.reply_queue("sink", expires_s=600)
 HONEST = {
     "model": "echo",
@@ -179,7 +179,7 @@ def announcements(_: str) -> list[Struct]:
 
 @dataclass(frozen=True)
 class Target:
-    """Where bodies go, and what they are made of."""
+    """Where bodies are sent, and the messages from which they are made."""
 
     binding: Binding
     messages: Callable[[str], Sequence[Struct]]
@@ -187,7 +187,7 @@ class Target:
 
 
 def targets(worker: str, victim: str) -> list[Target]:
-    """Every place that any process of a deployment reads from."""
+    """Every queue and exchange from which a process of a deployment reads."""
     lanes = [
         Target(topology.jobs_binding("echo", lane), quick_jobs if lane == "quick" else jobs, BOTH)
         for lane in topology.LANES
@@ -203,7 +203,7 @@ def targets(worker: str, victim: str) -> list[Target]:
 
 @dataclass
 class Attack:
-    """Publishes bodies while victims and honest requests are answered."""
+    """Publishes bodies while victims and valid requests are answered."""
 
     bus: Bus
     url: str
@@ -211,7 +211,7 @@ class Attack:
     http: httpx.AsyncClient
     worker: str = ""
     victim: str = f"req-{0:032x}"
-    """As long as the id of a request: bodies depend on the seed alone."""
+    """An id as long as a request's, because bodies depend on the seed alone."""
     num_rejected: int = 0
     replies: list[str] = field(default_factory=list)
     honest: list[str] = field(default_factory=list)
@@ -239,7 +239,7 @@ class Attack:
             self.honest.append(response.json()["choices"][0]["text"])
 
     async def be_a_victim(self) -> None:
-        """Streams whose logs are written to by others have to end somehow."""
+        """Streams whose logs contain foreign events have to end somehow."""
         body = {**HONEST, "max_tokens": 120, "stream": True}
         while True:
             async with asyncio.timeout(ENDS_WITHIN_S):
@@ -264,19 +264,19 @@ class Attack:
                     await self._send_away(delivery.message.correlation_id, event.ticket)
 
     async def _send_away(self, request_id: str, ticket: str) -> None:
-        """A worker that asks where to go on would wait for its deadline, which may be far."""
+        """Cancel a run that waits for `Continue`, because its deadline may be distant."""
         cancel = Cancel(request_id=request_id, ticket=ticket)
         await self.bus.publish(topology.worker_binding(self.worker), Message(encode(cancel)))
 
     async def wait_answered(self) -> None:
-        """Until no job waits."""
+        """Wait until no job is queued."""
         deadline = asyncio.get_running_loop().time() + ENDS_WITHIN_S
         while waiting := await self._waiting():
             assert asyncio.get_running_loop().time() < deadline, f"still waiting: {waiting}"
             await asyncio.sleep(0.1)
 
     async def _waiting(self) -> dict[str, QueueState]:
-        """The queues in which jobs wait."""
+        """The queues that contain jobs."""
         queues = [topology.jobs_queue("echo", lane).name for lane in topology.LANES]
         states = {queue: await self.bus.inspect(queue) for queue in queues}
         return {queue: state for queue, state in states.items() if state and state.num_ready}
@@ -284,7 +284,7 @@ class Attack:
 
 @asynccontextmanager
 async def attack(bus: Bus, url: str, seed: int) -> AsyncIterator[Attack]:
-    """Everything around the bodies: who reads what they cause, who asks beside them."""
+    """Everything around the bodies: readers of their results, and clients with valid requests."""
     await bus.declare(SINK)
     async with httpx.AsyncClient(timeout=ENDS_WITHIN_S, verify=NO_TLS) as http:
         it = Attack(bus, url, Mutator(seed), http)
@@ -310,7 +310,7 @@ async def worker_address(bus: Bus) -> str:
 
 
 def check(it: Attack) -> None:
-    """Honest answers are all the same, and the bodies were both taken and refused."""
+    """Check that valid answers are equal, and that some bodies were accepted and some rejected."""
     assert len(it.honest) > 3
     assert len(set(it.honest)) == 1
     assert it.num_rejected > 0
@@ -353,15 +353,17 @@ async def test_no_body_harms_a_deployment(caplog: pytest.LogCaptureFixture) -> N
 @pytest.mark.timeout(240)
 async def test_no_body_harms_processes(broker: Broker, tmp_path: Path) -> None:
     drain = "--drain-grace-s=2"
-    # A job that is long, has no end or no reader must not hold up all others for long: suspects run
-    # one after another.
+    # Jobs that are long or have no end or no reader must not delay others for long, because
+    # suspects run one after another.
     limits = {
         "WARREN_MAX_SEQ_LEN": "256",
         "WARREN_JOB_TIMEOUT_S": "2",
         "WARREN_READER_GRACE_S": "2",
     }
-    worker = processes.echo_worker(broker.url, tmp_path / "worker", "--step-ms=1", drain, **limits)
-    gateway = processes.gateway(broker.url, tmp_path / "gateway", drain)
+    worker = processes.echo_worker(
+        broker.url_of("worker"), tmp_path / "worker", "--step-ms=1", drain, **limits
+    )
+    gateway = processes.gateway(broker.url_of("gateway"), tmp_path / "gateway", drain)
     with worker, gateway:
         async with RabbitBus(broker.url) as bus, attack(bus, gateway.url, seed=2) as it:
             await it.publish(NUM_OVER_RABBITMQ)

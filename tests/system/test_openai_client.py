@@ -1,4 +1,4 @@
-"""The official client, unmodified, against each way to deploy Warren."""
+"""The official client, unmodified, against each kind of deployment."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +43,7 @@ def test_a_chat_is_streamed(client: openai.OpenAI) -> None:
 
 
 def test_an_answer_comes_in_pieces(client: openai.OpenAI) -> None:
-    """A busy machine makes them larger, and never one of all."""
+    """A busy machine coalesces chunks, but never all into one."""
     chunks = client.completions.create(
         model=MODEL, prompt="Once upon a time", max_tokens=48, temperature=0, stream=True
     )
@@ -136,7 +136,7 @@ def test_a_bad_parameter_is_named(client: openai.OpenAI) -> None:
 
 @pytest.fixture(scope="module")
 def said_alone() -> dict[str, str]:
-    """What one deployment says to each prompt, and all have to."""
+    """The answer of one deployment to each prompt, which all others must give, too."""
     return {}
 
 
@@ -205,7 +205,7 @@ def test_a_prompt_is_scored_as_it_was_generated(client: openai.OpenAI) -> None:
     assert said.logprobs is not None
     assert scored.logprobs is not None
     assert scored.text == prompt + said.text
-    # The client's types do not know of the null.
+    # The client's types do not include null.
     first, *others = scored.logprobs.model_dump()["token_logprobs"]
     assert first is None
     assert others[-6:] == pytest.approx(said.logprobs.token_logprobs, abs=0.05)

@@ -1,5 +1,4 @@
-"""A minute of what `python -m tests.system.soak` sends for half an hour, and whether it would find
-what it looks for."""
+"""A minute of the traffic of `python -m tests.system.soak`, and tests of its checks."""
 
 from pathlib import Path
 from typing import Any
@@ -28,20 +27,22 @@ async def test_rude_traffic_ends_no_process_and_leaves_nothing(
     assert findings.tally.num("exact") > 0
 
 
-def test_a_log_is_searched_for_errors_and_for_what_is_no_log_line() -> None:
+def test_a_log_is_searched_for_errors_incidents_and_what_is_no_log_line() -> None:
     lines = logged(
         '{"event": "slow", "level": "warning"}\n'
         '{"event": "slow", "level": "warning"}\n'
         '{"event": "job failed", "level": "error"}\n'
+        '{"event": "broker connection lost", "level": "error", "incident": "connection"}\n'
         "Traceback (most recent call last):\n"
         "RuntimeError\n"
     )
 
-    assert lines.unexpected == ["2 times 'slow'"]
+    assert lines.unexpected() == ["2 times 'slow'"]
     assert [error.split("\n")[0] for error in lines.errors] == [
         '{"event": "job failed", "level": "error"}',
         "Traceback (most recent call last):",
     ]
+    assert [incident.kind for incident in lines.incidents] == ["connection"]
 
 
 def test_refusals_that_warren_lives_by_are_no_errors_of_the_broker() -> None:
@@ -53,7 +54,7 @@ def test_refusals_that_warren_lives_by_are_no_errors_of_the_broker() -> None:
         f"{at} operation channel.close caused a connection exception channel_error\n"
     )
 
-    assert lines.unexpected == ["1 times 'basic.ack: precondition_failed'"]
+    assert lines.unexpected() == ["1 times 'basic.ack: precondition_failed'"]
     assert [error.split()[-1] for error in lines.errors] == ["channel_error"]
 
 

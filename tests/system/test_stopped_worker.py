@@ -1,4 +1,4 @@
-"""A stream that its client came back to, whose worker is stopped: nobody has its job at hand."""
+"""A resumed stream whose worker is stopped: no live worker holds its job."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ RUNNING = re.compile(r"^warren:num_requests_running 1", re.MULTILINE)
 @pytest.fixture
 def workers(broker: Broker, tmp_path: Path) -> Iterator[list[WarrenProcess]]:
     """Two, whose connections are dead after two to three silent heartbeats."""
-    url = f"--broker={broker.url}?heartbeat={HEARTBEAT_S}"
+    url = f"--broker={broker.url_of('worker')}?heartbeat={HEARTBEAT_S}"
     with ExitStack() as stack:
         started = []
         for k in range(2):
@@ -56,7 +56,7 @@ def busy(workers: list[WarrenProcess]) -> WarrenProcess:
 
 
 async def leave_in_the_middle(gateway: LiveGateway) -> tuple[str, str]:
-    """The path under which the stream goes on, and what was read of it."""
+    """The path at which the stream continues, and the part that was read."""
     headers = {"accept": "text/event-stream"}
     body = {**BODY, "stream": True}
     async with gateway.http.stream("POST", "/v1/completions", json=body, headers=headers) as left:
@@ -77,8 +77,8 @@ async def test_it_goes_on_elsewhere_when_the_broker_misses_the_workers_heartbeat
 ) -> None:
     options = {"disconnect_grace_s": 5, "secret": "shared"}
     async with (
-        RabbitBus(broker.url) as one,
-        RabbitBus(broker.url) as other,
+        RabbitBus(broker.url_of("gateway")) as one,
+        RabbitBus(broker.url_of("gateway")) as other,
         live_gateway(one, **options) as first,
         live_gateway(other, **options) as second,
     ):
@@ -90,7 +90,7 @@ async def test_it_goes_on_elsewhere_when_the_broker_misses_the_workers_heartbeat
             rest = await anext(pieces)
             sleeper = await asyncio.to_thread(busy, workers)
             os.kill(sleeper.pid, signal.SIGSTOP)
-            async with asyncio.timeout(3 * HEARTBEAT_S + 10):  # the tokens themselves take 3
+            async with asyncio.timeout(3 * HEARTBEAT_S + 10):  # the tokens alone take 3
                 rest += "".join([piece async for piece in pieces])
         undisturbed = (await first.post("/v1/completions", **BODY)).json()
 

@@ -1,4 +1,5 @@
-"""Gateways that die or are replaced under their streams: real processes, a real broker."""
+"""Gateways that are killed or replaced during their streams, with real processes and a real
+broker."""
 
 import asyncio
 import re
@@ -27,11 +28,11 @@ WHOLE = "".join(WORDS) + "end"
 
 
 class Speaker:
-    """A script that says `WORDS`, the last of them not before it may."""
+    """A script that sends `WORDS`, the last one only when it may end."""
 
     def __init__(self) -> None:
         self.has_begun = asyncio.Event()
-        """Whether the broker has a word."""
+        """Set once the broker has a token."""
         self.may_end = asyncio.Event()
 
     async def __call__(self, job: ScriptedJob) -> None:
@@ -47,7 +48,7 @@ class Speaker:
 
 @pytest.fixture
 def gateways(broker: Broker, tmp_path: Path) -> Iterator[list[WarrenProcess]]:
-    """Two gateways of one deployment, with no more rights at the broker than they have in it."""
+    """Two gateways of one deployment, with the permissions that they have in production."""
     options = ("--secret=shared", "--drain-grace-s=0.3", "--disconnect-grace-s=0.5")
     with ExitStack() as stack:
         pair = [
@@ -69,7 +70,7 @@ async def speaker() -> Speaker:
 
 @pytest.fixture
 async def worker(broker: Broker, speaker: Speaker) -> AsyncIterator[ScriptedWorker]:
-    async with RabbitBus(broker.url) as bus, ScriptedWorker(bus, speaker) as worker:
+    async with RabbitBus(broker.url_of("worker")) as bus, ScriptedWorker(bus, speaker) as worker:
         yield worker
 
 
@@ -80,7 +81,7 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
 
 
 class Client:
-    """Reads one stream to its end, from whichever gateway there is."""
+    """Reads one stream to its end, from any live gateway."""
 
     def __init__(self, http: httpx.AsyncClient, urls: list[str]) -> None:
         self._http = http
@@ -96,7 +97,7 @@ class Client:
 
     @property
     def can_return(self) -> bool:
-        """Whether it has an event with an id, and all of it."""
+        """Whether it has received at least one whole event with an id."""
         return "\n\n" in self._body.partition("id: ")[2]
 
     @property
@@ -123,7 +124,7 @@ class Client:
                     self._body += piece
         except httpx.TransportError:
             await asyncio.sleep(0.05)
-        # What is not a whole event does not count.
+        # An incomplete event does not count.
         self._body = self._body[: self._body.rfind("\n\n") + 2]
 
 

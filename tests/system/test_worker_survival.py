@@ -1,4 +1,4 @@
-"""Worker processes that die, hang, sleep and leave, over a real broker. The test is the reader."""
+"""Worker processes that die, hang, stall and leave, over a real broker. The test is the reader."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ RUNNING = "warren:num_requests_running"
 
 @pytest.fixture
 async def bus(broker: Broker) -> AsyncIterator[RabbitBus]:
-    async with RabbitBus(broker.url) as bus:
+    async with RabbitBus(broker.url_of("gateway")) as bus:
         yield bus
 
 
@@ -46,14 +46,14 @@ class Workers:
     """Starts echo workers, and ends all of them."""
 
     def __init__(self, broker: Broker, logs: Path) -> None:
-        self._broker = broker
+        self._url = broker.url_of("worker")
         self._logs = logs
         self._started: list[WarrenProcess] = []
 
     def start(self, *options: str, query: str = "") -> WarrenProcess:
         port = free_port()
         log = self._logs / f"{len(self._started)}"
-        broker = f"--broker={self._broker.url}{query}"
+        broker = f"--broker={self._url}{query}"
         module = ["-m", "tests.system.chaos.worker", broker, f"--health-port={port}"]
         worker = WarrenProcess([*module, *options], port, log)
         worker.start()
@@ -157,13 +157,13 @@ async def test_a_worker_that_hangs_ends_itself(bus: RabbitBus, workers: Workers)
 
 @asynccontextmanager
 async def short_consumer_timeout(broker: Broker) -> AsyncIterator[None]:
-    """For channels that are opened meanwhile."""
+    """Shorten the timeout of channels that are opened during the block."""
     if not isinstance(broker, RabbitNode):
         pytest.skip("a foreign broker keeps its settings")
 
     async def set_to(timeout_ms: int, tick_ms: int) -> None:
         settings = f"[{{consumer_timeout, {timeout_ms}}}, {{channel_tick_interval, {tick_ms}}}]"
-        # It takes seconds, in which the loop must not miss its connections' heartbeats.
+        # This takes seconds, during which the loop must keep up the heartbeats of its connections.
         await asyncio.to_thread(
             broker.ctl, "eval", f"application:set_env([{{rabbit, {settings}}}])."
         )
@@ -191,7 +191,7 @@ async def test_a_job_that_the_brokers_timeout_took_away_is_not_interrupted(
     answers = await expected(bus, workers, jobs)
     async with short_consumer_timeout(broker):
         worker = await workers.serving("--step-ms=20")
-        async with RabbitBus(broker.url) as reader:
+        async with RabbitBus(broker.url_of("gateway")) as reader:
             for job in jobs:
                 await reader.declare(topology.reply_queue(job.request_id, expires_s=30))
                 await publish(reader, job)
@@ -208,11 +208,11 @@ async def test_a_job_that_the_brokers_timeout_took_away_is_not_interrupted(
 
 @asynccontextmanager
 async def supervised(workers: Workers, count: int) -> AsyncIterator[None]:
-    """So many workers, each replaced when it dies."""
+    """Run this many workers; each is replaced when it dies."""
 
     async def supervise() -> None:
         while True:
-            worker = workers.start()  # and maybe it dies at once
+            worker = workers.start()  # it may die at once
             while worker.is_alive:  # noqa: ASYNC110 - a process has no event
                 await asyncio.sleep(0.05)
 
@@ -234,7 +234,7 @@ async def test_a_deadly_job_is_buried_and_its_neighbours_are_not(
     num_dead = await num_ready(bus, topology.DEAD_LETTERS.name)
     async with supervised(workers, 2), asyncio.timeout(90):
         *logs, log = await ask_all(bus, [*jobs, deadly])
-        # The reader is told first, and a queue has no event.
+        # The reader is told first, and there is no event for the end of a queue.
         while await num_ready(bus, topology.DEAD_LETTERS.name) == num_dead:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 

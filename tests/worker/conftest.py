@@ -1,4 +1,4 @@
-"""What worker tests share."""
+"""Fixtures of worker tests."""
 
 from pathlib import Path
 

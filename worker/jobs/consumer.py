@@ -5,22 +5,22 @@ is requeued when the worker shuts down, and redelivered by the broker when the w
 that was running during two crashes is published to the suspect queue; one that crashes there too is
 dead-lettered. An undecodable body is dead-lettered as well, and its publisher receives an error.
 
-An unexpected error in the handling of a job affects that job only: the job is requeued, and the
-queue's delivery limit ends it if it fails each time.
+An unexpected error in the handling of a job affects that job only: the job is requeued after a
+pause, and so is a job that could not be published again. One that is returned each time fails
+before it reaches the queue's delivery limit, at which it would be dead-lettered without an answer.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 
 from shared import incidents, topology
-from shared.bus.base import Bus, Consumer
+from shared.bus.base import Bus
+from shared.bus.subscribe import Attached, Lost, Subscription
 from shared.errors import (
     BusError,
-    BusUnavailable,
     InvalidRequest,
-    QueueNotFound,
     UndecodableMessage,
     Unroutable,
 )
@@ -62,7 +62,7 @@ class JobConsumer:
         self._prefetch = prefetch
         self._held = held
         self._new_answer = new_answer
-        self._consumer: Consumer | None = None
+        self._subscription: Subscription | None = None
         self._serving: dict[asyncio.Task[None], HeldJob | None] = {}
         self._may_take = asyncio.Event()
         self._may_take.set()
@@ -73,6 +73,7 @@ class JobConsumer:
         async with asyncio.TaskGroup() as tasks:
             while not self._is_stopped:
                 try:
+                    await self._may_take.wait()
                     await self._take_jobs(tasks)
                 except Exception as error:  # noqa: BLE001 (the jobs in hand must not end with it)
                     facts = {"queue": self._queue.name}
@@ -101,41 +102,37 @@ class JobConsumer:
         self._may_take.set()
 
     async def _stop_consumer(self) -> None:
-        if self._consumer is not None:
-            await self._consumer.stop()
+        if self._subscription is not None:
+            await self._subscription.stop()
 
     async def _take_jobs(self, tasks: asyncio.TaskGroup) -> None:
-        """Consume until stopped or disconnected; return when consuming may start again."""
+        """Consume until stopped or paused."""
+        self._subscription = subscription = Subscription(
+            self._bus, self._queue.name, prefetch=self._prefetch, declare=(self._queue,)
+        )
         try:
-            tasks.create_task(self._close_when_idle(await self._consume(tasks)))
-        except BusUnavailable:
-            tasks.create_task(self._give_up(self._lose_deliveries()))
-            await self._bus.wait_connected()
-        except QueueNotFound:
-            tasks.create_task(self._give_up(self._lose_deliveries()))
-            with suppress(BusUnavailable):
-                await self._bus.declare(self._queue)
-        await self._may_take.wait()
+            if self._is_stopped or not self._may_take.is_set():  # while this was waiting
+                await subscription.stop()
+            async for item in subscription:
+                match item:
+                    case Attached():
+                        pass
+                    case Lost():
+                        tasks.create_task(self._give_up(self._lose_deliveries()))
+                    case _:
+                        task = tasks.create_task(self._serve(JobDelivery(item, subscription)))
+                        self._serving[task] = None
+                        task.add_done_callback(self._serving.pop)
+        except BaseException:
+            await subscription.close()
+            raise
+        tasks.create_task(self._close_when_idle(subscription))
 
-    async def _consume(self, tasks: asyncio.TaskGroup) -> AsyncExitStack:
-        """Consume until stopped; returns the exit stack that closes the consumer."""
-        async with AsyncExitStack() as stack:
-            consumer = await stack.enter_async_context(
-                self._bus.consume(self._queue.name, prefetch=self._prefetch)
-            )
-            self._consumer = consumer
-            if self._is_stopped or not self._may_take.is_set():  # while it was being opened
-                await consumer.stop()
-            async for delivery in consumer:
-                task = tasks.create_task(self._serve(JobDelivery(delivery, consumer)))
-                self._serving[task] = None
-                task.add_done_callback(self._serving.pop)
-            return stack.pop_all()
-
-    async def _close_when_idle(self, stack: AsyncExitStack) -> None:
-        """Close the consumer once idle, because closing it returns unsettled deliveries."""
+    async def _close_when_idle(self, subscription: Subscription) -> None:
+        """Close a stopped subscription once idle, because closing it returns unsettled
+        deliveries."""
         with incidents.survived("task", "job consumer not closed", queue=self._queue.name):
-            async with stack:
+            async with subscription:
                 if self._serving:
                     await asyncio.wait(tuple(self._serving))
 
@@ -164,11 +161,15 @@ class JobConsumer:
         except Exception as error:  # noqa: BLE001 (any error is reported)
             held = self._serving[task]
             in_hand = delivery if held is None else held.in_hand
-            if in_hand is None:  # another worker has the job, or will have it
-                facts = {"request_id": delivery.message.correlation_id}
+            facts = {"request_id": delivery.message.correlation_id}
+            if isinstance(error, BusError):
+                logger.warning("job not moved", extra={**facts, "reason": error.code})
+            elif in_hand is None:  # another worker has the job, or will have it
                 incidents.report("job", "job left to its queue", error, **facts)
             else:
-                await in_hand.give_back(error)
+                incidents.report("job", "job given back to its queue", error, **facts)
+            if in_hand is not None:
+                await in_hand.give_back()
 
     async def _take(self, delivery: JobDelivery, task: "asyncio.Task[None]") -> None:
         try:
@@ -229,28 +230,26 @@ class JobConsumer:
             case Outcome.BURIED:
                 await delivery.reject()
             case Outcome.SUSPECTED:
-                await self._publish_again(held.job, delivery, "suspect")
+                await self._publish_again(held, delivery, "suspect")
             case Outcome.EXCUSED:
-                await self._publish_again(held.job, delivery, self._lane)
+                await self._publish_again(held, delivery, self._lane)
             case Outcome.HANDED_OVER if self._lane == "suspect" and held.job.mode == "final":
                 # Another delivery would count as a crash.
-                await self._publish_again(held.job, delivery, self._lane)
+                await self._publish_again(held, delivery, self._lane)
             case Outcome.HANDED_OVER | Outcome.GIVEN_BACK:
                 # All brokers count this return, so the next run compares as newer than this one.
                 await delivery.reject(requeue=True)
 
-    async def _publish_again(self, job: GenerationJob, delivery: JobDelivery, lane: Lane) -> None:
-        """Publish the job again, then acknowledge this delivery; requeue it if publishing fails."""
-        facts = {"request_id": job.request_id, "lane": lane}
-        try:
-            await self._bus.publish(
-                topology.jobs_binding(self._model, lane), published_again(job, delivery.message)
-            )
-        except BusError as error:
-            logger.warning("job not moved", extra={**facts, "reason": error.code})
-            return await delivery.reject(requeue=True)
-        logger.warning("job moved", extra=facts)
-        return await delivery.ack()
+    async def _publish_again(self, held: HeldJob, delivery: JobDelivery, lane: Lane) -> None:
+        """Publish the job again, then acknowledge its delivery. Raises `BusError`."""
+        job = held.job
+        await self._bus.publish(
+            topology.jobs_binding(self._model, lane), published_again(job, delivery.message)
+        )
+        logger.warning("job moved", extra={"request_id": job.request_id, "lane": lane})
+        newest = await held.delivery()  # it may have been lost meanwhile, and have come back
+        if newest is not None:
+            await newest.ack()
 
     async def _refuse(self, delivery: JobDelivery, error: UndecodableMessage) -> None:
         """Answer with the error, if the message names a reply queue."""

@@ -4,23 +4,24 @@ import asyncio
 from collections.abc import Awaitable
 
 from shared import incidents
-from shared.bus.base import Consumer, Delivery, Message
+from shared.bus.base import Delivery, Message
+from shared.bus.subscribe import Subscription
 
 _GIVE_BACK_PAUSE_S = 0.5
-"""Seconds. A job that fails immediately each time exhausts its returns within 10 s, without
-noticeable effect on other jobs."""
+"""Seconds. A job that is given back each time exhausts its returns within 10 s, without noticeable
+effect on other jobs."""
 
 
 class JobDelivery:
     """A `Delivery` that can be settled without raising.
 
-    If the broker cannot be told, its consumer stops and another one replaces it. The broker then
-    gets unsettled deliveries back when the jobs of the stopped consumer have ended and it closes.
+    If the broker cannot be told, its subscription stops and another one replaces it. The broker
+    gets unsettled deliveries back when the jobs of the stopped one have ended and it closes.
     """
 
-    def __init__(self, delivery: Delivery, consumer: Consumer) -> None:
+    def __init__(self, delivery: Delivery, subscription: Subscription) -> None:
         self._delivery = delivery
-        self._consumer = consumer
+        self._subscription = subscription
 
     @property
     def message(self) -> Message:
@@ -36,13 +37,8 @@ class JobDelivery:
     async def reject(self, *, requeue: bool = False) -> None:
         await self._settle(self._delivery.reject(requeue=requeue))
 
-    async def give_back(self, error: Exception) -> None:
-        """Report an unexpected error and requeue the job after a pause.
-
-        The queue's delivery limit ends a job that fails each time.
-        """
-        facts = {"request_id": self.message.correlation_id, "num_returns": self.num_returns}
-        incidents.report("job", "job given back to its queue", error, **facts)
+    async def give_back(self) -> None:
+        """Requeue the job after a pause."""
         await self._settle(self._return_later())
 
     async def _return_later(self) -> None:
@@ -55,4 +51,4 @@ class JobDelivery:
         except Exception as error:  # noqa: BLE001 (any error is reported)
             facts = {"request_id": self.message.correlation_id}
             incidents.report("job", "delivery not settled", error, **facts)
-            await incidents.keep_running(self._consumer.stop, "job consumer not stopped")
+            await incidents.keep_running(self._subscription.stop, "job consumer not stopped")

@@ -11,12 +11,16 @@ from shared.errors import (
     BusError,
     BusUnavailable,
     InternalError,
+    PublishRefused,
     PublishUnconfirmed,
     WarrenError,
 )
 from shared.messages import ReplyEvent, encode
 
 _RETRY_PAUSE_S = 0.2
+_MAX_REFUSED = 10
+"""A broker refuses single messages while it recovers. A queue of limited length, which a publisher
+may have declared for its replies, refuses until it is read."""
 
 
 class ReplyPublisher:
@@ -99,6 +103,7 @@ class ReplyPublisher:
 
     async def _publish(self, event: ReplyEvent) -> None:
         body = encode(event, self._content_type)
+        num_refused = 0
         while True:
             # A new message for each try, because returned messages are matched by message id.
             message = Message(
@@ -106,9 +111,14 @@ class ReplyPublisher:
             )
             try:
                 return await self._bus.publish(self._binding, message)
+            except PublishRefused:
+                num_refused += 1
+                if num_refused > _MAX_REFUSED:
+                    raise
             except (BusUnavailable, PublishUnconfirmed):
-                await asyncio.sleep(_RETRY_PAUSE_S)
-                await self._bus.wait_connected()
+                pass
+            await asyncio.sleep(_RETRY_PAUSE_S)
+            await self._bus.wait_connected()
 
 
 def _tell(

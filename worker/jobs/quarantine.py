@@ -2,7 +2,6 @@
 risk."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import chain
@@ -10,15 +9,19 @@ from typing import Protocol
 
 import msgspec
 
+from shared import topology
 from shared.bus.base import Message
 from shared.log.attempt import MAX_CRASHES
-from shared.messages import GenerationJob, encode
+from shared.messages import GenerationJob, encode, seconds_left
 
 MAX_RETURNS = 8
 """Maximum number of returns of a stream, whatever its log says about crashes. Returns include
 hand-overs, lost connections, and workers that crashed before they wrote an event or because of
 another job while this one waited in quarantine. It is well below the delivery limit of the queues,
 at which a job is dead-lettered without an answer to its reader."""
+LAST_RETURNS = topology.JOBS_DELIVERY_LIMIT - 4
+"""From so many returns on, a job that could not be moved out of its queue fails. The returns that
+remain until the delivery limit are for publishing that failure, which may take several attempts."""
 
 
 def is_returned_too_often(job: GenerationJob, num_returns: int, *, is_suspect: bool) -> bool:
@@ -34,13 +37,12 @@ def is_returned_too_often(job: GenerationJob, num_returns: int, *, is_suspect: b
 def published_again(job: GenerationJob, message: Message) -> Message:
     """The job as a new message: its returns are counted from 0, everything else is unchanged."""
     again = msgspec.structs.replace(job, publication=job.publication + 1)
-    expires_s = None if job.deadline is None else max(0.001, job.deadline - time.time())
     return Message(
         encode(again, message.content_type),
         content_type=message.content_type,
         correlation_id=message.correlation_id,
         reply_to=message.reply_to,
-        expires_s=expires_s,
+        expires_s=seconds_left(job),
         headers=message.headers,
     )
 

@@ -26,7 +26,7 @@ from worker.decode.choices import Choices
 from worker.decode.plan import ChoicePlan, plan, prompt_text
 from worker.decode.timeline import Timeline
 from worker.jobs.log_reader import read_log
-from worker.jobs.quarantine import is_returned_too_often
+from worker.jobs.quarantine import LAST_RETURNS, is_returned_too_often
 from worker.jobs.taken import TakenJob, Workplace
 
 _CHECK_INTERVAL_S = 1.0
@@ -223,6 +223,9 @@ class Answer:
 
     async def _condemn(self) -> Outcome:
         """Quarantine or dead-letter a job that has been returned too often."""
+        if self._taken.num_returns >= LAST_RETURNS:
+            await self._fail(InternalError("The request could not be moved to another queue."))
+            return Outcome.BURIED
         if not self._workplace.bus.is_settled:
             return Outcome.EXCUSED
         if not self._taken.is_suspect:

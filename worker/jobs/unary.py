@@ -10,16 +10,15 @@ import time
 from contextlib import suppress
 
 from shared import incidents, topology
-from shared.bus.base import Bus, Consumer
+from shared.bus.base import Bus
+from shared.bus.subscribe import Attached, Lost, Subscription
 from shared.errors import (
     BusError,
-    BusUnavailable,
     ContextLengthExceeded,
     DeadlineExceeded,
     InternalError,
     InvalidRequest,
     MessageTooLarge,
-    QueueNotFound,
     UndecodableMessage,
     WarrenError,
 )
@@ -52,7 +51,7 @@ class QuickConsumer:
         self._bus = bus
         self._model = model
         self._queue = topology.jobs_queue(model.name, "quick")
-        self._consumer: Consumer | None = None
+        self._subscription: Subscription | None = None
         self._taking = asyncio.Lock()
         """Held from the first job taken to the last one answered."""
         self._may_take = asyncio.Event()
@@ -61,8 +60,8 @@ class QuickConsumer:
     async def pause(self) -> None:
         """Stop consuming until `resume`; the jobs stay in the queue or go to other workers."""
         self._may_take.clear()
-        if self._consumer is not None:
-            await self._consumer.stop()
+        if self._subscription is not None:
+            await self._subscription.stop()
 
     async def wait_idle(self) -> None:
         """Return when all jobs taken are done."""
@@ -76,32 +75,31 @@ class QuickConsumer:
         """Answer jobs until cancelled; unanswered ones are then requeued."""
         while True:
             await self._may_take.wait()
-            try:
-                await self._consume()
-            except* BusUnavailable:
-                await self._bus.wait_connected()
-            except* QueueNotFound:
-                with suppress(BusUnavailable):
-                    await self._bus.declare(self._queue)
+            await self._consume()
 
     async def _consume(self) -> None:
         async with (
             self._taking,
-            self._bus.consume(self._queue.name, prefetch=_PREFETCH) as consumer,
+            Subscription(
+                self._bus, self._queue.name, prefetch=_PREFETCH, declare=(self._queue,)
+            ) as subscription,
             asyncio.TaskGroup() as answers,
         ):
-            self._consumer = consumer
-            if not self._may_take.is_set():  # while the consumer was being opened
-                await consumer.stop()
-            async for delivery in consumer:
-                answers.create_task(self._serve(JobDelivery(delivery, consumer)))
+            self._subscription = subscription
+            if not self._may_take.is_set():  # paused while this waited for its turn
+                await subscription.stop()
+            async for item in subscription:
+                if not isinstance(item, Attached | Lost):
+                    answers.create_task(self._serve(JobDelivery(item, subscription)))
 
     async def _serve(self, delivery: JobDelivery) -> None:
         """Answer one delivery. No error propagates, because it would end all jobs taken."""
         try:
             await self._take(delivery)
         except Exception as error:  # noqa: BLE001 (any error is reported)
-            await delivery.give_back(error)
+            facts = {"request_id": delivery.message.correlation_id}
+            incidents.report("job", "job given back to its queue", error, **facts)
+            await delivery.give_back()
 
     async def _take(self, delivery: JobDelivery) -> None:
         message = delivery.message

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.native.memory import allocate
+from kernels.native.host_memory import allocate
 from shared.errors import StartupError
 
 _CPU_SHARE = 0.15

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from kernels.native.build import Unavailable
+from kernels.native.build import LibraryUnavailable
 from kernels.native.library import library
 from kernels.native.paged_attention import CACHE_TYPES, HEAD_STEP, MAX_HEAD_DIM, SPAN
 from kernels.providers import Ops, Provider, load_ops
@@ -49,7 +49,7 @@ def native_obstacle(head_dim: int, dtype: torch.dtype, device: torch.device) -> 
         return f"the native kernels have no head_dim of {head_dim}"
     try:
         library()
-    except Unavailable as error:
+    except LibraryUnavailable as error:
         return f"the native kernels are not available: {error}"
     return None
 

@@ -11,7 +11,8 @@ from contextlib import AsyncExitStack, suppress
 
 from shared import incidents, topology
 from shared.bus.base import MAX_PREFETCH, Bus, Message
-from shared.errors import BusError, BusUnavailable, UndecodableMessage
+from shared.bus.subscribe import receive
+from shared.errors import BusError, BusUnavailable
 from shared.messages import (
     Announcement,
     Cancel,
@@ -30,7 +31,7 @@ from worker.jobs.quarantine import Solitude
 from worker.jobs.run import Answer
 from worker.jobs.taken import TakenJob, Workplace
 from worker.jobs.unary import QuickConsumer
-from worker.process.health import HealthServer
+from worker.process.health_server import HealthServer
 from worker.process.peers import hear_peers, require_same
 from worker.process.watchdog import Watchdog, end_process
 
@@ -168,23 +169,10 @@ class Worker:
 
     async def _obey(self) -> None:
         """Apply the commands that arrive on this worker's control queue."""
-        while True:
-            try:
-                async with self._bus.consume(self._control.name) as commands:
-                    async for delivery in commands:
-                        await delivery.ack()
-                        self._obey_one(delivery.message)
-            except BusError:
-                await self._bus.wait_connected()
-                with suppress(BusUnavailable):
-                    await self._bus.declare(self._control)
+        await receive(self._bus, self._control, self._obey_one)
 
     def _obey_one(self, message: Message) -> None:
-        try:
-            command = decode_command(message.body)
-        except UndecodableMessage as error:
-            logger.warning("undecodable command dropped", extra={"reason": error.message})
-            return
+        command = decode_command(message.body)
         if isinstance(command, Cancel | Continue):
             self._held.obey(command)
 
@@ -239,7 +227,7 @@ class Worker:
         if job.mode == "final":  # may be collected later, from any queue
             return math.inf
         facts = {"request_id": job.request_id}
-        with incidents.survived("job", "readers not looked up", **facts), suppress(BusError):
+        with incidents.survived("job", "log not inspected", **facts), suppress(BusError):
             log = await self._bus.inspect(held.answer.queue)
             if log is None:
                 return 0

@@ -38,7 +38,7 @@ class CalledFunction(Struct, frozen=True, kw_only=True):
     """JSON, or the object itself."""
 
 
-class Call(Struct, frozen=True, kw_only=True):
+class ToolCallParam(Struct, frozen=True, kw_only=True):
     """A call that the assistant made earlier in the conversation."""
 
     id: Name | None = None
@@ -46,19 +46,19 @@ class Call(Struct, frozen=True, kw_only=True):
     function: CalledFunction
 
 
-class Message(Struct, frozen=True, kw_only=True):
+class MessageParam(Struct, frozen=True, kw_only=True):
     role: Role
     content: Text | list[ContentPart] | None = None
     """A string, or parts of type `text`."""
     name: Name | None = None
-    tool_calls: Annotated[list[Call], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_calls: Annotated[list[ToolCallParam], Meta(max_length=MAX_TOOLS)] | None = None
     tool_call_id: Name | None = None
     reasoning_content: Text | None = None
     function_call: Any = None
     audio: Any = None
 
 
-class Function(Struct, frozen=True, kw_only=True):
+class FunctionDefinition(Struct, frozen=True, kw_only=True):
     name: FunctionName
     description: Text | None = None
     parameters: dict[str, Any] | NoParameters | None = None
@@ -73,14 +73,16 @@ class Function(Struct, frozen=True, kw_only=True):
 
 class ChatTool(Struct, frozen=True, kw_only=True):
     type: Literal["function"]
-    function: Function
+    function: FunctionDefinition
 
 
-Messages: TypeAlias = Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
+Messages: TypeAlias = Annotated[
+    tuple[MessageParam, ...], Meta(min_length=1, max_length=MAX_MESSAGES)
+]
 Tools: TypeAlias = Annotated[tuple[ChatTool, ...], Meta(max_length=MAX_TOOLS)]
 
 
-def chat_messages(messages: Sequence[Message]) -> tuple[ChatMessage, ...]:
+def chat_messages(messages: Sequence[MessageParam]) -> tuple[ChatMessage, ...]:
     """The messages of a job. Raises `InvalidRequest`."""
     return tuple(_message(message, f"messages[{k}]") for k, message in enumerate(messages))
 
@@ -107,7 +109,7 @@ def template_kwargs(kwargs: dict[str, Any], effort: str | None = None) -> dict[s
     return kwargs
 
 
-def _message(message: Message, path: str) -> ChatMessage:
+def _message(message: MessageParam, path: str) -> ChatMessage:
     for name in ("function_call", "audio"):
         if getattr(message, name):
             raise refused(f"{path}.{name}", "not supported.")
@@ -124,7 +126,7 @@ def _message(message: Message, path: str) -> ChatMessage:
     )
 
 
-def _content(message: Message, path: str) -> str:
+def _content(message: MessageParam, path: str) -> str:
     content = message.content
     if isinstance(content, str):
         return content

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct, field
 
-from gateway.api.bodies.conversations import Function
+from gateway.api.bodies.conversations import FunctionDefinition
 from gateway.api.bodies.input_items import conversation_of
 from gateway.api.bodies.json_values import refused
 from gateway.api.bodies.parameters import CHAT_NEUTRAL
@@ -42,7 +42,7 @@ _NAMES: Mapping[str, str] = {
 _LOGPROBS = "message.output_text.logprobs"
 
 
-class FunctionTool(Function, frozen=True, kw_only=True):
+class FunctionTool(FunctionDefinition, frozen=True, kw_only=True):
     type: Literal["function"]
 
 

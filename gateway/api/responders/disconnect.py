@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Receive
 
-_IS_NOTICED_WITHIN_S = 0.01
-"""Seconds in which a server that has read a request also notices that its client has left."""
+_IS_NOTICED_WITHIN_TURNS = 8
+"""Turns of the event loop in which a server that has read a request also reads that its client has
+left."""
 
 
 class ClientGone(Exception):
@@ -48,7 +49,8 @@ async def until_disconnect(receive: Receive) -> AsyncIterator[None]:
 async def require_client(receive: Receive) -> None:
     """Raise `ClientGone` if the client left before its request was read."""
     async with until_disconnect(receive):
-        await asyncio.sleep(_IS_NOTICED_WITHIN_S)
+        for _ in range(_IS_NOTICED_WITHIN_TURNS):
+            await asyncio.sleep(0)
 
 
 async def _wait_disconnect(receive: Receive) -> None:

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 
 import msgspec
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Path, Response
 from msgspec import Struct
 
 from gateway.api.openapi import answered
 from gateway.wiring import Gateway
 from shared.errors import ModelNotFound
 from shared.messages import Announcement
+
+_MODEL = Path(description="The name of the model.")
 
 
 class Model(
@@ -47,7 +49,7 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.head("/v1/models/{model:path}", include_in_schema=False)
     @routes.get("/v1/models/{model:path}", openapi_extra={"responses": {"200": answered(Model)}})
-    async def get_model(model: str) -> Response:
+    async def get_model(model: str = _MODEL) -> Response:
         """Describe one model."""
         workers = gateway.workers.models().get(model)
         if workers is None:

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.bodies.responses import ResponsesRequest, in_own_words
@@ -27,6 +27,7 @@ _EXAMPLE: Mapping[str, Any] = {
 }
 _KIND = "resp"
 """What the ids of responses begin with."""
+_RESPONSE_ID = Path(description="The `id` of the response.")
 
 
 class _InOwnWords(Response):
@@ -65,10 +66,12 @@ def router(gateway: Gateway) -> APIRouter:
     )
     async def get_response(
         request: Request,
-        response_id: str,
-        stream: bool = Query(False),
+        response_id: str = _RESPONSE_ID,
+        stream: bool = Query(False, description="Whether to stream the response's events."),
         starting_after: int = Query(
-            -1, ge=-1, description="With `stream`: the last `sequence_number` that was seen."
+            -1,
+            ge=-1,
+            description="With `stream`: the `sequence_number` of the last event that was received.",
         ),
     ) -> Response:
         """A response that was stored, as far as it has come. Who streams it meanwhile is cut off:
@@ -83,7 +86,7 @@ def router(gateway: Gateway) -> APIRouter:
         return _json(gathered_response(gathering, gathering.usage, error=error))
 
     @routes.post("/v1/responses/{response_id}/cancel", openapi_extra=documents)
-    async def cancel_response(request: Request, response_id: str) -> Response:
+    async def cancel_response(request: Request, response_id: str = _RESPONSE_ID) -> Response:
         """Cancel a background response. One that has ended stays as it is."""
         tenant = request.state.tenant
         with in_own_words():
@@ -98,7 +101,7 @@ def router(gateway: Gateway) -> APIRouter:
         return _json(response)
 
     @routes.delete("/v1/responses/{response_id}")
-    async def delete_response(request: Request, response_id: str) -> dict[str, Any]:
+    async def delete_response(request: Request, response_id: str = _RESPONSE_ID) -> dict[str, Any]:
         """Forget a response."""
         with in_own_words():
             await resumption.cancel(gateway, _checked(response_id), request.state.tenant)

@@ -2,12 +2,15 @@
 
 from typing import Any
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Header, Path, Query, Request, Response
 
 from gateway.api.responders import resumption
 from gateway.log.framing import EventId, Framer
 from gateway.wiring import Gateway
 from shared.errors import InvalidApiKey
+
+_STREAM_ID = Path(description="The `id` of the response, or its `x-request-id`.")
+_TOKEN = Query(None, description="The `x-stream-token` of the stream, instead of an API key.")
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -29,10 +32,14 @@ def router(gateway: Gateway) -> APIRouter:
     )
     async def resume_stream(
         request: Request,
-        stream_id: str,
-        after: str = Query("", description="The last event that was seen; none: from the start."),
-        token: str | None = Query(None, description="The `x-stream-token`, instead of a key."),
-        last_event_id: str = Header("", description="Wins over `after`."),
+        stream_id: str = _STREAM_ID,
+        after: str = Query(
+            "", description="The `id:` of the last event that was received; empty: the start."
+        ),
+        token: str | None = _TOKEN,
+        last_event_id: str = Header(
+            "", description="The same as `after`, which it overrides. An `EventSource` sends it."
+        ),
     ) -> Response:
         """Go on with a stream, from any gateway: 204 where there is nothing more, 410 where it is
         no longer kept."""
@@ -43,7 +50,7 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.delete("/v1/streams/{stream_id}")
     async def cancel_stream(
-        request: Request, stream_id: str, token: str | None = Query(None)
+        request: Request, stream_id: str = _STREAM_ID, token: str | None = _TOKEN
     ) -> dict[str, Any]:
         """Cancel a request, from any gateway: its stream ends, and nothing of it is kept."""
         await resumption.cancel(gateway, stream_id, right_to(stream_id, request, token))

@@ -8,13 +8,13 @@ from typing import Self
 from aiormq import Channel
 
 from shared.bus.base import MAX_MESSAGE_BYTES, Binding, Exchange, Message, Queue, QueueState
-from shared.bus.rabbit.calls import Calls
+from shared.bus.rabbit.channel_consumer import RabbitConsumer
 from shared.bus.rabbit.channels import ConfirmChannels
-from shared.bus.rabbit.codec import to_properties
-from shared.bus.rabbit.consumer import RabbitConsumer
+from shared.bus.rabbit.encoding import to_properties
 from shared.bus.rabbit.failures import translated_publish
 from shared.bus.rabbit.link import Link, OpenChannel, Restore, parse_url
 from shared.bus.rabbit.resources import Resources
+from shared.bus.rabbit.shielded_calls import Unanswered
 from shared.errors import MessageTooLarge, PublishUnconfirmed
 
 
@@ -47,9 +47,8 @@ class RabbitBus:
         self._timeout_s = timeout_s
         self._max_message_bytes = max_message_bytes
         self._max_channels = max_channels
-        self._calls = Calls()
         self._publishing = self._link("publish")
-        self._confirms = ConfirmChannels(self._publishing, self._calls, num_confirm_channels)
+        self._confirms = ConfirmChannels(self._publishing, num_confirm_channels)
         self._home = self._link("consume", self._restore)
         """The connection for calls; exclusive queues belong to it."""
         self._consuming = [self._home]
@@ -66,9 +65,9 @@ class RabbitBus:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self._calls.wait_idle(self._timeout_s)
+        await self.wait_idle(self._timeout_s)
         await asyncio.gather(*(link.close() for link in (self._publishing, *self._consuming)))
-        await self._calls.wait_idle()
+        await self.wait_idle()
 
     @property
     def is_connected(self) -> bool:
@@ -83,16 +82,21 @@ class RabbitBus:
             await self._publishing.wait_connected()
             await self._home.wait_connected()
 
+    async def wait_idle(self, timeout_s: float | None = None) -> None:
+        """Return when no call is in progress, or after ``timeout_s``."""
+        links = (self._publishing, *self._consuming)
+        await asyncio.gather(*(link.calls.wait_idle(timeout_s) for link in links))
+
     async def declare(self, *resources: Exchange | Queue) -> None:
         for resource in resources:
-            await self._calls.run(self._declare(resource), f"declare {resource.name}")
+            await self._home.calls.run(self._declare(resource), f"declare {resource.name}")
 
     async def delete_queue(self, name: str) -> None:
-        await self._calls.run(self._resources.delete_queue(name), f"delete {name}")
+        await self._home.calls.run(self._resources.delete_queue(name), f"delete {name}")
         self._exclusive.pop(name, None)
 
     async def inspect(self, queue: str) -> QueueState | None:
-        return await self._calls.run(self._resources.inspect(queue), f"inspect {queue}")
+        return await self._home.calls.run(self._resources.inspect(queue), f"inspect {queue}")
 
     async def publish(self, binding: Binding, message: Message) -> None:
         if len(message.body) > self._max_message_bytes:
@@ -101,18 +105,18 @@ class RabbitBus:
         channel = await self._confirms.take()
         publishing = self._publish(channel, binding, message)
         try:
-            await self._calls.run(publishing, f"publish to {place}", timeout_s=self._timeout_s)
-        except TimeoutError as error:
+            await self._publishing.calls.run(publishing, f"publish to {place}")
+        except Unanswered as error:
             raise PublishUnconfirmed(f"no confirmation in time for {place}") from error
 
     @asynccontextmanager
     async def consume(
         self, queue: str, *, prefetch: int = 0, is_exclusive: bool = False
     ) -> AsyncIterator[RabbitConsumer]:
-        consumer = await self._calls.run(
-            self._consume(queue, prefetch, is_exclusive),
-            f"consume {queue}",
-            undo=RabbitConsumer.close,
+        doing = f"consume {queue}"
+        link = await self._home.calls.run(self._link_for(queue), doing)
+        consumer = await link.calls.run(
+            self._consume(link, queue, prefetch, is_exclusive), doing, undo=RabbitConsumer.close
         )
         try:
             yield consumer
@@ -138,10 +142,11 @@ class RabbitBus:
                 wait=False,
             )
 
-    async def _consume(self, queue: str, prefetch: int, is_exclusive: bool) -> RabbitConsumer:
-        link = await self._link_for(queue)
+    async def _consume(
+        self, link: Link, queue: str, prefetch: int, is_exclusive: bool
+    ) -> RabbitConsumer:
         channel = await link.open_channel()
-        consumer = RabbitConsumer(channel, queue, self._resources, self._calls, self._timeout_s)
+        consumer = RabbitConsumer(channel, queue, self._resources, link.calls)
         try:
             await consumer.start(prefetch=prefetch, is_exclusive=is_exclusive)
         except BaseException:

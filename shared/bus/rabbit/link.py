@@ -5,18 +5,25 @@ import logging
 import math
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from typing import Any
 
 import aio_pika
 from aiormq import Channel, Connection
 from aiormq.connection import DEFAULT_PORTS
-from aiormq.exceptions import AuthenticationError, InvalidFrameError, ProbableAuthenticationError
+from aiormq.exceptions import (
+    AMQPError,
+    AuthenticationError,
+    InvalidFrameError,
+    ProbableAuthenticationError,
+)
 from yarl import URL
 
 from shared import incidents
 from shared.bus.rabbit.failures import AMQP_FAILURES, is_asked_for, translated
+from shared.bus.rabbit.shielded_calls import Calls
 from shared.errors import BusError, BusUnavailable, StartupError
 
 logger = logging.getLogger(__name__)
@@ -28,10 +35,10 @@ _SETTLES_S = 15.0
 _HIGHEST_CHANNEL = 65535
 
 _REFUSALS = (AuthenticationError, ProbableAuthenticationError, InvalidFrameError)
-"""aiormq reports a refused virtual host as `InvalidFrameError`."""
+"""aiormq reports a refused virtual host as `InvalidFrameError`, like frames it cannot expect."""
 
 OpenChannel = Callable[[], Awaitable[Channel]]
-Restore = Callable[[OpenChannel], Awaitable[None]]
+Restore = Callable[[OpenChannel], Coroutine[Any, Any, None]]
 
 
 def parse_url(url: str) -> URL:
@@ -50,11 +57,19 @@ class Link:
     """Keeps one connection open until `close`."""
 
     def __init__(
-        self, url: URL, *, name: str, timeout_s: float, restore: Restore | None = None
+        self,
+        url: URL,
+        *,
+        name: str,
+        timeout_s: float,
+        restore: Restore | None = None,
     ) -> None:
-        """``restore`` prepares each new connection before it is used."""
+        """``restore`` prepares each new connection before it is used; ``timeout_s`` limits the time
+        to open a connection and to close it, and for each of its calls."""
         self._url = url.update_query({"heartbeat": _HEARTBEAT_S, **url.query, "name": name})
         self._log_fields = {"broker": f"{url.host}:{url.port}", "link": name}
+        self.calls = Calls(timeout_s)
+        """The calls over this link."""
         self._timeout_s = timeout_s
         self._restore = restore
         self._connection: Connection | None = None
@@ -63,6 +78,7 @@ class Link:
         self._last_number = 0
         self._last_warning = ""
         self._supervisor: asyncio.Task[None] | None = None
+        self._broken: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
         """Stops the supervisor even if aiormq swallows its cancellation."""
 
@@ -106,8 +122,22 @@ class Link:
             self._connected.clear()
             await self._connected.wait()
 
+    async def wait_writable(self) -> None:
+        """Return when the broker reads what is sent. Raises `BusUnavailable` if it does not for too
+        long."""
+        if self._connection is None:
+            raise BusUnavailable("not connected to the broker")
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._connection.ready()
+        except TimeoutError:
+            raise BusUnavailable("the broker has blocked publishers") from None
+
     async def open_channel(self, *, confirms: bool = False) -> Channel:
-        """Open a channel. Raises `BusUnavailable`."""
+        """Open a channel. Raises `BusUnavailable`.
+
+        The caller must be neither cancelled nor timed out: see `shared.bus.rabbit.shielded_calls`.
+        """
         if self._connection is None:
             raise BusUnavailable("not connected to the broker")
         return await self._open_channel(self._connection, confirms=confirms)
@@ -120,10 +150,11 @@ class Link:
                     attempted.set()
                     await self._lost(connection)
             except _REFUSALS as error:
-                if is_first:
+                if is_first and _is_refusal(error):
                     attempted.set()
                     raise StartupError(f"the broker refuses the login: {error}") from error
-                self._warn("the broker refuses the login", error)
+                refused = "the broker refuses the login"
+                self._warn(refused if _is_refusal(error) else "broker unreachable", error)
             except (BusError, *AMQP_FAILURES, asyncio.CancelledError) as error:
                 if not self._stopped.is_set():
                     self._warn("broker unreachable", error)
@@ -133,7 +164,9 @@ class Link:
                 )
             attempted.set()
             is_first = False
-            await asyncio.sleep(random.uniform(*_RECONNECT_S))  # noqa: S311
+            with suppress(TimeoutError):
+                async with asyncio.timeout(random.uniform(*_RECONNECT_S)):  # noqa: S311
+                    await self._stopped.wait()
 
     @asynccontextmanager
     async def _connection_to_use(self) -> AsyncIterator[Connection]:
@@ -146,7 +179,8 @@ class Link:
             connection = handle.transport.connection
             assert isinstance(connection, Connection)
             if self._restore is not None:
-                await self._restore(partial(self._open_channel, connection))
+                restoring = self._restore(partial(self._open_channel, connection))
+                await self.calls.run(restoring, "restore queues")
             self._connection = connection
             if self._came_back_at == math.inf:
                 self._came_back_at = time.monotonic()
@@ -158,6 +192,7 @@ class Link:
             with suppress(*AMQP_FAILURES):
                 async with asyncio.timeout(self._timeout_s):
                     await handle.close()
+            self.calls.end()
 
     async def _lost(self, connection: Connection) -> None:
         """Return when the connection is closed."""
@@ -178,18 +213,24 @@ class Link:
             raise BusUnavailable("the connection to the broker was lost")
         number = self._free_number(connection)
         with translated("open a channel", connection):
-            async with asyncio.timeout(self._timeout_s):
-                channel = await connection.channel(number, publisher_confirms=confirms)
+            channel = await connection.channel(number, publisher_confirms=confirms)
         assert isinstance(channel, Channel)
-        if confirms:
-            channel.closing.add_done_callback(partial(self._channel_ended, connection))
+        ended = partial(self._channel_ended, connection, is_long_lived=confirms)
+        channel.closing.add_done_callback(ended)
         return channel
 
-    def _channel_ended(self, connection: Connection, closing: "asyncio.Future[None]") -> None:
-        """Report the error that closed a long-lived channel."""
+    def _channel_ended(
+        self, connection: Connection, closing: "asyncio.Future[None]", *, is_long_lived: bool
+    ) -> None:
         error = None if closing.cancelled() else closing.exception()
-        if not connection.is_closed and not is_asked_for(error):
+        if connection.is_closed or is_asked_for(error):
+            return
+        if is_long_lived:
             incidents.report("channel", "publishing channel ended", error, **self._log_fields)
+        if not isinstance(error, AMQPError):
+            # Its reader has died of a frame that it did not expect. The broker still has the
+            # channel, and only a new connection has a state that both sides agree on.
+            self._broken = asyncio.create_task(connection.close(error))
 
     def _free_number(self, connection: Connection) -> int:
         """Return the next free channel number.
@@ -210,3 +251,7 @@ class Link:
         self._last_warning = event
         reason = f"{type(error).__name__}: {error}" if error is not None else "closed"
         logger.log(level, event, extra={**self._log_fields, "reason": reason})
+
+
+def _is_refusal(error: Exception) -> bool:
+    return not isinstance(error, InvalidFrameError) or "Connection.Close" in str(error)

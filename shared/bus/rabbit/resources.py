@@ -1,6 +1,5 @@
 """Declaration, inspection and deletion of exchanges and queues over one connection."""
 
-import asyncio
 from contextlib import suppress
 
 from aiormq import Channel
@@ -8,7 +7,7 @@ from aiormq.exceptions import ChannelInvalidStateError
 
 from shared.bus.base import Exchange, Queue, QueueState
 from shared.bus.rabbit.channels import CallChannels
-from shared.bus.rabbit.codec import queue_arguments
+from shared.bus.rabbit.encoding import queue_arguments
 from shared.bus.rabbit.failures import translated
 from shared.bus.rabbit.link import OpenChannel
 from shared.errors import QueueNotFound
@@ -17,12 +16,12 @@ from shared.errors import QueueNotFound
 class Resources:
     """Remembers declared exchanges, so that a request's reply queue costs one round trip.
 
-    Its calls must not be cancelled: see `shared.bus.rabbit.calls`.
+    Its calls must be neither cancelled nor timed out: see `shared.bus.rabbit.shielded_calls`.
     """
 
     def __init__(self, open_channel: OpenChannel, timeout_s: float) -> None:
-        self._calls = CallChannels(open_channel)
-        self._timeout_s = timeout_s
+        """``timeout_s`` limits the wait for one of the channels."""
+        self._calls = CallChannels(open_channel, timeout_s)
         self._known: set[Exchange] = set()
 
     async def declare_exchange(self, exchange: Exchange) -> None:
@@ -55,15 +54,13 @@ class Resources:
     async def delete_queue(self, name: str) -> None:
         async with self._calls.lend() as channel:
             with translated(f"delete {name}", channel):
-                await channel.queue_delete(name, timeout=self._timeout_s)
+                await channel.queue_delete(name)
 
     async def inspect(self, name: str) -> QueueState | None:
         with suppress(QueueNotFound):
             async with self._calls.lend() as channel:
                 with translated(f"inspect {name}", channel):
-                    answer = await channel.queue_declare(
-                        name, passive=True, timeout=self._timeout_s
-                    )
+                    answer = await channel.queue_declare(name, passive=True)
             return QueueState(
                 num_ready=answer.message_count or 0, num_consumers=answer.consumer_count or 0
             )
@@ -77,7 +74,6 @@ class Resources:
                     exchange_type=exchange.kind,
                     passive=is_passive,
                     durable=True,
-                    timeout=self._timeout_s,
                 )
         self._known.add(exchange)
 
@@ -98,12 +94,9 @@ class Resources:
             await channel.queue_bind(
                 queue.name, binding.exchange.name, binding.routing_key, nowait=True
             )
-        await channel.basic_qos(timeout=self._timeout_s)
+        await channel.basic_qos()
 
     async def _raise_reason(self, channel: Channel) -> None:
         """Raise the error with which the broker closed the channel before the last call was
         sent."""
-        closing = channel.closing
-        await asyncio.wait([closing], timeout=self._timeout_s)
-        if closing.done():
-            closing.result()
+        await channel.closing

@@ -9,7 +9,7 @@ from tests.support.batch_worker import MODEL, BatchWorker, working
 
 @pytest.fixture
 async def memory_broker() -> MemoryBroker:
-    """A broker that a worker of `MODEL` has prepared."""
+    """A broker on which a worker of `MODEL` has declared its queues."""
     broker = MemoryBroker()
     async with MemoryBus(broker) as bus:
         await topology.declare_worker(bus, MODEL, "w")
@@ -18,14 +18,14 @@ async def memory_broker() -> MemoryBroker:
 
 @pytest.fixture
 async def bus(memory_broker: MemoryBroker) -> AsyncIterator[MemoryBus]:
-    """The connection of the run."""
+    """The connection of the batch run."""
     async with MemoryBus(memory_broker) as bus:
         yield bus
 
 
 @pytest.fixture
 async def worker(memory_broker: MemoryBroker) -> AsyncIterator[BatchWorker]:
-    """A worker that works during the test."""
+    """A worker that runs during the test."""
     async with MemoryBus(memory_broker) as bus:
         worker = BatchWorker(bus)
         async with working(worker):

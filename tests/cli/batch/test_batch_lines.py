@@ -18,7 +18,7 @@ TIME = {"type": "function", "function": {"name": "get_time"}}
 
 
 def problems(path: Path) -> list[str]:
-    """What is said of each bad line."""
+    """The error for each bad line."""
     with pytest.raises(InvalidRequest) as error:
         BatchFile.check(path)
     return str(error.value).splitlines()[1:]

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from cli.batch import replies as replies_module
 from cli.batch.journal import Journal
 from cli.batch.lines import BatchFile
 from cli.batch.pipeline import BatchRun, run_batch
 from cli.batch.replies import REPLIES_EXPIRE_S, Replies
 from shared import topology
 from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.errors import BusUnavailable
+from shared.errors import BusUnavailable, QueueBusy
 from tests.support.batch_files import chat_line, chat_text, read_lines, write_lines
 from tests.support.batch_worker import MODEL, SERVED, BatchWorker, answer_text, working
 from tests.support.http import eventually
@@ -29,7 +30,7 @@ def source(tmp_path: Path) -> Path:
 
 
 async def cancel(task: "asyncio.Task[object]") -> None:
-    """End a run; it may have ended for want of a broker."""
+    """End a run, which may have ended already because the broker was gone."""
     task.cancel()
     with suppress(asyncio.CancelledError, BusUnavailable):
         await task
@@ -61,7 +62,7 @@ async def test_whatever_dies_and_whenever_each_line_has_one_answer(
                         chance.choice((bus, theirs)).sever()
                     await asyncio.wait([run], timeout=chance.uniform(0, longest_s))
                     await cancel(run)
-                longest_s *= 1.03  # some of them get somewhere, however slow the machine is
+                longest_s *= 1.03  # some of them make progress, however slow the machine is
 
     assert_complete(output)
 
@@ -125,7 +126,7 @@ async def test_answers_that_cannot_be_kept_stay_at_the_broker(
 ) -> None:
     output = tmp_path / "out.jsonl"
     file = BatchFile.check(source)
-    # A file that is not on any disk: to make sure of what it holds fails.
+    # A file in memory has no descriptor, so fsync fails.
     broken = Journal(io.BytesIO(), output, file.digest)
     async with MemoryBus(memory_broker) as theirs, MemoryBus(memory_broker) as bus:
         worker = BatchWorker(theirs)
@@ -146,7 +147,7 @@ async def test_answers_that_cannot_be_kept_stay_at_the_broker(
 async def test_a_run_goes_on_with_what_the_first_one_was_told(
     memory_broker: MemoryBroker, source: Path, tmp_path: Path
 ) -> None:
-    """Jobs of the first run may be answered in the second, when no worker is there to ask."""
+    """Answers to the first run's jobs may arrive in the second, when no worker announces itself."""
     output = tmp_path / "out.jsonl"
     thoughtful = chat_line("row 0", content="!>kniht/<!!>kniht<"[1:-1])
     source = write_lines(tmp_path / "thoughtful.jsonl", thoughtful)
@@ -191,6 +192,22 @@ async def test_a_run_waits_for_the_connection_of_its_predecessor_to_end(
         await run
 
     assert_complete(tmp_path / "out.jsonl")
+
+
+async def test_a_run_beside_another_one_of_the_same_input_is_refused(
+    bus: MemoryBus,
+    memory_broker: MemoryBroker,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replies_module, "_BUSY_TIMEOUT_S", 0.2)
+    replies = topology.reply_queue(BatchFile.check(source).run_id, REPLIES_EXPIRE_S)
+    async with MemoryBus(memory_broker) as theirs:
+        await theirs.declare(replies)
+        async with theirs.consume(replies.name, is_exclusive=True):
+            with pytest.raises(QueueBusy):
+                await asyncio.wait_for(run_batch(source, tmp_path / "out.jsonl", bus), 5)
 
 
 async def test_a_crash_after_the_output_was_written_changes_nothing(

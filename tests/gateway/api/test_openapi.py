@@ -1,4 +1,4 @@
-"""The page at /docs: what it says is what the gateway does."""
+"""The OpenAPI document: what it says is what the gateway does."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +12,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
+    response_headers_conformance,
     response_schema_conformance,
     status_code_conformance,
 )
@@ -47,7 +48,15 @@ OPERATIONS = [
 ]
 
 
-def test_every_endpoint_is_on_the_page() -> None:
+def operations() -> list[tuple[str, dict[str, Any]]]:
+    return [
+        (f"{method.upper()} {path}", operation)
+        for path, methods in DOCUMENT["paths"].items()
+        for method, operation in methods.items()
+    ]
+
+
+def test_every_endpoint_is_in_the_document() -> None:
     assert set(DOCUMENT["paths"]) == {
         "/detokenize",
         "/health",
@@ -66,8 +75,62 @@ def test_every_endpoint_is_on_the_page() -> None:
     }
 
 
+def test_the_document_is_valid() -> None:
+    schemathesis.openapi.from_dict(DOCUMENT).validate()
+
+
+def test_every_operation_but_probes_takes_an_api_key() -> None:
+    schemes = DOCUMENT["components"]["securitySchemes"]
+    taken = {name: [*operation.get("security", ())] for name, operation in operations()}
+
+    assert [(scheme["type"], scheme["scheme"]) for scheme in schemes.values()] == [
+        ("http", "bearer")
+    ]
+    assert {name for name, security in taken.items() if not security} == {
+        "GET /health",
+        "GET /live",
+        "GET /metrics",
+    }
+    assert {name for name, security in taken.items() if {} in security} == {
+        "DELETE /v1/streams/{stream_id}",
+        "GET /v1/streams/{stream_id}",
+    }
+
+
+def test_every_parameter_and_every_header_is_described() -> None:
+    described = dict(DOCUMENT["components"]["headers"])
+    described |= {
+        f"{name} {parameter['name']}": parameter
+        for name, operation in operations()
+        for parameter in operation.get("parameters", ())
+    }
+
+    assert {name.split()[-1] for name in described} >= {
+        "Idempotency-Key",
+        "Retry-After",
+        "last-event-id",
+        "traceparent",
+        "x-request-id",
+        "x-should-retry",
+        "x-stream-token",
+    }
+    assert [name for name, item in described.items() if not item.get("description")] == []
+
+
+def test_every_response_has_the_headers_of_its_status() -> None:
+    responses = [
+        (status, response["headers"])
+        for _, operation in operations()
+        for status, response in operation["responses"].items()
+    ]
+
+    assert all("x-request-id" in headers for _, headers in responses)
+    for status, header in (("401", "WWW-Authenticate"), ("429", "Retry-After")):
+        assert all(header in headers for code, headers in responses if code == status)
+
+
 @pytest.mark.parametrize("path", BODIES)
-def test_an_example_is_answered_as_the_page_says(path: str, url: str) -> None:
+def test_an_example_is_answered_as_documented(path: str, url: str) -> None:
     post = DOCUMENT["paths"][path]["post"]
     example = post["requestBody"]["content"]["application/json"]["example"]
 
@@ -79,8 +142,8 @@ def test_an_example_is_answered_as_the_page_says(path: str, url: str) -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)
-def test_whatever_is_sent_is_answered_as_the_page_says(operation: Any, url: str) -> None:
-    """With schemathesis: no fault of the server, no undocumented status, type or shape."""
+def test_whatever_is_sent_is_answered_as_documented(operation: Any, url: str) -> None:
+    """With schemathesis: no server error, no undocumented status, type, header or shape."""
 
     @settings(
         max_examples=_EXAMPLES,
@@ -98,6 +161,7 @@ def test_whatever_is_sent_is_answered_as_the_page_says(operation: Any, url: str)
                 not_a_server_error,
                 status_code_conformance,
                 content_type_conformance,
+                response_headers_conformance,
                 response_schema_conformance,
             ],
         )

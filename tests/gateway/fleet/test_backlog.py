@@ -20,7 +20,7 @@ SLOTS = 4
 
 @dataclass
 class Clock:
-    """What the backlog takes the time from: it goes on when a test says so."""
+    """The clock of the backlog, which tests advance."""
 
     now: float = 0.0
 

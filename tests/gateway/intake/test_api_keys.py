@@ -1,4 +1,4 @@
-"""API keys: what the file holds, and whom a gateway lets in."""
+"""API keys: the content of the file, and the requests that a gateway accepts."""
 
 from pathlib import Path
 
@@ -136,14 +136,20 @@ async def test_a_request_needs_a_key_and_is_its_tenants(
     assert [job.job.tenant for job in worker.jobs] == ["alice"]
 
 
-async def test_what_orchestrators_ask_needs_no_key_and_all_else_does(
+async def test_probes_and_documentation_need_no_key_and_everything_else_does(
     bus: MemoryBus, file: KeyFile
 ) -> None:
     file.add("alice")
     async with live_gateway(bus, keys_file=file.path) as gateway:
-        for path in ("/live", "/health", "/metrics"):
+        for path in ("/live", "/health", "/metrics", "/docs", "/openapi.json"):
             assert (await gateway.http.get(path)).status_code == 200
-        for path in ("/v1/models", "/openapi.json", "/nowhere", "/v1/streams/x", "//v1/models"):
+        for path in (
+            "/v1/models",
+            "/nowhere",
+            "/v1/streams/x",
+            "//v1/models",
+            "/docs/../v1/models",
+        ):
             assert (await gateway.http.get(path)).status_code == 401
         assert await gateway.sample("warren:request_errors_total") == 5
 

@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from shared import topology
-from shared.bus.base import Message
+from shared.bus.base import Binding, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.errors import Unroutable
+from shared.errors import PublishRefused, Unroutable
 from shared.log import LogWriter
 from shared.messages import Cancel, Continue, Progress, Release, Started, encode
 from tests.support.http import LiveGateway, chat_body, events, eventually, live_gateway, text_of
-from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
+from tests.support.scripted_worker import Script, ScriptedJob, ScriptedWorker
 
 CHAT = "/v1/chat/completions"
 
@@ -62,9 +62,9 @@ async def test_after_a_lost_connection_the_log_is_not_left_behind(
     await eventually(is_gone)
 
 
-async def test_a_worker_that_takes_a_job_again_is_told_where_to_go_on(
-    gateway: LiveGateway, worker: ScriptedWorker, worker_bus: MemoryBus
-) -> None:
+def dying_once(worker_bus: MemoryBus) -> Script:
+    """A worker that dies after two words, and takes the job again."""
+
     async def die_and_come_back(job: ScriptedJob) -> None:
         await job.start()
         if job.is_first:
@@ -75,7 +75,37 @@ async def test_a_worker_that_takes_a_job_again_is_told_where_to_go_on(
         await job.say("three ")
         await job.finish("four")
 
-    worker.script = die_and_come_back
+    return die_and_come_back
+
+
+class RefusingBus(MemoryBus):
+    """Its broker refuses the first command to a worker."""
+
+    num_refused = 0
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        if not self.num_refused and binding.routing_key.startswith("worker."):
+            self.num_refused += 1
+            raise PublishRefused("the broker refused a message")
+        await super().publish(binding, message)
+
+
+async def test_a_command_that_the_broker_refuses_is_sent_again(
+    broker: MemoryBroker, worker: ScriptedWorker, worker_bus: MemoryBus
+) -> None:
+    worker.script = dying_once(worker_bus)
+
+    async with RefusingBus(broker) as bus, live_gateway(bus) as gateway:
+        body = (await gateway.chat(stream=True)).text
+
+    assert text_of(body) == "one two three four"
+    assert bus.num_refused == 1
+
+
+async def test_a_worker_that_takes_a_job_again_is_told_where_to_go_on(
+    gateway: LiveGateway, worker: ScriptedWorker, worker_bus: MemoryBus
+) -> None:
+    worker.script = dying_once(worker_bus)
 
     body = (await gateway.chat(stream=True)).text
 
@@ -197,6 +227,27 @@ async def test_a_gateway_lets_go_of_a_stream_that_another_one_takes_over(
     async with bus.consume(topology.reply_queue(request_id, 60).name, is_exclusive=True) as log:
         assert (await anext(log)).message.correlation_id == ""
     assert worker.commands == []
+
+
+@pytest.mark.parametrize(("num_times", "end"), [(1, "two"), (2, "taken_over")])
+async def test_an_earlier_reader_gets_a_stream_only_if_it_still_asks(
+    gateway: LiveGateway, worker: ScriptedWorker, bus: MemoryBus, num_times: int, end: str
+) -> None:
+    async def be_claimed(job: ScriptedJob) -> None:
+        await job.start()
+        await job.say("one")
+        late = Release(request_id=job.job.request_id, reader="earlier", claimed_at=1.0)
+        for _ in range(num_times):
+            await bus.publish(topology.ALL_GATEWAYS, Message(encode(late)))
+        await asyncio.sleep(0.05)
+        await job.finish("two")
+
+    worker.script = be_claimed
+
+    response = await gateway.chat(stream=True)
+
+    last = events(response.text)[-1]
+    assert end == (last["error"]["code"] if "error" in last else text_of(response.text)[-3:])
 
 
 async def test_an_undecodable_event_ends_the_stream_with_an_error(

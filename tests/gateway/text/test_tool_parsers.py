@@ -1,4 +1,4 @@
-"""Texts of models, taken apart."""
+"""Parsing of models' texts."""
 
 from collections.abc import Sequence
 from itertools import pairwise

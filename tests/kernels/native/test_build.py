@@ -1,4 +1,4 @@
-"""What is compiled, for whom, and what is said where that cannot be."""
+"""What is compiled for which processor, and the errors if it cannot be."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kernels.native import build as module
-from kernels.native.build import Unavailable, best_variant, build
+from kernels.native.build import LibraryUnavailable, best_variant, build
 from kernels.native.library import Library
 
 
@@ -20,7 +20,7 @@ def test_without_a_compiler_the_message_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(Unavailable, match=r"no C\+\+ compiler: install g\+\+"):
+    with pytest.raises(LibraryUnavailable, match=r"no C\+\+ compiler: install g\+\+"):
         build("avx2", directory=tmp_path)
 
 
@@ -29,7 +29,7 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_pa
     compiler.write_text("#!/bin/sh\necho out of luck >&2\nexit 1\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.defpath}")
-    with pytest.raises(Unavailable, match="out of luck"):
+    with pytest.raises(LibraryUnavailable, match="out of luck"):
         build("avx2", directory=tmp_path / "built")
     assert not list((tmp_path / "built").iterdir())
 

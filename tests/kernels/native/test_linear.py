@@ -15,7 +15,7 @@ FORMATS = ["float32", "bfloat16", "q8_0", "q4_0", "q4_1"]
 ROUNDED_CODES = 2.0**-14
 """Inputs of quantized weights are rounded to 16 bits."""
 ROUNDED_INPUTS = 4e-3
-"""With bfloat16's own instructions the inputs are rounded too."""
+"""With bfloat16 instructions the inputs are rounded, too."""
 SIZES = [(1, 32), (37, 64), (160, 96)]
 NUM_ROWS = [1, 2, 3, 5, 6, 7, 11, 12, 13, 25, 100]
 
@@ -40,7 +40,7 @@ def dense(weight: Matrix) -> Tensor:
 def linear(
     library: Library, hidden: Tensor, weight: PackedWeight, *, num_threads: int = 1
 ) -> Tensor:
-    """Return ``hidden @ weight.T + bias``, as a step of the decoder computes it."""
+    """``hidden @ weight.T + bias``, as a step of the decoder computes it."""
     out = torch.empty(hidden.shape[0], weight.outputs)
     library.functions.warren_linear(
         library.team(num_threads),

@@ -1,4 +1,4 @@
-"""Filters and draws without a sort, against float64."""
+"""Filters and draws without sorting, against float64."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def rows(vocab_size: int, spread: float) -> Tensor:
 
 
 def filters(vocab_size: int) -> list[Tensor]:
-    """Temperatures, and all combinations of filters that drop much, little and nothing."""
+    """Temperatures, and all combinations of filters that exclude many, few and no tokens."""
     generator = torch.Generator().manual_seed(vocab_size + 1)
 
     def chosen(values: list[float]) -> Tensor:
@@ -37,7 +37,8 @@ def filters(vocab_size: int) -> list[Tensor]:
 def exactly_kept(
     logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor
 ) -> Tensor:
-    """As `kernels.reference.filter_floors` says it, but in float64: that adds up in float32."""
+    """Like `kernels.reference.filter_floors`, but in float64, because the reference sums in
+    float32."""
     num_kept = top_ks.where(top_ks > 0, logits.shape[1])[:, None]
     scaled, order = (logits.double() / temperatures[:, None]).sort(dim=1, descending=True)
     weights = (scaled - scaled[:, :1]).exp()

@@ -1,4 +1,4 @@
-"""Where the kernels run: on a GPU, or else in Triton's interpreter."""
+"""The device of the kernels: a GPU, or else Triton's interpreter."""
 
 import pytest
 import torch

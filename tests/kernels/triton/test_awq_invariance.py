@@ -1,9 +1,9 @@
-"""Rows of products with 4-bit weights, to the last bit."""
+"""Rows of products with 4-bit weights are equal in every bit, whatever else is in the batch."""
 
 import pytest
 import torch
 
-from kernels.awq import repack_awq
+from kernels.awq_layout import repack_awq
 from kernels.providers import load_ops
 
 INPUTS, OUTPUTS = 512, 136

@@ -1,4 +1,4 @@
-"""Everything that is launched compiles for every GPU it is meant for, and fits its registers."""
+"""Every kernel that is launched compiles for every supported GPU, and fits its registers."""
 
 import importlib
 import pkgutil
@@ -10,8 +10,8 @@ import kernels.triton
 from tests.support.cubins import Cubin, compile_all
 
 MAX_SHARED_BYTES = {80: 99 << 10, 90: 227 << 10, 100: 227 << 10}
-"""Of one block of threads (CUDA programming guide, compute capabilities). 8.0 has 163 KiB, but what
-is compiled for it also runs on 8.6, 8.9 and 12.0, which have 99."""
+"""Bytes per thread block (CUDA programming guide, compute capabilities). 8.0 has 163 KiB, but code
+for it also runs on 8.6, 8.9 and 12.0, which have 99."""
 MODULES = [f"kernels.triton.{part.name}" for part in pkgutil.iter_modules(kernels.triton.__path__)]
 FAULTY = "tests.support.spilling"
 
@@ -42,7 +42,7 @@ def test_every_kernel_is_compiled(name: str) -> None:
 
 
 def kernel_names(module: ModuleType) -> set[str]:
-    """Of the functions defined there that are launched, not called by others."""
+    """The functions of the module that are launched, as opposed to called by others."""
     jitted = [value.fn for value in vars(module).values() if hasattr(value, "fn")]
     own = {function.__name__ for function in jitted if function.__module__ == module.__name__}
     return {name for name in own if name.endswith("_kernel")}

@@ -1,4 +1,4 @@
-"""Triton's paged attention: splits, chunks and windows, in the interpreter where no GPU is."""
+"""Triton's paged attention: splits, chunks and windows; in the interpreter if there is no GPU."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +18,7 @@ from tests.support.attention import MAX_RELATIVE_ERROR as INTERPRETED_ERROR
 Attention = Callable[..., Tensor]
 
 SPLIT = Case((1100, 300, 3), (1, 1, 1), num_heads=3, num_kv_heads=1, head_dim=32)
-"""Splits of 128 tokens and more, or of 512: several, one, and less than one."""
+"""Splits of at least 128 tokens, or of 512: several, exactly one, and less than one."""
 INTERPRETED = {
     **{name: case for name, case in CASES.items() if case.dtype != torch.bfloat16},
     "splits": SPLIT,
@@ -31,7 +31,7 @@ INTERPRETED = {
 
 
 MAX_RELATIVE_ERROR = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 2e-5}
-"""On a GPU float32 is multiplied as three pairs of shorter numbers, and exp2 approximated."""
+"""On a GPU, float32 products use three products of shorter numbers, and exp2 is approximate."""
 
 
 @pytest.fixture
@@ -82,8 +82,8 @@ def test_a_tokens_bits_do_not_depend_on_its_company_nor_on_its_chunk(
     invariant: PagedAttention, device: torch.device, window: int | None
 ) -> None:
     case = Case((530, 3, 1030, 20), (1, 1, 7, 20), 4, 2, sliding_window=window)
-    # Eight tokens fill a tile. The interpreter's products come from a library that sums up a
-    # tile's later rows in another order than its first.
+    # Eight tokens fill a tile. The interpreter's products come from a library that sums a tile's
+    # later rows in another order than its first.
     step = 1 if device.type == "cuda" else 8
     tensors = build(case)
     together = attend(invariant, case, tensors)
@@ -107,7 +107,7 @@ def test_a_tokens_bits_do_not_depend_on_its_company_nor_on_its_chunk(
 def test_a_sequence_without_tokens_gets_zeros_and_reads_no_block(
     fast: PagedAttention, num_blocks: int
 ) -> None:
-    """With a table so wide that contexts are split, and with one that is not."""
+    """With a table so wide that contexts are split, and with a narrow one."""
     case = Case((5, 7), (1, 1))
     tensors = build(case)
     expected = attend(fast, case, tensors)

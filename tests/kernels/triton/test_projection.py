@@ -7,7 +7,7 @@ from kernels.providers import load_ops
 from tests.support.numerics import assert_close
 
 SHAPES = [(1, 70, 96), (67, 130, 300), (33, 64, 130)]
-"""(tokens, outputs, inputs), none of them a multiple of the tiles."""
+"""(tokens, outputs, inputs), none of them a multiple of the tile sizes."""
 MAX_RELATIVE_ERROR = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 INVARIANT = load_ops("triton", is_batch_invariant=True)
 REFERENCE = load_ops("reference")

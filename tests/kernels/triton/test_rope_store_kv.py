@@ -1,4 +1,4 @@
-"""Rotation and storage in one, against what is written out in float64."""
+"""Fused rotation and storage, against float64."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ Fused = Callable[..., Tensor]
 MAX_RELATIVE_ERROR = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 POSITIONS = [0, 11, 3, 3, 62]
 SLOTS = [14, -1, 0, 4, -7]
-"""Two of the tokens only fill up a batch."""
+"""Two of the tokens are padding."""
 NUM_BLOCKS, BLOCK_SIZE = 5, 3
 
 
@@ -62,7 +62,7 @@ def check(op: Fused, device: torch.device, shape: tuple[int, int, int], dtype: t
 
 
 def turned(heads: Tensor, angles: Tensor) -> Tensor:
-    """Each pair of elements as a complex number, turned by its angle."""
+    """Each pair of elements as a complex number, rotated by its angle."""
     first, second = heads.double().chunk(2, dim=-1)
     rotated = torch.complex(first, second) * torch.polar(torch.ones_like(angles), angles)
     return torch.cat((rotated.real, rotated.imag), dim=-1)

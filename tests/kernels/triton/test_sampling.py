@@ -1,4 +1,4 @@
-"""Sampling in Triton against the reference over rows of several blocks, alone and in company."""
+"""Sampling in Triton against the reference, over rows of several blocks, alone and in a batch."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ REFERENCE = load_ops()
 
 
 def rows_of_params(device: torch.device) -> tuple[Tensor, ...]:
-    """Logits, temperatures, top-k, top-p and min-p; each filter on and off, in every company."""
+    """Logits, temperatures, top-k, top-p and min-p, with every combination of filters."""
     torch.manual_seed(8)
     logits = torch.randn(NUM_ROWS, VOCAB_SIZE) * 3
     logits[:, 5:300] = -torch.inf
@@ -26,7 +26,7 @@ def rows_of_params(device: torch.device) -> tuple[Tensor, ...]:
 def test_floors_are_those_of_the_reference(triton_ops: Ops, device: torch.device) -> None:
     given = rows_of_params(device)
     expected = REFERENCE.filter_floors(*given)
-    # Tokens at -inf are drawn at no floor.
+    # Tokens at -inf are never drawn.
     least = torch.finfo(torch.float32).min
     assert torch.equal(triton_ops.filter_floors(*given), expected.clamp(min=least))
 
@@ -62,7 +62,7 @@ def test_tokens_are_those_of_the_reference(triton_ops: Ops, device: torch.device
 
 
 def test_draws_follow_the_softmax(triton_ops: Ops, device: torch.device) -> None:
-    """Each token as often as its share of evenly spaced numbers, up to one at its borders."""
+    """Each token is drawn for its share of evenly spaced numbers, up to one at its borders."""
     torch.manual_seed(9)
     row = torch.randn(13, device=device)
     count = 64

@@ -1,4 +1,4 @@
-"""Connections of both buses, and queues that go when their test ends."""
+"""Connections of both buses, and queues that are deleted after their test."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -39,7 +39,7 @@ async def rabbit_bus(broker: Broker) -> AsyncIterator[RabbitBus]:
 
 @pytest.fixture
 async def make_queue(bus: Bus) -> AsyncIterator[QueueMaker]:
-    """Names a new queue and removes it in the end."""
+    """Chooses a new queue name, and removes the queue in the end."""
     async with AsyncExitStack() as stack:
         yield queue_maker(bus, stack)
         await bus.wait_connected()

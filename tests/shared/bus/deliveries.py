@@ -1,4 +1,4 @@
-"""Short words for what bus tests do all the time."""
+"""Helpers for what bus tests do all the time."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from shared.bus.base import Bus, Consumer, Delivery, Message, Queue
 
 PATIENCE_S = 5.0
-"""How long a test waits for what must happen."""
+"""How long a test waits for something that must happen."""
 QUIET_S = 0.1
 """How long a test waits to see that nothing happens."""
 
@@ -31,7 +31,7 @@ async def take_to_the_end(consumer: Consumer) -> None:
 
 
 async def is_quiet(consumer: Consumer) -> bool:
-    """Whether no further delivery comes."""
+    """Whether no further delivery arrives."""
     try:
         await asyncio.wait_for(anext(consumer), QUIET_S)
     except TimeoutError:

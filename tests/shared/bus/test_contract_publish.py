@@ -124,7 +124,7 @@ async def test_a_full_quorum_queue_refuses(bus: Bus, make_queue: QueueMaker) -> 
     await bus.declare(queue)
 
     with pytest.raises(PublishRefused):
-        # RabbitMQ lets a few more in than it should.
+        # RabbitMQ accepts a few more than it should.
         await publish(bus, queue, numbered(20))
 
 
@@ -166,7 +166,7 @@ async def test_what_is_published_while_the_connection_breaks_arrives_or_raises(
 
     assert {type(outcome) for outcome in outcomes} == {BusUnavailable}
     async with other_bus.consume(queue.name) as consumer:
-        # What raised may have arrived as well, between those that were confirmed.
+        # A publish that raised may have arrived as well, between those that were confirmed.
         missing = set(confirmed)
         while missing:
             missing -= set(await take_bodies(consumer, 1))

@@ -1,4 +1,4 @@
-"""What every bus promises about queues: who may read, what expires, what is dead."""
+"""What every bus promises about queues: exclusive readers, expiry, dead letters."""
 
 import asyncio
 import dataclasses
@@ -31,7 +31,7 @@ from tests.shared.bus.wires import DIRECT, QueueMaker, Wires
 
 @dataclasses.dataclass(frozen=True)
 class Graveyard:
-    """A queue whose dead messages go to another one."""
+    """A queue with another queue for its dead letters."""
 
     living: Queue
     dead: Queue
@@ -338,7 +338,7 @@ async def read_all(
 
 
 async def is_unroutable(bus: Bus, queue: Queue) -> bool:
-    """Whether the queue is gone, found out by what does not renew it."""
+    """Whether the queue no longer exists, by an operation that does not renew its expiry."""
     try:
         await publish(bus, queue, [b"x"])
     except Unroutable:

@@ -1,6 +1,6 @@
-"""What the broker is told about queues, where its behaviour does not show it."""
+"""The arguments of queue declarations that do not show in the broker's behaviour."""
 
-from shared.bus.rabbit.codec import queue_arguments
+from shared.bus.rabbit.encoding import queue_arguments
 from shared.topology import jobs_queue, reply_queue
 
 

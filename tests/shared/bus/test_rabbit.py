@@ -1,4 +1,4 @@
-"""What only a real broker and a real network can do to the bus."""
+"""Behaviour of the bus that only a real broker and a real network can cause."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ PASSWORD = "a-secret-that-must-not-leak"
 
 @pytest.fixture
 def node(broker: Broker) -> RabbitNode:
-    """The broker, for tests that break it."""
+    """The broker, for tests that disturb it."""
     assert isinstance(broker, RabbitNode)
     return broker
 
@@ -61,7 +61,7 @@ async def test_a_connection_that_the_broker_closes_comes_back(
         with pytest.raises(BusUnavailable):
             await take_to_the_end(consumer)
     await rabbit_bus.wait_connected()
-    assert (was_settled, rabbit_bus.is_settled) == (True, False)  # others may need longer
+    assert (was_settled, rabbit_bus.is_settled) == (True, False)  # others may take longer
 
     await publish(rabbit_bus, command_queue, [b"command"])
     async with rabbit_bus.consume(command_queue.name) as consumer:
@@ -79,8 +79,8 @@ async def test_confirmed_messages_survive_a_broker_that_is_killed(
     await rabbit_bus.declare(jobs, log)
     for queue in (jobs, log):
         await publish(rabbit_bus, queue, numbered(50))
-    # RabbitMQ 3.10 writes the register of its quorum queues, unlike their messages, with this
-    # delay (Erlang's dets): a queue that is younger than that has no leader after a kill.
+    # RabbitMQ 3.10 writes the register of its quorum queues, unlike their messages, with this delay
+    # (Erlang's dets): a younger queue has no leader after a kill.
     await asyncio.sleep(5)
 
     node.kill()
@@ -111,6 +111,26 @@ async def test_nothing_waits_longer_than_the_timeout_on_a_dead_network(
                 with pytest.raises(BusUnavailable):
                     await bus.declare(queue)
                 await delivery.ack()
+
+
+@pytest.mark.breaks_broker
+async def test_publishes_do_not_accumulate_while_the_broker_is_short_of_memory(
+    node: RabbitNode, make_rabbit_queue: QueueMaker
+) -> None:
+    queue = make_rabbit_queue()
+    async with RabbitBus(node.url, timeout_s=0.5, num_confirm_channels=1) as bus:
+        await bus.declare(queue)
+        await asyncio.to_thread(node.ctl, "set_vm_memory_high_watermark", "0")
+        with pytest.raises(PublishUnconfirmed):
+            await publish(bus, queue, [b"first"])
+        num_tasks = len(asyncio.all_tasks())
+        for _ in range(3):
+            with pytest.raises(BusUnavailable, match="blocked"):
+                await publish(bus, queue, [b"later"])
+        assert len(asyncio.all_tasks()) <= num_tasks
+        await asyncio.to_thread(node.ctl, "set_vm_memory_high_watermark", "0.6")
+        async with bus.consume(queue.name) as consumer:
+            assert await take_bodies(consumer, 1) == [b"first"]
 
 
 async def test_consumers_spread_over_as_many_connections_as_they_need(

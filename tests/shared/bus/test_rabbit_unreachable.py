@@ -1,4 +1,4 @@
-"""What a bus does where no broker listens."""
+"""The behaviour of a bus if no broker listens."""
 
 import asyncio
 import logging

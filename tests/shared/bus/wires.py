@@ -1,4 +1,4 @@
-"""Both buses behind one face, so that one suite specifies them."""
+"""Both buses behind one interface, so that one suite specifies them."""
 
 import uuid
 from collections.abc import Callable
@@ -61,7 +61,7 @@ class RabbitWires:
 
 def queue_maker(bus: Bus, stack: AsyncExitStack) -> QueueMaker:
     async def remove(name: str) -> None:
-        with suppress(QueueBusy):  # another connection's, and gone with it
+        with suppress(QueueBusy):  # it belongs to another connection, and is gone with it
             await bus.delete_queue(name)
 
     def make(exchange: Exchange = DIRECT, routing_key: str | None = None, **promises: Any) -> Queue:

@@ -1,4 +1,4 @@
-"""Constraints that would hold up, fill or end the process that compiles them."""
+"""Constraints whose compilation would block, fill or end its process."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from shared.grammars import TOO_COSTLY, Trials
 from shared.messages import Constraint
 
 _MAX_S = 20.0
-"""A second of computing, on cores that others share; a trial that did not end itself takes 30."""
+"""A second of CPU time on shared cores; a trial that does not end itself takes 30."""
 Kind = Literal["json_schema", "regex", "lark"]
 
 
@@ -22,7 +22,7 @@ def constraint(kind: Kind, source: Any) -> Constraint:
 
 
 def doubled(rule: str) -> str:
-    """Sixty rules, each of which is the next twice."""
+    """Sixty rules, each of which contains the next one twice."""
     steps = (f"{rule}{k}: {rule}{k + 1} {rule}{k + 1}" for k in range(60))
     return "\n".join([f"start: {rule}0", *steps, f'{rule}60: "a"'])
 
@@ -104,7 +104,7 @@ async def test_the_event_loop_goes_on(trials: Trials) -> None:
         longest, before = max(longest, time.monotonic() - before), time.monotonic()
 
     assert await trial == TOO_COSTLY
-    # A loop that was held up came round once in all that time; one that waited for a core, often.
+    # A blocked loop makes one iteration in all that time; one that waits for a core makes many.
     assert longest < max(0.2, (before - began) / 2)
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a job that crashed so often, in company and alone; and of a broken log."""
+"""What happens to a job after crashes, in and outside quarantine, and with a broken log."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def told(num_crashes: int, num_crashes_alone: int = 0) -> Continue:
 def verdict(
     num_crashes: int, num_crashes_alone: int = 0, *, num_returns: int, is_suspect: bool
 ) -> Verdict | None:
-    """What the attempt makes of it, however often it asks."""
+    """The attempt's decision, which must not depend on how often it is asked."""
     attempt = Attempt("r", 1, ticket="t", num_returns=num_returns, is_suspect=is_suspect)
     answers = [attempt.obey(told(num_crashes, num_crashes_alone)) for _ in range(HEARINGS)]
     return next((answer for answer in answers if answer is not None), None)

@@ -1,4 +1,4 @@
-"""The log's rules: whatever writers a log interleaves, its readers agree on one stream."""
+"""The rules of the log: however writers interleave, all readers agree on one stream."""
 
 import itertools
 import random
@@ -26,7 +26,7 @@ NUMBERS = itertools.count()
 
 
 def started(worker: str = "worker.a") -> Started:
-    """Of a delivery of its own, newer than those before."""
+    """A `Started` of a delivery of its own, newer than those before."""
     number = next(NUMBERS)
     return Started(worker=worker, ticket=f"{number}", num_prompt_tokens=(3,), num_returns=number)
 
@@ -109,7 +109,7 @@ def test_the_second_started_is_answered_with_continue_and_fences_the_first() -> 
 
 
 def test_a_repeated_started_is_no_new_attempt() -> None:
-    """Its publisher did not hear that it had arrived."""
+    """The publisher did not receive the confirmation."""
     reader, event = LogReader("r", 1), started()
 
     assert sent(reader, event) == sent(reader, event) == []
@@ -117,7 +117,7 @@ def test_a_repeated_started_is_no_new_attempt() -> None:
 
 
 def test_a_started_that_waits_is_answered_each_time() -> None:
-    """The answer is lost where it comes while the worker's connection is."""
+    """The answer is lost if it arrives while the worker is disconnected."""
     reader = LogReader("r", 1)
     waiting = Started(worker="worker.b", ticket="t", num_prompt_tokens=(3,), is_waiting=True)
 
@@ -128,7 +128,7 @@ def test_a_started_that_waits_is_answered_each_time() -> None:
 
 
 def test_a_first_started_that_waits_is_answered_with_continue() -> None:
-    """The worker that had the job before died without a word."""
+    """The worker that had the job before died without writing an event."""
     reader = LogReader("r", 1)
 
     waiting = Started(worker="worker.b", ticket="t", num_prompt_tokens=(3,), is_waiting=True)
@@ -238,7 +238,7 @@ def test_the_hash_depends_on_every_token_and_their_order() -> None:
 
 @given(st.integers(0, 2**32 - 1))
 def test_readers_agree_and_tokens_survive_any_number_of_takeovers(seed: int) -> None:
-    """Workers die, wake as zombies and write into the same log at random; each continuation
+    """Workers die, continue as zombies and write into the same log at random. Each continuation
     draws tokens of its own, so that a wrong splice shows."""
     rng = random.Random(seed)
     live, log = LogReader("r", 1), list[ReplyEvent]()
@@ -304,7 +304,7 @@ def test_only_a_crash_alone_of_the_same_publication_is_told_as_one() -> None:
 
 
 def test_of_two_runs_of_one_delivery_the_later_one_gives_the_job_back() -> None:
-    """Its return was not counted, and which of them has the job cannot be told."""
+    """The return was not counted, so it is unknown which of them has the job."""
     reader, current, rival = LogReader("r", 1), suspect(), suspect()
     command = sent(reader, current)[-1][1]
     assert isinstance(command, Continue)

@@ -1,6 +1,6 @@
 """Whatever dies, whenever: no token is lost, repeated or changed, and every stream ends.
 
-``WARREN_TEST_SCHEDULES=20000`` runs more of them, ``WARREN_TEST_SEED=n`` one alone.
+``WARREN_TEST_SCHEDULES=20000`` runs more schedules, ``WARREN_TEST_SEED=n`` a single one.
 """
 
 import os
@@ -50,7 +50,7 @@ def a_seeded_model(seed: int) -> Model:
 def first_failure(
     seeds: Iterable[int], new_model: Callable[[int], Model] = a_model, **guards: Any
 ) -> str | None:
-    """What the first schedule that breaks its promise says."""
+    """The error of the first schedule that breaks a promise."""
     for seed in seeds:
         try:
             Schedule(seed, replace(new_model(seed), **guards)).run()
@@ -78,7 +78,7 @@ def test_a_deadly_request_ends_after_three_workers() -> None:
 
         schedule.run()
 
-        # The first may die before its `Started` has left it.
+        # The first may die before its `Started` is sent.
         assert schedule.num_crashes in (3, 4), f"seed {seed}"
 
 
@@ -116,14 +116,14 @@ class LateStarts(LogReader):
 
 
 class Rivals(LogReader):
-    """Takes the later of two runs of one delivery for the one that has the job."""
+    """Assumes that the later of two runs of one delivery has the job."""
 
     def _is_rival(self, run: Run) -> bool:
         return False
 
 
 class ShiftedAttempts(LogReader):
-    """Gives attempt 1 to whoever comes first."""
+    """Gives attempt 1 to the first run that starts."""
 
     def _start(self, event: Started) -> list[Action]:
         actions = super()._start(event)
@@ -133,7 +133,7 @@ class ShiftedAttempts(LogReader):
 
 
 class SilentFirst(LogReader):
-    """Answers no `Started` that waits, but for those behind another."""
+    """Answers a waiting `Started` only if it follows another one."""
 
     def _start(self, event: Started) -> list[Action]:
         is_first = not self._replaced and self.ticket in (None, event.ticket)
@@ -142,35 +142,35 @@ class SilentFirst(LogReader):
 
 
 class AnswersOnce(LogReader):
-    """Gives its answer no second time."""
+    """Never repeats its answer."""
 
     def _start(self, event: Started) -> list[Action]:
         return [] if event.ticket == self.ticket else super()._start(event)
 
 
 class CrashesOnly(LogReader):
-    """Takes a hand-over for a crash."""
+    """Counts a hand-over as a crash."""
 
     def read(self, event: ReplyEvent) -> list[Action]:
         return [] if isinstance(event, HandedOver) else super().read(event)
 
 
 class AnyCompany(LogReader):
-    """Takes a crash in company for one alone."""
+    """Counts a crash outside quarantine as one in quarantine."""
 
     def _was_alone(self, run: Run) -> bool:
         return run.publication == self._run.publication
 
 
 class AnyPublication(LogReader):
-    """Takes the crash of an older copy of the job, which may live, for one of this copy."""
+    """Counts the crash of an older copy of the job, which may live, as one of this copy."""
 
     def _was_alone(self, run: Run) -> bool:
         return run.is_alone
 
 
 class AnyReturn(Attempt):
-    """Takes a suspect that came back for one that crashed, although it may have waited."""
+    """Counts a returned suspect as crashed, although it may have been waiting."""
 
     def __init__(self, request_id: str, num_choices: int, **facts: Any) -> None:
         super().__init__(request_id, num_choices, **facts)
@@ -191,14 +191,14 @@ class AnyTicket(Attempt):
 
 
 class AlwaysFirst(Attempt):
-    """Never asks where to go on."""
+    """Never asks where to continue."""
 
     def __init__(self, request_id: str, num_choices: int, **facts: object) -> None:
         super().__init__(request_id, num_choices, ticket=str(facts["ticket"]))
 
 
 class Quitter(Attempt):
-    """Takes another run's word for it that the job is in good hands."""
+    """Trusts another run that claims to have the job."""
 
     def obey(self, command: Cancel | Continue, *, is_settled: bool = True) -> Verdict | None:
         verdict = super().obey(command, is_settled=is_settled)
@@ -213,14 +213,14 @@ class NeverReads(Attempt):
 
 
 class DeafToWaiting(LogReader):
-    """Lets no run fail that does not know where the log stands."""
+    """Does not let a run fail that does not know its position in the log."""
 
     def _counts(self, event: Failed) -> bool:
         return event.ticket is None and super()._counts(event)
 
 
 class OneContender(LogReader):
-    """Takes the earlier of two runs of one delivery for the one that has the job."""
+    """Assumes that the earlier of two runs of one delivery has the job."""
 
     def _counts(self, event: Failed) -> bool:
         return event.ticket in (None, self.ticket) and super()._counts(event)
@@ -249,7 +249,8 @@ READER_GUARDS = [
     AnyPublication,
 ]
 RARELY_MISSED = {AnyCompany: 21_390, AnyPublication: 9_357}
-"""The first schedule that misses them: crashes are believed late, after most runs have spoken."""
+"""The first schedule that misses them: crashes are noticed late, after most runs have sent
+events."""
 
 
 @pytest.mark.parametrize("reader_class", READER_GUARDS)

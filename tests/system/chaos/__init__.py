@@ -1,2 +1,4 @@
-"""Real processes over a real broker, killed, stopped and cut off while every stream is compared
-with its undisturbed run. ``python -m tests.system.chaos`` is the long form."""
+"""Kills, stops and cuts off real processes, and compares every stream with its undisturbed run.
+
+``python -m tests.system.chaos`` is the long form.
+"""

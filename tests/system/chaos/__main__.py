@@ -1,5 +1,8 @@
-"""The long form: prints a table of faults, tries, worst gap and losses; ends with 1 where there is
-one. ``--share 0.1`` runs a tenth of it, ``--only stopped`` what has that in its name."""
+"""The long form: prints a table with faults, tries, longest gap and losses.
+
+The exit code is 1 if anything was lost. ``--share 0.1`` runs a tenth, ``--only stopped`` the faults
+with that in their name.
+"""
 
 import asyncio
 import functools
@@ -37,7 +40,9 @@ def smollm2_questions() -> list[Question]:
 
 async def processes(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
     """Processes come and go; broker and network are well."""
-    async with Deployment(logs, worker_url=node.url, gateway_url=node.url) as deployment:
+    async with Deployment(
+        logs, worker_url=node.url_of("worker"), gateway_url=node.url_of("gateway")
+    ) as deployment:
         expected = await answers(deployment, echo_questions())
         plan = scale(
             {
@@ -55,7 +60,9 @@ async def processes(node: RabbitNode, logs: Path, num_callers: int, scale: Scale
 
 async def deadly(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]:
     """Some requests kill whoever takes them."""
-    async with Deployment(logs, worker_url=node.url, gateway_url=node.url) as deployment:
+    async with Deployment(
+        logs, worker_url=node.url_of("worker"), gateway_url=node.url_of("gateway")
+    ) as deployment:
         expected = await answers(deployment, echo_questions())
         row = await poison(deployment, expected, num_innocent=197, num_deadly=3)
         await asyncio.to_thread(ground.wait_clean, node, deployment, {})
@@ -63,10 +70,12 @@ async def deadly(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row
 
 
 async def broker(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
-    """The broker comes and goes; all processes live."""
+    """The broker is killed and started, while all processes live."""
     async with (
         surroundings(node) as around,
-        Deployment(logs, worker_url=node.url, gateway_url=node.url) as deployment,
+        Deployment(
+            logs, worker_url=node.url_of("worker"), gateway_url=node.url_of("gateway")
+        ) as deployment,
     ):
         expected = await answers(deployment, echo_questions())
         before = ground.usages(deployment.processes)
@@ -84,7 +93,9 @@ async def broker(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -
 
 async def power(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
     """Everything dies at once."""
-    async with Deployment(logs, worker_url=node.url, gateway_url=node.url) as deployment:
+    async with Deployment(
+        logs, worker_url=node.url_of("worker"), gateway_url=node.url_of("gateway")
+    ) as deployment:
         expected = await answers(deployment, echo_questions())
         plan = scale({"everything killed": (functools.partial(deployment.lose_power, node), 10)})
         rows = await Campaign(deployment, expected, num_callers).run(plan)
@@ -93,7 +104,7 @@ async def power(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) ->
 
 
 async def network(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
-    """Processes and broker live, and do not hear each other."""
+    """The connections between processes and the broker are cut."""
     async with (
         surroundings(node) as around,
         Deployment(
@@ -123,11 +134,11 @@ async def network(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) 
 
 
 async def truth(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]:
-    """A real model computes again what it has computed before."""
+    """A real model continues after its worker is killed."""
     async with Deployment(
         logs,
-        worker_url=node.url,
-        gateway_url=node.url,
+        worker_url=node.url_of("worker"),
+        gateway_url=node.url_of("gateway"),
         start_worker=smollm2_worker,
         num_workers=2,
     ) as deployment:
@@ -169,7 +180,7 @@ def main(
 
     logging.basicConfig(format="%(asctime)s %(message)s")
     logging.getLogger("tests.system.chaos").setLevel(logging.INFO)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaving nothing behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # clean up
     logs = Path(tempfile.mkdtemp(prefix="warren-chaos-"))
     rows: list[Row] = []
     with running_node() as node:

@@ -1,5 +1,7 @@
-"""Clients that do not give up: each asks, follows its stream through whatever happens, compares.
-Beside them are clients that leave in the middle."""
+"""Clients that retry: each asks, follows its stream through all faults, and compares the answer.
+
+Other clients leave in the middle.
+"""
 
 import asyncio
 import json
@@ -20,7 +22,7 @@ _PAUSE_S = 0.1
 _PATIENCE_S = 120.0
 _PASSING_STATUSES = {409, 429, 502, 503}
 _PASSING_CODES = {"service_unavailable", "taken_over", "broker_unavailable"}
-"""Of errors that say: ask again, here or at another gateway."""
+"""Codes of errors after which a client should retry, at any gateway."""
 _GONE_STATUS = 410
 _MAX_EVENTS_READ = 30
 _LEAVES_WITHIN_S = 2.0
@@ -52,11 +54,11 @@ class Question:
 
 @dataclass
 class Tally:
-    """What became of the streams."""
+    """The results of the streams."""
 
     num_streams: int = 0
     num_left: int = 0
-    """Streams whose client left, which are not among the others."""
+    """Streams whose client left, which are counted separately."""
     num_resumed: int = 0
     num_lost: int = 0
     num_repeated: int = 0
@@ -84,7 +86,7 @@ class Tally:
 
 
 class StreamFailed(Exception):
-    """The stream ended in an error that no retry is promised to cure, or not in time."""
+    """The stream ended with an error that does not promise success for a retry, or not in time."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -92,7 +94,7 @@ class StreamFailed(Exception):
 
 
 class Caller:
-    """Asks over any of the gateways whose addresses ``gateways`` tells."""
+    """Sends requests to any of the gateways whose addresses ``gateways`` returns."""
 
     def __init__(self, client: httpx.AsyncClient, gateways: Callable[[], Sequence[str]]) -> None:
         self._client = client
@@ -135,14 +137,14 @@ class Caller:
 
 
 class Leaver:
-    """Asks, reads a little, and leaves for good. Some cancel the request before that."""
+    """Asks, reads a little, and leaves for good. Some callers cancel the request first."""
 
     def __init__(self, client: httpx.AsyncClient, gateways: Callable[[], Sequence[str]]) -> None:
         self._client = client
         self._gateways = gateways
 
     async def ask(self, question: Question, tally: Tally) -> None:
-        """Return when it has left, whether it got anything or not."""
+        """Return when it has left, with or without a response."""
         tally.num_left += 1
         try:
             with suppress(TimeoutError, httpx.TransportError):
@@ -156,7 +158,7 @@ class Leaver:
 
     async def _read_a_little(self, question: Question) -> None:
         url = f"{random.choice(self._gateways())}/v1/completions"
-        # A stream with ids goes on for a while without its client, others end at once.
+        # A stream with ids continues for a while without its client; others end at once.
         headers = random.choice([{}, {"Accept": "text/event-stream"}])
         num_left = random.randint(0, _MAX_EVENTS_READ)
         async with self._client.stream("POST", url, json=question.body, headers=headers) as answer:
@@ -180,7 +182,7 @@ class Leaver:
 
 
 async def _check_refusal(answer: httpx.Response) -> None:
-    """Raise `StreamFailed` for an error that no retry is promised to cure."""
+    """Raise `StreamFailed` for an error that does not promise success for a retry."""
     if answer.is_error and answer.status_code not in _PASSING_STATUSES:
         code = json.loads(await answer.aread())["error"]["code"]
         raise StreamFailed(code, f"a client that leaves got {answer.status_code}")

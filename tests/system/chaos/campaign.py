@@ -1,4 +1,4 @@
-"""Harms a deployment again and again while callers ask, and counts what became of their streams."""
+"""Disturbs a deployment repeatedly while callers ask, and counts the results of their streams."""
 
 import asyncio
 import logging
@@ -24,14 +24,14 @@ Plan = Mapping[str, tuple[Fault, int]]
 CALLERS_PER_LEAVER = 3
 _BETWEEN_FAULTS_S = 0.7
 _OUTAGE_S = 5.0
-"""A fault that lasts so long is an outage, and the next one waits until it is over: what Warren
-promises holds for outages that end within its settings, not for their sum."""
+"""A fault that lasts this long is an outage, and the next one waits until it is over: the promises
+hold for outages that end within the deployment's settings, not for their sum."""
 _RECOVERS_WITHIN_S = 120.0
 
 
 @dataclass
 class Row:
-    """One kind of fault, and all streams that ran beside it."""
+    """One kind of fault, and all streams that were open during it."""
 
     fault: str
     num_tries: int
@@ -45,7 +45,7 @@ class Row:
 
 
 class Campaign:
-    """``expected`` holds the undisturbed answer of each question."""
+    """``expected`` contains the undisturbed answer to each question."""
 
     def __init__(
         self, deployment: Deployment, expected: Mapping[Question, str], num_callers: int
@@ -58,7 +58,7 @@ class Campaign:
         return [await self.under(name, fault, num) for name, (fault, num) in plan.items()]
 
     async def under(self, name: str, fault: Fault, num_tries: int) -> Row:
-        """Ask without a pause while ``fault`` strikes so many times."""
+        """Ask continuously while ``fault`` strikes this many times."""
         row = Row(name, num_tries)
         began_at = time.monotonic()
         async with self._asking(row.tally):
@@ -74,7 +74,7 @@ class Campaign:
         return row
 
     async def _recover(self, tally: Tally) -> None:
-        """Until as many streams have ended as there are callers."""
+        """Wait until as many streams have ended as there are callers."""
         num_streams = tally.num_streams + self._num_callers
         async with asyncio.timeout(_RECOVERS_WITHIN_S):
             while tally.num_streams < num_streams:  # noqa: ASYNC110 - callers count, and tell nobody
@@ -115,13 +115,14 @@ class Campaign:
 
 
 def patient_client(timeout_s: float = 30) -> httpx.AsyncClient:
-    """One that opens a connection for each request: whom it spoke to may be dead."""
+    """A client that opens a connection for each request, because the previous gateway may be
+    dead."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     return httpx.AsyncClient(timeout=timeout_s, limits=limits, verify=NO_TLS)
 
 
 async def answers(deployment: Deployment, questions: list[Question]) -> dict[Question, str]:
-    """What each question is answered when nothing happens."""
+    """The undisturbed answer to each question."""
     async with patient_client() as client:
         caller = Caller(client, deployment.urls)
         texts = await asyncio.gather(*(caller.ask(q, Tally()) for q in questions))

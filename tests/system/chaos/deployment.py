@@ -1,4 +1,4 @@
-"""Gateways and workers of their own over a broker, and every way to harm these processes."""
+"""Gateways and workers over a broker, and every way to disturb these processes."""
 
 import asyncio
 import itertools
@@ -24,7 +24,7 @@ GATEWAY_OPTIONS = (
     "--log-level=warning",
 )
 STALL_S = 9.0
-"""Longer than anybody waits for whom the broker's URL and `SHORT_SILENCE` shorten the waiting."""
+"""Longer than all waiting times, which the broker's URL and `SHORT_SILENCE` shorten."""
 SHORT_HEARTBEAT = "?heartbeat=2"
 SHORT_SILENCE = "--worker-silence-s=4"
 
@@ -44,7 +44,7 @@ def smollm2_worker(broker: str, log: Path) -> WarrenProcess:
 
 
 class Deployment:
-    """Whoever is killed is started again."""
+    """Restarts every process that it kills."""
 
     def __init__(
         self,
@@ -57,7 +57,8 @@ class Deployment:
         num_gateways: int = 2,
         gateway_options: Sequence[str] = (),
     ) -> None:
-        """``worker_url`` and ``gateway_url`` are where each finds the broker."""
+        """``worker_url`` and ``gateway_url`` are the URLs under which each side reaches the
+        broker."""
         names = itertools.count()
         secret = secrets.token_hex(16)
 
@@ -123,7 +124,8 @@ class Deployment:
             await asyncio.to_thread(process.wait_healthy)
 
     async def stall_worker(self) -> None:
-        """Stop it for longer than anybody waits, then let it wake among its successors."""
+        """Stop it for longer than all waiting times, then let it continue beside its
+        replacement."""
         worker = _next(self.workers)
         os.kill(worker.pid, signal.SIGSTOP)
         await asyncio.sleep(STALL_S)
@@ -132,7 +134,7 @@ class Deployment:
 
     @asynccontextmanager
     async def supervised(self) -> AsyncIterator["Deaths"]:
-        """Start workers again that die of what they are asked."""
+        """Restart the workers that die of a request."""
         deaths = Deaths()
         supervisor = asyncio.create_task(self._supervise(deaths))
         try:
@@ -152,7 +154,7 @@ class Deployment:
 
 
 class Deaths:
-    """How many there were."""
+    """The number of restarts."""
 
     num = 0
 
@@ -165,13 +167,13 @@ async def _replace(several: list[WarrenProcess], end: Callable[[WarrenProcess], 
 
 
 def _next(several: list[WarrenProcess]) -> WarrenProcess:
-    """Each in turn."""
+    """Returns each in turn."""
     several.append(several.pop(0))
     return several[-1]
 
 
 def _revive(worker: WarrenProcess) -> None:
-    """A watchdog may have ended it when it woke: then an orchestrator starts it again."""
+    """A watchdog may have ended it when it continued; an orchestrator would restart it."""
     if not worker.is_alive:
         worker.start()
     worker.wait_healthy()

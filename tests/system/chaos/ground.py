@@ -1,4 +1,4 @@
-"""What has to be back where it began once everybody has gone home."""
+"""Checks that a deployment returns to its initial state."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -12,19 +12,19 @@ from tests.support.processes import NO_TLS, WarrenProcess
 from tests.system.chaos.deployment import Deployment
 
 MORE_DESCRIPTORS = 8
-"""A process may keep so many more open than in the beginning."""
+"""File descriptors that a process may have in addition."""
 MORE_MEMORY_BYTES = 48 << 20
-"""And so much more memory: allocators keep what one busy moment took."""
+"""Memory that a process may have in addition: allocators keep what one busy moment took."""
 
 _PATIENCE_S = 60
 _LOOK_INTERVAL_S = 2.0
-"""A look costs a second of the machine: the broker's own tool starts for it."""
+"""A check takes a second of CPU time, because it starts the broker's command-line tool."""
 _BUSY = ("warren:num_requests_running", "warren:num_requests_waiting", "warren:kv_cache_usage_perc")
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What one process holds."""
+    """The resources of one process."""
 
     num_descriptors: int
     memory_bytes: int
@@ -41,9 +41,8 @@ def usages(processes: Iterable[WarrenProcess]) -> dict[int, Usage]:
 
 
 def wait_clean(node: RabbitNode, deployment: Deployment, before: dict[int, Usage]) -> None:
-    """Return once no job is left, no delivery is in anybody's hands, no log but those that gateways
-    hold ready is kept, no block is in use, and each process that lives since ``before`` holds
-    little more than then. Raises `AssertionError` when that never comes."""
+    """Wait until no job, delivery, log (except spare ones) and block remains, and each process that
+    existed ``before`` uses little more than then. Raises `AssertionError` after a minute."""
     _wait_for_nothing(lambda: _in_queues(node))
     _wait_for_nothing(lambda: [line for w in deployment.workers for line in _in_engine(w)])
     _wait_for_nothing(lambda: _grown(before, deployment))

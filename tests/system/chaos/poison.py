@@ -1,4 +1,4 @@
-"""Requests that no worker survives, among many that are innocent."""
+"""Requests that kill their worker, among many harmless ones."""
 
 import asyncio
 import time
@@ -11,13 +11,14 @@ from tests.system.chaos.deployment import Deployment
 from tests.system.chaos.worker import DEADLY_TOKEN
 
 MAX_DEATHS = 4
-"""Of one deadly request: three, and one where a worker dies before its `Started` has left it."""
+"""Deaths per deadly request: three, and one more if a worker dies before its `Started` is sent."""
 
 
 async def poison(
     deployment: Deployment, expected: Mapping[Question, str], num_innocent: int, num_deadly: int
 ) -> Row:
-    """Ask everything at once: the innocent are answered, the deadly end in one clear error."""
+    """Ask everything at once: harmless requests are answered, deadly ones end with one clear
+    error."""
     row = Row(f"{num_deadly} deadly requests among {num_innocent + num_deadly}", num_deadly)
     questions = list(expected)
     began_at = time.monotonic()

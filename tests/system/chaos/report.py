@@ -1,4 +1,4 @@
-"""The table: in the terminal, and as a page."""
+"""The table of results, in the terminal and as a page."""
 
 import importlib.metadata
 import platform
@@ -39,7 +39,7 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def write_page(path: Path, rows: Sequence[Row], node: RabbitNode) -> None:
-    """The table as Markdown, with the commit and the versions of what it was taken with."""
+    """The table as Markdown, with the commit and the versions."""
     versions = {
         "commit": machine.describe([])["commit"],
         "Python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""What processes stand on, the broker and the network to it, and every way to harm that."""
+"""The broker and the network to it, and every way to disturb them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,7 +11,7 @@ from tests.system.chaos.deployment import SHORT_HEARTBEAT
 BLACK_HOLE_S = 8.0
 """Longer than either side waits for a heartbeat."""
 ALARM_S = 7.0
-"""Longer than anybody waits for a confirmation."""
+"""Longer than the timeout of a confirmation."""
 _DELAY_S = 0.05
 _DELAYED_S = 3.0
 _CONSUMER_TIMEOUT_MS = 3000
@@ -21,7 +21,7 @@ _TICK_MS = 60_000
 
 
 class Surroundings:
-    """A broker, and one stretch of network to it for the workers and one for the gateways."""
+    """A broker, with one network path for the workers and one for the gateways."""
 
     def __init__(self, node: RabbitNode, workers: TcpProxy, gateways: TcpProxy) -> None:
         self.node = node
@@ -37,16 +37,16 @@ class Surroundings:
         await asyncio.to_thread(self.node.start)
 
     async def raise_memory_alarm(self) -> None:
-        """The broker stops reading from whoever publishes."""
+        """The broker stops reading from publishers."""
         await self._ctl("set_vm_memory_high_watermark", "0")
         await asyncio.sleep(ALARM_S)
         await self._ctl("set_vm_memory_high_watermark", "0.6")
 
     async def time_consumers_out(self) -> None:
-        """The broker takes away what is not acknowledged in time: each log that is read, and each
-        job that takes longer."""
+        """The broker closes the channels of deliveries that are not acknowledged in time: each log
+        with a reader, and each long job."""
         await self._set_consumer_timeout(_CONSUMER_TIMEOUT_MS, 300)
-        await self.cut()  # it holds for new channels
+        await self.cut()  # it applies to new channels
         await asyncio.sleep(_TIMED_OUT_S)
         await self._set_consumer_timeout(_NO_CONSUMER_TIMEOUT_MS, _TICK_MS)
         await self.cut()
@@ -69,7 +69,7 @@ class Surroundings:
         await _black_hole(self.gateways)
 
     async def delay(self) -> None:
-        """Everything to and from the broker takes longer for a while."""
+        """Add latency between processes and the broker for a while."""
         self.workers.delay_s = self.gateways.delay_s = _DELAY_S
         await asyncio.sleep(_DELAYED_S)
         self.workers.delay_s = self.gateways.delay_s = 0.0
@@ -86,13 +86,15 @@ class Surroundings:
 @asynccontextmanager
 async def surroundings(node: RabbitNode) -> AsyncIterator[Surroundings]:
     """Those of ``node``, whose clients miss each other's heartbeats sooner than otherwise."""
-    url = node.url + SHORT_HEARTBEAT
-    async with TcpProxy(url) as workers, TcpProxy(url) as gateways:
+    async with (
+        TcpProxy(node.url_of("worker") + SHORT_HEARTBEAT) as workers,
+        TcpProxy(node.url_of("gateway") + SHORT_HEARTBEAT) as gateways,
+    ):
         yield Surroundings(node, workers, gateways)
 
 
 async def _black_hole(network: TcpProxy) -> None:
-    """Let it swallow everything, and deliver it too late."""
+    """Hold back all traffic, and deliver it too late."""
     network.stall()
     await asyncio.sleep(BLACK_HOLE_S)
     network.resume()

@@ -1,4 +1,4 @@
-"""An echo worker that no deadly prompt survives: ``python -m tests.system.chaos.worker``."""
+"""An echo worker that deadly prompts kill: ``python -m tests.system.chaos.worker``."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ _SLOTS = 64
 
 
 class MortalRunner(EchoRunner):
-    """Takes the whole process with it at the sight of `DEADLY_TOKEN` in a prompt."""
+    """Ends the process when a prompt contains `DEADLY_TOKEN`."""
 
     def launch(self, batch: ScheduledBatch) -> StepHandle:
         if any(DEADLY_TOKEN in s.token_ids for s in batch.sequences if s.num_tokens > 1):

@@ -1,4 +1,4 @@
-"""The long form: prints what it found, and ends with 1 where anything is wrong."""
+"""The long form: prints its findings, and ends with 1 if anything is wrong."""
 
 import asyncio
 import logging
@@ -21,13 +21,22 @@ def main(
     users: Annotated[int, typer.Option(help="Who send one request after another.")] = 24,
     questions: Annotated[int, typer.Option(help="Different ones among the requests.")] = 200,
     seed: Annotated[int, typer.Option(help="Of what users draw.")] = 0,
+    provoked: Annotated[
+        bool, typer.Option("--provoked", help="Disturb what the broker says to everybody.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Where the tables go as Markdown.")] = None,
 ) -> None:
     logging.basicConfig(format="%(asctime)s %(message)s")
     logging.getLogger("tests.system.soak").setLevel(logging.INFO)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaving nothing behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # clean up
     folder = Path(tempfile.mkdtemp(prefix="warren-soak-"))
-    plan = Plan(minutes * 60, num_users=users, num_questions=questions, seed=seed)
+    plan = Plan(
+        minutes * 60,
+        num_users=users,
+        num_questions=questions,
+        seed=seed,
+        is_provoked=provoked,
+    )
     with running_node() as node:
         try:
             findings = asyncio.run(soak(node, folder, plan))

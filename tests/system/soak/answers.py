@@ -1,4 +1,4 @@
-"""What an answer says, whichever way it came: whole, as a stream, or as a line of a batch."""
+"""The content of an answer, whether it came whole, as a stream, or as a line of a batch."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ class Choice:
 
     text: str
     calls: tuple[tuple[str, str], ...]
-    """Names and arguments of the tools that it calls."""
+    """Names and arguments of its tool calls."""
     logprobs: tuple[float | None, ...]
     finish_reason: str | None
 
 
 @dataclass(frozen=True)
 class Answer:
-    """All that has to be equal in two answers to one question."""
+    """Everything that must be equal in two answers to one question."""
 
     choices: tuple[Choice, ...]
     num_prompt_tokens: int
@@ -28,7 +28,7 @@ class Answer:
 
 @dataclass
 class _Parts:
-    """What is there of one choice."""
+    """The parts of one choice so far."""
 
     texts: list[str] = field(default_factory=list)
     calls: defaultdict[int, list[str]] = field(
@@ -43,7 +43,7 @@ class _Parts:
 
 
 class Gathering:
-    """Puts an answer together from the chunks of a stream, or from the one body of a whole one."""
+    """Assembles an answer from the chunks of a stream, or from the body of a whole response."""
 
     def __init__(self) -> None:
         self._choices: defaultdict[int, _Parts] = defaultdict(_Parts)
@@ -70,7 +70,7 @@ class Gathering:
 
 
 def answer_of(body: dict[str, Any]) -> Answer:
-    """The answer that came in one piece."""
+    """The answer of a response that was not streamed."""
     gathering = Gathering()
     gathering.take(body)
     return gathering.answer

@@ -24,7 +24,7 @@ _MAX_UNINTERRUPTED_S = 1.0
 
 
 class Batches:
-    """Sends batches with the rights of a publisher, and keeps their files in ``folder``."""
+    """Runs batches with the permissions of a publisher, and keeps their files in ``folder``."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The HTTP of one user: requests to any gateway, and streams read as far as the user likes."""
+"""The HTTP client of one user: requests to any gateway, and streams that it may leave."""
 
 import asyncio
 import json
@@ -23,12 +23,13 @@ LAST_EVENT_ID = "Last-Event-ID"
 _WITH_IDS = {"Accept": "text/event-stream"}
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
-
 _WINDOW_BYTES = 4096
+_UNAVAILABLE = 503
+_RETRY_PAUSE_S = 0.1
 
 
 class Refused(Exception):
-    """The gateway answered with an error, before or within the stream."""
+    """The gateway responded with an error, before or within the stream."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(f"{status} {code}: {message}")
@@ -37,7 +38,7 @@ class Refused(Exception):
 
 @dataclass
 class Reading:
-    """What a client has of one stream."""
+    """What a client has received of one stream."""
 
     stream_id: str = ""
     last_id: str | None = None
@@ -68,8 +69,8 @@ class OpenStream:
         self._reading = reading
 
     async def read(self, num_events: int | None = None, *, pause_s: float = 0.0) -> None:
-        """Read so many events, or to the stream's end, with a pause after each. Raises `Refused`
-        for an error, also where the stream has no end."""
+        """Read this many events, or to the stream's end, with a pause after each. Raises `Refused`
+        for an error, even if the stream has no end."""
         num_left = num_events
         while num_left != 0 and not self._reading.is_ended:
             try:
@@ -82,7 +83,7 @@ class OpenStream:
 
 
 class Client:
-    """Speaks to the gateways at ``urls``, each request to any of them."""
+    """Sends each request to any of the gateways at ``urls``."""
 
     def __init__(
         self,
@@ -91,25 +92,29 @@ class Client:
         urls: Sequence[str],
         tally: Tally,
         dice: random.Random,
+        *,
+        retries: bool = False,
     ) -> None:
-        """``narrow`` is that of `narrow_client`."""
+        """``narrow`` is that of `narrow_client`. With ``retries`` a request is sent again to any
+        gateway for as long as it is answered with 503."""
         self._http = http
         self._urls = urls
         self._dice = dice
         self._narrow = narrow
         self._tally = tally
+        self._retries = retries
         self.request_id = ""
-        """Of the last answer."""
+        """The request id of the last response."""
 
     async def ask(self, question: Question, key: str | None = None, **more: Any) -> Answer:
-        """The whole answer. Raises `Refused`."""
+        """Ask without streaming. Raises `Refused`."""
         headers = {} if key is None else {"Idempotency-Key": key}
         body = question.body | more
         response = await self._send("POST", question.path, json=body, headers=headers)
         return answer_of(response.json())
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """A JSON answer of any other kind. Raises `Refused`."""
+        """Send another kind of request with a JSON response. Raises `Refused`."""
         answer: dict[str, Any] = (await self._send("POST", path, json=body)).json()
         return answer
 
@@ -128,7 +133,8 @@ class Client:
         is_narrow: bool = False,
         **more: Any,
     ) -> AsyncIterator[OpenStream]:
-        """A new stream; leaving the ``async with`` closes its connection. Raises `Refused`."""
+        """Open a stream; its connection is closed at the end of the ``async with``. Raises
+        `Refused`."""
         headers = _WITH_IDS if has_ids else {}
         headers = headers if key is None else {**headers, "Idempotency-Key": key}
         body = question.body | _STREAMED | more
@@ -139,7 +145,7 @@ class Client:
 
     @asynccontextmanager
     async def resume(self, reading: Reading) -> AsyncIterator[OpenStream]:
-        """The rest of a stream. Raises `Refused`."""
+        """Resume a stream. Raises `Refused`."""
         self._tally.num_resumed += 1
         headers = {} if reading.last_id is None else {LAST_EVENT_ID: reading.last_id}
         path = f"/v1/streams/{reading.stream_id}"
@@ -158,21 +164,26 @@ class Client:
             return False
 
     async def _send(self, method: str, path: str, **more: Any) -> httpx.Response:
-        self._tally.num_requests += 1
-        response = await self._http.request(method, self._url(path), **more)
-        self._check(response)
-        return response
+        async with self._open(method, path, **more) as response:
+            await response.aread()
+            return response
 
     @asynccontextmanager
     async def _open(
         self, method: str, path: str, http: httpx.AsyncClient | None = None, **more: Any
     ) -> AsyncIterator[httpx.Response]:
-        self._tally.num_requests += 1
-        async with (http or self._http).stream(method, self._url(path), **more) as response:
-            if response.is_error:
-                await response.aread()
-            self._check(response)
-            yield response
+        http = http or self._http
+        while True:
+            self._tally.num_requests += 1
+            async with http.stream(method, self._url(path), **more) as response:
+                if not (self._retries and response.status_code == _UNAVAILABLE):
+                    if response.is_error:
+                        await response.aread()
+                    self._check(response)
+                    yield response
+                    return
+            self._tally.num_retried += 1
+            await asyncio.sleep(_RETRY_PAUSE_S)
 
     def _check(self, response: httpx.Response) -> None:
         self.request_id = response.headers["x-request-id"]
@@ -184,7 +195,7 @@ class Client:
 
 
 def narrow_client() -> httpx.AsyncClient:
-    """Takes in so little unread that the gateway soon waits for its reader."""
+    """A client with a small receive buffer, so that the gateway soon waits for it."""
     transport = httpx.AsyncHTTPTransport(
         verify=NO_TLS,
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),

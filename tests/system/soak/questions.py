@@ -1,4 +1,4 @@
-"""The questions that the whole traffic asks, each with the one answer that is right."""
+"""The questions of the whole traffic, each with its one right answer."""
 
 import asyncio
 import random
@@ -41,7 +41,7 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """One request without what says how its answer comes."""
+    """A request, without the parameters that choose how its answer is delivered."""
 
     kind: str
     number: int
@@ -61,8 +61,8 @@ def draw_questions(dice: random.Random, num_questions: int) -> list[Question]:
 async def answered(
     http: httpx.AsyncClient, urls: Sequence[str], questions: Sequence[Question]
 ) -> dict[Question, Answer]:
-    """What each question is answered while nothing else happens: the same by all gateways, which
-    have heard of the workers and checked all constraints then."""
+    """The undisturbed answer to each question. Afterwards all gateways have heard of the workers
+    and have checked all constraints."""
     at_once = asyncio.Semaphore(_AT_ONCE)
 
     async def ask(question: Question) -> Answer:
@@ -79,7 +79,8 @@ async def answered(
 
 
 async def _answer(http: httpx.AsyncClient, url: str, question: Question) -> Answer:
-    """Patiently: to check its first constraint takes a gateway some time."""
+    """Ask with a long timeout, because the first check of a constraint takes a gateway some
+    time."""
     while (response := await http.post(f"{url}{question.path}", json=question.body)).is_error:
         assert response.status_code == 429, (question, response.text)
         await asyncio.sleep(_PAUSE_S)
@@ -88,7 +89,7 @@ async def _answer(http: httpx.AsyncClient, url: str, question: Question) -> Answ
 
 def _draw(dice: random.Random, number: int) -> Question:
     kinds = [*_KINDS]
-    # The first questions are one of each kind, however few there are.
+    # The first questions include one of each kind, however few there are.
     kind = kinds[number] if number < len(kinds) else dice.choices(kinds, _WEIGHTS)[0]
     path, asked = _KINDS[kind](dice)
     body = {"model": MODEL, "seed": number, "temperature": 1.0, **_manner(dice, path), **asked}
@@ -96,9 +97,9 @@ def _draw(dice: random.Random, number: int) -> Question:
 
 
 def _manner(dice: random.Random, path: str) -> Body:
-    """How the answer is drawn and told."""
+    """The parameters that decide how an answer is drawn and reported."""
     num_choices = dice.choice(range(3, 9)) if dice.random() < 0.15 else dice.choice((1, 1, 2))
-    max_tokens = round(_MAX_TOKENS ** dice.random())  # short answers and long ones alike
+    max_tokens = round(_MAX_TOKENS ** dice.random())  # a mix of short and long answers
     manner: Body = {"n": num_choices, "max_tokens": max_tokens}
     if dice.random() < 0.1:
         manner |= {"logprobs": True, "top_logprobs": 2} if path == CHAT else {"logprobs": 2}
@@ -110,7 +111,7 @@ def _manner(dice: random.Random, path: str) -> Body:
 
 
 def _token_ids(dice: random.Random) -> tuple[str, Body]:
-    # Short and long prompts alike, and each limit now and then.
+    # A mix of short and long prompts, sometimes with limits.
     size = round(MAX_PROMPT_LEN ** min(1.0, 1.05 * dice.random()))
     prompt = dice.choices(range(FIRST_ID, _LAST_ID), k=size)
     return COMPLETIONS, {"prompt": prompt, "ignore_eos": True}
@@ -126,7 +127,7 @@ def _several(dice: random.Random) -> tuple[str, Body]:
 
 
 def _long(dice: random.Random) -> tuple[str, Body]:
-    """An answer that fills the buffers of a client that does not read."""
+    """A question whose answer fills the buffers of a client that does not read."""
     return COMPLETIONS, {"prompt": _sentence(dice), "ignore_eos": True, "n": 8, "max_tokens": 250}
 
 
@@ -165,7 +166,7 @@ _KINDS: Mapping[str, Callable[[random.Random], tuple[str, Body]]] = {
     "regex": _regex,
 }
 _WEIGHTS = (16, 10, 2, 0, 10, 2, 2, 2)
-"""Of each kind, after the first question of it."""
+"""One of each kind, after its first question."""
 
 
 def _sentence(dice: random.Random) -> str:

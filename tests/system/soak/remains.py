@@ -1,4 +1,4 @@
-"""What is left once the traffic is over: nothing, a minute later."""
+"""Checks that nothing is left a minute after the traffic."""
 
 import time
 from collections import Counter
@@ -14,15 +14,15 @@ from tests.system.chaos.deployment import Deployment
 
 _MAX_DEAD_LETTERS = 10_000
 EXPIRED = "expired"
-"""Why a job dies whose deadline of milliseconds passed before a worker took it."""
+"""The reason for the death of a job whose deadline of milliseconds passed in the queue."""
 _PATIENCE_S = 60.0
 _LOOK_INTERVAL_S = 2.0
 _REFILL_S = 1.0
-"""Until gateways have as many logs ready again as they want."""
+"""Time in which gateways replace their spare logs."""
 
 
 class Remains:
-    """Compares a deployment that has come to rest with what it was before the traffic."""
+    """Compares a deployment at rest with its state before the traffic."""
 
     def __init__(self, node: RabbitNode, deployment: Deployment) -> None:
         """Waits until the deployment is at rest."""
@@ -34,7 +34,7 @@ class Remains:
         self._descriptors = self._num_descriptors()
 
     def find(self) -> list[str]:
-        """Wait for a minute at most until nothing is left; returns what is."""
+        """Wait for at most a minute until nothing is left; returns what is left."""
         deadline = time.monotonic() + _PATIENCE_S
         try:
             ground.wait_clean(self._node, self._deployment, {})
@@ -46,7 +46,7 @@ class Remains:
 
     def _left(self) -> list[str]:
         left = []
-        # Gateways hold logs ready, and so many more would be read by nobody who waits for them.
+        # Gateways keep spare logs. A leak shows as more logs than these.
         if (num_logs := len(self._logs())) > self._num_logs:
             left.append(f"{num_logs} reply queues instead of {self._num_logs}")
         for gateway in self._deployment.gateways:
@@ -69,6 +69,6 @@ class Remains:
 
 
 async def dead_letters(broker_url: str) -> Counter[str]:
-    """How many jobs the broker has put aside, by the reason."""
+    """The number of dead letters, by reason."""
     async with RabbitBus(broker_url) as bus, opened(bus, _MAX_DEAD_LETTERS) as letters:
         return Counter(letter.reason for letter in letters)

@@ -1,4 +1,4 @@
-"""What a run found: in the terminal, and as a page."""
+"""The findings of a run, in the terminal and as a page."""
 
 import importlib.metadata
 import platform
@@ -21,7 +21,7 @@ _PACKAGES = ("aio-pika", "aiormq")
 
 
 class Grid(NamedTuple):
-    """A table; its first column is text, and numbers follow."""
+    """A table with text in its first column, and numbers in the others."""
 
     title: str
     columns: Sequence[str]
@@ -42,7 +42,7 @@ def print_findings(console: Console, findings: Findings) -> None:
 
 
 def write_page(path: Path, findings: Findings, broker_version: str) -> None:
-    """The same as Markdown, with the commit and the versions of what it was taken with."""
+    """The same as Markdown, with the commit and the versions."""
     versions = {
         "commit": machine.describe([])["commit"],
         "Python": platform.python_version(),
@@ -54,7 +54,8 @@ def write_page(path: Path, findings: Findings, broker_version: str) -> None:
         "# Rude traffic for a while",
         "",
         f"`make soak` writes this page. {plan.num_users} users sent requests for"
-        f" {plan.duration_s / 60:g} minutes, with seed {plan.seed}.",
+        f" {plan.duration_s / 60:g} minutes, with seed {plan.seed}"
+        f"{', and what the broker said was disturbed' if plan.is_provoked else ''}.",
         "",
     ]
     for grid in _grids(findings):
@@ -80,7 +81,13 @@ def _faults(findings: Findings) -> Iterator[str]:
 
 
 def _grids(findings: Findings) -> list[Grid]:
-    grids = (_visits(findings), _rates(findings), _processes(findings), _warnings(findings))
+    grids = (
+        _visits(findings),
+        _rates(findings),
+        _provoked(findings),
+        _processes(findings),
+        _warnings(findings),
+    )
     return [grid for grid in grids if grid.rows]
 
 
@@ -104,9 +111,17 @@ def _rates(findings: Findings) -> Grid:
         "tokens generated": str(findings.num_generated),
         "tokens a second": f"{findings.num_generated / took_s:.0f}",
         "streams resumed": str(tally.num_resumed),
+        "requests sent again": str(tally.num_retried),
         **{f"dead letters, {why}": str(num) for why, num in findings.dead_letters.items()},
     }
     return Grid("Rates", ("", "of the run"), list(rows.items()))
+
+
+def _provoked(findings: Findings) -> Grid:
+    sides = findings.provoked.values()
+    names = sorted({name for num_of in sides for name in num_of})
+    rows = [[name, *(str(num_of[name]) for num_of in sides)] for name in names]
+    return Grid("Provoked", ("fault", *(f"of {name}s" for name in findings.provoked)), rows)
 
 
 def _processes(findings: Findings) -> Grid:
@@ -132,8 +147,9 @@ def _memory(course: Course, duration_s: float) -> Iterator[str]:
 
 
 def _warnings(findings: Findings) -> Grid:
+    is_provoked = findings.plan.is_provoked
     rows = [
-        [event, name, str(num), reason_of(event) or "unexpected"]
+        [event, name, str(num), reason_of(event, is_provoked=is_provoked) or "unexpected"]
         for name, lines in findings.logs.items()
         for event, num in lines.warnings.items()
     ]

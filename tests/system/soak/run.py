@@ -1,11 +1,11 @@
-"""One run: a deployment, the traffic, and everything that was found."""
+"""One run: a deployment, the traffic, and all findings."""
 
 import asyncio
 import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from tests.system.soak import traces
 from tests.system.soak.answers import Answer
 from tests.system.soak.batches import Batches
 from tests.system.soak.client import PATIENCE_S, Client, narrow_client
+from tests.system.soak.network import network
 from tests.system.soak.questions import Question, answered, draw_questions
 from tests.system.soak.remains import EXPIRED, Remains, dead_letters
 from tests.system.soak.tally import Tally
@@ -30,35 +31,40 @@ from tests.system.soak.watch import MAX_GROWTH_BYTES, SETTLED_AFTER_S, Course, W
 logger = logging.getLogger(__name__)
 
 DETACH_TTL_S = 40
-"""Logs of detached streams are gone within the minute after the end, as all others."""
+"""Retention that lets the logs of detached streams expire within the minute after the end."""
 _GENERATED = "warren:generation_tokens_total"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is sent, and for how long."""
+    """What to send, and for how long."""
 
     duration_s: float
     num_users: int = 24
     num_questions: int = 200
     seed: int = 0
+    is_provoked: bool = False
+    """Whether what the broker says is disturbed while traffic is sent."""
 
 
 @dataclass
 class Findings:
-    """Everything that a run found."""
+    """All findings of a run."""
 
     plan: Plan
     tally: Tally = field(default_factory=Tally)
     took_s: float = 0.0
     num_generated: int = 0
-    """Tokens that the workers made."""
+    """Tokens that the workers generated."""
     courses: Mapping[str, Course] = field(default_factory=dict)
     logs: dict[str, LoggedLines] = field(default_factory=dict)
     incidents: Mapping[str, int] = field(default_factory=dict)
+    """As each process has counted them."""
+    provoked: Mapping[str, Counter[str]] = field(default_factory=dict)
+    """How often each fault was provoked, for workers and for gateways."""
     dead_letters: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
-    """Of the processes and the broker; those of the answers are in the tally."""
+    """Faults of the processes and the broker; wrong answers are in the tally."""
 
     @property
     def is_good(self) -> bool:
@@ -66,18 +72,21 @@ class Findings:
 
 
 async def soak(node: RabbitNode, folder: Path, plan: Plan) -> Findings:
-    """Send the traffic of ``plan``; the processes log into ``folder``."""
+    """Send the traffic of ``plan``; the processes log to ``folder``."""
     findings = Findings(plan)
     dice = random.Random(plan.seed)
-    async with Deployment(
-        folder,
-        worker_url=node.url_of("worker"),
-        gateway_url=node.url_of("gateway"),
-        start_worker=_echo_worker,
-        num_workers=2,
-        num_gateways=2,
-        gateway_options=[f"--detach-ttl-s={DETACH_TTL_S}"],
-    ) as deployment:
+    async with (
+        network(node, plan.seed, is_provoked=plan.is_provoked) as net,
+        Deployment(
+            folder,
+            worker_url=net.worker_url,
+            gateway_url=net.gateway_url,
+            start_worker=_echo_worker,
+            num_workers=2,
+            num_gateways=2,
+            gateway_options=[f"--detach-ttl-s={DETACH_TTL_S}"],
+        ) as deployment,
+    ):
         async with patient_client(PATIENCE_S) as http:
             questions = draw_questions(dice, plan.num_questions)
             expected = await answered(http, deployment.urls(), questions)
@@ -85,10 +94,13 @@ async def soak(node: RabbitNode, folder: Path, plan: Plan) -> Findings:
         remains = await asyncio.to_thread(Remains, node, deployment)
         watch = Watch({**named, "broker": node}, plan.duration_s)
         traffic = _Traffic(node, deployment, folder, expected, findings.tally, dice)
+        net.begin()
         logger.info("%d questions answered, traffic begins", len(expected))
         began_at = time.monotonic()
         await traffic.send(plan, watch)
         findings.took_s = time.monotonic() - began_at
+        net.end()
+        findings.provoked = net.provoked
         findings.courses = watch.courses
         logger.info("%d visits, now silence", findings.tally.num_visits())
         findings.faults += watch.deaths or await asyncio.to_thread(remains.find)
@@ -102,7 +114,7 @@ async def soak(node: RabbitNode, folder: Path, plan: Plan) -> Findings:
 
 
 class _Traffic:
-    """Users and batches, all of them at once."""
+    """Run users and batches concurrently."""
 
     def __init__(
         self,
@@ -120,7 +132,7 @@ class _Traffic:
         self._batches = Batches(node.url_of("publisher"), folder, expected, tally, self._new_dice())
 
     async def send(self, plan: Plan, watch: Watch) -> None:
-        """Return when everybody has gone, some time after ``plan.duration_s`` at the latest."""
+        """Return when all users have ended, some time after ``plan.duration_s`` at the latest."""
         is_over = asyncio.Event()
         asyncio.get_running_loop().call_later(plan.duration_s, is_over.set)
         async with (
@@ -131,13 +143,19 @@ class _Traffic:
             tasks.create_task(watch.run(is_over))
             tasks.create_task(self._batches.run(is_over))
             for _ in range(plan.num_users):
-                tasks.create_task(self._use(http, narrow, is_over))
+                tasks.create_task(self._use(plan, http, narrow, is_over))
 
     async def _use(
-        self, http: httpx.AsyncClient, narrow: httpx.AsyncClient, is_over: asyncio.Event
+        self,
+        plan: Plan,
+        http: httpx.AsyncClient,
+        narrow: httpx.AsyncClient,
+        is_over: asyncio.Event,
     ) -> None:
         dice = self._new_dice()
-        client = Client(http, narrow, self._deployment.urls(), self._tally, dice)
+        client = Client(
+            http, narrow, self._deployment.urls(), self._tally, dice, retries=plan.is_provoked
+        )
         user = User(client, self._expected, self._tally, dice)
         while not is_over.is_set():
             await user.visit()
@@ -165,7 +183,7 @@ def _ask_processes(named: Mapping[str, WarrenProcess], findings: Findings) -> No
 
 
 async def _end(named: Mapping[str, WarrenProcess], findings: Findings) -> None:
-    """End all processes as an orchestrator would."""
+    """Terminate all processes as an orchestrator would."""
     for name, process in named.items():
         code = await asyncio.to_thread(process.terminate)
         if code:
@@ -174,12 +192,16 @@ async def _end(named: Mapping[str, WarrenProcess], findings: Findings) -> None:
 
 def _faults(findings: Findings) -> list[str]:
     """What the logs, the counters and the samples show."""
-    faults = [f"{name}: {num} incidents" for name, num in findings.incidents.items() if num]
+    is_provoked = findings.plan.is_provoked
+    faults = list(_incident_faults(findings))
     for name, lines in findings.logs.items():
         faults += [f"{name} logged: {error}" for error in lines.errors]
-        faults += [f"{name} warned {warning}" for warning in lines.unexpected]
+        faults += [
+            f"{name} warned {warning}" for warning in lines.unexpected(is_provoked=is_provoked)
+        ]
     for name, course in findings.courses.items():
-        # Erlang's allocators settle within minutes: a shorter run only reports the broker's memory.
+        # Erlang's allocators settle within minutes, so a shorter run only reports the broker's
+        # memory.
         is_judged = name != "broker" or findings.plan.duration_s > SETTLED_AFTER_S
         growth_bytes = course.growth_bytes(findings.plan.duration_s)
         if is_judged and growth_bytes > MAX_GROWTH_BYTES:
@@ -190,3 +212,20 @@ def _faults(findings: Findings) -> list[str]:
         if reason != EXPIRED
     ]
     return faults
+
+
+def _incident_faults(findings: Findings) -> Iterator[str]:
+    """Incidents that were not provoked, and those that were not both logged and counted."""
+    expected = traces.PROVOKED_INCIDENTS if findings.plan.is_provoked else set()
+    num_reported: Counter[str] = Counter()
+    for name, lines in findings.logs.items():
+        for incident in lines.incidents:
+            num_reported[name.split()[0]] += 1
+            if incident.kind not in expected:
+                yield f"{name} logged: {incident.line}"
+        num_counted = findings.incidents.get(name)
+        if num_counted not in (None, len(lines.incidents)):
+            yield f"{name}: {num_counted} incidents counted, {len(lines.incidents)} logged"
+    for name, num_of in findings.provoked.items():
+        if num_reported[name] > num_of.total():
+            yield f"{name}s: {num_reported[name]} incidents after {num_of.total()} faults"

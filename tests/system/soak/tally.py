@@ -1,4 +1,4 @@
-"""Counts what became of the visits of all users."""
+"""Counts the results of all visits."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -8,26 +8,28 @@ from tests.system.soak.answers import Answer
 from tests.system.soak.questions import Question
 
 Outcome: TypeAlias = Literal["exact", "left", "deadline", "cancelled", "wrong", "failed"]
-"""``deadline`` and ``cancelled`` are counted where the client asked for that."""
+"""``deadline`` and ``cancelled`` count only if the client asked for them."""
 
 
 @dataclass
 class Tally:
-    """What became of each visit, by its kind."""
+    """The results of the visits, by kind."""
 
     outcomes: Counter[tuple[str, Outcome]] = field(default_factory=Counter)
     num_requests: int = 0
-    """Of HTTP; the jobs of batches are not among them."""
+    """HTTP requests, without the jobs of batches."""
     num_resumed: int = 0
+    num_retried: int = 0
+    """HTTP requests that were sent again, because a gateway had just lost its broker."""
     errors: list[str] = field(default_factory=list)
-    """One line for each visit that ended otherwise than it should have."""
+    """One line for each visit with an unexpected result."""
 
     @property
     def kinds(self) -> list[str]:
         return sorted({kind for kind, _ in self.outcomes})
 
     def num(self, outcome: Outcome, kind: str | None = None) -> int:
-        """How many visits ended so; of one kind, or of all."""
+        """The number of visits with this result, of one kind or of all."""
         return sum(
             num for (k, o), num in self.outcomes.items() if o == outcome and kind in (None, k)
         )

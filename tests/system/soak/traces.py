@@ -1,4 +1,4 @@
-"""What the processes say of themselves: their logs, and the incidents that they count."""
+"""The traces of the processes: their logs, and their incident counters."""
 
 import json
 import re
@@ -12,32 +12,54 @@ import httpx
 from tests.support.processes import NO_TLS, WarrenProcess
 
 ALLOWED_WARNINGS: Mapping[str, str] = {}
-"""Warnings that the traffic asks for, with the reason of each."""
+"""Warnings that the traffic is expected to cause, with the reason for each."""
 ALLOWED_REFUSALS: Mapping[str, str] = {
     "queue.declare: not_found": "a gateway or worker asks whether a log is there",
     "basic.consume: not_found": "a log was deleted before its reader attached",
     "basic.consume: access_refused": "a log has another reader still",
 }
 """Errors of a channel that Warren takes for an answer, with the reason of each."""
+PROVOKED_WARNINGS: Mapping[str, str] = {
+    "broker unreachable": "a new connection was struck, too",
+    "job moved": "lost connections alone brought a job back too often",
+    "job not moved": "the connection was lost again at that moment",
+    "subscription failed, retrying": "its channel or connection was struck",
+    "reply queue lost, retrying": "its channel or connection was struck",
+    "request failed by the broker": "answered with 503, and sent again",
+}
+"""Warnings that provoked faults ask for, with the reason of each."""
+PROVOKED_INCIDENTS = {"channel", "connection"}
+"""What provoked faults end, and nothing else."""
 _REFUSAL = re.compile(r"operation (\S+) caused a channel exception (\w+)")
 _REFUSED = "Channel error on connection"
 _INCIDENTS = "warren:incidents_total"
 _MAX_ERROR_CHARS = 4000
 
 
+@dataclass(frozen=True)
+class Incident:
+    """A line about a failure that the process survived."""
+
+    kind: str
+    line: str
+
+
 @dataclass
 class LoggedLines:
-    """What one process logged at warning level and above."""
+    """The log lines of one process at warning level and above."""
 
     errors: list[str] = field(default_factory=list)
     """Of the level error and above, and whatever is no log line, such as a bare traceback."""
+    incidents: list[Incident] = field(default_factory=list)
+    """See `shared.incidents`; they are not among the errors."""
     warnings: Counter[str] = field(default_factory=Counter)
 
-    @property
-    def unexpected(self) -> list[str]:
-        """Warnings that nobody asked for."""
+    def unexpected(self, *, is_provoked: bool = False) -> list[str]:
+        """Warnings that neither the traffic nor provoked faults ask for."""
         return [
-            f"{num} times {event!r}" for event, num in self.warnings.items() if not reason_of(event)
+            f"{num} times {event!r}"
+            for event, num in self.warnings.items()
+            if not reason_of(event, is_provoked=is_provoked)
         ]
 
 
@@ -51,6 +73,8 @@ def logged(log: str) -> LoggedLines:
             bare.append(line)
         elif entry["level"] == "warning":
             lines.warnings[entry["event"]] += 1
+        elif "incident" in entry:
+            lines.incidents.append(Incident(entry["incident"], line[:_MAX_ERROR_CHARS]))
         elif entry["level"] in ("error", "critical"):
             lines.errors.append(line[:_MAX_ERROR_CHARS])
     if bare:
@@ -59,7 +83,7 @@ def logged(log: str) -> LoggedLines:
 
 
 def logged_by_broker(log: str) -> LoggedLines:
-    """Read the broker's log, in which each error of a channel counts as a warning."""
+    """Read the broker's log, in which each channel error counts as a warning."""
     lines = LoggedLines()
     for line in log.splitlines():
         if refusal := _REFUSAL.search(line):
@@ -69,9 +93,10 @@ def logged_by_broker(log: str) -> LoggedLines:
     return lines
 
 
-def reason_of(event: str) -> str:
+def reason_of(event: str, *, is_provoked: bool = False) -> str:
     """Why a warning is expected; empty if it is not."""
-    return ALLOWED_WARNINGS.get(event) or ALLOWED_REFUSALS.get(event, "")
+    provoked = PROVOKED_WARNINGS if is_provoked else {}
+    return {**ALLOWED_WARNINGS, **ALLOWED_REFUSALS, **provoked}.get(event, "")
 
 
 def metric(process: WarrenProcess, name: str) -> float:

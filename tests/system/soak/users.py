@@ -1,4 +1,4 @@
-"""Users who visit one after another, each visit in a manner of its own."""
+"""Users that make one visit after another, each of a random kind."""
 
 import asyncio
 import random
@@ -17,13 +17,13 @@ SHARE_STREAMED = 0.8
 
 
 class Manner(NamedTuple):
-    """How a visit goes."""
+    """A kind of visit."""
 
     weight: int
-    """In percent of the visits that stream, or of the others."""
+    """Percentage of the streamed visits, or of the others."""
     visit: Callable[[Visits, Question], Awaitable[Answer | Outcome]]
     question_kind: str | None = None
-    """What it asks; None: anything."""
+    """The kind of question; None: any."""
 
 
 STREAMED: Mapping[str, Manner] = {
@@ -51,7 +51,7 @@ WHOLE: Mapping[str, Manner] = {
 
 
 class User:
-    """Draws questions and manners from ``dice``."""
+    """Draws questions and kinds of visits from ``dice``."""
 
     def __init__(
         self, client: Client, expected: Mapping[Question, Answer], tally: Tally, dice: random.Random
@@ -63,7 +63,7 @@ class User:
         self._dice = dice
 
     async def visit(self) -> None:
-        """Ask one question. What should not have happened is in the tally."""
+        """Ask one question, and add unexpected results to the tally."""
         manners = STREAMED if self._dice.random() < SHARE_STREAMED else WHOLE
         weights = [manner.weight for manner in manners.values()]
         (kind,) = self._dice.choices([*manners], weights)

@@ -1,4 +1,4 @@
-"""What one user does with one question, from the ordinary to the rude."""
+"""What one user does with one question, from ordinary to rude."""
 
 import asyncio
 import random
@@ -14,12 +14,12 @@ from tests.system.soak.questions import SEVERAL, Question
 from tests.system.soak.tally import Outcome
 
 _MAX_EVENTS = 30
-"""Who leaves a stream has read so many at most."""
+"""The maximum number of events that are read before a client leaves a stream."""
 _MAX_WHOLE_S = 0.3
-"""Who leaves a whole answer has waited so long at most."""
+"""The maximum time before a client leaves a whole response."""
 _MAX_DEADLINE_S = 0.05
 _AWAY_S = 3.0
-"""How long somebody stays away at most who comes back."""
+"""The maximum time before a client returns."""
 _STALLED_S = 10.0
 _SHARE_STALLED_LEFT = 0.3
 
@@ -27,8 +27,8 @@ AskedFor: TypeAlias = type[Cancelled | DeadlineExceeded | StreamExpired | TakenO
 
 
 class Visits:
-    """Each visit asks one question, and returns the answer if it was read to its end, or what else
-    became of it. Raises `Refused` for an error that the visit does not ask for."""
+    """Each visit asks one question. It returns the answer if it was read to its end, and otherwise
+    the result. Raises `Refused` for an unexpected error."""
 
     def __init__(
         self, client: Client, expected: Mapping[Question, Answer], dice: random.Random
@@ -41,7 +41,7 @@ class Visits:
         return await self._streamed(question)
 
     async def read_slowly(self, question: Question) -> Answer:
-        """With a pause after each event, and a long one."""
+        """Read with a pause after each event, and one long pause."""
         reading = Reading()
         async with self._client.stream(question, reading) as stream:
             await stream.read(self._dice.randint(1, _MAX_EVENTS))
@@ -50,7 +50,7 @@ class Visits:
         return reading.answer
 
     async def stall(self, question: Question) -> Answer | Outcome:
-        """Stop reading until the gateway has to wait, and go on or leave."""
+        """Stop reading until the gateway has to wait, then continue or leave."""
         reading = Reading()
         async with self._client.stream(question, reading, is_narrow=True) as stream:
             await stream.read(self._dice.randint(0, _MAX_EVENTS))
@@ -68,14 +68,14 @@ class Visits:
         return "left"
 
     async def leave_before_stream(self, question: Question) -> Outcome:
-        """Not even the response's headers may have come."""
+        """Leave, possibly before the response headers."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._dice.uniform(0, 0.1)):
                 await self._streamed(question)
         return "left"
 
     async def return_to_stream(self, question: Question) -> Answer:
-        """Leave again and again, and go on at any gateway."""
+        """Leave repeatedly, and resume at any gateway."""
         reading = Reading()
         async with self._client.stream(question, reading, has_ids=True) as stream:
             await stream.read(self._dice.randint(1, _MAX_EVENTS))
@@ -85,8 +85,7 @@ class Visits:
         return reading.answer
 
     async def detach(self, question: Question) -> Answer:
-        """Leave a stream that goes on alone, and pick it up later, from its start or where it was
-        left."""
+        """Leave a detached stream and read it later, from the start or from the last event."""
         reading = Reading()
         async with self._client.stream(question, reading, detach=True) as stream:
             await stream.read(self._dice.randint(0, 5))
@@ -97,7 +96,7 @@ class Visits:
         return reading.answer
 
     async def cancel_stream(self, question: Question) -> Answer | Outcome:
-        """Cancel a stream at any gateway while it is read on."""
+        """Cancel a stream at any gateway while it is being read."""
         reading = Reading()
         async with self._client.stream(question, reading, has_ids=True) as stream:
             await stream.read(self._dice.randint(1, 4))
@@ -123,15 +122,16 @@ class Visits:
         return self._equal(question, first, await self._client.ask(question, key))
 
     async def stream_with_key_at_once(self, question: Question) -> Answer:
-        """A log has one reader: one of two may be cut off, and asks again then."""
+        """Stream twice at once. A log has one reader, so one of the two may be cut off and
+        retries."""
         return await self._at_once(question, self._streamed)
 
     async def ask_with_key_at_once(self, question: Question) -> Answer:
         return await self._at_once(question, self._client.ask)
 
     async def ask_again_with_key(self, question: Question) -> Answer:
-        """Leave too early, and send the same once more: the first may arrive at its gateway after
-        the second, and cut it off."""
+        """Leave early and send the same request again. The first may reach its gateway after the
+        second, and cut it off."""
         key = self._new_key()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._dice.uniform(0, _MAX_WHOLE_S)):
@@ -143,7 +143,7 @@ class Visits:
             return await self._client.ask(question, key)
 
     async def stream_in_no_time(self, question: Question) -> Answer | Outcome:
-        """A deadline that few answers can meet."""
+        """Ask with a deadline that few answers can meet."""
         try:
             return await self._streamed(question, timeout=self._new_deadline())
         except Refused as error:
@@ -167,7 +167,7 @@ class Visits:
         return "left"
 
     async def tokenize(self, question: Question) -> Answer:
-        """Count the tokens of the prompts, which the answer's usage tells, too."""
+        """Count the tokens of the prompts, which the usage also reports."""
         body, num_tokens = question.body, 0
         prompts = body["prompt"] if question.kind == SEVERAL else [body.get("prompt")]
         for prompt in prompts:
@@ -215,7 +215,7 @@ class Visits:
         return self._equal(question, *answers)
 
     def _equal(self, question: Question, first: Answer, second: Answer) -> Answer:
-        """The second answer where the first is as it should be; else the first."""
+        """The second answer if the first is right; otherwise the first."""
         return second if first == self._expected[question] else first
 
     def _new_key(self) -> str:
@@ -228,6 +228,6 @@ class Visits:
 def _expect(
     error: BaseException, asked_for: type[Cancelled | DeadlineExceeded | StreamExpired | TakenOver]
 ) -> None:
-    """Raise ``error`` unless it is one that the client has asked for."""
+    """Raise ``error`` unless the client asked for it."""
     if not isinstance(error, Refused) or error.code != asked_for.code:
         raise error

@@ -1,4 +1,4 @@
-"""Looks at every process while the traffic goes on: whether it lives, and what memory it has."""
+"""Watches every process during the traffic: whether it lives, and its memory."""
 
 import asyncio
 import statistics
@@ -14,14 +14,17 @@ import psutil
 SETTLED_AFTER_S = 300.0
 """Until then caches fill, and allocators take what the busiest moment needs."""
 MAX_GROWTH_BYTES = 8 << 20
-"""Of settled memory. Processes that leak nothing were seen to grow by 1 MiB in minutes, and by 4
-while they warm up; half an hour of 20 requests a second finds a leak of 230 bytes in each."""
+"""The maximum growth of settled memory.
+
+Processes without leaks were observed to grow by 1 MiB in minutes, and by 4 while they warm up. Half
+an hour of 20 requests per second finds a leak of 230 bytes per request.
+"""
 _LOOK_INTERVAL_S = 0.5
 _NUM_SAMPLES = 360
 
 
 class Process(Protocol):
-    """What can be watched."""
+    """A process that can be watched."""
 
     @property
     def pid(self) -> int: ...
@@ -31,7 +34,7 @@ class Process(Protocol):
 
 
 class Sample(NamedTuple):
-    """What a process had at one time, in seconds since the traffic began."""
+    """The state of a process at one time, in seconds since the start of the traffic."""
 
     at_s: float
     memory_bytes: int
@@ -39,7 +42,7 @@ class Sample(NamedTuple):
 
 @dataclass
 class Course:
-    """The memory of one process through a run."""
+    """The memory of one process during a run."""
 
     samples: list[Sample] = field(default_factory=list)
 
@@ -49,7 +52,7 @@ class Course:
         return [sample for sample in self.samples if sample.at_s >= since_s]
 
     def growth_bytes(self, duration_s: float) -> float:
-        """By how much the settled memory grew, on a line that no single sample moves."""
+        """The growth of the settled memory, by a line that no single sample moves."""
         settled = self.settled(duration_s)
         if len(settled) < 2:
             return 0.0
@@ -57,7 +60,7 @@ class Course:
 
 
 def slope(samples: Sequence[Sample]) -> float:
-    """Bytes a second: the median of the slopes between all pairs (Theil and Sen)."""
+    """Bytes per second: the median of the slopes between all pairs (Theil and Sen)."""
     return statistics.median(
         (later.memory_bytes - earlier.memory_bytes) / (later.at_s - earlier.at_s)
         for earlier, later in combinations(samples, 2)
@@ -65,7 +68,7 @@ def slope(samples: Sequence[Sample]) -> float:
 
 
 class Watch:
-    """Looks at ``processes``, which are known by their names."""
+    """Watches ``processes``, by name."""
 
     def __init__(self, processes: Mapping[str, Process], duration_s: float) -> None:
         self.courses = {name: Course() for name in processes}
@@ -74,7 +77,7 @@ class Watch:
         self._sample_interval_s = max(_LOOK_INTERVAL_S, duration_s / _NUM_SAMPLES)
 
     async def run(self, is_over: asyncio.Event) -> None:
-        """Sample until it is over; it is over as soon as a process has ended."""
+        """Sample until the end, which comes early if a process has ended."""
         began_at = time.monotonic()
         next_s = 0.0
         while not is_over.is_set():
@@ -95,6 +98,6 @@ class Watch:
 
     def _sample(self, now_s: float) -> None:
         for name, process in self._processes.items():
-            with suppress(psutil.Error):  # the next look finds that it has ended
+            with suppress(psutil.Error):  # the next sample finds that it has ended
                 memory_bytes = psutil.Process(process.pid).memory_info().rss
                 self.courses[name].samples.append(Sample(now_s, memory_bytes))

@@ -1,4 +1,4 @@
-"""Directories that are built once: complete or absent, whoever builds and whatever dies."""
+"""Directories that are built once: complete or absent, whichever process builds or dies."""
 
 import multiprocessing
 import os

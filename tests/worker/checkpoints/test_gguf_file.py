@@ -65,7 +65,7 @@ def test_a_file_that_is_cut_off_is_refused(tiny: Path, tmp_path: Path, share: fl
 def test_a_header_that_is_damaged_is_refused(
     tiny: Path, tmp_path: Path, place: int, content: bytes
 ) -> None:
-    """Another magic or version, and counts and lengths beyond all measure."""
+    """Another magic or version, and excessive counts and lengths."""
     path = tmp_path / "broken.gguf"
     whole = tiny.read_bytes()
     path.write_bytes(whole[:place] + content + whole[place + len(content) :])

@@ -36,7 +36,7 @@ print(json.dumps([path, steps]))
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty user's cache."""
+    """An empty user cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "warren"
 
@@ -49,7 +49,7 @@ def write_model(directory: Path, files: Mapping[str, bytes] = FILES) -> Path:
 
 
 def start_pull(model: str, **environment: str) -> subprocess.Popen[str]:
-    """Pull in a process of its own, which prints the path and the progress as JSON."""
+    """Pull in another process, which prints the path and the progress as JSON."""
     return subprocess.Popen(
         [sys.executable, "-c", PULL, model],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,

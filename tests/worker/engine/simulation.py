@@ -1,4 +1,4 @@
-"""A device whose steps take the time that a formula says, on a clock that nobody waits for."""
+"""A device whose steps take the time given by a formula, on a simulated clock."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ def work_of(batch: ScheduledBatch) -> StepWork:
 
 
 def two_cores(work: StepWork) -> float:
-    """About what SmolLM2-135M takes in bfloat16 on two cores, in seconds."""
+    """About the times of SmolLM2-135M in bfloat16 on two cores, in seconds."""
     return (
         0.010
         + 0.30e-3 * work.num_prompt_tokens
@@ -70,12 +70,13 @@ class _Step:
 
 @dataclass
 class Streams:
-    """When each sequence was sent and when its tokens came, in seconds of the device's clock."""
+    """When each sequence was submitted and when its tokens came, in seconds of the device's
+    clock."""
 
     sent_at: dict[SequenceId, float] = field(default_factory=dict)
     token_at: dict[SequenceId, list[float]] = field(default_factory=dict)
     max_num_held: int = 0
-    """Most blocks that were in use at once."""
+    """The maximum number of blocks in use."""
 
     @property
     def num_tokens(self) -> int:
@@ -83,7 +84,7 @@ class Streams:
 
     @property
     def pauses_s(self) -> list[float]:
-        """Between a sequence's one token and its next, the shortest first."""
+        """The times between consecutive tokens of a sequence, the shortest first."""
         return sorted(
             after - before for times in self.token_at.values() for before, after in pairwise(times)
         )
@@ -95,7 +96,7 @@ class Streams:
 def serve(
     device: Device, limits: SchedulerLimits, submits: Iterable[Submit], num_users: int
 ) -> tuple[Engine, Streams]:
-    """Let users send one submit after another, each as soon as the one before has ended."""
+    """Let each user send one submit after another, each when the previous one has ended."""
     engine = Engine(device, limits, clock=lambda: device.now)
     streams = Streams()
     coming = iter(submits)

@@ -130,7 +130,8 @@ def test_the_check_finds_a_name_that_was_lost() -> None:
 
 
 class PlainPool:
-    """What a pool must do, in the plainest words: names by block, and free ones in order."""
+    """The specification of a pool in its simplest form: names by block, and free blocks in
+    order."""
 
     def __init__(self, num_blocks: int) -> None:
         self.names: dict[int, bytes] = {}

@@ -1,4 +1,4 @@
-"""Sequences of one prompt: it is computed once."""
+"""Several sequences of one prompt, which is computed once."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def test_a_prompt_is_computed_once_however_it_is_cut(max_num_batched_tokens: int
     assert tokens == {
         s.sequence_id: [output.token_id for output in expected_outputs(s)] for s in submits
     }
-    # The followers compute what does not fill a block, and their own tokens.
+    # The followers compute the tokens that do not fill a block, and their own tokens.
     assert num_computed(engine) == 22 + 3 * 2 + 4 * 5
     assert [streams[s.sequence_id][0].num_cached_tokens for s in submits] == [0, 20, 20, 20]
 

@@ -30,7 +30,7 @@ PATIENCE_S = 10.0
 
 
 class Listener:
-    """What an engine thread said."""
+    """The callbacks of an engine thread."""
 
     def __init__(self) -> None:
         self.outputs: SimpleQueue[Sequence[Output]] = SimpleQueue()

@@ -1,4 +1,4 @@
-"""Biases, penalties, bans and constraints, against edits made from all tokens each time."""
+"""Biases, penalties, bans and constraints, against edits computed from all tokens each time."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -55,7 +55,7 @@ def submits(draw: st.DrawFn, name: str) -> Submit:
 def test_each_draw_is_edited_as_its_sequence_alone_asks(
     batch: tuple[Submit, ...], num_blocks: int
 ) -> None:
-    """Also where blocks run out and sequences are preempted."""
+    """Even if blocks run out and sequences are preempted."""
     engine = SmallEngine(num_blocks=num_blocks, max_num_batched_tokens=9)
 
     streams = by_sequence(engine.run(*batch))
@@ -76,7 +76,7 @@ def test_edits_go_on_where_another_worker_stopped(submit: Submit, data: st.DataO
 
 
 class Alternating:
-    """A `TokenConstraint`: even and odd tokens in turn, ``length`` of them."""
+    """A `TokenConstraint` for alternating even and odd tokens, ``length`` of them."""
 
     def __init__(self, length: int = 99, *, output_ids: Iterable[int] = ()) -> None:
         self.num_taken = len(list(output_ids))
@@ -124,7 +124,7 @@ def test_a_constraint_goes_on_where_another_worker_stopped() -> None:
 
 
 class DeadEnd(Alternating):
-    """Leaves nothing to draw behind ``length`` tokens, and is not complete."""
+    """Allows no token after ``length`` tokens, although it is not complete."""
 
     @property
     def is_complete(self) -> bool:

@@ -20,7 +20,7 @@ from worker.model.echo import EchoRunner
 
 
 def eos_at(submit: Submit, position: int) -> Submit:
-    """The same submit, with the token that it draws at ``position`` made its eos."""
+    """The same submit, with the token that it draws at ``position`` as an end token."""
     token_id = expected_outputs(submit)[position].token_id
     return replace(submit, eos_ids=frozenset([token_id]))
 
@@ -139,7 +139,7 @@ def test_a_sequence_whose_last_token_is_on_its_way_can_be_cancelled() -> None:
 
 
 def test_a_cancelled_id_can_be_submitted_again_at_once() -> None:
-    """The row of the first one that is still on its way must not reach the second."""
+    """The row of the first sequence, which is still in flight, must not reach the second."""
     engine = SmallEngine()
     submit = new_submit(max_tokens=8)
     engine.step([submit])
@@ -158,7 +158,7 @@ def test_cancelling_an_unknown_sequence_does_nothing() -> None:
 
 
 def test_a_preempted_sequence_may_end_by_the_token_that_was_on_its_way() -> None:
-    """Seen from outside only in that it ends exactly once, for every length at which it may."""
+    """Visible only in that the sequence ends exactly once, for every length at which it may end."""
     for position in range(11):
         engine = SmallEngine(num_blocks=6, block_size=4)
         old, young = (new_submit(name, num_prompt=7, max_tokens=12) for name in ("old", "young"))

@@ -1,4 +1,4 @@
-"""Whatever comes in whatever order, every sequence yields exactly its undisturbed stream."""
+"""For any commands in any order, every sequence yields exactly its undisturbed stream."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -26,7 +26,7 @@ EOS_IDS = frozenset(range(4))
 
 class Request(NamedTuple):
     prompt: str
-    """Requests of one name begin alike."""
+    """Requests of one name have a common prefix."""
     num_prompt: int
     max_tokens: int
     ignore_eos: bool
@@ -48,7 +48,7 @@ requests = st.lists(
 
 
 class Service(RuleBasedStateMachine):
-    """A client that submits, cancels and waits, and remembers what it must get."""
+    """A client that submits, cancels and waits, and records the tokens that it must receive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,8 @@ class Service(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 99))
     def cancel_and_continue(self, pick: int) -> None:
-        """As when a worker dies: what was received is the start of the same sequence elsewhere."""
+        """As after the death of a worker: the received tokens are a prefix of the same sequence
+        elsewhere."""
         if not self.owed:
             return
         sequence_id = sorted(self.owed)[pick % len(self.owed)]
@@ -140,7 +141,8 @@ class Service(RuleBasedStateMachine):
         self._send(replace(submit, output_ids=[*submit.output_ids, *received]))
 
     def teardown(self) -> None:
-        """Everything ends, and no later than if the sequences ran one after another, twice."""
+        """All sequences end, at the latest after twice the time that they would take one after
+        another."""
         max_num_steps = 2 * sum(
             len(submit.prompt_ids) + submit.max_tokens for submit in self.submits.values()
         )
@@ -172,8 +174,8 @@ class Service(RuleBasedStateMachine):
             self._check_that_batch_yields(batch)
 
     def _check_that_batch_yields(self, batch: ScheduledBatch) -> None:
-        """A step that begins a batch sequence has no interactive one waiting, and keeps the
-        reserve."""
+        """If a step starts a batch sequence, no interactive one is waiting, and the reserve is
+        kept."""
         for share in batch.sequences:
             assert share.previous_row is None or share.num_tokens == 1
             if share.is_sampled:

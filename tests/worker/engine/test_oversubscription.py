@@ -1,4 +1,4 @@
-"""What it costs when the cache is smaller than what its sequences would fill."""
+"""The cost of a cache that is smaller than its sequences."""
 
 import random
 from typing import NamedTuple
@@ -37,7 +37,7 @@ class Served(NamedTuple):
     num_computed: int
     num_preemptions: int
     max_num_held: int
-    """Most blocks that were in use at once."""
+    """The maximum number of blocks in use."""
 
 
 def requests(workload: Workload, seed: int) -> list[Submit]:

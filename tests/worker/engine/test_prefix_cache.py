@@ -1,4 +1,4 @@
-"""What sequences share, seen from outside: which tokens are computed, and which come out."""
+"""Prefix sharing, seen from outside: which tokens are computed, and which are drawn."""
 
 from dataclasses import replace
 
@@ -35,7 +35,8 @@ def token_ids(outputs: list[StepOutput]) -> list[int]:
 
 
 def cached_after(engine: SmallEngine, submit: Submit) -> int:
-    """Run a sequence, check its tokens, and return how many of its prompt were found."""
+    """Run a sequence, check its tokens, and return the number of prompt tokens found in the
+    cache."""
     outputs = by_sequence(engine.run(submit))[submit.sequence_id]
     assert token_ids(outputs) == token_ids(expected_outputs(submit))
     assert len({output.num_cached_tokens for output in outputs}) == 1
@@ -91,7 +92,7 @@ def test_the_next_turn_of_a_chat_finds_the_answer_before_it() -> None:
     first = prompted("first", 9, max_tokens=10)
     answer = token_ids(engine.run(first))
 
-    # 9 tokens and 9 of the answer were computed: the last token of an answer never is.
+    # 9 tokens of the prompt and 9 of the answer were computed: an answer's last token never is.
     assert cached_after(engine, prompted("second", 9, *answer, 1, 2)) == 16
 
 
@@ -120,7 +121,7 @@ def test_sequences_that_run_hold_their_common_blocks_together() -> None:
 
 
 def test_twins_of_one_step_do_not_read_what_the_other_writes() -> None:
-    """Keys and values of a step may be written in any order."""
+    """The keys and values of a step may be written in any order."""
     engine = caching_engine()
 
     engine.run(*(prompted(name, 20) for name in "ab"), prompted("late", 20))

@@ -1,4 +1,4 @@
-"""Scores of prompts: every token's, once, in order, and before the first token that is drawn."""
+"""Prompt scores: one for each token, in order, and before the first drawn token."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ def scores(engine: SmallEngine, sequence_id: SequenceId) -> list[TokenScore]:
 def test_prompts_are_scored_whoever_else_runs(
     lengths: list[int], max_tokens: int, num_blocks: int, budget: int
 ) -> None:
-    """Also where blocks run out, and where the prefix cache holds them."""
+    """Even if blocks run out, or if the prefix cache contains them."""
     engine = SmallEngine(num_blocks=num_blocks, max_num_batched_tokens=budget, prefix_cache=True)
     submits = [
         replace(

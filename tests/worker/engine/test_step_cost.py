@@ -1,4 +1,4 @@
-"""The price list that is learned from measured steps."""
+"""The cost model that is learned from measured steps."""
 
 import random
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from worker.engine.step_cost import StepCost, StepWork
 
 
 def random_work(rng: random.Random) -> StepWork:
-    """Some decodes, and now and then a chunk of a prompt beside them."""
+    """Decodes, sometimes with a chunk of a prompt beside them."""
     work = StepWork()
     for _ in range(rng.randint(1, 40)):
         work.add(rng.randrange(100, 1000), 1)
@@ -29,7 +29,7 @@ def learned(
 
 
 def mean_error(cost: StepCost, seconds: Callable[[StepWork], float]) -> float:
-    """Of steps that were not learned from, in shares of their time."""
+    """The errors for new steps, relative to their time."""
     rng = random.Random(99)
     works = [random_work(rng) for _ in range(200)]
     return sum(abs(cost.seconds(work) / seconds(work) - 1) for work in works) / len(works)
@@ -112,7 +112,7 @@ def test_so_many_tokens_take_so_long(start: int, seconds: float) -> None:
     nothing, chunk = StepWork(), StepWork()
     num_tokens = cost.num_prompt_tokens(start, seconds)
 
-    chunk.num_prompt_tokens = 1  # prices are linear in these two, which need not be whole
+    chunk.num_prompt_tokens = 1  # costs are linear in these two, which need not be integers
     chunk.num_prompt_pairs = start + (num_tokens + 1) / 2
     each = cost.seconds(chunk) - cost.seconds(nothing)
 

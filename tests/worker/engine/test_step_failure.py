@@ -1,4 +1,4 @@
-"""A step that the device has no memory for ends one sequence, and no other one notices."""
+"""A step for which the device has no memory ends one sequence, without an effect on others."""
 
 import random
 
@@ -28,7 +28,7 @@ class _FailedStep:
 
 
 class ScarceRunner(EchoRunner):
-    """Fails at some steps, and at each step that goes on from one: they leave their slots empty."""
+    """Fails at some steps, and at each step that continues one of them, whose slots are empty."""
 
     def __init__(self, failing: set[int], num_blocks: int) -> None:
         super().__init__(
@@ -46,7 +46,7 @@ class ScarceRunner(EchoRunner):
             try:
                 return super().launch(batch)
             except ValueError:
-                # A prompt goes on behind a chunk that failed.
+                # A prompt continues after a chunk that failed.
                 self._has_failed = True
         for share in batch.sequences:
             for at in range(share.start, share.start + share.num_tokens):

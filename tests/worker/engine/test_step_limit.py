@@ -1,4 +1,4 @@
-"""How long running streams pause while prompts are computed, on a simulated device."""
+"""How long running streams pause during prefills, on a simulated device."""
 
 import itertools
 import random
@@ -20,7 +20,7 @@ BUDGET = 512
 
 
 def scattered(seed: int, step_s: StepSeconds = two_cores) -> StepSeconds:
-    """Steps never take just what they should."""
+    """Step times with random deviations."""
     rng = random.Random(seed)
     return lambda work: step_s(work) * rng.lognormvariate(0, 0.05)
 
@@ -28,7 +28,7 @@ def scattered(seed: int, step_s: StepSeconds = two_cores) -> StepSeconds:
 def requests(
     seed: int, num_requests: int, *, every: int = 0, job_class: JobClass = "interactive"
 ) -> list[Submit]:
-    """Prompts of 128 tokens, but each ``every``-th of 4,000; answers of 64."""
+    """Prompts of 128 tokens, but 4,000 for each ``every``-th one; answers of 64 tokens."""
     rng = random.Random(seed)
     return [
         new_submit(
@@ -53,7 +53,7 @@ def serve_all(device: Device, submits: list[Submit], limit_s: float | None = LIM
 
 
 def pause(streams: Streams, share: float) -> float:
-    """The pause that so great a share of pauses does not exceed, in seconds."""
+    """A percentile of the pauses, in seconds."""
     return streams.pauses_s[int(share * (len(streams.pauses_s) - 1))]
 
 
@@ -84,7 +84,7 @@ def test_short_prompts_do_not_wait_for_the_whole_of_a_long_one() -> None:
 
     streams = serve_all(Device(20_000, scattered(6)), submits)
 
-    # Not those of the crowd at the start: they wait for one another.
+    # Without the pauses of the initial burst, in which requests wait for each other.
     later = [s.sequence_id for k, s in enumerate(submits) if k >= 32 and not is_long(k, 40)]
     to_first_token = sorted(map(streams.first_token_s, later))
     long_s = streams.first_token_s(submits[39].sequence_id)

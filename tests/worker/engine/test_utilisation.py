@@ -1,4 +1,4 @@
-"""How much of the memory that sequences hold is of use, and how much tight memory costs."""
+"""The share of held memory that is in use, and the cost of tight memory."""
 
 import random
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ BLOCK_SIZE = 16
 
 
 def mixed_workload(num_seqs: int) -> list[Submit]:
-    """Prompts of 220 and outputs of 200 tokens in the mean, from 1 to many times that."""
+    """Prompts of 220 and outputs of 200 tokens on average, from 1 to many times that."""
     rng = random.Random(220)
     return [
         new_submit(
@@ -65,7 +65,7 @@ def test_hardly_any_allocated_slot_is_unused() -> None:
 
 
 def test_hardly_any_token_is_computed_twice_in_tight_memory() -> None:
-    """There is room for a third of the sequences that may run."""
+    """There is memory for a third of the sequences that may run."""
     submits = mixed_workload(300)
     num_tokens = sum(len(submit.prompt_ids) + submit.max_tokens - 1 for submit in submits)
 

@@ -212,11 +212,27 @@ async def test_a_reply_queue_that_refuses_costs_its_own_job_alone() -> None:
         await bus.declare(Queue(key.routing_key, (key,), max_length=0))
         await publish(bus, job)
         log = await ask(bus, new_job("echo"))
-        dead = await bus.inspect(topology.DEAD_LETTERS.name)
+        async with bus.consume(topology.DEAD_LETTERS.name) as consumer:
+            dead = await anext(consumer)
 
     assert isinstance(log.last, Finished)
-    assert dead is not None
-    assert dead.num_ready == 1
+    assert dead.message.correlation_id == job.request_id
+
+
+async def test_a_reply_queue_that_refuses_for_a_moment_loses_nothing() -> None:
+    job = new_job("echo", sampling=SHORT)
+    key = topology.reply_binding(f"reply.{job.request_id}")
+    async with MemoryBus() as bus, echo_worker(bus):
+        await bus.declare(Queue(key.routing_key, (key,), max_length=1))
+        await publish(bus, job)
+        while await num_ready(bus, key.routing_key) < 1:  # noqa: ASYNC110 (a queue without a reader)
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # the next event is refused
+        async with bus.consume(key.routing_key) as consumer:
+            log = await read(bus, job, consumer)
+
+    assert isinstance(log.last, Finished)
+    assert len(log.token_ids) == 30
 
 
 async def test_a_reply_queue_that_nobody_else_may_see_harms_nobody() -> None:

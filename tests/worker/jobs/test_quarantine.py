@@ -1,6 +1,7 @@
 """Jobs whose workers die go on twice in company and once alone; then they are buried."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,8 +10,9 @@ import msgspec
 import pytest
 
 from shared import topology
-from shared.bus.base import Bus, Consumer
+from shared.bus.base import Binding, Bus, Consumer, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.errors import AccessRefused
 from shared.messages import (
     Completed,
     Failed,
@@ -32,6 +34,7 @@ from tests.support.jobs import (
     say_started,
 )
 from tests.support.workers import doomed_worker, echo_worker
+from worker.jobs.quarantine import LAST_RETURNS
 
 SAMPLING = SamplingParams(max_tokens=100, ignore_eos=True)
 CRASHING = SamplingParams(max_tokens=400, ignore_eos=True)
@@ -233,3 +236,33 @@ async def test_draining_is_not_held_against_a_suspect() -> None:
             log = await read(bus, job, consumer)
 
     assert isinstance(log.completed, Completed)
+
+
+class RefusingBus(UnsettledBus):
+    """Its user may not publish jobs."""
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        if binding.exchange == topology.JOBS:
+            raise AccessRefused("access to exchange 'warren.jobs' refused")
+        await super().publish(binding, message)
+
+
+@pytest.mark.parametrize("mode", ["stream", "final"])
+async def test_a_job_that_cannot_be_moved_fails_before_its_queue_drops_it(mode: str) -> None:
+    job, broker = new_job("echo", sampling=SHORT, mode=mode), MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        returned(bus, job, "batch", LAST_RETURNS - 1) as consumer,
+        RefusingBus(broker) as theirs,
+        echo_worker(theirs),
+        asyncio.timeout(10),
+    ):
+        began_at = time.monotonic()
+        log = await read(bus, job, consumer)
+        took_s = time.monotonic() - began_at
+        await asyncio.sleep(0.05)
+        dead = await num_ready(bus, topology.DEAD_LETTERS.name)
+
+    assert isinstance(log.last, Failed)
+    assert (log.last.code, dead) == ("internal_error", 1)
+    assert took_s > 0.4  # given back once, after a pause

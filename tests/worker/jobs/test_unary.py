@@ -133,6 +133,18 @@ async def test_what_cannot_be_answered_is_refused_with_a_code(
     assert (answered.code, answered.param) == (code, param)
 
 
+async def test_quick_jobs_are_answered_across_lost_connections() -> None:
+    job = DetokenizeJob(request_id="r", model="echo", token_ids=(1,))
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as bus, MemoryBus(broker) as theirs, echo_worker(theirs):
+        answers = []
+        for _ in range(3):
+            answers.append(await asyncio.wait_for(ask(bus, job), 5))
+            theirs.sever()
+
+    assert all(isinstance(answer, Detokenized) for answer in answers)
+
+
 async def test_quick_jobs_do_not_wait_behind_generations() -> None:
     long = new_job("echo", sampling=SamplingParams(max_tokens=2000, ignore_eos=True))
     job = DetokenizeJob(request_id="r", model="echo", token_ids=(1,))

@@ -1,4 +1,4 @@
-"""Vectors of texts, against transformers' hidden states."""
+"""Text embeddings, against transformers' hidden states."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ def write_pooling(directory: Path, **config: Any) -> None:
 
 
 def headless(directory: Path) -> None:
-    """As sentence-transformers saves a model: nothing in it is called ``model``."""
+    """As sentence-transformers saves a model, in which no name starts with ``model``."""
     file = directory / "model.safetensors"
     tensors = {name.removeprefix("model."): tensor for name, tensor in load_file(file).items()}
     save_file(tensors, file, metadata={"format": "pt"})
@@ -78,7 +78,7 @@ def vectors(embedder: Embedder, num_dimensions: int | None = None) -> torch.Tens
 def test_vectors_are_those_of_transformers(
     mode: str, num_dimensions: int | None, model: tuple[Path, Any], runner: TorchRunner
 ) -> None:
-    """Whether prompts share a pass or one takes several."""
+    """Whether prompts share a pass, or one prompt takes several."""
     directory, module = model
     write_pooling(directory, pooling_mode_cls_token=False, **{f"pooling_mode_{mode}": True})
     embedder = start_embedder(directory, runner, max_num_batched_tokens=MAX_TOKENS)

@@ -1,4 +1,4 @@
-"""What a GPU's memory is spent on, as far as that can be told without one."""
+"""The budget of a GPU's memory, as far as it can be tested without a GPU."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from worker.model.start import RunnerLimits
 def test_a_thread_finds_its_device_with_and_without_a_number(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch itself refuses a device without one."""
+    """torch itself rejects a device without a number."""
     chosen: list[int] = []
     monkeypatch.setattr(torch._C, "_cuda_setDevice", chosen.append, raising=False)
     use_device(torch.device(name))
@@ -90,7 +90,7 @@ def test_a_gpu_has_its_memory_back_after_it_was_measured(tmp_path: Path) -> None
         graph_sizes=[1, 8, 32],
     )
 
-    # Those of cuBLAS stay, one for each stream.
+    # The workspaces of cuBLAS remain, one for each stream.
     torch._C._cuda_clearCublasWorkspaces()
     assert torch.cuda.memory_allocated() == before
     assert 0 < found.activations < found.total // 100

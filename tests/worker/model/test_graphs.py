@@ -1,4 +1,4 @@
-"""Recorded decode steps: padded, computed at fixed addresses, and the same as any other step."""
+"""Recorded decode steps: padded, at fixed addresses, and equal to any other step."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ CUDA = torch.device("cuda")
 
 
 def again(work: Work) -> Work:
-    """A `Record` where there are no graphs: the work itself, at the addresses it was given."""
+    """A `Record` for devices without graphs: runs the work at the addresses it was given."""
     work()
     return work
 
@@ -78,7 +78,7 @@ def graphs(decoder: NativeDecoder, cache: KVCache) -> DecodeGraphs:
 
 
 def decodes(num_seqs: int, seed: int) -> ScheduledBatch:
-    """Single tokens behind contexts of any length, each sequence in blocks of its own."""
+    """Single tokens after contexts of any length, each sequence in blocks of its own."""
     draw = random.Random(seed)
     blocks = draw.sample(range(64), 64)
     shares: list[ScheduledSequence] = []
@@ -90,7 +90,7 @@ def decodes(num_seqs: int, seed: int) -> ScheduledBatch:
 
 
 def max_error(device: torch.device) -> float:
-    """A GPU's attention multiplies float32 as three pairs of shorter numbers."""
+    """A GPU's attention uses three products of shorter numbers for float32."""
     return 1e-5 if device.type == "cpu" else 1e-4
 
 
@@ -100,7 +100,7 @@ def check_steps(
     graphs: DecodeGraphs,
     sizes: Sequence[int] = (1, 11, 3, 8, 2, 10, 5, 1),
 ) -> None:
-    """Steps up and down, so that each finds what others left behind."""
+    """Steps of growing and shrinking size, each of which finds the leftovers of others."""
     for num_seqs in sizes:
         step = decodes(num_seqs, seed=num_seqs)
         padded = lay_out(step, BLOCK_SIZE, decoder.device, graphs.size_for)

@@ -1,4 +1,4 @@
-"""How many blocks the cache gets."""
+"""The number of blocks of the cache."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a runner is loaded from, and what keeps it from starting."""
+"""How a runner is loaded, and what prevents its start."""
 
 import shutil
 from pathlib import Path
@@ -24,7 +24,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(original: Path, tmp_path: Path) -> Path:
-    """A copy that a test may spoil."""
+    """A copy that a test may corrupt."""
     return Path(shutil.copytree(original, tmp_path / "model"))
 
 

@@ -1,4 +1,4 @@
-"""Who computes a model, by what was asked for and what it needs."""
+"""Which provider computes a model, given the options and the model's needs."""
 
 import pytest
 import torch

@@ -39,7 +39,7 @@ def runner(model: Path) -> Iterator[ModelRunner]:
 
 
 def waiting(runner: ModelRunner, num_tokens: int) -> list[int]:
-    """Greedy tokens of PROMPT, each step's token handed to the next by the host."""
+    """Greedy tokens of PROMPT; the host passes each step's token to the next."""
     tokens = runner.launch(batch(share(PROMPT, BLOCKS))).result()
     while len(tokens) < num_tokens:
         start = len(PROMPT) + len(tokens) - 1
@@ -86,7 +86,7 @@ def test_a_closed_runner_finishes_what_was_launched_and_takes_no_more(model: Pat
 
 
 class GatedDecoder:
-    """Predicts token + 1; computes a step when it is allowed to, and fails on tokens 98 and 99."""
+    """Predicts token + 1. Computes a step when it is allowed to, and fails on tokens 98 and 99."""
 
     num_layers = num_kv_heads = head_dim = 1
     vocab_size = VOCAB_SIZE

@@ -1,4 +1,4 @@
-"""SmolLM2 through engine and runner says what transformers says, however its steps are cut."""
+"""SmolLM2 through engine and runner generates the tokens of transformers, for any step sizes."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -50,7 +50,7 @@ def prompts(tokenizer: Tokenizer) -> list[list[int]]:
 
 @pytest.fixture(scope="session")
 def expected(smollm2: Path, prompts: list[list[int]]) -> list[list[int]]:
-    """What transformers generates greedily, in one batch padded on the left."""
+    """The greedy tokens of transformers, in one batch with padding on the left."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
@@ -70,7 +70,7 @@ def expected(smollm2: Path, prompts: list[list[int]]) -> list[list[int]]:
 
 
 class Cut(NamedTuple):
-    """How the work is cut into steps."""
+    """How the work is split into steps."""
 
     block_size: int
     max_num_batched_tokens: int = 512
@@ -83,7 +83,7 @@ def make_runner(decoder: Decoder, cut: Cut) -> TorchRunner:
         decoder.num_layers, cut.block_size, decoder.num_kv_heads, decoder.head_dim, decoder.dtype
     )
     cache = KVCache.allocate(block, cut.num_blocks, CPU)
-    # Whoever reads a slot that was never written shows it.
+    # A read of a slot that was never written shows in the result.
     cache.keys.fill_(torch.nan)
     cache.values.fill_(torch.nan)
     return TorchRunner(
@@ -101,7 +101,7 @@ class Answers(NamedTuple):
 
 
 def run(decoder: Decoder, cut: Cut, submits: Sequence[Submit]) -> Answers:
-    """Let sequences join one after another and collect what each of them says."""
+    """Submit sequences one after another and collect their tokens."""
     engine = Engine(make_runner(decoder, cut), SchedulerLimits(16, cut.max_num_batched_tokens))
     answers: dict[SequenceId, list[int]] = {submit.sequence_id: [] for submit in submits}
     arriving: Iterator[Submit] = iter(submits)
@@ -200,7 +200,7 @@ def test_bfloat16_agrees_with_float32(
 def test_native_tokens_do_not_depend_on_the_batch_or_on_how_steps_are_cut(
     smollm2: Path, prompts: list[list[int]], dtype: str, weight_format: str
 ) -> None:
-    """To the last bit: tokens drawn at a high temperature would show any other."""
+    """Equal in every bit: tokens drawn at a high temperature would show any difference."""
     decoder = load_decoder(
         smollm2,
         dtype=dtype,

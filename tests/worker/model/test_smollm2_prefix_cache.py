@@ -1,4 +1,4 @@
-"""SmolLM2 says the same tokens whether or not it computes what was computed before."""
+"""SmolLM2 generates the same tokens with and without the prefix cache."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -35,14 +35,14 @@ def decoder(smollm2: Path) -> Decoder:
 
 @pytest.fixture(scope="module")
 def prompts(tokenizer: Tokenizer) -> list[list[int]]:
-    """Questions behind one system prompt; two of them are the same."""
+    """Questions after one system prompt; two of them are equal."""
     return [list(tokenizer.encode(TextPrompt(text=SYSTEM + question))) for question in QUESTIONS]
 
 
 class Run(NamedTuple):
     first: list[list[int]]
     second: list[list[int]]
-    """What is said to the prompts with their first answers and another question behind them."""
+    """The prompts of the second turn: the first ones with their answers and another question."""
     num_cached: int
     num_preemptions: int
 
@@ -93,7 +93,7 @@ def answers(engine: Engine, turn: str, prompts: list[list[int]]) -> list[list[in
 
 @pytest.fixture(scope="module")
 def expected(decoder: Decoder, prompts: list[list[int]]) -> Run:
-    """Everything computed anew."""
+    """Without the prefix cache."""
     return run(decoder, prompts, prefix_cache=False)
 
 

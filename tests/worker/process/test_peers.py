@@ -1,4 +1,4 @@
-"""Workers of one name serve one model, or they do not start."""
+"""Workers with the same name serve the same model, or they do not start."""
 
 import asyncio
 import dataclasses
@@ -20,7 +20,7 @@ INTERVAL_S = 0.75
 
 
 async def run_with(bus: MemoryBus, **changes: Any) -> None:
-    """Run a worker for a moment."""
+    """Run a worker briefly."""
     worker = settings.load(WorkerSettings, announce_interval_s=INTERVAL_S)
     model = dataclasses.replace(echo_model(worker), **changes)
     stop = asyncio.Event()

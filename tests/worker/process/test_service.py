@@ -1,4 +1,4 @@
-"""A whole worker on the in-memory bus; its engine is synthetic, all else is real."""
+"""A whole worker on the in-memory bus, with a synthetic engine."""
 
 import asyncio
 import time
@@ -264,7 +264,7 @@ async def test_a_worker_announces_itself_and_says_goodbye() -> None:
 
 
 async def test_batch_jobs_wait_for_interactive_ones() -> None:
-    """With one slot in all, an interactive job that comes later overtakes the queued batch."""
+    """With a single slot, a later interactive job overtakes the queued batch."""
     sampling = SamplingParams(max_tokens=30, ignore_eos=True)
     batch = [new_job("echo", sampling=sampling) for _ in range(6)]
     async with MemoryBus() as bus, echo_worker(bus, step_s=0.005, max_num_seqs=2, batch_reserve=1):
@@ -350,7 +350,7 @@ async def test_the_health_port_tells_of_life_health_and_load() -> None:
         }
 
     assert [answers[path][0] for path in answers] == [200, 200, 200, 404]
-    # Incidents are those of the process, other tests' included.
+    # Incidents are counted per process, so other tests' are included.
     lines = [line for line in answers["/metrics"][1].splitlines() if "incidents" not in line]
     assert [line for line in lines if line[0] != "#"] == [
         "warren:num_requests_running 0.0",

@@ -1,4 +1,4 @@
-"""A worker and errors that nobody foresaw: each ends one job at most, or one round of a task."""
+"""Unexpected errors in a worker: each ends at most one job, or one iteration of a task."""
 
 import asyncio
 import gc
@@ -47,7 +47,7 @@ from worker.jobs.quarantine import MAX_RETURNS
 from worker.process import service
 
 NUM_AWAITS = 36
-"""More than any of the jobs here has: the last victims are spared."""
+"""More awaits than any job here has: the last victims are spared."""
 PROMPT = TextPrompt(text="Once upon a time " * 150)
 """So long that it is tokenized in another thread."""
 STEP_S = 0.002
@@ -62,7 +62,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def jobs(num_jobs: int, mode: str = "stream") -> list[GenerationJob]:
-    """Equal jobs. Each has a constraint of its own to compile, which means the same in all."""
+    """Equal jobs. Each has a constraint of its own to compile, but all have the same meaning."""
     return [
         new_job(
             "echo",
@@ -79,7 +79,7 @@ def jobs(num_jobs: int, mode: str = "stream") -> list[GenerationJob]:
 
 
 def each_await(victims: Iterable[Job], num_errors: int) -> dict[str, Strike]:
-    """One job is struck from its first await on, the next one from its second, and so on."""
+    """The first job is struck from its first await on, the next one from its second, and so on."""
     return {job.request_id: Strike(at, num_errors) for at, job in enumerate(victims, 1)}
 
 
@@ -94,7 +94,7 @@ def by_job(strikes: dict[str, Strike]) -> Callable[[Coroutine[Any, Any, Any]], S
 
 
 async def require_idle(bus: Bus) -> None:
-    """Wait until the worker has settled all that it took, and its engine holds nothing."""
+    """Wait until the worker has settled all of its deliveries, and its engine is empty."""
     async with asyncio.timeout(20), announcements(bus) as hear:
         while (load := await hear()).num_running or load.num_waiting or load.kv_usage or at_work():
             pass
@@ -243,7 +243,7 @@ def lane_of(job: Job) -> Lane:
 
 
 async def answers_to(bus: Bus, job: Job) -> list[ReplyEvent]:
-    """What stands in a reply queue, once there is anything."""
+    """The events in a reply queue, once there are any."""
     name = f"reply.{job.request_id}"
     while not (num_answers := await num_ready(bus, name)):  # noqa: ASYNC110 (nobody says when)
         await asyncio.sleep(0.01)
@@ -253,7 +253,7 @@ async def answers_to(bus: Bus, job: Job) -> list[ReplyEvent]:
 
 
 def said(event: ReplyEvent) -> list[tuple[object, ...]]:
-    """What is equal in all answers to equal jobs, whatever the prefix cache held."""
+    """What is equal in all answers to equal jobs, independent of the prefix cache."""
     choices = event.choices if isinstance(event, Completed) else ()
     return [(choice.token_ids, choice.text, choice.finish_reason) for choice in choices]
 
@@ -263,7 +263,7 @@ def is_internal_error(event: ReplyEvent) -> bool:
 
 
 class DeafBus(MemoryBus):
-    """Raises what no bus should whenever something is published for one reader."""
+    """Raises an error that no bus should raise, for every publish to a reader."""
 
     def __init__(self, broker: MemoryBroker, reader: str) -> None:
         super().__init__(broker)
@@ -325,7 +325,7 @@ async def test_a_job_that_fails_each_time_is_not_run_at_full_speed(
 async def test_an_error_at_any_await_of_a_background_task_leaves_it_running(
     at: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of the worker's tasks are struck at once, while it serves."""
+    """All tasks of the worker are struck at once while it serves."""
     monkeypatch.setattr(service, "_READER_CHECK_INTERVAL_S", 0.01)
     monkeypatch.setattr(service, "_PROMOTION_INTERVAL_S", 0.01)
     strikes: list[Strike] = []
@@ -350,11 +350,11 @@ async def test_an_error_at_any_await_of_a_background_task_leaves_it_running(
                 logs = await ask_all(bus, [*jobs(8), *jobs(8)])
                 await publish(bus, quick, "quick")
                 (tokenized,) = await answers_to(bus, quick)
-                async with reading(bus, endless) as consumer:  # and then nobody reads it
+                async with reading(bus, endless) as consumer:  # now nobody reads it
                     await publish(bus, endless)
                     await read(bus, endless, consumer, num_tokens=2)
                 await require_idle(bus)
-                for strike in strikes:  # a worker that has begun to end does so
+                for strike in strikes:  # a worker that is shutting down continues to do so
                     strike.end()
         assert await num_ready(bus, topology.jobs_queue("echo", "interactive").name) == 0
 

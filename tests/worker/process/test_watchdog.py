@@ -1,4 +1,4 @@
-"""A worker that hangs is ended, and nobody else is."""
+"""A worker that hangs is ended, and no other."""
 
 import asyncio
 import time
@@ -65,7 +65,7 @@ async def test_an_event_loop_that_hangs_is_noticed_from_outside_of_it(ended: lis
 
 
 async def test_time_that_was_not_lived_through_does_not_count(ended: list[float]) -> None:
-    """To the watchdog, the engine of a process that was stopped seems to hang ever since."""
+    """After a process was suspended, its watchdog sees an engine that seems to hang."""
     said = iter([0.0, 1000.0, 1000.0])
     with Watchdog(lambda: next(said, 0.0), TIMEOUT_S, lambda: ended.append(time.monotonic())):
         await asyncio.sleep(1.5 * TIMEOUT_S)

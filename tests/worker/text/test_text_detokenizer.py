@@ -30,7 +30,7 @@ WRITTEN = (
 
 
 def streamed(tokenizer: WarrenTokenizer, token_ids: list[int]) -> list[str]:
-    """The text that each token adds, and the rest."""
+    """The text that each token adds, and the rest at the end."""
     stream = tokenizer.text_stream()
     return [stream.push(token_id) for token_id in token_ids] + [stream.flush()]
 
@@ -85,7 +85,7 @@ def test_any_tokens_of_any_kind_stream_to_their_decoded_text(
 ) -> None:
     theirs = build()
     tokenizer = WarrenTokenizer.load(save_tokenizer(theirs, tmp_path))
-    # Ids past the vocabulary happen: models pad theirs.
+    # Ids beyond the vocabulary occur, because models pad their tables.
     last_id = theirs.get_vocab_size() + 2
 
     @given(token_ids=st.lists(st.integers(0, last_id), max_size=40))
@@ -135,7 +135,7 @@ def test_the_first_space_of_a_sentencepiece_model_is_dropped_and_no_other(tmp_pa
 def test_a_token_costs_the_same_wherever_it_stands(
     build: Callable[[], Tokenizer], piece: str, tmp_path: Path
 ) -> None:
-    """Half a character without end is the worst case of detokenizers that decode again."""
+    """An endless half character is the worst case of detokenizers that decode repeatedly."""
     theirs = build()
     tokenizer = WarrenTokenizer.load(save_tokenizer(theirs, tmp_path))
 

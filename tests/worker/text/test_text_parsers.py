@@ -1,4 +1,4 @@
-"""How a model calls tools and thinks, told from its files."""
+"""Which tool and reasoning parsers a model needs, according to its files."""
 
 from pathlib import Path
 

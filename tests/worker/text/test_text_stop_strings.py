@@ -11,7 +11,7 @@ STOPS = st.lists(st.text("ab🙂", min_size=1, max_size=6), max_size=4)
 
 
 def first_stop(text: str, stop: Sequence[str]) -> tuple[str, str | None]:
-    """The definition: read on until the text ends with a stop string."""
+    """The definition: read until the text ends with a stop string."""
     for end in range(len(text) + 1):
         ended = [string for string in stop if text[:end].endswith(string)]
         if ended:
@@ -21,7 +21,7 @@ def first_stop(text: str, stop: Sequence[str]) -> tuple[str, str | None]:
 
 
 def num_to_hold(text: str, stop: Sequence[str]) -> int:
-    """Length of the longest end of ``text`` that a stop string may begin with."""
+    """The length of the longest suffix of ``text`` with which a stop string may begin."""
     return max(
         (k for string in stop for k in range(len(string)) if text.endswith(string[:k])), default=0
     )

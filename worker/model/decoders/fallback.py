@@ -102,7 +102,7 @@ class ForeignDecoder:
 
     def forward(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
         return logits_with(
-            PagedAttention(self._ops, self._shape, inputs, kv_cache),
+            PagedAttentionFunction(self._ops, self._shape, inputs, kv_cache),
             self._model,
             inputs.token_ids,
             inputs.positions,
@@ -111,7 +111,7 @@ class ForeignDecoder:
 
 
 @dataclass(frozen=True, slots=True)
-class PagedAttention:
+class PagedAttentionFunction:
     """The attention of one step, with transformers' interface; its arguments were checked at load
     time."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.awq import NIBBLES, dequantize_awq, repack_awq
+from kernels.awq_layout import NIBBLES, dequantize_awq, repack_awq
 from shared.errors import StartupError
 from worker.checkpoints.checkpoint import Checkpoint
 

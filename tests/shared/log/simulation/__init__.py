@@ -1,2 +1,5 @@
-"""One request among workers, gateways and a broker that fail at random, on the rules of
-`shared.log` and `shared.log.attempt` and nothing else: no clock, no socket, one seed a schedule."""
+"""Simulates one request among workers, gateways and a broker that fail at random.
+
+It uses only the rules of `shared.log` and `shared.log.attempt`, without clock and sockets. Each
+schedule has one seed.
+"""

@@ -1,4 +1,4 @@
-"""The broker: what it keeps, and whom it tells."""
+"""The broker: its queues, and the delivery of commands."""
 
 from collections import deque
 from collections.abc import Collection
@@ -10,32 +10,30 @@ from shared.messages import Command, ReplyEvent
 
 @dataclass(eq=False)
 class Job:
-    """One copy of the request in a queue of jobs."""
+    """One copy of the request in a job queue."""
 
     publication: int = 0
     num_returns: int = 0
     is_suspect: bool = False
     num_lost_alone: int = 0
-    """Runs of it in quarantine that began, and whose worker died or was taken for dead."""
+    """The number of its runs in quarantine whose worker died or was considered dead."""
 
 
 @dataclass
 class Broker:
-    """Keeps jobs and the log through its own restart; commands and consumers it forgets.
-
-    It may also forget the end of the log, as far as that was not confirmed.
-    """
+    """Keeps jobs and the log through its restart, but not commands and consumers. It may also lose
+    the unconfirmed end of the log."""
 
     jobs: list[Job] = field(default_factory=lambda: [Job()])
     log: list[ReplyEvent] | None = field(default_factory=list)
-    """None: the reply queue was deleted."""
+    """None if the reply queue was deleted."""
     reader: object = None
-    """Who consumes the log."""
+    """The consumer of the log."""
     commands: dict[str, deque[Command]] = field(default_factory=dict)
-    """Those on their way, by the address of a worker that is connected."""
+    """Commands on their way, by the address of a connected worker."""
 
     def append(self, event: ReplyEvent) -> bool:
-        """Whether there is a queue to take it."""
+        """Append an event; returns whether there is a queue that receives it."""
         if self.log is None:
             return False
         self.log.append(event)
@@ -46,8 +44,8 @@ class Broker:
             self.commands[send.address].append(send.command)
 
     def give_back(self, job: Job, *, is_counted: bool = True) -> None:
-        """Some ways to come back are not counted by some versions of RabbitMQ, but it always says
-        that the message was delivered before."""
+        """Return a job to its queue. Some versions of RabbitMQ do not count every kind of return,
+        but the redelivered flag is always set."""
         job.num_returns = max(job.num_returns + is_counted, 1)
         self.jobs.insert(0, job)
 

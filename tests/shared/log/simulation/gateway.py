@@ -32,7 +32,7 @@ _DECODER = msgspec.json.Decoder(Said)
 
 @dataclass
 class Client:
-    """Collects what it gets, and knows after what to go on."""
+    """Collects the events of a stream, and the id of the last one."""
 
     model: Model
     last_id: str = ""
@@ -110,11 +110,11 @@ class Cursor(LogCursor):
 
 
 class Gateway:
-    """Serves one connection of the client, from where the client says."""
+    """Serves one connection of the client, from the position that the client sends."""
 
     def __init__(self, broker: Broker, client: Client, *, is_away: bool = False) -> None:
         self.is_away = is_away
-        """Nobody has asked it for the stream yet."""
+        """Whether no client has asked it for the stream yet."""
         self._broker = broker
         self._client = client
         self._cursor = Cursor(client.model)

@@ -1,4 +1,4 @@
-"""A language model whose every word tells whether it stands behind the right ones."""
+"""A language model in which every token shows whether it follows the right ones."""
 
 import random
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ from shared.log.attempt import Attempt
 
 @dataclass(frozen=True)
 class Model:
-    """Choices of ``length`` tokens. Two workers need not agree: each token is one of two, and both
-    depend on all tokens before it, as the hash of the prefix."""
+    """Choices of ``length`` tokens. Workers may disagree: each token is one of two, both of which
+    depend on all previous tokens, like the prefix hash."""
 
     num_choices: int = 1
     length: int = 12
     deadly_at: int | None = None
-    """The token that no worker survives."""
+    """The token at which every worker dies."""
     expiry_share: float = 0.0
-    """How often, of a worker's moves, a run's deadline may pass."""
+    """How often a run's deadline may pass, per move of a worker."""
     is_seeded: bool = False
-    """Whether all workers draw the same tokens. The broker may then forget, when it dies, what it
-    has delivered and not confirmed."""
+    """Whether all workers draw the same tokens. If so, the broker may lose delivered but
+    unconfirmed events when it dies."""
     reader_class: type[LogReader] = LogReader
     attempt_class: type[Attempt] = Attempt
 
@@ -33,11 +33,11 @@ class Model:
         return tokens[len(prefix) :]
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """A token is one character or two."""
+        """A token has one or two characters."""
         return "".join(chr(97 + token_id % 26) * (1 + token_id % 2) for token_id in token_ids)
 
     def is_complete(self, prefix: Sequence[int], token_ids: Sequence[int]) -> bool:
-        """The end may come with the last token, or alone."""
+        """The end may come with the last token or by itself."""
         is_late = len(prefix) % 2 == 0
         return len(prefix) + (0 if is_late else len(token_ids)) >= self.length
 
@@ -48,7 +48,7 @@ class Model:
         return self.expiry_share > 0 and dice.random() < self.expiry_share
 
     def check(self, token_ids: Sequence[int]) -> None:
-        """Assert that each token was said behind exactly the ones before it."""
+        """Assert that each token follows exactly the tokens before it."""
         for index, token_id in enumerate(token_ids):
             assert token_id in {_token(token_ids[:index], flavour) for flavour in (0, 1)}, (
                 f"token {index} belongs behind other tokens"

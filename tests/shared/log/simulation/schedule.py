@@ -1,4 +1,4 @@
-"""One schedule: what happens next is drawn from its seed, faults included, until they end."""
+"""A schedule: each move is drawn from its seed, including a limited number of faults."""
 
 import random
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _MAX_PUBLICATIONS = 3
 
 
 class Schedule:
-    """Runs one request to its end. Raises `AssertionError` where a promise was not kept."""
+    """Runs one request to its end. Raises `AssertionError` if a promise is broken."""
 
     def __init__(self, seed: int, model: Model, num_faults: int | None = None) -> None:
         self._dice = random.Random(seed)
@@ -32,7 +32,7 @@ class Schedule:
         self._num_faults = drawn if num_faults is None else num_faults
         self.num_crashes = 0
         self._num_losses = 0
-        """How often somebody may have taken a worker for dead."""
+        """How often a worker may wrongly be considered dead."""
         for _ in range(_NUM_WORKERS):
             self._bear()
 
@@ -71,7 +71,7 @@ class Schedule:
             self._kill(worker)
 
     def _heal(self) -> bool:
-        """What comes in the end: sleepers are given up and wake, the client comes back."""
+        """The last moves: stalled workers are considered dead and wake, and the client returns."""
         asleep = [worker for worker in self._workers if worker.is_paused]
         for worker in asleep:
             self._cut_off(worker)
@@ -126,14 +126,15 @@ class Schedule:
         worker.is_paused = False
 
     def _republish(self) -> None:
-        """A gateway's timer strikes, rightly or not."""
+        """A gateway's stall timer fires, rightly or not."""
         self._num_losses += 1
         if self._num_published < _MAX_PUBLICATIONS and not self._client.is_done:
             self._broker.jobs.append(Job(publication=self._num_published))
             self._num_published += 1
 
     def _lose_gateway(self, *, is_away: bool = False) -> None:
-        """With all that was under way; or the client comes in by another one, maybe later."""
+        """Lose everything that is under way; or the client connects through another gateway, maybe
+        later."""
         self._gateway.leave()
         self._gateway = Gateway(self._broker, self._client, is_away=is_away)
 

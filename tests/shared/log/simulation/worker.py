@@ -1,4 +1,4 @@
-"""A worker, as far as the log's rules concern it."""
+"""A worker, as far as it matters to the rules of the log."""
 
 import random
 from collections import deque
@@ -13,26 +13,27 @@ from tests.shared.log.simulation.broker import Broker, Job
 from tests.shared.log.simulation.model import Model
 
 _MAX_COMPANIONS = 8
-"""Any of them may take the worker with it: to the suspect that is a worker's death like others."""
+"""Any of them may kill the worker. For the suspect, that counts like any other death of its
+worker."""
 
 
 class Crash(Exception):
-    """The job took its worker with it."""
+    """The job killed its worker."""
 
 
 @dataclass(eq=False)
 class Run:
-    """One delivery in a worker's hands."""
+    """One delivery that a worker holds."""
 
     job: Job
     attempt: Attempt
     started: Started
     num_waits: int = 0
-    """Of a suspect: its worker's other jobs, which end one by one before it begins."""
+    """For a suspect: the worker's other jobs, which must end before it starts."""
     outbox: deque[ReplyEvent] = field(default_factory=deque)
-    """What is written and not confirmed yet, in order."""
+    """Events that were written but not confirmed yet, in order."""
     settle: Callable[[], None] | None = None
-    """What becomes of the delivery once all is written."""
+    """How the delivery is settled once all events are confirmed."""
 
     @property
     def has_begun(self) -> bool:
@@ -44,14 +45,14 @@ class Run:
 
 
 class Worker:
-    """Takes jobs one by one, and writes what the model says at its position of the log."""
+    """Takes one job at a time, and writes the model's tokens at its position of the log."""
 
     def __init__(self, name: str, broker: Broker, model: Model, dice: random.Random) -> None:
         self.name = name
         self.runs: list[Run] = []
         self.is_paused = False
         self.is_connected = True
-        """False: its deliveries went back, and it has not noticed yet."""
+        """False if its deliveries were returned without its knowledge."""
         self._broker = broker
         self._model = model
         self._dice = dice
@@ -59,7 +60,7 @@ class Worker:
         broker.commands[name] = deque()
 
     def moves(self) -> list[Callable[[], None]]:
-        """All that it could do next."""
+        """All moves that are possible next."""
         if self.is_paused:
             return []
         moves: list[Callable[[], None]] = []
@@ -108,14 +109,14 @@ class Worker:
                 self._follow(run, run.attempt.obey(command))
 
     def drain(self) -> None:
-        """Hand over what runs."""
+        """Hand over the running jobs."""
         for run in self.runs:
             if run.settle is None:
                 self._say_handed_over(run)
                 run.settle = partial(self._broker.give_back, run.job)
 
     def cut_off(self, *, is_counted: bool = True) -> None:
-        """The broker takes it for dead and gives its jobs to others."""
+        """The broker considers it dead and gives its jobs to others."""
         if self.is_connected:
             self.is_connected = False
             self._broker.commands[self.name].clear()
@@ -124,12 +125,12 @@ class Worker:
                 self._broker.give_back(run.job, is_counted=is_counted)
 
     def miss_commands(self) -> None:
-        """Those on their way are lost with the connection over which they come, and its deliveries
-        come back to it before anybody else has them."""
+        """Commands on their way are lost with the connection, and its deliveries are returned
+        before others receive them."""
         self._broker.commands[self.name].clear()
 
     def notice(self) -> None:
-        """Learn that the connection is gone: those jobs are others' now."""
+        """Notice that the connection is gone, and drop its jobs, which others hold now."""
         for run in self.runs:
             run.outbox.clear()
             self._say_handed_over(run)
@@ -138,7 +139,7 @@ class Worker:
         self.is_connected = True
 
     def die(self) -> None:
-        """Some of what was under way still arrives."""
+        """Some of the events that are under way still arrive."""
         for run in self.runs:
             self._write_some(run, self._dice.randint(0, len(run.outbox)))
         self.cut_off()
@@ -146,7 +147,7 @@ class Worker:
         del self._broker.commands[self.name]
 
     def repeat(self) -> None:
-        """An event arrives whose confirmation does not: it will be sent again."""
+        """An event arrives but its confirmation does not, so that it will be sent again."""
         for run in self.runs:
             if run.outbox:
                 self._broker.append(run.outbox[0])
@@ -192,7 +193,7 @@ class Worker:
         return run.attempt.log
 
     def _write(self, run: Run) -> None:
-        if not self._broker.append(run.outbox.popleft()):  # nobody is left to read
+        if not self._broker.append(run.outbox.popleft()):  # nothing remains to be read
             run.outbox.clear()
             run.settle = run.settle or (lambda: None)
 
@@ -206,7 +207,7 @@ class Worker:
         self._follow(run, Verdict.STOP if log is None else run.attempt.read(log))
 
     def _expire(self, run: Run) -> None:
-        """Its deadline passes, whatever it waits for."""
+        """The deadline passes, in any state."""
         if not run.has_begun:
             run.num_waits = 0
             self._begin(run)
@@ -219,7 +220,7 @@ class Worker:
         run.settle = lambda: None
 
     def _ask_again(self, run: Run) -> None:
-        """The reader's word may have been lost."""
+        """The reader's answer may have been lost."""
         run.outbox.append(run.started)
 
     def _generate(self, run: Run, log: LogWriter) -> None:

@@ -104,7 +104,7 @@ def tiny_model(model_type: str, **sizes: Any) -> Any:
     model: Any = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for parameter in model.parameters():
-            # Wide enough for attention to matter: at the usual 0.02 all tokens look alike.
+            # Large enough weights for attention to matter: at the usual 0.02 all tokens look alike.
             parameter.normal_(std=0.3)
     return model.eval()
 

@@ -30,7 +30,7 @@ PROMPTS = [
     [(11 * i + 5) % VOCAB_SIZE for i in range(26)],
 ]
 STEPS = [(9, 0), (1, 26), (20, 0), (1, 0), (12, 0)]
-"""How many tokens of each prompt a step computes: chunks and single tokens, mixed."""
+"""The number of tokens of each prompt per step: chunks and single tokens, mixed."""
 
 
 def load(directory: Path, kernels: str = "native") -> Decoder:
@@ -38,7 +38,7 @@ def load(directory: Path, kernels: str = "native") -> Decoder:
 
 
 def stepwise_logits(decoder: Decoder, steps: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """Each prompt's logits, [num_tokens, vocab_size], over a cache that holds NaN at first."""
+    """Each prompt's logits, [num_tokens, vocab_size], over a cache that initially contains NaN."""
     shape = (decoder.num_layers, 10, BLOCK_SIZE, decoder.num_kv_heads, decoder.head_dim)
     cache = KVCache(poisoned(*shape, dtype=decoder.dtype), poisoned(*shape, dtype=decoder.dtype))
     computed: list[list[Tensor]] = [[] for _ in PROMPTS]
@@ -105,7 +105,7 @@ def test_a_checkpoint_in_several_files_is_read_by_its_index(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("fault", ["sliding_windows", "rms_norm_eps"])
 def test_a_wrong_constant_is_caught(tmp_path: Path, fault: str) -> None:
-    """The comparison sees a window that is one too long, and an epsilon that is off."""
+    """The comparison detects a window that is one too long, and a wrong epsilon."""
     model = write_tiny_model(tmp_path, "mistral")
     config = tmp_path / "config.json"
     wrong = {"sliding_windows": ('window": 7', 'window": 8'), "rms_norm_eps": ("1e-06", "1e-02")}

@@ -1,4 +1,4 @@
-"""Rotary angles against those of transformers, and what a configuration says of them."""
+"""Rotary angles against those of transformers, and the parameters in configurations."""
 
 from typing import Any
 

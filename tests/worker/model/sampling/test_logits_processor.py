@@ -1,4 +1,4 @@
-"""Edited draws, against a reference that goes from token to token."""
+"""Edited draws, against a reference that visits one token after another."""
 
 import math
 import random
@@ -24,12 +24,12 @@ NUM_WORDS = -(-VOCAB_SIZE // 32)
 
 @dataclass
 class Row:
-    """One row's draw as a client asks for it."""
+    """The sampling parameters of one row."""
 
     sampling: SamplingParams
     seed: int
     seen: dict[int, int] = field(default_factory=dict)
-    """Tokens of prompt (count 0) or output."""
+    """Tokens of the prompt (count 0) or of the output."""
     banned_ids: list[int] = field(default_factory=list)
     open_ids: set[int] | None = None
 
@@ -72,7 +72,7 @@ def random_row(rng: random.Random) -> Row:
 
 
 def naive_draw(logits: list[float], row: Row) -> tuple[int, float]:
-    """The token, and how far the draw was from another one."""
+    """The token, and the margin to the next one."""
     s = row.sampling
     edited = {}
     for token_id, logit in enumerate(logits):

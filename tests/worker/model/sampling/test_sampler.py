@@ -1,4 +1,4 @@
-"""Drawn tokens follow the distribution that their row asks for, whoever else is in the batch."""
+"""Drawn tokens follow the distribution of their row, whatever else is in the batch."""
 
 import collections
 import itertools
@@ -16,11 +16,11 @@ from worker.model.sampling.sampler import SamplingInputs, sample, uniform
 OPS = load_ops()
 NUM_DRAWS = 20_000
 CRITICAL = {3: 21.1, 10: 35.6, 15: 44.3}
-"""Chi-square by degrees of freedom, at a chance of 1 in 10,000."""
+"""Chi-square by degrees of freedom, for a probability of 1 in 10,000."""
 
 
 def inputs_for(rows: list[tuple[SamplingParams, int]]) -> SamplingInputs | None:
-    """Sampling inputs of rows with their seeds, as a step makes them."""
+    """Sampling inputs for rows with these seeds, as in a step."""
     shares = [share([1], [0], sampling=sampling, seed=seed, position=7) for sampling, seed in rows]
     return build_inputs(batch(*shares), 4, torch.device("cpu")).sampling
 
@@ -80,7 +80,7 @@ def test_a_greedy_batch_takes_the_greatest_logit() -> None:
 
 
 def test_numbers_are_the_same_on_every_worker_and_version() -> None:
-    """A stream goes on elsewhere with the numbers that it began with."""
+    """A stream continues on another worker with the same random numbers."""
     keys = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (2**64 - 1, 3, 9)]
     golden = [2327157, 11635202, 4515257, 3093159, 15930973]
     assert [uniform(*key) * 2**24 for key in keys] == golden

@@ -1,4 +1,4 @@
-"""AutoAWQ's checkpoints, beside a plain reading of their layout."""
+"""AutoAWQ's checkpoints, compared with a direct reading of their layout."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def packed(values: Tensor) -> Tensor:
 
 
 def quantized(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """A matrix [outputs, inputs] in AWQ's tensors, and what is left of it."""
+    """A matrix [outputs, inputs] as AWQ's tensors, and its value after quantization."""
     outputs, inputs = weight.shape
     groups = weight.t().reshape(inputs // GROUP, GROUP, outputs)
     least, most = groups.aminmax(dim=1)
@@ -63,7 +63,7 @@ def quantized(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
 
 
 def write_awq_model(directory: Path, **config: Any) -> Any:
-    """A tiny model whose layers are packed; returns transformers' model of what is left."""
+    """A tiny model with packed layers; returns transformers' model with the quantized values."""
     model = write_tiny_model(directory, "qwen2", **SIZES)
     tensors = load_file(directory / "model.safetensors")
     for name, parameter in model.named_parameters():
@@ -80,7 +80,7 @@ def write_awq_model(directory: Path, **config: Any) -> Any:
 
 
 def logits_of(decoder: Decoder) -> Tensor:
-    """Of the prompt's last token."""
+    """The logits of the prompt's last token."""
     block = BlockShape(decoder.num_layers, 8, decoder.num_kv_heads, decoder.head_dim, decoder.dtype)
     inputs = build_inputs(batch(share(PROMPT, range(3))), 8, decoder.device).forward
     with torch.inference_mode():
@@ -133,7 +133,7 @@ def test_a_tensor_of_another_shape_is_named(tmp_path: Path, kind: str, message: 
 
 
 def test_weights_that_stay_packed_give_the_same(tmp_path: Path) -> None:
-    """As on a GPU, but with the specification's operation."""
+    """As on a GPU, but with the reference op."""
     model = write_awq_model(tmp_path)
     config = decoder_config(read_json_config(tmp_path))
     reader = WeightReader(Checkpoint(tmp_path), config, torch.float32, CPU, awq_stays=True)

@@ -1,4 +1,4 @@
-"""Which blocks a packed matrix has: those of the GGUF file beside it, or quantized ones."""
+"""The blocks of a packed matrix: those of the GGUF file beside it, or quantized ones."""
 
 from pathlib import Path
 

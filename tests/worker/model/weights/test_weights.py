@@ -1,4 +1,4 @@
-"""The weights of a native decoder in every format, and what it computes with them."""
+"""The weights of a native decoder in every format, and its output with them."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def matrices(weights: DecoderWeights[Any]) -> list[Any]:
 
 
 def last_logits(directory: Path, weights: DecoderWeights[Tensor]) -> Tensor:
-    """Of the prompt's last token, as the reference ops compute them."""
+    """The logits of the prompt's last token, by the reference ops."""
     decoder = NativeDecoder(config_of(directory), weights, load_ops(), 32)
     block = BlockShape(decoder.num_layers, 8, decoder.num_kv_heads, decoder.head_dim, decoder.dtype)
     inputs = build_inputs(batch(share(PROMPT, range(3))), 8, CPU).forward
@@ -57,7 +57,7 @@ def last_logits(directory: Path, weights: DecoderWeights[Tensor]) -> Tensor:
 
 
 def round_matrices(model: Any, quant_format: QuantFormat) -> None:
-    """Replace each weight of a transformers model by what remains of it in the format."""
+    """Replace each weight of a transformers model by its value after rounding to the format."""
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1:
             is_table = name.startswith(("lm_head", "model.embed_tokens"))
@@ -82,7 +82,7 @@ def test_a_quantized_model_computes_what_transformers_does_with_its_weights(
 
 
 def test_layers_are_read_one_after_another(tmp_path: Path) -> None:
-    """Who packs them need not hold the model twice."""
+    """Packing does not require memory for a second copy of the model."""
     write_tiny_model(tmp_path, "llama", **SIZES)
     checkpoint = Checkpoint(tmp_path)
     reader = WeightReader(checkpoint, config_of(tmp_path), torch.float32, CPU)
@@ -131,7 +131,7 @@ def test_dequantized_weights_are_of_one_dtype_and_tied_ones_stay_tied(
 
 
 def test_smollm2_keeps_the_blocks_of_its_gguf_file(smollm2: Path) -> None:
-    """They hold what the conversion holds, before it was rounded to bfloat16."""
+    """Tables have the values of the conversion, before they were rounded to bfloat16."""
     packed, converted = read(smollm2, "q4_1"), read(smollm2, torch.bfloat16)
     assert isinstance(packed.embedding, QuantizedWeight)
     tables, linears = matrices(packed)[:2], matrices(packed)[2:]

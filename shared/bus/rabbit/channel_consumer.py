@@ -11,11 +11,12 @@ from pamqp.commands import Basic
 
 from shared import incidents
 from shared.bus.inbox import Inbox
-from shared.bus.rabbit.calls import Calls
-from shared.bus.rabbit.codec import num_returns, to_message
+from shared.bus.rabbit.channels import close_channel
+from shared.bus.rabbit.encoding import num_returns, to_message
 from shared.bus.rabbit.failures import is_asked_for, translated
 from shared.bus.rabbit.frames import Frames
 from shared.bus.rabbit.resources import Resources
+from shared.bus.rabbit.shielded_calls import Calls, Unanswered
 from shared.errors import BusError, BusUnavailable, QueueNotFound
 
 
@@ -50,14 +51,11 @@ class RabbitDelivery:
 class RabbitConsumer:
     """A `Consumer`. Closing its channel returns all unsettled deliveries in order."""
 
-    def __init__(
-        self, channel: Channel, queue: str, resources: Resources, calls: Calls, timeout_s: float
-    ) -> None:
+    def __init__(self, channel: Channel, queue: str, resources: Resources, calls: Calls) -> None:
         self._channel = channel
         self._queue = queue
         self._resources = resources
         self._calls = calls
-        self._timeout_s = timeout_s
         self._tag = ""
         self._inbox: Inbox[RabbitDelivery] = Inbox()
 
@@ -80,48 +78,53 @@ class RabbitConsumer:
         return not self._inbox.is_ended
 
     async def start(self, *, prefetch: int, is_exclusive: bool) -> None:
-        """Start consuming. The caller must not be cancelled before this returns."""
+        """Start consuming. The caller must be neither cancelled nor timed out before this
+        returns."""
         self._channel.on_consumer_cancel_callbacks.add(self._on_cancel)
         self._channel.closing.add_done_callback(self._on_close)
         self._channel.frames = cast("Any", Frames(self._channel, self._on_delivered))
         with translated(f"consume {self._queue}", self._channel):
             if prefetch:
-                await self._channel.basic_qos(prefetch_count=prefetch, timeout=self._timeout_s)
+                await self._channel.basic_qos(prefetch_count=prefetch)
             answer = await self._channel.basic_consume(
-                self._queue, _on_message, exclusive=is_exclusive, timeout=self._timeout_s
+                self._queue, _on_message, exclusive=is_exclusive
             )
         self._tag = answer.consumer_tag or ""
 
     async def stop(self) -> None:
-        await self._calls.run(self._stop(), f"stop consuming {self._queue}")
+        with suppress(Unanswered):
+            await self._calls.run(self._stop(), f"stop consuming {self._queue}")
+        self._inbox.end()
 
     async def close(self) -> None:
-        await self._calls.run(self._close(), f"close the consumer of {self._queue}")
+        with suppress(Unanswered):
+            await self._calls.run(self._close(), f"close the consumer of {self._queue}")
 
     async def ack(self, tag: int) -> None:
-        await self._calls.run(self._settle(self._channel.basic_ack(tag, wait=False)), "acknowledge")
+        await self._settle(self._channel.basic_ack(tag, wait=False), "acknowledge")
 
     async def reject(self, tag: int, *, requeue: bool) -> None:
-        await self._calls.run(
-            self._settle(self._channel.basic_reject(tag, requeue=requeue, wait=False)), "reject"
-        )
+        await self._settle(self._channel.basic_reject(tag, requeue=requeue, wait=False), "reject")
 
-    async def _settle(self, settling: Coroutine[Any, Any, None]) -> None:
+    async def _settle(self, settling: Coroutine[Any, Any, None], doing: str) -> None:
         """Settle a delivery; no effect if the channel is closed, because the message is redelivered
         then."""
+        with suppress(Unanswered):
+            await self._calls.run(self._settled(settling), doing)
+
+    async def _settled(self, settling: Coroutine[Any, Any, None]) -> None:
         with suppress(BusError), translated("settle a delivery", self._channel):
-            async with asyncio.timeout(self._timeout_s):
-                await settling
+            await settling
 
     async def _stop(self) -> None:
         with suppress(BusError), translated(f"stop consuming {self._queue}", self._channel):
-            await self._channel.basic_cancel(self._tag, timeout=self._timeout_s)
+            await self._channel.basic_cancel(self._tag)
         self._inbox.end()
 
     async def _close(self) -> None:
         self._inbox.fail(BusUnavailable("the consumer is closed"))
         with suppress(BusError), translated(f"close the consumer of {self._queue}", self._channel):
-            await self._channel.close(timeout=self._timeout_s)
+            await close_channel(self._channel)
 
     def _on_delivered(self, delivered: DeliveredMessage) -> None:
         self._inbox.put(RabbitDelivery(delivered, self))

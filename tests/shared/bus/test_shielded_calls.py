@@ -5,12 +5,14 @@ import asyncio
 import pytest
 
 from shared import incidents
-from shared.bus.rabbit.calls import Calls
+from shared.bus.rabbit.shielded_calls import Calls, Unanswered
 from shared.errors import BusError, BusUnavailable, QueueNotFound
+
+TIMEOUT_S = 5.0
 
 
 async def test_a_cancelled_caller_leaves_at_once_and_its_call_ends_by_itself() -> None:
-    calls, may_end, ended = Calls(), asyncio.Event(), asyncio.Event()
+    calls, may_end, ended = Calls(TIMEOUT_S), asyncio.Event(), asyncio.Event()
 
     async def call() -> None:
         await may_end.wait()
@@ -28,7 +30,7 @@ async def test_a_cancelled_caller_leaves_at_once_and_its_call_ends_by_itself() -
 
 
 async def test_what_an_abandoned_call_made_is_undone_before_the_caller_leaves() -> None:
-    calls, undone = Calls(), []
+    calls, undone = Calls(TIMEOUT_S), []
 
     async def call() -> str:
         await asyncio.sleep(0.01)
@@ -52,7 +54,7 @@ async def test_a_call_whose_connection_is_closed_is_unavailable() -> None:
         raise asyncio.CancelledError
 
     with pytest.raises(BusUnavailable, match="declare: the connection was closed"):
-        await Calls().run(call(), "declare")
+        await Calls(TIMEOUT_S).run(call(), "declare")
 
 
 async def test_an_error_of_the_bus_is_raised_as_it_is() -> None:
@@ -60,7 +62,7 @@ async def test_an_error_of_the_bus_is_raised_as_it_is() -> None:
         raise QueueNotFound("gone")
 
     with pytest.raises(QueueNotFound, match="gone"):
-        await Calls().run(call(), "consume")
+        await Calls(TIMEOUT_S).run(call(), "consume")
 
 
 async def test_an_unknown_exception_is_an_error_of_the_bus_and_reported() -> None:
@@ -70,20 +72,37 @@ async def test_an_unknown_exception_is_an_error_of_the_bus_and_reported() -> Non
         raise asyncio.InvalidStateError("of a library")
 
     with pytest.raises(BusError, match="publish: InvalidStateError: of a library"):
-        await Calls().run(call(), "publish")
+        await Calls(TIMEOUT_S).run(call(), "publish")
 
     assert incidents.num_reported("call") == num_before + 1
 
 
 async def test_a_call_that_takes_too_long_goes_on_after_its_caller() -> None:
-    calls, ended = Calls(), asyncio.Event()
+    calls, ended = Calls(0.001), asyncio.Event()
 
     async def call() -> None:
         await asyncio.sleep(0.05)
         ended.set()
 
-    with pytest.raises(TimeoutError):
-        await calls.run(call(), "publish", timeout_s=0.001)
+    with pytest.raises(Unanswered, match="declare: no answer in time"):
+        await calls.run(call(), "declare")
     await calls.wait_idle()
 
     assert ended.is_set()
+
+
+async def test_what_a_call_made_too_late_is_undone() -> None:
+    calls, undone = Calls(0.001), []
+
+    async def call() -> str:
+        await asyncio.sleep(0.05)
+        return "consumer"
+
+    async def undo(made: str) -> None:
+        undone.append(made)
+
+    with pytest.raises(Unanswered):
+        await calls.run(call(), "consume", undo=undo)
+    await calls.wait_idle()
+
+    assert undone == ["consumer"]

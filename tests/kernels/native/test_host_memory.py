@@ -1,4 +1,4 @@
-"""Memory that is there before it is needed, and not much sooner."""
+"""Memory is committed before it is needed, but not much sooner."""
 
 from pathlib import Path
 
@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.native.host_memory import CommittedAhead, allocate
 from kernels.native.library import library
-from kernels.native.memory import CommittedAhead, allocate
 
 NUM_LAYERS = 3
 LAYER_BYTES = 21 << 20
 AHEAD_BYTES = 8 << 20
 PIECE_BYTES = 2 << 20
 SLACK_BYTES = NUM_LAYERS * PIECE_BYTES
-"""Huge pages reach beyond what was asked for."""
+"""Huge pages may exceed what was requested."""
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def cache() -> Tensor:
 
 
 def resident_bytes(cache: Tensor) -> int:
-    """Of the mapping that holds ``cache``."""
+    """The resident bytes of the mapping that contains ``cache``."""
     start, is_ours = cache.data_ptr(), False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, *values = line.split()
@@ -36,7 +36,7 @@ def resident_bytes(cache: Tensor) -> int:
 
 
 def committed(cache: Tensor, *uses: int) -> int:
-    """How much more memory is there after so many bytes of each layer have been used."""
+    """The additional committed memory after this many bytes of each layer were used."""
     before = resident_bytes(cache)
     ahead = CommittedAhead(library(), cache)
     for use in uses:

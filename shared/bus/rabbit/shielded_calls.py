@@ -1,11 +1,15 @@
-"""Calls to the broker, each in a task of its own that is shielded from cancellation of the caller.
+"""Calls to the broker, each in a task of its own that nothing cancels.
 
 aiormq 7.2.4 does not survive every cancellation of a call. A cancelled publish leaves a
 confirmation behind, and the channel's reader dies of `InvalidStateError` if the broker returns that
 message at the same moment. A cancelled declaration or consume closes its channel, and leaks the
-channel number if it is cancelled twice. `asyncio.wait_for`, which aiormq uses, swallows a
-cancellation up to Python 3.11 if the answer arrives at the same moment. Therefore a cancelled
-caller returns at once, and its call completes in the background.
+channel number if it is cancelled twice; if the broker closes that channel at the same moment, it
+then ends the whole connection. aiormq's timeouts are cancellations, too. `asyncio.wait_for`, which
+aiormq uses, swallows a cancellation up to Python 3.11 if the answer arrives at the same moment.
+Therefore a caller that is cancelled, or has waited for long enough, returns at once, and its call
+completes in the background: with the broker's answer, or with the end of its connection, which the
+heartbeat ends if the broker is silent. Only then are calls cancelled, because aiormq leaves
+publishes and acknowledgements on a closed connection waiting for room in its buffer.
 """
 
 import asyncio
@@ -19,10 +23,16 @@ from shared.errors import BusError, BusUnavailable
 _Result = TypeVar("_Result")
 
 
-class Calls:
-    """Runs the calls of one bus."""
+class Unanswered(BusUnavailable):
+    """The broker has not answered in time; it is unknown whether the call takes effect."""
 
-    def __init__(self) -> None:
+
+class Calls:
+    """Runs the calls over one link."""
+
+    def __init__(self, timeout_s: float) -> None:
+        """``timeout_s`` limits the time for which a caller waits."""
+        self._timeout_s = timeout_s
         self._running: set[asyncio.Task[Any]] = set()
 
     async def run(
@@ -30,26 +40,32 @@ class Calls:
         call: Coroutine[Any, Any, _Result],
         doing: str,
         *,
-        timeout_s: float | None = None,
         undo: Callable[[_Result], Coroutine[Any, Any, object]] | None = None,
     ) -> _Result:
         """Return the result of ``call``. ``doing`` describes the call in errors.
 
         Raises the `BusError` of the call, `BusUnavailable` if its connection was closed, and
-        `TimeoutError` after ``timeout_s``, in which case the call continues. An unknown exception
-        is reported and raised as a `BusError`. If the caller is cancelled, ``undo`` is run with the
-        result, and the caller waits for that unless it is cancelled again.
+        `Unanswered` after the timeout. An unknown exception is reported and raised as a `BusError`.
+        If the caller is cancelled or does not wait any longer, ``undo`` is run with the result; a
+        cancelled caller waits for that unless it is cancelled again.
         """
         task = self._start(call)
         try:
-            done, _ = await asyncio.wait([task], timeout=timeout_s)
+            done, _ = await asyncio.wait([task], timeout=self._timeout_s)
         except asyncio.CancelledError:
             if undo is not None:
                 await asyncio.wait([self._start(_undone(task, undo))])
             raise
         if not done:
-            raise TimeoutError
+            if undo is not None:
+                self._start(_undone(task, undo))
+            raise Unanswered(f"{doing}: no answer in time")
         return _result(task, doing)
+
+    def end(self) -> None:
+        """End all calls, whose connection is closed."""
+        for task in self._running:
+            task.cancel()
 
     async def wait_idle(self, timeout_s: float | None = None) -> None:
         """Return when all calls have ended, or after ``timeout_s``."""

@@ -1,0 +1,172 @@
+"""Consumers that attach again by themselves after they have lost their connection or queue."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Self
+
+from shared import incidents
+from shared.bus.base import Bus, Consumer, Delivery, Exchange, Message, Queue
+from shared.errors import BusUnavailable, QueueBusy, QueueNotFound, UndecodableMessage
+
+logger = logging.getLogger(__name__)
+
+_RETRY_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """The queue is consumed from now on, starting with the message at its head."""
+
+    was_deleted: bool
+    """Whether the queue had been deleted, with its messages, and was declared again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The queue is not consumed, because of ``error``; unsettled deliveries are back in it.
+
+    `QueueBusy` means that another consumer holds the queue. Each failed attempt yields another
+    `Lost`.
+    """
+
+    error: BusUnavailable | QueueNotFound | QueueBusy
+
+
+class Subscription(AbstractAsyncContextManager["Subscription"]):
+    """Consumes one queue until stopped, across reconnects. ``async with`` closes it.
+
+    Iteration yields `Attached`, then deliveries in queue order; if the connection or the queue is
+    lost it yields `Lost`, then `Attached` again once the queue is consumed again, and so on. Any
+    other error of `Bus.declare` and `Bus.consume` is raised.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        queue: str,
+        *,
+        prefetch: int = 0,
+        is_exclusive: bool = False,
+        declare: Sequence[Exchange | Queue] = (),
+    ) -> None:
+        """``prefetch`` and ``is_exclusive`` as for `Bus.consume`.
+
+        ``declare`` is declared at the start, and again whenever the queue does not exist. If it is
+        empty, iteration raises `QueueNotFound` then.
+        """
+        self._bus = bus
+        self._queue = queue
+        self._prefetch = prefetch
+        self._is_exclusive = is_exclusive
+        self._declare = declare
+        self._is_declared = False
+        self._was_deleted = False
+        self._lost: Lost | None = None
+        """The last failure, until attached again."""
+        self._is_stopped = False
+        self._attaching: asyncio.Timeout | None = None
+        self._consuming: AbstractAsyncContextManager[Consumer] | None = None
+        self._consumer: Consumer | None = None
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delivery | Attached | Lost:
+        try:
+            if self._consumer is not None:
+                return await anext(self._consumer)
+            if self._is_stopped:
+                raise StopAsyncIteration
+            return await self._attach()
+        except (BusUnavailable, QueueBusy) as error:
+            lost = Lost(error)
+        except QueueNotFound as error:
+            if not self._declare:
+                raise
+            self._is_declared, self._was_deleted = False, True
+            lost = Lost(error)
+        if self._lost is None or type(lost.error) is not type(self._lost.error):
+            facts = {"queue": self._queue, "reason": lost.error.message}
+            logger.warning("queue not consumed, retrying", extra=facts)
+        self._lost = lost
+        await self.close()
+        return lost
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the queue is consumed at this moment."""
+        return self._consumer is not None and self._consumer.is_open
+
+    async def stop(self) -> None:
+        """Stop accepting deliveries. Unsettled deliveries are kept until this is closed; iteration
+        ends after them, or at once if the queue is not consumed."""
+        self._is_stopped = True
+        attaching, self._attaching = self._attaching, None
+        if attaching is not None:
+            attaching.reschedule(asyncio.get_running_loop().time())
+        elif self._consumer is not None:
+            await self._consumer.stop()
+
+    async def close(self) -> None:
+        """Stop consuming; unsettled deliveries return to the queue. No effect if that was done
+        before."""
+        consuming, self._consuming, self._consumer = self._consuming, None, None
+        if consuming is not None:
+            await consuming.__aexit__(None, None, None)
+
+    async def _attach(self) -> Attached:
+        try:
+            async with asyncio.timeout(None) as self._attaching:  # expires when stopped
+                self._consumer = consumer = await self._consume()
+        except TimeoutError:
+            if self._is_stopped:
+                raise StopAsyncIteration from None
+            raise
+        finally:
+            self._attaching = None
+        if self._is_stopped:  # too late to interrupt it
+            await consumer.stop()
+        if self._lost is not None:
+            logger.info("queue consumed again", extra={"queue": self._queue})
+        attached = Attached(self._was_deleted)
+        self._lost, self._was_deleted = None, False
+        return attached
+
+    async def _consume(self) -> Consumer:
+        if self._lost is not None:
+            await asyncio.sleep(_RETRY_PAUSE_S)
+        await self._bus.wait_connected()
+        if not self._is_declared:
+            await self._bus.declare(*self._declare)
+            self._is_declared = True
+        consuming = self._bus.consume(
+            self._queue, prefetch=self._prefetch, is_exclusive=self._is_exclusive
+        )
+        consumer = await consuming.__aenter__()
+        self._consuming = consuming
+        return consumer
+
+
+async def receive(bus: Bus, queue: Queue, handle: Callable[[Message], None]) -> None:
+    """Declare ``queue`` and pass each of its messages to ``handle``, until cancelled.
+
+    Messages are acknowledged before they are handled. ``handle`` may raise `UndecodableMessage`;
+    any other error is reported.
+    """
+    async with Subscription(bus, queue.name, declare=(queue,)) as subscription:
+        async for item in subscription:
+            if isinstance(item, Attached | Lost):
+                continue
+            await item.ack()
+            with incidents.survived("task", "message not handled", queue=queue.name):
+                try:
+                    handle(item.message)
+                except UndecodableMessage as error:
+                    facts = {"queue": queue.name, "reason": error.message}
+                    logger.warning("undecodable message dropped", extra=facts)

@@ -1,0 +1,13 @@
+"""The page about the life of a request lists the modules that a request enters."""
+
+import pytest
+
+from tests.support.broker import Broker
+from tests.support.journey import PAGE, rendered, traced
+
+
+@pytest.mark.rabbit
+def test_the_page_lists_the_modules_that_a_request_enters(broker: Broker) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+
+    assert page == rendered(page, traced(broker.url)), "run python -m tests.support.journey --write"

@@ -1,0 +1,64 @@
+"""The page at /docs: it works without Internet access, and with API keys."""
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import urljoin, urlsplit
+
+import pytest
+
+from gateway.intake.api_keys import KeyFile
+from shared.bus.memory import MemoryBus
+from tests.support.http import LiveGateway, live_gateway
+
+_REFERENCE = re.compile(r"""(?:src|href)=["']([^"']+)["']|\burl: '([^']+)'""")
+_IN_STYLES = re.compile(r"""(?:url\(|@import\s+)["']?([^"')\s]+)""")
+
+
+@pytest.fixture
+async def closed_gateway(bus: MemoryBus, tmp_path: Path) -> AsyncIterator[LiveGateway]:
+    """A gateway that requires an API key, and a client that has none."""
+    file = KeyFile(tmp_path / "keys")
+    file.add("alice")
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        yield gateway
+
+
+async def references(gateway: LiveGateway) -> list[str]:
+    """The absolute URLs that the page loads, those of its styles included."""
+    page = (await gateway.http.get("/docs")).text
+    found = [urljoin(gateway.url, match[1] or match[2]) for match in _REFERENCE.finditer(page)]
+    for url in [url for url in found if url.endswith(".css")]:
+        styles = (await gateway.http.get(url)).text
+        found += [urljoin(url, match[1]) for match in _IN_STYLES.finditer(styles)]
+    return found
+
+
+async def test_everything_that_the_page_loads_comes_from_the_gateway(
+    closed_gateway: LiveGateway,
+) -> None:
+    loaded = [url for url in await references(closed_gateway) if not url.startswith("data:")]
+    statuses = [(await closed_gateway.http.get(url)).status_code for url in loaded]
+
+    assert {Path(urlsplit(url).path).suffix for url in loaded} == {".css", ".js", ".json", ".png"}
+    assert {urljoin(url, "/") for url in loaded} == {f"{closed_gateway.url}/"}
+    assert set(statuses) == {200}
+
+
+async def test_the_browser_may_load_nothing_from_other_hosts(gateway: LiveGateway) -> None:
+    policy = (await gateway.http.get("/docs")).headers["content-security-policy"]
+
+    sources = {source for directive in policy.split("; ") for source in directive.split()[1:]}
+    assert policy.startswith("default-src 'self'")
+    assert sources == {"'self'", "'unsafe-inline'", "'none'", "data:"}
+
+
+async def test_a_request_from_the_page_needs_a_key(closed_gateway: LiveGateway) -> None:
+    assert (await closed_gateway.http.get("/v1/models")).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/redoc", "/docs/oauth2-redirect"])
+async def test_pages_of_the_framework_that_need_a_cdn_are_gone(
+    path: str, gateway: LiveGateway
+) -> None:
+    assert (await gateway.http.get(path)).status_code == 404

@@ -1,0 +1,66 @@
+"""A job that came back too often only because connections were lost, with the shipped users."""
+
+import msgspec
+import pytest
+
+from shared import topology
+from shared.bus.rabbit import RabbitBus
+from shared.errors import BusUnavailable
+from shared.messages import Finished, GenerationJob, SamplingParams, Started
+from tests.support.broker import Broker
+from tests.support.jobs import Log, ask, new_job, publish, read, reading
+from tests.support.tcp_proxy import TcpProxy
+from tests.support.workers import doomed_worker, echo_worker
+from worker.jobs.quarantine import MAX_RETURNS
+
+pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(120)]
+
+LONG = SamplingParams(max_tokens=300, ignore_eos=True)
+STEP_S = 0.005
+
+
+async def lose_connections(bus: RabbitBus, proxy: TcpProxy, queue: str, num_times: int) -> None:
+    """Take the job of ``queue`` and lose the connection, again and again."""
+    for _ in range(num_times):
+        async with bus.consume(queue) as consumer:
+            await anext(consumer)
+            proxy.sever()
+            with pytest.raises(BusUnavailable):
+                await anext(consumer)
+        await bus.wait_connected()
+
+
+async def run_to_the_end(broker: Broker, job: GenerationJob) -> Log:
+    """Publish ``job``, end its first worker, lose connections, and leave the rest to another
+    worker."""
+    queue = topology.jobs_queue(job.model, "interactive").name
+    async with (
+        RabbitBus(broker.url_of("gateway")) as bus,
+        TcpProxy(broker.url_of("worker")) as proxy,
+        RabbitBus(proxy.url) as theirs,
+        reading(bus, job) as consumer,
+    ):
+        async with doomed_worker(theirs, step_s=STEP_S):
+            await publish(bus, job)
+            log = await read(bus, job, consumer, num_tokens=5)
+        await lose_connections(theirs, proxy, queue, MAX_RETURNS - 1)
+        async with echo_worker(theirs):
+            return await read(bus, job, consumer, log)
+
+
+async def test_an_excused_stream_is_answered_as_if_nothing_had_happened(broker: Broker) -> None:
+    job = new_job("echo", sampling=LONG)
+    async with (
+        RabbitBus(broker.url_of("worker")) as theirs,
+        RabbitBus(broker.url_of("gateway")) as bus,
+        echo_worker(theirs),
+    ):
+        undisturbed = await ask(bus, msgspec.structs.replace(job, request_id="undisturbed"))
+
+    log = await run_to_the_end(broker, job)
+
+    assert isinstance(log.last, Finished)
+    assert log.token_ids == undisturbed.token_ids
+    assert log.text == undisturbed.text
+    started = [event for event in log.raw if isinstance(event, Started)]
+    assert [event.publication for event in started] == [0, 1]

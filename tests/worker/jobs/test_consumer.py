@@ -1,0 +1,86 @@
+"""A consumer of jobs on a bus that comes and goes."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from shared import topology
+from shared.bus.memory import MemoryBroker, MemoryBus
+from tests.support.jobs import ask, new_job
+from tests.support.workers import echo_worker
+from worker.jobs.consumer import JobConsumer
+from worker.jobs.held import HeldJobs
+from worker.jobs.run import Answer
+from worker.jobs.taken import TakenJob
+
+QUEUE = topology.jobs_queue("echo", "interactive")
+
+
+def never_asked(_: TakenJob) -> Answer:
+    raise AssertionError("there are no jobs")
+
+
+@asynccontextmanager
+async def consuming(bus: MemoryBus) -> AsyncIterator[tuple[JobConsumer, "asyncio.Task[None]"]]:
+    consumer = JobConsumer(
+        bus, "echo", "interactive", prefetch=1, held=HeldJobs(), new_answer=never_asked
+    )
+    running = asyncio.create_task(consumer.run())
+    await asyncio.sleep(0.01)
+    try:
+        yield consumer, running
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def num_consumers(bus: MemoryBus) -> int:
+    state = await bus.inspect(QUEUE.name)
+    assert state is not None
+    return state.num_consumers
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+async def test_a_stopped_consumer_ends(is_paused: bool) -> None:
+    async with MemoryBus() as bus, consuming(bus) as (consumer, running):
+        if is_paused:
+            await consumer.pause()
+            await asyncio.sleep(0.01)
+        await consumer.stop()
+        await asyncio.wait_for(running, 5)
+        assert await num_consumers(bus) == 0
+
+
+async def test_a_consumer_is_stopped_without_a_broker() -> None:
+    async with consuming(MemoryBus()) as (consumer, running):
+        await consumer.stop()
+        await asyncio.wait_for(running, 5)
+
+
+async def test_a_paused_consumer_takes_nothing_until_it_resumes() -> None:
+    async with MemoryBus() as bus, consuming(bus) as (consumer, _):
+        nums = [await num_consumers(bus)]
+        await consumer.pause()
+        bus.sever()
+        await bus.wait_connected()
+        await asyncio.sleep(0.1)
+        nums.append(await num_consumers(bus))
+        consumer.resume()
+        await asyncio.sleep(0.1)
+        nums.append(await num_consumers(bus))
+
+    assert nums == [1, 0, 1]
+
+
+async def test_a_worker_declares_its_deleted_queues_again() -> None:
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as bus, MemoryBus(broker) as theirs, echo_worker(theirs):
+        expected = await ask(bus, new_job("echo"))
+        await bus.delete_queue(QUEUE.name)
+        while await bus.inspect(QUEUE.name) is None:  # noqa: ASYNC110 (nobody says when)
+            await asyncio.sleep(0.01)
+        log = await ask(bus, new_job("echo"))
+
+    assert log.token_ids == expected.token_ids
