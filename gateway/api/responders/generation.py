@@ -52,7 +52,7 @@ class Reading(NamedTuple):
     """Raises the errors of the job in the words of the request's endpoint."""
 
 
-class Exchange(Response):
+class LiveResponse(Response):
     """Serves a request while it is sent: ``serve`` receives the body and sends the answer. Until
     the first byte is sent, errors are raised and become HTTP errors."""
 

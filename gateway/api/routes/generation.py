@@ -9,7 +9,7 @@ from starlette.types import Send
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest, parse
 from gateway.api.openapi import documented
 from gateway.api.render.formats import ChatCompletion, Completion
-from gateway.api.responders.generation import Exchange, Reading, generate
+from gateway.api.responders.generation import LiveResponse, Reading, generate
 from gateway.wiring import Gateway
 
 _CHAT_EXAMPLE: Mapping[str, Any] = {
@@ -35,7 +35,7 @@ def router(gateway: Gateway) -> APIRouter:
         async def serve(request: Request, send: Send) -> None:
             await generate(gateway, request, send, id_kind, read)
 
-        return Exchange(serve)
+        return LiveResponse(serve)
 
     @routes.post(
         "/v1/chat/completions",

@@ -13,7 +13,7 @@ from gateway.api.bodies.schemas import is_unused, parse
 from gateway.api.openapi import answered, documented
 from gateway.api.render.responses import Echo, ResponseObject, gathered_response, response_object
 from gateway.api.responders import resumption
-from gateway.api.responders.generation import Exchange, Reading, generate
+from gateway.api.responders.generation import LiveResponse, Reading, generate
 from gateway.api.responders.stored_response import stored_response
 from gateway.log.cursor import NOT_FOUND
 from gateway.log.framing import Framer
@@ -56,7 +56,7 @@ def router(gateway: Gateway) -> APIRouter:
         async def serve(request: Request, send: Send) -> None:
             await generate(gateway, request, send, _KIND, _read)
 
-        return Exchange(serve)
+        return LiveResponse(serve)
 
     @routes.get(
         "/v1/responses/{response_id}",
