@@ -1,5 +1,7 @@
 """The components that routes share."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gateway.fleet.backlog import Backlog
@@ -9,7 +11,7 @@ from gateway.intake.admission import Admission
 from gateway.intake.api_keys import Keys
 from gateway.intake.signer import Signer, check_key
 from gateway.log.registry import Relays
-from gateway.log.reply_queues import ReplyQueues
+from gateway.log.reply_queues import ReplyLog, ReplyQueues, new_id
 from gateway.metrics import Metrics
 from shared.bus.base import Bus, Message
 from shared.messages import Release, Withheld, decode_announcement, decode_command
@@ -48,16 +50,23 @@ class Gateway:
             quick=QuickLane(bus),
         )
 
-    def new_request_id(
+    @contextmanager
+    def log_for(
         self, kind: str, *, tenant: str, key: str | None = None, is_detached: bool = False
-    ) -> str:
-        """A new request id ``kind-...``, or the one derived from the request's Idempotency-Key.
+    ) -> Iterator[ReplyLog]:
+        """The log of a new request, whose id is ``kind-...``, or derived from its Idempotency-Key.
 
         Raises `InvalidRequest`.
         """
+        retention_s = self.settings.detach_ttl_s if is_detached else 0.0
         if key is not None:
-            return self.signer.request_id(kind, tenant, check_key(key))
-        return self.reply_queues.new_id(kind, lasts=is_detached)
+            request_id = self.signer.request_id(kind, tenant, check_key(key))
+            yield self.reply_queues.named(request_id, retention_s, may_exist=True)
+        elif is_detached:
+            yield self.reply_queues.named(new_id(kind), retention_s)
+        else:
+            with self.reply_queues.take(kind) as log:
+                yield log
 
     def hear_announcement(self, message: Message) -> None:
         self.workers.hear(decode_announcement(message.body))

@@ -5,8 +5,8 @@ import msgspec
 from cli.batch.lines import BatchLine
 from gateway.api.render import whole_answer
 from gateway.api.render.gathering import gathered
+from gateway.api.rendering import rendering_of
 from gateway.errors import error_body, status_of
-from gateway.log.context import decode_context
 from shared import errors
 from shared.errors import InternalError
 from shared.messages import Completed, Failed, GenerationJob
@@ -41,7 +41,7 @@ def output_line(line: BatchLine, job: GenerationJob, answer: Completed | Failed)
 def _completed(job: GenerationJob, completed: Completed) -> Response:
     if len(completed.choices) != job.total_choices:
         return _failed(job, Failed(code=InternalError.code, message="Choices are missing."))
-    body = whole_answer(*gathered(decode_context(job.context), completed))
+    body = whole_answer(*gathered(rendering_of(job.context), completed))
     return Response(status_code=200, request_id=job.request_id, body=body)
 
 

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from gateway.api.bodies import schemas
-from gateway.api.bodies.draft import Draft, draft
 from gateway.api.bodies.structured_output import check_now
+from gateway.api.bodies.submission import Submission, submission
 from shared.bus.base import MAX_MESSAGE_BYTES
 from shared.errors import InvalidRequest, RequestError, Unavailable
 from shared.messages import Announcement, GenerationJob, ModelName, encode
@@ -29,9 +29,9 @@ class BatchLine(msgspec.Struct, frozen=True):
     url: Url
     body: msgspec.Raw
 
-    def draft(
+    def submission(
         self, request_id: str, created_at: float, served: Announcement | None = None
-    ) -> Draft:
+    ) -> Submission:
         """Build the job, and the constraint that it may have, from a worker's announcement
         ``served``.
 
@@ -45,15 +45,15 @@ class BatchLine(msgspec.Struct, frozen=True):
             request = schemas.parse(schemas.CompletionRequest, body)
         if request.stream:
             raise InvalidRequest("stream: batches do not support streaming", param="stream")
-        return draft(
+        return submission(
             request, request_id=request_id, created_at=created_at, mode="final", served=served
         )
 
     def job(
         self, request_id: str, created_at: float, served: Announcement | None = None
     ) -> GenerationJob:
-        """The job to publish. The line was already checked with `draft`."""
-        job = self.draft(request_id, created_at, served).identified(request_id)
+        """The job to publish. The line was already checked with `submission`."""
+        job = self.submission(request_id, created_at, served).job
         # Between two runs nothing reads the reply queue; the job must continue all the same.
         return msgspec.structs.replace(job, is_detached=True)
 
@@ -154,10 +154,10 @@ class _Index:
     def add(self, number: int, offset: int, text: bytes) -> None:
         try:
             line = _DECODER.decode(text)
-            draft = line.draft("check", created_at=0, served=self.served)
-            if draft.wanted is not None:
-                check_now(draft.wanted)
-            job = draft.identified("check")
+            checked = line.submission("check", created_at=0, served=self.served)
+            if checked.wanted is not None:
+                check_now(checked.wanted)
+            job = checked.job
         except (msgspec.MsgspecError, RequestError, Unavailable) as error:
             self.problems.append(f"line {number}: {' '.join(str(error).split())}")
             return

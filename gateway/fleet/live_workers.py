@@ -51,6 +51,11 @@ class LiveWorkers:
             if known.announcement.model == model and known.seen_at > oldest
         ]
 
+    def announcement(self, model: str) -> Announcement | None:
+        """What a live worker announces of a model: workers of one name agree on it."""
+        workers = self.of_model(model)
+        return workers[0] if workers else None
+
     def models(self) -> dict[str, list[Announcement]]:
         """The latest announcement of each live worker, by model."""
         self._forget()

@@ -3,51 +3,63 @@
 import asyncio
 import math
 
+from gateway.log.cursor import Item, LogEvent, Restarted
 from shared.errors import DeadlineExceeded, WarrenError
-from shared.log import Relay
 
 
 class RelayBuffer:
-    """Relays in order, optionally followed by an error. One task puts, another one takes."""
+    """Accepted events in order, optionally followed by an error. One task puts, another takes."""
 
     def __init__(self, deadline: float = math.inf) -> None:
         """``deadline`` is in the event loop's time."""
         self._deadline = deadline
         self.error: WarrenError | None = None
-        self._relays: list[Relay] = []
+        self.has_given_all = False
+        """Whether the log's last event has been taken."""
+        self._items: list[Item] = []
+        self._has_given = False
+        self._has_last = False
         self._waiter: asyncio.Future[None] | None = None
         self._taken: asyncio.Future[None] | None = None
 
     def __len__(self) -> int:
-        return len(self._relays)
+        return len(self._items)
 
     @property
     def is_held_up(self) -> bool:
         """Whether nothing may be put until everything is taken."""
         return self._taken is not None and not self._taken.done()
 
-    def put(self, relay: Relay) -> None:
-        self._relays.append(relay)
+    def put(self, event: LogEvent, *, is_last: bool = False) -> None:
+        self._items.append(event)
+        self._has_last |= is_last
         self.wake()
 
+    def restart(self, restarted: Restarted) -> None:
+        """Drop what was not taken: it is put again."""
+        self._items = [restarted] if self._has_given else []
+        self._has_last = False
+
     def fail(self, error: WarrenError) -> None:
-        """End with ``error`` after the relays that are already buffered."""
+        """End with ``error`` after the events that are already buffered."""
         self.error = self.error or error
         self.wake()
 
-    async def take(self, timeout_s: float | None = None) -> list[Relay]:
-        """Wait for relays; returns all that have arrived, or none after ``timeout_s`` or `wake`.
+    async def take(self, timeout_s: float | None = None) -> list[Item]:
+        """Wait for events; returns all that have arrived, or none after ``timeout_s`` or `wake`.
 
         Raises the error, and `DeadlineExceeded`.
         """
-        if not self._relays and self.error is None:
+        if not self._items and self.error is None:
             await self._wait(timeout_s)
-        if not self._relays and self.error is not None:
+        if not self._items and self.error is not None:
             raise self.error
-        relays, self._relays = self._relays, []
+        items, self._items = self._items, []
+        self._has_given |= bool(items)
+        self.has_given_all |= self._has_last
         if self._taken is not None and self.is_held_up:
             self._taken.set_result(None)
-        return relays
+        return items
 
     async def let_take(self) -> None:
         """Let the taking task run."""
@@ -56,7 +68,7 @@ class RelayBuffer:
 
     async def wait_taken(self) -> None:
         """Return when everything is taken."""
-        if self._relays:
+        if self._items:
             self._taken = asyncio.get_running_loop().create_future()
             await self._taken
 
@@ -71,7 +83,7 @@ class RelayBuffer:
             await self._waiter
         finally:
             alarm.cancel()
-        if not self._relays and loop.time() >= self._deadline:
+        if not self._items and loop.time() >= self._deadline:
             self.fail(DeadlineExceeded("The request's deadline has passed."))
 
     def wake(self) -> None:

@@ -22,10 +22,12 @@ import msgspec
 
 from gateway.fleet.live_workers import LiveWorkers
 from gateway.fleet.publishing import publish_job
-from gateway.log.context import StreamContext
-from gateway.log.cursor import EXPIRED, NOT_FOUND, LogLost
-from gateway.log.relay import Fate, LogRelay
-from gateway.log.reply_queues import ReplyQueues
+from gateway.log.cursor import NOT_FOUND
+from gateway.log.facts import LogFacts
+from gateway.log.fate import Fate, Retention
+from gateway.log.reading import EXPIRED, LogLost
+from gateway.log.relay import LogRelay
+from gateway.log.reply_queues import ReplyLog, ReplyQueues
 from gateway.log.stalls import LOOK_INTERVAL_S, StallWatch
 from shared import incidents, topology
 from shared.bus.base import Bus, Message
@@ -67,16 +69,22 @@ class Relays:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
-    async def open(self, job: GenerationJob, context: StreamContext) -> AsyncIterator[LogRelay]:
+    async def open(
+        self, log: ReplyLog, job: GenerationJob, facts: LogFacts, *, has_ids: bool = False
+    ) -> AsyncIterator[LogRelay]:
         """Publish ``job`` and relay its log, or the log that its Idempotency-Key already has.
+
+        ``has_ids``: the client receives event ids, with which it can return.
 
         Raises `ModelNotFound`, `Overloaded`, `InvalidRequest`, `IdempotencyMismatch` and
         `BusError`, and `Unavailable` in place of a `LogLost` that leaves the context: no byte of
         the answer has been sent by then. The relay is closed in the background, so that no response
         waits for its queue to be deleted.
         """
+        is_kept = bool(facts.body_hash) or job.is_detached
+        retention = Retention.KEPT if is_kept else Retention.GRACE if has_ids else Retention.NONE
         with ExitStack() as opened:
-            relay = await self._begin(job, context, opened)
+            relay = await self._begin(log, job, facts, retention, opened)
             if not relay.is_answered:
                 await self._publish(relay.job or job)
             try:
@@ -108,9 +116,8 @@ class Relays:
             relay.start()
             with suppress(StreamExpired, Unroutable):  # its reader was faster
                 await relay.catch_up(Accepted(body_hash=""))
-                if tenant is not None and relay.context is None:
+                if tenant is not None and relay.facts is None:
                     raise Unavailable("No worker has started on this request yet.")
-                relay.is_kept = relay.can_return = False
 
     def obey(self, command: Release | Withheld) -> None:
         """Apply a command from another gateway or from this one."""
@@ -145,49 +152,43 @@ class Relays:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _retention_s(self, job: GenerationJob) -> float:
-        settings = self._settings
-        kept_s = settings.detach_ttl_s if job.is_detached else 0
-        return max(settings.reply_retention_s, kept_s)
-
     async def _begin(
-        self, job: GenerationJob, context: StreamContext, opened: ExitStack
+        self,
+        log: ReplyLog,
+        job: GenerationJob,
+        facts: LogFacts,
+        retention: Retention,
+        opened: ExitStack,
     ) -> LogRelay:
         """Begin to relay a job's log, which ``opened`` closes.
 
         The end of an earlier request with the same key may delete the log meanwhile. Then it is
         declared again. Raises `Unavailable` if that happens each time, and as `open`.
         """
+        claim = _claim(job.request_id, job.tenant, body_hash=facts.body_hash)
+        known = None if facts.body_hash else facts
+        is_kept = retention is Retention.KEPT
         for _ in range(_MAX_LOGS):
             try:
-                relay = await self._new(job, context)
+                log.is_used = True
+                await log.declare()
+                relay = LogRelay(self._bus, log, claim, known, _loop_time(job.deadline), retention)
                 opened.enter_context(self._registered(relay))
                 relay.start()
-                relay.job = await self._accept(relay, job) if relay.is_kept else job
+                relay.job = await self._accept(relay, job) if is_kept else job
             except (LogLost, QueueNotFound):
                 opened.close()
+                log = log.renewed()
             else:
                 return relay
         raise Unavailable(_LOST)
 
-    async def _new(self, job: GenerationJob, context: StreamContext) -> LogRelay:
-        has_key = bool(context.body_hash)
-        log = await self._queues.take(job.request_id, self._retention_s(job), may_exist=has_key)
-        claim = _claim(job.request_id, job.tenant, body_hash=context.body_hash)
-        known = None if has_key else context
-        relay = LogRelay(self._bus, log, claim, known, _loop_time(job.deadline))
-        relay.can_return = has_key
-        relay.is_kept = has_key or job.is_detached
-        return relay
-
     def _returning(self, claim: Release) -> LogRelay:
         settings = self._settings
-        log = self._queues.find(claim.request_id)
+        log = self._queues.named(claim.request_id)
         # The job has its own deadline; this one is for a job that is never started.
         timeout_s = max(settings.request_timeout_s, settings.detach_ttl_s)
-        relay = LogRelay(self._bus, log, claim, None, _loop_time(time.time() + timeout_s))
-        relay.can_return = relay.is_kept = True
-        return relay
+        return LogRelay(self._bus, log, claim, None, _loop_time(time.time() + timeout_s))
 
     async def _accept(self, relay: LogRelay, job: GenerationJob) -> GenerationJob:
         """Write `Accepted` to the log, and read the `Accepted` events of other gateways.
@@ -208,7 +209,7 @@ class Relays:
             relay.fail(error)
             raise error
         # Each gateway that accepted it before may have published it, too.
-        publication = relay.reading.num_accepted - 1
+        publication = relay.cursor.num_accepted - 1
         return msgspec.structs.replace(job, publication=publication)
 
     async def _publish(self, job: GenerationJob) -> None:
@@ -224,7 +225,7 @@ class Relays:
 
     async def _publish_again(self, relay: LogRelay) -> None:
         assert relay.job is not None
-        publication = max(relay.job.publication, relay.reading.publication) + 1
+        publication = max(relay.job.publication, relay.cursor.publication) + 1
         relay.job = msgspec.structs.replace(relay.job, publication=publication)
         facts = {"request_id": relay.request_id, "worker": relay.worker}
         logger.warning("worker silent, job published again", extra=facts)

@@ -1,14 +1,15 @@
-"""The relay of one log to one client, and the fate of job and log afterwards."""
+"""The relay of one log to one client."""
 
 import asyncio
 import logging
 import math
 from collections.abc import Awaitable
-from enum import Enum, auto
 
 from gateway.log.buffer import RelayBuffer
-from gateway.log.context import StreamContext
-from gateway.log.cursor import EXPIRED, LogLost, LogReading
+from gateway.log.cursor import Item, LogCursor
+from gateway.log.facts import LogFacts
+from gateway.log.fate import Departure, Fate, LogEnd, Retention, departure_of, fate_of
+from gateway.log.reading import EXPIRED, LogLost, LogReading
 from gateway.log.reply_queues import ReplyLog
 from shared import incidents
 from shared.bus.base import Bus
@@ -20,28 +21,15 @@ from shared.errors import (
     StreamNotFound,
     TakenOver,
     Unavailable,
+    UndecodableMessage,
     WarrenError,
 )
-from shared.log import Relay
 from shared.messages import Accepted, GenerationJob, Release
 
 logger = logging.getLogger(__name__)
 
 _CANCELS_AGAIN_S = 1.0
-
-
-class Fate(Enum):
-    """What happens to a job and its log when a relay ends."""
-
-    STAYS = auto()
-    """Both continue without this reader; the log expires."""
-    WAITS = auto()
-    """Both continue for the grace period, and end unless the client returns."""
-    ENDS = auto()
-    """The job is cancelled and the log deleted."""
-
-
-_NOT_OURS = (TakenOver, StreamNotFound, StreamExpired, IdempotencyMismatch)
+_LOST = "The gateway lost the answer."
 
 
 class LogRelay:
@@ -52,25 +40,21 @@ class LogRelay:
         bus: Bus,
         log: ReplyLog,
         claim: Release,
-        context: StreamContext | None = None,
+        facts: LogFacts | None = None,
         deadline: float = math.inf,
+        retention: Retention = Retention.KEPT,
     ) -> None:
         """As `LogReading`; ``deadline`` is in the event loop's time."""
-        self.can_return = False
-        """Whether the client can return: it has the stream's id or an Idempotency-Key."""
-        self.is_kept = False
-        """Whether the log is kept after its end, for later requests."""
-        self.is_numbered = False
-        """Whether the client receives event ids. It may return even for the last bytes, because
-        only their sending is known, not their arrival."""
         self.job: GenerationJob | None = None
         """The job that may be published again, if this client has just sent it."""
         self.log_name = log.queue.name
         self.claim = claim
         self._buffer = RelayBuffer(deadline)
-        self.reading = LogReading(bus, log, claim, context, self._buffer)
+        self.cursor = LogCursor(claim, facts)
+        self.reading = LogReading(bus, log, self.cursor, self._buffer)
         self._task: asyncio.Task[None] | None = None
-        self._has_left = False
+        self._retention = retention
+        self._departure = Departure.ABORTED
         self._askers: set[str] = set()
         """Other readers that have asked for the log."""
 
@@ -81,75 +65,66 @@ class LogRelay:
     @property
     def body_hash(self) -> str:
         """The body hash of the log's request; empty without an Idempotency-Key."""
-        return self.reading.reader.body_hash or self.claim.body_hash
+        return self.cursor.reader.body_hash or self.claim.body_hash
 
     @property
     def worker(self) -> str | None:
         """The address of the current worker."""
-        return self.reading.reader.worker
+        return self.cursor.reader.worker
 
     @property
     def is_answered(self) -> bool:
         """Whether a worker has started or rejected the job."""
-        return self.reading.has_started or self.reading.is_ended
+        return self.cursor.has_started or self.cursor.end is not LogEnd.OPEN
 
     @property
-    def context(self) -> StreamContext | None:
-        return self.reading.context
+    def facts(self) -> LogFacts | None:
+        return self.cursor.facts
 
     @property
     def has_proved_its_right(self) -> bool:
         """Whether the reader's right to the log is proved: the request is new, or the log names its
         tenant."""
         claim = self.claim
-        return claim.tenant is None or bool(claim.body_hash) or self.context is not None
+        return claim.tenant is None or bool(claim.body_hash) or self.facts is not None
 
     @property
     def is_ended(self) -> bool:
         """Whether the terminal event has been taken."""
-        return self.reading.is_ended and not len(self._buffer)
+        return self._buffer.has_given_all
 
     @property
     def progress(self) -> tuple[int, int] | None:
         """Changes as the log progresses; None while the client takes nothing."""
-        reader = self.reading.reader
+        reader = self.cursor.reader
         return None if self._buffer.is_held_up else (reader.attempt, reader.ordinal)
 
     @property
     def fate(self) -> Fate:
         """What happens to job and log if the relay ends now."""
-        error, is_ended = self._buffer.error, self.reading.is_ended
-        if isinstance(error, _NOT_OURS) or not self.has_proved_its_right:
-            return Fate.STAYS
-        if self._has_left or isinstance(error, Unavailable):
-            if not self.can_return:
-                return Fate.ENDS
-            return Fate.STAYS if error or is_ended or self._is_detached else Fate.WAITS
-        if error or not is_ended or self._is_tried_again:
-            return Fate.ENDS
-        if self.is_kept:
-            return Fate.STAYS
-        return Fate.WAITS if self.is_numbered else Fate.ENDS
-
-    @property
-    def _is_detached(self) -> bool:
-        return self.context is not None and self.context.is_detached
-
-    @property
-    def _is_tried_again(self) -> bool:
-        """Whether the request failed in a way that a retry with the same key may answer
-        differently."""
-        return self.reading.has_failed and bool(self.body_hash) and not self._is_detached
+        departure = departure_of(
+            self._departure,
+            self._buffer.error,
+            is_ours=self.reading.has_attached and self.has_proved_its_right,
+        )
+        return fate_of(
+            departure,
+            self.cursor.end,
+            self._retention,
+            has_key=bool(self.body_hash),
+            is_detached=self.facts is not None and self.facts.is_detached,
+        )
 
     def start(self) -> None:
         """Start reading."""
         self._task = asyncio.create_task(self._read())
 
-    def take(self, timeout_s: float | None = None) -> Awaitable[list[Relay]]:
+    def take(self, timeout_s: float | None = None) -> Awaitable[list[Item]]:
         """Wait for accepted events; returns all that have arrived, or none after ``timeout_s``.
 
-        Includes the first `Started`, but not later ones. Raises `DeadlineExceeded`, and the error
-        that ended the relay before the end of the log.
+        After `Restarted` all events of the log are returned again, possibly divided otherwise; it
+        never comes alone. Raises `DeadlineExceeded`, and the error that ended the relay before the
+        end of the log.
         """
         return self._buffer.take(timeout_s)
 
@@ -181,13 +156,14 @@ class LogRelay:
         if self._task is not None:
             self._task.cancel()
 
-    def leave(self) -> None:
-        """Record that the client has disconnected."""
-        self._has_left = True
+    def close(self, departure: Departure) -> None:
+        """Record why this reader leaves the log. Unless this is called, an error has broken the
+        request."""
+        self._departure = departure
 
     def objection(self, release: Release) -> str | None:
         """The code of the error with which to refuse a release of the log, if any."""
-        tenant = self.context.tenant if self.context else self.claim.tenant
+        tenant = self.facts.tenant if self.facts else self.claim.tenant
         if release.tenant is not None and tenant not in (None, release.tenant):
             return StreamNotFound.code
         if release.body_hash and release.body_hash != self.body_hash:
@@ -227,9 +203,11 @@ class LogRelay:
             await self.reading.run()
         except (StreamNotFound, StreamExpired, Unavailable) as error:
             self.fail(error)
-        except LogLost as error:
-            logger.warning("log lost", extra={"request_id": self.request_id})
-            self.fail(error)
+        except (LogLost, UndecodableMessage) as error:
+            event = "log lost" if isinstance(error, LogLost) else "log not readable"
+            facts = {"request_id": self.request_id, "reason": error.message}
+            logger.warning(event, extra=facts)
+            self.fail(error if isinstance(error, LogLost) else InternalError(_LOST))
         except Exception as error:  # noqa: BLE001 (a bug fails only this request)
-            incidents.report("request", "log not readable", error, request_id=self.request_id)
-            self.fail(InternalError("The gateway lost the answer."))
+            incidents.report("request", "log not read", error, request_id=self.request_id)
+            self.fail(InternalError(_LOST))

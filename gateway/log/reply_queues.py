@@ -7,9 +7,9 @@ spare queue is kept alive by its consumer, because the broker deletes only unrea
 
 import asyncio
 import secrets
-import time
 from collections import defaultdict, deque
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 
 from shared import incidents, topology
 from shared.bus.base import Bus, Consumer, Queue
@@ -24,11 +24,16 @@ _MAX_DECLARATIONS = 3
 class ReplyLog:
     """The reply queue of one request, and its consumer, if it already has one."""
 
-    def __init__(self, bus: Bus, request_id: str, retention_s: float) -> None:
+    def __init__(
+        self, bus: Bus, request_id: str, retention_s: float, *, may_exist: bool = False
+    ) -> None:
+        """``may_exist``: whether an earlier request may have had the same id."""
         self.request_id = request_id
         self.queue: Queue = topology.reply_queue(request_id, retention_s)
-        self.given_at = 0.0
+        self.is_used = False
+        """Whether a request uses it, which closes it."""
         self._bus = bus
+        self._may_exist = may_exist
         self._consuming: AbstractAsyncContextManager[Consumer] | None = None
         self._consumer: Consumer | None = None
 
@@ -36,9 +41,17 @@ class ReplyLog:
     def is_attached(self) -> bool:
         return self._consumer is not None and self._consumer.is_open
 
+    def renewed(self) -> "ReplyLog":
+        """The log of the same request, which may be declared anew."""
+        retention_s = self.queue.expires_s or 0.0
+        return ReplyLog(self._bus, self.request_id, retention_s, may_exist=True)
+
     async def declare(self) -> None:
-        """Declare the queue. Raises `BusError`."""
-        await self._bus.declare(self.queue)
+        """Declare the queue, unless it is consumed already. Raises `BusError`."""
+        if self._may_exist:
+            await self._declare_again()
+        elif not self.is_attached:
+            await self._bus.declare(self.queue)
 
     async def attach(self) -> Consumer:
         """Consume the log from its start, or continue with a spare's consumer. Raises as
@@ -55,56 +68,63 @@ class ReplyLog:
         if consuming is not None:
             await consuming.__aexit__(None, None, None)
 
+    async def _declare_again(self) -> None:
+        """Declare a log that may exist, and may be deleted at any moment by the end of an earlier
+        request with its id. Raises `BusError`."""
+        for num_left in reversed(range(_MAX_DECLARATIONS)):
+            try:
+                # Even if it exists: its declaration may have been interrupted before it was bound.
+                return await self._bus.declare(self.queue)
+            except BusUnavailable:
+                raise
+            except BusError as error:
+                # A queue cannot be declared again with another expiry, which may be the cause.
+                is_unbound = isinstance(error, QueueNotFound)
+                if not is_unbound and await self._bus.inspect(self.queue.name) is not None:
+                    return None
+                if not num_left:
+                    raise
+        return None
+
 
 class ReplyQueues:
-    """Assigns request ids and the logs that belong to them."""
+    """Provides requests with ids and with the logs that belong to them."""
 
-    def __init__(self, bus: Bus, retention_s: float, unused_s: float = 5.0) -> None:
-        """``unused_s``: seconds after which an unused id is assumed to belong to a rejected
-        request."""
+    def __init__(self, bus: Bus, retention_s: float) -> None:
         self._bus = bus
         self._retention_s = retention_s
-        self._unused_s = unused_s
         self._spare: defaultdict[str, deque[ReplyLog]] = defaultdict(deque)
-        self._given: dict[str, ReplyLog] = {}
-        """Logs whose ids were assigned but not used yet."""
+        self._stale: list[ReplyLog] = []
+        """Spare logs that were lost with their connection."""
         self._is_wanted = asyncio.Event()
 
-    def new_id(self, kind: str, *, lasts: bool = False) -> str:
-        """An unguessable id ``kind-...``. Its log may exist already, unless it must last longer
-        than others without a reader."""
-        if lasts:
-            return _new_id(kind)
+    @contextmanager
+    def take(self, kind: str) -> Iterator[ReplyLog]:
+        """The log of a new request, whose unguessable id is ``kind-...``. If it is not used it
+        becomes spare again."""
         self._is_wanted.set()
         spare = self._spare[kind]
-        while spare:
-            log = spare.popleft()
-            log.given_at = time.monotonic()
-            self._given[log.request_id] = log
-            if log.is_attached:
-                return log.request_id
-        return _new_id(kind)
+        log = None
+        while spare and log is None:
+            candidate = spare.popleft()
+            if candidate.is_attached:
+                log = candidate
+            else:
+                self._stale.append(candidate)
+        log = log or ReplyLog(self._bus, new_id(kind), self._retention_s)
+        try:
+            yield log
+        finally:
+            if log.is_attached and not log.is_used:
+                spare.append(log)
 
-    async def take(
+    def named(
         self, request_id: str, retention_s: float = 0.0, *, may_exist: bool = False
     ) -> ReplyLog:
-        """Take the log of a request. Its queue exists from now on, and lasts ``retention_s``, or
-        the default retention, without a reader. Raises `BusError`.
-
-        The caller closes it.
-        """
-        log = self._given.pop(request_id, None)
-        if log is None:
-            log = ReplyLog(self._bus, request_id, max(retention_s, self._retention_s))
-            if may_exist:
-                await self._declare_again(log)
-            else:
-                await log.declare()
-        return log
-
-    def find(self, request_id: str) -> ReplyLog:
-        """The log of a request that was declared elsewhere."""
-        return ReplyLog(self._bus, request_id, self._retention_s)
+        """The log of a request with a given id. It lasts ``retention_s``, or the default retention,
+        without a reader."""
+        retention_s = max(retention_s, self._retention_s)
+        return ReplyLog(self._bus, request_id, retention_s, may_exist=may_exist)
 
     async def keep_spares(self) -> None:
         """Keep spare logs ready for each kind of id that was ever requested; never returns."""
@@ -114,7 +134,7 @@ class ReplyQueues:
                 # Not while the request that has just taken one is being published.
                 await asyncio.sleep(_REFILL_PAUSE_S)
                 self._is_wanted.clear()
-                await self._close_unused()
+                await self._close_stale()
                 try:
                     await self._refill()
                 except BusError:
@@ -128,41 +148,20 @@ class ReplyQueues:
                     with incidents.survived("task", "log not closed"):
                         await spare.popleft().close()
 
-    async def _declare_again(self, log: ReplyLog) -> None:
-        """Declare a log that may exist, and may be deleted at any moment by the end of an earlier
-        request with its id. Raises `BusError`."""
-        for num_left in reversed(range(_MAX_DECLARATIONS)):
-            try:
-                # Even if it exists: its declaration may have been interrupted before it was bound.
-                return await log.declare()
-            except BusUnavailable:
-                raise
-            except BusError as error:
-                # A queue cannot be declared again with another expiry, which may be the cause.
-                is_unbound = isinstance(error, QueueNotFound)
-                if not is_unbound and await self._bus.inspect(log.queue.name) is not None:
-                    return None
-                if not num_left:
-                    raise
-        return None
-
     async def _refill(self) -> None:
         for kind, spare in list(self._spare.items()):
             while len(spare) < _NUM_SPARE:
-                log = ReplyLog(self._bus, _new_id(kind), self._retention_s)
+                log = ReplyLog(self._bus, new_id(kind), self._retention_s)
                 await log.declare()
                 await log.attach()
                 spare.append(log)
 
-    async def _close_unused(self) -> None:
-        unused_since = time.monotonic() - self._unused_s
-        unused = [log for log in self._given.values() if log.given_at < unused_since]
-        for log in unused:
-            del self._given[log.request_id]
-        for log in unused:
-            with incidents.survived("task", "log not closed", request_id=log.request_id):
-                await log.close()
+    async def _close_stale(self) -> None:
+        while self._stale:
+            with incidents.survived("task", "log not closed"):
+                await self._stale.pop().close()
 
 
-def _new_id(kind: str) -> str:
+def new_id(kind: str) -> str:
+    """An unguessable id ``kind-...``."""
     return f"{kind}-{secrets.token_hex(16)}"

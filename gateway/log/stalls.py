@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable
 
 from gateway.fleet.live_workers import LiveWorkers
+from gateway.log.fate import LogEnd
 from gateway.log.relay import LogRelay
 
 LOOK_INTERVAL_S = 1.0
@@ -51,7 +52,7 @@ class StallWatch:
     def _is_stalled(self, relay: LogRelay, since: float, now: float) -> bool:
         # The job of a resumed stream is known only to the broker. It is redelivered all the same: a
         # worker that hangs exits, and one that was stopped or disconnected loses its connection.
-        if relay.job is None or relay.worker is None or relay.reading.is_ended:
+        if relay.job is None or relay.worker is None or relay.cursor.end is not LogEnd.OPEN:
             return False
         heard_at = max(since, self._workers.heard_at(relay.worker))
         return now - heard_at >= self._silence_s

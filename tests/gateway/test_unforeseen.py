@@ -9,7 +9,6 @@ import pytest
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from gateway.log.reply_queues import ReplyQueues
 from shared import incidents
 from shared.bus.memory import MemoryBroker
 from tests.support.faults import (
@@ -47,7 +46,6 @@ CUT_OFF = "cut off"
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(incidents, "_RESTART_PAUSE_S", 0.01)
-    monkeypatch.setattr(ReplyQueues.__init__, "__defaults__", (0.1,))
 
 
 @pytest.fixture(autouse=True)

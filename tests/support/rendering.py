@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 
 from gateway.api.render import encoder_for, whole_answer
-from gateway.api.render.framing import EventId, Framer
 from gateway.api.render.gathering import Gathering
-from gateway.log.context import StreamContext
+from gateway.api.rendering import Rendering
+from gateway.log.cursor import LogEvent
+from gateway.log.framing import EventId, Framer
 from shared.log import LogReader, LogWriter, Relay
 from shared.messages import (
     Finished,
@@ -24,7 +25,7 @@ from shared.messages import (
 )
 
 
-def context_of(**fields: Any) -> StreamContext:
+def context_of(**fields: Any) -> Rendering:
     """A streamed chat, unless ``fields`` change that."""
     defaults: dict[str, Any] = {
         "endpoint": "chat",
@@ -33,18 +34,18 @@ def context_of(**fields: Any) -> StreamContext:
         "created": 17,
         "is_stream": True,
     }
-    return StreamContext(**{**defaults, **fields})
+    return Rendering(**{**defaults, **fields})
 
 
 class Log:
     """The log of a request. The id of a token is its number of bytes."""
 
-    def __init__(self, context: StreamContext, *, prompts: Sequence[Sequence[str]] = ()) -> None:
-        self.context = context
-        self.prompts = prompts or [["a", " b", " c"]] * context.num_prompts
-        self.relays: list[Relay] = []
-        self._reader = LogReader(context.request_id, context.total_drawn)
-        self._writer = LogWriter(1, context.total_drawn)
+    def __init__(self, rendering: Rendering, *, prompts: Sequence[Sequence[str]] = ()) -> None:
+        self.rendering = rendering
+        self.prompts = prompts or [["a", " b", " c"]] * rendering.num_prompts
+        self.events: list[LogEvent] = []
+        self._reader = LogReader(rendering.request_id, rendering.total_drawn)
+        self._writer = LogWriter(1, rendering.total_drawn)
         self._add(
             Started(
                 worker="worker.w",
@@ -121,16 +122,17 @@ class Log:
 
     def payloads(self) -> list[tuple[str | None, bytes]]:
         """The data of all events, in order."""
-        encoder = encoder_for(self.context)
-        sent = [payload for relay in self.relays for payload in encoder.encode(relay)]
-        if isinstance(self.relays[-1].event, Finished) and self._reader.is_ended:
-            sent += encoder.end()
-        return [(payload.event, payload.data) for payload in sent]
+        encoder, framer = encoder_for(self.rendering), Framer(is_numbered=False)
+        sent = b"".join([framer.frame(event, encoder) for event in self.events])
+        if isinstance(self.events[-1], Finished) and self._reader.is_ended:
+            sent += framer.frame_between(encoder.end())
+        found = re.findall(rb"(?:event: (\S+)\n)?data: (.+)\n\n", sent)
+        return [(event.decode() or None, data) for event, data in found]
 
     def frames(self, after: str = "") -> list[tuple[str, bytes]]:
-        """The ids and data of the events for a client that has seen ``after``."""
-        encoder, framer = encoder_for(self.context), Framer(EventId.parse(after))
-        sent = b"".join([framer.frame(relay, encoder) for relay in self.relays])
+        """The ids and data of what is sent to a client that has seen ``after``."""
+        encoder, framer = encoder_for(self.rendering), Framer(EventId.parse(after))
+        sent = b"".join([framer.frame(event, encoder) for event in self.events])
         sent += framer.frame_between(encoder.end())
         found = re.findall(rb"id: (\S+)\n(?:event: \S+\n)?data: (.+)\n\n", sent)
         return [(event_id.decode(), data) for event_id, data in found]
@@ -141,18 +143,19 @@ class Log:
 
     def whole(self) -> dict[str, Any]:
         """The response without streaming."""
-        gathering = Gathering(self.context)
-        for relay in self.relays:
-            gathering.read(relay)
+        gathering = Gathering(self.rendering)
+        for event in self.events:
+            gathering.read(event)
         body = whole_answer(gathering, gathering.usage)
         answer: dict[str, Any] = json.loads(msgspec.json.encode(body))
         return answer
 
     def _logprobs(self, token: str) -> tuple[TokenLogprobs, ...]:
-        return () if self.context.logprobs is None else (told_as(token),)
+        return () if self.rendering.logprobs is None else (told_as(token),)
 
     def _add(self, event: Started | PromptScores | TokenDelta | Finished | Any) -> None:
-        self.relays += [action for action in self._reader.read(event) if isinstance(action, Relay)]
+        actions = self._reader.read(event)
+        self.events += [action.event for action in actions if isinstance(action, Relay)]
 
 
 def told_as(token: str) -> TokenLogprobs:

@@ -17,7 +17,7 @@ async def test_a_log_whose_declaration_was_cut_off_is_bound_by_who_asks_again(
     log = topology.reply_queue("cmpl-cut-off", 60)
     async with RabbitBus(broker.url_of("gateway")) as bus:
         await bus.declare(topology.REPLIES, Queue(log.name, expires_s=log.expires_s))
-        await ReplyQueues(bus, retention_s=60).take("cmpl-cut-off", may_exist=True)
+        await ReplyQueues(bus, retention_s=60).named("cmpl-cut-off", may_exist=True).declare()
         await bus.publish(log.bindings[0], Message(b""))
         state = await bus.inspect(log.name)
         await bus.delete_queue(log.name)
@@ -30,7 +30,8 @@ async def test_a_log_that_was_made_to_last_longer_stays_as_it_is(broker: Broker)
     log = topology.reply_queue("cmpl-lasting", 600)
     async with RabbitBus(broker.url_of("gateway")) as bus:
         await bus.declare(log)
-        taken = await ReplyQueues(bus, retention_s=60).take("cmpl-lasting", may_exist=True)
+        taken = ReplyQueues(bus, retention_s=60).named("cmpl-lasting", may_exist=True)
+        await taken.declare()
         async with bus.consume(taken.queue.name):
             pass
         await bus.delete_queue(log.name)

@@ -1,7 +1,7 @@
 """The bodies of chats and completions: their parameters, and the limits of each by itself.
 
 A struct is what its endpoint takes and what the OpenAPI page shows. Limits that depend on one
-another are checked in `gateway.api.bodies.draft`. The limits of sampling are those of
+another are checked in `gateway.api.bodies.submission`. The limits of sampling are those of
 `shared.messages.SamplingParams`; a test compares them.
 """
 
@@ -23,7 +23,7 @@ from gateway.api.bodies.json_values import read, refused
 from gateway.api.bodies.parameters import CHAT_NEUTRAL, COMPLETION_NEUTRAL, refuse_unsupported
 from gateway.api.bodies.structured_output import ResponseFormat
 from gateway.api.bodies.tool_choice import ChatToolChoice, ToolUse, tool_use
-from gateway.log.context import Endpoint
+from gateway.api.rendering import Endpoint
 from shared.errors import InvalidRequest, ModelNotFound
 from shared.messages import (
     MAX_BAD_WORDS,

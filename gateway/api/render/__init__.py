@@ -1,7 +1,6 @@
 """The events of a log in the shape of each endpoint: whole answers, and the payloads of a stream.
 
-`encoder_for` and `whole_answer` choose by the endpoint. `gathering` collects a whole answer,
-`framing` gives the payloads of a stream their ids.
+`encoder_for` and `whole_answer` choose by the endpoint. `gathering` collects a whole answer.
 """
 
 from gateway.api.render.chat_completions import ChatChunks, whole_chat
@@ -9,25 +8,25 @@ from gateway.api.render.chunks import ChunkEncoder
 from gateway.api.render.completions import TextChunks, whole_completion
 from gateway.api.render.gathering import Gathering
 from gateway.api.render.responses import ResponseEncoder, gathered_response
-from gateway.api.render.sse import StreamEncoder
 from gateway.api.render.usage import Usage
-from gateway.log.context import StreamContext
+from gateway.api.rendering import Rendering
+from gateway.log.framing import StreamEncoder
 
 
-def encoder_for(context: StreamContext) -> StreamEncoder:
+def encoder_for(rendering: Rendering) -> StreamEncoder:
     """What words the stream of a request, from its log's first event on."""
-    match context.endpoint:
+    match rendering.endpoint:
         case "chat":
-            return ChunkEncoder(context, ChatChunks(context))
+            return ChunkEncoder(rendering, ChatChunks(rendering))
         case "completions":
-            return ChunkEncoder(context, TextChunks(context))
+            return ChunkEncoder(rendering, TextChunks(rendering))
         case "responses":
-            return ResponseEncoder(context)
+            return ResponseEncoder(rendering)
 
 
 def whole_answer(gathering: Gathering, usage: Usage) -> object:
     """The body that answers a request which does not stream."""
-    match gathering.context.endpoint:
+    match gathering.rendering.endpoint:
         case "chat":
             return whole_chat(gathering, usage)
         case "completions":

@@ -21,7 +21,7 @@ from gateway.api.render.formats import (
 from gateway.api.render.gathering import GatheredChoice, Gathering
 from gateway.api.render.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
 from gateway.api.render.usage import Usage
-from gateway.log.context import StreamContext
+from gateway.api.rendering import Rendering
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 from shared.messages import Finished, PromptScores, Started, TokenDelta, TokenLogprobs
 
@@ -31,19 +31,19 @@ class ChatChunks:
 
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, context: StreamContext) -> None:
-        self._context = context
+    def __init__(self, rendering: Rendering) -> None:
+        self._rendering = rendering
 
     def opening(self, event: Started) -> list[ChunkChoice]:
         delta = Delta(role="assistant", content="")
-        return [ChatChunkChoice(index=k, delta=delta) for k in range(self._context.total_drawn)]
+        return [ChatChunkChoice(index=k, delta=delta) for k in range(self._rendering.total_drawn)]
 
     def scores(self, event: PromptScores) -> list[ChunkChoice]:
         return []
 
     def tokens(self, event: TokenDelta | Finished, pieces: Sequence[Piece]) -> list[ChunkChoice]:
         deltas = [self._delta(event.choice, piece) for piece in pieces]
-        logprobs = _logprobs(self._context, event.logprobs)
+        logprobs = _logprobs(self._rendering, event.logprobs)
         if logprobs is not None and not deltas:
             deltas = [Delta(content="")]
         return [
@@ -71,7 +71,7 @@ class ChatChunks:
             case CallStart(index, name):
                 call = ToolCallDelta(
                     index=index,
-                    id=call_id(self._context, choice, index),
+                    id=call_id(self._rendering, choice, index),
                     type="function",
                     function=Function(name=name, arguments=""),
                 )
@@ -82,33 +82,33 @@ class ChatChunks:
 
 def whole_chat(gathering: Gathering, usage: Usage) -> ChatCompletion:
     """The answer to a request that does not stream."""
-    context = gathering.context
+    rendering = gathering.rendering
     scores = gathering.prompt_scores[0]
     return ChatCompletion(
-        id=context.request_id,
-        created=context.created,
-        model=context.model,
-        choices=[_choice(context, k, choice) for k, choice in enumerate(gathering.choices)],
+        id=rendering.request_id,
+        created=rendering.created,
+        model=rendering.model,
+        choices=[_choice(rendering, k, choice) for k, choice in enumerate(gathering.choices)],
         usage=usage,
-        system_fingerprint=context.fingerprint or UNSET,
-        prompt_logprobs=UNSET if context.prompt_logprobs is None else prompt_logprobs(scores),
+        system_fingerprint=rendering.fingerprint or UNSET,
+        prompt_logprobs=UNSET if rendering.prompt_logprobs is None else prompt_logprobs(scores),
     )
 
 
-def _choice(context: StreamContext, index: int, choice: GatheredChoice) -> ChatChoice:
+def _choice(rendering: Rendering, index: int, choice: GatheredChoice) -> ChatChoice:
     return ChatChoice(
         index=index,
-        message=_message(context, choice),
-        logprobs=_logprobs(context, choice.logprobs),
+        message=_message(rendering, choice),
+        logprobs=_logprobs(rendering, choice.logprobs),
         finish_reason=finish_reason(choice.finish_reason, has_called=choice.reader.has_called),
         stop_reason=told(choice.stop_reason),
     )
 
 
-def _message(context: StreamContext, choice: GatheredChoice) -> ChatCompletionMessage:
+def _message(rendering: Rendering, choice: GatheredChoice) -> ChatCompletionMessage:
     calls = [
         MessageToolCall(
-            id=call_id(context, choice.index, index),
+            id=call_id(rendering, choice.index, index),
             function=Function(name=call.name, arguments=call.arguments),
         )
         for index, call in enumerate(choice.calls)
@@ -120,7 +120,7 @@ def _message(context: StreamContext, choice: GatheredChoice) -> ChatCompletionMe
     )
 
 
-def _logprobs(context: StreamContext, tokens: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
-    if context.logprobs is None:
+def _logprobs(rendering: Rendering, tokens: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
+    if rendering.logprobs is None:
         return None
-    return chat_logprobs(tokens, as_ids=context.tokens_as_ids) if tokens else None
+    return chat_logprobs(tokens, as_ids=rendering.tokens_as_ids) if tokens else None

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from gateway.log.context import StreamContext
+from gateway.api.rendering import Rendering
 from gateway.text.pieces import (
     CallArguments,
     CallStart,
@@ -20,14 +20,14 @@ from gateway.text.tools.mistral import MistralParser
 class ChoiceReader:
     """The text of one choice in, its pieces out."""
 
-    def __init__(self, context: StreamContext) -> None:
+    def __init__(self, rendering: Rendering) -> None:
         self.num_calls = 0
         self.num_reasoning_tokens = 0
-        self._context = context
-        self._parser = _tool_parser(context)
+        self._rendering = rendering
+        self._parser = _tool_parser(rendering)
         self._split: ReasoningSplit | None = None
-        if context.reasoning_parser is not None:
-            self._split = REASONING_PARSERS[context.reasoning_parser](self._parser)
+        if rendering.reasoning_parser is not None:
+            self._split = REASONING_PARSERS[rendering.reasoning_parser](self._parser)
             self._parser = self._split
         self.is_plain = isinstance(self._parser, PlainText)
         """Whether all text is content, and is told at once."""
@@ -69,12 +69,12 @@ class ChoiceReader:
     def _is_wanted(self, piece: Piece) -> bool:
         match piece:
             case Reasoning():
-                return self._context.include_reasoning
+                return self._rendering.include_reasoning
             case CallStart(index) | CallArguments(index):
-                return not (self._context.is_single_call and index)
+                return not (self._rendering.is_single_call and index)
             case Content():
                 # Of a call that was cut off before it had begun.
-                return not self._context.is_forced
+                return not self._rendering.is_forced
 
 
 def merged(pieces: Iterable[Piece]) -> list[Piece]:
@@ -93,9 +93,9 @@ def merged(pieces: Iterable[Piece]) -> list[Piece]:
     return joined
 
 
-def _tool_parser(context: StreamContext) -> Parser:
-    if context.tool_parser is None:
+def _tool_parser(rendering: Rendering) -> Parser:
+    if rendering.tool_parser is None:
         return PlainText()
-    if context.tool_parser == "mistral" and context.is_forced:
+    if rendering.tool_parser == "mistral" and rendering.is_forced:
         return MistralParser(is_open=True)
-    return TOOL_PARSERS[context.tool_parser]()
+    return TOOL_PARSERS[rendering.tool_parser]()

@@ -7,12 +7,13 @@ from msgspec import UNSET
 
 from gateway.api.render.choice_reader import ChoiceReader
 from gateway.api.render.formats import Chunk, ChunkChoice
-from gateway.api.render.sse import DONE, ENCODER, Payload, error_of, error_payload
+from gateway.api.render.sse import DONE, ENCODER, error_of, error_payload
 from gateway.api.render.usage import TokenCounts, Usage
-from gateway.log.context import StreamContext
+from gateway.api.rendering import Rendering
+from gateway.log.cursor import LogEvent
+from gateway.log.framing import Payload
 from gateway.text.pieces import Piece
 from shared.errors import WarrenError
-from shared.log import Relay
 from shared.messages import Failed, Finished, PromptScores, Started, TokenDelta
 
 _MARK = "\0"
@@ -45,16 +46,18 @@ class ChunkWords(Protocol):
 class ChunkEncoder:
     """Words the stream of one request, and counts its tokens."""
 
-    def __init__(self, context: StreamContext, words: ChunkWords) -> None:
-        self._context = context
+    def __init__(self, rendering: Rendering, words: ChunkWords) -> None:
+        self._rendering = rendering
         self._words = words
-        self._readers = [ChoiceReader(context) for _ in range(context.total_drawn)]
+        self._readers = [ChoiceReader(rendering) for _ in range(rendering.total_drawn)]
         self._counts = TokenCounts(
-            context.num_drawn, has_reasoning=context.reasoning_parser is not None
+            rendering.num_drawn, has_reasoning=rendering.reasoning_parser is not None
         )
         self._has_begun = False
         self._is_plain = (
-            self._readers[0].is_plain and context.logprobs is None and not context.continuous_usage
+            self._readers[0].is_plain
+            and rendering.logprobs is None
+            and not rendering.continuous_usage
         )
         self._frames: dict[int, tuple[bytes, bytes]] = {}
 
@@ -65,27 +68,27 @@ class ChunkEncoder:
         )
         return self._counts.usage
 
-    def encode(self, relay: Relay) -> list[Payload]:
-        self._counts.read(relay)
-        match relay.event:
-            case TokenDelta() as event:
+    def encode(self, event: LogEvent) -> list[Payload]:
+        self._counts.read(event)
+        match event:
+            case TokenDelta():
                 return self._tokens(event)
-            case Finished() as event:
+            case Finished():
                 tokens, reader = self._tokens(event), self._readers[event.choice]
                 ending = self._words.ending(event, has_called=reader.has_called)
-                return [*tokens, self._chunk(ending, self._context.fingerprint)]
-            case Started() as event:
+                return [*tokens, self._chunk(ending, self._rendering.fingerprint)]
+            case Started():
                 is_first, self._has_begun = not self._has_begun, True
                 return self._chunks(self._words.opening(event)) if is_first else []
-            case PromptScores() as event:
+            case PromptScores():
                 return self._chunks(self._words.scores(event))
-            case Failed() as event:
+            case Failed():
                 return self.fail(error_of(event))
 
     def end(self) -> list[Payload]:
-        if not self._context.include_usage:
+        if not self._rendering.include_usage:
             return [DONE]
-        return [self._encode((), self.usage, self._context.fingerprint), DONE]
+        return [self._encode((), self.usage, self._rendering.fingerprint), DONE]
 
     def fail(self, error: WarrenError) -> list[Payload]:
         return [error_payload(error)]
@@ -115,20 +118,20 @@ class ChunkEncoder:
         return [self._chunk(choice) for choice in choices]
 
     def _chunk(self, choice: ChunkChoice, fingerprint: str | None = None) -> Payload:
-        usage = self.usage if self._context.continuous_usage else None
+        usage = self.usage if self._rendering.continuous_usage else None
         return self._encode((choice,), usage, fingerprint)
 
     def _encode(
         self, choices: Sequence[ChunkChoice], usage: Usage | None, fingerprint: str | None
     ) -> Payload:
         chunk = Chunk(
-            id=self._context.request_id,
+            id=self._rendering.request_id,
             object=self._words.chunk_object,
-            created=self._context.created,
-            model=self._context.model,
+            created=self._rendering.created,
+            model=self._rendering.model,
             choices=choices,
             # With the usage asked for, all chunks but the last say null.
-            usage=usage if self._context.include_usage else UNSET,
+            usage=usage if self._rendering.include_usage else UNSET,
             system_fingerprint=fingerprint or UNSET,
         )
         return Payload(ENCODER.encode(chunk))

@@ -10,7 +10,7 @@ from gateway.api.render.formats import ChunkChoice, Completion, TextChoice, told
 from gateway.api.render.gathering import GatheredChoice, Gathering
 from gateway.api.render.logprobs import TextLogprobs, TextScale, joined, prompt_logprobs
 from gateway.api.render.usage import Usage
-from gateway.log.context import StreamContext
+from gateway.api.rendering import Rendering
 from gateway.text.pieces import Piece
 from shared.messages import Finished, PromptScores, Started, TokenDelta, TokenLogprobs
 
@@ -20,10 +20,10 @@ class TextChunks:
 
     chunk_object = "text_completion"
 
-    def __init__(self, context: StreamContext) -> None:
-        self._context = context
+    def __init__(self, rendering: Rendering) -> None:
+        self._rendering = rendering
         self._scales: defaultdict[int, TextScale] = defaultdict(
-            partial(TextScale, as_ids=context.tokens_as_ids)
+            partial(TextScale, as_ids=rendering.tokens_as_ids)
         )
         self._prompt_texts: tuple[str, ...] = ()
         self._num_prompt_tokens: tuple[int, ...] = ()
@@ -33,9 +33,9 @@ class TextChunks:
     def opening(self, event: Started) -> list[ChunkChoice]:
         self._prompt_texts = event.prompt_texts
         self._num_prompt_tokens = event.num_prompt_tokens
-        if not self._context.echo or self._context.logprobs is not None:
+        if not self._rendering.echo or self._rendering.logprobs is not None:
             return []
-        return [self.plain(k, self._prompt(k)) for k in range(self._context.total_drawn)]
+        return [self.plain(k, self._prompt(k)) for k in range(self._rendering.total_drawn)]
 
     def scores(self, event: PromptScores) -> list[ChunkChoice]:
         """The echo has its logprobs, once these are all there."""
@@ -43,13 +43,13 @@ class TextChunks:
         self._scored_ids[prompt] += event.token_ids
         self._scores[prompt] += event.logprobs
         is_complete = len(self._scores[prompt]) == self._num_prompt_tokens[prompt]
-        if not is_complete or not self._context.echo or self._context.logprobs is None:
+        if not is_complete or not self._rendering.echo or self._rendering.logprobs is None:
             return []
-        first = prompt * self._context.num_drawn
-        return [self._echo(k) for k in range(first, first + self._context.num_drawn)]
+        first = prompt * self._rendering.num_drawn
+        return [self._echo(k) for k in range(first, first + self._rendering.num_drawn)]
 
     def tokens(self, event: TokenDelta | Finished, pieces: Sequence[Piece]) -> list[ChunkChoice]:
-        has_logprobs = self._context.logprobs is not None and event.logprobs
+        has_logprobs = self._rendering.logprobs is not None and event.logprobs
         if not event.text and not has_logprobs:
             return []
         logprobs = self._scales[event.choice].read(event.logprobs) if has_logprobs else None
@@ -67,10 +67,10 @@ class TextChunks:
         )
 
     def _prompt(self, choice: int) -> str:
-        return self._prompt_texts[choice // self._context.num_drawn]
+        return self._prompt_texts[choice // self._rendering.num_drawn]
 
     def _echo(self, choice: int) -> ChunkChoice:
-        prompt, text = choice // self._context.num_drawn, self._prompt(choice)
+        prompt, text = choice // self._rendering.num_drawn, self._prompt(choice)
         scale = self._scales[choice]
         logprobs = scale.echo(text, self._scored_ids[prompt], self._scores[prompt])
         return TextChoice(index=choice, text=text, logprobs=logprobs)
@@ -78,38 +78,38 @@ class TextChunks:
 
 def whole_completion(gathering: Gathering, usage: Usage) -> Completion:
     """The answer to a request that does not stream."""
-    context = gathering.context
+    rendering = gathering.rendering
     return Completion(
-        id=context.request_id,
-        created=context.created,
-        model=context.model,
+        id=rendering.request_id,
+        created=rendering.created,
+        model=rendering.model,
         choices=[_choice(gathering, k, choice) for k, choice in enumerate(gathering.choices)],
         usage=usage,
-        system_fingerprint=context.fingerprint or UNSET,
+        system_fingerprint=rendering.fingerprint or UNSET,
     )
 
 
 def _choice(gathering: Gathering, index: int, choice: GatheredChoice) -> TextChoice:
-    context = gathering.context
-    prompt = choice.index // context.num_drawn
-    echo = gathering.prompt_texts[prompt] if context.echo else ""
+    rendering = gathering.rendering
+    prompt = choice.index // rendering.num_drawn
+    echo = gathering.prompt_texts[prompt] if rendering.echo else ""
     return TextChoice(
         index=index,
         text=echo + choice.text,
-        logprobs=None if context.logprobs is None else _logprobs(gathering, choice, prompt, echo),
+        logprobs=None if rendering.logprobs is None else _logprobs(gathering, choice, prompt, echo),
         finish_reason=choice.finish_reason,
         stop_reason=told(choice.stop_reason),
         prompt_logprobs=(
             UNSET
-            if context.prompt_logprobs is None
+            if rendering.prompt_logprobs is None
             else prompt_logprobs(gathering.prompt_scores[prompt])
         ),
     )
 
 
 def _logprobs(gathering: Gathering, choice: GatheredChoice, prompt: int, echo: str) -> TextLogprobs:
-    scale = TextScale(as_ids=gathering.context.tokens_as_ids)
-    if not gathering.context.echo:
+    scale = TextScale(as_ids=gathering.rendering.tokens_as_ids)
+    if not gathering.rendering.echo:
         return scale.read(choice.logprobs)
     echoed = scale.echo(echo, gathering.prompt_ids[prompt], gathering.prompt_scores[prompt])
     return joined(echoed, scale.read(choice.logprobs))

@@ -8,7 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from gateway.api.render.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
 from gateway.api.render.usage import Usage
-from gateway.log.context import StreamContext
+from gateway.api.rendering import Rendering
 from shared import messages
 
 FinishReason: TypeAlias = messages.FinishReason | Literal["tool_calls"]
@@ -112,11 +112,11 @@ class Chunk(_AnswerBody, frozen=True, kw_only=True):
     system_fingerprint: str | UnsetType = UNSET
 
 
-def call_id(context: StreamContext, choice: int, index: int) -> str:
+def call_id(rendering: Rendering, choice: int, index: int) -> str:
     """The same for whoever words this call again. Mistral's chat template wants nine characters."""
-    name = f"{context.request_id} {choice} {index}".encode()
+    name = f"{rendering.request_id} {choice} {index}".encode()
     digest = hashlib.sha256(name).hexdigest()
-    return digest[:9] if context.tool_parser == "mistral" else f"call_{digest[:24]}"
+    return digest[:9] if rendering.tool_parser == "mistral" else f"call_{digest[:24]}"
 
 
 def finish_reason(reason: messages.FinishReason | None, *, has_called: bool) -> FinishReason | None:

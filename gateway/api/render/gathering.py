@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 from gateway.api.render.choice_reader import ChoiceReader
 from gateway.api.render.usage import TokenCounts, Usage, total
-from gateway.log.context import StreamContext
+from gateway.api.rendering import Rendering
+from gateway.log.cursor import LogEvent
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 from shared import messages
-from shared.log import Relay
 from shared.messages import (
     Completed,
     Finished,
@@ -79,35 +79,35 @@ class GatheredChoice:
 class Gathering:
     """All of one request's answer."""
 
-    def __init__(self, context: StreamContext) -> None:
-        self.context = context
+    def __init__(self, rendering: Rendering) -> None:
+        self.rendering = rendering
         self.has_started = False
         self.prompt_texts: tuple[str, ...] = ()
-        self.prompt_ids: list[list[int]] = [[] for _ in range(context.num_prompts)]
+        self.prompt_ids: list[list[int]] = [[] for _ in range(rendering.num_prompts)]
         self.prompt_scores: list[list[TokenLogprobs | None]] = [
-            [] for _ in range(context.num_prompts)
+            [] for _ in range(rendering.num_prompts)
         ]
-        keeps_order = context.endpoint == "responses"
+        keeps_order = rendering.endpoint == "responses"
         self._drawn = [
-            GatheredChoice(k, ChoiceReader(context), keeps_order)
-            for k in range(context.total_drawn)
+            GatheredChoice(k, ChoiceReader(rendering), keeps_order)
+            for k in range(rendering.total_drawn)
         ]
         self._counts = TokenCounts(
-            context.num_drawn, has_reasoning=context.reasoning_parser is not None
+            rendering.num_drawn, has_reasoning=rendering.reasoning_parser is not None
         )
 
-    def read(self, relay: Relay) -> None:
+    def read(self, event: LogEvent) -> None:
         """Take the log's next accepted event."""
-        self._counts.read(relay)
-        match relay.event:
-            case TokenDelta() | Finished() as event:
+        self._counts.read(event)
+        match event:
+            case TokenDelta() | Finished():
                 self._drawn[event.choice].read(event)
-            case Started() as started:
+            case Started():
                 self.has_started = True
-                self.prompt_texts = self.prompt_texts or started.prompt_texts
-            case PromptScores() as scores:
-                self.prompt_ids[scores.prompt] += scores.token_ids
-                self.prompt_scores[scores.prompt] += scores.logprobs
+                self.prompt_texts = self.prompt_texts or event.prompt_texts
+            case PromptScores():
+                self.prompt_ids[event.prompt] += event.token_ids
+                self.prompt_scores[event.prompt] += event.logprobs
 
     def take(self, completed: Completed) -> None:
         """All of an answer at once."""
@@ -128,7 +128,7 @@ class Gathering:
     @property
     def choices(self) -> list[GatheredChoice]:
         """Those that the client wants: of each prompt the likeliest, where more were drawn."""
-        wanted, drawn = self.context.num_choices, self.context.num_drawn
+        wanted, drawn = self.rendering.num_choices, self.rendering.num_drawn
         if wanted == drawn:
             return self._drawn
         prompts = (self._drawn[k : k + drawn] for k in range(0, len(self._drawn), drawn))
@@ -139,11 +139,11 @@ class Gathering:
         ]
 
 
-def gathered(context: StreamContext, completed: Completed) -> tuple[Gathering, Usage]:
+def gathered(rendering: Rendering, completed: Completed) -> tuple[Gathering, Usage]:
     """What a job of mode ``final`` was answered with."""
-    gathering = Gathering(context)
+    gathering = Gathering(rendering)
     gathering.take(completed)
-    firsts = completed.choices[:: context.num_drawn]
+    firsts = completed.choices[:: rendering.num_drawn]
     return gathering, total(
         sum(choice.num_prompt_tokens for choice in firsts),
         sum(len(choice.token_ids) for choice in completed.choices),

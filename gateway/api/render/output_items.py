@@ -7,7 +7,7 @@ import msgspec
 
 from gateway.api.render.formats import call_id
 from gateway.api.render.logprobs import chat_logprobs
-from gateway.log.context import StreamContext
+from gateway.api.rendering import Rendering
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 from shared.messages import TokenLogprobs
 
@@ -23,9 +23,9 @@ _TEXT: Mapping[type[Piece], tuple[str, str, str, str]] = {
 class ItemWriter:
     """Writes one item after the other: the pieces of a text have an order."""
 
-    def __init__(self, context: StreamContext) -> None:
+    def __init__(self, rendering: Rendering) -> None:
         self._items: list[dict[str, Any]] = []
-        self._context = context
+        self._rendering = rendering
         self._open: _OpenText | _OpenCall | None = None
         self._logprobs: list[Any] = []
 
@@ -38,8 +38,8 @@ class ItemWriter:
 
     def write(self, pieces: Sequence[Piece], logprobs: Sequence[TokenLogprobs] = ()) -> list[Event]:
         """The next pieces of the text, and the logprobs of their tokens."""
-        if self._context.logprobs is not None and logprobs:
-            as_ids = self._context.tokens_as_ids
+        if self._rendering.logprobs is not None and logprobs:
+            as_ids = self._rendering.tokens_as_ids
             words = chat_logprobs(logprobs, as_ids=as_ids).content
             self._logprobs += msgspec.to_builtins(words)
         return [event for piece in pieces for event in self._write(piece)]
@@ -77,7 +77,7 @@ class ItemWriter:
         item = {
             "id": self._id("fc"),
             "type": "function_call",
-            "call_id": call_id(self._context, 0, index),
+            "call_id": call_id(self._rendering, 0, index),
             "name": name,
             "arguments": "",
             "status": "in_progress",
@@ -93,7 +93,7 @@ class ItemWriter:
         return events
 
     def _id(self, kind: str) -> str:
-        name = self._context.request_id.partition("-")[2]
+        name = self._rendering.request_id.partition("-")[2]
         return f"{kind}_{name}{len(self._items)}"
 
 

@@ -9,11 +9,12 @@ from msgspec import Struct, field
 from gateway.api.render.choice_reader import ChoiceReader
 from gateway.api.render.gathering import Gathering
 from gateway.api.render.output_items import Event, ItemWriter
-from gateway.api.render.sse import ENCODER, Payload, error_of
+from gateway.api.render.sse import ENCODER, error_of
 from gateway.api.render.usage import TokenCounts, Usage
-from gateway.log.context import StreamContext
+from gateway.api.rendering import Rendering
+from gateway.log.cursor import LogEvent
+from gateway.log.framing import Payload
 from shared.errors import WarrenError
-from shared.log import Relay
 from shared.messages import Failed, Finished, FinishReason, PromptScores, Started, TokenDelta
 
 Status: TypeAlias = Literal[
@@ -81,7 +82,7 @@ class ResponseObject(Echo, frozen=True, kw_only=True, tag_field="object", tag="r
 
 
 def response_object(
-    context: StreamContext,
+    rendering: Rendering,
     status: Status,
     output: Sequence[dict[str, Any]] = (),
     usage: Usage | None = None,
@@ -89,10 +90,10 @@ def response_object(
 ) -> ResponseObject:
     """A response, as far as it has come."""
     return ResponseObject(
-        **msgspec.structs.asdict(_ECHO.decode(context.echoed)),
-        id=context.request_id,
-        created_at=context.created,
-        model=context.model,
+        **msgspec.structs.asdict(_ECHO.decode(rendering.echoed)),
+        id=rendering.request_id,
+        created_at=rendering.created,
+        model=rendering.model,
         status=status,
         output=output,
         error=None if error is None else ResponseError(error.code, error.message),
@@ -110,49 +111,48 @@ def gathered_response(
 ) -> ResponseObject:
     """What a log has of a response so far, unless that ends here."""
     choice = gathering.choices[0]
-    writer = ItemWriter(gathering.context)
+    writer = ItemWriter(gathering.rendering)
     for pieces, logprobs in choice.parts:
         writer.write(pieces, logprobs)
     if error is not None or is_cancelled:
         writer.cut_off()
         status: Status = "cancelled" if is_cancelled else "failed"
-        return response_object(gathering.context, status, writer.items, usage, error)
+        return response_object(gathering.rendering, status, writer.items, usage, error)
     if choice.finish_reason is None:
         status = "in_progress" if gathering.has_started else "queued"
-        return response_object(gathering.context, status, writer.items)
+        return response_object(gathering.rendering, status, writer.items)
     status = _status(choice.finish_reason)
     writer.close(is_complete=status == "completed" and not choice.reader.has_open_call)
-    return response_object(gathering.context, status, writer.items, usage)
+    return response_object(gathering.rendering, status, writer.items, usage)
 
 
 class ResponseEncoder:
-    """Words the stream of one response; its events are numbered from 0."""
+    """Words the stream of one response; its events contain their numbers."""
 
-    def __init__(self, context: StreamContext) -> None:
-        self._context = context
-        self._reader = ChoiceReader(context)
-        self._writer = ItemWriter(context)
+    def __init__(self, rendering: Rendering) -> None:
+        self._rendering = rendering
+        self._reader = ChoiceReader(rendering)
+        self._writer = ItemWriter(rendering)
         self._counts = TokenCounts(has_reasoning=True)
         self._has_begun = False
         self._finish_reason: FinishReason | None = None
-        self._num_events = 0
 
     @property
     def usage(self) -> Usage:
         self._counts.num_reasoning_tokens = self._reader.num_reasoning_tokens
         return self._counts.usage
 
-    def encode(self, relay: Relay) -> list[Payload]:
-        self._counts.read(relay)
-        match relay.event:
-            case TokenDelta() | Finished() as event:
-                return self._payloads(self._tokens(event))
+    def encode(self, event: LogEvent) -> list[Payload]:
+        self._counts.read(event)
+        match event:
+            case TokenDelta() | Finished():
+                return _payloads(self._tokens(event))
             case Started() if not self._has_begun:
                 self._has_begun = True
-                response = response_object(self._context, "in_progress")
+                response = response_object(self._rendering, "in_progress")
                 kinds = ("response.created", "response.in_progress")
-                return self._payloads([{"type": kind, "response": response} for kind in kinds])
-            case Failed() as event:
+                return _payloads([{"type": kind, "response": response} for kind in kinds])
+            case Failed():
                 return self.fail(error_of(event))
             case Started() | PromptScores():
                 return []
@@ -160,13 +160,13 @@ class ResponseEncoder:
     def end(self) -> list[Payload]:
         assert self._finish_reason is not None
         status = _status(self._finish_reason)
-        response = response_object(self._context, status, self._writer.items, self.usage)
-        return self._payloads([{"type": f"response.{status}", "response": response}])
+        response = response_object(self._rendering, status, self._writer.items, self.usage)
+        return _payloads([{"type": f"response.{status}", "response": response}])
 
     def fail(self, error: WarrenError) -> list[Payload]:
         events = self._writer.cut_off()
-        response = response_object(self._context, "failed", self._writer.items, self.usage, error)
-        return self._payloads([*events, {"type": "response.failed", "response": response}])
+        response = response_object(self._rendering, "failed", self._writer.items, self.usage, error)
+        return _payloads([*events, {"type": "response.failed", "response": response}])
 
     def _tokens(self, event: TokenDelta | Finished) -> list[Event]:
         pieces = self._reader.read(event.text, len(event.token_ids))
@@ -177,13 +177,12 @@ class ResponseEncoder:
         is_complete = _status(event.finish_reason) == "completed" and not self._reader.has_open_call
         return events + self._writer.close(is_complete=is_complete)
 
-    def _payloads(self, events: Sequence[Event]) -> list[Payload]:
-        payloads = []
-        for event in events:
-            data = ENCODER.encode({**event, "sequence_number": self._num_events})
-            payloads.append(Payload(data, event["type"]))
-            self._num_events += 1
-        return payloads
+
+def _payloads(events: Sequence[Event]) -> list[Payload]:
+    return [
+        Payload(ENCODER.encode(event)[:-1] + b',"sequence_number":', event["type"], b"}")
+        for event in events
+    ]
 
 
 def _status(reason: FinishReason) -> Literal["completed", "incomplete"]:

@@ -1,52 +1,17 @@
-"""Accepted log events as the payloads of Server-Sent Events.
-
-An encoder is a deterministic function of the log: whoever reads it again, on whichever gateway,
-sends the same payloads in the same order.
-"""
-
-from typing import NamedTuple, Protocol
+"""The payloads that streams of several endpoints have in common."""
 
 import msgspec
 
-from gateway.api.render.usage import Usage
 from gateway.errors import error_body
+from gateway.log.framing import Payload
 from shared import errors
 from shared.errors import WarrenError
-from shared.log import Relay
 from shared.messages import Failed
 
 ENCODER = msgspec.json.Encoder()
 
 
-class Payload(NamedTuple):
-    """The data of one Server-Sent Event, and its name where its reader goes by names."""
-
-    data: bytes
-    event: str | None = None
-
-
-DONE = Payload(b"[DONE]")
-
-
-class StreamEncoder(Protocol):
-    """Words the stream of one request."""
-
-    @property
-    def usage(self) -> Usage:
-        """Of what was encoded so far."""
-        ...
-
-    def encode(self, relay: Relay) -> list[Payload]:
-        """What one accepted event of the log becomes: any number of payloads."""
-        ...
-
-    def end(self) -> list[Payload]:
-        """What follows the last choice's end."""
-        ...
-
-    def fail(self, error: WarrenError) -> list[Payload]:
-        """What a stream ends with that failed: in its log, or in the gateway."""
-        ...
+DONE = Payload(b"[DONE]", has_place=False)
 
 
 def error_payload(error: WarrenError) -> Payload:

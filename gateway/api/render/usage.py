@@ -4,7 +4,7 @@ from collections import defaultdict
 
 from msgspec import UNSET, Struct, UnsetType
 
-from shared.log import Relay
+from gateway.log.cursor import LogEvent
 from shared.messages import Finished, Started, TokenDelta
 
 
@@ -36,14 +36,14 @@ class TokenCounts:
         self._num_tokens = 0
         self._cached: defaultdict[int, list[int]] = defaultdict(list)
 
-    def read(self, relay: Relay) -> None:
-        match relay.event:
-            case TokenDelta() as event:
+    def read(self, event: LogEvent) -> None:
+        match event:
+            case TokenDelta():
                 self._num_tokens += len(event.token_ids)
-            case Finished() as event:
+            case Finished():
                 self._num_tokens += len(event.token_ids)
                 self._cached[event.choice // self._num_drawn].append(event.num_cached_tokens)
-            case Started() as event if self._num_prompt_tokens is None:
+            case Started() if self._num_prompt_tokens is None:
                 self._num_prompt_tokens = sum(event.num_prompt_tokens)
 
     @property

@@ -1,4 +1,4 @@
 """Responses that live as long as their request: a log on its way to one client, whole or streamed.
 
-The routes return a `GenerationResponse` or a `ResumedStream`.
+`generation.generate` serves a new request; the routes return a `ResumedStream` for an existing one.
 """

@@ -1,18 +1,23 @@
 """A log on its way out as Server-Sent Events."""
 
 import asyncio
+from collections.abc import Sequence
+from typing import cast
 
 from starlette.types import Send
 
+from gateway.api.bodies.submission import Submission
 from gateway.api.render import encoder_for
-from gateway.api.render.framing import PING, START, EventId, Framer, frame_unnumbered
-from gateway.api.render.sse import DONE, StreamEncoder, error_of, error_payload
+from gateway.api.render.sse import error_of, error_payload
+from gateway.api.rendering import Rendering, decode_rendering
 from gateway.api.responders.disconnect import ClientGone
 from gateway.api.responders.observation import Observation
+from gateway.log.cursor import Item, LogEvent, Restarted
+from gateway.log.facts import LogFacts
+from gateway.log.framing import PING, Framer, StreamEncoder
 from gateway.log.relay import LogRelay
 from shared import incidents
 from shared.errors import InternalError, Unavailable, WarrenError
-from shared.log import Relay
 from shared.messages import Failed
 from shared.settings import GatewaySettings
 
@@ -32,44 +37,44 @@ class EventStream:
         self,
         relay: LogRelay,
         settings: GatewaySettings,
+        framer: Framer,
         observation: Observation | None = None,
-        after: EventId | Framer = START,
+        submission: Submission | None = None,
     ) -> None:
+        """``submission`` is what this request has sent, if it is not another one's stream."""
         self._relay = relay
         self._observation = observation
-        self._framer = after if isinstance(after, Framer) else Framer(after)
+        self._framer = framer
+        self._submission = submission
         self._encoder: StreamEncoder | None = None
         self._failure: WarrenError | None = None
-        self._is_marked = False
         self._send_timeout_s = settings.send_timeout_s
         # A wait for events must not look like one for the client.
         self._ping_s = min(settings.ping_interval_s, settings.send_timeout_s / 2)
 
-    def word(self, relays: list[Relay]) -> bytes:
-        """The events of accepted log events."""
+    def word(self, items: list[Item]) -> bytes:
+        """The frames of accepted log events that the client has not been sent."""
         if self._observation is not None:
-            self._observation.read(relays)
-        self._failure = failure_of(relays)
-        if self._encoder is None and self._relay.context is not None:
-            self._encoder = encoder_for(self._relay.context)
+            self._observation.read(items)
+        self._failure = failure_of(items)
+        if isinstance(items[0], Restarted):
+            self._encoder = None
+            self._framer.restart()
+        if self._encoder is None and self._relay.facts is not None:
+            self._encoder = encoder_for(rendering_in(self._relay.facts, self._submission))
         if self._encoder is None:
-            return b"" if self._failure is None else frame_unnumbered(error_payload(self._failure))
-        return b"".join([self._framer.frame(relay, self._encoder) for relay in relays])
+            return b"" if self._failure is None else self._frame_error(self._failure)
+        frame, encoder = self._framer.frame, self._encoder
+        return b"".join([frame(event, encoder) for event in events_of(items)])
 
     def end(self) -> bytes:
-        """What follows the log's end and has a place in the stream."""
+        """What follows the log's end."""
         if self._failure is not None:
             if self._observation is not None:
                 self._observation.failed(self._failure)
             return b""
         assert self._encoder is not None
-        payloads = self._encoder.end()
-        self._is_marked = payloads[-1:] == [DONE]
-        return self._framer.frame_between(payloads[: len(payloads) - self._is_marked])
-
-    def mark(self) -> bytes:
-        """The last bytes of all, where the endpoint has such."""
-        return frame_unnumbered(DONE) if self._is_marked else b""
+        return self._framer.frame_between(self._encoder.end())
 
     async def send_all(self, data: bytes, send: Send) -> bytes:
         """Send ``data`` and the rest of the stream but for its end, which is returned and is never
@@ -81,9 +86,9 @@ class EventStream:
                     _extend(patience, self._send_timeout_s)
                     if data:
                         await send({"type": "http.response.body", "body": data, "more_body": True})
-                    relays = await relay.take(self._ping_s)
-                    data = self.word(relays) if relays else PING
-            return data + self.end() + self.mark()
+                    items = await relay.take(self._ping_s)
+                    data = self.word(items) if items else PING
+            return data + self.end()
         except (TimeoutError, OSError):  # a client that does not read is as good as gone
             raise ClientGone from None
         except WarrenError as error:
@@ -101,7 +106,7 @@ class EventStream:
     def _failed(self, error: WarrenError) -> bytes:
         """How a stream ends that the gateway gives up."""
         retry_ms = None
-        if isinstance(error, Unavailable) and self._relay.can_return:
+        if isinstance(error, Unavailable):
             error = Unavailable(
                 f"This gateway ends. GET /v1/streams/{self._relay.request_id} with the last "
                 "event's id goes on at another one."
@@ -109,9 +114,12 @@ class EventStream:
             retry_ms = _RETRY_MS
         if self._observation is not None:
             self._observation.failed(error)
-        encoder = self._encoder
+        return self._frame_error(error, retry_ms=retry_ms)
+
+    def _frame_error(self, error: WarrenError, *, retry_ms: int | None = None) -> bytes:
+        encoder, frame = self._encoder, self._framer.frame_unnumbered
         payloads = [error_payload(error)] if encoder is None else encoder.fail(error)
-        return b"".join(frame_unnumbered(payload, retry_ms=retry_ms) for payload in payloads)
+        return b"".join([frame(payload, retry_ms=retry_ms) for payload in payloads])
 
 
 async def send_last(send: Send, data: bytes, timeout_s: float) -> None:
@@ -123,14 +131,25 @@ async def send_last(send: Send, data: bytes, timeout_s: float) -> None:
         raise ClientGone from None
 
 
-def failure_of(relays: list[Relay]) -> WarrenError | None:
+def rendering_in(facts: LogFacts, own: Submission | None) -> Rendering:
+    """How a log is rendered; that of an Idempotency-Key may be another submission's. Raises
+    `StreamNotFound`."""
+    return own.rendering if own is not None and own.facts is facts else decode_rendering(facts)
+
+
+def events_of(items: list[Item]) -> Sequence[LogEvent]:
+    """The events among ``items``; `Restarted` can only be the first."""
+    return cast("list[LogEvent]", items[1:] if isinstance(items[0], Restarted) else items)
+
+
+def failure_of(items: list[Item]) -> WarrenError | None:
     """What the job failed of, if it did."""
-    event = relays[-1].event if relays else None
-    return error_of(event) if isinstance(event, Failed) else None
+    last = items[-1] if items else None
+    return error_of(last) if isinstance(last, Failed) else None
 
 
-def raise_failure(relays: list[Relay]) -> None:
-    failure = failure_of(relays)
+def raise_failure(items: list[Item]) -> None:
+    failure = failure_of(items)
     if failure is not None:
         raise failure
 

@@ -2,14 +2,16 @@
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from gateway.errors import status_of
+from gateway.log.cursor import Item
 from gateway.metrics import Metrics
 from shared.errors import WarrenError
-from shared.log import Relay
 from shared.messages import Finished, GenerationJob, Started, TokenDelta
 
 logger = logging.getLogger(__name__)
@@ -17,6 +19,16 @@ logger = logging.getLogger(__name__)
 _TOKENS = (TokenDelta, Finished)
 CLIENT_GONE = 499
 """nginx's status for a client that left; it is logged and never sent."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was counted of one choice."""
+
+    num_tokens: int = 0
+    is_finished: bool = False
+    last_at: float | None = None
+    """Monotonic time of the last token."""
 
 
 class Observation:
@@ -32,7 +44,9 @@ class Observation:
         self._metrics = metrics
         self._job = job
         self._began_at = time.monotonic()
-        self._last_token_at: dict[int, float] = {}
+        self._has_started = False
+        self._seen: defaultdict[int, _Seen] = defaultdict(_Seen)
+        """By choice."""
         self._of_model = metrics.of_model(job.model)
         self._in_state = self._of_model.num_waiting
 
@@ -55,15 +69,14 @@ class Observation:
         self._of_model.request_s.observe(duration_s)
         logger.info("request ended", extra=self._facts(duration_s))
 
-    def read(self, relays: Iterable[Relay]) -> None:
-        """Count what the relay has just passed on."""
+    def read(self, items: Iterable[Item]) -> None:
+        """Count what has just been read, but nothing twice."""
         now = time.monotonic()
-        for relay in relays:
-            event = relay.event
-            if isinstance(event, _TOKENS):
-                self._count_tokens(event, now)
-            elif isinstance(event, Started):
-                self._start(event)
+        for item in items:
+            if isinstance(item, _TOKENS):
+                self._count_tokens(item, now)
+            elif isinstance(item, Started) and not self._has_started:
+                self._start(item)
 
     def client_left(self) -> None:
         self.status = CLIENT_GONE
@@ -75,6 +88,7 @@ class Observation:
         self._metrics.count_error(error.code)
 
     def _start(self, event: Started) -> None:
+        self._has_started = True
         self.num_prompt_tokens = sum(event.num_prompt_tokens)
         self._of_model.prompt_tokens.inc(self.num_prompt_tokens)
         self._in_state.dec()
@@ -82,17 +96,20 @@ class Observation:
         self._in_state.inc()
 
     def _count_tokens(self, event: TokenDelta | Finished, now: float) -> None:
-        if isinstance(event, Finished):
+        seen = self._seen[event.choice]
+        if isinstance(event, Finished) and not seen.is_finished:
+            seen.is_finished = True
             self.num_cached_tokens += event.num_cached_tokens
             self._metrics.success.labels(self._job.model, event.finish_reason).inc()
-        num_tokens = len(event.token_ids)
-        if not num_tokens:
+        num_tokens = event.index + len(event.token_ids) - seen.num_tokens
+        if num_tokens <= 0:
             return
+        seen.num_tokens += num_tokens
         if not self.num_tokens:
             self._of_model.first_token_s.observe(now - self._began_at)
-        if event.choice in self._last_token_at:
-            self._of_model.token_s.observe((now - self._last_token_at[event.choice]) / num_tokens)
-        self._last_token_at[event.choice] = now
+        if seen.last_at is not None:
+            self._of_model.token_s.observe((now - seen.last_at) / num_tokens)
+        seen.last_at = now
         self.num_tokens += num_tokens
         self._of_model.generation_tokens.inc(num_tokens)
 

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from starlette.types import Send
 
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest, parse
 from gateway.api.openapi import documented
 from gateway.api.render.formats import ChatCompletion, Completion
-from gateway.api.responders.generation_response import GenerationResponse
-from gateway.api.submission import draft_of, received, submitted
+from gateway.api.responders.generation import LiveResponse, Reading, generate
 from gateway.wiring import Gateway
 
 _CHAT_EXAMPLE: Mapping[str, Any] = {
@@ -28,28 +28,29 @@ _COMPLETION_EXAMPLE: Mapping[str, Any] = {
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter(tags=["generation"])
 
-    async def answer(
-        request: Request, kind: type[ChatRequest | CompletionRequest], id_kind: str
-    ) -> Response:
-        raw_body = await received(gateway, request)
-        draft = draft_of(gateway, request, parse(kind, raw_body))
-        job = await submitted(gateway, request, draft, raw_body, id_kind)
-        return GenerationResponse(gateway, job)
+    def answer(kind: type[ChatRequest | CompletionRequest], id_kind: str) -> Response:
+        def read(raw_body: bytes) -> Reading:
+            return Reading(parse(kind, raw_body))
+
+        async def serve(request: Request, send: Send) -> None:
+            await generate(gateway, request, send, id_kind, read)
+
+        return LiveResponse(serve)
 
     @routes.post(
         "/v1/chat/completions",
         openapi_extra=documented(ChatRequest, _CHAT_EXAMPLE, ChatCompletion, streams=True),
     )
-    async def create_chat_completion(request: Request) -> Response:
+    async def create_chat_completion() -> Response:
         """Answer a conversation."""
-        return await answer(request, ChatRequest, "chatcmpl")
+        return answer(ChatRequest, "chatcmpl")
 
     @routes.post(
         "/v1/completions",
         openapi_extra=documented(CompletionRequest, _COMPLETION_EXAMPLE, Completion, streams=True),
     )
-    async def create_completion(request: Request) -> Response:
+    async def create_completion() -> Response:
         """Continue one or several prompts."""
-        return await answer(request, CompletionRequest, "cmpl")
+        return answer(CompletionRequest, "cmpl")
 
     return routes

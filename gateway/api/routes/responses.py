@@ -1,6 +1,7 @@
 """POST /v1/responses, and what is done with a response that is there."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,15 +13,12 @@ from gateway.api.bodies.schemas import is_unused, parse
 from gateway.api.openapi import answered, documented
 from gateway.api.render.responses import Echo, ResponseObject, gathered_response, response_object
 from gateway.api.responders import resumption
-from gateway.api.responders.generation_response import GenerationResponse
-from gateway.api.responders.stored_response import SequenceFramer, stored_response
-from gateway.api.submission import draft_of, received, submitted
-from gateway.log.context import decode_context
+from gateway.api.responders.generation import LiveResponse, Reading, generate
+from gateway.api.responders.stored_response import stored_response
 from gateway.log.cursor import NOT_FOUND
+from gateway.log.framing import Framer
 from gateway.wiring import Gateway
-from shared import telemetry
 from shared.errors import InvalidRequest, StreamNotFound
-from shared.messages import GenerationJob
 
 _EXAMPLE: Mapping[str, Any] = {
     "model": "smollm2",
@@ -52,14 +50,13 @@ def router(gateway: Gateway) -> APIRouter:
         "/v1/responses",
         openapi_extra=documented(ResponsesRequest, _EXAMPLE, ResponseObject, streams=True),
     )
-    async def create_response(request: Request) -> Response:
+    async def create_response() -> Response:
         """Answer a conversation, in the words of the Responses API."""
-        raw_body = await received(gateway, request)
-        body = parse(ResponsesRequest, raw_body)
-        job = await _submitted(gateway, request, body, raw_body)
-        if body.background and not body.stream:
-            return _json(await _started(gateway, job))
-        return _InOwnWords(GenerationResponse(gateway, job))
+
+        async def serve(request: Request, send: Send) -> None:
+            await generate(gateway, request, send, _KIND, _read)
+
+        return LiveResponse(serve)
 
     @routes.get(
         "/v1/responses/{response_id}",
@@ -83,9 +80,9 @@ def router(gateway: Gateway) -> APIRouter:
         with in_own_words():
             request.state.request_id = _checked(response_id)
             if stream:
-                framer = SequenceFramer(starting_after)
+                framer = Framer(after_number=starting_after)
                 return _InOwnWords(resumption.resume(gateway, response_id, tenant, framer))
-            gathering, error = await stored_response(gateway, response_id, tenant)
+            _, gathering, error = await stored_response(gateway, response_id, tenant)
         return _json(gathered_response(gathering, gathering.usage, error=error))
 
     @routes.post("/v1/responses/{response_id}/cancel", openapi_extra=documents)
@@ -93,8 +90,9 @@ def router(gateway: Gateway) -> APIRouter:
         """Cancel a background response. One that has ended stays as it is."""
         tenant = request.state.tenant
         with in_own_words():
-            gathering, error = await stored_response(gateway, _checked(response_id), tenant)
-            if not gathering.context.is_detached:
+            stored = await stored_response(gateway, _checked(response_id), tenant)
+            facts, gathering, error = stored
+            if not facts.is_detached:
                 raise InvalidRequest("Only background responses can be cancelled.")
             response = gathered_response(gathering, gathering.usage, error=error)
             if response.status in ("queued", "in_progress"):
@@ -112,13 +110,11 @@ def router(gateway: Gateway) -> APIRouter:
     return routes
 
 
-async def _submitted(
-    gateway: Gateway, request: Request, body: ResponsesRequest, raw_body: bytes
-) -> GenerationJob:
-    draft = draft_of(gateway, request, body)
-    context = msgspec.structs.replace(draft.context, echoed=echoed(body, raw_body))
-    draft = draft._replace(context=context)
-    return await submitted(gateway, request, draft, raw_body, _KIND)
+def _read(raw_body: bytes) -> Reading:
+    body = parse(ResponsesRequest, raw_body)
+    is_awaited = body.stream or not body.background
+    promise = None if is_awaited else partial(response_object, status="queued")
+    return Reading(body, echoed(body, raw_body), promise, in_own_words)
 
 
 def echoed(request: ResponsesRequest, body: bytes) -> bytes:
@@ -133,17 +129,6 @@ def _checked(response_id: str) -> str:
     if not response_id.startswith(f"{_KIND}-"):
         raise StreamNotFound(NOT_FOUND)
     return resumption.checked_id(response_id)
-
-
-async def _started(gateway: Gateway, job: GenerationJob) -> ResponseObject:
-    """Publish a job that nobody waits for."""
-    context = decode_context(job.context)
-    job = msgspec.structs.replace(job, trace=telemetry.inject())
-    with gateway.admission.admit():
-        async with gateway.relays.open(job, context) as relay:
-            relay.can_return = True
-            relay.leave()
-    return response_object(context, "queued")
 
 
 def _json(body: object) -> Response:

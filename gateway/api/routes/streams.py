@@ -4,8 +4,8 @@ from typing import Any
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
-from gateway.api.render.framing import EventId
 from gateway.api.responders import resumption
+from gateway.log.framing import EventId, Framer
 from gateway.wiring import Gateway
 from shared.errors import InvalidApiKey
 
@@ -46,7 +46,7 @@ def router(gateway: Gateway) -> APIRouter:
         place = EventId.parse(last_event_id or after)
         tenant = right_to(stream_id, request, token)
         request.state.request_id = resumption.checked_id(stream_id)
-        return resumption.resume(gateway, stream_id, tenant, place)
+        return resumption.resume(gateway, stream_id, tenant, Framer(place))
 
     @routes.delete("/v1/streams/{stream_id}")
     async def cancel_stream(

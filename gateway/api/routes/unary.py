@@ -20,7 +20,7 @@ from gateway.api.bodies.unary import (
 from gateway.api.openapi import documented
 from gateway.api.responders.disconnect import ClientGone, until_disconnect
 from gateway.api.responders.observation import CLIENT_GONE
-from gateway.api.submission import announcement, received
+from gateway.intake.body import read_body
 from gateway.wiring import Gateway
 from shared.errors import InvalidRequest
 
@@ -35,14 +35,15 @@ def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter(tags=["quick"])
 
     async def answer(request: Request, kind: type[QuickRequest]) -> Response:
-        body = parse(kind, await received(gateway, request))
-        deadline = time.time() + gateway.settings.request_timeout_s
-        model = body.model or _only_model(gateway)
-        draft = QuickDraft(model, request.state.request_id, deadline, request.state.tenant)
-        body.job(draft)  # refuses what is out of its limits before the broker is asked
-        with gateway.admission.admit():
+        with gateway.admission.enter() as begin:
+            body = parse(kind, await read_body(request, gateway.settings.max_body_bytes))
+            deadline = time.time() + gateway.settings.request_timeout_s
+            model = body.model or _only_model(gateway)
+            draft = QuickDraft(model, request.state.request_id, deadline, request.state.tenant)
+            body.job(draft)  # refuses what is out of its limits before the broker is asked
+            begin()
             await gateway.workers.require(model)
-            body.check(announcement(gateway, model))
+            body.check(gateway.workers.announcement(model))
             try:
                 async with until_disconnect(request.receive):
                     answered = await body.answer(gateway.quick, draft)

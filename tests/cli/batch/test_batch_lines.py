@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from cli.batch.lines import BatchFile, model_of
-from gateway.api.bodies.draft import draft
 from gateway.api.bodies.schemas import ChatRequest, parse
-from gateway.log.context import decode_context
+from gateway.api.bodies.submission import submission
+from gateway.api.rendering import rendering_of
 from shared.errors import InvalidRequest
 from shared.messages import ChatPrompt, TextPrompt
 from tests.support.batch_files import chat_line, completion_line, write_lines
@@ -135,12 +135,12 @@ def test_a_line_asks_for_what_its_endpoint_would(body: dict[str, Any], tmp_path:
     line = chat_line("a", **body)
     file = BatchFile.check(write_lines(tmp_path / "in.jsonl", line), SERVED)
     request = parse(ChatRequest, json.dumps(line["body"]).encode())
-    endpoints = draft(request, request_id="r", created_at=5, served=SERVED).identified("r")
+    endpoints = submission(request, request_id="r", created_at=5, served=SERVED).job
 
     job = file.job(0, 5)
 
     assert (job.prompts, job.sampling) == (endpoints.prompts, endpoints.sampling)
-    theirs, ours = decode_context(endpoints.context), decode_context(job.context)
+    theirs, ours = rendering_of(endpoints.context), rendering_of(job.context)
     assert ours == msgspec.structs.replace(theirs, request_id=job.request_id)
 
 

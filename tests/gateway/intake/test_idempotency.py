@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.log.context import decode_context
+from gateway.log.facts import decode_facts
 from shared import topology
 from shared.bus.base import Binding, Exchange, Message, Queue
 from shared.bus.memory import MemoryBroker, MemoryBus
@@ -177,7 +177,7 @@ async def test_a_request_whose_gateway_died_before_it_was_published_is_published
         await worker_bus.delete_queue(f"reply.{request_id}")
         queue = topology.reply_queue(request_id, 60)
         await worker_bus.declare(queue)
-        body_hash = decode_context(job.context).body_hash
+        body_hash = decode_facts(job.context).body_hash
         accepted = Accepted(body_hash=body_hash, context=job.context)
         await worker_bus.publish(queue.bindings[0], Message(encode(accepted)))
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from gateway.log.context import StreamContext
+from gateway.log.facts import LogFacts
 from gateway.log.relay import LogRelay
 from gateway.log.reply_queues import ReplyLog
 from shared.bus.memory import MemoryBus
@@ -31,8 +31,7 @@ async def test_a_relay_stops_all_the_same() -> None:
     async with DeafBus() as bus:
         log = ReplyLog(bus, "r", retention_s=60)
         await log.declare()
-        context = StreamContext(endpoint="completions", request_id="r", model="m", created=0)
-        relay = LogRelay(bus, log, Release(request_id="r", reader="g"), context)
+        relay = LogRelay(bus, log, Release(request_id="r", reader="g"), LogFacts())
         relay.start()
         await asyncio.sleep(0.01)
 

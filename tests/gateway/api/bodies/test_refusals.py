@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.api.bodies.draft import draft
 from gateway.api.bodies.responses import ResponsesRequest, in_own_words
 from gateway.api.bodies.schemas import parse
+from gateway.api.bodies.submission import submission
 from shared.errors import InvalidRequest
 from shared.messages import MAX_CONTEXT_BYTES, Failed, GenerationJob, SamplingParams
 from tests.support.http import LiveGateway, hears_a_worker
@@ -24,7 +24,7 @@ NAMELESS = {"type": "function_call", "call_id": "1", "arguments": "{}"}
 
 def job_of(**body: Any) -> GenerationJob:
     raw = msgspec.json.encode({"model": "m", "input": "x", **body})
-    return draft(parse(ResponsesRequest, raw), request_id="r", created_at=1.0).job
+    return submission(parse(ResponsesRequest, raw), request_id="r", created_at=1.0).job
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import pytest
 from msgspec import inspect
 
 from gateway.api.bodies import parameters
-from gateway.api.bodies.draft import draft
 from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest, parse
+from gateway.api.bodies.submission import submission
 from shared.errors import InvalidRequest, ModelNotFound
 from shared.messages import (
     MAX_MESSAGES,
@@ -39,7 +39,7 @@ USER = {"role": "user", "content": "x"}
 
 def job_of(kind: type[ChatRequest | CompletionRequest], **body: Any) -> GenerationJob:
     request = parse(kind, msgspec.json.encode({"model": "m", **body}))
-    return draft(request, request_id="r", created_at=1.0, served=SERVED).job
+    return submission(request, request_id="r", created_at=1.0, served=SERVED).job
 
 
 def chat_job(*messages: Any, **more: Any) -> GenerationJob:

@@ -73,8 +73,8 @@ def test_all_choices_are_there_when_the_answer_is_whole() -> None:
 
 def test_logprobs_stand_beside_each_token() -> None:
     """Section 4: chat's shape."""
-    context = context_of(logprobs=2)
-    log = Log(context).say("é", " b").finish("!")
+    rendering = context_of(logprobs=2)
+    log = Log(rendering).say("é", " b").finish("!")
 
     (whole,) = log.whole()["choices"]
     streamed = [
@@ -108,9 +108,9 @@ def test_tokens_without_text_keep_their_logprobs() -> None:
 
 
 def test_tokens_may_be_told_as_ids() -> None:
-    context = context_of(logprobs=0, tokens_as_ids=True)
+    rendering = context_of(logprobs=0, tokens_as_ids=True)
 
-    (choice,) = Log(context).finish("ab").whole()["choices"]
+    (choice,) = Log(rendering).finish("ab").whole()["choices"]
 
     assert choice["logprobs"]["content"][0]["token"] == "token_id:2"
 
@@ -173,8 +173,8 @@ def test_a_mistral_call_has_an_id_that_its_template_takes() -> None:
 
 @pytest.mark.parametrize("include_reasoning", [True, False])
 def test_thought_stands_beside_the_content(include_reasoning: bool) -> None:
-    context = context_of(reasoning_parser="qwen3", include_reasoning=include_reasoning)
-    log = Log(context).say("<think>", "hm ", "m", "</think>", "\n\n", "It").finish(" is.")
+    rendering = context_of(reasoning_parser="qwen3", include_reasoning=include_reasoning)
+    log = Log(rendering).say("<think>", "hm ", "m", "</think>", "\n\n", "It").finish(" is.")
 
     chunks, whole = log.chunks(), log.whole()
 
@@ -187,9 +187,9 @@ def test_thought_stands_beside_the_content(include_reasoning: bool) -> None:
 
 
 def test_usage_is_told_with_each_chunk_where_that_is_wanted() -> None:
-    context = context_of(include_usage=True, continuous_usage=True)
+    rendering = context_of(include_usage=True, continuous_usage=True)
 
-    chunks = Log(context).say("a", "b").finish("c").chunks()
+    chunks = Log(rendering).say("a", "b").finish("c").chunks()
 
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [0, 1, 2, 3, 3, 3]
     assert all(chunk["usage"]["prompt_tokens"] == 3 for chunk in chunks)
@@ -226,7 +226,7 @@ def test_a_stop_token_is_told_beside_the_reason() -> None:
 def test_a_second_attempt_begins_nothing_anew() -> None:
     """Section 2: after a migration the role is not repeated, and the prompt counts once."""
     log = Log(context_of(include_usage=True)).say("a")
-    log.relays.append(log.relays[0])
+    log.events.append(log.events[0])
     *chunks, usage = log.finish("b").chunks()
 
     assert sum("role" in chunk["choices"][0]["delta"] for chunk in chunks) == 1
@@ -244,18 +244,18 @@ def test_an_error_is_the_last_payload() -> None:
 
 def test_the_same_log_has_the_same_payloads() -> None:
     """What a take-over on another gateway rests on."""
-    context = context_of(
+    rendering = context_of(
         tool_parser="hermes", reasoning_parser="qwen3", logprobs=1, include_usage=True
     )
-    log = Log(context).say("<think>hm</think>", *CALLS).finish()
+    log = Log(rendering).say("<think>hm</think>", *CALLS).finish()
 
     assert log.payloads() == log.payloads()
 
 
 def test_prompt_logprobs_are_as_in_vllm() -> None:
-    context = context_of(prompt_logprobs=1, is_stream=False)
+    rendering = context_of(prompt_logprobs=1, is_stream=False)
 
-    answer = Log(context).score().finish("x").whole()
+    answer = Log(rendering).score().finish("x").whole()
 
     first, second, _ = answer["prompt_logprobs"]
     assert first is None

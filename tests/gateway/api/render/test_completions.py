@@ -12,8 +12,8 @@ from tests.support.rendering import Log, context_of, told_as
 
 def completion(**fields: Any) -> Log:
     prompts = fields.pop("prompts", ())
-    context = context_of(endpoint="completions", request_id="cmpl-1", **fields)
-    return Log(context, prompts=prompts)
+    rendering = context_of(endpoint="completions", request_id="cmpl-1", **fields)
+    return Log(rendering, prompts=prompts)
 
 
 def streamed_text(log: Log, choice: int = 0) -> str:
@@ -105,7 +105,7 @@ def test_each_choice_echoes_its_own_prompt() -> None:
 
 
 def test_the_likeliest_of_the_best_are_told() -> None:
-    context = context_of(endpoint="completions", best_of=3, num_choices=2, is_stream=False)
+    rendering = context_of(endpoint="completions", best_of=3, num_choices=2, is_stream=False)
     choices = tuple(
         Choice(
             token_ids=(1,),
@@ -117,7 +117,7 @@ def test_the_likeliest_of_the_best_are_told() -> None:
         for text, num_tokens in (("none", 0), ("one", 1), ("two", 2))
     )
 
-    answer: Any = whole_answer(*gathered(context, Completed(request_id="r", choices=choices)))
+    answer: Any = whole_answer(*gathered(rendering, Completed(request_id="r", choices=choices)))
 
     assert [(choice.index, choice.text) for choice in answer.choices] == [(0, "one"), (1, "two")]
     assert answer.choices[0].logprobs is None

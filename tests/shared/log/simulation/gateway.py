@@ -1,17 +1,33 @@
-"""A gateway that reads the log, and the client behind it."""
+"""A gateway's cursor, framer and fates, without its tasks and sockets, and the client behind it."""
 
+import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
-from gateway.log.passed import Passed
-from shared.log import LogReader, Send
-from shared.messages import Failed, Finished, PromptScores, TokenDelta
+import msgspec
+
+from gateway.log.cursor import LogCursor, LogEvent, Restarted
+from gateway.log.facts import LogFacts
+from gateway.log.fate import Departure, Fate, Retention, fate_of
+from gateway.log.framing import EventId, Framer, Payload
+from shared.errors import WarrenError
+from shared.log import LogReader, Relay, Send
+from shared.messages import Failed, Finished, Release, TokenDelta
 from tests.shared.log.simulation.broker import Broker
 from tests.shared.log.simulation.model import Model
 
-Told: TypeAlias = TokenDelta | Finished | Failed
+_FRAME = re.compile(rb"id: (\S+)\ndata: (.+)\n\n")
+
+
+class Said(msgspec.Struct, frozen=True):
+    """A payload: an event, and all that its choice's text has been by then."""
+
+    event: TokenDelta | Finished | Failed
+    text: str
+
+
+_DECODER = msgspec.json.Decoder(Said)
 
 
 @dataclass
@@ -19,7 +35,7 @@ class Client:
     """Collects the events of a stream, and the id of the last one."""
 
     model: Model
-    place: str = ""
+    last_id: str = ""
     tokens: dict[int, list[int]] = field(default_factory=dict)
     texts: dict[int, str] = field(default_factory=dict)
     num_finished: int = 0
@@ -29,18 +45,22 @@ class Client:
     def is_done(self) -> bool:
         return self.failure is not None or self.num_finished == self.model.num_choices
 
-    def receive(self, event: Told, place: str) -> None:
+    def receive(self, frame: tuple[bytes, bytes]) -> None:
         assert not self.is_done, "something after the end"
-        self.place = place
-        match event:
+        event_id, data = frame
+        said = _DECODER.decode(data)
+        self.last_id = event_id.decode()
+        match said.event:
             case Failed(code=code):
                 self.failure = code
-            case TokenDelta():
+            case TokenDelta() as event:
                 self._extend(event)
-            case Finished():
+            case Finished() as event:
                 self._extend(event)
                 assert len(self.tokens[event.choice]) == self.model.length
                 self.num_finished += 1
+        if not isinstance(said.event, Failed):
+            assert said.text == self.texts[said.event.choice], "the renderer says something else"
 
     def _extend(self, event: TokenDelta | Finished) -> None:
         tokens = self.tokens.setdefault(event.choice, [])
@@ -51,6 +71,44 @@ class Client:
         assert text == self.model.text(tokens)
 
 
+class Renderer:
+    """Says each event, and the whole text before it: a function of the log from its start."""
+
+    def __init__(self) -> None:
+        self._texts: dict[int, str] = {}
+        self._ended: set[int] = set()
+
+    def encode(self, event: LogEvent) -> list[Payload]:
+        if isinstance(event, TokenDelta | Finished):
+            assert event.choice not in self._ended, "a choice goes on after its end"
+            self._texts[event.choice] = self._texts.get(event.choice, "") + event.text
+            if isinstance(event, Finished):
+                self._ended.add(event.choice)
+            return [_said(event, self._texts[event.choice])]
+        return [_said(event, "")] if isinstance(event, Failed) else []
+
+    def end(self) -> list[Payload]:
+        return []
+
+    def fail(self, error: WarrenError) -> list[Payload]:
+        raise AssertionError(error)
+
+
+def _said(event: TokenDelta | Finished | Failed, text: str) -> Payload:
+    return Payload(msgspec.json.encode(Said(event, text)))
+
+
+class Cursor(LogCursor):
+    """Reads by the model's rules, which a test may have weakened."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        super().__init__(Release(request_id="r", reader="g"), LogFacts())
+
+    def _new_reader(self) -> LogReader:
+        return self._model.reader_class("r", self._model.num_choices, self._cut_off)
+
+
 class Gateway:
     """Serves one connection of the client, from the position that the client sends."""
 
@@ -59,19 +117,15 @@ class Gateway:
         """Whether no client has asked it for the stream yet."""
         self._broker = broker
         self._client = client
-        self._passed = Passed.at(client.place)
-        self._has_failed = client.failure is not None
-        self._reader: LogReader | None = None
-        self._cut_off: set[str] = set()
-        """Tickets of the runs that were current when the broker was lost."""
+        self._cursor = Cursor(client.model)
         self._num_read = 0
-        self._ended: set[int] = set()
-        """The choices that have ended in this reading of the log."""
-        self._under_way: deque[tuple[Told, str]] = deque()
+        self._renderer = Renderer()
+        self._framer = Framer(EventId.parse(client.last_id))
+        self._under_way: deque[tuple[bytes, bytes]] = deque()
 
     @property
     def is_attached(self) -> bool:
-        return self._reader is not None and self._broker.reader is self
+        return self._broker.reader is self
 
     def moves(self) -> list[Callable[[], None]]:
         moves: list[Callable[[], None]] = []
@@ -90,58 +144,43 @@ class Gateway:
         return moves
 
     def leave(self) -> None:
-        """Stop reading, without acknowledging anything."""
-        if self._broker.reader is self:
+        """Stop reading; nothing is acknowledged."""
+        if self.is_attached:
             self._broker.reader = None
-        self._reader = None
 
     def cut_off(self) -> None:
-        """The broker is gone, and may lose what it has delivered."""
-        if self._reader is not None and self._reader.ticket is not None:
-            self._cut_off.add(self._reader.ticket)
+        """The broker is gone, and may forget what it has delivered."""
+        self._cursor.cut_off()
         self.leave()
 
     def _attach(self) -> None:
-        model = self._client.model
         self._broker.reader = self
-        self._reader = model.reader_class("r", model.num_choices, self._cut_off)
-        self._passed.begin()
+        self._cursor.begin()
         self._num_read = 0
-        self._ended.clear()
 
     def _read(self) -> None:
         assert self._broker.log is not None
-        assert self._reader is not None
         event = self._broker.log[self._num_read]
         self._num_read += 1
-        for action in self._reader.read(event):
-            if isinstance(action, Send):
-                self._broker.send(action)
-            elif isinstance(action.event, TokenDelta | Finished | Failed):
-                self._check_end(action.event)
-                self._pass_on(action.event)
-
-    def _check_end(self, event: Told) -> None:
-        if not isinstance(event, Failed):
-            assert event.choice not in self._ended, "a choice goes on after its end"
-        if isinstance(event, Finished):
-            self._ended.add(event.choice)
-
-    def _pass_on(self, event: Told) -> None:
-        if self._has_failed:
-            return
-        news: Told | PromptScores | None = event
-        if isinstance(event, Failed):
-            self._has_failed = True
-        else:
-            news = self._passed.split(event)[1]
-        if news is not None:
-            assert not isinstance(news, PromptScores)
-            self._under_way.append((news, self._passed.place))
+        for action in self._cursor.read(event):
+            match action:
+                case Send():
+                    self._broker.send(action)
+                case Restarted():
+                    self._renderer = Renderer()
+                    self._framer.restart()
+                case Relay():
+                    sent = self._framer.frame(action.event, self._renderer)
+                    self._under_way += _FRAME.findall(sent)
 
     def _deliver(self) -> None:
-        self._client.receive(*self._under_way.popleft())
+        self._client.receive(self._under_way.popleft())
 
     def _end(self) -> None:
+        """The client has all of it."""
+        fate = fate_of(Departure.SERVED, self._cursor.end, Retention.NONE)
+        assert fate is Fate.ENDS
+        for send in self._cursor.cancel():
+            self._broker.send(send)
         self.leave()
         self._broker.log = None

@@ -1,35 +1,32 @@
-"""The facts that are needed to render a stream again; sent with the job and returned in
-`Started`."""
+"""How one request is to be answered, as its log carries it."""
 
 from typing import Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
-from shared.errors import InvalidRequest
+from gateway.log.cursor import NOT_FOUND
+from gateway.log.facts import LogFacts, decode_facts
+from shared.errors import InvalidRequest, StreamNotFound
 from shared.messages import MAX_CONTEXT_BYTES
 
 Endpoint: TypeAlias = Literal["chat", "completions", "responses"]
 
 
-class StreamContext(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How one request is to be answered. The response is a function of this and of the log."""
+class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a log is rendered. The response is a function of this and of the log."""
 
     endpoint: Endpoint
     request_id: str
     model: str
     created: int
     """Unix time in seconds."""
-    tenant: str = ""
-    body_hash: str = ""
     num_prompts: int = 1
     num_choices: int = 1
     """Answers to each prompt that the client requests."""
     best_of: int = 0
     """Answers generated for each prompt, if more than requested; otherwise 0."""
     is_stream: bool = False
-    is_detached: bool = False
-    """The request continues without a client."""
     include_usage: bool = False
     continuous_usage: bool = False
     echo: bool = False
@@ -60,10 +57,17 @@ class StreamContext(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Generated choices in the log."""
         return self.num_prompts * self.num_drawn
 
-    def encode(self) -> bytes:
-        """Encode for `GenerationJob.context`. Raises `InvalidRequest` if the result is too long."""
-        encoded = _ENCODER.encode(self)
-        if len(encoded) > MAX_CONTEXT_BYTES:
+    def in_log(self, *, tenant: str, body_hash: str, is_detached: bool) -> LogFacts:
+        """The facts of the request that its log carries. Raises `InvalidRequest` if they are too
+        long."""
+        facts = LogFacts(
+            tenant=tenant,
+            body_hash=body_hash,
+            num_choices=self.total_drawn,
+            is_detached=is_detached,
+            rendering=_ENCODER.encode(self),
+        )
+        if len(facts.encode()) > MAX_CONTEXT_BYTES:
             repeated = msgspec.json.decode(self.echoed, type=dict[str, msgspec.Raw])
             param = max(repeated, key=lambda name: len(repeated[name]))
             raise InvalidRequest(
@@ -71,13 +75,22 @@ class StreamContext(Struct, frozen=True, kw_only=True, omit_defaults=True):
                 f"{MAX_CONTEXT_BYTES} bytes.",
                 param=param,
             )
-        return encoded
+        return facts
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(StreamContext)
+_DECODER = msgspec.msgpack.Decoder(Rendering)
 
 
-def decode_context(context: bytes) -> StreamContext:
-    """Raises `msgspec.MsgspecError` if another program wrote these bytes."""
-    return _DECODER.decode(context)
+def decode_rendering(facts: LogFacts) -> Rendering:
+    """Raises `StreamNotFound` if another program wrote it."""
+    try:
+        return _DECODER.decode(facts.rendering)
+    except msgspec.MsgspecError:
+        raise StreamNotFound(NOT_FOUND) from None
+
+
+def rendering_of(context: bytes) -> Rendering:
+    """The rendering in a job's context. Raises `StreamNotFound` and `msgspec.MsgspecError` if
+    another program wrote it."""
+    return decode_rendering(decode_facts(context))

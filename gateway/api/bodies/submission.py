@@ -1,8 +1,8 @@
 """Bodies in, jobs out. What may stand where is decided before anything is published."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
-
-import msgspec
 
 from gateway.api.bodies.json_values import refused
 from gateway.api.bodies.responses import ResponsesRequest
@@ -14,7 +14,8 @@ from gateway.api.bodies.structured_output import (
     wanted_constraint,
 )
 from gateway.api.bodies.tool_choice import ToolUse
-from gateway.log.context import StreamContext
+from gateway.api.rendering import Rendering
+from gateway.log.facts import LogFacts
 from gateway.text.reasoning import REASONING_PARSERS
 from shared.messages import (
     MAX_CHOICES,
@@ -35,27 +36,17 @@ _MAX_SCORED = 1 << 23
 GenerationBody: TypeAlias = ChatRequest | CompletionRequest | ResponsesRequest
 
 
-class Draft(NamedTuple):
-    """A job without its context, and the constraint that is to be checked before it is
-    published."""
+class Submission(NamedTuple):
+    """A job that is ready to be published, and what its log's readers need."""
 
     job: GenerationJob
-    context: StreamContext
+    facts: LogFacts
+    rendering: Rendering
     wanted: Wanted | None
-
-    def identified(
-        self, request_id: str, *, tenant: str = "", body_hash: str = ""
-    ) -> GenerationJob:
-        """The job to publish, under this id and for a tenant. Raises `InvalidRequest`."""
-        context = msgspec.structs.replace(
-            self.context, request_id=request_id, tenant=tenant, body_hash=body_hash
-        )
-        return msgspec.structs.replace(
-            self.job, request_id=request_id, tenant=tenant, context=context.encode()
-        )
+    """The constraint that is to be checked before the job is published."""
 
 
-def draft(
+def submission(
     request: GenerationBody,
     *,
     request_id: str,
@@ -63,27 +54,41 @@ def draft(
     deadline: float | None = None,
     mode: Literal["stream", "final"] = "stream",
     served: Announcement | None = None,
-) -> Draft:
-    """Build the job of a request. ``served`` is what a worker says of the model, if one is there.
+    tenant: str = "",
+    body_hash: str = "",
+    echoed: bytes = b"{}",
+    trace: Mapping[str, str] = MappingProxyType({}),
+) -> Submission:
+    """Build the job of a request. ``served`` is what a worker says of the model, if one is there;
+    ``echoed`` is what a response repeats of the request, as JSON.
 
     Raises `InvalidRequest` naming what is out of its limits, and `Unavailable`.
     """
     calls = request.tool_use(served)
     wanted = _wanted(request, calls, served)
+    sampling = _sampling(request, wanted, calls)
+    prompts = request.prompts(() if calls is None else calls.tools)
+    rendering = _rendering(
+        request, request_id, int(created_at), len(prompts), calls, served, echoed
+    )
+    facts = rendering.in_log(tenant=tenant, body_hash=body_hash, is_detached=request.detach)
     job = GenerationJob(
         request_id=request_id,
+        tenant=tenant,
         model=request.model,
-        prompts=request.prompts(() if calls is None else calls.tools),
+        prompts=prompts,
         num_choices=request.best_of or request.n,
-        sampling=_sampling(request, wanted, calls),
+        sampling=sampling,
         mode=mode,
         created_at=created_at,
         deadline=deadline,
         is_detached=request.detach,
         wants_prompt_text=request.echo,
+        context=facts.encode(),
+        trace=dict(trace),
     )
     _check_sizes(request, job, served)
-    return Draft(job, _context(request, job, calls, served), wanted)
+    return Submission(job, facts, rendering, wanted)
 
 
 def _wanted(
@@ -140,25 +145,28 @@ def _sampling(
     )
 
 
-def _context(
+def _rendering(
     request: GenerationBody,
-    job: GenerationJob,
+    request_id: str,
+    created: int,
+    num_prompts: int,
     calls: ToolUse | None,
     served: Announcement | None,
-) -> StreamContext:
-    return StreamContext(
+    echoed: bytes,
+) -> Rendering:
+    num_drawn = request.best_of or request.n
+    return Rendering(
         endpoint=request.endpoint,
-        request_id=job.request_id,
-        model=job.model,
-        created=int(job.created_at),
-        num_prompts=len(job.prompts),
-        is_detached=job.is_detached,
+        request_id=request_id,
+        model=request.model,
+        created=created,
+        num_prompts=num_prompts,
         num_choices=request.n,
-        best_of=job.num_choices if job.num_choices > request.n else 0,
+        best_of=num_drawn if num_drawn > request.n else 0,
         is_stream=request.stream,
         include_usage=request.include_usage,
         continuous_usage=request.continuous_usage,
-        echo=job.wants_prompt_text,
+        echo=request.echo,
         logprobs=request.num_logprobs(),
         prompt_logprobs=request.prompt_logprobs,
         tokens_as_ids=request.return_tokens_as_token_ids,
@@ -168,6 +176,7 @@ def _context(
         reasoning_parser=_reasoning_parser(request, served),
         include_reasoning=request.include_reasoning,
         fingerprint=served.fingerprint if served else None,
+        echoed=echoed,
     )
 
 

@@ -1,0 +1,230 @@
+"""Attaches to a request's log and reads it into a buffer, across lost connections.
+
+The log is a reply queue whose messages are never acknowledged. While its client does not take
+events, the reader returns the messages to the queue but keeps consuming with a prefetch of one: a
+job whose log has no reader is cancelled.
+"""
+
+import asyncio
+from contextlib import suppress
+
+from gateway.log.buffer import RelayBuffer
+from gateway.log.cursor import LogCursor
+from gateway.log.reply_queues import ReplyLog
+from shared import topology
+from shared.bus.base import Bus, Consumer, Message
+from shared.errors import (
+    BusUnavailable,
+    InternalError,
+    PublishRefused,
+    PublishUnconfirmed,
+    QueueBusy,
+    QueueNotFound,
+    StreamExpired,
+    Unavailable,
+    Unroutable,
+)
+from shared.log import Relay, Send
+from shared.messages import Accepted, decode_event, encode
+
+EXPIRED = "This stream is no longer kept."
+_MAX_AHEAD = 256
+_MAX_SHARE_AHEAD = 0.25
+_REATTACH_PAUSE_S = 0.05
+_ASK_INTERVAL_S = 1.0
+_PATIENCE_S = 30.0
+"""Seconds for which another reader may hold the log. The broker disconnects a stopped gateway after
+15 s."""
+
+
+class LogLost(InternalError):
+    """The log was deleted while its reader had it."""
+
+
+class LogReading:
+    """Reads one log into a buffer."""
+
+    def __init__(self, bus: Bus, log: ReplyLog, cursor: LogCursor, buffer: RelayBuffer) -> None:
+        """If the cursor does not know the log's facts, the log may have another reader, which is
+        asked to release it."""
+        self.has_attached = cursor.facts is not None
+        """Whether this reader has held the log; true from the start for a new log."""
+        self._bus = bus
+        self._log = log
+        self._cursor = cursor
+        self._buffer = buffer
+        self._num_read = 0
+        """The number of messages of the log that are read; they are skipped when it is attached
+        again, unless the connection was lost."""
+        self._last_id = ""
+        self._marker = ""
+        self._caught_up: asyncio.Future[None] | None = None
+        self._is_ending = False
+        self._has_ended = False
+        self._is_lost = False
+        self._ask_at = 0.0
+
+    async def run(self) -> None:
+        """Read until cancelled, across lost connections.
+
+        Raises `StreamNotFound` and `StreamExpired` if this reader has no log to read, `Unavailable`
+        if another reader does not release it, `LogLost`, and `UndecodableMessage`.
+        """
+        try:
+            async with asyncio.timeout(None if self.has_attached else _PATIENCE_S) as patience:
+                await self._read_through_failures(patience)
+        except TimeoutError:
+            raise Unavailable("Another reader still has this stream.") from None
+        except QueueNotFound:
+            if not self.has_attached:
+                raise StreamExpired(EXPIRED) from None
+            self._is_lost = True
+            if not self._is_ending and not self._cursor.claim.is_cancelled:
+                raise LogLost("The gateway lost the answer.") from None
+
+    async def catch_up(self, accepted: Accepted) -> None:
+        """Append ``accepted`` to the log, and return once everything up to it has been read.
+
+        Raises `BusError`.
+        """
+        message = Message(encode(accepted))
+        self._marker = message.message_id
+        self._caught_up = asyncio.get_running_loop().create_future()
+        await self._bus.publish(self._log.queue.bindings[0], message)
+        await self._caught_up
+
+    async def end(self) -> None:
+        """Cancel the job and delete the log. Raises `BusError`."""
+        if self._has_ended:
+            return
+        self._is_ending = True
+        for send in self._cursor.cancel():
+            await self._send(send)
+        if not self._is_lost:  # otherwise its name may belong to another log by now
+            await self._bus.delete_queue(self._log.queue.name)
+        self._has_ended = True
+
+    async def close(self) -> None:
+        """Release the log, if `run` did not get to start."""
+        await self._log.close()
+
+    async def _read_through_failures(self, patience: asyncio.Timeout) -> None:
+        """``patience`` expires unless this attaches before."""
+        while True:
+            try:
+                await self._read_ahead(patience)
+                await self._hold()
+            except QueueBusy:
+                # Its reader was asked to release it, or is a reader whose lost connection the
+                # broker has not noticed yet.
+                await asyncio.sleep(_REATTACH_PAUSE_S)
+            except (BusUnavailable, PublishUnconfirmed):
+                self._cursor.cut_off()
+                self._num_read = 0
+                await self._bus.wait_connected()
+                await asyncio.sleep(_REATTACH_PAUSE_S)
+
+    async def _read_ahead(self, patience: asyncio.Timeout) -> None:
+        """Attach and read until the buffer is full. Nothing is acknowledged, so the queue keeps the
+        log."""
+        if not self.has_attached:
+            await self._ask()
+        consumer = await self._log.attach()
+        self.has_attached = True
+        patience.reschedule(None)
+        num_known = self._num_read
+        if not num_known:
+            self._cursor.begin()
+        try:
+            async for delivery in consumer:
+                message = delivery.message
+                if num_known:
+                    num_known -= 1
+                    if not num_known and message.message_id != self._last_id:
+                        self._num_read = 0  # a broker that crashed unnoticed has lost the log's end
+                        return
+                    continue
+                for send in self._read(message):
+                    await self._send(send)
+                if self._is_ahead:
+                    await self._buffer.let_take()
+                    if self._is_ahead:
+                        return
+        finally:
+            await self._log.close()
+
+    @property
+    def _is_ahead(self) -> bool:
+        """Whether the client has to take events before more are read.
+
+        After that the broker delivers the log from its start again, so the longer it is, the more
+        is read at once. Nothing is taken before this has caught up.
+        """
+        num_ahead = len(self._buffer)
+        if num_ahead < _MAX_AHEAD or num_ahead < self._cursor.num_events * _MAX_SHARE_AHEAD:
+            return False
+        return self._caught_up is None or self._caught_up.done()
+
+    def _read(self, message: Message) -> list[Send]:
+        """Process one event; returns the resulting commands. Raises `UndecodableMessage`."""
+        sends = []
+        cursor, buffer = self._cursor, self._buffer
+        for action in cursor.read(decode_event(message.body, message.content_type)):
+            if isinstance(action, Relay):
+                buffer.put(action.event, is_last=cursor.reader.is_ended)
+            elif isinstance(action, Send):
+                sends.append(action)
+            else:
+                buffer.restart(action)
+        self._num_read += 1
+        self._last_id = message.message_id
+        if message.message_id == self._marker:
+            self._tell_caught_up()
+        return sends
+
+    def _tell_caught_up(self) -> None:
+        # The marker appears again whenever the log is read again.
+        if self._caught_up is not None and not self._caught_up.done():
+            self._caught_up.set_result(None)
+
+    async def _hold(self) -> None:
+        """Keep holding the log, with one message unacknowledged, until the buffer is empty.
+
+        Raises `BusUnavailable` if the log is no longer held.
+        """
+        queue = self._log.queue.name
+        async with self._bus.consume(queue, prefetch=1, is_exclusive=True) as consumer:
+            holding = asyncio.create_task(_until_lost(consumer))
+            taken = asyncio.create_task(self._buffer.wait_taken())
+            try:
+                await asyncio.wait([holding, taken], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                holding.cancel()
+                taken.cancel()
+                await asyncio.wait([holding, taken])
+            for task in (holding, taken):
+                if not task.cancelled():
+                    task.result()
+
+    async def _ask(self) -> None:
+        """Announce the new reader to all gateways: current readers release the log, and gateways
+        that wait for the client to return stop waiting."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._ask_at:
+            self._ask_at = now + _ASK_INTERVAL_S
+            # All of them have just lost the broker, or one of them does not read its commands.
+            with suppress(Unroutable, PublishRefused):
+                await self._bus.publish(topology.ALL_GATEWAYS, Message(encode(self._cursor.claim)))
+
+    async def _send(self, send: Send) -> None:
+        # A worker that was replaced may be gone, and its queue with it. One that needs an answer
+        # asks again.
+        with suppress(Unroutable, PublishRefused):
+            await self._bus.publish(
+                topology.worker_binding(send.address), Message(encode(send.command))
+            )
+
+
+async def _until_lost(consumer: Consumer) -> None:
+    async for _ in consumer:
+        pass
