@@ -51,10 +51,23 @@ class LiveWorkers:
             if known.announcement.model == model and known.seen_at > oldest
         ]
 
-    def announcement(self, model: str) -> Announcement | None:
-        """What a live worker announces of a model: workers of one name agree on it."""
-        workers = self.of_model(model)
-        return workers[0] if workers else None
+    async def find(self, model: str) -> Announcement | None:
+        """What a live worker announces of a model: workers of one name agree on it. None if the
+        model's queue waits for a worker.
+
+        Raises `ModelNotFound` and `BusUnavailable`.
+        """
+        if workers := self.of_model(model):
+            return workers[0]
+        queue = topology.jobs_queue(model, "interactive")
+        if await self.bus.inspect(queue.name) is None:
+            raise ModelNotFound(f"The model '{model}' does not exist.", param="model")
+        return None
+
+    def admit(self, model: str) -> None:
+        """Raises `Overloaded` if the queues of all live workers of a model are too long."""
+        if workers := self.of_model(model):
+            self.backlog.admit(model, [worker.worker for worker in workers])
 
     def models(self) -> dict[str, list[Announcement]]:
         """The latest announcement of each live worker, by model."""
@@ -71,19 +84,6 @@ class LiveWorkers:
     def heard_at(self, worker: str) -> float:
         """Monotonic time of a worker's last heartbeat; 0 if there was none."""
         return self._heard_at.get(worker, 0.0)
-
-    async def require(self, model: str) -> None:
-        """Check that a request for ``model`` can be accepted: a live worker has a short enough
-        queue, or the queue exists and waits for a worker.
-
-        Raises `ModelNotFound`, `Overloaded` and `BusUnavailable`.
-        """
-        if workers := self.of_model(model):
-            return self.backlog.admit(model, [worker.worker for worker in workers])
-        queue = topology.jobs_queue(model, "interactive")
-        if await self.bus.inspect(queue.name) is None:
-            raise ModelNotFound(f"The model '{model}' does not exist.", param="model")
-        return None
 
     def _forget(self) -> None:
         now = time.monotonic()

@@ -48,6 +48,17 @@ async def test_an_unknown_model_is_not_found(gateway: LiveGateway) -> None:
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
+async def test_an_unknown_model_is_not_found_although_it_would_call_tools(
+    gateway: LiveGateway,
+) -> None:
+    tool = {"type": "function", "function": {"name": "look_up"}}
+
+    response = await gateway.chat(model="gpt-5", tools=[tool])
+
+    assert response.status_code == 404
+    assert error_of(response)["code"] == "model_not_found"
+
+
 async def test_bodies_that_are_no_json_are_bad_requests(gateway: LiveGateway) -> None:
     for body in (b"", b"{", b"\xff\xfe", b"[" * 100_000, b"null"):
         response = await gateway.http.post(CHAT, content=body, headers=JSON)

@@ -91,13 +91,13 @@ async def generate(
                 request_id=log.request_id,
                 created_at=now,
                 deadline=now + _timeout_s(gateway.settings, body),
-                served=gateway.workers.announcement(body.model),
+                served=await gateway.workers.find(body.model),
                 tenant=tenant,
                 body_hash="" if key is None else hash_body(raw_body),
                 echoed=echoed,
                 trace=telemetry.inject(),
             )
-            await gateway.workers.require(body.model)
+            gateway.workers.admit(body.model)
             if submitted.wanted is not None:
                 await check(submitted.wanted)
             # After the checks: the spare log of a bad request becomes another one's.

@@ -42,8 +42,9 @@ def router(gateway: Gateway) -> APIRouter:
             draft = QuickDraft(model, request.state.request_id, deadline, request.state.tenant)
             body.job(draft)  # refuses what is out of its limits before the broker is asked
             begin()
-            await gateway.workers.require(model)
-            body.check(gateway.workers.announcement(model))
+            served = await gateway.workers.find(model)
+            gateway.workers.admit(model)
+            body.check(served)
             try:
                 async with until_disconnect(request.receive):
                     answered = await body.answer(gateway.quick, draft)
