@@ -27,7 +27,7 @@ INFRA = ROOT / "infra" / "rabbitmq"
 URL_VARIABLE = "WARREN_TEST_AMQP_URL"
 BREAKS_BROKER = "breaks_broker"
 
-_START_TIMEOUT_S = 60
+_START_TIMEOUT_S = 180
 _STOP_TIMEOUT_S = 60
 _SCRIPTS = (Path("/usr/lib/rabbitmq/bin"), Path("/opt/rabbitmq/sbin"))
 """Debian's scripts in PATH require another user; the scripts behind them do not."""
