@@ -128,6 +128,7 @@ def head_of(event: TokenDelta | Finished, num_tokens: int, num_chars: int) -> To
         prefix_hash=event.prefix_hash,
         token_ids=event.token_ids[:num_tokens],
         text=event.text[:num_chars],
+        num_chars=event.num_chars[: max(0, num_tokens - 1)],
         logprobs=event.logprobs[:num_tokens],
     )
 
@@ -139,5 +140,6 @@ def rest_of(event: Spoken, num_tokens: int, num_chars: int) -> Spoken:
         index=event.index + num_tokens,
         token_ids=event.token_ids[num_tokens:],
         text=event.text[num_chars:],
+        num_chars=event.num_chars[num_tokens:],
         logprobs=event.logprobs[num_tokens:],
     )

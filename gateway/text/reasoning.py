@@ -17,16 +17,20 @@ class ReasoningSplit:
 
     def __init__(self, rest: Parser, *, is_open: bool) -> None:
         self.is_thinking = is_open
+        self.num_thought_chars = 0
+        """The number of characters up to the end of ``</think>``, once that was read."""
         self._rest = rest
         self._opening: Opening | None = Opening(OPEN)
         self._until = Until(CLOSE)
         self._strips = False
+        self._num_chars = 0
 
     @property
     def open_call(self) -> int | None:
         return self._rest.open_call
 
     def read(self, text: str) -> list[Piece]:
+        self._num_chars += len(text)
         if self._opening is not None:
             has_tag, text = self._opening.read(text)
             if has_tag is None:
@@ -50,6 +54,7 @@ class ReasoningSplit:
         if tag is None:
             return thought
         self.is_thinking, self._strips = False, True
+        self.num_thought_chars = self._num_chars - len(text)
         return thought + self._say(text)
 
     def _say(self, text: str) -> list[Piece]:

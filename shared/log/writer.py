@@ -31,6 +31,8 @@ class LogWriter:
         choice: int,
         token_ids: Sequence[int],
         text: str,
+        *,
+        num_chars: Sequence[int] = (),
         logprobs: Sequence[TokenLogprobs] = (),
     ) -> TokenDelta:
         chain = self.chains[choice]
@@ -41,6 +43,7 @@ class LogWriter:
             prefix_hash=chain.prefix_hash,
             token_ids=tuple(token_ids),
             text=text,
+            num_chars=tuple(num_chars),
             logprobs=tuple(logprobs),
         )
         chain.extend(token_ids)
@@ -55,6 +58,7 @@ class LogWriter:
         stop_reason: str | int | None = None,
         *,
         num_cached_tokens: int = 0,
+        num_chars: Sequence[int] = (),
         logprobs: Sequence[TokenLogprobs] = (),
     ) -> Finished:
         chain = self.chains[choice]
@@ -68,6 +72,7 @@ class LogWriter:
             finish_reason=finish_reason,
             stop_reason=stop_reason,
             num_cached_tokens=num_cached_tokens,
+            num_chars=tuple(num_chars),
             logprobs=tuple(logprobs),
         )
         chain.extend(token_ids)

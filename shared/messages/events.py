@@ -90,6 +90,9 @@ class TokenDelta(Wire, frozen=True, kw_only=True, omit_defaults=True):
     prefix_hash: Count
     token_ids: TokenIds
     text: str
+    num_chars: tuple[Count, ...] = ()
+    """The number of characters of ``text`` that each token but the last completes; the last one
+    completes the remainder."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each of ``token_ids``, if the job requests them."""
 
@@ -110,6 +113,8 @@ class Finished(Wire, frozen=True, kw_only=True):
     """The stop string that was matched, or the matching id of ``stop_token_ids``."""
     num_cached_tokens: Count = 0
     """Tokens of the choice's prompt that were found in the prefix cache."""
+    num_chars: tuple[Count, ...] = ()
+    """As in `TokenDelta`; the last token completes the held-back text as well."""
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 

@@ -79,7 +79,7 @@ GOLDEN_EVENTS = [
         ),
         '{"type":"finished","choice":0,"attempt":1,"index":2,"prefix_hash":9,"token_ids":[],'
         '"text":"","finish_reason":"stop","stop_reason":"x","num_cached_tokens":0,'
-        '"logprobs":[]}',
+        '"num_chars":[],"logprobs":[]}',
     ),
     (
         Failed(code="cancelled", message="m"),

@@ -75,7 +75,7 @@ class Log:
         """One event for each token."""
         for token in tokens:
             token_ids, logprobs = [len(token.encode())], self._logprobs(token)
-            self._add(self._writer.delta(choice, token_ids, token, logprobs))
+            self._add(self._writer.delta(choice, token_ids, token, logprobs=logprobs))
         return self
 
     def finish(
@@ -102,7 +102,10 @@ class Log:
         return self
 
     def tell(self, texts: Sequence[Sequence[str]], dice: random.Random) -> "Log":
-        """All tokens of each choice, split at random points, with the choices in random order."""
+        """All tokens of each choice, split at random points, with the choices in random order.
+
+        The text of a choice's last token is held back until its end.
+        """
         rests = [list(tokens) for tokens in texts]
         while open_choices := [choice for choice, rest in enumerate(rests) if rest]:
             choice = dice.choice(open_choices)
@@ -110,10 +113,15 @@ class Log:
             tokens, rests[choice] = rests[choice][:size], rests[choice][size:]
             token_ids, text = [len(token.encode()) for token in tokens], "".join(tokens)
             logprobs = tuple(one for token in tokens for one in self._logprobs(token))
+            more: Any = {"num_chars": [len(token) for token in tokens[:-1]], "logprobs": logprobs}
             if rests[choice]:
-                self._add(self._writer.delta(choice, token_ids, text, logprobs))
+                self._add(self._writer.delta(choice, token_ids, text, **more))
+            elif dice.random() < 0.5:
+                sure, held = "".join(tokens[:-1]), tokens[-1]
+                self._add(self._writer.delta(choice, token_ids, sure, **more))
+                self._add(self._writer.finish(choice, [], held, "stop"))
             else:
-                self._add(self._writer.finish(choice, token_ids, text, "stop", logprobs=logprobs))
+                self._add(self._writer.finish(choice, token_ids, text, "stop", **more))
         return self
 
     def fail(self, code: str) -> "Log":

@@ -52,31 +52,37 @@ class ChoiceWriter:
         if self.is_finished:
             return []
         if self._text.stop_reason is not None:
-            return [self._finish([], "", [], "stop")]
+            return [self._finish([], [], [], "stop")]
         if token_ids and token_ids[-1] in self._end_ids:
-            return [self._finish([], "", [], "stop", self._stop_id(token_ids[-1]))]
+            return [self._finish([], [], [], "stop", self._stop_id(token_ids[-1]))]
         if len(token_ids) >= self._max_tokens:
-            return [self._finish([], "", [], "length")]
+            return [self._finish([], [], [], "length")]
         return []
 
     def advance(self, outputs: Sequence[StepOutput]) -> TokenDelta | Finished:
         """The event for the next tokens; tokens after the end of the choice are dropped."""
         token_ids: list[int] = []
+        texts: list[str] = []
         logprobs: list[TokenLogprobs] = []
-        text = ""
         for output in outputs:
             token_id = output.token_id
             self._num_cached_tokens = output.num_cached_tokens
             token_ids.append(token_id)
             if output.score is not None:
                 logprobs.append(told(token_id, output.score, self._tokenizer))
-            text += self._push(token_id)
+            texts.append(self._push(token_id))
             if self._text.stop_reason is not None:
-                return self._finish(token_ids, text, logprobs, "stop")
+                return self._finish(token_ids, texts, logprobs, "stop")
             if output.finish_reason is not None:
                 stop_id = self._stop_id(token_id)
-                return self._finish(token_ids, text, logprobs, output.finish_reason, stop_id)
-        return self._log.delta(self._choice, token_ids, text, logprobs)
+                return self._finish(token_ids, texts, logprobs, output.finish_reason, stop_id)
+        return self._log.delta(
+            self._choice,
+            token_ids,
+            "".join(texts),
+            num_chars=[len(text) for text in texts[:-1]],
+            logprobs=logprobs,
+        )
 
     @property
     def _chain(self) -> TokenChain:
@@ -93,13 +99,13 @@ class ChoiceWriter:
     def _finish(
         self,
         token_ids: list[int],
-        text: str,
+        texts: list[str],
         logprobs: list[TokenLogprobs],
         reason: FinishReason,
         stop_id: int | None = None,
     ) -> Finished:
         # The held-back text may complete a stop string; after a match nothing is held back.
-        text += self._text.flush()
+        text = "".join(texts) + self._text.flush()
         stop = self._text.stop_reason
         return self._log.finish(
             self._choice,
@@ -108,5 +114,6 @@ class ChoiceWriter:
             reason if stop is None else "stop",
             stop_id if stop is None else stop,
             num_cached_tokens=self._num_cached_tokens,
+            num_chars=[len(text) for text in texts[:-1]],
             logprobs=logprobs,
         )

@@ -1,6 +1,9 @@
 """Reads the text of one choice as its request wants it read."""
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import TypeAlias
 
 from gateway.api.rendering import Rendering
 from gateway.text.pieces import (
@@ -15,6 +18,10 @@ from gateway.text.pieces import (
 from gateway.text.reasoning import REASONING_PARSERS, ReasoningSplit
 from gateway.text.tools import TOOL_PARSERS
 from gateway.text.tools.mistral import MistralParser
+from shared.messages import Choice, Finished, TokenDelta, TokenLogprobs
+
+Part: TypeAlias = tuple[list[Piece], Sequence[TokenLogprobs]]
+"""The pieces that tokens complete, and the tokens' logprobs."""
 
 
 class ChoiceReader:
@@ -24,6 +31,8 @@ class ChoiceReader:
         self.num_calls = 0
         self.num_reasoning_tokens = 0
         self._rendering = rendering
+        self._num_tokens = 0
+        self._num_chars = 0
         self._parser = _tool_parser(rendering)
         self._split: ReasoningSplit | None = None
         if rendering.reasoning_parser is not None:
@@ -32,15 +41,37 @@ class ChoiceReader:
         self.is_plain = isinstance(self._parser, PlainText)
         """Whether all text is content, and is told at once."""
 
-    def read(self, text: str, num_tokens: int) -> list[Piece]:
-        """Take the next part of the text, of so many tokens."""
-        if self.is_plain:
-            return self._parser.read(text)
-        was_thinking = self._is_thinking
+    def read(self, text: str, num_tokens: int, num_chars: Sequence[int] = ()) -> list[Piece]:
+        """Take the next part of the text, of so many tokens; ``num_chars`` is as in
+        `TokenDelta`."""
         pieces = self._parser.read(text)
-        if was_thinking or self._is_thinking:
-            self.num_reasoning_tokens += num_tokens
+        if self.is_plain:
+            return pieces
+        if self._split is not None:
+            self._count(self._split, len(text), num_tokens, num_chars)
         return self._kept(pieces)
+
+    def read_parts(self, event: TokenDelta | Finished | Choice) -> list[Part]:
+        """Take the next tokens; all but `TokenDelta` are the last.
+
+        Tokens with logprobs become a part each, so that the pieces beside a token's logprobs do not
+        depend on the division into events.
+        """
+        num_chars = () if isinstance(event, Choice) else event.num_chars
+        parts: list[Part]
+        if num_chars and event.logprobs:
+            ends = [*accumulate(num_chars), len(event.text)]
+            starts = [0, *ends]
+            parts = [
+                (self.read(event.text[start:end], 1), (token,))
+                for start, end, token in zip(starts, ends, event.logprobs, strict=False)
+            ]
+        else:
+            pieces = self.read(event.text, len(event.token_ids), num_chars)
+            parts = [(pieces, event.logprobs)]
+        if not isinstance(event, TokenDelta):
+            parts.append((self.end(), ()))
+        return parts
 
     def end(self) -> list[Piece]:
         """The text is over: what was held back."""
@@ -57,9 +88,19 @@ class ChoiceReader:
         """Whether there are calls, all of them whole."""
         return self.num_calls > 0 and not self.has_open_call
 
-    @property
-    def _is_thinking(self) -> bool:
-        return self._split is not None and self._split.is_thinking
+    def _count(
+        self, split: ReasoningSplit, text_len: int, num_tokens: int, num_chars: Sequence[int]
+    ) -> None:
+        """Count the tokens up to the one that completes the end of the reasoning."""
+        num_thought_chars = split.num_thought_chars - self._num_chars
+        if split.is_thinking:
+            self.num_reasoning_tokens = self._num_tokens + num_tokens
+        elif num_thought_chars > 0:
+            ends = list(accumulate(num_chars))
+            num_thought = bisect_left(ends, num_thought_chars) + 1 if ends else num_tokens
+            self.num_reasoning_tokens = self._num_tokens + num_thought
+        self._num_tokens += num_tokens
+        self._num_chars += text_len
 
     def _kept(self, pieces: list[Piece]) -> list[Piece]:
         kept = merged(piece for piece in pieces if self._is_wanted(piece))

@@ -98,7 +98,7 @@ class ChunkEncoder:
             # Half a character, or what may be a stop string, is held back by the worker.
             return [self._framed(event.choice, event.text)] if event.text else []
         reader = self._readers[event.choice]
-        pieces = reader.read(event.text, len(event.token_ids))
+        pieces = reader.read(event.text, len(event.token_ids), event.num_chars)
         if isinstance(event, Finished):
             pieces += reader.end()
         return self._chunks(self._words.tokens(event, pieces))

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from gateway.api.render.choice_reader import ChoiceReader
+from gateway.api.render.choice_reader import ChoiceReader, Part
 from gateway.api.render.usage import TokenCounts, Usage, total
 from gateway.api.rendering import Rendering
 from gateway.log.cursor import LogEvent
@@ -38,8 +38,8 @@ class GatheredChoice:
     content: str = ""
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
-    parts: list[tuple[list[Piece], tuple[TokenLogprobs, ...]]] = field(default_factory=list)
-    """All of it in its order, where the endpoint keeps to that: pieces, and logprobs beside."""
+    parts: list[Part] = field(default_factory=list)
+    """All of it in its order, where the endpoint keeps to that."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -47,14 +47,14 @@ class GatheredChoice:
     def read(self, event: TokenDelta | Finished | messages.Choice) -> None:
         """Take the next tokens; all but `TokenDelta` are the last."""
         self.text += event.text
-        pieces = self.reader.read(event.text, len(event.token_ids))
         self.logprobs += event.logprobs
         if not isinstance(event, TokenDelta):
-            pieces += self.reader.end()
             self.finish_reason, self.stop_reason = event.finish_reason, event.stop_reason
-        self._add(pieces)
+        parts = self.reader.read_parts(event)
+        for pieces, _ in parts:
+            self._add(pieces)
         if self.keeps_order:
-            self.parts.append((pieces, event.logprobs))
+            self.parts += parts
 
     @property
     def mean_logprob(self) -> float:

@@ -1,10 +1,11 @@
 """The output items of a response, and the events in which they come."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 
+from gateway.api.render.choice_reader import Part, merged
 from gateway.api.render.formats import call_id
 from gateway.api.render.logprobs import chat_logprobs
 from gateway.api.rendering import Rendering
@@ -27,7 +28,8 @@ class ItemWriter:
         self._items: list[dict[str, Any]] = []
         self._rendering = rendering
         self._open: _OpenText | _OpenCall | None = None
-        self._logprobs: list[Any] = []
+        self._logprobs: list[TokenLogprobs] = []
+        """Of the tokens since the last piece."""
 
     @property
     def items(self) -> list[dict[str, Any]]:
@@ -36,13 +38,20 @@ class ItemWriter:
             return [*self._items[:-1], self._open.snapshot()]
         return self._items
 
-    def write(self, pieces: Sequence[Piece], logprobs: Sequence[TokenLogprobs] = ()) -> list[Event]:
-        """The next pieces of the text, and the logprobs of their tokens."""
-        if self._rendering.logprobs is not None and logprobs:
-            as_ids = self._rendering.tokens_as_ids
-            words = chat_logprobs(logprobs, as_ids=as_ids).content
-            self._logprobs += msgspec.to_builtins(words)
-        return [event for piece in pieces for event in self._write(piece)]
+    def write(self, parts: Iterable[Part]) -> list[Event]:
+        """The next parts of the text.
+
+        A piece has the logprobs of all tokens after the piece before, because a token may complete
+        no text; only those of a message are written.
+        """
+        joined: list[tuple[Piece, list[TokenLogprobs]]] = []
+        for piece, logprobs in self._scored(parts):
+            both = merged([joined[-1][0], piece]) if joined else []
+            if len(both) == 1:
+                joined[-1] = both[0], joined[-1][1] + logprobs
+            else:
+                joined.append((piece, logprobs))
+        return [event for piece, logprobs in joined for event in self._write(piece, logprobs)]
 
     def close(self, *, is_complete: bool = True) -> list[Event]:
         """The text is over. Without any there is one message all the same."""
@@ -53,15 +62,22 @@ class ItemWriter:
         """The text ends in its middle: what is open stays incomplete."""
         return self._end("incomplete")
 
-    def _write(self, piece: Piece) -> list[Event]:
+    def _scored(self, parts: Iterable[Part]) -> Iterator[tuple[Piece, list[TokenLogprobs]]]:
+        for pieces, logprobs in parts:
+            self._logprobs += logprobs
+            for piece in pieces:
+                yield piece, self._logprobs
+                self._logprobs = []
+
+    def _write(self, piece: Piece, logprobs: Sequence[TokenLogprobs]) -> list[Event]:
         match piece:
             case Content(text) | Reasoning(text):
                 kind = type(piece)
                 is_going_on = isinstance(self._open, _OpenText) and self._open.kind is kind
                 begun = [] if is_going_on else [*self._end("completed"), *self._begin_text(kind)]
                 assert isinstance(self._open, _OpenText)
-                logprobs, self._logprobs = self._logprobs, []
-                return [*begun, self._open.add(text, logprobs)]
+                words = chat_logprobs(logprobs, as_ids=self._rendering.tokens_as_ids).content
+                return [*begun, self._open.add(text, msgspec.to_builtins(words))]
             case CallStart(index, name):
                 return [*self._end("completed"), *self._begin_call(index, name)]
             case CallArguments(_, text):

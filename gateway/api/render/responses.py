@@ -112,8 +112,8 @@ def gathered_response(
     """What a log has of a response so far, unless that ends here."""
     choice = gathering.choices[0]
     writer = ItemWriter(gathering.rendering)
-    for pieces, logprobs in choice.parts:
-        writer.write(pieces, logprobs)
+    for part in choice.parts:
+        writer.write([part])
     if error is not None or is_cancelled:
         writer.cut_off()
         status: Status = "cancelled" if is_cancelled else "failed"
@@ -169,11 +169,10 @@ class ResponseEncoder:
         return _payloads([*events, {"type": "response.failed", "response": response}])
 
     def _tokens(self, event: TokenDelta | Finished) -> list[Event]:
-        pieces = self._reader.read(event.text, len(event.token_ids))
+        events = self._writer.write(self._reader.read_parts(event))
         if isinstance(event, TokenDelta):
-            return self._writer.write(pieces, event.logprobs)
+            return events
         self._finish_reason = event.finish_reason
-        events = self._writer.write([*pieces, *self._reader.end()], event.logprobs)
         is_complete = _status(event.finish_reason) == "completed" and not self._reader.has_open_call
         return events + self._writer.close(is_complete=is_complete)
 

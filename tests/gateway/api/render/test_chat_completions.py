@@ -1,5 +1,6 @@
 """How a chat's log is worded, streamed and whole. Numbers are those of OPENAI.md's sections."""
 
+import random
 from typing import Any
 
 import pytest
@@ -184,6 +185,16 @@ def test_thought_stands_beside_the_content(include_reasoning: bool) -> None:
     assert (joined(chunks, "reasoning_content") or None) == expected
     assert message["content"] == joined(chunks, "content") == "It is."
     assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4}
+
+
+def test_reasoning_tokens_are_counted_in_events_of_any_size() -> None:
+    tokens = ["<thi", "nk>", "hm ", "m</think", ">\n\n", "It", " is", ""]
+    log = Log(context_of(reasoning_parser="qwen3"))
+
+    for seed in range(20):
+        whole = Log(log.rendering).tell([tokens], random.Random(seed)).whole()
+
+        assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": 5}
 
 
 def test_usage_is_told_with_each_chunk_where_that_is_wanted() -> None:

@@ -1,6 +1,7 @@
 """How a response is worded: whole, and as events."""
 
 import json
+import random
 from typing import Any
 
 import msgspec
@@ -53,6 +54,18 @@ def test_a_stream_ends_with_the_whole_response(log: Log) -> None:
     assert [kind for kind, _ in log.payloads()] == [event["type"] for event in events]
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     assert done == log.whole()["output"]
+
+
+def test_a_message_has_the_logprobs_of_all_tokens_since_the_piece_before() -> None:
+    tokens = ["Su", "", "re", *CALL.removeprefix("Sure"), " Done", "."]
+    log = response_log(tool_parser="hermes", logprobs=0)
+
+    for seed in range(20):
+        output = Log(log.rendering).tell([tokens], random.Random(seed)).whole()["output"]
+
+        first, _, last = ([item.get("content", [])] for item in output)
+        words = [[w["token"] for w in part["logprobs"]] for (part,) in (*first, *last)]
+        assert words == [["Su", "", "re", "."], [*"}</tool_call>", " Done", "."]]
 
 
 def test_an_answer_that_was_cut_off_is_incomplete() -> None:
