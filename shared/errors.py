@@ -18,8 +18,10 @@
     │   ├── TakenOver                   taken_over
     │   ├── Superseded                  superseded
     │   └── InternalError               internal_error
+    │       └── LogLost                   the request's log was deleted while it was read
     ├── BusError                      the broker or the connection to it
     │   ├── BusUnavailable              not connected, or the connection was lost
+    │   │   └── Unanswered                no answer in time: the call may take effect
     │   ├── PublishUnconfirmed          confirmation timed out: the message may have arrived
     │   ├── PublishRefused              the queue is full
     │   ├── Unroutable                  no queue is bound to that key
@@ -133,6 +135,10 @@ class InternalError(ServiceError):
     code = "internal_error"
 
 
+class LogLost(InternalError):
+    """The log was deleted while its reader had it."""
+
+
 class BusError(WarrenError):
     """The broker refused a call or could not be reached."""
 
@@ -141,6 +147,10 @@ class BusError(WarrenError):
 
 class BusUnavailable(BusError):
     code = "broker_unavailable"
+
+
+class Unanswered(BusUnavailable):
+    """The broker has not answered in time; it is unknown whether the call takes effect."""
 
 
 class PublishUnconfirmed(BusError):

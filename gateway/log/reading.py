@@ -15,7 +15,7 @@ from shared import topology
 from shared.bus.base import Bus, Consumer, Message
 from shared.errors import (
     BusUnavailable,
-    InternalError,
+    LogLost,
     PublishRefused,
     PublishUnconfirmed,
     QueueBusy,
@@ -35,10 +35,6 @@ _ASK_INTERVAL_S = 1.0
 _PATIENCE_S = 30.0
 """Seconds for which another reader may hold the log. The broker disconnects a stopped gateway after
 15 s."""
-
-
-class LogLost(InternalError):
-    """The log was deleted while its reader had it."""
 
 
 class LogReading:

@@ -25,7 +25,7 @@ from gateway.fleet.publishing import publish_job
 from gateway.log.cursor import NOT_FOUND
 from gateway.log.facts import LogFacts
 from gateway.log.fate import Fate, Retention
-from gateway.log.reading import EXPIRED, LogLost
+from gateway.log.reading import EXPIRED
 from gateway.log.relay import LogRelay
 from gateway.log.reply_queues import ReplyLog, ReplyQueues
 from gateway.log.stalls import LOOK_INTERVAL_S, StallWatch
@@ -34,6 +34,7 @@ from shared.bus.base import Bus, Message
 from shared.errors import (
     BusError,
     IdempotencyMismatch,
+    LogLost,
     QueueNotFound,
     StreamExpired,
     StreamNotFound,

@@ -9,7 +9,7 @@ from gateway.log.buffer import RelayBuffer
 from gateway.log.cursor import Item, LogCursor
 from gateway.log.facts import LogFacts
 from gateway.log.fate import Departure, Fate, LogEnd, Retention, departure_of, fate_of
-from gateway.log.reading import EXPIRED, LogLost, LogReading
+from gateway.log.reading import EXPIRED, LogReading
 from gateway.log.reply_queues import ReplyLog
 from shared import incidents
 from shared.bus.base import Bus
@@ -17,6 +17,7 @@ from shared.errors import (
     Cancelled,
     IdempotencyMismatch,
     InternalError,
+    LogLost,
     StreamExpired,
     StreamNotFound,
     TakenOver,

@@ -14,8 +14,7 @@ from shared.bus.rabbit.encoding import to_properties
 from shared.bus.rabbit.failures import translated_publish
 from shared.bus.rabbit.link import Link, OpenChannel, Restore, parse_url
 from shared.bus.rabbit.resources import Resources
-from shared.bus.rabbit.shielded_calls import Unanswered
-from shared.errors import MessageTooLarge, PublishUnconfirmed
+from shared.errors import MessageTooLarge, PublishUnconfirmed, Unanswered
 
 
 class RabbitBus:

@@ -16,7 +16,7 @@ from shared.bus.rabbit.encoding import num_returns, to_message
 from shared.bus.rabbit.failures import is_asked_for, translated
 from shared.bus.rabbit.frames import Frames
 from shared.bus.rabbit.resources import Resources
-from shared.bus.rabbit.shielded_calls import Calls, Unanswered
+from shared.bus.rabbit.shielded_calls import Calls
 from shared.errors import BusError, BusUnavailable, QueueNotFound
 
 
@@ -92,12 +92,12 @@ class RabbitConsumer:
         self._tag = answer.consumer_tag or ""
 
     async def stop(self) -> None:
-        with suppress(Unanswered):
+        with suppress(BusUnavailable):
             await self._calls.run(self._stop(), f"stop consuming {self._queue}")
         self._inbox.end()
 
     async def close(self) -> None:
-        with suppress(Unanswered):
+        with suppress(BusUnavailable):
             await self._calls.run(self._close(), f"close the consumer of {self._queue}")
 
     async def ack(self, tag: int) -> None:
@@ -109,7 +109,7 @@ class RabbitConsumer:
     async def _settle(self, settling: Coroutine[Any, Any, None], doing: str) -> None:
         """Settle a delivery; no effect if the channel is closed, because the message is redelivered
         then."""
-        with suppress(Unanswered):
+        with suppress(BusUnavailable):
             await self._calls.run(self._settled(settling), doing)
 
     async def _settled(self, settling: Coroutine[Any, Any, None]) -> None:

@@ -18,13 +18,9 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from shared import incidents
-from shared.errors import BusError, BusUnavailable
+from shared.errors import BusError, BusUnavailable, Unanswered
 
 _Result = TypeVar("_Result")
-
-
-class Unanswered(BusUnavailable):
-    """The broker has not answered in time; it is unknown whether the call takes effect."""
 
 
 class Calls:

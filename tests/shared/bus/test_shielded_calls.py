@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from shared import incidents
-from shared.bus.rabbit.shielded_calls import Calls, Unanswered
-from shared.errors import BusError, BusUnavailable, QueueNotFound
+from shared.bus.rabbit.shielded_calls import Calls
+from shared.errors import BusError, BusUnavailable, QueueNotFound, Unanswered
 
 TIMEOUT_S = 5.0
 
