@@ -247,7 +247,7 @@ async def test_a_deadly_job_is_buried_and_its_neighbours_are_not(
 async def test_a_rolling_restart_under_load_fails_nothing(bus: RabbitBus, workers: Workers) -> None:
     jobs = new_jobs(6)
     answers = await expected(bus, workers, jobs)
-    serving = [await workers.serving("--drain-grace-s=0.3") for _ in range(2)]
+    serving = [await workers.serving("--drain-grace-s=0.05") for _ in range(2)]
     is_over = asyncio.Event()
 
     async def keep_asking(k: int) -> list[Log]:
@@ -259,7 +259,7 @@ async def test_a_rolling_restart_under_load_fails_nothing(bus: RabbitBus, worker
     asking = [asyncio.create_task(keep_asking(k)) for k in range(len(jobs))]
     for worker in serving:
         await asyncio.sleep(0.5)
-        await workers.serving("--drain-grace-s=0.3")
+        await workers.serving("--drain-grace-s=0.05")
         assert await asyncio.to_thread(worker.terminate) == 0
     is_over.set()
     logs = await asyncio.gather(*asking)
