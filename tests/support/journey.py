@@ -57,7 +57,7 @@ _NUM_TOKENS = 3
 _STEP_S = 0.03
 _END_S = 0.3
 """How long to trace after the last byte, while both sides clean up."""
-_ANNOUNCE_INTERVAL_S = 5.0
+_ANNOUNCE_INTERVAL_S = 1.0
 _START_TIMEOUT_S = 60.0
 
 
@@ -190,8 +190,8 @@ async def _request(url: str, tracer: _Tracer) -> list[Entries]:
     _name_threads("gateway")
     requests: list[Entries] = []
     async with RabbitBus(url) as bus, live_gateway(bus) as gateway:
-        await hears_a_worker(gateway)
         for _ in range(1 + _NUM_REQUESTS):
+            await hears_a_worker(gateway)
             requests.append(Counter())
             tracer.entries = requests[-1]
             response = await gateway.chat(model=MODEL, stream=True, max_tokens=_NUM_TOKENS)
