@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from shared.settings import PREFIX
 from tests.support.broker import broker, own_broker, pytest_runtest_setup
@@ -23,6 +24,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 for _variable in [name for name in os.environ if name.startswith(PREFIX)]:
     if not _variable.startswith(f"{PREFIX}TEST_"):
         del os.environ[_variable]
+
+# On a busy machine a single example may take any time.
+settings.register_profile("warren", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("warren")
 
 _PULL_TIMEOUT_S = 900
 _LONGEST = ("tests/system/", "tests/worker/", "tests/shared/", "tests/kernels/", "tests/bench/")
