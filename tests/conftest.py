@@ -2,10 +2,10 @@
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from shared.settings import PREFIX
 from tests.support.broker import broker, own_broker, pytest_runtest_setup
@@ -25,9 +25,12 @@ for _variable in [name for name in os.environ if name.startswith(PREFIX)]:
     if not _variable.startswith(f"{PREFIX}TEST_"):
         del os.environ[_variable]
 
-# On a busy machine a single example may take any time.
-settings.register_profile("warren", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("warren")
+with suppress(ImportError):  # machines that only run the GPU's tests may lack it
+    from hypothesis import HealthCheck, settings
+
+    # On a busy machine a single example may take any time.
+    settings.register_profile("warren", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("warren")
 
 _PULL_TIMEOUT_S = 900
 _LONGEST = ("tests/system/", "tests/worker/", "tests/shared/", "tests/kernels/", "tests/bench/")
