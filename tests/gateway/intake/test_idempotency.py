@@ -33,6 +33,19 @@ async def ask(gateway: LiveGateway, key: str = KEY, **more: Any) -> httpx.Respon
     return await gateway.http.post(CHAT, json=chat_body(**more), headers={"idempotency-key": key})
 
 
+def wait_before_the_end(worker: ScriptedWorker) -> asyncio.Event:
+    """Let the worker start its jobs, and answer "done" when the event is set."""
+    may_end = asyncio.Event()
+
+    async def wait(job: ScriptedJob) -> None:
+        await job.start()
+        await may_end.wait()
+        await job.finish("done")
+
+    worker.script = wait
+    return may_end
+
+
 def code_of(response: httpx.Response) -> str:
     code: str = response.json()["error"]["code"]
     return code
@@ -82,14 +95,7 @@ async def test_a_retry_attaches_to_the_request_that_still_runs(
 async def test_a_retry_takes_over_from_a_first_request_that_still_waits(
     broker: MemoryBroker, worker: ScriptedWorker
 ) -> None:
-    may_end = asyncio.Event()
-
-    async def wait(job: ScriptedJob) -> None:
-        await job.start()
-        await may_end.wait()
-        await job.finish("done")
-
-    worker.script = wait
+    may_end = wait_before_the_end(worker)
     async with two_gateways(broker) as gateways:
         asked = [asyncio.create_task(ask(gateways[0]))]
         await worker.wait_until(lambda: bool(worker.jobs))
@@ -128,14 +134,7 @@ async def test_retries_at_the_same_moment_are_one_request(
 async def test_another_body_under_the_same_key_is_refused_and_harms_nobody(
     broker: MemoryBroker, worker: ScriptedWorker, is_running: bool
 ) -> None:
-    may_end = asyncio.Event()
-
-    async def wait(job: ScriptedJob) -> None:
-        await job.start()
-        await may_end.wait()
-        await job.finish("done")
-
-    worker.script = wait
+    may_end = wait_before_the_end(worker)
     async with two_gateways(broker) as (first, second):
         if not is_running:
             may_end.set()
@@ -348,14 +347,7 @@ async def test_an_abandoned_request_that_comes_after_its_retry_does_not_cost_it_
     has_left: bool, broker: MemoryBroker, worker: ScriptedWorker
 ) -> None:
     """The slow gateway learns that its client has left, or it takes over and the retry retries."""
-    may_end = asyncio.Event()
-
-    async def wait(job: ScriptedJob) -> None:
-        await job.start()
-        await may_end.wait()
-        await job.finish("done")
-
-    worker.script = wait
+    may_end = wait_before_the_end(worker)
     async with two_gateways(broker) as (slow, gateway):
         client = gateway.openai.with_options(max_retries=2)
         retry = asyncio.create_task(
