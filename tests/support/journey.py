@@ -130,8 +130,8 @@ class _Tracer:
         stack = (module, *callers)
         if module in callers or module.startswith(_LEFT_OUT) or _is_inside(stack, _SYNTHETIC):
             return None
-        if _is_inside(stack, _BUS):
-            return "bus", module
+        if _is_inside(stack, _BUS):  # what the bus calls back may serve anybody
+            return ("bus", module) if module.startswith(_BUS) else None
         return None if self._is_background.get() else (side, module)
 
 
