@@ -68,7 +68,7 @@ async def run_worker(
     try:
         if model is None:
             model = await asyncio.to_thread(served_model.load, settings)
-        require_same(await hearing, name, model.fingerprint)
+        require_same(await hearing, name, fingerprint=model.fingerprint, numerics=model.numerics)
     finally:
         hearing.cancel()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -187,6 +187,7 @@ class Worker:
             vocab_size=self._model.tokenizer.vocab_size,
             max_seq_len=self._model.max_seq_len,
             fingerprint=self._model.fingerprint,
+            numerics=self._model.numerics,
             max_num_seqs=self._settings.max_num_seqs,
             num_running=load.num_running,
             num_waiting=load.num_waiting,
