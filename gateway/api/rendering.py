@@ -5,8 +5,7 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from gateway.log.cursor import NOT_FOUND
-from gateway.log.facts import LogFacts, decode_facts
+from gateway.log.cursor import NOT_FOUND, LogFacts, decode_facts
 from shared.errors import InvalidRequest, StreamNotFound
 from shared.messages import MAX_CONTEXT_BYTES
 

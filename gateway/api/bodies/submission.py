@@ -15,7 +15,7 @@ from gateway.api.bodies.structured_output import (
 )
 from gateway.api.bodies.tool_choice import ToolUse
 from gateway.api.rendering import Rendering
-from gateway.log.facts import LogFacts
+from gateway.log.cursor import LogFacts
 from gateway.text.reasoning import REASONING_PARSERS
 from shared.messages import (
     MAX_CHOICES,

@@ -12,8 +12,7 @@ from gateway.api.render.sse import error_of, error_payload
 from gateway.api.rendering import Rendering, decode_rendering
 from gateway.api.responders.disconnect import ClientGone
 from gateway.api.responders.observation import Observation
-from gateway.log.cursor import Item, LogEvent, Restarted
-from gateway.log.facts import LogFacts
+from gateway.log.cursor import Item, LogEvent, LogFacts, Restarted
 from gateway.log.framing import PING, Framer, StreamEncoder
 from gateway.log.relay import LogRelay
 from shared import incidents

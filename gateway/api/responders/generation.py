@@ -27,8 +27,7 @@ from gateway.api.responders.event_stream import (
 from gateway.api.responders.observation import Observation
 from gateway.intake.body import read_body
 from gateway.intake.signer import KEY_HEADER, hash_body
-from gateway.log.cursor import Restarted
-from gateway.log.fate import Departure
+from gateway.log.cursor import Departure, Restarted
 from gateway.log.framing import PING, Framer
 from gateway.log.relay import LogRelay
 from gateway.log.reply_queues import ReplyLog

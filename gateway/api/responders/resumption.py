@@ -7,8 +7,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.responders.disconnect import ClientGone, until_disconnect
 from gateway.api.responders.event_stream import STREAM_HEADERS, EventStream, raise_failure
-from gateway.log.cursor import NOT_FOUND
-from gateway.log.fate import Departure
+from gateway.log.cursor import NOT_FOUND, Departure
 from gateway.log.framing import PING, Framer
 from gateway.log.relay import LogRelay
 from gateway.wiring import Gateway

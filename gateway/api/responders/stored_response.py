@@ -6,9 +6,7 @@ from gateway.api.render.gathering import Gathering
 from gateway.api.render.sse import error_of
 from gateway.api.rendering import decode_rendering
 from gateway.api.responders import resumption
-from gateway.log.cursor import Item, LogEvent, Restarted
-from gateway.log.facts import LogFacts
-from gateway.log.fate import Departure
+from gateway.log.cursor import Departure, Item, LogEvent, LogFacts, Restarted
 from gateway.log.relay import LogRelay
 from gateway.wiring import Gateway
 from shared.errors import Unavailable, WarrenError
