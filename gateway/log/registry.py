@@ -20,8 +20,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.fleet.live_workers import LiveWorkers
-from gateway.fleet.publishing import publish_job
+from gateway.fleet.live_workers import LiveWorkers, publish_job
 from gateway.log.cursor import NOT_FOUND, Fate, LogFacts, Retention
 from gateway.log.reading import EXPIRED
 from gateway.log.relay import LogRelay

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.api.bodies.json_values import check_json, refused
+from gateway.api.bodies.parameters import check_json, refused
 from shared.messages import (
     MAX_MESSAGES,
     MAX_TEXT_CHARS,

@@ -8,8 +8,7 @@ from msgspec import Meta, Struct, field
 
 from gateway.api.bodies.conversations import FunctionDefinition
 from gateway.api.bodies.input_items import conversation_of
-from gateway.api.bodies.json_values import refused
-from gateway.api.bodies.parameters import CHAT_NEUTRAL
+from gateway.api.bodies.parameters import CHAT_NEUTRAL, refused
 from gateway.api.bodies.schemas import ChatParameters, NumTokens, ReasoningEffort
 from gateway.api.bodies.structured_output import TextFormat
 from gateway.api.bodies.tool_choice import (

@@ -19,8 +19,13 @@ from gateway.api.bodies.conversations import (
     chat_tools,
     template_kwargs,
 )
-from gateway.api.bodies.json_values import read, refused
-from gateway.api.bodies.parameters import CHAT_NEUTRAL, COMPLETION_NEUTRAL, refuse_unsupported
+from gateway.api.bodies.parameters import (
+    CHAT_NEUTRAL,
+    COMPLETION_NEUTRAL,
+    read,
+    refuse_unsupported,
+    refused,
+)
 from gateway.api.bodies.structured_output import ResponseFormat
 from gateway.api.bodies.tool_choice import ChatToolChoice, ToolUse, tool_use
 from gateway.api.rendering import Endpoint

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
-from gateway.api.bodies.json_values import refused
+from gateway.api.bodies.parameters import refused
 from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest
 from gateway.api.bodies.structured_output import (

@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-from gateway.api.bodies.json_values import refused
+from gateway.api.bodies.parameters import refused
 from gateway.api.bodies.structured_output import Wanted, grammar, json_constraint, json_rule
 from gateway.text.tools import TOOL_PARSERS
 from shared.errors import Unavailable

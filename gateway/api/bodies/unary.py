@@ -14,7 +14,7 @@ from gateway.api.bodies.conversations import (
     chat_tools,
     template_kwargs,
 )
-from gateway.api.bodies.json_values import refused
+from gateway.api.bodies.parameters import refused
 from gateway.api.bodies.schemas import Body, TextOrTokens, check_model, text_prompts
 from gateway.fleet.unary import QuickLane
 from shared.messages import (

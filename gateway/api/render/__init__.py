@@ -6,9 +6,9 @@
 from gateway.api.render.chat_completions import ChatChunks, whole_chat
 from gateway.api.render.chunks import ChunkEncoder
 from gateway.api.render.completions import TextChunks, whole_completion
+from gateway.api.render.formats import Usage
 from gateway.api.render.gathering import Gathering
 from gateway.api.render.responses import ResponseEncoder, gathered_response
-from gateway.api.render.usage import Usage
 from gateway.api.rendering import Rendering
 from gateway.log.framing import StreamEncoder
 

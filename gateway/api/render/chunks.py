@@ -6,9 +6,16 @@ from typing import Protocol
 from msgspec import UNSET
 
 from gateway.api.render.choice_reader import ChoiceReader
-from gateway.api.render.formats import Chunk, ChunkChoice
-from gateway.api.render.sse import DONE, ENCODER, error_of, error_payload
-from gateway.api.render.usage import TokenCounts, Usage
+from gateway.api.render.formats import (
+    DONE,
+    ENCODER,
+    Chunk,
+    ChunkChoice,
+    TokenCounts,
+    Usage,
+    error_of,
+    error_payload,
+)
 from gateway.api.rendering import Rendering
 from gateway.log.cursor import LogEvent
 from gateway.log.framing import Payload

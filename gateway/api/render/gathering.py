@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from gateway.api.render.choice_reader import ChoiceReader, Part
-from gateway.api.render.usage import TokenCounts, Usage, total
+from gateway.api.render.formats import TokenCounts, Usage, total
 from gateway.api.rendering import Rendering
 from gateway.log.cursor import LogEvent
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning

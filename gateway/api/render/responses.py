@@ -7,10 +7,9 @@ import msgspec
 from msgspec import Struct, field
 
 from gateway.api.render.choice_reader import ChoiceReader
+from gateway.api.render.formats import ENCODER, TokenCounts, Usage, error_of
 from gateway.api.render.gathering import Gathering
 from gateway.api.render.output_items import Event, ItemWriter
-from gateway.api.render.sse import ENCODER, error_of
-from gateway.api.render.usage import TokenCounts, Usage
 from gateway.api.rendering import Rendering
 from gateway.log.cursor import LogEvent
 from gateway.log.framing import Payload
