@@ -26,10 +26,9 @@ from shared.errors import (
 )
 from shared.messages import Failed, GenerationJob, decode_job, is_reply_key
 from shared.topology import Lane
-from worker.jobs.delivery import JobDelivery
+from worker.jobs.delivery import JobDelivery, ReplyPublisher
 from worker.jobs.execution import JobExecution
 from worker.jobs.held import HeldJob, HeldJobs
-from worker.jobs.publisher import ReplyPublisher
 from worker.jobs.quarantine import published_again
 from worker.jobs.run import Outcome, Signal
 

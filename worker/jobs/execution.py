@@ -20,8 +20,8 @@ from worker.decode.choices import Choices, is_long_replay
 from worker.decode.plan import ChoicePlan, plan, prompt_texts
 from worker.decode.served_model import ServedModel
 from worker.decode.timeline import Timeline
+from worker.jobs.delivery import ReplyPublisher
 from worker.jobs.log_reader import read_log
-from worker.jobs.publisher import ReplyPublisher
 from worker.jobs.run import (
     Action,
     Decoded,
