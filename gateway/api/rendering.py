@@ -1,4 +1,4 @@
-"""How one request is to be answered, as its log carries it."""
+"""How to render the answer to a request; stored in its log."""
 
 from typing import Literal, TypeAlias
 

@@ -1,4 +1,4 @@
-"""How POST /v1/chat/completions words an answer."""
+"""Renders the answers of POST /v1/chat/completions."""
 
 from collections.abc import Sequence
 

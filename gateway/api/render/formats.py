@@ -24,7 +24,7 @@ DONE = Payload(b"[DONE]", has_place=False)
 
 
 def error_payload(error: WarrenError) -> Payload:
-    """The last payload of a failed stream, as clients of chat and completions know it."""
+    """The last payload of a failed stream, in the format of chats and completions."""
     return Payload(ENCODER.encode(error_body(error)))
 
 
@@ -49,10 +49,11 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 
 class TokenCounts:
-    """Counts along a log. A prompt counts once, however many choices and attempts it has."""
+    """Counts the tokens of a log. Each prompt counts once, even if it has several choices or
+    attempts."""
 
     def __init__(self, num_drawn: int = 1, *, has_reasoning: bool = False) -> None:
-        """``num_drawn``: choices of each prompt."""
+        """``num_drawn``: the number of generated choices per prompt."""
         self.num_reasoning_tokens = 0
         self._num_drawn = num_drawn
         self._has_reasoning = has_reasoning
@@ -75,7 +76,7 @@ class TokenCounts:
         return total(
             self._num_prompt_tokens or 0,
             self._num_tokens,
-            # Further choices of a prompt find what its first one has computed.
+            # Further choices of a prompt find the first one's prefix in the cache.
             sum(map(min, self._cached.values())),
             self.num_reasoning_tokens if self._has_reasoning else None,
         )
@@ -102,7 +103,7 @@ FinishReason: TypeAlias = messages.FinishReason | Literal["tool_calls"]
 
 
 class _AnswerBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What whole answers and chunks share."""
+    """The base of whole answers and chunks."""
 
     id: str
     object: str
@@ -116,7 +117,7 @@ class Function(Struct, frozen=True, kw_only=True):
 
 
 class ToolCallDelta(Struct, frozen=True, kw_only=True):
-    """The first of a call bears id, type and name; the others their part of the arguments."""
+    """Part of a call. The first part has id, type and name; each part has some of the arguments."""
 
     index: int
     id: str | UnsetType = UNSET
@@ -149,7 +150,7 @@ class _Choice(Struct, frozen=True, kw_only=True):
     index: int
     finish_reason: FinishReason | None = None
     stop_reason: str | int | UnsetType = UNSET
-    """The stop string or token id that was met, as in vLLM."""
+    """The stop string or token id that ended the choice, as in vLLM."""
 
 
 class ChatChunkChoice(_Choice, frozen=True, kw_only=True):
@@ -200,14 +201,15 @@ class Chunk(_AnswerBody, frozen=True, kw_only=True):
 
 
 def call_id(rendering: Rendering, choice: int, index: int) -> str:
-    """The same for whoever words this call again. Mistral's chat template wants nine characters."""
+    """The id of a call, the same each time it is rendered. Mistral's chat template requires nine
+    characters."""
     name = f"{rendering.request_id} {choice} {index}".encode()
     digest = hashlib.sha256(name).hexdigest()
     return digest[:9] if rendering.tool_parser == "mistral" else f"call_{digest[:24]}"
 
 
 def finish_reason(reason: messages.FinishReason | None, *, has_called: bool) -> FinishReason | None:
-    """A choice that was cut off has not finished its calls."""
+    """The finish reason for clients: ``tool_calls`` if the choice ended with complete calls."""
     return "tool_calls" if has_called and reason == "stop" else reason
 
 
