@@ -21,6 +21,8 @@ from shared.bus.subscribe import receive
 from shared.messages import Release, Withheld, decode_announcement, decode_command
 from shared.settings import GatewaySettings
 
+Handler = Callable[[Message], None]
+
 
 @dataclass(slots=True)
 class Gateway:
@@ -62,9 +64,6 @@ class Gateway:
         command = decode_command(message.body)
         if isinstance(command, Release | Withheld):
             self.relays.obey(command)
-
-
-Handler = Callable[[Message], None]
 
 
 @asynccontextmanager

@@ -23,6 +23,13 @@ from shared.settings import GatewaySettings
 _IS_NOTICED_WITHIN_TURNS = 8
 """Turns of the event loop within which a server that has read a request also reads the client's
 disconnect."""
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+_RETRY_MS = 1000
+"""Milliseconds until an ``EventSource`` reconnects when its gateway shuts down."""
 
 
 class ClientGone(Exception):
@@ -70,15 +77,6 @@ async def require_client(receive: Receive) -> None:
 async def _wait_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
-_RETRY_MS = 1000
-"""Milliseconds until an ``EventSource`` reconnects when its gateway shuts down."""
 
 
 class EventStream:

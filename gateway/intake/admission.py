@@ -9,6 +9,8 @@ from starlette.exceptions import HTTPException
 
 from shared.errors import Overloaded, Unavailable
 
+_UPLOAD_TIMEOUT_S = 60.0
+
 
 class Admission:
     """Counts the requests in flight."""
@@ -78,15 +80,12 @@ class Admission:
             raise Unavailable("The gateway is shutting down.")
 
 
-_TIMEOUT_S = 60.0
-
-
 async def read_body(request: Request, max_bytes: int) -> bytes:
     """Read a JSON body of at most ``max_bytes``. Raises HTTPException 408, 413 or 415."""
     _check_headers(request, max_bytes)
     body = bytearray()
     try:
-        async with asyncio.timeout(_TIMEOUT_S):
+        async with asyncio.timeout(_UPLOAD_TIMEOUT_S):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > max_bytes:

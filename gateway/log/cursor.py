@@ -34,6 +34,13 @@ from shared.messages import (
     TokenDelta,
 )
 
+_DISPLACING = (TakenOver, StreamNotFound, StreamExpired, IdempotencyMismatch)
+NOT_FOUND = "There is no such stream."
+_DESCRIPTIONS = (Accepted, Started)
+"""The events that describe the request."""
+LogEvent: TypeAlias = Started | PromptScores | TokenDelta | Finished | Failed
+"""An accepted event."""
+
 
 class LogFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a gateway must know of a request to read its log. Sent with the job and returned in
@@ -115,7 +122,6 @@ class Fate(Enum):
     """The job is cancelled and the log deleted."""
 
 
-_DISPLACING = (TakenOver, StreamNotFound, StreamExpired, IdempotencyMismatch)
 _KNOWS_ID = (Departure.SERVED, Departure.LEFT)
 
 
@@ -168,14 +174,6 @@ _AFTER_END = {
     Retention.GRACE: Fate.WAITS,
     Retention.KEPT: Fate.STAYS,
 }
-
-
-NOT_FOUND = "There is no such stream."
-_DESCRIPTIONS = (Accepted, Started)
-"""The events that describe the request."""
-
-LogEvent: TypeAlias = Started | PromptScores | TokenDelta | Finished | Failed
-"""An accepted event."""
 
 
 class Restarted(msgspec.Struct, frozen=True):

@@ -34,6 +34,10 @@ from shared.messages import (
 Piece: TypeAlias = PromptScores | TokenDelta | Finished
 Spoken = TypeVar("Spoken", bound=TokenDelta | Finished)
 _FIELD = re.compile(r"s(\d{1,9})|(\d{1,9})\.(\d{1,9})(e?)", re.ASCII)
+PING = b": ping\n\n"
+_FAILURE = 10**6
+"""The number of payloads before that of a failure in its id: more than any event has."""
+_EVENT_ID = re.compile(r"([^~]*)(?:~(\d{1,9}))?", re.ASCII)
 
 
 @dataclass(slots=True)
@@ -156,12 +160,6 @@ def rest_of(event: Spoken, num_tokens: int, num_chars: int) -> Spoken:
         num_chars=event.num_chars[num_tokens:],
         logprobs=event.logprobs[num_tokens:],
     )
-
-
-PING = b": ping\n\n"
-_FAILURE = 10**6
-"""The number of payloads before that of a failure in its id: more than any event has."""
-_EVENT_ID = re.compile(r"([^~]*)(?:~(\d{1,9}))?", re.ASCII)
 
 
 class Payload(NamedTuple):

@@ -29,6 +29,15 @@ from shared.errors import (
 from shared.log import Relay, Send
 from shared.messages import Accepted, decode_event, encode
 
+EXPIRED = "This stream is no longer kept."
+_MAX_AHEAD = 256
+_MAX_SHARE_AHEAD = 0.25
+_REATTACH_PAUSE_S = 0.05
+_ASK_INTERVAL_S = 1.0
+_PATIENCE_S = 30.0
+"""Seconds for which another reader may hold the log. The broker disconnects a stopped gateway after
+15 s."""
+
 
 class RelayBuffer:
     """The buffer between the reading of a log and its client: accepted events in order, optionally
@@ -114,16 +123,6 @@ class RelayBuffer:
         """Make the pending `take` return what has arrived, even if that is nothing."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-
-EXPIRED = "This stream is no longer kept."
-_MAX_AHEAD = 256
-_MAX_SHARE_AHEAD = 0.25
-_REATTACH_PAUSE_S = 0.05
-_ASK_INTERVAL_S = 1.0
-_PATIENCE_S = 30.0
-"""Seconds for which another reader may hold the log. The broker disconnects a stopped gateway after
-15 s."""
 
 
 class LogReading:

@@ -28,6 +28,7 @@ DEATH_REASON_HEADER = "x-first-death-reason"
 """Header of dead letters: ``rejected``, ``expired`` or ``delivery_limit``."""
 DEATH_QUEUE_HEADER = "x-first-death-queue"
 """Header of dead letters: the name of the queue they came from."""
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +206,6 @@ class Bus(Protocol):
         queue. Only classic queues honour ``is_exclusive``.
         """
         ...
-
-
-_Item = TypeVar("_Item")
 
 
 class Inbox(Generic[_Item]):

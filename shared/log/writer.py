@@ -26,6 +26,15 @@ from shared.messages import (
     TokenLogprobs,
 )
 
+MAX_CRASHES = 2
+"""Crashes outside quarantine before a job is quarantined; one more crash in quarantine is its
+last."""
+HEARINGS = 4
+"""How often an attempt asks again, a second apart, before it acts on a crash count that would
+quarantine or dead-letter the job. A run that was only disconnected, as all runs are when the broker
+restarts, writes its `HandedOver` late. While the broker's clients reconnect, no crash is acted
+upon."""
+
 
 class LogWriter:
     """Writes the events of one attempt, each with its position in the log."""
@@ -114,16 +123,6 @@ class LogWriter:
             index=len(chain.token_ids),
             prefix_hash=chain.prefix_hash,
         )
-
-
-MAX_CRASHES = 2
-"""Crashes outside quarantine before a job is quarantined; one more crash in quarantine is its
-last."""
-HEARINGS = 4
-"""How often an attempt asks again, a second apart, before it acts on a crash count that would
-quarantine or dead-letter the job. A run that was only disconnected, as all runs are when the broker
-restarts, writes its `HandedOver` late. While the broker's clients reconnect, no crash is acted
-upon."""
 
 
 class Verdict(Enum):

@@ -23,6 +23,11 @@ from worker.engine.engine import Output
 from worker.engine.interface import PromptScored, SequenceId, StepOutput, Submit
 from worker.text import Tokenizer
 
+_RUNS = itertools.count()
+_LONG_REPLAY = 500
+"""Tokens. Replaying this many takes 3 ms; switching to another thread would delay the event loop by
+5 ms."""
+
 
 class ChoiceWriter:
     """Detokenizes one choice and detects its end.
@@ -132,12 +137,6 @@ class ChoiceWriter:
             num_chars=[len(text) for text in texts[:-1]],
             logprobs=logprobs,
         )
-
-
-_RUNS = itertools.count()
-_LONG_REPLAY = 500
-"""Tokens. Replaying this many takes 3 ms; switching to another thread would delay the event loop by
-5 ms."""
 
 
 def is_long_replay(log: LogWriter) -> bool:

@@ -32,6 +32,11 @@ from worker.jobs.quarantine import published_again
 from worker.jobs.run import Outcome, Signal
 
 logger = logging.getLogger(__name__)
+NewExecution: TypeAlias = Callable[[GenerationJob, ReplyPublisher, int, bool], JobExecution]
+"""Called with a job, its publisher, its number of returns, and whether it already runs here."""
+_ADOPTION_S = 2.0
+"""Seconds for which a run continues after a reconnect without its delivery."""
+_RETRY_PAUSE_S = 0.5
 
 
 class HeldJob:
@@ -103,14 +108,6 @@ class HeldJobs(dict[str, HeldJob]):
             request_id = command.request_id
             with incidents.survived("job", "command not obeyed", request_id=request_id):
                 held.execution.tell(command)
-
-
-NewExecution: TypeAlias = Callable[[GenerationJob, ReplyPublisher, int, bool], JobExecution]
-"""Called with a job, its publisher, its number of returns, and whether it already runs here."""
-
-_ADOPTION_S = 2.0
-"""Seconds for which a run continues after a reconnect without its delivery."""
-_RETRY_PAUSE_S = 0.5
 
 
 class JobConsumer:

@@ -13,6 +13,10 @@ from shared.messages import ReplyEvent, encode
 _GIVE_BACK_PAUSE_S = 0.5
 """Seconds. A job that is given back each time exhausts its returns within 10 s, without noticeable
 effect on other jobs."""
+_RETRY_PAUSE_S = 0.2
+_MAX_REFUSED = 10
+"""A broker refuses single messages while it recovers. A queue of limited length, which a publisher
+may have declared for its replies, refuses until it is read."""
 
 
 class JobDelivery:
@@ -58,12 +62,6 @@ class JobDelivery:
             with incidents.survived("job", "delivery not settled", **facts):
                 await settle()
             await incidents.keep_running(self._subscription.stop, "job consumer not stopped")
-
-
-_RETRY_PAUSE_S = 0.2
-_MAX_REFUSED = 10
-"""A broker refuses single messages while it recovers. A queue of limited length, which a publisher
-may have declared for its replies, refuses until it is read."""
 
 
 class ReplyPublisher:

@@ -39,6 +39,10 @@ from worker.jobs.run import (
 )
 
 logger = logging.getLogger(__name__)
+_CHECK_INTERVAL_S = 1.0
+_FRESH_S = 0.5
+"""Seconds. A job that has waited longer is confirmed with the broker before any work is done."""
+Admission: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
 
 
 class Timeline:
@@ -89,13 +93,6 @@ class Timeline:
             start_time=int(start_s * 1e9),
         )
         span.end(end_time=int(end_s * 1e9))
-
-
-_CHECK_INTERVAL_S = 1.0
-_FRESH_S = 0.5
-"""Seconds. A job that has waited longer is confirmed with the broker before any work is done."""
-
-Admission: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)

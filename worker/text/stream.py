@@ -15,6 +15,8 @@ import tokenizers
 
 from shared.errors import StartupError
 
+_BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
 
 class Detokenizer(Protocol):
     """The text of one choice."""
@@ -178,7 +180,6 @@ def _byte_of_char() -> dict[str, int]:
 
 
 _BYTE_OF_CHAR = _byte_of_char()
-_BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 def _steps(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:

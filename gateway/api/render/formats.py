@@ -21,6 +21,7 @@ ENCODER = msgspec.json.Encoder()
 
 
 DONE = Payload(b"[DONE]", has_place=False)
+FinishReason: TypeAlias = messages.FinishReason | Literal["tool_calls"]
 
 
 def error_payload(error: WarrenError) -> Payload:
@@ -97,9 +98,6 @@ def total(
             UNSET if num_reasoning_tokens is None else CompletionTokensDetails(num_reasoning_tokens)
         ),
     )
-
-
-FinishReason: TypeAlias = messages.FinishReason | Literal["tool_calls"]
 
 
 class _AnswerBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -42,6 +42,17 @@ from shared.errors import WarrenError
 from shared.settings import GatewaySettings
 
 _WHOLE_HEADERS = [(b"content-type", b"application/json")]
+_CHAT_EXAMPLE: Mapping[str, Any] = {
+    "model": "smollm2",
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "temperature": 0,
+    "max_tokens": 32,
+}
+_COMPLETION_EXAMPLE: Mapping[str, Any] = {
+    "model": "smollm2",
+    "prompt": "Once upon a time",
+    "max_tokens": 16,
+}
 
 
 class Reading(NamedTuple):
@@ -243,19 +254,6 @@ class _Answer:
                     gathering.read(item)
         assert gathering is not None
         return whole_answer(gathering, gathering.usage)
-
-
-_CHAT_EXAMPLE: Mapping[str, Any] = {
-    "model": "smollm2",
-    "messages": [{"role": "user", "content": "What is the capital of France?"}],
-    "temperature": 0,
-    "max_tokens": 32,
-}
-_COMPLETION_EXAMPLE: Mapping[str, Any] = {
-    "model": "smollm2",
-    "prompt": "Once upon a time",
-    "max_tokens": 16,
-}
 
 
 def router(gateway: Gateway) -> APIRouter:

@@ -23,6 +23,8 @@ _REPLAY_PAUSE_S = 0.1
 """Seconds without a further event after which the log is considered read to its current end."""
 _START = {"type": "http.response.start"}
 _ID = re.compile(r"[a-z]{1,16}-[0-9a-f]{32}")
+_STREAM_ID = Path(description="The `id` of the response, or its `x-request-id`.")
+_TOKEN = Query(None, description="The `x-stream-token` of the stream, instead of an API key.")
 
 
 def checked_id(request_id: str) -> str:
@@ -87,10 +89,6 @@ class ResumedStream(Response):
             data = stream.word(items) if items else PING
             timeout_s = _REPLAY_PAUSE_S
         return data
-
-
-_STREAM_ID = Path(description="The `id` of the response, or its `x-request-id`.")
-_TOKEN = Query(None, description="The `x-stream-token` of the stream, instead of an API key.")
 
 
 def router(gateway: Gateway) -> APIRouter:

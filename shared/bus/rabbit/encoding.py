@@ -36,6 +36,7 @@ from shared.messages import MSGPACK
 _PERSISTENT = 2
 _RETURNS_HEADER = "x-delivery-count"
 """Set by quorum queues: how often a message was returned."""
+AMQP_FAILURES = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError)
 
 
 def to_properties(message: Message) -> Basic.Properties:
@@ -96,9 +97,6 @@ def queue_arguments(queue: Queue) -> dict[str, str | int]:
         arguments["x-dead-letter-strategy"] = "at-least-once"
         arguments["x-overflow"] = "reject-publish"
     return arguments
-
-
-AMQP_FAILURES = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError)
 
 
 @contextmanager
