@@ -30,7 +30,7 @@ from gateway.api.sending import (
     send_last,
     until_disconnect,
 )
-from gateway.intake.admission import read_body
+from gateway.intake.body import read_body
 from gateway.intake.signer import KEY_HEADER, check_key, hash_body
 from gateway.log.cursor import Departure, Restarted
 from gateway.log.framing import PING, Framer

@@ -20,7 +20,7 @@ from gateway.api.bodies.unary import (
 from gateway.api.observation import CLIENT_GONE
 from gateway.api.openapi import documented
 from gateway.api.sending import ClientGone, until_disconnect
-from gateway.intake.admission import read_body
+from gateway.intake.body import read_body
 from gateway.wiring import Gateway
 from shared.errors import InvalidRequest
 
