@@ -26,9 +26,8 @@ from shared.topology import Lane
 from worker.decode import served_model
 from worker.decode.bridge import Generations
 from worker.decode.served_model import ServedModel
-from worker.jobs.consumer import JobConsumer
+from worker.jobs.consumer import HeldJob, HeldJobs, JobConsumer
 from worker.jobs.execution import Admission, JobExecution, Workplace
-from worker.jobs.held import HeldJob, HeldJobs
 from worker.jobs.quarantine import Solitude
 from worker.jobs.run import Signal
 from worker.jobs.unary import QuickConsumer
