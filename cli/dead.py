@@ -128,15 +128,15 @@ def _chosen(letters: list[DeadLetter], request_ids: list[str]) -> list[DeadLette
 
 def _at_letters(act: Act, options: dict[str, Any], limit: int = MAX_LETTERS) -> None:
     common = settings.load(CommonSettings, **options)
-    asyncio.run(_act(act, broker_of(common), limit))
+    asyncio.run(_act(act, broker_of(common), limit, common.trusted_users))
 
 
-async def _act(act: Act, bus: Bus, limit: int) -> None:
+async def _act(act: Act, bus: Bus, limit: int, trusted_users: tuple[str, ...]) -> None:
     async with bus:
         if not bus.is_connected:
             notices.print("Waiting for the broker ...")
         await bus.wait_connected()
-        async with opened(bus, limit) as letters:
+        async with opened(bus, limit, trusted_users) as letters:
             await act(bus, letters)
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -12,6 +12,7 @@ from shared import topology
 from shared.bus.base import DEATH_QUEUE_HEADER, DEATH_REASON_HEADER, Bus, Delivery, Message
 from shared.errors import InvalidRequest, UndecodableMessage
 from shared.messages import GenerationJob, decode_job, encode
+from shared.publishers import Publishers
 
 _PATIENCE_S = 2.0
 """Seconds to wait for a letter that another operator may be holding."""
@@ -24,7 +25,9 @@ class DeadLetter:
 
     delivery: Delivery
     job: GenerationJob | None
-    """The decoded job, or None if the body is not a job of this version."""
+    """The job with its tenant, or None if it is not one that its publisher may publish."""
+    fault: str = ""
+    """Why there is no job."""
 
     @property
     def message(self) -> Message:
@@ -45,7 +48,7 @@ class DeadLetter:
         rejection."""
         reason = str(self.message.headers.get(DEATH_REASON_HEADER, "unknown"))
         if reason == "rejected" and self.job is None:
-            return "rejected: not a valid job"
+            return f"rejected: {self.fault}"
         if reason == "rejected" and self.queue.endswith(".suspect"):
             return "rejected: its workers crashed"
         return reason
@@ -90,8 +93,14 @@ class DeadLetter:
 
 
 @asynccontextmanager
-async def opened(bus: Bus, limit: int) -> AsyncIterator[list[DeadLetter]]:
-    """Hold up to ``limit`` of the oldest dead letters. Raises `BusError`."""
+async def opened(
+    bus: Bus, limit: int, trusted_users: Iterable[str] = ()
+) -> AsyncIterator[list[DeadLetter]]:
+    """Hold up to ``limit`` of the oldest dead letters. Raises `BusError`.
+
+    ``trusted_users`` are those of `shared.settings`; the bus's own is one of them.
+    """
+    publishers = Publishers((bus.user, *trusted_users))
     state = await bus.inspect(topology.DEAD_LETTERS.name)
     num_letters = min(state.num_ready, limit) if state is not None else 0
     if not num_letters:
@@ -102,7 +111,7 @@ async def opened(bus: Bus, limit: int) -> AsyncIterator[list[DeadLetter]]:
         with suppress(TimeoutError):
             for _ in range(num_letters):
                 async with asyncio.timeout(_PATIENCE_S):
-                    letters.append(_letter(await anext(consumer)))
+                    letters.append(_letter(await anext(consumer), publishers))
         yield letters
 
 
@@ -114,9 +123,10 @@ def find(letters: list[DeadLetter], request_id: str) -> DeadLetter:
     raise InvalidRequest(f"no dead letter has the id {request_id}")
 
 
-def _letter(delivery: Delivery) -> DeadLetter:
+def _letter(delivery: Delivery, publishers: Publishers) -> DeadLetter:
     message = delivery.message
     try:
-        return DeadLetter(delivery, decode_job(message.body, message.content_type))
-    except UndecodableMessage:
-        return DeadLetter(delivery, None)
+        job = decode_job(message.body, message.content_type)
+        return DeadLetter(delivery, publishers.admitted(job, message))
+    except UndecodableMessage as error:
+        return DeadLetter(delivery, None, error.message)

@@ -88,7 +88,9 @@ def _meaning(field: FieldInfo) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    return "" if field.default in (None, ()) else str(field.default)
+    if isinstance(field.default, tuple):
+        return ",".join(field.default)
+    return "" if field.default is None else str(field.default)
 
 
 def _metavar(field: FieldInfo) -> str:

@@ -7,7 +7,8 @@ import { decode, encode } from "@msgpack/msgpack";
 import amqp from "amqplib";
 
 const [url, question, model = "smollm2"] = process.argv.slice(2);
-const requestId = `example-${randomUUID()}`;
+const userId = decodeURIComponent(new URL(url).username);
+const requestId = `${userId}.example-${randomUUID()}`; // names of other users are refused
 const queue = `reply.${requestId}`;
 
 // The state of the log's only choice.
@@ -30,7 +31,7 @@ function compare(a, b) {
 // Sends a command to the worker that wrote `started`.
 function command(started, fields) {
   const body = encode({ request_id: requestId, ticket: started.ticket, ...fields });
-  events.publish("warren.control", started.worker, Buffer.from(body));
+  events.publish("warren.control", started.worker, Buffer.from(body), { userId });
 }
 
 function start(started) {
@@ -107,7 +108,7 @@ const job = {
 };
 jobs.publish("warren.jobs", `${model}.interactive`, Buffer.from(encode(job)), {
   contentType: "application/msgpack", persistent: true, mandatory: true,
-  correlationId: requestId, replyTo: queue,
+  correlationId: requestId, replyTo: queue, userId,
 });
 await jobs.waitForConfirms();
 await ended;

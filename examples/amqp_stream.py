@@ -16,8 +16,9 @@ encode, decode = msgspec.msgpack.encode, msgspec.msgpack.decode
 class LogReader:
     """Reads the log of one choice: decides which events count, and answers workers."""
 
-    def __init__(self, channel: Any, request_id: str) -> None:
+    def __init__(self, channel: Any, request_id: str, user: str) -> None:
         self.channel = channel
+        self.properties = BasicProperties(user_id=user)
         self.request_id = request_id
         self.token_ids: list[int] = []
         self.prefix_hash = 0xCBF29CE484222325  # FNV-1a over whole token ids, 64 bits
@@ -79,7 +80,9 @@ class LogReader:
     def command(self, started: dict[str, Any], **command: Any) -> None:
         """Send a command to the worker that wrote ``started``."""
         body = {"request_id": self.request_id, "ticket": started["ticket"], **command}
-        self.channel.basic_publish("warren.control", started["worker"], encode(body))
+        self.channel.basic_publish(
+            "warren.control", started["worker"], encode(body), self.properties
+        )
 
 
 def delivery(started: dict[str, Any]) -> tuple[int, bool, int]:
@@ -88,7 +91,9 @@ def delivery(started: dict[str, Any]) -> tuple[int, bool, int]:
 
 
 def main(url: str, question: str, model: str = "smollm2") -> None:
-    request_id = f"example-{uuid.uuid4().hex}"
+    parameters = URLParameters(url)
+    user = parameters.credentials.username
+    request_id = f"{user}.example-{uuid.uuid4().hex}"  # names of other users are refused
     queue = f"reply.{request_id}"
     job = {
         "type": "generation_job",
@@ -99,11 +104,15 @@ def main(url: str, question: str, model: str = "smollm2") -> None:
         "sampling": {"max_tokens": 64, "temperature": 0.7, "seed": 17},
     }
     properties = BasicProperties(
-        "application/msgpack", delivery_mode=2, correlation_id=request_id, reply_to=queue
+        "application/msgpack",
+        delivery_mode=2,
+        correlation_id=request_id,
+        reply_to=queue,
+        user_id=user,
     )
-    connection = BlockingConnection(URLParameters(url))
+    connection = BlockingConnection(parameters)
     events, jobs = connection.channel(), connection.channel()
-    reader = LogReader(events, request_id)
+    reader = LogReader(events, request_id, user)
 
     def on_event(channel: Any, method: Any, _: BasicProperties, body: bytes) -> None:
         if reader.read(decode(body)):

@@ -6,16 +6,20 @@ import uuid
 
 from pika import BasicProperties, BlockingConnection, URLParameters
 
-name = f"example-{uuid.uuid4().hex}"
+parameters = URLParameters(sys.argv[1])
+user = parameters.credentials.username
+name = f"{user}.example-{uuid.uuid4().hex}"  # names of other users are refused
 job: dict[str, object] = {"type": "generation_job", "request_id": name, "model": "smollm2"}
 job["prompts"] = [{"type": "chat", "messages": [{"role": "user", "content": sys.argv[2]}]}]
 job["sampling"] = {"max_tokens": 64, "temperature": 0}
-channel = BlockingConnection(URLParameters(sys.argv[1])).channel()
+channel = BlockingConnection(parameters).channel()
 queue = f"reply.{name}"
 channel.queue_declare(queue, durable=True, arguments={"x-expires": 600_000})
 channel.queue_bind(queue, exchange="warren.replies", routing_key=queue)
 channel.confirm_delivery()  # a model that nobody ever served, or a full queue, raises below
-header = BasicProperties("application/json", delivery_mode=2, correlation_id=name, reply_to=queue)
+header = BasicProperties(
+    "application/json", delivery_mode=2, correlation_id=name, reply_to=queue, user_id=user
+)
 channel.basic_publish("warren.jobs", "smollm2.batch", json.dumps(job), header, mandatory=True)
 _, _, body = next(channel.consume(queue, auto_ack=True))
 channel.queue_delete(queue)

@@ -1,6 +1,7 @@
 """The components that routes share."""
 
 import asyncio
+import logging
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -19,7 +20,10 @@ from shared import incidents, topology
 from shared.bus.base import Bus, Message
 from shared.bus.subscribe import receive
 from shared.messages import Release, Withheld, decode_announcement, decode_command
+from shared.publishers import Publishers
 from shared.settings import GatewaySettings
+
+logger = logging.getLogger(__name__)
 
 Handler = Callable[[Message], None]
 
@@ -37,6 +41,7 @@ class Gateway:
     keys: Keys
     signer: Signer
     quick: QuickLane
+    publishers: Publishers
     metrics: Metrics = field(default_factory=Metrics)
 
     @classmethod
@@ -54,15 +59,19 @@ class Gateway:
             keys=Keys(settings.keys_file),
             signer=Signer.of(settings),
             quick=QuickLane(bus),
+            publishers=Publishers((bus.user, *settings.trusted_users)),
         )
 
     def hear_announcement(self, message: Message) -> None:
         self.workers.hear(decode_announcement(message.body))
 
     def obey(self, message: Message) -> None:
-        """Apply a command that was sent to all gateways."""
+        """Apply a command that another gateway sent to all gateways."""
         command = decode_command(message.body)
-        if isinstance(command, Release | Withheld):
+        if not self.publishers.may_name(message.user_id, command.request_id):
+            facts = {"request_id": command.request_id, "user": message.user_id}
+            logger.warning("command of another publisher dropped", extra=facts)
+        elif isinstance(command, Release | Withheld):
             self.relays.obey(command)
 
 

@@ -52,26 +52,30 @@ MESSAGES: tuple[type[msgspec.Struct], ...] = (
 _DESCRIPTION = f"""\
 Text generation as durable jobs on RabbitMQ, seen from a client: `send` is what the client sends.
 
-1. Declare a durable queue `reply.<id>` with `x-expires`, so that it goes when you do not come back,
-   and bind it to `{topology.REPLIES.name}` under its own name. The id is any name of letters,
-   digits, `.`, `_` and `-`; one queue may take the answers to many jobs. A job of mode `stream`
-   is cancelled when nobody consumes its queue, unless it says `is_detached`. One of mode `final`
-   needs no consumer, but its queue has to outlast the job: nothing renews its expiry.
+1. Declare a durable queue `reply.<user>.<id>` with `x-expires`, so that it goes when you do not
+   come back, and bind it to `{topology.REPLIES.name}` under its own name. `<user>` is your user of
+   the broker, and the id any name of letters, digits, `.`, `_` and `-`; one queue may take the
+   answers to many jobs. A job of mode `stream` is cancelled when nobody consumes its queue, unless
+   it says `is_detached`. One of mode `final` needs no consumer, but its queue has to outlast the
+   job: nothing renews its expiry.
 2. Publish the job to `{topology.JOBS.name}` under `<model>.batch`, or `<model>.interactive` if
-   somebody waits for it: those go first. Publish persistent, mandatory and with confirms: a return
-   means that no worker has ever served that model, a nack that the queue is full; try later.
+   somebody waits for it: those go first. Its `request_id` begins with `<user>.`, and its property
+   `user_id` is `<user>`. It runs for the tenant `<user>`, whatever its field `tenant` says. Publish
+   persistent, mandatory and with confirms: a return means that no worker has ever served that
+   model, a nack that the queue is full; try later.
 3. Read the answers and acknowledge each once it is safe with you. `correlation_id` says which job
    it belongs to. A job runs at least once, so an answer may come twice: drop the second.
 
 Bodies are JSON (content_type `{JSON}`) or MessagePack (`{MSGPACK}`); answers come
 in the encoding of the job. New optional fields may appear at any time. What is not a valid job
-goes to `{topology.DEAD_LETTERS.name}`; if its reply_to is valid, it is answered first, with
-`Failed` of code `{InvalidRequest.code}`.
+goes to `{topology.DEAD_LETTERS.name}`; if its reply_to is yours, it is answered first, with
+`Failed` of code `{InvalidRequest.code}`. Workers obey your commands for your own requests
+only.
 """
 _PROPERTIES = {
     "type": "object",
     "description": "AMQP basic properties.",
-    "required": ["content_type", "correlation_id", "reply_to"],
+    "required": ["content_type", "correlation_id", "reply_to", "user_id"],
     "properties": {
         "content_type": {"enum": [JSON, MSGPACK]},
         "correlation_id": {"type": "string", "description": "Comes back with each answer."},
@@ -79,6 +83,10 @@ _PROPERTIES = {
             "type": "string",
             "pattern": r"^reply\.[A-Za-z0-9._-]{1,200}$",
             "description": f"The routing key of your queue at `{topology.REPLIES.name}`.",
+        },
+        "user_id": {
+            "type": "string",
+            "description": "Your user of the broker, which refuses any other name.",
         },
     },
 }
@@ -105,7 +113,7 @@ def render() -> str:
 
 def _channels() -> Json:
     job = topology.jobs_binding("{model}", "batch")
-    reply = topology.reply_binding("reply.{id}")
+    reply = topology.reply_binding("reply.{user}.{id}")
     command = topology.worker_binding("{worker}")
     model = {"description": "A name that `/v1/models` or an announcement lists."}
     return {
@@ -126,7 +134,10 @@ def _channels() -> Json:
         "replies": {
             "address": reply.routing_key,
             "description": "Your own queue, bound under this routing key.",
-            "parameters": {"id": {"description": "Your choice: letters, digits, `.`, `_`, `-`."}},
+            "parameters": {
+                "user": {"description": "Your user of the broker."},
+                "id": {"description": "Your choice: letters, digits, `.`, `_`, `-`."},
+            },
             "messages": _message_refs(Completed, *EVENTS),
             "bindings": _exchange(reply.exchange),
         },
@@ -140,7 +151,7 @@ def _channels() -> Json:
         "workers": {
             "address": "",
             "description": "What workers say of themselves every few seconds, always MessagePack. "
-            "Publishers hear it in an exclusive queue `reply.<id>.workers`.",
+            "Publishers hear it in an exclusive queue `reply.<user>.<id>.workers`.",
             "messages": _message_refs(Announcement),
             "bindings": _exchange(topology.WORKERS),
         },
@@ -228,11 +239,12 @@ def _example() -> Json:
         "headers": {
             "content_type": JSON,
             "correlation_id": "row-17",
-            "reply_to": "reply.my-results",
+            "reply_to": "reply.publisher.my-results",
+            "user_id": "publisher",
         },
         "payload": {
             "type": _tag(GenerationJob),
-            "request_id": "row-17",
+            "request_id": "publisher.row-17",
             "model": "smollm2",
             "prompts": [
                 {

@@ -37,6 +37,12 @@ class CommonSettings(BaseSettings):
         description="AMQP URL of the RabbitMQ broker, amqp:// or amqps://. Unset: the "
         "in-process bus, which only `warren serve` supports.",
     )
+    trusted_users: CommaSeparated = Field(
+        ("gateway", "worker", "operator"),
+        description="Comma-separated users of the broker whose messages may name any tenant and "
+        "any request: those of gateways, workers and operators. Any other user publishes under "
+        "its own name. The user of WARREN_BROKER is always trusted.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe level that is logged; debug for troubleshooting."
     )

@@ -3,11 +3,15 @@
 warren.jobs     direct  <model>.<lane>    -> jobs.<model>.<lane>    declared by workers
 warren.suspects direct  <model>.suspect   -> jobs.<model>.suspect   jobs quarantined by workers
 warren.replies  topic   reply.<id>        -> reply.<id>             declared by the reader
+                        reply.<user>.<id> -> reply.<user>.<id>      the same of other publishers
 warren.control  topic   worker.<id>       -> control.worker.<id>    commands to one worker
                         gateways          -> control.gateway.<id>   commands to all gateways
 warren.workers  fanout                    -> workers.<gateway id>   announcements
-                                          -> reply.<id>.workers     announcements for publishers
+                                          -> reply.<user>.<id>.workers, for publishers
 warren.dead     fanout                    -> jobs.dead              dead letters
+
+The ids of gateways contain no dot. Another publisher has the names that begin with its user's name
+and a dot: the broker gives it no others.
 """
 
 from typing import Literal, TypeAlias, get_args
@@ -80,7 +84,7 @@ def reply_queue(name: str, expires_s: float) -> Queue:
 
 def quick_replies_queue(gateway_id: str) -> Queue:
     """The queue of one gateway for the replies to all its unary jobs."""
-    binding = reply_binding(f"reply.quick.{gateway_id}")
+    binding = reply_binding(reply_key(f"quick-{gateway_id}"))
     return Queue(binding.routing_key, (binding,), is_exclusive=True)
 
 
@@ -109,7 +113,8 @@ def announcements_queue(gateway_id: str) -> Queue:
 
 def publisher_queue(publisher_id: str) -> Queue:
     """The queue on which a publisher of jobs receives announcements; it is named like a reply queue
-    because publishers have permission to declare only these."""
+    because publishers have permission to declare only these. ``publisher_id`` begins with the name
+    of the user and a dot."""
     return Queue(f"reply.{publisher_id}.workers", (ANNOUNCEMENTS,), is_exclusive=True)
 
 

@@ -9,6 +9,7 @@ from shared import topology
 from shared.bus.base import Bus, Consumer
 from shared.errors import AccessRefused, UndecodableMessage
 from shared.messages import Announcement, decode_announcement
+from shared.publishers import own_name
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ async def announcement(bus: Bus, model: str) -> Announcement | None:
     """
     if not await _has_worker(bus, model):
         return None
-    queue = topology.publisher_queue(uuid.uuid4().hex)
+    queue = topology.publisher_queue(own_name(bus.user, uuid.uuid4().hex))
     try:
         await bus.declare(queue)
     except AccessRefused as error:  # its user may lack the right, which must not stop a batch

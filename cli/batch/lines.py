@@ -15,6 +15,7 @@ from gateway.api.bodies.submission import Submission, submission
 from shared.bus.base import MAX_MESSAGE_BYTES
 from shared.errors import InvalidRequest, RequestError, Unavailable
 from shared.messages import Announcement, GenerationJob, ModelName, encode
+from shared.publishers import own_name
 
 _MAX_PROBLEMS_SHOWN = 20
 
@@ -86,8 +87,9 @@ class BatchFile:
     A line is identified by its position in the file.
     """
 
-    def __init__(self, path: Path, index: "_Index") -> None:
+    def __init__(self, path: Path, index: "_Index", user: str) -> None:
         self.path = path
+        self._user = user
         self.served = index.served
         """The worker's announcement that jobs and answers are built from."""
         self.digest = index.digest.hexdigest()
@@ -97,8 +99,13 @@ class BatchFile:
         self._positions = {self.request_id(k): k for k in range(len(self))}
 
     @classmethod
-    def check(cls, path: Path, served: Announcement | None = None) -> Self:
-        """Read the whole file. Raises `InvalidRequest` naming each bad line, and `OSError`."""
+    def check(
+        cls, path: Path, served: Announcement | None = None, *, user: str = "publisher"
+    ) -> Self:
+        """Read the whole file, whose jobs ``user`` of the broker will publish.
+
+        Raises `InvalidRequest` naming each bad line, and `OSError`.
+        """
         index = _Index(served)
         offset = 0
         with path.open("rb") as file:
@@ -111,15 +118,15 @@ class BatchFile:
             raise InvalidRequest(f"{path.name} holds no requests")
         if index.problems:
             raise InvalidRequest(_report(path, index.problems))
-        return cls(path, index)
+        return cls(path, index, user)
 
     def __len__(self) -> int:
         return len(self.custom_ids)
 
     @property
     def run_id(self) -> str:
-        """An id that depends only on the content of the input."""
-        return f"batch-{self.digest[:32]}"
+        """An id that depends only on the user and the content of the input."""
+        return own_name(self._user, f"batch-{self.digest[:32]}")
 
     def request_id(self, position: int) -> str:
         """The request id of a line; it is the same in every run."""

@@ -59,7 +59,7 @@ async def run_batch(
     """
     model = await asyncio.to_thread(model_of, input)
     served = None if model is None else await announcement(bus, model)
-    file = await asyncio.to_thread(BatchFile.check, input, served)
+    file = await asyncio.to_thread(partial(BatchFile.check, input, served, user=bus.user))
     if await bus.inspect(topology.jobs_queue(file.model, "batch").name) is None:
         raise ModelNotFound(f"No worker has ever served the model {file.model!r}.", param="model")
     replies = Replies(bus, file.run_id, prefetch=window)

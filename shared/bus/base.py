@@ -84,6 +84,9 @@ class Message(msgspec.Struct, frozen=True):
     headers: Mapping[str, str | int] = {}
     message_id: str = msgspec.field(default_factory=lambda: secrets.token_hex(16))
     """Unique for each publish, even of the same job; returned messages are matched by it."""
+    user_id: str = ""
+    """The broker's user that published a delivered message; empty if its publisher did not say.
+    The broker refuses messages with another user's name. `Bus.publish` sets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +155,11 @@ class Bus(Protocol):
         ...
 
     async def __aexit__(self, *exc_info: object) -> None: ...
+
+    @property
+    def user(self) -> str:
+        """The broker's user, which every message that is published here names."""
+        ...
 
     @property
     def is_connected(self) -> bool: ...

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Self
 
+import msgspec
+
 from shared.bus.base import MAX_MESSAGE_BYTES, Binding, Exchange, Message, Queue, QueueState
 from shared.bus.memory_exchange import MemoryExchange
 from shared.bus.memory_queue import MemoryConsumer, MemoryQueue
@@ -114,8 +116,13 @@ class MemoryBus:
     """A connection to a `MemoryBroker`, by default to a new one."""
 
     def __init__(
-        self, broker: MemoryBroker | None = None, *, max_message_bytes: int = MAX_MESSAGE_BYTES
+        self,
+        broker: MemoryBroker | None = None,
+        *,
+        user: str = "operator",
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
+        self.user = user
         self._broker = broker or MemoryBroker()
         self._max_message_bytes = max_message_bytes
         self._connected = asyncio.Event()
@@ -174,7 +181,7 @@ class MemoryBus:
         if len(message.body) > self._max_message_bytes:
             raise MessageTooLarge(f"the message has more than {self._max_message_bytes} bytes")
         self._require_connection()
-        self._broker.publish(binding, message)
+        self._broker.publish(binding, msgspec.structs.replace(message, user_id=self.user))
 
     @asynccontextmanager
     async def consume(

@@ -28,7 +28,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_GRAMMAR_CHARS = 1 << 16
 MAX_CONTEXT_BYTES = 1 << 20
 
-RequestId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,128}\Z")]
+RequestId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}\Z")]
 ModelName: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}\Z")]
 ReplyKey: TypeAlias = Annotated[str, Meta(pattern=r"^reply\.[A-Za-z0-9._-]{1,200}\Z")]
 Tenant: TypeAlias = Annotated[str, Meta(max_length=128)]

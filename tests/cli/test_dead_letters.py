@@ -8,7 +8,7 @@ import pytest
 from cli import dead_letters
 from shared import topology
 from shared.bus.base import Bus, Message
-from shared.bus.memory import MemoryBus
+from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import InvalidRequest
 from shared.messages import GenerationJob, TextPrompt, decode_job, encode
 
@@ -25,11 +25,19 @@ def new_job(request_id: str) -> GenerationJob:
     )
 
 
-async def bury(bus: Bus, body: bytes, lane: topology.Lane = "interactive") -> None:
+async def bury(
+    bus: Bus,
+    body: bytes,
+    lane: topology.Lane = "interactive",
+    *,
+    publisher: Bus | None = None,
+    reply_to: str = "reply.r",
+) -> None:
     """A worker rejects a message."""
     queue = topology.jobs_queue("m", lane)
     await bus.declare(topology.DEAD_LETTERS, queue)
-    await bus.publish(queue.bindings[0], Message(body, reply_to="reply.r", correlation_id="c"))
+    message = Message(body, reply_to=reply_to, correlation_id="c")
+    await (publisher or bus).publish(queue.bindings[0], message)
     async with bus.consume(queue.name) as consumer:
         await (await anext(consumer)).reject()
 
@@ -52,7 +60,7 @@ async def test_they_say_what_died_where_and_of_what() -> None:
     assert facts == [
         ("a", "rejected", "jobs.m.interactive"),
         ("b", "rejected: its workers crashed", "jobs.m.suspect"),
-        ("c", "rejected: not a valid job", "jobs.m.interactive"),
+        ("c", "rejected: Expected `object`, got `int`", "jobs.m.interactive"),
     ]
     assert ages[0] == pytest.approx(90, abs=5)
     assert ages[2] is None
@@ -104,6 +112,31 @@ async def test_what_is_no_job_cannot_be_tried_again() -> None:
         num_left = await num_dead(bus)
 
     assert num_left == 1
+
+
+async def test_what_its_publisher_may_not_name_cannot_be_tried_again() -> None:
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as bus, MemoryBus(broker, user="alice") as alice:
+        await bury(bus, encode(new_job("a")), publisher=alice)
+        async with dead_letters.opened(bus, 10) as letters:
+            (letter,) = letters
+            with pytest.raises(InvalidRequest):
+                await letter.retry(bus)
+
+    assert letter.reason == "rejected: request_id does not begin with alice."
+
+
+async def test_a_retried_job_runs_for_its_publishers_tenant() -> None:
+    job = msgspec.structs.replace(new_job("alice.a"), tenant="bob")
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as bus, MemoryBus(broker, user="alice") as alice:
+        await bury(bus, encode(job), publisher=alice, reply_to="reply.alice.r")
+        async with dead_letters.opened(bus, 10) as letters:
+            await letters[0].retry(bus)
+        async with bus.consume(topology.jobs_queue("m", "interactive").name) as consumer:
+            message = (await anext(consumer)).message
+
+    assert decode_job(message.body).tenant == "alice"
 
 
 async def test_a_dropped_one_is_gone() -> None:

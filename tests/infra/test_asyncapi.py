@@ -170,10 +170,10 @@ async def test_a_job_published_as_documented_reaches_the_workers(
 async def test_answers_and_commands_go_where_the_document_says() -> None:
     async with MemoryBus() as bus:
         await topology.declare_worker(bus, "m", "w")
-        replies = topology.reply_queue("mine", expires_s=60)
+        replies = topology.reply_queue("me.mine", expires_s=60)
         await bus.declare(replies, topology.announcements_queue("g"))
 
-        await bus.publish(binding_of("replies", id="mine"), Message(b"answer"))
+        await bus.publish(binding_of("replies", user="me", id="mine"), Message(b"answer"))
         await bus.publish(binding_of("commands", worker="worker.w"), Message(b"command"))
         await bus.publish(binding_of("workers"), Message(b"announcement"))
 

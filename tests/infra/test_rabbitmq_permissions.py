@@ -3,8 +3,12 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
+import aiormq
 import pytest
+from aiormq.abc import AbstractChannel
+from aiormq.exceptions import ChannelAccessRefused
 
 from shared import topology
 from shared.bus.base import Binding, Bus, Exchange, Message, Queue
@@ -46,18 +50,29 @@ async def publisher(broker: Broker) -> AsyncIterator[RabbitBus]:
 
 
 @pytest.fixture(params=["gateway", "publisher"])
-async def requester(request: pytest.FixtureRequest, broker: Broker) -> AsyncIterator[RabbitBus]:
-    """The user that publishes jobs."""
-    async with RabbitBus(broker.url_of(request.param)) as bus:
+def user(request: pytest.FixtureRequest) -> str:
+    """A user that publishes jobs."""
+    return str(request.param)
+
+
+@pytest.fixture
+async def requester(user: str, broker: Broker) -> AsyncIterator[RabbitBus]:
+    async with RabbitBus(broker.url_of(user)) as bus:
         yield bus
 
 
 @pytest.fixture
-async def reply(requester: RabbitBus) -> AsyncIterator[Queue]:
-    queue = topology.reply_queue(uuid.uuid4().hex, expires_s=60)
+async def reply(user: str, requester: RabbitBus) -> AsyncIterator[Queue]:
+    queue = topology.reply_queue(own_name(user), expires_s=60)
     await requester.declare(queue)
     yield queue
     await requester.delete_queue(queue.name)
+
+
+def own_name(user: str) -> str:
+    """A new name that the user may give to a request."""
+    name = uuid.uuid4().hex
+    return name if user == "gateway" else f"{user}.{name}"
 
 
 async def receive(bus: Bus, queue: str, *, is_exclusive: bool = False) -> bytes:
@@ -76,7 +91,7 @@ async def find(bus: Bus, queue: str, body: bytes) -> None:
 
 
 async def test_a_publisher_hears_who_serves(publisher: RabbitBus, worker: RabbitBus) -> None:
-    queue = topology.publisher_queue(uuid.uuid4().hex)
+    queue = topology.publisher_queue(own_name("publisher"))
     await publisher.declare(queue)
 
     await worker.publish(topology.ANNOUNCEMENTS, Message(b"here"))
@@ -165,7 +180,15 @@ async def test_a_gateway_writes_into_the_log_of_its_request(gateway: RabbitBus) 
 
 
 JOBS = topology.jobs_queue(MODEL, "interactive")
-STOLEN = f"reply.{uuid.uuid4().hex}"
+OWN_QUEUES = {"gateway": "reply.stolen", "publisher": "reply.publisher.stolen", "worker": "jobs.x"}
+"""A queue of each user, to which it may bind what it may read."""
+WILDCARDS = ("#", "*", "*.*", "reply.#", "reply.*", "reply.publisher.*", "worker.#", "worker.*")
+EXCHANGES = [value for value in vars(topology).values() if isinstance(value, Exchange)]
+WITHOUT_PATTERNS = {
+    *((user, topology.WORKERS) for user in OWN_QUEUES),
+    *(("worker", exchange) for exchange in (topology.JOBS, topology.SUSPECTS, topology.DEAD)),
+}
+"""What each user may read of the exchanges for which wildcards have no meaning."""
 Act = Callable[[Bus], Awaitable[object]]
 
 
@@ -185,14 +208,20 @@ def deleting(queue: str) -> Act:
     return lambda bus: bus.delete_queue(queue)
 
 
+def binding(user: str, *bindings: Binding) -> Act:
+    """Bind a queue of the user's own."""
+    return declaring(Queue(OWN_QUEUES[user], bindings, expires_s=1))
+
+
 NEW_EXCHANGE = declaring(Exchange("warren.other", "direct"))
 NEW_QUEUE = declaring(Queue("other"))
 FORGED_SUSPECT = publishing(topology.jobs_binding(MODEL, "suspect"))
 FORGED_EVENT = publishing(topology.reply_binding("reply.x"))
 FORGED_ANNOUNCEMENT = publishing(topology.ANNOUNCEMENTS)
-STOLEN_JOBS = declaring(Queue(STOLEN, (JOBS.bindings[0],), expires_s=1))
-STOLEN_COMMANDS = declaring(Queue(STOLEN, (topology.worker_binding("worker.#"),), expires_s=1))
-STOLEN_EVENTS = declaring(Queue("jobs.stolen", (topology.reply_binding("reply.#"),), expires_s=1))
+FORGED_RELEASE = publishing(topology.ALL_GATEWAYS)
+OTHERS = topology.reply_queue("someone.x", 60)
+"""A reply queue of another publisher."""
+A_WORKERS_COMMANDS = topology.worker_binding(f"worker.{WORKER_ID}")
 
 
 @pytest.mark.parametrize(
@@ -201,8 +230,10 @@ STOLEN_EVENTS = declaring(Queue("jobs.stolen", (topology.reply_binding("reply.#"
         consuming(JOBS.name),
         deleting(JOBS.name),
         declaring(JOBS),
-        STOLEN_JOBS,
-        STOLEN_COMMANDS,
+        binding("gateway", *JOBS.bindings),
+        binding("gateway", A_WORKERS_COMMANDS),
+        binding("gateway", topology.reply_binding("reply.publisher.x")),
+        declaring(topology.reply_queue("publisher.x", 1)),
         FORGED_SUSPECT,
         consuming(topology.DEAD_LETTERS.name),
         FORGED_ANNOUNCEMENT,
@@ -218,10 +249,11 @@ async def test_a_gateway_may_not(worker: RabbitBus, gateway: RabbitBus, act: Act
 @pytest.mark.parametrize(
     "act",
     [
-        publishing(topology.ALL_GATEWAYS),
+        FORGED_RELEASE,
+        publishing(A_WORKERS_COMMANDS),
         declaring(topology.reply_queue("x", 1)),
         deleting("reply.x"),
-        STOLEN_EVENTS,
+        binding("worker", topology.reply_binding("reply.x")),
         declaring(topology.gateway_queue("x")),
         NEW_EXCHANGE,
         NEW_QUEUE,
@@ -241,19 +273,71 @@ async def test_a_worker_may_not(broker: Broker, worker: RabbitBus, act: Act) -> 
     [
         consuming(JOBS.name),
         deleting(JOBS.name),
-        STOLEN_JOBS,
-        STOLEN_COMMANDS,
+        consuming(OTHERS.name),
+        deleting(OTHERS.name),
+        declaring(OTHERS),
+        declaring(topology.reply_queue("x", 1)),
+        binding("publisher", *JOBS.bindings),
+        binding("publisher", *OTHERS.bindings),
+        binding("publisher", topology.reply_binding("reply.x")),
+        binding("publisher", A_WORKERS_COMMANDS),
+        binding("publisher", topology.ALL_GATEWAYS),
         FORGED_SUSPECT,
         FORGED_EVENT,
         FORGED_ANNOUNCEMENT,
+        FORGED_RELEASE,
         declaring(topology.announcements_queue("x")),
         NEW_EXCHANGE,
         NEW_QUEUE,
     ],
 )
-async def test_a_publisher_may_not(worker: RabbitBus, publisher: RabbitBus, act: Act) -> None:
-    with pytest.raises(AccessRefused):
-        await act(publisher)
+async def test_a_publisher_may_not(
+    broker: Broker, worker: RabbitBus, publisher: RabbitBus, act: Act
+) -> None:
+    async with RabbitBus(broker.url) as operator:
+        await operator.declare(OTHERS)
+        with pytest.raises(AccessRefused):
+            await act(publisher)
+        await operator.delete_queue(OTHERS.name)
+
+
+@pytest.mark.parametrize("key", WILDCARDS)
+@pytest.mark.parametrize("exchange", EXCHANGES, ids=lambda exchange: exchange.name)
+@pytest.mark.parametrize("user", OWN_QUEUES)
+async def test_nobody_binds_patterns(
+    broker: Broker, worker: RabbitBus, user: str, exchange: Exchange, key: str
+) -> None:
+    async with RabbitBus(broker.url_of(user)) as bus:
+        if (user, exchange) in WITHOUT_PATTERNS:
+            assert exchange.kind != "topic"
+        else:
+            with pytest.raises(AccessRefused):
+                await binding(user, Binding(exchange, key))(bus)
+
+
+@pytest.mark.parametrize("key", WILDCARDS)
+@pytest.mark.parametrize("source", [topology.REPLIES, topology.CONTROL], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    ("user", "destination"),
+    [("gateway", topology.JOBS), ("publisher", topology.JOBS), ("worker", topology.SUSPECTS)],
+)
+async def test_nobody_binds_patterns_between_exchanges(
+    broker: Broker, user: str, destination: Exchange, source: Exchange, key: str
+) -> None:
+    async with opened_channel(broker.url_of(user)) as channel:
+        with pytest.raises(ChannelAccessRefused):
+            await channel.exchange_bind(
+                destination=destination.name, source=source.name, routing_key=key
+            )
+
+
+@asynccontextmanager
+async def opened_channel(url: str) -> AsyncIterator[AbstractChannel]:
+    connection = await aiormq.connect(url)
+    try:
+        yield await connection.channel()
+    finally:
+        await connection.close()
 
 
 @pytest.mark.parametrize("user", ["gateway", "worker", "publisher"])

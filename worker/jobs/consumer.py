@@ -3,7 +3,8 @@
 A job is acknowledged once the broker has confirmed its terminal event, or if no reader is left. It
 is requeued when the worker shuts down, and redelivered by the broker when the worker crashes. A job
 that was running during two crashes is published to the suspect queue; one that crashes there too is
-dead-lettered. An undecodable body is dead-lettered as well, and its publisher receives an error.
+dead-lettered. An undecodable body, and one that names what its publisher may not, are dead-lettered
+as well, and their publisher receives an error.
 
 An unexpected error in the handling of a job affects that job only: the job is requeued after a
 pause, and so is a job that could not be published again. One that is returned each time fails
@@ -24,7 +25,8 @@ from shared.errors import (
     InvalidRequest,
     UndecodableMessage,
 )
-from shared.messages import Cancel, Continue, Failed, GenerationJob, decode_job, is_reply_key
+from shared.messages import Cancel, Continue, Failed, GenerationJob, decode_job
+from shared.publishers import Publishers
 from shared.topology import Lane
 from worker.jobs.delivery import JobDelivery, ReplyPublisher
 from worker.jobs.execution import JobExecution
@@ -121,6 +123,7 @@ class JobConsumer:
         *,
         prefetch: int,
         held: HeldJobs,
+        publishers: Publishers,
         new_execution: NewExecution,
     ) -> None:
         self._bus = bus
@@ -129,6 +132,7 @@ class JobConsumer:
         self._queue = topology.jobs_queue(model, lane)
         self._prefetch = prefetch
         self._held = held
+        self._publishers = publishers
         self._new_execution = new_execution
         self._subscription: Subscription | None = None
         self._serving: dict[asyncio.Task[None], HeldJob | None] = {}
@@ -307,8 +311,8 @@ class JobConsumer:
             await newest.ack()
 
     async def _refuse(self, delivery: JobDelivery, error: UndecodableMessage) -> None:
-        """Answer with the error, if the message names a reply queue."""
-        if is_reply_key(delivery.message.reply_to):
+        """Answer with the error, if the message names a reply queue of its publisher."""
+        if self._publishers.may_be_answered(delivery.message):
             publisher = ReplyPublisher(self._bus, delivery, delivery.message.correlation_id)
             with suppress(BusError):
                 await publisher.publish(Failed(code=InvalidRequest.code, message=error.message))
@@ -316,11 +320,10 @@ class JobConsumer:
     def _decode(self, delivery: JobDelivery) -> GenerationJob:
         message = delivery.message
         job = decode_job(message.body, message.content_type)
+        job = self._publishers.admitted(job, message)
         held = self._held.get(job.request_id)
         if held is not None and held.execution.queue != message.reply_to:
             raise UndecodableMessage("another job of this request_id runs")
         if job.model != self._model:
             raise UndecodableMessage("the job names another model than its queue")
-        if not is_reply_key(message.reply_to):
-            raise UndecodableMessage("reply_to is not the key of a reply queue")
         return job

@@ -33,8 +33,8 @@ from shared.messages import (
     Tokenized,
     TokenizeJob,
     decode_quick_job,
-    is_reply_key,
 )
+from shared.publishers import Publishers
 from worker.decode.served_model import ServedModel
 from worker.jobs.delivery import JobDelivery, ReplyPublisher
 
@@ -46,9 +46,10 @@ _PREFETCH = 8
 class QuickConsumer:
     """Answers the unary jobs of one model, a few at a time."""
 
-    def __init__(self, bus: Bus, model: ServedModel) -> None:
+    def __init__(self, bus: Bus, model: ServedModel, publishers: Publishers) -> None:
         self._bus = bus
         self._model = model
+        self._publishers = publishers
         self._queue = topology.jobs_queue(model.name, "quick")
         self._subscription: Subscription | None = None
         self._taking = asyncio.Lock()
@@ -102,16 +103,15 @@ class QuickConsumer:
 
     async def _take(self, delivery: JobDelivery) -> None:
         message = delivery.message
-        if not is_reply_key(message.reply_to):
-            logger.warning("job rejected", extra={"reason": "reply_to is not a reply queue's key"})
-            return await delivery.reject()
         publisher = ReplyPublisher(self._bus, delivery, message.correlation_id)
         try:
             job = decode_quick_job(message.body, message.content_type)
+            job = self._publishers.admitted(job, message)
         except UndecodableMessage as error:
             logger.warning("job rejected", extra={"reason": error.message})
-            with suppress(BusError):
-                await publisher.publish(Failed(code=InvalidRequest.code, message=error.message))
+            if self._publishers.may_be_answered(message):
+                with suppress(BusError):
+                    await publisher.publish(Failed(code=InvalidRequest.code, message=error.message))
             return await delivery.reject()
         try:
             await _publish(publisher, await self._answer(job))

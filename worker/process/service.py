@@ -21,6 +21,7 @@ from shared.messages import (
     decode_command,
     encode,
 )
+from shared.publishers import Publishers
 from shared.settings import WorkerSettings
 from shared.topology import Lane
 from worker.decode import served_model
@@ -98,12 +99,13 @@ class Worker:
         self._address = self._control.bindings[0].routing_key
         self._workplace = Workplace(bus, model, generations, self._address, settings.job_timeout_s)
         self._held = HeldJobs()
+        self._publishers = Publishers((bus.user, *settings.trusted_users))
         self._is_draining = False
         in_company = [
             self._consumer("interactive", settings.max_num_seqs),
             self._consumer("batch", max(1, settings.max_num_seqs - settings.batch_reserve)),
         ]
-        self._quick = QuickConsumer(bus, model)
+        self._quick = QuickConsumer(bus, model, self._publishers)
         solitude = Solitude(in_company, [self._quick])
         self._consumers = [*in_company, self._consumer("suspect", 1, solitude.enter)]
 
@@ -155,6 +157,7 @@ class Worker:
             lane,
             prefetch=min(prefetch, MAX_PREFETCH),
             held=self._held,
+            publishers=self._publishers,
             new_execution=partial(JobExecution, self._workplace, lane, admission),
         )
 
@@ -170,7 +173,10 @@ class Worker:
 
     def _obey_one(self, message: Message) -> None:
         command = decode_command(message.body)
-        if isinstance(command, Cancel | Continue):
+        if not self._publishers.may_name(message.user_id, command.request_id):
+            facts = {"request_id": command.request_id, "user": message.user_id}
+            logger.warning("command of another publisher dropped", extra=facts)
+        elif isinstance(command, Cancel | Continue):
             self._held.obey(command)
 
     async def _announce(self) -> None:

@@ -11,7 +11,7 @@ from shared.bus.base import MAX_MESSAGE_BYTES, Binding, Exchange, Message, Queue
 from shared.bus.rabbit.channel_consumer import RabbitConsumer
 from shared.bus.rabbit.channels import ConfirmChannels, Resources
 from shared.bus.rabbit.encoding import to_properties, translated_publish
-from shared.bus.rabbit.link import Link, OpenChannel, Restore, parse_url
+from shared.bus.rabbit.link import DEFAULT_USER, Link, OpenChannel, Restore, parse_url
 from shared.errors import MessageTooLarge, PublishUnconfirmed, Unanswered
 
 
@@ -40,6 +40,7 @@ class RabbitBus:
         Raises `StartupError` if ``url`` is invalid.
         """
         self._url = parse_url(url)
+        self.user = self._url.user or DEFAULT_USER
         self._name = name
         self._timeout_s = timeout_s
         self._max_message_bytes = max_message_bytes
@@ -134,7 +135,7 @@ class RabbitBus:
                 message.body,
                 exchange=binding.exchange.name,
                 routing_key=binding.routing_key,
-                properties=to_properties(message),
+                properties=to_properties(message, self.user),
                 mandatory=True,
                 wait=False,
             )

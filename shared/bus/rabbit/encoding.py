@@ -39,7 +39,8 @@ _RETURNS_HEADER = "x-delivery-count"
 AMQP_FAILURES = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError)
 
 
-def to_properties(message: Message) -> Basic.Properties:
+def to_properties(message: Message, user: str) -> Basic.Properties:
+    """Convert a message that ``user`` publishes."""
     expires_s = message.expires_s
     return Basic.Properties(
         content_type=message.content_type,
@@ -48,6 +49,7 @@ def to_properties(message: Message) -> Basic.Properties:
         expiration=None if expires_s is None else str(max(0, round(expires_s * 1000))),
         headers=dict(message.headers),
         message_id=message.message_id,
+        user_id=user,
         delivery_mode=_PERSISTENT,
     )
 
@@ -69,6 +71,7 @@ def to_message(delivered: DeliveredMessage) -> Message:
             if isinstance(value, str | int) and name != _RETURNS_HEADER
         },
         message_id=properties.message_id or "",
+        user_id=properties.user_id or "",
     )
 
 

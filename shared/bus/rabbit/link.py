@@ -28,6 +28,8 @@ from shared.errors import BusError, BusUnavailable, StartupError
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_USER = "guest"
+"""The user of a URL that names none."""
 _HEARTBEAT_S = 5
 _RECONNECT_S = (0.3, 1.0)
 _SETTLES_S = 15.0

@@ -19,7 +19,7 @@ async def memory_broker() -> MemoryBroker:
 @pytest.fixture
 async def bus(memory_broker: MemoryBroker) -> AsyncIterator[MemoryBus]:
     """The connection of the batch run."""
-    async with MemoryBus(memory_broker) as bus:
+    async with MemoryBus(memory_broker, user="publisher") as bus:
         yield bus
 
 

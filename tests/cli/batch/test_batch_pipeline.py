@@ -129,7 +129,7 @@ async def test_a_full_queue_is_waited_for(tmp_path: Path) -> None:
         f"jobs.{MODEL}.batch", (topology.jobs_binding(MODEL, "batch"),), "quorum", max_length=2
     )
     source = write_lines(tmp_path / "in.jsonl", *(chat_line(str(k)) for k in range(12)))
-    async with MemoryBus(broker) as theirs, MemoryBus(broker) as bus:
+    async with MemoryBus(broker) as theirs, MemoryBus(broker, user="publisher") as bus:
         await theirs.declare(small)
         running = asyncio.create_task(run_batch(source, tmp_path / "out.jsonl", bus))
         await asyncio.sleep(0.1)

@@ -55,7 +55,7 @@ async def test_whatever_dies_and_whenever_each_line_has_one_answer(
         worker = BatchWorker(theirs, faults=chance)
         async with working(worker):
             while not output.exists():
-                async with MemoryBus(memory_broker) as bus:
+                async with MemoryBus(memory_broker, user="publisher") as bus:
                     run = asyncio.create_task(run_batch(source, output, bus, window=4))
                     for _ in range(chance.randrange(4)):
                         await asyncio.sleep(chance.uniform(0, 0.004))
@@ -70,7 +70,10 @@ async def test_whatever_dies_and_whenever_each_line_has_one_answer(
 async def test_what_is_done_is_not_done_again(
     memory_broker: MemoryBroker, source: Path, tmp_path: Path
 ) -> None:
-    async with MemoryBus(memory_broker) as theirs, MemoryBus(memory_broker) as bus:
+    async with (
+        MemoryBus(memory_broker) as theirs,
+        MemoryBus(memory_broker, user="publisher") as bus,
+    ):
         worker = BatchWorker(theirs)
         async with working(worker):
             half_done = asyncio.Event()
@@ -102,7 +105,10 @@ async def test_answers_that_came_while_nobody_waited_are_taken(
     memory_broker: MemoryBroker, source: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "out.jsonl"
-    async with MemoryBus(memory_broker) as theirs, MemoryBus(memory_broker) as bus:
+    async with (
+        MemoryBus(memory_broker) as theirs,
+        MemoryBus(memory_broker, user="publisher") as bus,
+    ):
         worker = BatchWorker(theirs)
         run = asyncio.create_task(run_batch(source, output, bus, window=NUM_LINES))
 
@@ -128,7 +134,10 @@ async def test_answers_that_cannot_be_kept_stay_at_the_broker(
     file = BatchFile.check(source)
     # A file in memory has no descriptor, so fsync fails.
     broken = Journal(io.BytesIO(), output, file.digest)
-    async with MemoryBus(memory_broker) as theirs, MemoryBus(memory_broker) as bus:
+    async with (
+        MemoryBus(memory_broker) as theirs,
+        MemoryBus(memory_broker, user="publisher") as bus,
+    ):
         worker = BatchWorker(theirs)
         async with working(worker):
             replies = Replies(bus, file.run_id, prefetch=NUM_LINES)
@@ -151,7 +160,10 @@ async def test_a_run_goes_on_with_what_the_first_one_was_told(
     output = tmp_path / "out.jsonl"
     thoughtful = chat_line("row 0", content="!>kniht/<!!>kniht<"[1:-1])
     source = write_lines(tmp_path / "thoughtful.jsonl", thoughtful)
-    async with MemoryBus(memory_broker) as theirs, MemoryBus(memory_broker) as bus:
+    async with (
+        MemoryBus(memory_broker) as theirs,
+        MemoryBus(memory_broker, user="publisher") as bus,
+    ):
         worker = BatchWorker(theirs)
         Journal.open(output, BatchFile.check(source).digest, SERVED).__exit__()
         run = asyncio.create_task(run_batch(source, output, bus))
@@ -166,7 +178,10 @@ async def test_a_run_goes_on_with_what_the_first_one_was_told(
 async def test_a_lost_reply_queue_costs_repetition_and_no_line(
     memory_broker: MemoryBroker, source: Path, tmp_path: Path
 ) -> None:
-    async with MemoryBus(memory_broker) as theirs, MemoryBus(memory_broker) as bus:
+    async with (
+        MemoryBus(memory_broker) as theirs,
+        MemoryBus(memory_broker, user="publisher") as bus,
+    ):
         run = asyncio.create_task(run_batch(source, tmp_path / "out.jsonl", bus, window=WINDOW))
         await asyncio.sleep(0.05)
         await theirs.delete_queue(f"reply.{BatchFile.check(source).run_id}")
@@ -182,7 +197,7 @@ async def test_a_run_waits_for_the_connection_of_its_predecessor_to_end(
     replies = topology.reply_queue(BatchFile.check(source).run_id, REPLIES_EXPIRE_S)
     async with (
         MemoryBus(memory_broker) as theirs,
-        MemoryBus(memory_broker) as bus,
+        MemoryBus(memory_broker, user="publisher") as bus,
         working(BatchWorker(theirs)),
     ):
         await theirs.declare(replies)
@@ -214,7 +229,10 @@ async def test_a_crash_after_the_output_was_written_changes_nothing(
     memory_broker: MemoryBroker, source: Path, tmp_path: Path
 ) -> None:
     output, part = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
-    async with MemoryBus(memory_broker) as theirs, MemoryBus(memory_broker) as bus:
+    async with (
+        MemoryBus(memory_broker) as theirs,
+        MemoryBus(memory_broker, user="publisher") as bus,
+    ):
         async with working(BatchWorker(theirs)):
             run = asyncio.create_task(run_batch(source, output, bus))
             journal = b""

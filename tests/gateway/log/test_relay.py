@@ -229,6 +229,27 @@ async def test_a_gateway_lets_go_of_a_stream_that_another_one_takes_over(
     assert worker.commands == []
 
 
+@pytest.mark.parametrize("user", ["publisher", ""])
+async def test_only_gateways_take_streams_over(
+    gateway: LiveGateway, worker: ScriptedWorker, broker: MemoryBroker, user: str
+) -> None:
+    async def be_claimed(job: ScriptedJob) -> None:
+        await job.start()
+        await job.say("one")
+        async with MemoryBus(broker, user=user) as bus:
+            for is_cancelled in (False, True):
+                forged = Release(request_id=job.job.request_id, is_cancelled=is_cancelled)
+                await bus.publish(topology.ALL_GATEWAYS, Message(encode(forged)))
+        await asyncio.sleep(0.05)
+        await job.finish("two")
+
+    worker.script = be_claimed
+
+    response = await gateway.chat(stream=True)
+
+    assert text_of(response.text) == "onetwo"
+
+
 @pytest.mark.parametrize(("num_times", "end"), [(1, "two"), (2, "taken_over")])
 async def test_an_earlier_reader_gets_a_stream_only_if_it_still_asks(
     gateway: LiveGateway, worker: ScriptedWorker, bus: MemoryBus, num_times: int, end: str

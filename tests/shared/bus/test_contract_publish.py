@@ -56,6 +56,17 @@ async def test_a_routing_key_finds_its_queues(
             assert await is_quiet(consumer)
 
 
+async def test_a_message_names_the_user_that_published_it(bus: Bus, make_queue: QueueMaker) -> None:
+    queue = make_queue()
+    await bus.declare(queue)
+    await bus.publish(queue.bindings[0], Message(b"x", user_id="somebody else"))
+
+    async with bus.consume(queue.name) as consumer:
+        delivery = await anext(consumer)
+
+    assert delivery.message.user_id == bus.user != ""
+
+
 async def test_a_queue_bound_twice_gets_a_message_once(bus: Bus, make_queue: QueueMaker) -> None:
     unique = uuid.uuid4().hex
     queue = make_queue(TOPIC, f"{unique}.a")

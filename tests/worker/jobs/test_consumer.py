@@ -9,6 +9,7 @@ import pytest
 from shared import topology
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import GenerationJob
+from shared.publishers import Publishers
 from tests.support.jobs import ask, new_job
 from tests.support.workers import echo_worker
 from worker.jobs.consumer import HeldJobs, JobConsumer
@@ -27,7 +28,13 @@ def never_asked(
 @asynccontextmanager
 async def consuming(bus: MemoryBus) -> AsyncIterator[tuple[JobConsumer, "asyncio.Task[None]"]]:
     consumer = JobConsumer(
-        bus, "echo", "interactive", prefetch=1, held=HeldJobs(), new_execution=never_asked
+        bus,
+        "echo",
+        "interactive",
+        prefetch=1,
+        held=HeldJobs(),
+        publishers=Publishers(()),
+        new_execution=never_asked,
     )
     running = asyncio.create_task(consumer.run())
     await asyncio.sleep(0.01)
