@@ -1,13 +1,13 @@
 """How to render the answer to a request; stored in its log."""
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from gateway.log.cursor import NOT_FOUND, LogFacts, decode_facts
 from shared.errors import InvalidRequest, StreamNotFound
-from shared.messages import MAX_CONTEXT_BYTES
+from shared.messages import MAX_CHOICES, MAX_CONTEXT_BYTES, MAX_PROMPTS
 
 Endpoint: TypeAlias = Literal["chat", "completions", "responses"]
 
@@ -20,10 +20,10 @@ class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str
     created: int
     """Unix time in seconds."""
-    num_prompts: int = 1
-    num_choices: int = 1
+    num_prompts: Annotated[int, Meta(ge=1, le=MAX_PROMPTS)] = 1
+    num_choices: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
     """Answers to each prompt that the client requests."""
-    best_of: int = 0
+    best_of: Annotated[int, Meta(ge=0, le=MAX_CHOICES)] = 0
     """Answers generated for each prompt, if more than requested; otherwise 0."""
     is_stream: bool = False
     include_usage: bool = False
@@ -84,9 +84,12 @@ _DECODER = msgspec.msgpack.Decoder(Rendering)
 def decode_rendering(facts: LogFacts) -> Rendering:
     """Raises `StreamNotFound` if another program wrote it."""
     try:
-        return _DECODER.decode(facts.rendering)
+        rendering = _DECODER.decode(facts.rendering)
     except msgspec.MsgspecError:
         raise StreamNotFound(NOT_FOUND) from None
+    if rendering.total_drawn != facts.num_choices:
+        raise StreamNotFound(NOT_FOUND)
+    return rendering
 
 
 def rendering_of(context: bytes) -> Rendering:

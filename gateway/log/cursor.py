@@ -9,10 +9,10 @@ client has been sent.
 
 from collections.abc import Sequence
 from enum import Enum, auto
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from shared.errors import (
     IdempotencyMismatch,
@@ -24,6 +24,7 @@ from shared.errors import (
 )
 from shared.log import Action, LogReader, Relay, Send
 from shared.messages import (
+    MAX_CHOICES,
     Accepted,
     Failed,
     Finished,
@@ -49,7 +50,7 @@ class LogFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tenant: str = ""
     body_hash: str = ""
     """The hash of the body of a request with an Idempotency-Key; otherwise empty."""
-    num_choices: int = 1
+    num_choices: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
     """The number of choices of all prompts."""
     is_detached: bool = False
     """The request continues without a client."""

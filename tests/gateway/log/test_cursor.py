@@ -54,8 +54,17 @@ def test_an_end_that_the_broker_lost_was_an_end() -> None:
     assert not cursor.reader.is_ended
 
 
-@pytest.mark.parametrize("context", [b"", b"\xc1", LogFacts(tenant="b").encode()])
-def test_a_log_that_names_no_tenant_or_another_one_is_not_found(context: bytes) -> None:
+@pytest.mark.parametrize(
+    "context",
+    [
+        b"",
+        b"\xc1",
+        LogFacts(tenant="b").encode(),
+        LogFacts(tenant="a", num_choices=0).encode(),
+        LogFacts(tenant="a", num_choices=10_000_000).encode(),
+    ],
+)
+def test_a_log_with_a_context_of_no_gateway_or_another_tenant_is_not_found(context: bytes) -> None:
     started = Started(worker="w", ticket="t", num_prompt_tokens=(1,), context=context)
 
     with pytest.raises(StreamNotFound):

@@ -1,0 +1,32 @@
+"""The rendering that a log carries."""
+
+import msgspec
+import pytest
+
+from gateway.api.rendering import Rendering, decode_rendering
+from shared.errors import StreamNotFound
+
+RENDERING = Rendering(endpoint="chat", request_id="r", model="m", created=1, num_choices=3)
+FACTS = RENDERING.in_log(tenant="a", body_hash="", is_detached=False)
+
+
+def test_a_log_carries_its_rendering() -> None:
+    assert decode_rendering(FACTS) == RENDERING
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_choices": 2},
+        {"num_choices": 10_000_000},
+        {"num_prompts": 10_000_000},
+        {"num_prompts": -1, "num_choices": -3},
+        {"best_of": 10_000_000},
+        {"endpoint": "other"},
+    ],
+)
+def test_a_rendering_that_no_gateway_wrote_is_not_found(changes: dict[str, object]) -> None:
+    planted = msgspec.msgpack.encode(msgspec.structs.replace(RENDERING, **changes))
+
+    with pytest.raises(StreamNotFound):
+        decode_rendering(msgspec.structs.replace(FACTS, rendering=planted))
