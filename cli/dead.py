@@ -109,8 +109,16 @@ def retry(request_ids: Ids, **options: Any) -> None:
 
 @app.command(epilog=EPILOG)
 @takes_settings(CommonSettings)
-def drop(request_ids: Ids, **options: Any) -> None:
+def drop(
+    request_ids: Ids,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help=f"Do not ask before `{_EVERY}` are dropped.")
+    ] = False,
+    **options: Any,
+) -> None:
     """Remove dead letters permanently."""
+    if request_ids == [_EVERY] and not yes:
+        typer.confirm("Drop all dead letters permanently?", abort=True)
 
     async def act(_: Bus, letters: list[DeadLetter]) -> None:
         for letter in _chosen(letters, request_ids):

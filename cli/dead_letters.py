@@ -44,8 +44,7 @@ class DeadLetter:
 
     @property
     def reason(self) -> str:
-        """``rejected``, ``expired`` or ``delivery_limit``, with the worker's reason for a
-        rejection."""
+        """The value of `DEATH_REASON_HEADER`, with the worker's reason for a rejection."""
         reason = str(self.message.headers.get(DEATH_REASON_HEADER, "unknown"))
         if reason == "rejected" and self.job is None:
             return f"rejected: {self.fault}"

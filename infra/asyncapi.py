@@ -157,8 +157,10 @@ def _channels() -> Json:
         },
         "deadLetters": {
             "address": topology.DEAD_LETTERS.name,
-            "description": "Jobs that no worker could read, that expired in the queue, or that "
-            "came back too often; the header `x-death` says which. For operators.",
+            "description": "Jobs that no worker could read, that named what their publisher may "
+            "not, or that came back too often; the header `x-death` says which. A job whose "
+            "deadline has passed is answered instead, unless its message had an `expiration`. For "
+            "operators.",
             "messages": _message_refs(GenerationJob),
             "bindings": _queue(topology.DEAD_LETTERS),
         },

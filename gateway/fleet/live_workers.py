@@ -24,7 +24,7 @@ from shared.errors import (
     PublishRefused,
     Unroutable,
 )
-from shared.messages import Announcement, GenerationJob, QuickJob, encode, seconds_left
+from shared.messages import Announcement, GenerationJob, QuickJob, encode
 
 _LOOK_INTERVAL_S = 0.1
 _STALE_AFTER_S = 1.0
@@ -150,12 +150,7 @@ async def publish_job(bus: Bus, job: GenerationJob | QuickJob, reply_key: str) -
     Raises `ModelNotFound`, `Overloaded`, `InvalidRequest` and `BusError`.
     """
     lane: topology.Lane = "interactive" if isinstance(job, GenerationJob) else "quick"
-    message = Message(
-        encode(job),
-        correlation_id=job.request_id,
-        reply_to=reply_key,
-        expires_s=seconds_left(job),
-    )
+    message = Message(encode(job), correlation_id=job.request_id, reply_to=reply_key)
     try:
         await bus.publish(topology.jobs_binding(job.model, lane), message)
     except Unroutable:

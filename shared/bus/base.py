@@ -25,7 +25,8 @@ MAX_PREFETCH = 65_535
 """The largest prefetch count that AMQP's 16 bits allow."""
 
 DEATH_REASON_HEADER = "x-first-death-reason"
-"""Header of dead letters: ``rejected``, ``expired`` or ``delivery_limit``."""
+"""Header of dead letters: ``rejected`` or ``delivery_limit``, or ``expired`` if its publisher gave
+the message a time to live, which Warren never does."""
 DEATH_QUEUE_HEADER = "x-first-death-queue"
 """Header of dead letters: the name of the queue they came from."""
 _Item = TypeVar("_Item")
@@ -62,7 +63,7 @@ class Queue:
     delivery_limit: int | None = None
     """Maximum number of returns; a message returned more often is dead-lettered."""
     dead_letter: Binding | None = None
-    """Where rejected, expired and too often returned messages are published."""
+    """Where rejected and too often returned messages are published."""
 
     def __post_init__(self) -> None:
         """Reject combinations that no broker supports. Raises ValueError."""
@@ -79,8 +80,6 @@ class Message(msgspec.Struct, frozen=True):
     """The request id, on jobs and on replies."""
     reply_to: str = ""
     """The routing key for replies, which are published to `topology.REPLIES`."""
-    expires_s: float | None = None
-    """Seconds to live; the message is dead-lettered if it reaches the head of its queue later."""
     headers: Mapping[str, str | int] = {}
     message_id: str = msgspec.field(default_factory=lambda: secrets.token_hex(16))
     """Unique for each publish, even of the same job; returned messages are matched by it."""

@@ -1,4 +1,4 @@
-"""A queue of the in-memory broker: order, redelivery, expiry, limits and dead-lettering."""
+"""A queue of the in-memory broker: order, redelivery, limits, dead-lettering and its own expiry."""
 
 import asyncio
 import heapq
@@ -26,8 +26,6 @@ class StoredMessage:
 
     message: Message
     position: int
-    expires_at: float | None
-    """In the event loop's time, in seconds."""
     num_returns: int = 0
 
 
@@ -139,7 +137,6 @@ class MemoryQueue:
         self._returned: list[tuple[int, StoredMessage]] = []  # a heap, ahead of the fresh ones
         self._num_stored = 0
         self._consumers: deque[MemoryConsumer] = deque()
-        self._head_timer: asyncio.TimerHandle | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
         self._used_at = 0.0
         self._is_deleted = False
@@ -158,10 +155,8 @@ class MemoryQueue:
         limit = self.declared.max_length
         if limit is not None and self._num_ready >= limit:
             raise PublishRefused(f"queue {self.declared.name} is full")
-        lifetime = message.expires_s
-        expires_at = None if lifetime is None else self._loop.time() + lifetime
         self._num_stored += 1
-        self._fresh.append(StoredMessage(message, self._num_stored, expires_at))
+        self._fresh.append(StoredMessage(message, self._num_stored))
         self.dispatch()
 
     def attach(self, *, prefetch: int, is_exclusive: bool) -> MemoryConsumer:
@@ -198,20 +193,13 @@ class MemoryQueue:
             return
         headers = {DEATH_REASON_HEADER: reason, DEATH_QUEUE_HEADER: self.declared.name}
         message = stored.message
-        dead = msgspec.structs.replace(
-            message, expires_s=None, headers={**headers, **message.headers}
-        )
+        dead = msgspec.structs.replace(message, headers={**headers, **message.headers})
         self._dead_letter(self.declared.dead_letter, dead)
 
     def dispatch(self) -> None:
         """Deliver messages while consumers have prefetch left."""
-        while (stored := self._head()) is not None:
-            consumer = self._next_consumer()
-            if consumer is None:
-                return self._watch(stored)
-            self._pop_head()
-            consumer.take(stored)
-        return None
+        while self._num_ready and (consumer := self._next_consumer()) is not None:
+            consumer.take(self._pop_head())
 
     def touch(self) -> None:
         """Restart the expiry of the queue, because it was used."""
@@ -224,30 +212,18 @@ class MemoryQueue:
     def close(self) -> None:
         """Delete the queue with its messages and unsettled deliveries."""
         self._is_deleted = True
-        for timer in (self._head_timer, self._idle_timer):
-            if timer is not None:
-                timer.cancel()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         for consumer in self._consumers:
             consumer.inbox.end(QueueNotFound(f"queue {self.declared.name} was deleted"))
         self._consumers.clear()
         self._fresh.clear()
         self._returned.clear()
 
-    def _head(self) -> StoredMessage | None:
-        """The first message that has not expired; expired ones before it are dead-lettered."""
-        while self._returned or self._fresh:
-            stored = self._returned[0][1] if self._returned else self._fresh[0]
-            if stored.expires_at is None or stored.expires_at > self._loop.time():
-                return stored
-            self._pop_head()
-            self.bury(stored, "expired")
-        return None
-
-    def _pop_head(self) -> None:
+    def _pop_head(self) -> StoredMessage:
         if self._returned:
-            heapq.heappop(self._returned)
-        else:
-            self._fresh.popleft()
+            return heapq.heappop(self._returned)[1]
+        return self._fresh.popleft()
 
     def _next_consumer(self) -> MemoryConsumer | None:
         for _ in range(len(self._consumers)):
@@ -256,15 +232,6 @@ class MemoryQueue:
             if consumer.has_room:
                 return consumer
         return None
-
-    def _watch(self, head: StoredMessage) -> None:
-        """Schedule a callback for the time at which the head expires."""
-        if head.expires_at is not None and self._head_timer is None:
-            self._head_timer = self._loop.call_at(head.expires_at, self._check_head)
-
-    def _check_head(self) -> None:
-        self._head_timer = None
-        self.dispatch()
 
     def _check_idle(self, expires_s: float) -> None:
         self._idle_timer = None

@@ -22,7 +22,9 @@ SECRET = "nobody shall see this"
 
 def warren_dead(broker: Broker, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "warren.py", "dead", *arguments, f"--broker={broker.url}"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL
+    )
 
 
 async def bury(broker: Broker, request_id: str, body: bytes = b"") -> None:
@@ -81,6 +83,16 @@ def test_what_is_no_job_can_only_be_dropped(broker: Broker) -> None:
 
     assert (retried.returncode, "it can only be dropped" in retried.stderr) == (1, True)
     assert "was dropped" in dropped.stdout
+
+
+def test_all_are_dropped_only_after_a_question(broker: Broker, request_id: str) -> None:
+    asked = warren_dead(broker, "drop", "all")
+    listed = warren_dead(broker, "list")
+    dropped = warren_dead(broker, "drop", "all", "--yes")
+
+    assert (asked.returncode, "Drop all dead letters" in asked.stdout) == (1, True)
+    assert request_id in listed.stdout
+    assert f"{request_id} was dropped" in dropped.stdout
 
 
 async def bury_what_was_retried(broker: Broker, request_id: str) -> None:

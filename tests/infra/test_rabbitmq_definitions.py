@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,20 @@ def test_the_exchanges_are_those_of_the_topology() -> None:
 
     assert defined == {(exchange.name, exchange.kind) for exchange in EXCHANGES}
     assert all(exchange["durable"] for exchange in DEFINITIONS["exchanges"])
+
+
+@pytest.mark.parametrize("model", ["m", "org/model.v1", "dead"])
+def test_the_policies_bound_all_stored_jobs(model: str) -> None:
+    queues = [topology.jobs_queue(model, lane).name for lane in topology.LANES]
+
+    applied = [policies_of(name) for name in (*queues, topology.DEAD_LETTERS.name)]
+
+    assert all([name] == ["warren-jobs"] for [name] in applied[:-1])
+    assert applied[-1] == ["warren-dead-letters"]
+
+
+def policies_of(queue: str) -> list[str]:
+    return [one["name"] for one in DEFINITIONS["policies"] if re.search(one["pattern"], queue)]
 
 
 def test_the_broker_takes_the_largest_message_that_the_bus_sends() -> None:

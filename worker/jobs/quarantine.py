@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from shared.bus.base import Message
-from shared.messages import GenerationJob, encode, seconds_left
+from shared.messages import GenerationJob, encode
 
 
 def published_again(job: GenerationJob, message: Message) -> Message:
@@ -21,7 +21,6 @@ def published_again(job: GenerationJob, message: Message) -> Message:
         content_type=message.content_type,
         correlation_id=message.correlation_id,
         reply_to=message.reply_to,
-        expires_s=seconds_left(job),
         headers=message.headers,
     )
 

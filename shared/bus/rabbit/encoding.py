@@ -41,12 +41,10 @@ AMQP_FAILURES = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError)
 
 def to_properties(message: Message, user: str) -> Basic.Properties:
     """Convert a message that ``user`` publishes."""
-    expires_s = message.expires_s
     return Basic.Properties(
         content_type=message.content_type,
         correlation_id=message.correlation_id,
         reply_to=message.reply_to,
-        expiration=None if expires_s is None else str(max(0, round(expires_s * 1000))),
         headers=dict(message.headers),
         message_id=message.message_id,
         user_id=user,
@@ -58,13 +56,11 @@ def to_message(delivered: DeliveredMessage) -> Message:
     """Convert a delivered message; headers that are neither text nor numbers are dropped."""
     properties = delivered.header.properties
     headers = properties.headers or {}
-    expiration = str(properties.expiration or "")
     return Message(
         delivered.body,
         content_type=properties.content_type or MSGPACK,
         correlation_id=properties.correlation_id or "",
         reply_to=properties.reply_to or "",
-        expires_s=int(expiration) / 1000 if expiration.isdecimal() else None,
         headers={
             name: value
             for name, value in headers.items()

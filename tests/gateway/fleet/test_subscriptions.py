@@ -26,8 +26,8 @@ class Ears:
         async with asyncio.timeout(5):
             await publish(bus, topology.ANNOUNCEMENTS, ANNOUNCEMENT)
             await publish(bus, topology.ALL_GATEWAYS, COMMAND)
-            assert await self.announcements.get() == ANNOUNCEMENT
-            assert await self.commands.get() == COMMAND
+            assert (await self.announcements.get()).body == ANNOUNCEMENT.body
+            assert (await self.commands.get()).body == COMMAND.body
 
 
 async def publish(bus: MemoryBus, binding: Binding, message: Message) -> None:

@@ -27,8 +27,8 @@ async def test_a_message_arrives_as_it_was_sent(bus: Bus, make_queue: QueueMaker
         content_type="application/json",
         correlation_id="request-1",
         reply_to="reply.1",
-        expires_s=60,
         headers={"text": "é", "number": -7},
+        user_id=bus.user,
     )
     await bus.declare(queue)
     await bus.publish(queue.bindings[0], message)

@@ -72,19 +72,6 @@ async def test_a_rejected_message_goes_to_the_dead_letters(bus: Bus, graveyard: 
     assert dead.headers[DEATH_REASON_HEADER] == "rejected"
 
 
-@GRAVEYARDS
-async def test_an_expired_message_goes_to_the_dead_letters(bus: Bus, graveyard: Graveyard) -> None:
-    await bus.publish(graveyard.living.bindings[0], Message(b"late", expires_s=0.05))
-    await bus.publish(graveyard.living.bindings[0], Message(b"in time", expires_s=60))
-
-    dead = await take_dead(bus, graveyard)
-
-    assert (dead.body, dead.headers[DEATH_REASON_HEADER]) == (b"late", "expired")
-    assert dead.expires_s is None
-    async with bus.consume(graveyard.living.name) as consumer:
-        assert await take_bodies(consumer, 1) == [b"in time"]
-
-
 @pytest.mark.parametrize("graveyard", [QUORUM], indirect=True)
 async def test_a_message_that_comes_back_too_often_goes_to_the_dead_letters(
     bus: Bus, graveyard: Graveyard

@@ -13,8 +13,6 @@ from tests.system.chaos import ground
 from tests.system.chaos.deployment import Deployment
 
 _MAX_DEAD_LETTERS = 10_000
-EXPIRED = "expired"
-"""The reason for the death of a job whose deadline of milliseconds passed in the queue."""
 _PATIENCE_S = 60.0
 _LOOK_INTERVAL_S = 2.0
 _REFILL_S = 1.0

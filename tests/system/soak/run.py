@@ -22,7 +22,7 @@ from tests.system.soak.batches import Batches
 from tests.system.soak.client import PATIENCE_S, Client, narrow_client
 from tests.system.soak.network import network
 from tests.system.soak.questions import Question, answered, draw_questions
-from tests.system.soak.remains import EXPIRED, Remains, dead_letters
+from tests.system.soak.remains import Remains, dead_letters
 from tests.system.soak.tally import Tally
 from tests.system.soak.traces import LoggedLines
 from tests.system.soak.users import User
@@ -206,11 +206,7 @@ def _faults(findings: Findings) -> list[str]:
         growth_bytes = course.growth_bytes(findings.plan.duration_s)
         if is_judged and growth_bytes > MAX_GROWTH_BYTES:
             faults.append(f"{name} grew by {growth_bytes / 2**20:.1f} MiB")
-    faults += [
-        f"{num} dead letters: {reason}"
-        for reason, num in findings.dead_letters.items()
-        if reason != EXPIRED
-    ]
+    faults += [f"{num} dead letters: {reason}" for reason, num in findings.dead_letters.items()]
     return faults
 
 

@@ -7,11 +7,12 @@ import urllib.request
 import msgspec
 import pytest
 
+from gateway.fleet.live_workers import publish_job
 from shared import topology
 from shared.bus.base import Bus, Message
 from shared.bus.memory import MemoryBus
-from shared.messages import Cancel, GenerationJob, SamplingParams, TokenPrompt, encode
-from tests.support.jobs import ask, new_job, publish, read, reading
+from shared.messages import Cancel, Failed, GenerationJob, SamplingParams, TokenPrompt, encode
+from tests.support.jobs import ask, new_job, num_ready, publish, read, reading
 from tests.support.processes import free_port
 from tests.support.workers import echo_worker
 
@@ -41,6 +42,22 @@ async def test_an_expired_job_is_not_computed(mode: str) -> None:
         num_tokens = await num_prompt_tokens(bus, port)
 
     assert num_tokens == 0
+
+
+@pytest.mark.parametrize("mode", ["stream", "final"])
+async def test_a_job_that_expires_before_a_worker_comes_is_no_dead_letter(mode: str) -> None:
+    job = new_job("echo", PROMPT, mode=mode, deadline=time.time() + 0.05)
+    async with MemoryBus() as bus:
+        await bus.declare(topology.DEAD_LETTERS, topology.jobs_queue("echo", "interactive"))
+        async with reading(bus, job) as consumer:
+            await publish_job(bus, job, topology.reply_key(job.request_id))
+            await asyncio.sleep(0.1)
+            async with echo_worker(bus):
+                log = await read(bus, job, consumer)
+        num_dead = await num_ready(bus, topology.DEAD_LETTERS.name)
+
+    assert isinstance(log.last, Failed)
+    assert (log.last.code, num_dead) == ("deadline_exceeded", 0)
 
 
 async def test_a_job_that_was_cancelled_while_it_was_queued_is_not_computed() -> None:
