@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 import aiormq
 import pytest
 from aiormq.abc import AbstractChannel
-from aiormq.exceptions import ChannelAccessRefused
+from aiormq.exceptions import ChannelAccessRefused, ChannelPreconditionFailed
+from pamqp.commands import Basic
 
 from shared import topology
 from shared.bus.base import Binding, Bus, Exchange, Message, Queue
@@ -328,6 +329,21 @@ async def test_nobody_binds_patterns_between_exchanges(
         with pytest.raises(ChannelAccessRefused):
             await channel.exchange_bind(
                 destination=destination.name, source=source.name, routing_key=key
+            )
+
+
+@pytest.mark.parametrize("user", OWN_QUEUES)
+async def test_nobody_publishes_in_anothers_name(
+    broker: Broker, worker: RabbitBus, user: str
+) -> None:
+    other = "worker" if user == "gateway" else "gateway"
+    async with opened_channel(broker.url_of(user)) as channel:
+        with pytest.raises(ChannelPreconditionFailed, match="user_id"):
+            await channel.basic_publish(
+                b"forged",
+                exchange=topology.JOBS.name,
+                routing_key=JOBS.bindings[0].routing_key,
+                properties=Basic.Properties(user_id=other),
             )
 
 
