@@ -106,7 +106,9 @@ NOTES: Mapping[str, str] = {
     "reasoning": "`effort`",
     "reasoning_effort": "Passed to the chat template",
     "repetition_penalty": "",
-    "response_format": "`text`, `json_object`, `json_schema`",
+    "response_format": (
+        "`text`, `json_object`, `json_schema`. See [Structured output](api.md#structured-output)"
+    ),
     "return_tokens_as_token_ids": "",
     "seed": "The same seed gives the same tokens on any worker",
     "skip_special_tokens": "",

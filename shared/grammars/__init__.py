@@ -1,10 +1,11 @@
 """Output constraints: conversion to llguidance grammars, and trial compilation in a sandbox.
 
-`grammar_source` converts a constraint, `TRIALS` checks whether it can be compiled.
+`grammar_source` converts a constraint, `for_generation` the JSON schemas in it, and `TRIALS` checks
+whether it can be compiled.
 """
 
+from shared.grammars.json_schemas import for_generation
 from shared.grammars.trials import (
-    JSON_WHITESPACE,
     LIMITS,
     TOO_COSTLY,
     TRIALS,
@@ -13,10 +14,10 @@ from shared.grammars.trials import (
 )
 
 __all__ = [
-    "JSON_WHITESPACE",
     "LIMITS",
     "TOO_COSTLY",
     "TRIALS",
     "Trials",
+    "for_generation",
     "grammar_source",
 ]

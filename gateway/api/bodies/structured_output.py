@@ -15,7 +15,7 @@ from msgspec import Struct
 from gateway.api.bodies.json_values import check_json, refused
 from gateway.text.reasoning import CLOSE, OPEN
 from shared.errors import InvalidRequest
-from shared.grammars import JSON_WHITESPACE, TRIALS
+from shared.grammars import TRIALS, for_generation
 from shared.messages import MAX_GRAMMAR_CHARS, Constraint
 
 _MAX_ALTERNATIVES = 1024
@@ -98,11 +98,8 @@ def grammar(rules: str, reasoning_parser: str | None) -> Constraint:
 
 
 def json_rule(schema: dict[str, Any]) -> str:
-    """What stands for a schema in a grammar, with as much whitespace as where it stands alone."""
-    options = schema.get("x-guidance")
-    options = options if isinstance(options, dict) else {}
-    schema = {**schema, "x-guidance": {**options, "whitespace_pattern": JSON_WHITESPACE}}
-    return f"%json {msgspec.json.encode(schema).decode()}"
+    """What stands for a schema in a grammar. It allows what the schema allows alone."""
+    return f"%json {msgspec.json.encode(for_generation(schema)).decode()}"
 
 
 def json_constraint(schema: Any, param: str) -> Constraint:
