@@ -6,6 +6,7 @@ whether it can be compiled.
 
 from shared.grammars.json_schemas import for_generation
 from shared.grammars.trials import (
+    CALLS_TAG,
     LIMITS,
     TOO_COSTLY,
     TRIALS,
@@ -14,6 +15,7 @@ from shared.grammars.trials import (
 )
 
 __all__ = [
+    "CALLS_TAG",
     "LIMITS",
     "TOO_COSTLY",
     "TRIALS",

@@ -36,6 +36,8 @@ LIMITS = LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
+CALLS_TAG = "<[TOOL_CALLS]>"
+"""In a grammar: Mistral's token before tool calls, whose id only the worker knows."""
 TOO_COSTLY = "it takes too much time or memory to compile"
 _MAX_WAIT_S = 10.0
 """Seconds to wait for the trials of other requests."""

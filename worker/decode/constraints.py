@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from llguidance import LLMatcher, LLTokenizer
+from msgspec import structs
 
 from shared.errors import InvalidRequest
-from shared.grammars import LIMITS, TRIALS, grammar_source
+from shared.grammars import CALLS_TAG, LIMITS, TRIALS, grammar_source
 from shared.messages import Constraint
 from worker.text import Tokenizer
 
@@ -103,13 +104,21 @@ class Constraints:
                 n_vocab=self._tokenizer.vocab_size,
                 eos_token=sorted(self._tokenizer.eos_ids) or None,
             )
-        source = grammar_source(constraint)
+        source = grammar_source(self._with_token_ids(constraint))
         matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise _refusal(matcher.get_error())
         grammar = Grammar(matcher, self._tokenizer.num_mask_bytes)
         grammar.matcher((), None).mask()  # the first mask is the slowest
         return grammar
+
+    def _with_token_ids(self, constraint: Constraint) -> Constraint:
+        if constraint.kind != "lark" or CALLS_TAG not in constraint.source:
+            return constraint
+        entry = CALLS_TAG[1:-1]
+        token_id = self._tokenizer.token_id(entry)
+        written = f'"{entry}"' if token_id is None else f"<[{token_id}]>"
+        return structs.replace(constraint, source=constraint.source.replace(CALLS_TAG, written))
 
 
 def _refusal(reason: str) -> InvalidRequest:

@@ -81,11 +81,18 @@ def after_reasoning(constraint: Constraint, reasoning_parser: str | None) -> Con
     """The same, for what a model says once it has thought. A grammar stands for all its text."""
     if reasoning_parser is None or constraint.kind == "lark":
         return constraint
-    if constraint.kind == "json_schema":
-        answer = json_rule(msgspec.json.decode(constraint.source))
-    else:
-        answer = f"/{_escaped(constraint.source)}/"
-    return grammar(f"answer: {answer}", reasoning_parser)
+    return grammar(f"answer: {rule_of(constraint)}", reasoning_parser)
+
+
+def rule_of(constraint: Constraint) -> str:
+    """What stands for a constraint in a grammar."""
+    match constraint.kind:
+        case "json_schema":
+            return json_rule(msgspec.json.decode(constraint.source))
+        case "regex":
+            return f"/{_escaped(constraint.source)}/"
+        case "lark":
+            return f"%lark {{\n{constraint.source}\n}}"
 
 
 def grammar(rules: str, reasoning_parser: str | None) -> Constraint:

@@ -95,12 +95,15 @@ def _wanted(
     request: GenerationBody, calls: ToolUse | None, served: Announcement | None
 ) -> Wanted | None:
     wanted = wanted_constraint({name: getattr(request, name) for name in PARAMETERS})
-    if calls is not None and calls.constraint is not None:
-        if wanted is not None:
-            raise refused(wanted.param, "not together with tools that have to be called.")
-        return Wanted("tools", calls.constraint, calls.schemas)
     parser = _reasoning_parser(request, served)
-    return wanted and wanted._replace(constraint=after_reasoning(wanted.constraint, parser))
+    if calls is not None and calls.is_required:
+        return Wanted("tools", calls.constraint(parser), calls.schemas)
+    if wanted is None:
+        return None
+    if calls is not None:
+        constraint = calls.constraint(parser, wanted.constraint)
+        return Wanted("tools", constraint, (wanted, *calls.schemas))
+    return wanted._replace(constraint=after_reasoning(wanted.constraint, parser))
 
 
 def _reasoning_parser(request: GenerationBody, served: Announcement | None) -> str | None:
@@ -171,7 +174,7 @@ def _rendering(
         prompt_logprobs=request.prompt_logprobs,
         tokens_as_ids=request.return_tokens_as_token_ids,
         tool_parser=calls.parser if calls else None,
-        is_forced=calls is not None and calls.constraint is not None,
+        is_forced=calls is not None and calls.is_required,
         is_single_call=calls is not None and calls.is_single,
         reasoning_parser=_reasoning_parser(request, served),
         include_reasoning=request.include_reasoning,

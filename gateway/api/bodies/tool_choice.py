@@ -6,9 +6,16 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from msgspec import Struct
 
 from gateway.api.bodies.json_values import refused
-from gateway.api.bodies.structured_output import Wanted, grammar, json_constraint, json_rule
+from gateway.api.bodies.structured_output import (
+    Wanted,
+    grammar,
+    json_constraint,
+    json_rule,
+    rule_of,
+)
 from gateway.text.tools import TOOL_PARSERS
 from shared.errors import Unavailable
+from shared.grammars import CALLS_TAG
 from shared.messages import MAX_GRAMMAR_CHARS, Announcement, Constraint, Tool
 
 MAX_CALLS = 16
@@ -20,7 +27,11 @@ _FORMS: Mapping[str, tuple[str, str, str]] = {
     "mistral": ('"[" {} "]"', "object", '", "'),
 }
 """All calls, one call, and what stands between two."""
+_DEFAULT_PARSER = "hermes"
+_TAGS: Mapping[str, str] = {"mistral": CALLS_TAG}
+"""What stands before calls, if the model does not have to call."""
 _DEFINITIONS = ("$defs", "definitions")
+_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 class FunctionChoice(Struct, frozen=True):
@@ -44,10 +55,28 @@ class ToolUse(NamedTuple):
     tools: tuple[Tool, ...]
     parser: str
     is_single: bool
-    constraint: Constraint | None
-    """Of a request that has to call."""
-    schemas: tuple[Wanted, ...] = ()
-    """What the constraint has of each tool."""
+    is_required: bool
+    """Whether the model has to call."""
+    callable: tuple[Tool, ...]
+    """The tools of which it may call any."""
+    schemas: tuple[Wanted, ...]
+    """What the arguments of each of these have to match."""
+
+    def constraint(
+        self, reasoning_parser: str | None, answer: Constraint | None = None
+    ) -> Constraint:
+        """Calls, or an ``answer``, if there is one, after what thought there may be. Raises
+        `InvalidRequest`."""
+        rules = _calls(self.parser, self.callable, is_single=self.is_single)
+        if answer is None:
+            rules = ["answer: calls", *rules]
+        else:
+            tag = _TAGS.get(self.parser, "")
+            rules = [f"answer: {tag} calls | said", f"said: {rule_of(answer)}", *rules]
+        constraint = grammar("\n".join(rules), reasoning_parser)
+        if len(constraint.source) > MAX_GRAMMAR_CHARS:
+            raise refused("tools", f"longer than {MAX_GRAMMAR_CHARS} characters together.")
+        return constraint
 
 
 def tool_use(
@@ -68,20 +97,15 @@ def tool_use(
         return None
     if served is None:
         raise Unavailable("No worker of this model is there to tell how it calls tools.")
-    parser = served.tool_parser
-    if parser is None or parser not in TOOL_PARSERS:
-        raise refused("tools", f"the model '{served.model}' calls none.")
     is_one = isinstance(choice, ChatFunctionChoice)
-    is_single = is_one or not is_parallel
-    if choice != "required" and not is_one:
-        return ToolUse(tools, parser, is_single, None)
-    constraint = _forced_calls(
-        parser, chosen, is_single=is_single, reasoning_parser=served.reasoning_parser
-    )
-    if len(constraint.source) > MAX_GRAMMAR_CHARS:
-        raise refused("tools", f"longer than {MAX_GRAMMAR_CHARS} characters together.")
+    is_required = is_one or choice == "required"
+    parser = served.tool_parser
+    if parser not in TOOL_PARSERS:
+        if not is_required:
+            raise refused("tools", f"the model '{served.model}' calls none.")
+        parser = _DEFAULT_PARSER
     schemas = tuple(_schema(tool, f"tools[{tools.index(tool)}]{path}") for tool in chosen)
-    return ToolUse(tools, parser, is_single, constraint, schemas)
+    return ToolUse(tools, parser, is_one or not is_parallel, is_required, chosen, schemas)
 
 
 def _chosen(
@@ -99,33 +123,33 @@ def _chosen(
 
 def _schema(tool: Tool, path: str) -> Wanted:
     param = f"{path}.parameters"
-    return Wanted(param, json_constraint({"type": "object", **tool.parameters}, param))
+    return Wanted(param, json_constraint(_parameters(tool), param))
 
 
-def _forced_calls(
-    parser: str, tools: Sequence[Tool], *, is_single: bool, reasoning_parser: str | None
-) -> Constraint:
-    """One call or several, `MAX_CALLS` at most, of ``tools``, after what thought there may be."""
+def _calls(parser: str, tools: Sequence[Tool], *, is_single: bool) -> list[str]:
+    """The rules of one call or several, `MAX_CALLS` at most, of ``tools``."""
     form, call, between = _FORMS[parser]
     calls = "call" if is_single else f"call ({between} call){{0,{MAX_CALLS - 1}}}"
-    rules = [f"answer: {form.format(calls)}", f"call: {call}"]
+    rules = [f"calls: {form.format(calls)}", f"call: {call}"]
     rules.append("object: " + " | ".join(f"object_{k}" for k in range(len(tools))))
     arguments = "parameters" if parser == "llama3_json" else "arguments"
     for k, tool in enumerate(tools):
         rules.append(f"object_{k}: {json_rule(_call_schema(tool, arguments))}")
-    return grammar("\n".join(rules), reasoning_parser)
+    return rules
 
 
 def _call_schema(tool: Tool, arguments: str) -> dict[str, Any]:
+    parameters = _parameters(tool)
     # References in a tool's schema start at its root, which is no longer one.
-    definitions = {name: tool.parameters[name] for name in _DEFINITIONS if name in tool.parameters}
-    parameters = {
-        name: value for name, value in tool.parameters.items() if name not in _DEFINITIONS
-    }
+    definitions = {name: parameters.pop(name) for name in _DEFINITIONS if name in parameters}
     return {
         "type": "object",
-        "properties": {"name": {"const": tool.name}, arguments: {"type": "object", **parameters}},
+        "properties": {"name": {"const": tool.name}, arguments: parameters},
         "required": ["name", arguments],
-        "additionalProperties": False,
         **definitions,
     }
+
+
+def _parameters(tool: Tool) -> dict[str, Any]:
+    """The schema of a tool's arguments. A function without parameters is called with ``{}``."""
+    return {"type": "object", **(tool.parameters or _NO_PARAMETERS)}

@@ -9,9 +9,10 @@ from gateway.api.bodies.schemas import ChatRequest, parse
 from gateway.api.bodies.structured_output import Wanted, check_now
 from gateway.api.bodies.tool_choice import MAX_CALLS, ToolUse
 from gateway.api.render.choice_reader import ChoiceReader, merged
-from gateway.text.pieces import CallArguments, CallStart
+from gateway.text.pieces import CallArguments, CallStart, Content
 from shared.errors import InvalidRequest, Unavailable
-from shared.messages import Announcement
+from shared.grammars import CALLS_TAG
+from shared.messages import Announcement, Constraint
 from tests.support.grammars import matches
 from tests.support.rendering import context_of
 
@@ -58,7 +59,6 @@ def use_of(
     choice: Any = None,
     *,
     parser: str | None = "hermes",
-    reasoning: str | None = None,
     is_parallel: bool = True,
 ) -> ToolUse | None:
     served = Announcement(
@@ -69,7 +69,6 @@ def use_of(
         fingerprint="f",
         max_num_seqs=1,
         tool_parser=parser,
-        reasoning_parser=reasoning,
     )
     return chat(tools, tool_choice=choice, parallel_tool_calls=is_parallel).tool_use(served)
 
@@ -88,7 +87,7 @@ def test_a_model_that_may_call_is_free() -> None:
     use = use_of([WEATHER, TIME], "auto")
 
     assert use is not None
-    assert use.constraint is None
+    assert not use.is_required
     assert [tool.name for tool in use.tools] == ["get_weather", "get_time"]
 
 
@@ -98,13 +97,13 @@ def test_a_model_that_has_to_call_writes_what_its_parser_reads(parser: str) -> N
     opening, closing = around[:1], around[1:]
     use = use_of([WEATHER, TIME], "required", parser=parser)
     assert use is not None
-    assert use.constraint is not None
-    check_now(Wanted("tools", use.constraint))
+    constraint = use.constraint(None)
+    check_now(Wanted("tools", constraint))
     text = f"{opening}{weather}{between}{now}{closing}"
 
-    assert matches(use.constraint, text)
-    assert not matches(use.constraint, f"{opening}{weather.replace('city', 'town')}{closing}")
-    assert not matches(use.constraint, "It rains.")
+    assert matches(constraint, text)
+    assert not matches(constraint, f"{opening}{weather.replace('city', 'town')}{closing}")
+    assert not matches(constraint, "It rains.")
     reader = ChoiceReader(context_of(tool_parser=parser, is_forced=True))
     assert merged(reader.read(text, 1) + reader.end()) == [
         CallStart(0, "get_weather"),
@@ -120,12 +119,12 @@ def test_a_named_tool_is_called_once(parser: str) -> None:
     opening, closing = around[:1], around[1:]
     use = use_of([WEATHER, TIME], NAMED, parser=parser)
     assert use is not None
-    assert use.constraint is not None
+    constraint = use.constraint(None)
 
     assert use.is_single
-    assert matches(use.constraint, f"{opening}{now}{closing}")
-    assert not matches(use.constraint, f"{opening}{weather}{closing}")
-    assert not matches(use.constraint, f"{opening}{now}{between}{now}{closing}")
+    assert matches(constraint, f"{opening}{now}{closing}")
+    assert not matches(constraint, f"{opening}{weather}{closing}")
+    assert not matches(constraint, f"{opening}{now}{between}{now}{closing}")
 
 
 @pytest.mark.parametrize("parser", FORMS)
@@ -134,33 +133,33 @@ def test_a_model_that_cannot_stop_calling_is_stopped(parser: str) -> None:
     opening, closing = around[:1], around[1:]
     use = use_of([TIME], "required", parser=parser)
     assert use is not None
-    assert use.constraint is not None
+    constraint = use.constraint(None)
 
     def calls(count: int) -> str:
         return f"{opening}{between.join([now] * count)}{closing}"
 
-    assert matches(use.constraint, calls(1))
-    assert matches(use.constraint, calls(MAX_CALLS))
-    assert not matches(use.constraint, calls(MAX_CALLS + 1))
+    assert matches(constraint, calls(1))
+    assert matches(constraint, calls(MAX_CALLS))
+    assert not matches(constraint, calls(MAX_CALLS + 1))
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
 def test_a_model_that_has_to_call_writes_at_most_one_blank(choice: Any) -> None:
     use = use_of([TIME], choice, parser="llama3_json")
     assert use is not None
-    assert use.constraint is not None
+    constraint = use.constraint(None)
     call = FORMS["llama3_json"][1]
 
-    assert matches(use.constraint, call.replace(": {", ":{"))
-    assert not matches(use.constraint, call.replace(": {", ":  {"))
+    assert matches(constraint, call.replace(": {", ":{"))
+    assert not matches(constraint, call.replace(": {", ":  {"))
 
 
 def test_a_model_thinks_before_it_has_to_call() -> None:
-    use = use_of([TIME], "required", reasoning="deepseek_r1")
+    use = use_of([TIME], "required")
     assert use is not None
-    assert use.constraint is not None
+    constraint = use.constraint("deepseek_r1")
 
-    assert matches(use.constraint, "hm</think>\n" + FORMS["hermes"][1])
+    assert matches(constraint, "hm</think>\n" + FORMS["hermes"][1])
 
 
 @pytest.mark.parametrize(
@@ -210,18 +209,63 @@ def test_a_schema_that_nobody_can_obey_is_named_and_not_its_grammar(choice: Any)
         [TIME, {"type": "function", "function": {"name": "f", "parameters": broken}}], choice
     )
     assert use is not None
-    assert use.constraint is not None
+    constraint = use.constraint(None)
 
     with pytest.raises(InvalidRequest) as caught:
-        check_now(Wanted("tools", use.constraint, use.schemas))
+        check_now(Wanted("tools", constraint, use.schemas))
 
     assert caught.value.param == "tools[1].function.parameters"
     assert caught.value.message == "tools[1].function.parameters: Invalid type: nonsense"
 
 
-def test_a_model_without_calls_refuses_tools() -> None:
+def test_a_model_whose_calls_nobody_can_read_refuses_tools() -> None:
     with pytest.raises(InvalidRequest, match="calls none"):
         use_of([TIME], parser=None)
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_any_model_can_be_made_to_call(choice: Any) -> None:
+    use = use_of([TIME], choice, parser=None)
+    assert use is not None
+
+    assert use.parser == "hermes"
+    assert matches(use.constraint(None), FORMS["hermes"][1])
+
+
+def test_a_function_without_parameters_is_called_without_arguments() -> None:
+    use = use_of([TIME], "required")
+    assert use is not None
+
+    assert not matches(use.constraint(None), FORMS["hermes"][1].replace("{}", '{"zone": "UTC"}'))
+
+
+@pytest.mark.parametrize("parser", FORMS)
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (Constraint(kind="json_schema", source='{"properties": {"a": {}}}'), '{"a": 1}'),
+        (Constraint(kind="regex", source="a/b"), "a/b"),
+        (Constraint(kind="lark", source='start: "yes" | "no"'), "yes"),
+    ],
+)
+def test_a_model_that_may_call_calls_or_answers(parser: str, answer: Constraint, text: str) -> None:
+    weather, _, _, around = FORMS[parser]
+    use = use_of([WEATHER], "auto", parser=parser)
+    assert use is not None
+    tag = "[TOOL_CALLS]" if parser == "mistral" else ""
+    call = f"{tag}{around[:1]}{weather}{around[1:]}"
+
+    constraint = use.constraint(None, answer)
+
+    check_now(Wanted("tools", constraint))
+    source = constraint.source.replace(CALLS_TAG, f'"{tag}"')
+    constraint = Constraint(kind="lark", source=source)
+    assert matches(constraint, text)
+    assert matches(constraint, call)
+    assert not matches(constraint, f"{call}{text}")
+    assert not matches(constraint, "It rains.")
+    reader = ChoiceReader(context_of(tool_parser=parser))
+    assert merged(reader.read(text, 1) + reader.end()) == [Content(text)]
 
 
 def test_while_no_worker_is_there_nobody_knows_how_to_call() -> None:

@@ -9,6 +9,7 @@ from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolPara
 
 from shared.bus.memory import MemoryBus
 from shared.messages import ChatPrompt, ToolCall
+from tests.support.grammars import matches
 from tests.support.http import LiveGateway, hears_a_worker, live_gateway
 from tests.support.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
 
@@ -19,6 +20,11 @@ TOOL: ChatCompletionToolParam = {
         "name": "get_weather",
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     },
+}
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+CITY = {
+    "type": "json_schema",
+    "json_schema": {"name": "city", "schema": TOOL["function"].get("parameters")},
 }
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 
@@ -104,6 +110,33 @@ async def test_a_call_that_is_required_is_a_constraint(
     assert constraint is not None
     assert "get_weather" in constraint.source
     assert len(response.json()["choices"][0]["message"]["tool_calls"]) == 1
+
+
+@pytest.mark.parametrize("name", ["auto", None])
+async def test_an_answer_has_its_format_where_calls_are_allowed(
+    gateway: LiveGateway, worker: ScriptedWorker, name: str | None
+) -> None:
+    response = await gateway.chat(tools=[TOOL], tool_choice=name, response_format=CITY)
+
+    constraint = worker.jobs[0].job.sampling.constraint
+    assert constraint is not None
+    assert matches(constraint, '{"city": "Rome"}')
+    assert matches(constraint, CALL)
+    assert not matches(constraint, "It rains.")
+    assert response.json()["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+async def test_a_call_that_is_required_has_no_format(
+    gateway: LiveGateway, worker: ScriptedWorker, choice: Any
+) -> None:
+    response = await gateway.chat(tools=[TOOL], tool_choice=choice, response_format=CITY)
+
+    constraint = worker.jobs[0].job.sampling.constraint
+    assert response.status_code == 200
+    assert constraint is not None
+    assert matches(constraint, CALL)
+    assert not matches(constraint, '{"city": "Rome"}')
 
 
 async def test_a_broken_schema_of_a_call_that_is_required_is_named(gateway: LiveGateway) -> None:
