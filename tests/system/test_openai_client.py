@@ -236,6 +236,22 @@ def test_an_answer_matches_its_schema(client: openai.OpenAI) -> None:
     assert answer.choices[0].finish_reason == "stop"
 
 
+def test_a_model_without_a_template_for_tools_is_made_to_call(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "What time is it?"}],
+        temperature=0,
+        tools=[{"type": "function", "function": {"name": "get_time"}}],
+        tool_choice={"type": "function", "function": {"name": "get_time"}},
+        response_format={"type": "json_object"},
+    )
+
+    assert answer.choices[0].finish_reason == "tool_calls"
+    (call,) = answer.choices[0].message.tool_calls or ()
+    assert call.type == "function"
+    assert (call.function.name, call.function.arguments) == ("get_time", "{}")
+
+
 def test_a_response_is_the_chats_answer(client: openai.OpenAI) -> None:
     question = str(CAPITAL[0]["content"])
 
