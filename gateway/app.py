@@ -12,7 +12,7 @@ from gateway import errors
 from gateway.api.openapi import DocumentedAPI
 from gateway.api.routes import docs, generation, health, models, responses, streams, unary
 from gateway.fleet.subscriptions import listening
-from gateway.middleware import Authentication, ErrorBoundary, RequestIds
+from gateway.middleware import Authentication, ErrorBoundary, Paths, RequestIds
 from gateway.wiring import Gateway
 from shared import incidents
 from shared.bus.base import Bus
@@ -75,6 +75,7 @@ def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
                 "x-should-retry",
             ],
         )
+    app.add_middleware(Paths)
     app.add_middleware(RequestIds)
 
 

@@ -1,4 +1,4 @@
-"""Middleware for every request: request ids, authentication, and the handler of unexpected
+"""Middleware for every request: request ids, paths, authentication, and the handler of unexpected
 errors."""
 
 import logging
@@ -17,6 +17,7 @@ from shared.errors import InternalError, InvalidApiKey
 logger = logging.getLogger(__name__)
 
 _STREAMS = "/v1/streams/"
+_WITHOUT_VERSION = ("/chat/completions", "/completions", "/embeddings", "/models", "/responses")
 
 
 class RequestIds:
@@ -38,6 +39,21 @@ class RequestIds:
             await send(message)
 
         return await self._app(scope, receive, send_with_id)
+
+
+class Paths:
+    """Serves paths that end with a slash, and OpenAI's paths without ``/v1``: clients' base URLs
+    have either form."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path = scope["path"].rstrip("/") or "/"
+            is_bare = any(path == bare or path.startswith(f"{bare}/") for bare in _WITHOUT_VERSION)
+            scope["path"] = f"/v1{path}" if is_bare else path
+        await self._app(scope, receive, send)
 
 
 class Authentication:

@@ -97,7 +97,7 @@ NOTES: Mapping[str, str] = {
     "metadata": "Returned with the response",
     "min_p": "",
     "min_tokens": "",
-    "model": "",
+    "model": "May be left out if there is one model",
     "n": "At most 128 choices for all prompts together",
     "parallel_tool_calls": "",
     "presence_penalty": "",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from gateway.fleet.backlog import Backlog
 from shared import topology
 from shared.bus.base import Bus
-from shared.errors import ModelNotFound
+from shared.errors import InvalidRequest, ModelNotFound
 from shared.messages import Announcement
 
 _FORGET_AFTER_S = 10.0
@@ -76,6 +76,13 @@ class LiveWorkers:
         for known in self._workers.values():
             models.setdefault(known.announcement.model, []).append(known.announcement)
         return models
+
+    def only_model(self) -> str:
+        """The model of a request that names none. Raises `InvalidRequest` unless there is one."""
+        models = list(self.models())
+        if len(models) != 1:
+            raise InvalidRequest("model: expected the name of a model.", param="model")
+        return models[0]
 
     def first_seen_at(self, model: str) -> int:
         """Unix time of the model's first announcement."""

@@ -114,7 +114,7 @@ class GenerationRequest(Body, frozen=True, kw_only=True):
     needs_stream: ClassVar[bool] = True
     """Whether `stream_options` are refused without `stream`."""
 
-    model: str
+    model: Annotated[str, Meta(description="May be left out if there is one model.")] = ""
     max_tokens: NumTokens | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = _DEFAULTS.temperature
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = _DEFAULTS.top_p
@@ -166,7 +166,8 @@ class GenerationRequest(Body, frozen=True, kw_only=True):
     user: str | None = None
 
     def __post_init__(self) -> None:
-        check_model(self.model)
+        if self.model:
+            check_model(self.model)
         if self.needs_stream and self.stream_options is not None and not self.stream:
             raise InvalidRequest(
                 "stream_options is allowed only when stream is true.", param="stream_options"

@@ -64,6 +64,8 @@ def submission(
 
     Raises `InvalidRequest` naming what is out of its limits, and `Unavailable`.
     """
+    if not request.model:
+        raise refused("model", "expected the name of a model.")
     calls = request.tool_use(served)
     wanted = _wanted(request, calls, served)
     sampling = _sampling(request, wanted, calls)

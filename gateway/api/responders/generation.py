@@ -80,6 +80,8 @@ async def generate(
         raw_body = await read_body(request, gateway.settings.max_body_bytes)
         body, echoed, promise, in_own_words = read(raw_body)
         begin()
+        if not body.model:
+            body = msgspec.structs.replace(body, model=gateway.workers.only_model())
         key = request.headers.get(KEY_HEADER)
         now, tenant = time.time(), request.state.tenant
         with (
