@@ -9,6 +9,8 @@ from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
 
 BODY = {"model": "scripted", "prompt": ["x", "y"]}
 
+DETAILS = {"cached_tokens": 48, "cache_write_tokens": 0}
+
 
 async def find_some(job: ScriptedJob) -> None:
     await job.start()
@@ -38,4 +40,4 @@ async def test_so_does_a_stream(gateway: LiveGateway, worker: ScriptedWorker) ->
 
     *_, usage, _ = (line for line in body.text.splitlines() if line.startswith("data: "))
     chunk = json.loads(usage.removeprefix("data: "))
-    assert chunk["usage"]["prompt_tokens_details"] == {"cached_tokens": 48, "cache_write_tokens": 0}
+    assert chunk["usage"]["prompt_tokens_details"] == DETAILS

@@ -44,10 +44,9 @@ async def test_a_request_that_names_no_model_is_the_only_ones(
     assert [chat.json()["model"], response.json()["model"]] == [MODEL, MODEL]
 
 
-async def test_a_request_that_names_no_model_is_refused_if_there_is_none(
-    gateway: LiveGateway,
-) -> None:
-    response = await gateway.http.post("/v1/chat/completions", json={"messages": [USER]})
+async def test_a_request_that_names_no_model_is_refused_if_there_is_none(bus: MemoryBus) -> None:
+    async with live_gateway(bus) as gateway:
+        response = await gateway.http.post("/v1/chat/completions", json={"messages": [USER]})
 
     assert (response.status_code, response.json()["error"]["param"]) == (400, "model")
 
