@@ -70,10 +70,10 @@ def wanted_constraint(fields: Mapping[str, Any]) -> Wanted | None:
     """What a body's ``response_format``, ``structured_outputs`` or ``guided_*`` ask for. Raises
     `InvalidRequest`."""
     found = list(_all_wanted(fields))
-    if len(found) > 1:
-        raise InvalidRequest(
-            f"{found[1].param}: not together with {found[0].param}.", param=found[1].param
-        )
+    # Some clients send one grammar under its older and its newer name.
+    for other in found[1:]:
+        if other.constraint != found[0].constraint:
+            raise refused(other.param, f"not together with {found[0].param}.")
     return found[0] if found else None
 
 

@@ -86,6 +86,14 @@ def test_nothing_is_asked_for(body: dict[str, Any]) -> None:
     assert wanted_of(**body) is None
 
 
+def test_one_grammar_may_have_two_names() -> None:
+    grammar = 'start: "a" "b"+'
+
+    constraint = constraint_of(guided_grammar=grammar, structured_outputs={"grammar": grammar})
+
+    assert constraint == Constraint(kind="lark", source=grammar)
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
