@@ -6,6 +6,7 @@ whether it can be compiled.
 
 from shared.grammars.json_schemas import for_generation
 from shared.grammars.trials import (
+    CALL_CAPTURE,
     CALLS_TAG,
     LIMITS,
     TOO_COSTLY,
@@ -16,6 +17,7 @@ from shared.grammars.trials import (
 
 __all__ = [
     "CALLS_TAG",
+    "CALL_CAPTURE",
     "LIMITS",
     "TOO_COSTLY",
     "TRIALS",

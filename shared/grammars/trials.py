@@ -38,6 +38,8 @@ LIMITS = LLParserLimits(
 )
 CALLS_TAG = "<[TOOL_CALLS]>"
 """In a grammar: Mistral's token before tool calls, whose id only the worker knows."""
+CALL_CAPTURE = "tool_call"
+"""The capture in a grammar whose text is a tool call."""
 TOO_COSTLY = "it takes too much time or memory to compile"
 _MAX_WAIT_S = 10.0
 """Seconds to wait for the trials of other requests."""

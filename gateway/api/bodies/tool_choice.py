@@ -15,7 +15,7 @@ from gateway.api.bodies.structured_output import (
 )
 from gateway.text.tools import TOOL_PARSERS
 from shared.errors import Unavailable
-from shared.grammars import CALLS_TAG
+from shared.grammars import CALL_CAPTURE, CALLS_TAG
 from shared.messages import MAX_GRAMMAR_CHARS, Announcement, Constraint, Tool
 
 MAX_CALLS = 16
@@ -131,7 +131,9 @@ def _calls(parser: str, tools: Sequence[Tool], *, is_single: bool) -> list[str]:
     form, call, between = _FORMS[parser]
     calls = "call" if is_single else f"call ({between} call){{0,{MAX_CALLS - 1}}}"
     rules = [f"calls: {form.format(calls)}", f"call: {call}"]
-    rules.append("object: " + " | ".join(f"object_{k}" for k in range(len(tools))))
+    rules.append(
+        f'object[capture="{CALL_CAPTURE}"]: ' + " | ".join(f"object_{k}" for k in range(len(tools)))
+    )
     arguments = "parameters" if parser == "llama3_json" else "arguments"
     for k, tool in enumerate(tools):
         rules.append(f"object_{k}: {json_rule(_call_schema(tool, arguments))}")
