@@ -12,7 +12,13 @@ from gateway import errors
 from gateway.api.openapi import DocumentedAPI
 from gateway.api.routes import docs, generation, health, models, responses, streams, unary
 from gateway.fleet.subscriptions import listening
-from gateway.middleware import Authentication, ErrorBoundary, Paths, RequestIds
+from gateway.middleware import (
+    IGNORED_TOOLS_HEADER,
+    Authentication,
+    ErrorBoundary,
+    Paths,
+    RequestIds,
+)
 from gateway.wiring import Gateway
 from shared import incidents
 from shared.bus.base import Bus
@@ -73,6 +79,7 @@ def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
                 "retry-after",
                 "retry-after-ms",
                 "x-should-retry",
+                IGNORED_TOOLS_HEADER,
             ],
         )
     app.add_middleware(Paths)

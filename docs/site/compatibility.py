@@ -122,7 +122,7 @@ NOTES: Mapping[str, str] = {
     "text": "`format`",
     "timeout": "Seconds until the request ends with an error",
     "tool_choice": "`none`, `auto`, `required`, or one function",
-    "tools": "Functions only",
+    "tools": "Functions. Others are left out, and named in `x-warren-ignored-tools`",
     "top_k": "0 and -1 mean all tokens",
     "top_logprobs": "Only with `logprobs`",
     "top_p": "",

@@ -60,7 +60,7 @@ class GrammarMatcher:
 
     def _repeats(self) -> bool:
         call = self._matcher.get_capture(CALL_CAPTURE)
-        return bool(call) and num_repeats(self._text, call) >= _MAX_EQUAL_CALLS
+        return call is not None and num_repeats(self._text, call) >= _MAX_EQUAL_CALLS
 
     def mask(self) -> bytes:
         """See `TokenConstraint.mask`. Raises `InvalidRequest` if a limit is exceeded."""

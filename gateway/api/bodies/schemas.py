@@ -243,12 +243,13 @@ class ChatRequest(ChatParameters, frozen=True, kw_only=True):
 
     def tool_use(self, served: Announcement | None) -> ToolUse | None:
         """Raises `InvalidRequest` and `Unavailable`."""
-        return tool_use(
-            chat_tools(self.tools),
-            self.tool_choice,
-            is_parallel=self.parallel_tool_calls,
-            served=served,
-        )
+        offered, is_parallel = chat_tools(self.tools), self.parallel_tool_calls
+        return tool_use(offered, self.tool_choice, is_parallel=is_parallel, served=served)
+
+    @property
+    def ignored_tools(self) -> frozenset[str]:
+        """The types of the tools that are left out."""
+        return frozenset(tool.type for tool in self.tools) - {"function"}
 
     def prompts(self, tools: tuple[Tool, ...]) -> tuple[Prompt, ...]:
         """Raises `InvalidRequest`."""
@@ -291,6 +292,8 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     echo: Annotated[bool, Meta(description="Begin the text with the prompt.")] = False
     add_special_tokens: bool = True
     detach: Detach = False
+
+    ignored_tools: ClassVar[frozenset[str]] = frozenset()
 
     def tool_use(self, served: Announcement | None) -> None:
         """A completion has no tools."""

@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
+from gateway.api.bodies.conversations import OfferedTools
 from gateway.api.bodies.json_values import refused
 from gateway.api.bodies.structured_output import (
     Wanted,
@@ -80,19 +81,18 @@ class ToolUse(NamedTuple):
 
 
 def tool_use(
-    tools: tuple[Tool, ...],
+    offered: OfferedTools,
     choice: ToolMode | ChatFunctionChoice | None,
     *,
     is_parallel: bool,
     served: Announcement | None,
-    path: str = ".function",
 ) -> ToolUse | None:
-    """None: nothing may be called. ``path`` is where the body has the name of each tool.
+    """None: nothing may be called.
 
     Raises `InvalidRequest`, and `Unavailable` while no worker is there to tell how its model writes
     calls.
     """
-    chosen = _chosen(choice, tools)
+    chosen = _chosen(choice, offered)
     if not chosen:
         return None
     if served is None:
@@ -100,25 +100,35 @@ def tool_use(
     is_one = isinstance(choice, ChatFunctionChoice)
     is_required = is_one or choice == "required"
     parser = served.tool_parser
-    if parser not in TOOL_PARSERS:
+    if parser is None or parser not in TOOL_PARSERS:
         if not is_required:
             raise refused("tools", f"the model '{served.model}' calls none.")
         parser = _DEFAULT_PARSER
-    schemas = tuple(_schema(tool, f"tools[{tools.index(tool)}]{path}") for tool in chosen)
-    return ToolUse(tools, parser, is_one or not is_parallel, is_required, chosen, schemas)
+    return ToolUse(
+        offered.functions,
+        parser,
+        is_single=is_one or not is_parallel,
+        is_required=is_required,
+        callable=tuple(chosen.values()),
+        schemas=tuple(_schema(tool, place) for place, tool in chosen.items()),
+    )
 
 
 def _chosen(
-    choice: ToolMode | ChatFunctionChoice | None, tools: tuple[Tool, ...]
-) -> tuple[Tool, ...]:
-    """The tools that may be called."""
+    choice: ToolMode | ChatFunctionChoice | None, offered: OfferedTools
+) -> Mapping[str, Tool]:
+    """The tools that may be called, by their place."""
+    tools = dict(zip(offered.places, offered.functions, strict=True))
     if isinstance(choice, ChatFunctionChoice):
-        tools = tuple(tool for tool in tools if tool.name == choice.function.name)
+        tools = {place: tool for place, tool in tools.items() if tool.name == choice.function.name}
         if not tools:
             raise refused("tool_choice", "no such tool.")
-    if choice == "required" and not tools:
-        raise refused("tool_choice", "there are no tools.")
-    return () if choice == "none" else tools
+    if choice == "required":
+        for place, kind in offered.others.items():
+            raise refused(place, f"'{kind[:64]}' is not supported.")
+        if not tools:
+            raise refused("tool_choice", "there are no tools.")
+    return {} if choice == "none" else tools
 
 
 def _schema(tool: Tool, path: str) -> Wanted:

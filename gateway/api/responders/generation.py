@@ -104,6 +104,7 @@ async def generate(
                 await check(submitted.wanted)
             # After the checks: the spare log of a bad request becomes another one's.
             request.state.request_id = log.request_id
+            request.state.ignored_tools = body.ignored_tools
             if promise is not None:
                 return await _start(gateway, log, submitted, promise, request, send)
             with in_own_words(), Observation(gateway.metrics, submitted.job) as observation:

@@ -83,6 +83,17 @@ def test_nothing_is_called_unasked(tools: Any, choice: Any) -> None:
     assert use_of(tools, choice) is None
 
 
+@pytest.mark.parametrize("choice", [None, "auto", "none", NAMED])
+def test_tools_that_are_no_functions_are_left_out(choice: Any) -> None:
+    request = chat([{"type": "web_search"}, TIME, {"type": "custom", "custom": {"name": "x"}}])
+
+    use = use_of([{"type": "web_search"}, TIME, {"type": "custom"}], choice)
+
+    assert request.ignored_tools == {"web_search", "custom"}
+    assert (use is None) is (choice == "none")
+    assert use is None or [tool.name for tool in use.tools] == ["get_time"]
+
+
 def test_a_model_that_may_call_is_free() -> None:
     use = use_of([WEATHER, TIME], "auto")
 
@@ -165,7 +176,7 @@ def test_a_model_thinks_before_it_has_to_call() -> None:
 @pytest.mark.parametrize(
     ("tools", "choice", "param"),
     [
-        ([{"type": "web_search"}], None, "tools[0].type"),
+        ([TIME, {"type": "web_search"}], "required", "tools[1].type"),
         ([3], None, "tools[0]"),
         ([{"type": "function"}], None, "tools[0].function"),
         ([{"type": "function", "function": {}}], None, "tools[0].function.name"),
@@ -206,7 +217,8 @@ def test_a_deep_schema_is_refused() -> None:
 def test_a_schema_that_nobody_can_obey_is_named_and_not_its_grammar(choice: Any) -> None:
     broken = {"type": "object", "properties": {"x": {"type": "nonsense"}}}
     use = use_of(
-        [TIME, {"type": "function", "function": {"name": "f", "parameters": broken}}], choice
+        [TIME, {"type": "function", "function": {"name": "f", "parameters": broken}}],
+        choice,
     )
     assert use is not None
     constraint = use.constraint(None)

@@ -139,6 +139,36 @@ async def test_a_call_that_is_required_has_no_format(
     assert not matches(constraint, '{"city": "Rome"}')
 
 
+CODEX_TOOLS = [
+    {"type": "function", "name": "shell", "parameters": {"type": "object", "properties": {}}},
+    {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark"}},
+    {"type": "namespace", "name": "mcp", "tools": []},
+    {"type": "web_search", "external_web_access": False},
+]
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"background": True}])
+async def test_tools_that_are_left_out_are_named_in_a_header(
+    gateway: LiveGateway, worker: ScriptedWorker, more: dict[str, Any]
+) -> None:
+    response = await gateway.post(
+        "/v1/responses", model=MODEL, input="one", tools=CODEX_TOOLS, tool_choice="auto", **more
+    )
+
+    assert response.status_code == 200
+    assert response.headers["x-warren-ignored-tools"] == "custom, namespace, web_search"
+
+
+async def test_what_is_left_out_is_fit_for_a_header(gateway: LiveGateway) -> None:
+    kinds = ["a\r\nb: c", "é" * 100, *(f"kind{k}" for k in range(40))]
+
+    response = await gateway.chat(tools=[{"type": kind} for kind in kinds])
+
+    names = response.headers["x-warren-ignored-tools"].split(", ")
+    assert names[:2] == ["_" * 64, "a__b__c"]
+    assert len(names) == 16
+
+
 async def test_a_broken_schema_of_a_call_that_is_required_is_named(gateway: LiveGateway) -> None:
     broken = {"type": "function", "function": {"name": "f", "parameters": {"properties": 3}}}
 
