@@ -64,6 +64,8 @@ class Wanted(NamedTuple):
     constraint: Constraint
     parts: tuple["Wanted", ...] = ()
     """What it is made of, as far as the client asked for that by itself."""
+    is_optional: bool = False
+    """The job is published without it if no worker could obey."""
 
 
 def wanted_constraint(fields: Mapping[str, Any]) -> Wanted | None:

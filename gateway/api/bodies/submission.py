@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
+from msgspec import structs
+
 from gateway.api.bodies.json_values import refused
 from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest
@@ -11,12 +13,15 @@ from gateway.api.bodies.structured_output import (
     PARAMETERS,
     Wanted,
     after_reasoning,
+    check,
+    check_now,
     wanted_constraint,
 )
 from gateway.api.bodies.tool_choice import ToolUse
 from gateway.api.rendering import Rendering
 from gateway.log.facts import LogFacts
 from gateway.text.reasoning import REASONING_PARSERS
+from shared.errors import InvalidRequest
 from shared.messages import (
     MAX_CHOICES,
     Announcement,
@@ -44,6 +49,31 @@ class Submission(NamedTuple):
     rendering: Rendering
     wanted: Wanted | None
     """The constraint that is to be checked before the job is published."""
+
+    async def checked(self) -> "Submission":
+        """The same, once workers are known to be able to obey its constraint; without it if it is
+        optional and they are not. Raises `InvalidRequest` and `Overloaded`."""
+        try:
+            if self.wanted is not None:
+                await check(self.wanted)
+        except InvalidRequest as error:
+            return self._unconstrained(error)
+        return self
+
+    def checked_now(self) -> "Submission":
+        """The same for who has no event loop to keep going."""
+        try:
+            if self.wanted is not None:
+                check_now(self.wanted)
+        except InvalidRequest as error:
+            return self._unconstrained(error)
+        return self
+
+    def _unconstrained(self, error: InvalidRequest) -> "Submission":
+        if self.wanted is None or not self.wanted.is_optional:
+            raise error
+        sampling = structs.replace(self.job.sampling, constraint=None)
+        return self._replace(job=structs.replace(self.job, sampling=sampling), wanted=None)
 
 
 def submission(
@@ -101,7 +131,8 @@ def _wanted(
     if calls is not None and calls.is_required:
         return Wanted("tools", calls.constraint(parser), calls.schemas)
     if wanted is None:
-        return None
+        bound = calls.constraint_after_tag(parser) if calls is not None else None
+        return None if bound is None else Wanted("tools", bound, is_optional=True)
     if calls is not None:
         constraint = calls.constraint(parser, wanted.constraint)
         return Wanted("tools", constraint, (wanted, *calls.schemas))

@@ -15,6 +15,7 @@ from gateway.api.bodies.structured_output import (
     rule_of,
 )
 from gateway.text.tools import TOOL_PARSERS
+from gateway.text.tools.hermes import CLOSE, OPEN
 from shared.errors import Unavailable
 from shared.grammars import CALL_CAPTURE, CALLS_TAG
 from shared.messages import MAX_GRAMMAR_CHARS, Announcement, Constraint, Tool
@@ -79,6 +80,20 @@ class ToolUse(NamedTuple):
             raise refused("tools", f"longer than {MAX_GRAMMAR_CHARS} characters together.")
         return constraint
 
+    def constraint_after_tag(self, reasoning_parser: str | None) -> Constraint | None:
+        """Any text, in which the opening tag of a call is followed by one of these tools. None if
+        calls have no such tag, or the tools are too long."""
+        if self.parser != "hermes":
+            return None
+        call = f'opened blank? object blank? "{CLOSE}"'
+        rules = [f"answer: {call} | text" if self.is_single else f"answer: ({call})* text"]
+        rules += [f"opened[lazy]: /(?s:.*){OPEN}/", "text: /(?s:.*)/", r"blank: /\s/"]
+        rules += _objects(self.parser, self.callable)
+        # A thought of "qwen3" may be left out, so it is a text like any other.
+        has_thought = reasoning_parser == "deepseek_r1"
+        constraint = grammar("\n".join(rules), reasoning_parser if has_thought else None)
+        return constraint if len(constraint.source) <= MAX_GRAMMAR_CHARS else None
+
 
 def tool_use(
     offered: OfferedTools,
@@ -140,10 +155,13 @@ def _calls(parser: str, tools: Sequence[Tool], *, is_single: bool) -> list[str]:
     """The rules of one call or several, `MAX_CALLS` at most, of ``tools``."""
     form, call, between = _FORMS[parser]
     calls = "call" if is_single else f"call ({between} call){{0,{MAX_CALLS - 1}}}"
-    rules = [f"calls: {form.format(calls)}", f"call: {call}"]
-    rules.append(
-        f'object[capture="{CALL_CAPTURE}"]: ' + " | ".join(f"object_{k}" for k in range(len(tools)))
-    )
+    return [f"calls: {form.format(calls)}", f"call: {call}", *_objects(parser, tools)]
+
+
+def _objects(parser: str, tools: Sequence[Tool]) -> list[str]:
+    """The rules of a call's JSON object."""
+    alternatives = " | ".join(f"object_{k}" for k in range(len(tools)))
+    rules = [f'object[capture="{CALL_CAPTURE}"]: {alternatives}']
     arguments = "parameters" if parser == "llama3_json" else "arguments"
     for k, tool in enumerate(tools):
         rules.append(f"object_{k}: {json_rule(_call_schema(tool, arguments))}")

@@ -11,7 +11,6 @@ from opentelemetry.trace import SpanKind
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.bodies.structured_output import check
 from gateway.api.bodies.submission import GenerationBody, Submission, submission
 from gateway.api.render import whole_answer
 from gateway.api.render.gathering import Gathering
@@ -100,8 +99,7 @@ async def generate(
                 trace=telemetry.inject(),
             )
             gateway.workers.admit(body.model)
-            if submitted.wanted is not None:
-                await check(submitted.wanted)
+            submitted = await submitted.checked()
             # After the checks: the spare log of a bad request becomes another one's.
             request.state.request_id = log.request_id
             request.state.ignored_tools = body.ignored_tools

@@ -235,6 +235,51 @@ def test_a_model_whose_calls_nobody_can_read_refuses_tools() -> None:
         use_of([TIME], parser=None)
 
 
+WEATHER_CALL, TIME_CALL, *_ = FORMS["hermes"]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_allowed"),
+    [
+        ("", True),
+        ("It <rains>.", True),
+        (WEATHER_CALL, True),
+        (f"Let me see.\n{WEATHER_CALL}\n{TIME_CALL}\nDone.", True),
+        (WEATHER_CALL.replace("\n", ""), True),
+        (WEATHER_CALL.replace("weather", "whether"), False),
+        (WEATHER_CALL.replace("city", "town"), False),
+        ("<tool_call>rain", False),
+    ],
+)
+def test_what_follows_the_tag_of_a_call_is_a_call(text: str, is_allowed: bool) -> None:
+    use = use_of([WEATHER, TIME], "auto")
+    assert use is not None
+    constraint = use.constraint_after_tag(None)
+    assert constraint is not None
+    check_now(Wanted("tools", constraint))
+
+    assert matches(constraint, text) is is_allowed
+
+
+def test_a_single_call_is_the_end() -> None:
+    use = use_of([WEATHER, TIME], "auto", is_parallel=False)
+    assert use is not None
+    constraint = use.constraint_after_tag("deepseek_r1")
+    assert constraint is not None
+
+    assert matches(constraint, f"I <tool_call> it.</think>Look: {TIME_CALL}")
+    assert matches(constraint, "hm</think>It rains.")
+    assert not matches(constraint, f"hm</think>{TIME_CALL}\n{TIME_CALL}")
+
+
+@pytest.mark.parametrize("parser", ["llama3_json", "mistral"])
+def test_calls_without_a_tag_are_not_bound(parser: str) -> None:
+    use = use_of([WEATHER], "auto", parser=parser)
+
+    assert use is not None
+    assert use.constraint_after_tag(None) is None
+
+
 @pytest.mark.parametrize("choice", ["required", NAMED])
 def test_any_model_can_be_made_to_call(choice: Any) -> None:
     use = use_of([TIME], choice, parser=None)

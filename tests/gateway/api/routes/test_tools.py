@@ -139,6 +139,29 @@ async def test_a_call_that_is_required_has_no_format(
     assert not matches(constraint, '{"city": "Rome"}')
 
 
+async def test_a_call_that_is_allowed_is_bound_to_the_tools(
+    gateway: LiveGateway, worker: ScriptedWorker
+) -> None:
+    await gateway.chat(tools=[TOOL])
+
+    constraint = worker.jobs[0].job.sampling.constraint
+    assert constraint is not None
+    assert matches(constraint, f"It rains. {CALL}")
+    assert not matches(constraint, CALL.replace("city", "town"))
+
+
+@pytest.mark.parametrize("parameters", [{"properties": 3}, {"not": {"type": "string"}}])
+async def test_a_call_that_is_allowed_is_free_if_its_schema_cannot_be_obeyed(
+    gateway: LiveGateway, worker: ScriptedWorker, parameters: dict[str, Any]
+) -> None:
+    odd = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+    response = await gateway.chat(tools=[TOOL, odd])
+
+    assert response.status_code == 200
+    assert worker.jobs[0].job.sampling.constraint is None
+
+
 CODEX_TOOLS = [
     {"type": "function", "name": "shell", "parameters": {"type": "object", "properties": {}}},
     {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark"}},
