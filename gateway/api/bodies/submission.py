@@ -129,13 +129,13 @@ def _wanted(
     wanted = wanted_constraint({name: getattr(request, name) for name in PARAMETERS})
     parser = _reasoning_parser(request, served)
     if calls is not None and calls.is_required:
-        return Wanted("tools", calls.constraint(parser), calls.schemas)
+        return Wanted("tools", calls.constraint(parser), calls.schemas())
     if wanted is None:
         bound = calls.constraint_after_tag(parser) if calls is not None else None
         return None if bound is None else Wanted("tools", bound, is_optional=True)
     if calls is not None:
         constraint = calls.constraint(parser, wanted.constraint)
-        return Wanted("tools", constraint, (wanted, *calls.schemas))
+        return Wanted("tools", constraint, (wanted, *calls.schemas()))
     return wanted._replace(constraint=after_reasoning(wanted.constraint, parser))
 
 

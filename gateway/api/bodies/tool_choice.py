@@ -1,6 +1,6 @@
 """Which tools a chat may call: from its body, checked, to what its job and its reader need."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
@@ -59,17 +59,19 @@ class ToolUse(NamedTuple):
     is_single: bool
     is_required: bool
     """Whether the model has to call."""
-    callable: tuple[Tool, ...]
-    """The tools of which it may call any."""
-    schemas: tuple[Wanted, ...]
-    """What the arguments of each of these have to match."""
+    callable: Mapping[str, Tool]
+    """The tools of which it may call any, by their place in the body."""
+
+    def schemas(self) -> tuple[Wanted, ...]:
+        """What the arguments of each of these have to match. Raises `InvalidRequest`."""
+        return tuple(_schema(tool, place) for place, tool in self.callable.items())
 
     def constraint(
         self, reasoning_parser: str | None, answer: Constraint | None = None
     ) -> Constraint:
         """Calls, or an ``answer``, if there is one, after what thought there may be. Raises
         `InvalidRequest`."""
-        rules = _calls(self.parser, self.callable, is_single=self.is_single)
+        rules = _calls(self.parser, self.callable.values(), is_single=self.is_single)
         if answer is None:
             rules = ["answer: calls", *rules]
         else:
@@ -82,16 +84,14 @@ class ToolUse(NamedTuple):
 
     def constraint_after_tag(self, reasoning_parser: str | None) -> Constraint | None:
         """Any text, in which the opening tag of a call is followed by one of these tools. None if
-        calls have no such tag, or the tools are too long."""
-        if self.parser != "hermes":
+        calls have no such tag, the tools are too long, or a thought may contain the tag."""
+        if self.parser != "hermes" or reasoning_parser is not None:
             return None
         call = f'opened blank? object blank? "{CLOSE}"'
         rules = [f"answer: {call} | text" if self.is_single else f"answer: ({call})* text"]
         rules += [f"opened[lazy]: /(?s:.*){OPEN}/", "text: /(?s:.*)/", r"blank: /\s/"]
-        rules += _objects(self.parser, self.callable)
-        # A thought of "qwen3" may be left out, so it is a text like any other.
-        has_thought = reasoning_parser == "deepseek_r1"
-        constraint = grammar("\n".join(rules), reasoning_parser if has_thought else None)
+        rules += _objects(self.parser, self.callable.values())
+        constraint = grammar("\n".join(rules), None)
         return constraint if len(constraint.source) <= MAX_GRAMMAR_CHARS else None
 
 
@@ -124,8 +124,7 @@ def tool_use(
         parser,
         is_single=is_one or not is_parallel,
         is_required=is_required,
-        callable=tuple(chosen.values()),
-        schemas=tuple(_schema(tool, place) for place, tool in chosen.items()),
+        callable=chosen,
     )
 
 
@@ -151,14 +150,14 @@ def _schema(tool: Tool, path: str) -> Wanted:
     return Wanted(param, json_constraint(_parameters(tool), param))
 
 
-def _calls(parser: str, tools: Sequence[Tool], *, is_single: bool) -> list[str]:
+def _calls(parser: str, tools: Collection[Tool], *, is_single: bool) -> list[str]:
     """The rules of one call or several, `MAX_CALLS` at most, of ``tools``."""
     form, call, between = _FORMS[parser]
     calls = "call" if is_single else f"call ({between} call){{0,{MAX_CALLS - 1}}}"
     return [f"calls: {form.format(calls)}", f"call: {call}", *_objects(parser, tools)]
 
 
-def _objects(parser: str, tools: Sequence[Tool]) -> list[str]:
+def _objects(parser: str, tools: Collection[Tool]) -> list[str]:
     """The rules of a call's JSON object."""
     alternatives = " | ".join(f"object_{k}" for k in range(len(tools)))
     rules = [f'object[capture="{CALL_CAPTURE}"]: {alternatives}']

@@ -12,7 +12,7 @@ from gateway.api.render.choice_reader import ChoiceReader, merged
 from gateway.text.pieces import CallArguments, CallStart, Content
 from shared.errors import InvalidRequest, Unavailable
 from shared.grammars import CALLS_TAG
-from shared.messages import Announcement, Constraint
+from shared.messages import MAX_GRAMMAR_CHARS, Announcement, Constraint
 from tests.support.grammars import matches
 from tests.support.rendering import context_of
 
@@ -224,7 +224,7 @@ def test_a_schema_that_nobody_can_obey_is_named_and_not_its_grammar(choice: Any)
     constraint = use.constraint(None)
 
     with pytest.raises(InvalidRequest) as caught:
-        check_now(Wanted("tools", constraint, use.schemas))
+        check_now(Wanted("tools", constraint, use.schemas()))
 
     assert caught.value.param == "tools[1].function.parameters"
     assert caught.value.message == "tools[1].function.parameters: Invalid type: nonsense"
@@ -264,17 +264,29 @@ def test_what_follows_the_tag_of_a_call_is_a_call(text: str, is_allowed: bool) -
 def test_a_single_call_is_the_end() -> None:
     use = use_of([WEATHER, TIME], "auto", is_parallel=False)
     assert use is not None
-    constraint = use.constraint_after_tag("deepseek_r1")
+    constraint = use.constraint_after_tag(None)
     assert constraint is not None
 
-    assert matches(constraint, f"I <tool_call> it.</think>Look: {TIME_CALL}")
-    assert matches(constraint, "hm</think>It rains.")
-    assert not matches(constraint, f"hm</think>{TIME_CALL}\n{TIME_CALL}")
+    assert matches(constraint, f"Look: {TIME_CALL}")
+    assert matches(constraint, "It rains.")
+    assert not matches(constraint, f"{TIME_CALL}\n{TIME_CALL}")
 
 
-@pytest.mark.parametrize("parser", ["llama3_json", "mistral"])
-def test_calls_without_a_tag_are_not_bound(parser: str) -> None:
+@pytest.mark.parametrize(
+    ("parser", "reasoning"), [("llama3_json", None), ("mistral", None), ("hermes", "qwen3")]
+)
+def test_text_that_may_contain_what_looks_like_a_call_is_free(
+    parser: str, reasoning: str | None
+) -> None:
     use = use_of([WEATHER], "auto", parser=parser)
+
+    assert use is not None
+    assert use.constraint_after_tag(reasoning) is None
+
+
+def test_a_tool_that_is_too_long_for_a_grammar_can_be_called() -> None:
+    schema = {"type": "object", "properties": {"x": {"enum": ["x" * MAX_GRAMMAR_CHARS]}}}
+    use = use_of([{"type": "function", "function": {"name": "f", "parameters": schema}}])
 
     assert use is not None
     assert use.constraint_after_tag(None) is None
