@@ -212,7 +212,7 @@ def test_a_prompt_is_scored_as_it_was_generated(client: openai.OpenAI) -> None:
 
 
 def test_an_answer_matches_its_schema(client: openai.OpenAI) -> None:
-    schema = {
+    schema: dict[str, Any] = {
         "type": "object",
         "properties": {"city": {"enum": ["Paris", "Rome"]}, "is_capital": {"type": "boolean"}},
         "required": ["city", "is_capital"],
@@ -247,7 +247,9 @@ def test_a_model_without_a_template_for_tools_is_made_to_call(client: openai.Ope
     )
 
     assert answer.choices[0].finish_reason == "tool_calls"
-    (call,) = answer.choices[0].message.tool_calls or ()
+    calls = answer.choices[0].message.tool_calls
+    assert calls is not None
+    (call,) = calls
     assert call.type == "function"
     assert (call.function.name, call.function.arguments) == ("get_time", "{}")
 
