@@ -184,8 +184,8 @@ def check_a_tool_beside_a_format() -> None:
     )
 
     (choice,) = answer.choices
-    calls = [call.function.arguments for call in choice.message.tool_calls or ()]
-    for text in calls or [choice.message.content]:
+    calls: list[Any] = list(choice.message.tool_calls or ())
+    for text in [call.function.arguments for call in calls] or [choice.message.content or ""]:
         is_weather(json.loads(text))
 
 
