@@ -147,7 +147,7 @@ def check_streamed_structured_output() -> None:
 def check_tools_beside_a_schema() -> None:
     """What an agent sends whose answer has a type."""
     chat = ChatOpenAI(**COMMON, temperature=0, max_tokens=128)
-    bound = chat.bind_tools([TOOL], response_format=Weather, strict=True)
+    bound = chat.bind_tools([Weather], response_format=Weather, strict=True)
     answer = bound.invoke("The weather in Rome?")
 
     for arguments in [call["args"] for call in answer.tool_calls] or [json.loads(answer.content)]:
