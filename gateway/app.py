@@ -11,7 +11,6 @@ from fastapi.middleware.cors import CORSMiddleware
 from gateway import errors
 from gateway.api.openapi import DocumentedAPI
 from gateway.api.routes import docs, generation, health, models, responses, streams, unary
-from gateway.fleet.subscriptions import listening
 from gateway.middleware import (
     IGNORED_TOOLS_HEADER,
     Authentication,
@@ -19,7 +18,7 @@ from gateway.middleware import (
     Paths,
     RequestIds,
 )
-from gateway.wiring import Gateway
+from gateway.wiring import Gateway, listening
 from shared import incidents
 from shared.bus.base import Bus
 from shared.errors import Unavailable

@@ -1,4 +1,4 @@
-"""Which tools a chat may call: from its body, checked, to what its job and its reader need."""
+"""The tools that a chat may call: validation, and what the job and the reader of its log need."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from msgspec import Struct
 
 from gateway.api.bodies.conversations import OfferedTools
-from gateway.api.bodies.json_values import refused
+from gateway.api.bodies.parameters import refused
 from gateway.api.bodies.structured_output import (
     Wanted,
     grammar,
@@ -21,8 +21,8 @@ from shared.grammars import CALL_CAPTURE, CALLS_TAG
 from shared.messages import MAX_GRAMMAR_CHARS, Announcement, Constraint, Tool
 
 MAX_CALLS = 16
-"""Of one answer. OpenAI and vLLM know no limit, and a small model that cannot stop calling calls
-until its tokens are spent (vllm#50399), while nobody was seen to ask for so many at once."""
+"""Maximum number of calls in an answer. OpenAI and vLLM have no limit, and a small model may repeat
+calls until it reaches its token limit (vllm#50399). No request is known to need so many."""
 _FORMS: Mapping[str, tuple[str, str, str]] = {
     "hermes": ("{}", '"<tool_call>\\n" object "\\n</tool_call>"', '"\\n"'),
     "llama3_json": ("{}", "object", '"; "'),
@@ -52,7 +52,7 @@ ChatToolChoice: TypeAlias = ToolMode | ChatFunctionChoice
 
 
 class ToolUse(NamedTuple):
-    """What a request may call."""
+    """The tools that a request may call."""
 
     tools: tuple[Tool, ...]
     parser: str
@@ -104,8 +104,8 @@ def tool_use(
 ) -> ToolUse | None:
     """None: nothing may be called.
 
-    Raises `InvalidRequest`, and `Unavailable` while no worker is there to tell how its model writes
-    calls.
+    Raises `InvalidRequest`, and `Unavailable` if there is no worker, because only workers know the
+    format in which their model writes calls.
     """
     chosen = _chosen(choice, offered)
     if not chosen:

@@ -17,9 +17,9 @@ from gateway.api.bodies.unary import (
     TokenizeRequest,
     Tokens,
 )
+from gateway.api.observation import CLIENT_GONE
 from gateway.api.openapi import documented
-from gateway.api.responders.disconnect import ClientGone, until_disconnect
-from gateway.api.responders.observation import CLIENT_GONE
+from gateway.api.sending import ClientGone, until_disconnect
 from gateway.intake.body import read_body
 from gateway.wiring import Gateway
 
