@@ -11,7 +11,13 @@ from fastapi.middleware.cors import CORSMiddleware
 from gateway import errors
 from gateway.api.openapi import DocumentedAPI
 from gateway.api.routes import docs, generation, health, models, responses, streams, unary
-from gateway.middleware import Authentication, ErrorBoundary, RequestIds
+from gateway.middleware import (
+    IGNORED_TOOLS_HEADER,
+    Authentication,
+    ErrorBoundary,
+    Paths,
+    RequestIds,
+)
 from gateway.wiring import Gateway, listening
 from shared import incidents
 from shared.bus.base import Bus
@@ -72,8 +78,10 @@ def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
                 "retry-after",
                 "retry-after-ms",
                 "x-should-retry",
+                IGNORED_TOOLS_HEADER,
             ],
         )
+    app.add_middleware(Paths)
     app.add_middleware(RequestIds)
 
 

@@ -1,8 +1,10 @@
-"""Middleware for every request: request ids, authentication, and the handler of unexpected
+"""Middleware for every request: request ids, paths, authentication, and the handler of unexpected
 errors."""
 
 import logging
+import re
 import secrets
+from collections.abc import Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
@@ -16,12 +18,19 @@ from shared.errors import InternalError, InvalidApiKey
 
 logger = logging.getLogger(__name__)
 
+IGNORED_TOOLS_HEADER = "x-warren-ignored-tools"
 _STREAMS = "/v1/streams/"
+_MAX_KINDS, _MAX_KIND_CHARS = 16, 64
+_UNFIT = re.compile(r"[^A-Za-z0-9_.-]")
+_WITHOUT_VERSION = ("/chat/completions", "/completions", "/embeddings", "/models", "/responses")
 
 
 class RequestIds:
     """Assigns each request an unguessable id, as ``state["request_id"]`` and response header
-    ``x-request-id``. Routes whose responses contain an id replace it with that one."""
+    ``x-request-id``. Routes whose responses contain an id replace it with that one.
+
+    Another header lists ``state["ignored_tools"]``, the types of tools that a route left out.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -34,10 +43,34 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = state["request_id"]
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = state["request_id"]
+                if kinds := state.get("ignored_tools"):
+                    headers[IGNORED_TOOLS_HEADER] = _listed(kinds)
             await send(message)
 
         return await self._app(scope, receive, send_with_id)
+
+
+def _listed(kinds: Iterable[str]) -> str:
+    """Clients choose the names of types, so they may not be fit for a header."""
+    names = sorted({_UNFIT.sub("_", kind[:_MAX_KIND_CHARS]) for kind in kinds})
+    return ", ".join(names[:_MAX_KINDS])
+
+
+class Paths:
+    """Serves paths that end with a slash, and OpenAI's paths without ``/v1``: clients' base URLs
+    have either form."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path = scope["path"].rstrip("/") or "/"
+            is_bare = any(path == bare or path.startswith(f"{bare}/") for bare in _WITHOUT_VERSION)
+            scope["path"] = f"/v1{path}" if is_bare else path
+        await self._app(scope, receive, send)
 
 
 class Authentication:

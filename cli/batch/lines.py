@@ -10,7 +10,6 @@ import msgspec
 from msgspec import Meta
 
 from gateway.api.bodies import schemas
-from gateway.api.bodies.structured_output import check_now
 from gateway.api.bodies.submission import Submission, submission
 from shared.bus.base import MAX_MESSAGE_BYTES
 from shared.errors import InvalidRequest, RequestError, Unavailable
@@ -54,7 +53,10 @@ class BatchLine(msgspec.Struct, frozen=True):
         self, request_id: str, created_at: float, served: Announcement | None = None
     ) -> GenerationJob:
         """The job to publish. The line was already checked with `submission`."""
-        job = self.submission(request_id, created_at, served).job
+        submitted = self.submission(request_id, created_at, served)
+        if submitted.wanted is not None and submitted.wanted.is_optional:
+            submitted = submitted.checked_now()
+        job = submitted.job
         # Between two runs nothing reads the reply queue; the job must continue all the same.
         return msgspec.structs.replace(job, is_detached=True)
 
@@ -161,10 +163,7 @@ class _Index:
     def add(self, number: int, offset: int, text: bytes) -> None:
         try:
             line = _DECODER.decode(text)
-            checked = line.submission("check", created_at=0, served=self.served)
-            if checked.wanted is not None:
-                check_now(checked.wanted)
-            job = checked.job
+            job = line.submission("check", created_at=0, served=self.served).checked_now().job
         except (msgspec.MsgspecError, RequestError, Unavailable) as error:
             self.problems.append(f"line {number}: {' '.join(str(error).split())}")
             return

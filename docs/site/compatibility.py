@@ -97,7 +97,7 @@ NOTES: Mapping[str, str] = {
     "metadata": "Returned with the response",
     "min_p": "",
     "min_tokens": "",
-    "model": "",
+    "model": "May be left out if there is one model",
     "n": "At most 128 choices for all prompts together",
     "parallel_tool_calls": "",
     "presence_penalty": "",
@@ -106,7 +106,9 @@ NOTES: Mapping[str, str] = {
     "reasoning": "`effort`",
     "reasoning_effort": "Passed to the chat template",
     "repetition_penalty": "",
-    "response_format": "`text`, `json_object`, `json_schema`",
+    "response_format": (
+        "`text`, `json_object`, `json_schema`. See [Structured output](api.md#structured-output)"
+    ),
     "return_tokens_as_token_ids": "",
     "seed": "The same seed gives the same tokens on any worker",
     "skip_special_tokens": "",
@@ -120,7 +122,7 @@ NOTES: Mapping[str, str] = {
     "text": "`format`",
     "timeout": "Seconds until the request ends with an error",
     "tool_choice": "`none`, `auto`, `required`, or one function",
-    "tools": "Functions only",
+    "tools": "Functions. Others are left out, and named in `x-warren-ignored-tools`",
     "top_k": "0 and -1 mean all tokens",
     "top_logprobs": "Only with `logprobs`",
     "top_p": "",

@@ -57,6 +57,11 @@ _HEADERS: Mapping[str, Any] = {
         "stream, for clients that cannot send an API key.",
         "schema": {"type": "string"},
     },
+    "x-warren-ignored-tools": {
+        "description": "Only if the request has tools that are no functions: their types. They are "
+        "left out.",
+        "schema": {"type": "string"},
+    },
     "Retry-After": {
         "description": "Seconds after which the request may be sent again.",
         "schema": {"type": "integer", "minimum": 0},
@@ -163,7 +168,7 @@ def answered(answer: type[Struct], *, streams: bool = False) -> dict[str, Any]:
     return {
         "description": "The response, or with `stream` its events. Events have an `id:` if the "
         "request accepts `text/event-stream`.",
-        "headers": {"x-stream-token": _header("x-stream-token")},
+        "headers": {name: _header(name) for name in ("x-stream-token", "x-warren-ignored-tools")},
         "content": content,
     }
 

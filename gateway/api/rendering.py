@@ -36,6 +36,8 @@ class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens in logprobs are rendered as ``token_id:17``."""
     tool_parser: str | None = None
     """The format of tool calls to parse; None: the text contains none."""
+    tool_names: tuple[str, ...] | None = None
+    """The functions that may be called; None: any. What names another one is text."""
     is_forced: bool = False
     """The model is constrained to write only tool calls."""
     is_single_call: bool = False

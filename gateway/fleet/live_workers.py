@@ -225,6 +225,13 @@ class LiveWorkers:
             models.setdefault(known.announcement.model, []).append(known.announcement)
         return models
 
+    def only_model(self) -> str:
+        """The model of a request that names none. Raises `InvalidRequest` unless there is one."""
+        models = list(self.models())
+        if len(models) != 1:
+            raise InvalidRequest("model: expected the name of a model.", param="model")
+        return models[0]
+
     def first_seen_at(self, model: str) -> int:
         """Unix time of the model's first announcement."""
         return self._first_seen_at[model]

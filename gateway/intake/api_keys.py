@@ -148,7 +148,7 @@ class Keys:
                 "An API key is required. Send the header Authorization: Bearer KEY."
             )
         if not hmac.compare_digest(_digest(key), digest) or known is None:
-            raise InvalidApiKey("The API key is unknown or was revoked.")
+            raise InvalidApiKey("Incorrect API key provided: it is unknown or was revoked.")
         if scheme.lower() != "bearer":
             raise InvalidApiKey("Send the API key in the header Authorization: Bearer KEY.")
         return known.tenant

@@ -1,10 +1,13 @@
 """Output constraints: conversion to llguidance grammars, and trial compilation in a sandbox.
 
-`grammar_source` converts a constraint, `TRIALS` checks whether it can be compiled.
+`grammar_source` converts a constraint, `for_generation` the JSON schemas in it, and `TRIALS` checks
+whether it can be compiled.
 """
 
+from shared.grammars.json_schemas import for_generation
 from shared.grammars.trials import (
-    JSON_WHITESPACE,
+    CALL_CAPTURE,
+    CALLS_TAG,
     LIMITS,
     TOO_COSTLY,
     TRIALS,
@@ -13,10 +16,12 @@ from shared.grammars.trials import (
 )
 
 __all__ = [
-    "JSON_WHITESPACE",
+    "CALLS_TAG",
+    "CALL_CAPTURE",
     "LIMITS",
     "TOO_COSTLY",
     "TRIALS",
     "Trials",
+    "for_generation",
     "grammar_source",
 ]

@@ -6,6 +6,7 @@ constraint is therefore compiled in a separate process first (`shared.grammars.s
 """
 
 import asyncio
+import json
 import logging
 import select
 import subprocess
@@ -20,6 +21,7 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits
 
 from shared.errors import Overloaded
+from shared.grammars.json_schemas import for_generation
 from shared.messages import Constraint
 
 logger = logging.getLogger(__name__)
@@ -34,8 +36,10 @@ LIMITS = LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-JSON_WHITESPACE = r"[ \t\n]{0,16}"
-"""Allows any indentation, but not endless whitespace."""
+CALLS_TAG = "<[TOOL_CALLS]>"
+"""In a grammar: Mistral's token before tool calls, whose id only the worker knows."""
+CALL_CAPTURE = "tool_call"
+"""The capture in a grammar whose text is a tool call."""
 TOO_COSTLY = "it takes too much time or memory to compile"
 _MAX_WAIT_S = 10.0
 """Seconds to wait for the trials of other requests."""
@@ -49,13 +53,18 @@ def grammar_source(constraint: Constraint) -> str:
     """Convert a constraint to a llguidance grammar. Raises `ValueError`."""
     match constraint.kind:
         case "json_schema":
-            return LLMatcher.grammar_from_json_schema(
-                constraint.source, overrides={"whitespace_pattern": JSON_WHITESPACE}
-            )
+            return LLMatcher.grammar_from_json_schema(_json_schema(constraint.source))
         case "regex":
             return LLMatcher.grammar_from_regex(constraint.source)
         case "lark":
             return LLMatcher.grammar_from_lark(constraint.source)
+
+
+def _json_schema(source: str) -> str:
+    try:
+        return json.dumps(for_generation(json.loads(source)))
+    except RecursionError:
+        raise ValueError("the schema is nested too deeply") from None
 
 
 class Trials:

@@ -63,6 +63,7 @@ CLIENTS: Mapping[str, Callable[[Path], Program]] = {
     "openai": partial(_python, "tests.clients.openai_client", ("openai",)),
     "openai-node": _node,
     "langchain": partial(_python, "tests.clients.langchain_client", ("langchain-openai",)),
+    "instructor": partial(_python, "tests.clients.instructor_client", ("instructor",)),
     "lm-eval": partial(_python, "tests.clients.lm_eval_client", (_TORCH, "lm-eval[api,hf]")),
     "guidellm": partial(_python, "tests.clients.guidellm_client", (_TORCH, "guidellm")),
     "vllm-bench": _vllm,

@@ -1,8 +1,4 @@
-"""Two deployments of Warren, each with an API key and one allowed origin.
-
-SmolLM2's own chat template does not support tools, so both serve it with one that does. Without
-tools, both templates write the same prompt.
-"""
+"""Two deployments of Warren, each with an API key and one allowed origin."""
 
 import json
 import os
@@ -18,7 +14,6 @@ from tests.support.processes import WarrenProcess
 from worker.checkpoints import store
 
 MODEL, EMBEDDER = "smollm2", "smollm2-embedder"
-_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 _POOLING = {
     "modules.json": [
         {"type": "sentence_transformers.models.Transformer", "path": ""},
@@ -79,8 +74,7 @@ def _smollm2() -> Path:
 
 
 def _worker(directory: Path) -> list[str]:
-    files = {"chat_template.jinja": _TEMPLATE.read_text()}
-    return _model(directory / MODEL, files)
+    return _model(directory / MODEL, {})
 
 
 def _embedder(directory: Path) -> list[str]:

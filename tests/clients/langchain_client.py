@@ -144,6 +144,16 @@ def check_streamed_structured_output() -> None:
     assert isinstance(list(structured.stream("Weather in Rome, as JSON."))[-1], Weather)
 
 
+def check_tools_beside_a_schema() -> None:
+    """What an agent sends whose answer has a type."""
+    chat = ChatOpenAI(**COMMON, temperature=0, max_tokens=128)
+    bound = chat.bind_tools([Weather], response_format=Weather, strict=True)
+    answer = bound.invoke("The weather in Rome?")
+
+    for arguments in [call["args"] for call in answer.tool_calls] or [json.loads(answer.content)]:
+        is_weather(arguments)
+
+
 def check_responses_api() -> None:
     chat = ChatOpenAI(**COMMON, temperature=0, use_responses_api=True)
     answer = chat.invoke(CAPITAL)

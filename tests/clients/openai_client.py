@@ -169,5 +169,41 @@ def check_headers_and_errors() -> None:
         raise AssertionError(f"no {error.__name__}")
 
 
+def check_a_tool_beside_a_format() -> None:
+    """What agents send whose answers have a type."""
+    answer = CLIENT.chat.completions.create(
+        model=TARGET.model,
+        messages=MESSAGES,
+        temperature=0,
+        max_tokens=128,
+        tools=TOOLS,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "weather", "schema": WEATHER},
+        },
+    )
+
+    (choice,) = answer.choices
+    calls: list[Any] = list(choice.message.tool_calls or ())
+    for text in [call.function.arguments for call in calls] or [choice.message.content or ""]:
+        is_weather(json.loads(text))
+
+
+def check_tools_that_are_no_functions_are_named() -> None:
+    raw = CLIENT.responses.with_raw_response.create(
+        model=TARGET.model, input=CAPITAL, temperature=0, tools=[{"type": "web_search"}]
+    )
+
+    equal(raw.headers["x-warren-ignored-tools"], "web_search")
+    equal(raw.parse().output_text, ANSWER)
+
+
+def check_a_base_url_without_a_version() -> None:
+    client = CLIENT.with_options(base_url=TARGET.url)
+    answer = client.chat.completions.create(model=TARGET.model, messages=MESSAGES, temperature=0)
+
+    equal(answer.choices[0].message.content, ANSWER)
+
+
 if __name__ == "__main__":
     run(globals())

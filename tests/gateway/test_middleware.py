@@ -1,12 +1,14 @@
 """What happens to every request: ids, CORS, unexpected errors, its log line, spans."""
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from gateway.intake.api_keys import KeyFile
 from shared import topology
 from shared.bus.base import Exchange, Queue
 from shared.bus.memory import MemoryBroker, MemoryBus
@@ -32,6 +34,35 @@ async def test_every_response_bears_an_id_of_its_own(gateway: LiveGateway) -> No
     ids = [(await gateway.http.get(path)).headers["x-request-id"] for path in paths]
 
     assert len(set(ids)) == len(paths)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions/", "/chat/completions", "/chat/completions/"]
+)
+async def test_a_path_needs_no_version_and_may_end_with_a_slash(
+    gateway: LiveGateway, worker: ScriptedWorker, path: str
+) -> None:
+    response = await gateway.http.post(path, json=chat_body())
+
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/models", 200), ("/models/", 200), ("/live/", 200), ("/modelsx", 404), ("/", 404)],
+)
+async def test_other_paths_are_what_they_are(gateway: LiveGateway, path: str, status: int) -> None:
+    assert (await gateway.http.get(path)).status_code == status
+
+
+async def test_a_path_without_a_version_needs_a_key_too(bus: MemoryBus, tmp_path: Path) -> None:
+    KeyFile(tmp_path / "keys").add("alice")
+    async with live_gateway(bus, keys_file=tmp_path / "keys") as gateway:
+        statuses = [
+            (await gateway.http.get(path)).status_code for path in ("/models", "/models/", "/live/")
+        ]
+
+    assert statuses == [401, 401, 200]
 
 
 async def test_browsers_of_other_origins_are_not_served_by_default(gateway: LiveGateway) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import llguidance
 
+from shared.grammars import grammar_source
 from shared.messages import Constraint
 
 _END = 256
@@ -25,15 +26,7 @@ _TOKENIZER = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))
 def matches(constraint: Constraint, text: str) -> bool:
     """Whether ``text`` matches the whole constraint. Raises `AssertionError` if the constraint is
     invalid."""
-    matcher = llguidance.LLMatcher
-    match constraint.kind:
-        case "json_schema":
-            compiled = matcher.grammar_from_json_schema(constraint.source)
-        case "regex":
-            compiled = matcher.grammar_from_regex(constraint.source)
-        case "lark":
-            compiled = matcher.grammar_from_lark(constraint.source)
-    running = matcher(_TOKENIZER, compiled, log_level=0)
+    running = llguidance.LLMatcher(_TOKENIZER, grammar_source(constraint), log_level=0)
     assert not running.is_error(), running.get_error()
     encoded = list(text.encode())
     return running.try_consume_tokens(encoded) == len(encoded) and running.is_accepting()

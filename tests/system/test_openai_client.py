@@ -212,11 +212,10 @@ def test_a_prompt_is_scored_as_it_was_generated(client: openai.OpenAI) -> None:
 
 
 def test_an_answer_matches_its_schema(client: openai.OpenAI) -> None:
-    schema = {
+    schema: dict[str, Any] = {
         "type": "object",
         "properties": {"city": {"enum": ["Paris", "Rome"]}, "is_capital": {"type": "boolean"}},
         "required": ["city", "is_capital"],
-        "additionalProperties": False,
     }
 
     answer = client.chat.completions.create(
@@ -231,8 +230,28 @@ def test_an_answer_matches_its_schema(client: openai.OpenAI) -> None:
         },
     )
 
-    jsonschema.validate(json.loads(answer.choices[0].message.content or ""), schema)
+    said = json.loads(answer.choices[0].message.content or "")
+    jsonschema.validate(said, schema)
+    assert set(said) == {"city", "is_capital"}
     assert answer.choices[0].finish_reason == "stop"
+
+
+def test_a_model_without_a_template_for_tools_is_made_to_call(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "What time is it?"}],
+        temperature=0,
+        tools=[{"type": "function", "function": {"name": "get_time"}}],
+        tool_choice={"type": "function", "function": {"name": "get_time"}},
+        response_format={"type": "json_object"},
+    )
+
+    assert answer.choices[0].finish_reason == "tool_calls"
+    calls = answer.choices[0].message.tool_calls
+    assert calls is not None
+    (call,) = calls
+    assert call.type == "function"
+    assert (call.function.name, call.function.arguments) == ("get_time", "{}")
 
 
 def test_a_response_is_the_chats_answer(client: openai.OpenAI) -> None:

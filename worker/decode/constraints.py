@@ -3,18 +3,22 @@
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
 
 from llguidance import LLMatcher, LLTokenizer
+from msgspec import structs
 
 from shared.errors import InvalidRequest
-from shared.grammars import LIMITS, TRIALS, grammar_source
+from shared.grammars import CALL_CAPTURE, CALLS_TAG, LIMITS, TRIALS, grammar_source
 from shared.messages import Constraint
 from worker.text import Tokenizer
 
 _MAX_COMPILED = 64
 """The number of compiled grammars that are kept; the largest take a few MB."""
+_MAX_EQUAL_CALLS = 3
+"""The number of equal tool calls in a row after which a choice ends."""
 _MAX_REASON_CHARS = 500
 _MAX_MASK_S = 0.25
 """Maximum time for computing one mask, in seconds, because all sequences of the step wait for it.
@@ -22,25 +26,46 @@ Grammars in common use stay far below; llguidance's own limits do not exclude al
 
 
 class GrammarMatcher:
-    """A `TokenConstraint`: the position of one choice in its grammar."""
+    """A `TokenConstraint`: the position of one choice in its grammar.
 
-    def __init__(self, matcher: LLMatcher, num_mask_bytes: int, allowed: bytes | None) -> None:
+    A model that cannot stop calling tools ends after some equal calls.
+    """
+
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        tokenizer: Tokenizer,
+        allowed: bytes | None,
+        output_ids: Sequence[int] = (),
+    ) -> None:
+        """The matcher of a choice that already has ``output_ids``."""
         self._matcher = matcher
-        self._num_mask_bytes = num_mask_bytes
+        self._tokenizer = tokenizer
+        self._num_mask_bytes = tokenizer.num_mask_bytes
         self._allowed = None if allowed is None else int.from_bytes(allowed, "little")
+        self._text = b"".join(map(tokenizer.token_bytes, output_ids))
+        self._is_repeating = self._repeats()
 
     @property
     def is_complete(self) -> bool:
         """See `TokenConstraint.is_complete`."""
-        return bool(self._matcher.is_stopped())
+        return self._is_repeating or bool(self._matcher.is_stopped())
 
     def advance(self, token_id: int) -> None:
         """See `TokenConstraint.advance`."""
         if not self._matcher.consume_token(token_id):
             raise _stuck(self._matcher)
+        self._text += self._tokenizer.token_bytes(token_id)
+        self._is_repeating = self._repeats()
+
+    def _repeats(self) -> bool:
+        call = self._matcher.get_capture(CALL_CAPTURE)
+        return call is not None and num_repeats(self._text, call) >= _MAX_EQUAL_CALLS
 
     def mask(self) -> bytes:
         """See `TokenConstraint.mask`. Raises `InvalidRequest` if a limit is exceeded."""
+        if self._is_repeating:  # it was continued at its end
+            return token_mask(self._tokenizer.eos_ids, self._num_mask_bytes)
         began = time.thread_time()
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
@@ -57,16 +82,16 @@ class GrammarMatcher:
 class Grammar:
     """A compiled constraint, shared by choices and jobs."""
 
-    def __init__(self, matcher: LLMatcher, num_mask_bytes: int) -> None:
+    def __init__(self, matcher: LLMatcher, tokenizer: Tokenizer) -> None:
         self._matcher = matcher
-        self._num_mask_bytes = num_mask_bytes
+        self._tokenizer = tokenizer
 
     def matcher(self, output_ids: Sequence[int], allowed: bytes | None) -> GrammarMatcher:
         """A matcher for a choice that already has ``output_ids``. Raises `InvalidRequest`."""
         matcher = self._matcher.deep_copy()
         if not matcher.consume_tokens(list(output_ids)):
             raise _stuck(matcher)
-        return GrammarMatcher(matcher, self._num_mask_bytes, allowed)
+        return GrammarMatcher(matcher, self._tokenizer, allowed, output_ids)
 
 
 class Constraints:
@@ -103,13 +128,36 @@ class Constraints:
                 n_vocab=self._tokenizer.vocab_size,
                 eos_token=sorted(self._tokenizer.eos_ids) or None,
             )
-        source = grammar_source(constraint)
+        source = grammar_source(self._with_token_ids(constraint))
         matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise _refusal(matcher.get_error())
-        grammar = Grammar(matcher, self._tokenizer.num_mask_bytes)
+        grammar = Grammar(matcher, self._tokenizer)
         grammar.matcher((), None).mask()  # the first mask is the slowest
         return grammar
+
+    def _with_token_ids(self, constraint: Constraint) -> Constraint:
+        if constraint.kind != "lark" or CALLS_TAG not in constraint.source:
+            return constraint
+        entry = CALLS_TAG[1:-1]
+        token_id = self._tokenizer.token_id(entry)
+        written = f'"{entry}"' if token_id is None else f"<[{token_id}]>"
+        return structs.replace(constraint, source=constraint.source.replace(CALLS_TAG, written))
+
+
+def token_mask(token_ids: Iterable[int], num_bytes: int) -> bytes:
+    """A mask as `TokenConstraint.mask`, of ``token_ids``."""
+    mask = bytearray(num_bytes)
+    for token_id in token_ids:
+        mask[token_id // 8] |= 1 << token_id % 8
+    return bytes(mask)
+
+
+def num_repeats(text: bytes, call: bytes) -> int:
+    """How many equal calls stand at the end of ``text``, of which ``call`` is the last whole one.
+    Between two calls there are only tags and separators."""
+    between = text.split(call)[1:-1]
+    return 1 + sum(1 for _ in takewhile(lambda gap: b"{" not in gap, reversed(between)))
 
 
 def _refusal(reason: str) -> InvalidRequest:

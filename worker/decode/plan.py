@@ -14,7 +14,7 @@ from shared.messages import (
     TokenPrompt,
     encode,
 )
-from worker.decode.constraints import Grammar
+from worker.decode.constraints import Grammar, token_mask
 from worker.decode.served_model import ServedModel
 from worker.text import Tokenizer
 
@@ -134,7 +134,4 @@ def _bad_words(sampling: SamplingParams, tokenizer: Tokenizer) -> list[list[int]
 def _allowed(sampling: SamplingParams, tokenizer: Tokenizer) -> bytes | None:
     if sampling.allowed_token_ids is None:
         return None
-    mask = bytearray(tokenizer.num_mask_bytes)
-    for token_id in sampling.allowed_token_ids:
-        mask[token_id // 8] |= 1 << token_id % 8
-    return bytes(mask)
+    return token_mask(sampling.allowed_token_ids, tokenizer.num_mask_bytes)

@@ -13,6 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from shared.errors import InvalidRequest, StartupError
 from shared.messages import ChatMessage, ChatPrompt, Tool, ToolCall
+from worker.text.written_tools import with_written_tools
 
 # Errors that a syntactically correct template can raise for messages it was not written for.
 _RENDER_ERRORS = (
@@ -43,10 +44,14 @@ class ChatTemplate:
             raise StartupError(f"the model's chat template is invalid: {error}") from error
         self._special_tokens = dict(special_tokens)
         self.source = source
+        self.has_tools = "tools" in source
+        """Whether the template describes tools; otherwise they are written into the messages."""
 
     def render(self, prompt: ChatPrompt) -> str:
         """The prompt, up to the point where the answer begins or continues. Raises
         `InvalidRequest`."""
+        if not self.has_tools:
+            prompt = with_written_tools(prompt)
         messages = [_message(message) for message in prompt.messages]
         if prompt.continue_final_message:
             messages[-1]["content"] += _END

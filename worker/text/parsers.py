@@ -11,9 +11,11 @@ def tool_parser(tokenizer: Tokenizer, setting: str = "auto") -> str | None:
     """The format of the model's tool calls; None if it has no known format."""
     if setting != "auto":
         return None if setting == "none" else setting
-    template = tokenizer.template.source if tokenizer.template is not None else ""
-    if "tools" not in template:
+    if tokenizer.template is None:
         return None
+    template = tokenizer.template.source
+    if not tokenizer.template.has_tools:
+        return "hermes"
     if "[TOOL_CALLS]" in template or tokenizer.has_entry("[TOOL_CALLS]"):
         return "mistral"
     if "<tool_call>" in template:

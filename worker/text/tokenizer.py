@@ -93,7 +93,11 @@ class Tokenizer:
 
     def has_entry(self, entry: str) -> bool:
         """Whether ``entry`` is a single token of the vocabulary."""
-        return self._encoder.token_to_id(entry) is not None
+        return self.token_id(entry) is not None
+
+    def token_id(self, entry: str) -> int | None:
+        """The id of an entry of the vocabulary."""
+        return self._encoder.token_to_id(entry)
 
     def entry(self, token_id: int) -> str:
         """The vocabulary's spelling of a token; empty for an unknown id."""

@@ -1,7 +1,7 @@
 """The messages and tools of a chat's body, and their conversion to the prompt of a job."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -73,8 +73,20 @@ class FunctionDefinition(Struct, frozen=True, kw_only=True):
 
 
 class ChatTool(Struct, frozen=True, kw_only=True):
-    type: Literal["function"]
-    function: FunctionDefinition
+    """Tools that are no functions are left out."""
+
+    type: str
+    function: FunctionDefinition | None = None
+
+
+class OfferedTools(NamedTuple):
+    """The tools of a body."""
+
+    functions: tuple[Tool, ...]
+    places: tuple[str, ...]
+    """Where the body has each function."""
+    others: Mapping[str, str]
+    """The types of the tools that are left out, by the place of the type."""
 
 
 Messages: TypeAlias = Annotated[
@@ -88,9 +100,24 @@ def chat_messages(messages: Sequence[MessageParam]) -> tuple[ChatMessage, ...]:
     return tuple(_message(message, f"messages[{k}]") for k, message in enumerate(messages))
 
 
-def chat_tools(tools: Sequence[ChatTool]) -> tuple[Tool, ...]:
-    """The tools of a job. Raises `InvalidRequest`."""
-    return tuple(tool.function.tool(f"tools[{k}].function") for k, tool in enumerate(tools))
+def chat_tools(tools: Sequence[ChatTool]) -> OfferedTools:
+    """Raises `InvalidRequest`."""
+    functions = ((tool.type, tool.function, f"tools[{k}].function") for k, tool in enumerate(tools))
+    return offered_tools(functions)
+
+
+def offered_tools(tools: Iterable[tuple[str, FunctionDefinition | None, str]]) -> OfferedTools:
+    """Of each tool its type, its function and the function's place. Raises `InvalidRequest`."""
+    functions: dict[str, Tool] = {}
+    others: dict[str, str] = {}
+    for k, (kind, function, place) in enumerate(tools):
+        if kind != "function":
+            others[f"tools[{k}].type"] = kind
+        elif function is None:
+            raise refused(place, "required, but missing.")
+        else:
+            functions[place] = function.tool(place)
+    return OfferedTools(tuple(functions.values()), tuple(functions), others)
 
 
 def tool_call(call_id: str | None, name: str, arguments: str | dict[str, Any] | None) -> ToolCall:

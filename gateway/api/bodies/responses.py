@@ -6,7 +6,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct, field
 
-from gateway.api.bodies.conversations import FunctionDefinition
+from gateway.api.bodies.conversations import (
+    FunctionDefinition,
+    FunctionName,
+    NoParameters,
+    offered_tools,
+)
 from gateway.api.bodies.input_items import conversation_of
 from gateway.api.bodies.parameters import CHAT_NEUTRAL, refused
 from gateway.api.bodies.schemas import ChatParameters, NumTokens, ReasoningEffort
@@ -41,8 +46,24 @@ _NAMES: Mapping[str, str] = {
 _LOGPROBS = "message.output_text.logprobs"
 
 
-class FunctionTool(FunctionDefinition, frozen=True, kw_only=True):
-    type: Literal["function"]
+class ResponseTool(Struct, frozen=True, kw_only=True):
+    """A function. Tools of other types are left out."""
+
+    type: str
+    name: FunctionName | None = None
+    description: Text | None = None
+    parameters: dict[str, Any] | NoParameters | None = None
+    """A JSON schema."""
+
+    def function(self, place: str) -> FunctionDefinition | None:
+        """None: the tool is no function. Raises `InvalidRequest`."""
+        if self.type != "function":
+            return None
+        if self.name is None:
+            raise refused(f"{place}.name", "required, but missing.")
+        return FunctionDefinition(
+            name=self.name, description=self.description, parameters=self.parameters
+        )
 
 
 class NamedFunction(Struct, frozen=True, kw_only=True):
@@ -97,7 +118,7 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
     top_logprobs: Annotated[
         NumTopLogprobs, Meta(description=f"Only with `include`: `{_LOGPROBS}`.")
     ] = 0
-    tools: Annotated[tuple[FunctionTool, ...], Meta(max_length=MAX_TOOLS)] = ()
+    tools: Annotated[tuple[ResponseTool, ...], Meta(max_length=MAX_TOOLS)] = ()
     tool_choice: ToolMode | NamedFunction | None = None
     text: TextOptions = TextOptions()
     reasoning: ReasoningOptions = ReasoningOptions()
@@ -139,9 +160,18 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
 
     def tool_use(self, served: Announcement | None) -> ToolUse | None:
         """Raises `InvalidRequest` and `Unavailable`."""
-        tools = tuple(tool.tool(f"tools[{k}]") for k, tool in enumerate(self.tools))
+        places = [f"tools[{k}]" for k in range(len(self.tools))]
+        offered = offered_tools(
+            (tool.type, tool.function(place), place)
+            for tool, place in zip(self.tools, places, strict=True)
+        )
         is_parallel = self.parallel_tool_calls
-        return tool_use(tools, self._choice(), is_parallel=is_parallel, served=served, path="")
+        return tool_use(offered, self._choice(), is_parallel=is_parallel, served=served)
+
+    @property
+    def ignored_tools(self) -> frozenset[str]:
+        """The types of the tools that are left out."""
+        return frozenset(tool.type for tool in self.tools) - {"function"}
 
     def prompts(self, tools: tuple[Tool, ...]) -> tuple[Prompt, ...]:
         """Raises `InvalidRequest`."""

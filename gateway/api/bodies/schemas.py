@@ -119,7 +119,7 @@ class GenerationRequest(Body, frozen=True, kw_only=True):
     needs_stream: ClassVar[bool] = True
     """Whether `stream_options` are rejected without `stream`."""
 
-    model: str
+    model: Annotated[str, Meta(description="May be left out if there is one model.")] = ""
     max_tokens: NumTokens | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = _DEFAULTS.temperature
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = _DEFAULTS.top_p
@@ -174,7 +174,8 @@ class GenerationRequest(Body, frozen=True, kw_only=True):
     user: str | None = None
 
     def __post_init__(self) -> None:
-        check_model(self.model)
+        if self.model:
+            check_model(self.model)
         if self.needs_stream and self.stream_options is not None and not self.stream:
             raise InvalidRequest(
                 "stream_options is allowed only when stream is true.", param="stream_options"
@@ -250,12 +251,13 @@ class ChatRequest(ChatParameters, frozen=True, kw_only=True):
 
     def tool_use(self, served: Announcement | None) -> ToolUse | None:
         """Raises `InvalidRequest` and `Unavailable`."""
-        return tool_use(
-            chat_tools(self.tools),
-            self.tool_choice,
-            is_parallel=self.parallel_tool_calls,
-            served=served,
-        )
+        offered, is_parallel = chat_tools(self.tools), self.parallel_tool_calls
+        return tool_use(offered, self.tool_choice, is_parallel=is_parallel, served=served)
+
+    @property
+    def ignored_tools(self) -> frozenset[str]:
+        """The types of the tools that are left out."""
+        return frozenset(tool.type for tool in self.tools) - {"function"}
 
     def prompts(self, tools: tuple[Tool, ...]) -> tuple[Prompt, ...]:
         """Raises `InvalidRequest`."""
@@ -298,6 +300,8 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     echo: Annotated[bool, Meta(description="Start the text with the prompt.")] = False
     add_special_tokens: bool = True
     detach: Detach = False
+
+    ignored_tools: ClassVar[frozenset[str]] = frozenset()
 
     def tool_use(self, served: Announcement | None) -> None:
         """A completion has no tools."""

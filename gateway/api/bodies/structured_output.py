@@ -15,7 +15,7 @@ from msgspec import Struct
 from gateway.api.bodies.parameters import check_json, refused
 from gateway.text.reasoning import CLOSE, OPEN
 from shared.errors import InvalidRequest
-from shared.grammars import JSON_WHITESPACE, TRIALS
+from shared.grammars import TRIALS, for_generation
 from shared.messages import MAX_GRAMMAR_CHARS, Constraint
 
 _MAX_ALTERNATIVES = 1024
@@ -64,16 +64,18 @@ class Wanted(NamedTuple):
     constraint: Constraint
     parts: tuple["Wanted", ...] = ()
     """What it is made of, as far as the client asked for that by itself."""
+    is_optional: bool = False
+    """The job is published without it if no worker could obey."""
 
 
 def wanted_constraint(fields: Mapping[str, Any]) -> Wanted | None:
     """What a body's ``response_format``, ``structured_outputs`` or ``guided_*`` ask for. Raises
     `InvalidRequest`."""
     found = list(_all_wanted(fields))
-    if len(found) > 1:
-        raise InvalidRequest(
-            f"{found[1].param}: not together with {found[0].param}.", param=found[1].param
-        )
+    # Some clients send one grammar under its older and its newer name.
+    for other in found[1:]:
+        if other.constraint != found[0].constraint:
+            raise refused(other.param, f"not together with {found[0].param}.")
     return found[0] if found else None
 
 
@@ -81,11 +83,18 @@ def after_reasoning(constraint: Constraint, reasoning_parser: str | None) -> Con
     """The same, for what a model says once it has thought. A grammar stands for all its text."""
     if reasoning_parser is None or constraint.kind == "lark":
         return constraint
-    if constraint.kind == "json_schema":
-        answer = json_rule(msgspec.json.decode(constraint.source))
-    else:
-        answer = f"/{_escaped(constraint.source)}/"
-    return grammar(f"answer: {answer}", reasoning_parser)
+    return grammar(f"answer: {rule_of(constraint)}", reasoning_parser)
+
+
+def rule_of(constraint: Constraint) -> str:
+    """What stands for a constraint in a grammar."""
+    match constraint.kind:
+        case "json_schema":
+            return json_rule(msgspec.json.decode(constraint.source))
+        case "regex":
+            return f"/{_escaped(constraint.source)}/"
+        case "lark":
+            return f"%lark {{\n{constraint.source}\n}}"
 
 
 def grammar(rules: str, reasoning_parser: str | None) -> Constraint:
@@ -98,11 +107,8 @@ def grammar(rules: str, reasoning_parser: str | None) -> Constraint:
 
 
 def json_rule(schema: dict[str, Any]) -> str:
-    """What stands for a schema in a grammar, with as much whitespace as where it stands alone."""
-    options = schema.get("x-guidance")
-    options = options if isinstance(options, dict) else {}
-    schema = {**schema, "x-guidance": {**options, "whitespace_pattern": JSON_WHITESPACE}}
-    return f"%json {msgspec.json.encode(schema).decode()}"
+    """What stands for a schema in a grammar. It allows what the schema allows alone."""
+    return f"%json {msgspec.json.encode(for_generation(schema)).decode()}"
 
 
 def json_constraint(schema: Any, param: str) -> Constraint:

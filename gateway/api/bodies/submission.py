@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
+from msgspec import structs
+
 from gateway.api.bodies.parameters import refused
 from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest
@@ -11,12 +13,15 @@ from gateway.api.bodies.structured_output import (
     PARAMETERS,
     Wanted,
     after_reasoning,
+    check,
+    check_now,
     wanted_constraint,
 )
 from gateway.api.bodies.tool_choice import ToolUse
 from gateway.api.rendering import Rendering
 from gateway.log.cursor import LogFacts
 from gateway.text.reasoning import REASONING_PARSERS
+from shared.errors import InvalidRequest
 from shared.messages import (
     MAX_CHOICES,
     Announcement,
@@ -45,6 +50,31 @@ class Submission(NamedTuple):
     wanted: Wanted | None
     """The constraint to check before the job is published."""
 
+    async def checked(self) -> "Submission":
+        """The same, once workers are known to be able to obey its constraint; without it if it is
+        optional and they are not. Raises `InvalidRequest` and `Overloaded`."""
+        try:
+            if self.wanted is not None:
+                await check(self.wanted)
+        except InvalidRequest as error:
+            return self._unconstrained(error)
+        return self
+
+    def checked_now(self) -> "Submission":
+        """The same for who has no event loop to keep going."""
+        try:
+            if self.wanted is not None:
+                check_now(self.wanted)
+        except InvalidRequest as error:
+            return self._unconstrained(error)
+        return self
+
+    def _unconstrained(self, error: InvalidRequest) -> "Submission":
+        if self.wanted is None or not self.wanted.is_optional:
+            raise error
+        sampling = structs.replace(self.job.sampling, constraint=None)
+        return self._replace(job=structs.replace(self.job, sampling=sampling), wanted=None)
+
 
 def submission(
     request: GenerationBody,
@@ -64,6 +94,8 @@ def submission(
 
     Raises `InvalidRequest`, which names the invalid parameter, and `Unavailable`.
     """
+    if not request.model:
+        raise refused("model", "expected the name of a model.")
     calls = request.tool_use(served)
     wanted = _wanted(request, calls, served)
     sampling = _sampling(request, wanted, calls)
@@ -95,12 +127,16 @@ def _wanted(
     request: GenerationBody, calls: ToolUse | None, served: Announcement | None
 ) -> Wanted | None:
     wanted = wanted_constraint({name: getattr(request, name) for name in PARAMETERS})
-    if calls is not None and calls.constraint is not None:
-        if wanted is not None:
-            raise refused(wanted.param, "not together with tools that have to be called.")
-        return Wanted("tools", calls.constraint, calls.schemas)
     parser = _reasoning_parser(request, served)
-    return wanted and wanted._replace(constraint=after_reasoning(wanted.constraint, parser))
+    if calls is not None and calls.is_required:
+        return Wanted("tools", calls.constraint(parser), calls.schemas())
+    if wanted is None:
+        bound = calls.constraint_after_tag(parser) if calls is not None else None
+        return None if bound is None else Wanted("tools", bound, is_optional=True)
+    if calls is not None:
+        constraint = calls.constraint(parser, wanted.constraint)
+        return Wanted("tools", constraint, (wanted, *calls.schemas()))
+    return wanted._replace(constraint=after_reasoning(wanted.constraint, parser))
 
 
 def _reasoning_parser(request: GenerationBody, served: Announcement | None) -> str | None:
@@ -171,7 +207,8 @@ def _rendering(
         prompt_logprobs=request.prompt_logprobs,
         tokens_as_ids=request.return_tokens_as_token_ids,
         tool_parser=calls.parser if calls else None,
-        is_forced=calls is not None and calls.constraint is not None,
+        tool_names=tuple(tool.name for tool in calls.tools) if calls else None,
+        is_forced=calls is not None and calls.is_required,
         is_single_call=calls is not None and calls.is_single,
         reasoning_parser=_reasoning_parser(request, served),
         include_reasoning=request.include_reasoning,

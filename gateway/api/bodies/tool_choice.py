@@ -1,14 +1,23 @@
 """The tools that a chat may call: validation, and what the job and the reader of its log need."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
+from gateway.api.bodies.conversations import OfferedTools
 from gateway.api.bodies.parameters import refused
-from gateway.api.bodies.structured_output import Wanted, grammar, json_constraint, json_rule
+from gateway.api.bodies.structured_output import (
+    Wanted,
+    grammar,
+    json_constraint,
+    json_rule,
+    rule_of,
+)
 from gateway.text.tools import TOOL_PARSERS
+from gateway.text.tools.hermes import CLOSE, OPEN
 from shared.errors import Unavailable
+from shared.grammars import CALL_CAPTURE, CALLS_TAG
 from shared.messages import MAX_GRAMMAR_CHARS, Announcement, Constraint, Tool
 
 MAX_CALLS = 16
@@ -19,8 +28,12 @@ _FORMS: Mapping[str, tuple[str, str, str]] = {
     "llama3_json": ("{}", "object", '"; "'),
     "mistral": ('"[" {} "]"', "object", '", "'),
 }
-"""The grammar of all calls, of one call, and of the separator of two calls."""
+"""All calls, one call, and what stands between two."""
+_DEFAULT_PARSER = "hermes"
+_TAGS: Mapping[str, str] = {"mistral": CALLS_TAG}
+"""What stands before calls, if the model does not have to call."""
 _DEFINITIONS = ("$defs", "definitions")
+_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 class FunctionChoice(Struct, frozen=True):
@@ -44,89 +57,128 @@ class ToolUse(NamedTuple):
     tools: tuple[Tool, ...]
     parser: str
     is_single: bool
-    constraint: Constraint | None
-    """The constraint of a request that must call a tool."""
-    schemas: tuple[Wanted, ...] = ()
-    """The part of the constraint for each tool."""
+    is_required: bool
+    """Whether the model has to call."""
+    callable: Mapping[str, Tool]
+    """The tools of which it may call any, by their place in the body."""
+
+    def schemas(self) -> tuple[Wanted, ...]:
+        """What the arguments of each of these have to match. Raises `InvalidRequest`."""
+        return tuple(_schema(tool, place) for place, tool in self.callable.items())
+
+    def constraint(
+        self, reasoning_parser: str | None, answer: Constraint | None = None
+    ) -> Constraint:
+        """Calls, or an ``answer``, if there is one, after what thought there may be. Raises
+        `InvalidRequest`."""
+        rules = _calls(self.parser, self.callable.values(), is_single=self.is_single)
+        if answer is None:
+            rules = ["answer: calls", *rules]
+        else:
+            tag = _TAGS.get(self.parser, "")
+            rules = [f"answer: {tag} calls | said", f"said: {rule_of(answer)}", *rules]
+        constraint = grammar("\n".join(rules), reasoning_parser)
+        if len(constraint.source) > MAX_GRAMMAR_CHARS:
+            raise refused("tools", f"longer than {MAX_GRAMMAR_CHARS} characters together.")
+        return constraint
+
+    def constraint_after_tag(self, reasoning_parser: str | None) -> Constraint | None:
+        """Any text, in which the opening tag of a call is followed by one of these tools. None if
+        calls have no such tag, the tools are too long, or a thought may contain the tag."""
+        if self.parser != "hermes" or reasoning_parser is not None:
+            return None
+        call = f'opened blank? object blank? "{CLOSE}"'
+        rules = [f"answer: {call} | text" if self.is_single else f"answer: ({call})* text"]
+        rules += [f"opened[lazy]: /(?s:.*){OPEN}/", "text: /(?s:.*)/", r"blank: /\s/"]
+        rules += _objects(self.parser, self.callable.values())
+        constraint = grammar("\n".join(rules), None)
+        return constraint if len(constraint.source) <= MAX_GRAMMAR_CHARS else None
 
 
 def tool_use(
-    tools: tuple[Tool, ...],
+    offered: OfferedTools,
     choice: ToolMode | ChatFunctionChoice | None,
     *,
     is_parallel: bool,
     served: Announcement | None,
-    path: str = ".function",
 ) -> ToolUse | None:
-    """None if no tool may be called. ``path`` is the path of each tool's name in the body.
+    """None: nothing may be called.
 
     Raises `InvalidRequest`, and `Unavailable` if there is no worker, because only workers know the
     format in which their model writes calls.
     """
-    chosen = _chosen(choice, tools)
+    chosen = _chosen(choice, offered)
     if not chosen:
         return None
     if served is None:
         raise Unavailable("No worker of this model is there to tell how it calls tools.")
+    is_one = isinstance(choice, ChatFunctionChoice)
+    is_required = is_one or choice == "required"
     parser = served.tool_parser
     if parser is None or parser not in TOOL_PARSERS:
-        raise refused("tools", f"the model '{served.model}' calls none.")
-    is_one = isinstance(choice, ChatFunctionChoice)
-    is_single = is_one or not is_parallel
-    if choice != "required" and not is_one:
-        return ToolUse(tools, parser, is_single, None)
-    constraint = _forced_calls(
-        parser, chosen, is_single=is_single, reasoning_parser=served.reasoning_parser
+        if not is_required:
+            raise refused("tools", f"the model '{served.model}' calls none.")
+        parser = _DEFAULT_PARSER
+    return ToolUse(
+        offered.functions,
+        parser,
+        is_single=is_one or not is_parallel,
+        is_required=is_required,
+        callable=chosen,
     )
-    if len(constraint.source) > MAX_GRAMMAR_CHARS:
-        raise refused("tools", f"longer than {MAX_GRAMMAR_CHARS} characters together.")
-    schemas = tuple(_schema(tool, f"tools[{tools.index(tool)}]{path}") for tool in chosen)
-    return ToolUse(tools, parser, is_single, constraint, schemas)
 
 
 def _chosen(
-    choice: ToolMode | ChatFunctionChoice | None, tools: tuple[Tool, ...]
-) -> tuple[Tool, ...]:
-    """The tools that may be called."""
+    choice: ToolMode | ChatFunctionChoice | None, offered: OfferedTools
+) -> Mapping[str, Tool]:
+    """The tools that may be called, by their place."""
+    tools = dict(zip(offered.places, offered.functions, strict=True))
     if isinstance(choice, ChatFunctionChoice):
-        tools = tuple(tool for tool in tools if tool.name == choice.function.name)
+        tools = {place: tool for place, tool in tools.items() if tool.name == choice.function.name}
         if not tools:
             raise refused("tool_choice", "no such tool.")
-    if choice == "required" and not tools:
-        raise refused("tool_choice", "there are no tools.")
-    return () if choice == "none" else tools
+    if choice == "required":
+        for place, kind in offered.others.items():
+            raise refused(place, f"'{kind[:64]}' is not supported.")
+        if not tools:
+            raise refused("tool_choice", "there are no tools.")
+    return {} if choice == "none" else tools
 
 
 def _schema(tool: Tool, path: str) -> Wanted:
     param = f"{path}.parameters"
-    return Wanted(param, json_constraint({"type": "object", **tool.parameters}, param))
+    return Wanted(param, json_constraint(_parameters(tool), param))
 
 
-def _forced_calls(
-    parser: str, tools: Sequence[Tool], *, is_single: bool, reasoning_parser: str | None
-) -> Constraint:
-    """The grammar of one or several calls of ``tools``, at most `MAX_CALLS`, after optional
-    reasoning."""
+def _calls(parser: str, tools: Collection[Tool], *, is_single: bool) -> list[str]:
+    """The rules of one call or several, `MAX_CALLS` at most, of ``tools``."""
     form, call, between = _FORMS[parser]
     calls = "call" if is_single else f"call ({between} call){{0,{MAX_CALLS - 1}}}"
-    rules = [f"answer: {form.format(calls)}", f"call: {call}"]
-    rules.append("object: " + " | ".join(f"object_{k}" for k in range(len(tools))))
+    return [f"calls: {form.format(calls)}", f"call: {call}", *_objects(parser, tools)]
+
+
+def _objects(parser: str, tools: Collection[Tool]) -> list[str]:
+    """The rules of a call's JSON object."""
+    alternatives = " | ".join(f"object_{k}" for k in range(len(tools)))
+    rules = [f'object[capture="{CALL_CAPTURE}"]: {alternatives}']
     arguments = "parameters" if parser == "llama3_json" else "arguments"
     for k, tool in enumerate(tools):
         rules.append(f"object_{k}: {json_rule(_call_schema(tool, arguments))}")
-    return grammar("\n".join(rules), reasoning_parser)
+    return rules
 
 
 def _call_schema(tool: Tool, arguments: str) -> dict[str, Any]:
+    parameters = _parameters(tool)
     # References in a tool's schema start at its root, which is no longer one.
-    definitions = {name: tool.parameters[name] for name in _DEFINITIONS if name in tool.parameters}
-    parameters = {
-        name: value for name, value in tool.parameters.items() if name not in _DEFINITIONS
-    }
+    definitions = {name: parameters.pop(name) for name in _DEFINITIONS if name in parameters}
     return {
         "type": "object",
-        "properties": {"name": {"const": tool.name}, arguments: {"type": "object", **parameters}},
+        "properties": {"name": {"const": tool.name}, arguments: parameters},
         "required": ["name", arguments],
-        "additionalProperties": False,
         **definitions,
     }
+
+
+def _parameters(tool: Tool) -> dict[str, Any]:
+    """The schema of a tool's arguments. A function without parameters is called with ``{}``."""
+    return {"type": "object", **(tool.parameters or _NO_PARAMETERS)}

@@ -130,7 +130,7 @@ class TokenizeRequest(QuickBody, frozen=True, kw_only=True):
             raise refused("prompt", "expected one of prompt and messages.")
         return ChatPrompt(
             messages=chat_messages(self.messages),
-            tools=chat_tools(self.tools),
+            tools=chat_tools(self.tools).functions,
             template_kwargs=template_kwargs(self.chat_template_kwargs),
             add_generation_prompt=self.add_generation_prompt and not self.continue_final_message,
             continue_final_message=self.continue_final_message,

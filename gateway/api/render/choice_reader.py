@@ -138,5 +138,5 @@ def _tool_parser(rendering: Rendering) -> Parser:
     if rendering.tool_parser is None:
         return PlainText()
     if rendering.tool_parser == "mistral" and rendering.is_forced:
-        return MistralParser(is_open=True)
-    return TOOL_PARSERS[rendering.tool_parser]()
+        return MistralParser(rendering.tool_names, is_open=True)
+    return TOOL_PARSERS[rendering.tool_parser](rendering.tool_names)

@@ -35,6 +35,8 @@ def error_of(event: Failed) -> WarrenError:
 
 class PromptTokensDetails(Struct, frozen=True):
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
+    """Always 0: writing to the prefix cache costs nothing."""
 
 
 class CompletionTokensDetails(Struct, frozen=True):

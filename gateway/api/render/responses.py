@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct, field
 
 from gateway.api.render.choice_reader import ChoiceReader
-from gateway.api.render.formats import ENCODER, TokenCounts, Usage, error_of
+from gateway.api.render.formats import ENCODER, PromptTokensDetails, TokenCounts, Usage, error_of
 from gateway.api.render.gathering import Gathering
 from gateway.api.render.output_items import Event, ItemWriter
 from gateway.api.rendering import Rendering
@@ -51,17 +51,13 @@ class IncompleteDetails(Struct, frozen=True):
     reason: Literal["max_output_tokens"] = "max_output_tokens"
 
 
-class InputTokensDetails(Struct, frozen=True):
-    cached_tokens: int
-
-
 class OutputTokensDetails(Struct, frozen=True):
     reasoning_tokens: int
 
 
 class ResponseUsage(Struct, frozen=True, kw_only=True):
     input_tokens: int
-    input_tokens_details: InputTokensDetails
+    input_tokens_details: PromptTokensDetails
     output_tokens: int
     output_tokens_details: OutputTokensDetails
     total_tokens: int
@@ -191,7 +187,7 @@ def _usage(usage: Usage) -> ResponseUsage:
     details = usage.completion_tokens_details
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
-        input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
+        input_tokens_details=usage.prompt_tokens_details,
         output_tokens=usage.completion_tokens,
         output_tokens_details=OutputTokensDetails(details.reasoning_tokens if details else 0),
         total_tokens=usage.total_tokens,

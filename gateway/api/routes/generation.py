@@ -12,7 +12,6 @@ from opentelemetry.trace import SpanKind
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest, parse
-from gateway.api.bodies.structured_output import check
 from gateway.api.bodies.submission import GenerationBody, Submission, submission
 from gateway.api.observation import Observation
 from gateway.api.openapi import documented
@@ -95,6 +94,8 @@ async def generate(
         raw_body = await read_body(request, gateway.settings.max_body_bytes)
         body, echoed, promise, in_own_words = read(raw_body)
         begin()
+        if not body.model:
+            body = msgspec.structs.replace(body, model=gateway.workers.only_model())
         key = request.headers.get(KEY_HEADER)
         now, tenant = time.time(), request.state.tenant
         with (
@@ -113,10 +114,10 @@ async def generate(
                 trace=telemetry.inject(),
             )
             gateway.workers.admit(body.model)
-            if submitted.wanted is not None:
-                await check(submitted.wanted)
+            submitted = await submitted.checked()
             # After the checks: the spare log of a bad request becomes another one's.
             request.state.request_id = log.request_id
+            request.state.ignored_tools = body.ignored_tools
             if promise is not None:
                 return await _start(gateway, log, submitted, promise, request, send)
             with in_own_words(), Observation(gateway.metrics, submitted.job) as observation:

@@ -22,7 +22,6 @@ from gateway.api.openapi import documented
 from gateway.api.sending import ClientGone, until_disconnect
 from gateway.intake.body import read_body
 from gateway.wiring import Gateway
-from shared.errors import InvalidRequest
 
 QuickRequest: TypeAlias = TokenizeRequest | DetokenizeRequest | EmbeddingRequest
 
@@ -38,7 +37,7 @@ def router(gateway: Gateway) -> APIRouter:
         with gateway.admission.enter() as begin:
             body = parse(kind, await read_body(request, gateway.settings.max_body_bytes))
             deadline = time.time() + gateway.settings.request_timeout_s
-            model = body.model or _only_model(gateway)
+            model = body.model or gateway.workers.only_model()
             draft = QuickDraft(model, request.state.request_id, deadline, request.state.tenant)
             body.job(draft)  # refuses what is out of its limits before the broker is asked
             begin()
@@ -77,11 +76,3 @@ def router(gateway: Gateway) -> APIRouter:
         return await answer(request, EmbeddingRequest)
 
     return routes
-
-
-def _only_model(gateway: Gateway) -> str:
-    """For bodies that name none. Raises `InvalidRequest`."""
-    models = list(gateway.workers.models())
-    if len(models) != 1:
-        raise InvalidRequest("model: expected the name of a model.", param="model")
-    return models[0]

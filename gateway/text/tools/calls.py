@@ -1,12 +1,22 @@
 """A tool call as a JSON object with a name and arguments."""
 
 import json
+from collections.abc import Collection
+from typing import TypeAlias
 
 from gateway.text.pieces import CallArguments, CallStart, Piece
 
 _ARGUMENTS = ("arguments", "parameters")
 _KEYS = ("name", "type", "id", *_ARGUMENTS)
 _SPACE = " \t\r\n"
+
+
+Names: TypeAlias = Collection[str] | None
+"""Of the functions that may be called; None: any."""
+
+
+def is_declared(name: str | None, names: Names) -> bool:
+    return bool(name) and (names is None or name in names)
 
 
 class JsonValue:
@@ -52,11 +62,13 @@ class CallObject:
     """Parses one object ``{"name": ..., "arguments": {...}}``, character by character.
 
     The call starts once its name is known and its arguments start. Until then the text may turn out
-    not to be a call, in which case it is returned as content.
+    not to be a call, in which case it is returned as content. A name that is not one of ``names``
+    is none of a call.
     """
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, names: Names) -> None:
         self.index = index
+        self._names = names
         self.has_begun = False
         self.is_complete = False
         self.is_broken = False
@@ -129,7 +141,7 @@ class CallObject:
         self._expected = ",}"
         if self._key == "name":
             self._name = _string(self._text)
-            self.is_broken = not self._name
+            self.is_broken = not is_declared(self._name, self._names)
         elif self._key in _ARGUMENTS and self._arguments is None:
             self._arguments = self._text
 

@@ -2,7 +2,7 @@
 
 from gateway.text.pieces import Content, Piece
 from gateway.text.tags import Until
-from gateway.text.tools.calls import CallObject
+from gateway.text.tools.calls import CallObject, Names
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -10,7 +10,8 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 class HermesParser:
     """Text that is not a call remains content, including tags."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Names = None) -> None:
+        self._names = names
         self._num_calls = 0
         self._call: CallObject | None = None
         self._outside = Until(OPEN)
@@ -48,8 +49,11 @@ class HermesParser:
             pieces.append(Content(sure))
             self._follows_call = False
         if tag is not None:
-            self._tag, self._call = tag, CallObject(self._num_calls)
+            self._tag, self._call = tag, self._new_call()
         return rest
+
+    def _new_call(self) -> CallObject:
+        return CallObject(self._num_calls, self._names)
 
     def _read_call(self, call: CallObject, text: str, pieces: list[Piece]) -> str:
         for position, char in enumerate(text):
@@ -72,5 +76,5 @@ class HermesParser:
         if tag is not None:
             self._follows_call = True
             is_closed = tag.endswith(CLOSE)
-            self._tag, self._call = tag, None if is_closed else CallObject(self._num_calls)
+            self._tag, self._call = tag, None if is_closed else self._new_call()
         return rest

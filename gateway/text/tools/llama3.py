@@ -2,7 +2,7 @@
 
 from gateway.text.pieces import Content, Piece
 from gateway.text.tags import Opening
-from gateway.text.tools.calls import CallObject
+from gateway.text.tools.calls import CallObject, Names
 
 TAG = "<|python_tag|>"
 _BETWEEN = " \t\r\n;,"
@@ -11,7 +11,8 @@ _BETWEEN = " \t\r\n;,"
 class Llama3Parser:
     """A text that does not start with a call is content."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Names = None) -> None:
+        self._names = names
         self._num_calls = 0
         self._call: CallObject | None = None
         self._opening: Opening | None = Opening(TAG)
@@ -50,7 +51,7 @@ class Llama3Parser:
         begun = text.lstrip(_BETWEEN if self._num_calls else None)
         self._held += text[: len(text) - len(begun)]
         if begun.startswith("{"):
-            self._call = CallObject(self._num_calls)
+            self._call = CallObject(self._num_calls, self._names)
         elif begun:
             self._give_back(pieces)
         return begun

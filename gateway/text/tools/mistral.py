@@ -2,7 +2,7 @@
 
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece
 from gateway.text.tags import Until
-from gateway.text.tools.calls import CallObject, JsonValue
+from gateway.text.tools.calls import CallObject, JsonValue, Names, is_declared
 
 TAG, ARGS = "[TOOL_CALLS]", "[ARGS]"
 _BETWEEN = " \t\r\n,"
@@ -11,12 +11,13 @@ _BETWEEN = " \t\r\n,"
 class MistralParser:
     """Text that is not a call remains content."""
 
-    def __init__(self, *, is_open: bool = False) -> None:
+    def __init__(self, names: Names = None, *, is_open: bool = False) -> None:
         """``is_open``: the text starts after the tag."""
+        self._names = names
         self._num_calls = 0
         self._outside = Until(TAG)
         self._follows_call = False
-        self._inside: _Calls | None = _Calls(0, "") if is_open else None
+        self._inside: _Calls | None = _Calls(0, "", names) if is_open else None
 
     @property
     def open_call(self) -> int | None:
@@ -42,7 +43,7 @@ class MistralParser:
                 pieces.append(Content(sure))
                 self._follows_call = False
             if tag is not None:
-                self._inside = _Calls(self._num_calls, tag)
+                self._inside = _Calls(self._num_calls, tag, self._names)
             return rest
         for position, char in enumerate(text):
             pieces += self._inside.read(char)
@@ -56,7 +57,8 @@ class MistralParser:
 class _Calls:
     """Parses the text after one tag, character by character."""
 
-    def __init__(self, num_calls: int, tag: str) -> None:
+    def __init__(self, num_calls: int, tag: str, names: Names) -> None:
+        self._names = names
         self.num_calls = num_calls
         self.is_over = False
         self._first = num_calls
@@ -79,7 +81,7 @@ class _Calls:
             self._held += char
             return []
         if char == "{":
-            self._call = CallObject(self.num_calls)
+            self._call = CallObject(self.num_calls, self._names)
             return self._read_object(self._call, char)
         if char == "[" and not self._in_list:
             self._in_list = True
@@ -89,7 +91,7 @@ class _Calls:
             self.is_over = True
             return []
         if not self._in_list and (char.isalnum() or char in "_-."):
-            self._named = _NamedCall(self.num_calls)
+            self._named = _NamedCall(self.num_calls, self._names)
             return self._read_named(self._named, char)
         return self._give_back(char)
 
@@ -133,8 +135,9 @@ class _Calls:
 class _NamedCall:
     """A call of the form ``name[ARGS]{...}`` or ``name{...}``."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, names: Names) -> None:
         self.index = index
+        self._names = names
         self.has_begun = False
         self.is_complete = False
         self.is_broken = False
@@ -152,8 +155,11 @@ class _NamedCall:
             self.is_broken = len(self.raw) > 512 or (char in "\n<>()")
             if char != "{":
                 return []
-            self._value, self.has_begun = JsonValue(), True
             name = self.raw[:-1].strip().removesuffix(ARGS).strip()
+            if not is_declared(name, self._names):
+                self.is_broken = True
+                return []
+            self._value, self.has_begun = JsonValue(), True
             pieces.append(CallStart(self.index, name))
         self._value.read(char)
         self.is_complete = self._value.is_complete

@@ -26,5 +26,5 @@ def test_the_usage_sums_over_the_choices() -> None:
         "prompt_tokens": 60,
         "completion_tokens": 4,
         "total_tokens": 64,
-        "prompt_tokens_details": {"cached_tokens": 48},
+        "prompt_tokens_details": {"cached_tokens": 48, "cache_write_tokens": 0},
     }

@@ -97,6 +97,19 @@ def test_calls_are_told_from_content(parser: str, text: str, pieces: list[Piece]
     assert pieces_of([text], parser) == pieces
 
 
+@pytest.mark.parametrize(("parser", "text", "pieces"), CASES)
+def test_what_calls_no_declared_function_is_text(
+    parser: str, text: str, pieces: list[Piece]
+) -> None:
+    reader = ChoiceReader(context_of(tool_parser=parser, tool_names=("h",)))
+
+    read = merged(reader.read(text, 1) + reader.end())
+
+    assert not any(isinstance(piece, CallStart | CallArguments) for piece in read)
+    if not any(isinstance(piece, CallStart) for piece in pieces):
+        assert read == pieces
+
+
 @pytest.mark.parametrize(
     ("parser", "text", "pieces"),
     [

@@ -10,7 +10,7 @@ import pytest
 from shared.errors import InvalidRequest
 from shared.messages import Constraint
 from tests.support.tokenizers import byte_level_tokenizer, save_tokenizer
-from worker.decode.constraints import Constraints, Grammar
+from worker.decode.constraints import Constraints, Grammar, token_mask
 from worker.text import Tokenizer
 
 BOMBS = [
@@ -72,3 +72,41 @@ async def test_a_bomb_is_refused_beside_the_event_loop(
 async def test_a_constraint_that_names_unknown_tokens_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidRequest, match="unknown special token"):
         await Constraints(tokenizer).compile(Constraint(kind="lark", source="start: <|nobody|>"))
+
+
+ROME, OSLO = '<c>{"city": "Rome"}</c>', '<c>{"city": "Oslo"}</c>'
+CALLS = Constraint(
+    kind="lark",
+    source='start: call (/ ?/ call)*\ncall: "<c>" object "</c>"\n'
+    'object[capture="tool_call"]: %json {"type": "object"}',
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_complete"),
+    [
+        (ROME * 2, False),
+        (ROME * 3, True),
+        (f"{OSLO}{ROME} {ROME} {ROME}", True),
+        (f"{ROME} {ROME}{ROME}", True),
+        (f"{ROME}{ROME}{OSLO}{ROME}", False),
+        (f"{ROME}{OSLO}" * 4, False),
+        (f"{ROME}{ROME}{ROME[:-6]}", False),
+    ],
+)
+async def test_equal_calls_are_soon_enough(
+    text: str, is_complete: bool, tokenizer: Tokenizer
+) -> None:
+    grammar = await Constraints(tokenizer).compile(CALLS)
+    # A call is whole before its closing tag.
+    token_ids = tokenizer.encode_text(text.removesuffix("</c>"))
+    matcher = grammar.matcher((), None)
+
+    for token_id in token_ids:
+        assert not matcher.is_complete
+        matcher.advance(token_id)
+
+    continued = grammar.matcher(token_ids, None)
+    assert matcher.is_complete is continued.is_complete is is_complete
+    if is_complete:
+        assert continued.mask() == token_mask(tokenizer.eos_ids, tokenizer.num_mask_bytes)

@@ -23,7 +23,7 @@ def load(directory: Path, template: str, *entries: str) -> Tokenizer:
         ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}", ["[TOOL_CALLS]"], "mistral"),
         ("{% if tools %}Environment: ipython{% endif %}", ["<|python_tag|>"], "llama3_json"),
         ("{% if tools %}calls{% endif %}", [], None),
-        ("{{ messages[0].content }}", ["<|python_tag|>"], None),
+        ("{{ messages[0].content }}", ["<|python_tag|>"], "hermes"),
     ],
     ids=["hermes", "mistral", "llama3", "of its own", "none"],
 )
@@ -57,7 +57,7 @@ def test_a_setting_wins(tmp_path: Path) -> None:
     assert reasoning_parser(tokenizer, "deepseek_r1") == "deepseek_r1"
 
 
-def test_smollm2_does_neither(smollm2: Path) -> None:
+def test_smollm2_calls_in_the_default_form(smollm2: Path) -> None:
     tokenizer = Tokenizer.load(smollm2)
 
-    assert (tool_parser(tokenizer), reasoning_parser(tokenizer)) == (None, None)
+    assert (tool_parser(tokenizer), reasoning_parser(tokenizer)) == ("hermes", None)

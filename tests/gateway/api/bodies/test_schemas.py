@@ -267,7 +267,7 @@ def test_an_empty_list_is_said_to_be_too_short(
         job_of(kind, **{name: []})
 
 
-@pytest.mark.parametrize("model", ["", "a b", "../etc", "x" * 129])
+@pytest.mark.parametrize("model", ["a b", "../etc", "x" * 129])
 def test_a_name_that_no_model_has_is_not_found(model: str) -> None:
     with pytest.raises(ModelNotFound, match="does not exist") as caught:
         chat_job(model=model)

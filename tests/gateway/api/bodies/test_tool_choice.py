@@ -9,9 +9,10 @@ from gateway.api.bodies.schemas import ChatRequest, parse
 from gateway.api.bodies.structured_output import Wanted, check_now
 from gateway.api.bodies.tool_choice import MAX_CALLS, ToolUse
 from gateway.api.render.choice_reader import ChoiceReader, merged
-from gateway.text.pieces import CallArguments, CallStart
+from gateway.text.pieces import CallArguments, CallStart, Content
 from shared.errors import InvalidRequest, Unavailable
-from shared.messages import Announcement
+from shared.grammars import CALLS_TAG
+from shared.messages import MAX_GRAMMAR_CHARS, Announcement, Constraint
 from tests.support.grammars import matches
 from tests.support.rendering import context_of
 
@@ -58,7 +59,6 @@ def use_of(
     choice: Any = None,
     *,
     parser: str | None = "hermes",
-    reasoning: str | None = None,
     is_parallel: bool = True,
 ) -> ToolUse | None:
     served = Announcement(
@@ -69,7 +69,6 @@ def use_of(
         fingerprint="f",
         max_num_seqs=1,
         tool_parser=parser,
-        reasoning_parser=reasoning,
     )
     return chat(tools, tool_choice=choice, parallel_tool_calls=is_parallel).tool_use(served)
 
@@ -84,11 +83,22 @@ def test_nothing_is_called_unasked(tools: Any, choice: Any) -> None:
     assert use_of(tools, choice) is None
 
 
+@pytest.mark.parametrize("choice", [None, "auto", "none", NAMED])
+def test_tools_that_are_no_functions_are_left_out(choice: Any) -> None:
+    request = chat([{"type": "web_search"}, TIME, {"type": "custom", "custom": {"name": "x"}}])
+
+    use = use_of([{"type": "web_search"}, TIME, {"type": "custom"}], choice)
+
+    assert request.ignored_tools == {"web_search", "custom"}
+    assert (use is None) is (choice == "none")
+    assert use is None or [tool.name for tool in use.tools] == ["get_time"]
+
+
 def test_a_model_that_may_call_is_free() -> None:
     use = use_of([WEATHER, TIME], "auto")
 
     assert use is not None
-    assert use.constraint is None
+    assert not use.is_required
     assert [tool.name for tool in use.tools] == ["get_weather", "get_time"]
 
 
@@ -98,13 +108,13 @@ def test_a_model_that_has_to_call_writes_what_its_parser_reads(parser: str) -> N
     opening, closing = around[:1], around[1:]
     use = use_of([WEATHER, TIME], "required", parser=parser)
     assert use is not None
-    assert use.constraint is not None
-    check_now(Wanted("tools", use.constraint))
+    constraint = use.constraint(None)
+    check_now(Wanted("tools", constraint))
     text = f"{opening}{weather}{between}{now}{closing}"
 
-    assert matches(use.constraint, text)
-    assert not matches(use.constraint, f"{opening}{weather.replace('city', 'town')}{closing}")
-    assert not matches(use.constraint, "It rains.")
+    assert matches(constraint, text)
+    assert not matches(constraint, f"{opening}{weather.replace('city', 'town')}{closing}")
+    assert not matches(constraint, "It rains.")
     reader = ChoiceReader(context_of(tool_parser=parser, is_forced=True))
     assert merged(reader.read(text, 1) + reader.end()) == [
         CallStart(0, "get_weather"),
@@ -120,12 +130,12 @@ def test_a_named_tool_is_called_once(parser: str) -> None:
     opening, closing = around[:1], around[1:]
     use = use_of([WEATHER, TIME], NAMED, parser=parser)
     assert use is not None
-    assert use.constraint is not None
+    constraint = use.constraint(None)
 
     assert use.is_single
-    assert matches(use.constraint, f"{opening}{now}{closing}")
-    assert not matches(use.constraint, f"{opening}{weather}{closing}")
-    assert not matches(use.constraint, f"{opening}{now}{between}{now}{closing}")
+    assert matches(constraint, f"{opening}{now}{closing}")
+    assert not matches(constraint, f"{opening}{weather}{closing}")
+    assert not matches(constraint, f"{opening}{now}{between}{now}{closing}")
 
 
 @pytest.mark.parametrize("parser", FORMS)
@@ -134,39 +144,39 @@ def test_a_model_that_cannot_stop_calling_is_stopped(parser: str) -> None:
     opening, closing = around[:1], around[1:]
     use = use_of([TIME], "required", parser=parser)
     assert use is not None
-    assert use.constraint is not None
+    constraint = use.constraint(None)
 
     def calls(count: int) -> str:
         return f"{opening}{between.join([now] * count)}{closing}"
 
-    assert matches(use.constraint, calls(1))
-    assert matches(use.constraint, calls(MAX_CALLS))
-    assert not matches(use.constraint, calls(MAX_CALLS + 1))
+    assert matches(constraint, calls(1))
+    assert matches(constraint, calls(MAX_CALLS))
+    assert not matches(constraint, calls(MAX_CALLS + 1))
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
-def test_a_model_that_has_to_call_writes_no_endless_blanks(choice: Any) -> None:
+def test_a_model_that_has_to_call_writes_at_most_one_blank(choice: Any) -> None:
     use = use_of([TIME], choice, parser="llama3_json")
     assert use is not None
-    assert use.constraint is not None
+    constraint = use.constraint(None)
     call = FORMS["llama3_json"][1]
 
-    assert matches(use.constraint, call.replace(": {", ":\n    {"))
-    assert not matches(use.constraint, call.replace(": {", ":" + " " * 17 + "{"))
+    assert matches(constraint, call.replace(": {", ":{"))
+    assert not matches(constraint, call.replace(": {", ":  {"))
 
 
 def test_a_model_thinks_before_it_has_to_call() -> None:
-    use = use_of([TIME], "required", reasoning="deepseek_r1")
+    use = use_of([TIME], "required")
     assert use is not None
-    assert use.constraint is not None
+    constraint = use.constraint("deepseek_r1")
 
-    assert matches(use.constraint, "hm</think>\n" + FORMS["hermes"][1])
+    assert matches(constraint, "hm</think>\n" + FORMS["hermes"][1])
 
 
 @pytest.mark.parametrize(
     ("tools", "choice", "param"),
     [
-        ([{"type": "web_search"}], None, "tools[0].type"),
+        ([TIME, {"type": "web_search"}], "required", "tools[1].type"),
         ([3], None, "tools[0]"),
         ([{"type": "function"}], None, "tools[0].function"),
         ([{"type": "function", "function": {}}], None, "tools[0].function.name"),
@@ -207,21 +217,124 @@ def test_a_deep_schema_is_refused() -> None:
 def test_a_schema_that_nobody_can_obey_is_named_and_not_its_grammar(choice: Any) -> None:
     broken = {"type": "object", "properties": {"x": {"type": "nonsense"}}}
     use = use_of(
-        [TIME, {"type": "function", "function": {"name": "f", "parameters": broken}}], choice
+        [TIME, {"type": "function", "function": {"name": "f", "parameters": broken}}],
+        choice,
     )
     assert use is not None
-    assert use.constraint is not None
+    constraint = use.constraint(None)
 
     with pytest.raises(InvalidRequest) as caught:
-        check_now(Wanted("tools", use.constraint, use.schemas))
+        check_now(Wanted("tools", constraint, use.schemas()))
 
     assert caught.value.param == "tools[1].function.parameters"
     assert caught.value.message == "tools[1].function.parameters: Invalid type: nonsense"
 
 
-def test_a_model_without_calls_refuses_tools() -> None:
+def test_a_model_whose_calls_nobody_can_read_refuses_tools() -> None:
     with pytest.raises(InvalidRequest, match="calls none"):
         use_of([TIME], parser=None)
+
+
+WEATHER_CALL, TIME_CALL, *_ = FORMS["hermes"]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_allowed"),
+    [
+        ("", True),
+        ("It <rains>.", True),
+        (WEATHER_CALL, True),
+        (f"Let me see.\n{WEATHER_CALL}\n{TIME_CALL}\nDone.", True),
+        (WEATHER_CALL.replace("\n", ""), True),
+        (WEATHER_CALL.replace("weather", "whether"), False),
+        (WEATHER_CALL.replace("city", "town"), False),
+        ("<tool_call>rain", False),
+    ],
+)
+def test_what_follows_the_tag_of_a_call_is_a_call(text: str, is_allowed: bool) -> None:
+    use = use_of([WEATHER, TIME], "auto")
+    assert use is not None
+    constraint = use.constraint_after_tag(None)
+    assert constraint is not None
+    check_now(Wanted("tools", constraint))
+
+    assert matches(constraint, text) is is_allowed
+
+
+def test_a_single_call_is_the_end() -> None:
+    use = use_of([WEATHER, TIME], "auto", is_parallel=False)
+    assert use is not None
+    constraint = use.constraint_after_tag(None)
+    assert constraint is not None
+
+    assert matches(constraint, f"Look: {TIME_CALL}")
+    assert matches(constraint, "It rains.")
+    assert not matches(constraint, f"{TIME_CALL}\n{TIME_CALL}")
+
+
+@pytest.mark.parametrize(
+    ("parser", "reasoning"), [("llama3_json", None), ("mistral", None), ("hermes", "qwen3")]
+)
+def test_text_that_may_contain_what_looks_like_a_call_is_free(
+    parser: str, reasoning: str | None
+) -> None:
+    use = use_of([WEATHER], "auto", parser=parser)
+
+    assert use is not None
+    assert use.constraint_after_tag(reasoning) is None
+
+
+def test_a_tool_that_is_too_long_for_a_grammar_can_be_called() -> None:
+    schema = {"type": "object", "properties": {"x": {"enum": ["x" * MAX_GRAMMAR_CHARS]}}}
+    use = use_of([{"type": "function", "function": {"name": "f", "parameters": schema}}])
+
+    assert use is not None
+    assert use.constraint_after_tag(None) is None
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_any_model_can_be_made_to_call(choice: Any) -> None:
+    use = use_of([TIME], choice, parser=None)
+    assert use is not None
+
+    assert use.parser == "hermes"
+    assert matches(use.constraint(None), FORMS["hermes"][1])
+
+
+def test_a_function_without_parameters_is_called_without_arguments() -> None:
+    use = use_of([TIME], "required")
+    assert use is not None
+
+    assert not matches(use.constraint(None), FORMS["hermes"][1].replace("{}", '{"zone": "UTC"}'))
+
+
+@pytest.mark.parametrize("parser", FORMS)
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (Constraint(kind="json_schema", source='{"properties": {"a": {}}}'), '{"a": 1}'),
+        (Constraint(kind="regex", source="a/b"), "a/b"),
+        (Constraint(kind="lark", source='start: "yes" | "no"'), "yes"),
+    ],
+)
+def test_a_model_that_may_call_calls_or_answers(parser: str, answer: Constraint, text: str) -> None:
+    weather, _, _, around = FORMS[parser]
+    use = use_of([WEATHER], "auto", parser=parser)
+    assert use is not None
+    tag = "[TOOL_CALLS]" if parser == "mistral" else ""
+    call = f"{tag}{around[:1]}{weather}{around[1:]}"
+
+    constraint = use.constraint(None, answer)
+
+    check_now(Wanted("tools", constraint))
+    source = constraint.source.replace(CALLS_TAG, f'"{tag}"')
+    constraint = Constraint(kind="lark", source=source)
+    assert matches(constraint, text)
+    assert matches(constraint, call)
+    assert not matches(constraint, f"{call}{text}")
+    assert not matches(constraint, "It rains.")
+    reader = ChoiceReader(context_of(tool_parser=parser))
+    assert merged(reader.read(text, 1) + reader.end()) == [Content(text)]
 
 
 def test_while_no_worker_is_there_nobody_knows_how_to_call() -> None:

@@ -212,7 +212,7 @@ def test_usage_counts_a_prompt_once() -> None:
     usage = log.finish("b", choice=1, num_cached_tokens=3).whole()["usage"]
 
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (3, 2, 5)
-    assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 2, "cache_write_tokens": 0}
 
 
 def test_the_fingerprint_comes_with_the_end() -> None:

@@ -9,6 +9,8 @@ from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
 
 BODY = {"model": "scripted", "prompt": ["x", "y"]}
 
+DETAILS = {"cached_tokens": 48, "cache_write_tokens": 0}
+
 
 async def find_some(job: ScriptedJob) -> None:
     await job.start()
@@ -24,7 +26,10 @@ async def test_a_whole_answer_sums_over_its_choices(
 
     answer = (await gateway.post("/v1/completions", **BODY)).json()
 
-    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 48}
+    assert answer["usage"]["prompt_tokens_details"] == {
+        "cached_tokens": 48,
+        "cache_write_tokens": 0,
+    }
 
 
 async def test_so_does_a_stream(gateway: LiveGateway, worker: ScriptedWorker) -> None:
@@ -35,4 +40,4 @@ async def test_so_does_a_stream(gateway: LiveGateway, worker: ScriptedWorker) ->
 
     *_, usage, _ = (line for line in body.text.splitlines() if line.startswith("data: "))
     chunk = json.loads(usage.removeprefix("data: "))
-    assert chunk["usage"]["prompt_tokens_details"] == {"cached_tokens": 48}
+    assert chunk["usage"]["prompt_tokens_details"] == DETAILS

@@ -77,7 +77,7 @@ async def test_usage_that_was_asked_for_is_one_last_chunk(gateway: LiveGateway) 
         "prompt_tokens": 3,
         "completion_tokens": 3,
         "total_tokens": 6,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
     }
 
 

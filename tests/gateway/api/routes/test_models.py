@@ -1,14 +1,17 @@
 """GET /v1/models, and which models there are."""
 
 import asyncio
+from typing import Any
 
 import openai
 import pytest
 
 from shared import topology
 from shared.bus.memory import MemoryBus
-from tests.support.http import LiveGateway, eventually, live_gateway
+from tests.support.http import LiveGateway, eventually, hears_a_worker, live_gateway
 from tests.support.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
+
+USER = {"role": "user", "content": "one"}
 
 
 async def test_announced_models_are_listed(gateway: LiveGateway) -> None:
@@ -27,6 +30,25 @@ async def test_a_model_is_described(gateway: LiveGateway) -> None:
     model = (await gateway.http.get(f"/v1/models/{MODEL}")).json()
     assert (model["object"], model["owned_by"], model["max_model_len"]) == ("model", "warren", 2048)
     assert isinstance(model["created"], int)
+
+
+@pytest.mark.parametrize("body", [{}, {"model": None}, {"model": ""}])
+async def test_a_request_that_names_no_model_is_the_only_ones(
+    gateway: LiveGateway, worker: ScriptedWorker, body: dict[str, Any]
+) -> None:
+    await hears_a_worker(gateway)
+
+    chat = await gateway.http.post("/v1/chat/completions", json={"messages": [USER], **body})
+    response = await gateway.http.post("/v1/responses", json={"input": "one", **body})
+
+    assert [chat.json()["model"], response.json()["model"]] == [MODEL, MODEL]
+
+
+async def test_a_request_that_names_no_model_is_refused_if_there_is_none(bus: MemoryBus) -> None:
+    async with live_gateway(bus) as gateway:
+        response = await gateway.http.post("/v1/chat/completions", json={"messages": [USER]})
+
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "model")
 
 
 async def test_a_model_that_nobody_serves_is_not_found(gateway: LiveGateway) -> None:

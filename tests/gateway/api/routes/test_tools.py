@@ -9,6 +9,7 @@ from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolPara
 
 from shared.bus.memory import MemoryBus
 from shared.messages import ChatPrompt, ToolCall
+from tests.support.grammars import matches
 from tests.support.http import LiveGateway, hears_a_worker, live_gateway
 from tests.support.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
 
@@ -19,6 +20,11 @@ TOOL: ChatCompletionToolParam = {
         "name": "get_weather",
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     },
+}
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+CITY = {
+    "type": "json_schema",
+    "json_schema": {"name": "city", "schema": TOOL["function"].get("parameters")},
 }
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 
@@ -104,6 +110,86 @@ async def test_a_call_that_is_required_is_a_constraint(
     assert constraint is not None
     assert "get_weather" in constraint.source
     assert len(response.json()["choices"][0]["message"]["tool_calls"]) == 1
+
+
+@pytest.mark.parametrize("name", ["auto", None])
+async def test_an_answer_has_its_format_where_calls_are_allowed(
+    gateway: LiveGateway, worker: ScriptedWorker, name: str | None
+) -> None:
+    response = await gateway.chat(tools=[TOOL], tool_choice=name, response_format=CITY)
+
+    constraint = worker.jobs[0].job.sampling.constraint
+    assert constraint is not None
+    assert matches(constraint, '{"city": "Rome"}')
+    assert matches(constraint, CALL)
+    assert not matches(constraint, "It rains.")
+    assert response.json()["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+async def test_a_call_that_is_required_has_no_format(
+    gateway: LiveGateway, worker: ScriptedWorker, choice: Any
+) -> None:
+    response = await gateway.chat(tools=[TOOL], tool_choice=choice, response_format=CITY)
+
+    constraint = worker.jobs[0].job.sampling.constraint
+    assert response.status_code == 200
+    assert constraint is not None
+    assert matches(constraint, CALL)
+    assert not matches(constraint, '{"city": "Rome"}')
+
+
+async def test_a_call_that_is_allowed_is_bound_to_the_tools(
+    gateway: LiveGateway, worker: ScriptedWorker
+) -> None:
+    await gateway.chat(tools=[TOOL])
+
+    constraint = worker.jobs[0].job.sampling.constraint
+    assert constraint is not None
+    assert matches(constraint, f"It rains. {CALL}")
+    assert not matches(constraint, CALL.replace("city", "town"))
+
+
+@pytest.mark.parametrize("parameters", [{"properties": 3}, {"not": {"type": "string"}}])
+async def test_a_call_that_is_allowed_is_free_if_its_schema_cannot_be_obeyed(
+    gateway: LiveGateway, worker: ScriptedWorker, parameters: dict[str, Any]
+) -> None:
+    odd = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+    response = await gateway.chat(tools=[TOOL, odd])
+
+    assert response.status_code == 200
+    assert worker.jobs[0].job.sampling.constraint is None
+
+
+CODEX_TOOLS = [
+    {"type": "function", "name": "shell", "parameters": {"type": "object", "properties": {}}},
+    {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark"}},
+    {"type": "namespace", "name": "mcp", "tools": []},
+    {"type": "web_search", "external_web_access": False},
+]
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"background": True}])
+async def test_tools_that_are_left_out_are_named_in_a_header(
+    gateway: LiveGateway, worker: ScriptedWorker, more: dict[str, Any]
+) -> None:
+    response = await gateway.post(
+        "/v1/responses", model=MODEL, input="one", tools=CODEX_TOOLS, tool_choice="auto", **more
+    )
+
+    assert response.status_code == 200
+    assert response.headers["x-warren-ignored-tools"] == "custom, namespace, web_search"
+
+
+async def test_what_is_left_out_is_fit_for_a_header(gateway: LiveGateway) -> None:
+    kinds = ["a\r\nb: c", "é" * 100, *(f"kind{k}" for k in range(40))]
+
+    response = await gateway.chat(tools=[{"type": kind} for kind in kinds])
+
+    names = response.headers["x-warren-ignored-tools"].split(", ")
+    assert names[:2] == ["_" * 64, "a__b__c"]
+    assert len(names) == 16
 
 
 async def test_a_broken_schema_of_a_call_that_is_required_is_named(gateway: LiveGateway) -> None:

@@ -1,0 +1,68 @@
+"""Tools for a model whose chat template has none."""
+
+from pathlib import Path
+
+from shared.messages import ChatMessage, ChatPrompt, Tool, ToolCall
+from worker.text import Tokenizer
+from worker.text.written_tools import with_written_tools
+
+USER = ChatMessage(role="user", content="The weather in Rome?")
+WEATHER = Tool(name="weather", description="Of a “city”", parameters={"type": "object"})
+CALL = ToolCall(id="c1", name="weather", arguments='{"city": "Rome"}')
+WRITTEN_TOOL = (
+    '<tools>\n{"type": "function", "function": {"name": "weather", "description": "Of a “city”", '
+    '"parameters": {"type": "object"}}}\n</tools>'
+)
+WRITTEN_CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+
+
+def test_tools_are_described_before_the_conversation() -> None:
+    system, user = with_written_tools(ChatPrompt(messages=(USER,), tools=(WEATHER,))).messages
+
+    assert (system.role, user) == ("system", USER)
+    assert WRITTEN_TOOL in system.content
+
+
+def test_tools_are_described_after_the_system_message() -> None:
+    brief = ChatMessage(role="system", content="Be brief.")
+    prompt = ChatPrompt(messages=(brief, USER), tools=(WEATHER,))
+
+    system, user = with_written_tools(prompt).messages
+
+    assert user == USER
+    assert system.content.startswith("Be brief.\n\n")
+    assert WRITTEN_TOOL in system.content
+
+
+def test_calls_are_the_assistants_text_and_their_results_one_message_of_the_user() -> None:
+    calling = ChatMessage(role="assistant", content="Let me see.", tool_calls=(CALL, CALL))
+    results = [ChatMessage(role="tool", content=said, tool_call_id="c1") for said in ("hot", "dry")]
+
+    prompt = with_written_tools(ChatPrompt(messages=(USER, calling, *results)))
+
+    assert prompt.messages == (
+        USER,
+        ChatMessage(role="assistant", content=f"Let me see.\n{WRITTEN_CALL}\n{WRITTEN_CALL}"),
+        ChatMessage(
+            role="user",
+            content="<tool_response>\nhot\n</tool_response>\n<tool_response>\ndry\n</tool_response>",
+        ),
+    )
+
+
+def test_a_conversation_without_tools_stays_as_it_is() -> None:
+    prompt = ChatPrompt(messages=(USER, ChatMessage(role="assistant"), USER))
+
+    assert with_written_tools(prompt) == prompt
+
+
+def test_smollm2_is_given_its_tools(smollm2: Path) -> None:
+    tokenizer = Tokenizer.load(smollm2)
+
+    text = tokenizer.decode(tokenizer.encode(ChatPrompt(messages=(USER,), tools=(WEATHER,))))
+
+    assert text.startswith("<|im_start|>system\nYou may call functions")
+    assert WRITTEN_TOOL in text
+    assert text.endswith(
+        "<|im_start|>user\nThe weather in Rome?<|im_end|>\n<|im_start|>assistant\n"
+    )
