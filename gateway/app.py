@@ -48,6 +48,7 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
             yield
 
     app = DocumentedAPI(lifespan=lifespan)
+    app.state.metrics = gateway.metrics  # for connections, which the server refuses
     errors.install(app, gateway.metrics)
     for group in (generation, responses, unary, streams, models, health):
         app.include_router(group.router(gateway))

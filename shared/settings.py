@@ -71,6 +71,18 @@ class GatewaySettings(CommonSettings):
         description="Requests that one gateway handles at once; further requests are answered "
         "429. Lower it to save memory.",
     )
+    max_connections: int = Field(
+        2048,
+        gt=0,
+        description="Connections that one gateway keeps open; further connections are answered "
+        "503. Fewer if the process may not open so many files.",
+    )
+    max_connections_per_address: int = Field(
+        1024,
+        gt=0,
+        description="Connections that one address may have open. Behind a proxy, whose address "
+        "all clients share, set it to WARREN_MAX_CONNECTIONS.",
+    )
     max_body_bytes: int = Field(
         4 << 20,
         gt=0,
