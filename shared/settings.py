@@ -88,6 +88,13 @@ class GatewaySettings(CommonSettings):
         gt=0,
         description="Maximum size of an HTTP request body in bytes; a larger body is answered 413.",
     )
+    max_bytes_in_flight: int = Field(
+        64 << 20,
+        gt=0,
+        description="Size of all bodies that one gateway handles at once, in bytes; a body counts "
+        "with its length and 64 bytes for each JSON value. A body that does not fit in is answered "
+        "429. Raise it for many long prompts at once.",
+    )
     request_timeout_s: Seconds = Field(
         600,
         description="Seconds after which an unfinished request fails with `deadline_exceeded`. "

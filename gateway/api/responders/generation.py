@@ -25,7 +25,7 @@ from gateway.api.responders.event_stream import (
     send_last,
 )
 from gateway.api.responders.observation import Observation
-from gateway.intake.body import read_body
+from gateway.intake.body import parsed, read_body
 from gateway.intake.signer import KEY_HEADER, hash_body
 from gateway.log.cursor import Restarted
 from gateway.log.fate import Departure
@@ -76,11 +76,13 @@ async def generate(
     The job is cancelled if its client leaves, at once or when it does not return, unless it is
     detached.
     """
-    with gateway.admission.enter() as begin:
-        raw_body = await read_body(request, gateway.settings.max_body_bytes)
-        body, echoed, promise, in_own_words = read(raw_body)
-        begin()
+    with gateway.admission.enter() as entry:
+        raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
+        body, echoed, promise, in_own_words = await parsed(read, raw_body)
+        entry.begin()
         key = request.headers.get(KEY_HEADER)
+        body_hash = "" if key is None else hash_body(raw_body)
+        del raw_body  # an answer may take minutes
         now, tenant = time.time(), request.state.tenant
         with (
             gateway.log_for(kind, tenant=tenant, key=key, is_detached=body.detach) as log,
@@ -93,7 +95,7 @@ async def generate(
                 deadline=now + _timeout_s(gateway.settings, body),
                 served=await gateway.workers.find(body.model),
                 tenant=tenant,
-                body_hash="" if key is None else hash_body(raw_body),
+                body_hash=body_hash,
                 echoed=echoed,
                 trace=telemetry.inject(),
             )

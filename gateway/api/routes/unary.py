@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
@@ -20,7 +21,7 @@ from gateway.api.bodies.unary import (
 from gateway.api.openapi import documented
 from gateway.api.responders.disconnect import ClientGone, until_disconnect
 from gateway.api.responders.observation import CLIENT_GONE
-from gateway.intake.body import read_body
+from gateway.intake.body import parsed, read_body
 from gateway.wiring import Gateway
 from shared.errors import InvalidRequest
 
@@ -35,13 +36,14 @@ def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter(tags=["quick"])
 
     async def answer(request: Request, kind: type[QuickRequest]) -> Response:
-        with gateway.admission.enter() as begin:
-            body = parse(kind, await read_body(request, gateway.settings.max_body_bytes))
+        with gateway.admission.enter() as entry:
+            raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
+            body = await parsed(partial(parse, kind), raw_body)
             deadline = time.time() + gateway.settings.request_timeout_s
             model = body.model or _only_model(gateway)
             draft = QuickDraft(model, request.state.request_id, deadline, request.state.tenant)
             body.job(draft)  # refuses what is out of its limits before the broker is asked
-            begin()
+            entry.begin()
             served = await gateway.workers.find(model)
             gateway.workers.admit(model)
             body.check(served)
