@@ -1,19 +1,22 @@
-"""The connections of clients: how many there are, and what each may send before its request is
-known.
+"""The connections of clients: how many there are, what each may send before its request is known,
+and what waits for a client that does not read.
 
 No API key protects from what happens here, so everything is bounded: the number of connections,
-the bytes of a request's head, and the time in which the head must arrive.
+the bytes of a request's head, the time in which the head must arrive, and the bytes that are
+written ahead.
 """
 
 import asyncio
 import logging
 from collections import Counter
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 import httptools
 from starlette.exceptions import HTTPException
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.errors import http_error_response
 from gateway.metrics import Metrics
@@ -32,6 +35,8 @@ the client may lose the response."""
 _PIECE_BYTES = 16 << 10
 """The parser is given pieces of this size, because it keeps a header until its end without a
 callback."""
+_CHUNK_BYTES = 64 << 10
+"""A client must take so much within the timeout of a send."""
 
 
 class Connections:
@@ -39,6 +44,7 @@ class Connections:
 
     def __init__(self, settings: GatewaySettings, max_connections: int, metrics: Metrics) -> None:
         """``max_connections`` is what the process has file descriptors for."""
+        self.send_timeout_s = settings.send_timeout_s
         self._max_connections = min(settings.max_connections, max_connections)
         self._max_of_address = settings.max_connections_per_address
         self._metrics = metrics
@@ -72,7 +78,9 @@ class Connections:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. Heads that are too large or too slow are refused."""
+    """One connection. Heads that are too large or too slow are refused. A send returns once all
+    bytes are passed to the operating system, so that a request lasts as long as the memory of its
+    response; a client that does not read is disconnected."""
 
     def __init__(self, connections: Connections, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
@@ -86,9 +94,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_open_bytes = 0
         """Bytes that the parser was given since it last completed a head or a part of a body."""
         self._deadline: asyncio.TimerHandle | None = None
+        self._send_deadline: asyncio.TimerHandle | None = None
+        self._has_lost_bytes = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)
         self._address = self.client[0] if self.client is not None else ""
         refusal = self._all.enter(self._address)
         if refusal is None:
@@ -99,7 +110,9 @@ class BoundedProtocol(HttpToolsProtocol):
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._has_lost_bytes = self.flow.write_paused
         self._clear_deadline()
+        self.resume_writing()
         self._all.leave(self._address)
         super().connection_lost(exc)
 
@@ -155,6 +168,39 @@ class BoundedProtocol(HttpToolsProtocol):
         # The rest of a body that nobody reads has to arrive by then, too.
         if self.cycle.response_complete:
             self._set_deadline(_HEAD_TIMEOUT_S)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._send_deadline = self.loop.call_later(self._all.send_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._send_deadline is not None:
+            self._send_deadline.cancel()
+            self._send_deadline = None
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            await app(scope, receive, partial(self._send, send))
+
+        super()._start_asgi_task(cycle, serve)  # type: ignore[arg-type]
+
+    async def _send(self, send: Send, message: Message) -> None:
+        """Send a message in pieces that the client takes one by one. Raises
+        `ConnectionAbortedError` if it does not."""
+        rest = memoryview(message.get("body", b""))
+        while len(rest) > _CHUNK_BYTES:
+            piece = {**message, "body": rest[:_CHUNK_BYTES], "more_body": True}
+            await self._flush(send, piece)
+            rest = rest[_CHUNK_BYTES:]
+            message = {**message, "body": rest}
+        await self._flush(send, message)
+
+    async def _flush(self, send: Send, message: Message) -> None:
+        await send(message)
+        await self.flow.drain()
+        if self._has_lost_bytes:
+            raise ConnectionAbortedError("the client does not read")
 
     def _parse(self, piece: bytes) -> HTTPException | None:
         """Returns why the connection is refused, if it is."""

@@ -89,8 +89,8 @@ class ErrorBoundary:
 
         try:
             await self._app(scope, receive, watched_send)
-        except ClientDisconnect:
-            logger.debug("client disconnected before its body was complete")
+        except (ClientDisconnect, ConnectionAbortedError):
+            logger.debug("client disconnected before its request or its response was complete")
         except Exception as error:
             if scope["type"] != "http":
                 raise

@@ -116,7 +116,9 @@ class GatewaySettings(CommonSettings):
         "below the idle timeout of proxies.",
     )
     send_timeout_s: Seconds = Field(
-        30, description="Seconds before a stalled client is treated as disconnected."
+        30,
+        description="Seconds in which a client must read 64 KB of its response; otherwise it is "
+        "disconnected.",
     )
     disconnect_grace_s: float = Field(
         5,

@@ -4,15 +4,18 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from shared.bus.memory import MemoryBus
-from tests.support.http import LiveGateway, live_gateway
+from tests.support.http import LiveGateway, eventually, live_gateway
 from tests.support.lone_gateway import lone_gateway, peak_memory_bytes
 from tests.support.processes import WarrenProcess
+from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
 
 LIVE = b"GET /live HTTP/1.1\r\nHost: warren\r\n"
 CHUNKED = (
@@ -33,7 +36,7 @@ class Connection:
         """The first line that is answered; empty if the connection is closed."""
         with suppress(ConnectionError):
             self.writer.write(request)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 return await self.reader.readline()
         return b""
 
@@ -157,17 +160,11 @@ async def test_connections_are_limited(bus: MemoryBus, limits: dict[str, int]) -
                 assert (await third.answer()).startswith(b"HTTP/1.1 503 ")
                 assert await third.error() == "service_unavailable"
 
-        await gateway_closes(gateway)
+        async def has_room() -> bool:
+            async with connected(gateway.url) as client:
+                return (await client.answer(LIVE + b"\r\n")).startswith(b"HTTP/1.1 200 ")
 
-
-async def gateway_closes(gateway: LiveGateway) -> None:
-    """Connect again and again, until a connection that was closed makes room."""
-    for _ in range(200):
-        async with connected(gateway.url) as client:
-            if (await client.answer(LIVE + b"\r\n")).startswith(b"HTTP/1.1 200 "):
-                return
-        await asyncio.sleep(0.01)
-    raise AssertionError("connections that are closed count for ever")
+        await eventually(has_room)
 
 
 async def test_another_address_has_connections_of_its_own(bus: MemoryBus) -> None:
@@ -185,6 +182,68 @@ async def test_pipelined_requests_are_limited(gateway: LiveGateway) -> None:
         client.writer.write_eof()
         with suppress(ConnectionError):
             assert (await client.reader.read()).count(b"HTTP/1.1 200 ") <= 18
+
+
+LARGE_BYTES = 12 << 20  # more than the operating system buffers, and less than a message may have
+
+
+def post(path: str, **body: Any) -> bytes:
+    content = json.dumps({"model": "scripted", **body}).encode()
+    head = (
+        "POST {} HTTP/1.1\r\nHost: warren\r\nContent-Type: application/json\r\nContent-Length: {}"
+    )
+    return head.format(path, len(content)).encode() + b"\r\n\r\n" + content
+
+
+MESSAGES = [{"role": "user", "content": "x"}]
+LARGE_ANSWERS = [
+    pytest.param(post("/v1/chat/completions", messages=MESSAGES), id="whole"),
+    pytest.param(post("/v1/chat/completions", messages=MESSAGES, stream=True), id="stream"),
+    pytest.param(post("/detokenize", tokens=[99] * (LARGE_BYTES // 100)), id="quick"),
+]
+
+
+async def say_much(job: ScriptedJob) -> None:
+    await job.start()
+    for _ in range(16):
+        await job.say("x" * (LARGE_BYTES // 16))
+    await job.finish()
+
+
+@pytest.mark.parametrize("request_bytes", LARGE_ANSWERS)
+async def test_a_client_that_does_not_read_is_disconnected(
+    bus: MemoryBus, worker: ScriptedWorker, request_bytes: bytes
+) -> None:
+    worker.script = say_much
+    async with (
+        live_gateway(bus, max_requests=1, send_timeout_s=0.5) as gateway,
+        connected(gateway.url) as client,
+    ):
+        assert await client.answer(request_bytes) == b"HTTP/1.1 200 OK\r\n"
+
+        await eventually(partial(has_room, gateway))
+
+        with suppress(ConnectionError):
+            assert len(await client.reader.read()) < LARGE_BYTES
+
+
+@pytest.mark.parametrize("request_bytes", LARGE_ANSWERS)
+async def test_a_request_lasts_until_its_response_is_read(
+    bus: MemoryBus, worker: ScriptedWorker, request_bytes: bytes
+) -> None:
+    worker.script = say_much
+    async with live_gateway(bus, max_requests=1) as gateway, connected(gateway.url) as client:
+        assert await client.answer(request_bytes) == b"HTTP/1.1 200 OK\r\n"
+        assert not await has_room(gateway)
+
+        await client.reader.readuntil(b"\r\n\r\n")
+        await client.reader.readexactly(LARGE_BYTES - 99)
+
+        await eventually(partial(has_room, gateway))
+
+
+async def has_room(gateway: LiveGateway) -> bool:
+    return (await gateway.post("/tokenize", model="scripted", prompt="x")).status_code == 200
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """A log on its way out as Server-Sent Events."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import cast
 
@@ -48,9 +47,7 @@ class EventStream:
         self._submission = submission
         self._encoder: StreamEncoder | None = None
         self._failure: WarrenError | None = None
-        self._send_timeout_s = settings.send_timeout_s
-        # A wait for events must not look like one for the client.
-        self._ping_s = min(settings.ping_interval_s, settings.send_timeout_s / 2)
+        self._ping_s = settings.ping_interval_s
 
     def word(self, items: list[Item]) -> bytes:
         """The frames of accepted log events that the client has not been sent."""
@@ -81,15 +78,13 @@ class EventStream:
         missing."""
         relay = self._relay
         try:
-            async with asyncio.timeout(None) as patience:
-                while not relay.is_ended:
-                    _extend(patience, self._send_timeout_s)
-                    if data:
-                        await send({"type": "http.response.body", "body": data, "more_body": True})
-                    items = await relay.take(self._ping_s)
-                    data = self.word(items) if items else PING
+            while not relay.is_ended:
+                if data:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                items = await relay.take(self._ping_s)
+                data = self.word(items) if items else PING
             return data + self.end()
-        except (TimeoutError, OSError):  # a client that does not read is as good as gone
+        except OSError:  # a client that does not read is as good as gone
             raise ClientGone from None
         except WarrenError as error:
             return self._failed(error)
@@ -101,7 +96,7 @@ class EventStream:
 
     async def send_last(self, data: bytes, send: Send) -> None:
         """Send the end."""
-        await send_last(send, data, self._send_timeout_s)
+        await send_last(send, data)
 
     def _failed(self, error: WarrenError) -> bytes:
         """How a stream ends that the gateway gives up."""
@@ -122,12 +117,11 @@ class EventStream:
         return b"".join([frame(payload, retry_ms=retry_ms) for payload in payloads])
 
 
-async def send_last(send: Send, data: bytes, timeout_s: float) -> None:
+async def send_last(send: Send, data: bytes) -> None:
     """Send the last bytes of a body. Raises `ClientGone`."""
     try:
-        async with asyncio.timeout(timeout_s):
-            await send({"type": "http.response.body", "body": data, "more_body": False})
-    except (TimeoutError, OSError):
+        await send({"type": "http.response.body", "body": data, "more_body": False})
+    except OSError:
         raise ClientGone from None
 
 
@@ -152,11 +146,3 @@ def raise_failure(items: list[Item]) -> None:
     failure = failure_of(items)
     if failure is not None:
         raise failure
-
-
-def _extend(timeout: asyncio.Timeout, seconds: float) -> None:
-    """Let ``timeout`` strike after ``seconds``, or one more: a timer is set once a second and not
-    for each token, whose text would cost no more."""
-    now = asyncio.get_running_loop().time()
-    if (timeout.when() or 0) < now + seconds:
-        timeout.reschedule(now + seconds + 1)

@@ -189,7 +189,7 @@ class _Answer:
         body = msgspec.json.encode(answer)
         headers = [*_WHOLE_HEADERS, (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send_last(send, body, self._gateway.settings.send_timeout_s)
+        await send_last(send, body)
 
     async def _stream(self, relay: LogRelay, receive: Receive, send: Send) -> None:
         stream = EventStream(
