@@ -12,7 +12,7 @@ from gateway import errors
 from gateway.api.openapi import DocumentedAPI
 from gateway.api.routes import docs, generation, health, models, responses, streams, unary
 from gateway.fleet.subscriptions import listening
-from gateway.middleware import Authentication, ErrorBoundary, RequestIds
+from gateway.middleware import Authentication, ErrorBoundary, KnownSites, RequestIds
 from gateway.wiring import Gateway
 from shared import incidents
 from shared.bus.base import Bus
@@ -61,6 +61,8 @@ def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
     """Add the middleware. The last one is the outermost, so even preflight responses have a request
     id."""
     app.add_middleware(Authentication, keys=gateway.keys, metrics=gateway.metrics)
+    if not gateway.keys.are_needed:
+        app.add_middleware(KnownSites, settings=gateway.settings, metrics=gateway.metrics)
     app.add_middleware(ErrorBoundary, metrics=gateway.metrics)
     if gateway.settings.cors_origins:
         app.add_middleware(

@@ -95,7 +95,8 @@ def _check_headers(request: Request, max_bytes: int) -> None:
     # A small compressed body can decompress to a huge one.
     if request.headers.get("content-encoding", "identity") != "identity":
         raise HTTPException(415, "Compressed bodies are not supported.")
-    media_type = request.headers.get("content-type", "application/json").partition(";")[0]
+    # Demanded, because a web page of any site may send other types without asking (CORS).
+    media_type = request.headers.get("content-type", "").partition(";")[0]
     if media_type.strip().lower() != "application/json":
         raise HTTPException(415, "The content type must be application/json.")
     if int(request.headers.get("content-length", 0)) > max_bytes:
