@@ -73,6 +73,7 @@ def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
             expose_headers=[
                 "x-request-id",
                 "x-stream-token",
+                "x-cancel-token",
                 "retry-after",
                 "retry-after-ms",
                 "x-should-retry",

@@ -8,13 +8,24 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from shared.errors import StartupError
 
 PREFIX = "WARREN_"
 DEFAULT_MODEL = "smollm2"
+MIN_SECRET_BYTES = 32
+_SECRETS = ("broker", "secret")
+"""Settings that can also be read from a file, which another setting names."""
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -27,6 +38,15 @@ def _split(value: object) -> object:
 CommaSeparated = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 
+def _check_secret(secret: SecretStr) -> SecretStr:
+    if len(secret.get_secret_value().encode()) < MIN_SECRET_BYTES:
+        raise PydanticCustomError(
+            "secret_too_short",
+            "the secret must have at least 32 bytes; `openssl rand -hex 32` makes one",
+        )
+    return secret
+
+
 class CommonSettings(BaseSettings):
     """Settings that the gateway and the worker share."""
 
@@ -36,6 +56,9 @@ class CommonSettings(BaseSettings):
         None,
         description="AMQP URL of the RabbitMQ broker, amqp:// or amqps://. Unset: the "
         "in-process bus, which only `warren serve` supports.",
+    )
+    broker_file: Path | None = Field(
+        None, description="File that contains the URL of WARREN_BROKER, such as a mounted secret."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe level that is logged; debug for troubleshooting."
@@ -54,6 +77,20 @@ class CommonSettings(BaseSettings):
         "SIGTERM; a worker then returns unfinished jobs to the queue. Keep it below the "
         "orchestrator's kill timeout.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_secrets(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Read secrets from their files. Raises `StartupError`."""
+        read = {
+            name: _read_secret(name, Path(path))
+            for name in _SECRETS
+            if (path := values.get(f"{name}_file")) is not None
+        }
+        for name in read:
+            if values.get(name) is not None:
+                raise StartupError(f"{variable(name)} and {variable(name)}_FILE are both set")
+        return {**values, **read}
 
 
 class GatewaySettings(CommonSettings):
@@ -144,11 +181,15 @@ class GatewaySettings(CommonSettings):
         "its job is published again. A resumed stream instead relies on the broker to "
         "redeliver the job.",
     )
-    secret: SecretStr | None = Field(
+    secret: Annotated[SecretStr, AfterValidator(_check_secret)] | None = Field(
         None,
-        description="Key that signs stream tokens and derives request ids from "
-        "Idempotency-Keys. Set the same value on all gateways. Unset: a random key at each "
-        "start, so that neither is valid at another gateway or after a restart.",
+        description="At least 32 random bytes, from which the keys are derived that sign stream "
+        "tokens and turn Idempotency-Keys into request ids. Set the same value on all gateways. "
+        "Unset: a random one at each start, so that neither is valid at another gateway or after "
+        "a restart.",
+    )
+    secret_file: Path | None = Field(
+        None, description="File that contains WARREN_SECRET, such as a mounted secret."
     )
     keys_file: Path | None = Field(
         None,
@@ -299,6 +340,14 @@ class WorkerSettings(CommonSettings):
 
 
 _Settings = TypeVar("_Settings", bound=CommonSettings)
+
+
+def _read_secret(name: str, path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise StartupError(f"{variable(name)}_FILE: {path} cannot be read: {reason}") from None
 
 
 def variable(field: str) -> str:

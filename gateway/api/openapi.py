@@ -53,8 +53,13 @@ _HEADERS: Mapping[str, Any] = {
         "schema": {"type": "string"},
     },
     "x-stream-token": {
-        "description": "Only if the response is streamed: a token that grants access to this "
+        "description": "Only if the response is streamed: a token that permits reading this "
         "stream, for clients that cannot send an API key.",
+        "schema": {"type": "string"},
+    },
+    "x-cancel-token": {
+        "description": "Only if the response is streamed: a token that permits cancelling this "
+        "stream.",
         "schema": {"type": "string"},
     },
     "Retry-After": {
@@ -163,7 +168,7 @@ def answered(answer: type[Struct], *, streams: bool = False) -> dict[str, Any]:
     return {
         "description": "The response, or with `stream` its events. Events have an `id:` if the "
         "request accepts `text/event-stream`.",
-        "headers": {"x-stream-token": _header("x-stream-token")},
+        "headers": {name: _header(name) for name in ("x-stream-token", "x-cancel-token")},
         "content": content,
     }
 

@@ -1,7 +1,7 @@
 """A request from its body to the last byte of its answer, in one coroutine."""
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from gateway.api.responders.event_stream import (
 )
 from gateway.api.responders.observation import Observation
 from gateway.intake.body import parsed, read_body
-from gateway.intake.signer import KEY_HEADER, hash_body
+from gateway.intake.signer import KEY_HEADER, Verb, hash_body
 from gateway.log.cursor import Restarted
 from gateway.log.fate import Departure
 from gateway.log.framing import PING, Framer
@@ -38,6 +38,10 @@ from shared.errors import WarrenError
 from shared.settings import GatewaySettings
 
 _WHOLE_HEADERS = [(b"content-type", b"application/json")]
+_TOKEN_HEADERS: Sequence[tuple[bytes, Verb]] = (
+    (b"x-stream-token", "read"),
+    (b"x-cancel-token", "cancel"),
+)
 
 
 class Reading(NamedTuple):
@@ -199,12 +203,21 @@ class _Answer:
             first = await relay.take(self._gateway.settings.first_event_timeout_s)
             raise_failure(first)
             data = stream.word(first) if first else PING
-            token = self._gateway.signer.stream_token(relay.request_id).encode()
-            headers = [*STREAM_HEADERS, (b"x-stream-token", token)]
+            headers = [*STREAM_HEADERS, *self._tokens(relay.request_id)]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             self._has_begun = True
             last = await stream.send_all(data, send)
         await stream.send_last(last, send)
+
+    def _tokens(self, request_id: str) -> Iterator[tuple[bytes, bytes]]:
+        """The headers with stream tokens, which are valid as long as the log can be kept."""
+        settings, job = self._gateway.settings, self._submitted.job
+        is_detached = self._submitted.facts.is_detached
+        kept_s = settings.detach_ttl_s if is_detached else settings.reply_retention_s
+        assert job.deadline is not None
+        for header, verb in _TOKEN_HEADERS:
+            token = self._gateway.signer.stream_token(request_id, verb, job.deadline + kept_s)
+            yield header, token.encode()
 
     async def _gather(self, relay: LogRelay) -> object:
         """Read the whole answer. Raises what the job failed of."""
