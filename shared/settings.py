@@ -316,6 +316,10 @@ class WorkerSettings(CommonSettings):
         description="Format in which the model writes its reasoning. auto: derived from its "
         "chat template.",
     )
+    health_host: str = Field(
+        "127.0.0.1",
+        description="Address of WARREN_HEALTH_PORT. 0.0.0.0 answers other machines, without a key.",
+    )
     health_port: Port | None = Field(
         None, description="TCP port of the worker's /live, /health and /metrics. Unset: not served."
     )

@@ -106,6 +106,7 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
     continuous_usage_stats: bool | None = None
     """Adds the usage to all chunks."""
     include_obfuscation: bool | None = None
+    """Ignored: chunks are never padded."""
 
 
 class GenerationRequest(Body, frozen=True, kw_only=True):
