@@ -3,25 +3,25 @@
 ``python -m tests.support.lone_gateway PORT``
 """
 
-import asyncio
 import re
 import sys
 from pathlib import Path
 
 import uvloop
 
+from gateway.app import create_app
+from gateway.server import listen, opened
+from shared import settings
 from shared.bus.memory import MemoryBroker, MemoryBus
-from tests.support.http import live_gateway
+from shared.settings import GatewaySettings
 from tests.support.processes import WarrenProcess, free_port
 from tests.support.scripted_worker import ScriptedWorker
 
 
-def lone_gateway(log: Path, **settings: str) -> WarrenProcess:
-    """Each of ``settings`` is a variable without its prefix."""
+def lone_gateway(log: Path) -> WarrenProcess:
     port = free_port()
-    variables = {f"WARREN_{name.upper()}": value for name, value in settings.items()}
     args = ["-m", "tests.support.lone_gateway", str(port)]
-    return WarrenProcess(args, port, log, variables)
+    return WarrenProcess(args, port, log)
 
 
 def peak_memory_bytes(process: WarrenProcess) -> int:
@@ -33,14 +33,16 @@ def peak_memory_bytes(process: WarrenProcess) -> int:
 
 
 async def _serve(port: int) -> None:
+    chosen = settings.load(GatewaySettings, port=port)
     broker = MemoryBroker()
-    async with (
-        MemoryBus(broker) as worker_bus,
-        MemoryBus(broker) as bus,
-        ScriptedWorker(worker_bus),
-        live_gateway(bus, port=port),
-    ):
-        await asyncio.Event().wait()
+    with listen(chosen) as listener:
+        async with (
+            MemoryBus(broker) as worker_bus,
+            MemoryBus(broker) as bus,
+            ScriptedWorker(worker_bus),
+            opened(create_app(chosen, bus), chosen) as server,
+        ):
+            await server.serve([listener])
 
 
 if __name__ == "__main__":
