@@ -24,7 +24,7 @@ from shared.bus.rabbit import RabbitBus
 from shared.errors import BusError, Unroutable
 from shared.log import LogWriter
 from shared.messages import Announcement, Started, decode_job, encode
-from worker.jobs.publisher import ReplyPublisher
+from worker.jobs.delivery import ReplyPublisher
 
 MODEL = "clock"
 TOKEN_TEXT = "word "

@@ -11,9 +11,8 @@ from fastapi.middleware.cors import CORSMiddleware
 from gateway import errors
 from gateway.api.openapi import DocumentedAPI
 from gateway.api.routes import docs, generation, health, models, responses, streams, unary
-from gateway.fleet.subscriptions import listening
 from gateway.middleware import Authentication, ErrorBoundary, KnownSites, RequestIds
-from gateway.wiring import Gateway
+from gateway.wiring import Gateway, listening
 from shared import incidents
 from shared.bus.base import Bus
 from shared.errors import Unavailable

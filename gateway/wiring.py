@@ -1,21 +1,27 @@
 """The components that routes share."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
-from gateway.fleet.backlog import Backlog
-from gateway.fleet.live_workers import LiveWorkers
+from gateway.fleet.live_workers import Backlog, LiveWorkers
 from gateway.fleet.unary import QuickLane
 from gateway.intake.admission import Admission
 from gateway.intake.api_keys import Keys
-from gateway.intake.signer import Signer, check_key
+from gateway.intake.signer import Signer
 from gateway.log.registry import Relays
-from gateway.log.reply_queues import ReplyLog, ReplyQueues, new_id
+from gateway.log.reply_queues import ReplyQueues
 from gateway.metrics import Metrics
+from shared import incidents, topology
 from shared.bus.base import Bus, Message
+from shared.bus.subscribe import receive
 from shared.messages import Release, Withheld, decode_announcement, decode_command
 from shared.settings import GatewaySettings
+
+Handler = Callable[[Message], None]
 
 
 @dataclass(slots=True)
@@ -50,24 +56,6 @@ class Gateway:
             quick=QuickLane(bus),
         )
 
-    @contextmanager
-    def log_for(
-        self, kind: str, *, tenant: str, key: str | None = None, is_detached: bool = False
-    ) -> Iterator[ReplyLog]:
-        """The log of a new request, whose id is ``kind-...``, or derived from its Idempotency-Key.
-
-        Raises `InvalidRequest`.
-        """
-        retention_s = self.settings.detach_ttl_s if is_detached else 0.0
-        if key is not None:
-            request_id = self.signer.request_id(kind, tenant, check_key(key))
-            yield self.reply_queues.named(request_id, retention_s, may_exist=True)
-        elif is_detached:
-            yield self.reply_queues.named(new_id(kind), retention_s)
-        else:
-            with self.reply_queues.take(kind) as log:
-                yield log
-
     def hear_announcement(self, message: Message) -> None:
         self.workers.hear(decode_announcement(message.body))
 
@@ -76,3 +64,25 @@ class Gateway:
         command = decode_command(message.body)
         if isinstance(command, Release | Withheld):
             self.relays.obey(command)
+
+
+@asynccontextmanager
+async def listening(bus: Bus, on_announcement: Handler, on_command: Handler) -> AsyncIterator[None]:
+    """Declare a gateway's queues and pass their messages to the handlers, across reconnects.
+
+    A handler may raise `UndecodableMessage`.
+    """
+    gateway_id = uuid.uuid4().hex
+    listeners = [
+        asyncio.create_task(incidents.keep_running(partial(receive, bus, queue, handle)))
+        for queue, handle in (
+            (topology.announcements_queue(gateway_id), on_announcement),
+            (topology.gateway_queue(gateway_id), on_command),
+        )
+    ]
+    try:
+        yield
+    finally:
+        for listener in listeners:
+            listener.cancel()
+        await asyncio.wait(listeners)

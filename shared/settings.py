@@ -235,6 +235,11 @@ class WorkerSettings(CommonSettings):
         description="Kernel implementation. auto: triton on a GPU; native on the CPU if it "
         "supports the model, otherwise reference.",
     )
+    max_cpu_isa: Literal["auto", "avx2", "avx512"] = Field(
+        "auto",
+        description="Best instruction set to use on the CPU. auto: the best that the processor "
+        "supports. Set avx2 on all workers of a model if some of their processors lack AVX-512.",
+    )
     batch_invariant: bool = Field(
         False,
         description="Make a token's logits on a GPU independent of the other tokens in its "

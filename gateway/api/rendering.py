@@ -1,12 +1,11 @@
-"""How one request is to be answered, as its log carries it."""
+"""How to render the answer to a request; stored in its log."""
 
 from typing import Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
-from gateway.log.cursor import NOT_FOUND
-from gateway.log.facts import LogFacts, decode_facts
+from gateway.log.cursor import NOT_FOUND, LogFacts, decode_facts
 from shared.errors import InvalidRequest, StreamNotFound
 from shared.messages import MAX_CONTEXT_BYTES
 

@@ -8,7 +8,7 @@ import asyncio
 import uuid
 from typing import TypeVar
 
-from gateway.fleet.publishing import publish_job
+from gateway.fleet.live_workers import publish_job
 from shared import incidents, topology
 from shared.bus.base import Bus, Delivery, Message
 from shared.bus.subscribe import Attached, Lost, Subscription

@@ -1,19 +1,27 @@
-"""Reads a request's log event by event: what a reader passes on, sends to workers, and has learned.
+"""The reader of a request's log, without clock or I/O: what it relays, the commands that it sends,
+what it has learned of the request, and what happens to the log when it leaves.
 
-There is no clock and no I/O. A reading starts at the beginning of the log, and again after each
-lost connection, because the broker may have lost the log's end and a worker written it again,
-possibly divided into other events. What follows `Restarted` is the whole log; whoever renders it
-starts again too, and skips what its client has been sent.
+A reading starts at the beginning of the log, and again after each lost connection, because the
+broker may have lost the log's end and a worker may have written it again, divided into other
+events. What follows `Restarted` is the whole log. A renderer starts again too, and skips what its
+client has been sent.
 """
 
 from collections.abc import Sequence
+from enum import Enum, auto
 from typing import TypeAlias
 
 import msgspec
+from msgspec import Struct
 
-from gateway.log.facts import LogFacts, decode_facts
-from gateway.log.fate import LogEnd
-from shared.errors import StreamNotFound
+from shared.errors import (
+    IdempotencyMismatch,
+    StreamExpired,
+    StreamNotFound,
+    TakenOver,
+    Unavailable,
+    WarrenError,
+)
 from shared.log import Action, LogReader, Relay, Send
 from shared.messages import (
     Accepted,
@@ -26,12 +34,146 @@ from shared.messages import (
     TokenDelta,
 )
 
+_DISPLACING = (TakenOver, StreamNotFound, StreamExpired, IdempotencyMismatch)
 NOT_FOUND = "There is no such stream."
-_TELLING = (Accepted, Started)
+_DESCRIPTIONS = (Accepted, Started)
 """The events that describe the request."""
-
 LogEvent: TypeAlias = Started | PromptScores | TokenDelta | Finished | Failed
 """An accepted event."""
+
+
+class LogFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a gateway must know of a request to read its log. Sent with the job and returned in
+    `Started`, so that any gateway can read the log."""
+
+    tenant: str = ""
+    body_hash: str = ""
+    """The hash of the body of a request with an Idempotency-Key; otherwise empty."""
+    num_choices: int = 1
+    """The number of choices of all prompts."""
+    is_detached: bool = False
+    """The request continues without a client."""
+    rendering: bytes = b""
+    """How to render the log. Opaque to `gateway.log`."""
+
+    def encode(self) -> bytes:
+        """Encode for `GenerationJob.context`."""
+        return _ENCODER.encode(self)
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(LogFacts)
+
+
+def decode_facts(context: bytes) -> LogFacts:
+    """Raises `msgspec.MsgspecError` if another program wrote these bytes."""
+    return _DECODER.decode(context)
+
+
+class Retention(Enum):
+    """How long a log is kept once its client has been sent its end. Decided when the log is
+    opened."""
+
+    NONE = auto()
+    """Not at all."""
+    GRACE = auto()
+    """For the grace period: the client can return for the last bytes, because only their sending is
+    known, not their arrival."""
+    KEPT = auto()
+    """Until it expires, for later requests."""
+
+
+class Departure(Enum):
+    """Why a reader leaves a log."""
+
+    SERVED = auto()
+    """The client was sent everything."""
+    REFUSED = auto()
+    """The client was sent an HTTP error instead of a stream."""
+    LEFT = auto()
+    """The client disconnected. It can return, because it has the stream's id."""
+    ABANDONED = auto()
+    """The client disconnected, or was turned away, before it was sent the stream's id."""
+    DRAINED = auto()
+    """The gateway shuts down; the client was asked to return to another one."""
+    ABORTED = auto()
+    """The request was cancelled, its deadline has passed, or an error broke it."""
+    DISPLACED = auto()
+    """The log belongs to another reader, or the right to it was not proved."""
+
+
+class LogEnd(Enum):
+    """How far a log has come."""
+
+    OPEN = auto()
+    FINISHED = auto()
+    FAILED = auto()
+    """The log ends with `Failed`."""
+
+
+class Fate(Enum):
+    """What happens to a job and its log."""
+
+    STAYS = auto()
+    """Both continue without this reader; the log expires."""
+    WAITS = auto()
+    """Both continue for the grace period, and end unless the client returns."""
+    ENDS = auto()
+    """The job is cancelled and the log deleted."""
+
+
+_KNOWS_ID = (Departure.SERVED, Departure.LEFT)
+
+
+def departure_of(said: Departure, error: WarrenError | None, *, is_ours: bool) -> Departure:
+    """Why a reader leaves that gave ``said`` as its reason and whose reading ended with ``error``.
+
+    ``is_ours``: whether it has held the log, and its right to it was proved.
+    """
+    if not is_ours or isinstance(error, _DISPLACING):
+        return Departure.DISPLACED
+    if isinstance(error, Unavailable):
+        return Departure.DRAINED if said in _KNOWS_ID else Departure.ABANDONED
+    return said if error is None else Departure.ABORTED
+
+
+def fate_of(
+    departure: Departure,
+    end: LogEnd,
+    retention: Retention,
+    *,
+    has_key: bool = False,
+    is_detached: bool = False,
+) -> Fate:
+    """The fate of a job and its log.
+
+    ``has_key``: the client can return with its Idempotency-Key. ``is_detached``: the job does not
+    need a client.
+    """
+    is_retried = end is LogEnd.FAILED and has_key and not is_detached
+    match departure:
+        case Departure.DISPLACED | Departure.DRAINED:
+            return Fate.STAYS
+        case Departure.ABORTED:
+            return Fate.ENDS
+        case Departure.ABANDONED if not has_key:
+            return Fate.ENDS
+        case Departure.LEFT | Departure.ABANDONED:
+            goes_on_alone = end is not LogEnd.OPEN or is_detached
+            return Fate.STAYS if goes_on_alone else Fate.WAITS
+        case Departure.SERVED | Departure.REFUSED if end is LogEnd.OPEN or is_retried:
+            return Fate.ENDS
+        case Departure.SERVED:
+            return _AFTER_END[retention]
+        case Departure.REFUSED:
+            return Fate.STAYS if retention is Retention.KEPT else Fate.ENDS
+
+
+_AFTER_END = {
+    Retention.NONE: Fate.ENDS,
+    Retention.GRACE: Fate.WAITS,
+    Retention.KEPT: Fate.STAYS,
+}
 
 
 class Restarted(msgspec.Struct, frozen=True):
@@ -84,7 +226,7 @@ class LogCursor:
         `Restarted` comes with the first event that a further reading passes on. Raises
         `StreamNotFound` if this reader has no right to the log.
         """
-        if isinstance(event, _TELLING):
+        if isinstance(event, _DESCRIPTIONS):
             self._learn(event)
         actions = self.reader.read(event)
         if self.reader.is_ended and actions:

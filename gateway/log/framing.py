@@ -1,72 +1,210 @@
-"""Payloads as Server-Sent Events: their ids, and which of them a client has seen.
+"""Frames payloads as Server-Sent Events, with the ids by which a client resumes its stream.
 
-An id names a place in a request's answer: "12.57" stands behind everything that is said of the
-first 12 tokens, whose text has 57 characters. Tokens decide what the payloads say, not the events
-in which they come, so that an id means the same whoever reads the log, and whoever wrote it.
+An id is a position in the answer: "12.57" is the position after all payloads for the first 12
+tokens, whose text has 57 characters. Positions count tokens and characters instead of events. A
+broker that crashes may lose messages that it had delivered but not confirmed, and a worker then
+writes them again, possibly divided into other events. An id therefore has the same meaning for
+every gateway that reads the log and every worker that wrote it.
 
-"12.57~2" stands behind the first two payloads that follow: those of the stream's opening and its
-end, and all but the last one of an event that has several, because a call or a thought begins or
-ends in its text. Within such an event an id holds for the log as it was cut when it was read.
+"12.57~2" is the position after the first two payloads that follow "12.57". Such ids occur at the
+stream's opening and its end, and within an event that results in several payloads because a tool
+call or reasoning starts or ends in its text. Within an event, an id is valid only for the same
+division of the log into events.
 """
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+
+from msgspec.structs import replace
 
 from gateway.log.cursor import LogEvent
-from gateway.log.passed import Passed, Piece, head_of, rest_of
 from shared.errors import InvalidRequest, WarrenError
-from shared.messages import Failed, Finished, Started
+from shared.messages import (
+    MAX_CHOICES,
+    MAX_PROMPTS,
+    Failed,
+    Finished,
+    PromptScores,
+    Started,
+    TokenDelta,
+)
 
+Piece: TypeAlias = PromptScores | TokenDelta | Finished
+Spoken = TypeVar("Spoken", bound=TokenDelta | Finished)
+_FIELD = re.compile(r"s(\d{1,9})|(\d{1,9})\.(\d{1,9})(e?)", re.ASCII)
 PING = b": ping\n\n"
 _FAILURE = 10**6
-"""Payloads before that of a failure, for its id: more than any event has."""
+"""The number of payloads before that of a failure in its id: more than any event has."""
 _EVENT_ID = re.compile(r"([^~]*)(?:~(\d{1,9}))?", re.ASCII)
 
 
+@dataclass(slots=True)
+class _Progress:
+    """The progress of one choice."""
+
+    num_tokens: int = 0
+    num_chars: int = 0
+    is_finished: bool = False
+    num_chars_read: int = 0
+    """Since the start of the log."""
+    word: str = "0.0"
+
+    def pass_on(self, num_tokens: int, num_chars: int, *, is_end: bool) -> None:
+        self.num_tokens += num_tokens
+        self.num_chars += num_chars
+        self.is_finished |= is_end
+        self.word = f"{self.num_tokens}.{self.num_chars}{'e' if self.is_finished else ''}"
+
+
+class Passed:
+    """Counts what one client has received of a log that is read repeatedly."""
+
+    def __init__(self) -> None:
+        self._choices: list[_Progress] = []
+        self._num_scores: list[int] = []
+        """By prompt."""
+
+    @classmethod
+    def at(cls, place: str) -> "Passed":
+        """The state at ``place``. Raises `ValueError`."""
+        passed = cls()
+        fields = place.split("_", MAX_PROMPTS + MAX_CHOICES) if place else ()
+        for field in fields:
+            match = _FIELD.fullmatch(field)
+            if match is None:
+                raise ValueError(f"{field!r} is not part of a place")
+            num_scores, num_tokens, num_chars, end = match.groups()
+            if num_scores is not None:
+                passed._num_scores.append(int(num_scores))
+            else:
+                passed._choices.append(_Progress())
+                passed._choices[-1].pass_on(int(num_tokens), int(num_chars), is_end=bool(end))
+        return passed
+
+    @property
+    def place(self) -> str:
+        """The state as text: "12.57e" is 12 tokens with 57 characters, and the end of the choice.
+
+        Choices are joined by "_", after the number of scores of each prompt: "s9_3.14_2.8". The
+        initial state is "".
+        """
+        choices = "_".join([choice.word for choice in self._choices])
+        if not self._num_scores:
+            return choices
+        scores = "_".join(f"s{num_scores}" for num_scores in self._num_scores)
+        return f"{scores}_{choices}" if choices else scores
+
+    def split(self, event: Piece) -> tuple[Piece | None, Piece | None]:
+        """Split the log's next accepted event into the part passed on before and the new part, if
+        any."""
+        if isinstance(event, PromptScores):
+            return self._split_scores(event)
+        return self._split(event)
+
+    def _split_scores(self, event: PromptScores) -> tuple[PromptScores | None, PromptScores | None]:
+        while len(self._num_scores) <= event.prompt:
+            self._num_scores.append(0)
+        num_known = max(0, self._num_scores[event.prompt] - event.start)
+        if num_known >= len(event.token_ids):
+            return event, None
+        self._num_scores[event.prompt] = event.start + len(event.token_ids)
+        if not num_known:
+            return None, event
+        ids, logprobs = event.token_ids, event.logprobs
+        known = replace(event, token_ids=ids[:num_known], logprobs=logprobs[:num_known])
+        start, ids, logprobs = event.start + num_known, ids[num_known:], logprobs[num_known:]
+        return known, replace(event, start=start, token_ids=ids, logprobs=logprobs)
+
+    def _split(
+        self, event: TokenDelta | Finished
+    ) -> tuple[TokenDelta | Finished | None, TokenDelta | Finished | None]:
+        while len(self._choices) <= event.choice:
+            self._choices.append(_Progress())
+        given = self._choices[event.choice]
+        num_tokens = max(0, given.num_tokens - event.index)
+        num_chars = max(0, given.num_chars - given.num_chars_read)
+        given.num_chars_read += len(event.text)
+        token_ids, text = event.token_ids[num_tokens:], event.text[num_chars:]
+        is_end = isinstance(event, Finished) and not given.is_finished
+        if not (token_ids or text or is_end):
+            return event, None
+        given.pass_on(len(token_ids), len(text), is_end=is_end)
+        if not num_tokens and not num_chars:
+            return None, event
+        return head_of(event, num_tokens, num_chars), rest_of(event, num_tokens, num_chars)
+
+
+def head_of(event: TokenDelta | Finished, num_tokens: int, num_chars: int) -> TokenDelta:
+    """The first tokens and characters of an event."""
+    return TokenDelta(
+        choice=event.choice,
+        attempt=event.attempt,
+        index=event.index,
+        prefix_hash=event.prefix_hash,
+        token_ids=event.token_ids[:num_tokens],
+        text=event.text[:num_chars],
+        num_chars=event.num_chars[: max(0, num_tokens - 1)],
+        logprobs=event.logprobs[:num_tokens],
+    )
+
+
+def rest_of(event: Spoken, num_tokens: int, num_chars: int) -> Spoken:
+    """The remainder of an event after `head_of`."""
+    return replace(
+        event,
+        index=event.index + num_tokens,
+        token_ids=event.token_ids[num_tokens:],
+        text=event.text[num_chars:],
+        num_chars=event.num_chars[num_tokens:],
+        logprobs=event.logprobs[num_tokens:],
+    )
+
+
 class Payload(NamedTuple):
-    """The data of one Server-Sent Event, and its name where its reader goes by names."""
+    """The data of one Server-Sent Event, and its event name, if it has one."""
 
     data: bytes
     event: str | None = None
     after_number: bytes | None = None
-    """What follows ``data`` and the payload's number in its stream, if it contains that."""
+    """If not None, the payload contains its number in the stream, between ``data`` and this."""
     has_place: bool = True
-    """Whether a client can return to the place behind it."""
+    """Whether a client can resume after it."""
 
 
 class StreamEncoder(Protocol):
     """Renders the log of one request.
 
-    An encoder is a pure function of the log: whoever reads it again, on whichever gateway, sends
-    the same payloads in the same order. What it has rendered after any number of tokens depends on
-    the tokens alone, not on the events that contained them.
+    An encoder is a pure function of the log: every gateway that reads the log sends the same
+    payloads in the same order. What it has rendered after any number of tokens depends only on the
+    tokens, not on the events that contained them.
     """
 
     def encode(self, event: LogEvent) -> list[Payload]:
-        """What one accepted event of the log becomes: any number of payloads."""
+        """The payloads for one accepted event of the log."""
         ...
 
     def end(self) -> list[Payload]:
-        """What follows the last choice's end."""
+        """The payloads after the end of the last choice."""
         ...
 
     def fail(self, error: WarrenError) -> list[Payload]:
-        """What a stream ends with that failed: in its log, or in the gateway."""
+        """The last payloads of a stream that failed, in its log or in the gateway."""
         ...
 
 
 class EventId(NamedTuple):
-    """A place in a stream."""
+    """A position in a stream."""
 
     place: str = ""
     """`Passed.place`."""
     num_payloads: int = 0
-    """Of those behind it."""
+    """The number of payloads after ``place``."""
 
     @classmethod
     def parse(cls, text: str) -> "EventId":
-        """Read a client's ``Last-Event-ID``; empty is the stream's start. Raises
+        """Parse a client's ``Last-Event-ID``; empty is the start of the stream. Raises
         `InvalidRequest`."""
         match = _EVENT_ID.fullmatch(text)
         try:
@@ -74,25 +212,25 @@ class EventId(NamedTuple):
                 return cls(Passed.at(match[1]).place, int(match[2] or 0))
         except ValueError:
             pass
-        raise InvalidRequest("This is no event's id.", param="Last-Event-ID")
+        raise InvalidRequest("This is not the id of an event.", param="Last-Event-ID")
 
 
 START = EventId()
 
 
 class Framer:
-    """Frames the payloads of one stream, without those that the client has been sent."""
+    """Frames the payloads of one stream that the client has not been sent yet."""
 
     def __init__(
         self, after: EventId = START, *, after_number: int = -1, is_numbered: bool = True
     ) -> None:
-        """The client has seen everything up to the place ``after``, and the payloads that are
-        numbered up to ``after_number``, from 0. ``is_numbered``: whether frames have ids."""
+        """The client has received everything up to ``after``, and the payloads numbered up to
+        ``after_number``, counted from 0. ``is_numbered``: whether frames have ids."""
         self.is_numbered = is_numbered
         self._after = after
         self._after_number = after_number
         self.has_sent = False
-        """Whether the client was sent anything that has a place."""
+        """Whether the client was sent anything after which it can resume."""
         self._begin(after)
 
     def _begin(self, after: EventId) -> None:
@@ -101,13 +239,13 @@ class Framer:
         self._place = after.place.encode()
         self._num_payloads = 0
         self._num_seen = after.num_payloads
-        """Of those behind ``_place``."""
+        """The number of payloads after ``_place`` that the client has received."""
         self._number = 0
 
     def restart(self) -> None:
-        """Start again with the log's first event: the client has seen what it was sent.
+        """Start again with the first event of the log; what the client was sent is skipped.
 
-        Numbers continue, although the events before may be divided otherwise this time.
+        Numbers continue, although the earlier events may be divided differently this time.
         """
         if self.has_sent:
             number, num_seen = self._number, max(self._num_payloads, self._num_seen)
@@ -117,7 +255,7 @@ class Framer:
             self._begin(self._after)
 
     def frame(self, event: LogEvent, encoder: StreamEncoder) -> bytes:
-        """What ``encoder`` says of the log's next accepted event."""
+        """The frames for the next accepted event of the log, as rendered by ``encoder``."""
         match event:
             case Started():
                 payloads = encoder.encode(event)
@@ -137,7 +275,7 @@ class Framer:
                 return self._frame(event, encoder)
 
     def frame_between(self, payloads: Sequence[Payload]) -> bytes:
-        """Payloads behind which the stream is at no other place yet."""
+        """Frame payloads that do not complete the text of any token."""
         frames = []
         for payload in payloads:
             if not payload.has_place:
@@ -151,10 +289,9 @@ class Framer:
         return b"".join(frames)
 
     def frame_unnumbered(self, payload: Payload, *, retry_ms: int | None = None) -> bytes:
-        """A payload that is no place in the stream: a client that returns is sent what follows the
-        last place.
+        """Frame a payload without an id: a client that resumes continues after the last id.
 
-        ``retry_ms`` tells an ``EventSource`` when to return.
+        ``retry_ms`` is the time after which an ``EventSource`` reconnects.
         """
         retry = b"" if retry_ms is None else b"retry: %d\n" % retry_ms
         number, self._number = self._number, self._number + 1
@@ -169,7 +306,7 @@ class Framer:
         return self._frame_news(encoder.encode(news))
 
     def _frame_news(self, payloads: Sequence[Payload]) -> bytes:
-        """Payloads the last of which completes what was new."""
+        """Frame payloads of which the last one completes the new tokens."""
         frames = self.frame_between(payloads[:-1]) if len(payloads) > 1 else b""
         if self.is_numbered:
             self._place = self._passed.place.encode()
@@ -177,7 +314,7 @@ class Framer:
         return frames + self._framed(self._place, payloads[-1]) if payloads else frames
 
     def _skip(self, num_payloads: int) -> None:
-        """Payloads of before this connection are counted as this log divides them."""
+        """Count payloads that were sent on an earlier connection."""
         if not self.has_sent:
             self._number += num_payloads
 

@@ -1,4 +1,4 @@
-"""Attaches to a request's log and reads it into a buffer, across lost connections.
+"""Attaches to a request's log and reads it into the buffer of its relay, across lost connections.
 
 The log is a reply queue whose messages are never acknowledged. While its client does not take
 events, the reader returns the messages to the queue but keeps consuming with a prefetch of one: a
@@ -6,15 +6,16 @@ job whose log has no reader is cancelled.
 """
 
 import asyncio
+import math
 from contextlib import suppress
 
-from gateway.log.buffer import RelayBuffer
-from gateway.log.cursor import LogCursor
+from gateway.log.cursor import Item, LogCursor, LogEvent, Restarted
 from gateway.log.reply_queues import ReplyLog
 from shared import topology
 from shared.bus.base import Bus, Consumer, Message
 from shared.errors import (
     BusUnavailable,
+    DeadlineExceeded,
     LogLost,
     PublishRefused,
     PublishUnconfirmed,
@@ -23,6 +24,7 @@ from shared.errors import (
     StreamExpired,
     Unavailable,
     Unroutable,
+    WarrenError,
 )
 from shared.log import Relay, Send
 from shared.messages import Accepted, decode_event, encode
@@ -35,6 +37,92 @@ _ASK_INTERVAL_S = 1.0
 _PATIENCE_S = 30.0
 """Seconds for which another reader may hold the log. The broker disconnects a stopped gateway after
 15 s."""
+
+
+class RelayBuffer:
+    """The buffer between the reading of a log and its client: accepted events in order, optionally
+    followed by an error. One task puts, another takes."""
+
+    def __init__(self, deadline: float = math.inf) -> None:
+        """``deadline`` is in the event loop's time."""
+        self._deadline = deadline
+        self.error: WarrenError | None = None
+        self.has_given_all = False
+        """Whether the log's last event has been taken."""
+        self._items: list[Item] = []
+        self._has_given = False
+        self._has_last = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._taken: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether nothing may be put until everything is taken."""
+        return self._taken is not None and not self._taken.done()
+
+    def put(self, event: LogEvent, *, is_last: bool = False) -> None:
+        self._items.append(event)
+        self._has_last |= is_last
+        self.wake()
+
+    def restart(self, restarted: Restarted) -> None:
+        """Drop what was not taken: it is put again."""
+        self._items = [restarted] if self._has_given else []
+        self._has_last = False
+
+    def fail(self, error: WarrenError) -> None:
+        """End with ``error`` after the events that are already buffered."""
+        self.error = self.error or error
+        self.wake()
+
+    async def take(self, timeout_s: float | None = None) -> list[Item]:
+        """Wait for events; returns all that have arrived, or none after ``timeout_s`` or `wake`.
+
+        Raises the error, and `DeadlineExceeded`.
+        """
+        if not self._items and self.error is None:
+            await self._wait(timeout_s)
+        if not self._items and self.error is not None:
+            raise self.error
+        items, self._items = self._items, []
+        self._has_given |= bool(items)
+        self.has_given_all |= self._has_last
+        if self._taken is not None and self.is_held_up:
+            self._taken.set_result(None)
+        return items
+
+    async def let_take(self) -> None:
+        """Let the taking task run."""
+        for _ in range(2):
+            await asyncio.sleep(0)
+
+    async def wait_taken(self) -> None:
+        """Return when everything is taken."""
+        if self._items:
+            self._taken = asyncio.get_running_loop().create_future()
+            await self._taken
+
+    async def _wait(self, timeout_s: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        # There is one wait per token: `asyncio.timeout` would cost as much as relaying it, and an
+        # Event would take 1 KiB per stream.
+        self._waiter = loop.create_future()
+        until = min(self._deadline, loop.time() + (timeout_s or math.inf))
+        alarm = loop.call_at(until, self.wake)
+        try:
+            await self._waiter
+        finally:
+            alarm.cancel()
+        if not self._items and loop.time() >= self._deadline:
+            self.fail(DeadlineExceeded("The request's deadline has passed."))
+
+    def wake(self) -> None:
+        """Make the pending `take` return what has arrived, even if that is nothing."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 class LogReading:

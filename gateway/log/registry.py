@@ -20,11 +20,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.fleet.live_workers import LiveWorkers
-from gateway.fleet.publishing import publish_job
-from gateway.log.cursor import NOT_FOUND
-from gateway.log.facts import LogFacts
-from gateway.log.fate import Fate, Retention
+from gateway.fleet.live_workers import LiveWorkers, publish_job
+from gateway.log.cursor import NOT_FOUND, Fate, LogFacts, Retention
 from gateway.log.reading import EXPIRED
 from gateway.log.relay import LogRelay
 from gateway.log.reply_queues import ReplyLog, ReplyQueues

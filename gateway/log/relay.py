@@ -5,11 +5,18 @@ import logging
 import math
 from collections.abc import Awaitable
 
-from gateway.log.buffer import RelayBuffer
-from gateway.log.cursor import Item, LogCursor
-from gateway.log.facts import LogFacts
-from gateway.log.fate import Departure, Fate, LogEnd, Retention, departure_of, fate_of
-from gateway.log.reading import EXPIRED, LogReading
+from gateway.log.cursor import (
+    Departure,
+    Fate,
+    Item,
+    LogCursor,
+    LogEnd,
+    LogFacts,
+    Retention,
+    departure_of,
+    fate_of,
+)
+from gateway.log.reading import EXPIRED, LogReading, RelayBuffer
 from gateway.log.reply_queues import ReplyLog
 from shared import incidents
 from shared.bus.base import Bus
@@ -29,7 +36,6 @@ from shared.messages import Accepted, GenerationJob, Release
 
 logger = logging.getLogger(__name__)
 
-_CANCELS_AGAIN_S = 1.0
 _LOST = "The gateway lost the answer."
 
 
@@ -190,12 +196,10 @@ class LogRelay:
 
     async def stop(self) -> None:
         """Stop reading, and release the log."""
-        # Repeated, because a call to the broker that completes at the same moment swallows a
-        # cancellation.
         try:
-            while self._task is not None and not self._task.done():
+            if self._task is not None:
                 self._task.cancel()
-                await asyncio.wait([self._task], timeout=_CANCELS_AGAIN_S)
+                await asyncio.wait([self._task])
         finally:
             await self.reading.close()
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable
 
 from gateway.fleet.live_workers import LiveWorkers
-from gateway.log.fate import LogEnd
+from gateway.log.cursor import LogEnd
 from gateway.log.relay import LogRelay
 
 LOOK_INTERVAL_S = 1.0

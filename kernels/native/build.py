@@ -29,15 +29,23 @@ VARIANTS: Mapping[str, tuple[frozenset[str], tuple[str, ...]]] = MappingProxyTyp
 """The required flags of /proc/cpuinfo, and the compiler options; best variant first."""
 
 
+_allowed = list(VARIANTS)
+
+
 class LibraryUnavailable(Exception):
     """This machine cannot compile or run the library; the message gives the reason."""
 
 
+def limit_variants(best: str) -> None:
+    """Do not use variants that are better than ``best``. Has no effect on a loaded library."""
+    _allowed[:] = list(VARIANTS)[list(VARIANTS).index(best) :]
+
+
 def best_variant() -> str:
-    """The first variant that this processor supports. Raises `LibraryUnavailable`."""
+    """The first allowed variant that this processor supports. Raises `LibraryUnavailable`."""
     flags = _cpu_flags()
-    for name, (needed, _) in VARIANTS.items():
-        if needed <= flags:
+    for name in _allowed:
+        if VARIANTS[name][0] <= flags:
             return name
     raise LibraryUnavailable(f"the processor ({platform.machine()}) has no AVX2")
 

@@ -12,11 +12,11 @@ from shared.bus.base import (
     DEATH_QUEUE_HEADER,
     DEATH_REASON_HEADER,
     Binding,
+    Inbox,
     Message,
     Queue,
     QueueState,
 )
-from shared.bus.inbox import Inbox
 from shared.errors import BusError, PublishRefused, QueueBusy, QueueNotFound
 
 

@@ -98,11 +98,6 @@ class Subscription(AbstractAsyncContextManager["Subscription"]):
         await self.close()
         return lost
 
-    @property
-    def is_attached(self) -> bool:
-        """Whether the queue is consumed at this moment."""
-        return self._consumer is not None and self._consumer.is_open
-
     async def stop(self) -> None:
         """Stop accepting deliveries. Unsettled deliveries are kept until this is closed; iteration
         ends after them, or at once if the queue is not consumed."""

@@ -28,8 +28,16 @@ on the order of the log, so every reader that starts at the beginning sees the s
   be decoded it ends with `internal_error`, for every reader.
 """
 
-from shared.log.chain import EMPTY_HASH, TokenChain, extend_hash
-from shared.log.reader import Action, LogReader, Relay, Run, Send
+from shared.log.reader import (
+    EMPTY_HASH,
+    Action,
+    LogReader,
+    Relay,
+    Run,
+    Send,
+    TokenChain,
+    extend_hash,
+)
 from shared.log.writer import LogWriter
 
 __all__ = [

@@ -1,9 +1,39 @@
-"""The writer's side of the log protocol: gives each event its position."""
+"""The writer's side of the log protocol: what happens to one delivery of a job, and the position of
+each event that it writes.
 
-from collections.abc import Sequence
+* A job that was neither delivered nor published before starts at once, as attempt 1.
+* Any other job writes `Started` and waits for the position from which to continue. The log's reader
+  sends it; if there is no reader, the worker reads the log itself.
+* A job that was running during two crashes continues in quarantine, where no other job is at risk;
+  it writes `Started` only once nothing else runs. If it crashes there, its reader receives an error
+  and the job is dead-lettered. If its worker dies before that `Started`, no crash is counted.
+"""
 
-from shared.log.chain import TokenChain
-from shared.messages import Continue, Failed, Finished, FinishReason, TokenDelta, TokenLogprobs
+from collections.abc import Iterable, Sequence
+from enum import Enum, auto
+from typing import TypeGuard
+
+from shared.log.reader import LogReader, Send, TokenChain
+from shared.messages import (
+    Cancel,
+    Command,
+    Continue,
+    Failed,
+    Finished,
+    FinishReason,
+    ReplyEvent,
+    TokenDelta,
+    TokenLogprobs,
+)
+
+MAX_CRASHES = 2
+"""Crashes outside quarantine before a job is quarantined; one more crash in quarantine is its
+last."""
+HEARINGS = 4
+"""How often an attempt asks again, a second apart, before it acts on a crash count that would
+quarantine or dead-letter the job. A run that was only disconnected, as all runs are when the broker
+restarts, writes its `HandedOver` late. While the broker's clients reconnect, no crash is acted
+upon."""
 
 
 class LogWriter:
@@ -93,3 +123,92 @@ class LogWriter:
             index=len(chain.token_ids),
             prefix_hash=chain.prefix_hash,
         )
+
+
+class Verdict(Enum):
+    """The effect of a command on an attempt."""
+
+    GO_ON = auto()
+    """Continue from the position of `Attempt.log`."""
+    STOP = auto()
+    """No reader needs further events: acknowledge the job."""
+    GIVE_BACK = auto()
+    """Another run owns the stream: requeue the job."""
+    QUARANTINE = auto()
+    """Publish the job to the suspect queue, write `HandedOver`, and acknowledge it."""
+    BURY = auto()
+    """Write that the job failed, and dead-letter it."""
+    FAIL = auto()
+    """The log cannot be decoded: write that the request failed, and acknowledge the job."""
+
+
+class Attempt:
+    """One delivery of a job with ``num_choices`` choices in all. ``ticket`` is its fencing
+    token."""
+
+    def __init__(
+        self,
+        request_id: str,
+        num_choices: int,
+        *,
+        ticket: str,
+        num_returns: int = 0,
+        publication: int = 0,
+        is_suspect: bool = False,
+    ) -> None:
+        self.ticket = ticket
+        self.is_first = not (num_returns or publication or is_suspect)
+        self.log: LogWriter | None = LogWriter(1, num_choices) if self.is_first else None
+        """None while the attempt waits for `Continue`."""
+        self._request_id = request_id
+        self._num_choices = num_choices
+        self._is_suspect = is_suspect
+        self._num_hearings = 0
+
+    def obey(self, command: Cancel | Continue, *, is_settled: bool = True) -> Verdict | None:
+        """Apply a command of the log's reader; None if it is meant for another run or arrives late.
+
+        ``is_settled``: every live process has reconnected to the broker; see `shared.bus.base.Bus`.
+        """
+        if not self._is_told(command):
+            return None
+        if isinstance(command, Cancel):
+            return Verdict.GIVE_BACK if command.is_replaced else Verdict.STOP
+        if self.log is not None or len(command.choices) != self._num_choices:
+            return None
+        verdict = self._judge(command) if is_settled else Verdict.GO_ON
+        if verdict is not Verdict.GO_ON:
+            self._num_hearings += 1
+            if self._num_hearings < HEARINGS:
+                return None
+        self.log = LogWriter.resume(command)
+        return verdict
+
+    def read(self, log: Iterable[ReplyEvent | None], *, is_settled: bool = True) -> Verdict | None:
+        """Decide as a reader would, if the log has none. ``log`` is the log from its start, with
+        None for each event that cannot be decoded.
+
+        Returns None if the log does not contain this attempt's `Started` yet.
+        """
+        reader = LogReader(self._request_id, self._num_choices)
+        told: Cancel | Continue | None = None
+        is_readable = True
+        for event in log:
+            is_readable = is_readable and event is not None
+            for action in () if event is None else reader.read(event):
+                if isinstance(action, Send) and self._is_told(action.command):
+                    told = action.command
+        if reader.is_ended:
+            return Verdict.STOP
+        verdict = None if told is None else self.obey(told, is_settled=is_settled)
+        return verdict if is_readable or self.log is None else Verdict.FAIL
+
+    def _is_told(self, command: Command) -> TypeGuard[Cancel | Continue]:
+        return isinstance(command, Cancel | Continue) and command.ticket in (None, self.ticket)
+
+    def _judge(self, command: Continue) -> Verdict:
+        if self._is_suspect and command.num_crashes_alone:
+            return Verdict.BURY
+        if not self._is_suspect and command.num_crashes >= MAX_CRASHES:
+            return Verdict.QUARANTINE
+        return Verdict.GO_ON

@@ -74,6 +74,9 @@ class Announcement(Wire, frozen=True, kw_only=True):
     max_seq_len: Count
     fingerprint: str
     """A digest of weights and tokenizer, equal for all workers of one model name."""
+    numerics: str = ""
+    """Names the worker's arithmetic: device, instruction set, data type and kernels. Equal for all
+    workers of one model name, because otherwise a text would change if it moved between them."""
     max_num_seqs: Count
     num_running: Count = 0
     num_waiting: Count = 0

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from starlette.types import Message
 
-from gateway.api.responders.disconnect import ClientGone, until_disconnect
+from gateway.api.sending import ClientGone, until_disconnect
 from tests.support.faults import Unforeseen
 
 

@@ -21,6 +21,8 @@ class ServedModel:
     """Maximum length of prompt and output together, in tokens: limited by the model's context and
     the KV cache."""
     fingerprint: str
+    numerics: str = ""
+    """See `worker.model.numerics`."""
     tool_parser: str | None = None
     """The format in which the model writes tool calls; None if it does not support tools."""
     reasoning_parser: str | None = None
@@ -43,6 +45,10 @@ def name_of(settings: WorkerSettings) -> str:
 def load(settings: WorkerSettings) -> ServedModel:
     """Load model and tokenizer. Takes seconds; raises `StartupError`."""
     # Imported here, in the loading thread, because importing torch alone takes a second.
+    from worker.model.numerics import limit_cpu_isa, numerics_of
+
+    limit_cpu_isa(settings.max_cpu_isa)
+
     from worker.checkpoints import store
     from worker.engine.scheduler import SchedulerLimits
     from worker.model import embedder, loading
@@ -80,6 +86,9 @@ def load(settings: WorkerSettings) -> ServedModel:
         engine=Engine(runner, limits),
         max_seq_len=min(runner.max_seq_len, runner.num_blocks * runner.block_size),
         fingerprint=loading.fingerprint(directory, settings.weight_format),
+        numerics=numerics_of(
+            runner.decoder, settings.kernels, is_batch_invariant=settings.batch_invariant
+        ),
         tool_parser=tool_parser(tokenizer, settings.tool_parser),
         reasoning_parser=reasoning_parser(tokenizer, settings.reasoning_parser),
         embedder=embedder.start_embedder(

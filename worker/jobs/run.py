@@ -1,7 +1,7 @@
 """The run of one job, from its delivery until it is settled, as a state machine without I/O.
 
 A first delivery starts at once. Any other one first determines where to continue
-(`shared.log.attempt`): it writes `Started` and waits for the answer of the log's reader; if there
+(`shared.log.writer`): it writes `Started` and waits for the answer of the log's reader; if there
 is no reader, it reads the log itself.
 
 Events are published one at a time, in the order in which they were written. An event whose fate is
@@ -26,7 +26,7 @@ from shared.errors import (
     WorkerLost,
 )
 from shared.log import LogWriter
-from shared.log.attempt import MAX_CRASHES, Attempt, Verdict
+from shared.log.writer import MAX_CRASHES, Attempt, Verdict
 from shared.messages import (
     Cancel,
     Completed,

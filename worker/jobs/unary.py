@@ -36,8 +36,7 @@ from shared.messages import (
     is_reply_key,
 )
 from worker.decode.served_model import ServedModel
-from worker.jobs.delivery import JobDelivery
-from worker.jobs.publisher import ReplyPublisher
+from worker.jobs.delivery import JobDelivery, ReplyPublisher
 
 logger = logging.getLogger(__name__)
 

@@ -31,14 +31,20 @@ async def hear_peers(
             return await _listen(bus, model, worker_id, announce_interval_s + _PATIENCE_S)
 
 
-def require_same(peers: list[Announcement], model: str, fingerprint: str) -> None:
-    """Raises `StartupError` if a peer serves a different model under the same name."""
+def require_same(peers: list[Announcement], model: str, *, fingerprint: str, numerics: str) -> None:
+    """Raises `StartupError` if a peer that serves ``model`` would generate different tokens."""
     for peer in peers:
         if peer.fingerprint != fingerprint:
             raise StartupError(
                 f"{peer.worker} serves other weights or another tokenizer as {model!r}: its "
                 f"fingerprint is {peer.fingerprint}, here it is {fingerprint}. Choose another "
                 "--served-name, or stop the workers that serve it first"
+            )
+        if peer.numerics and peer.numerics != numerics:  # older versions do not announce it
+            raise StartupError(
+                f"{peer.worker} serves {model!r} with different numerics ({peer.numerics}, here "
+                f"{numerics}): a text would change if it moved from one worker to the other. Use "
+                "the same --dtype, --kernels, --device and --max-cpu-isa, or another --served-name"
             )
 
 

@@ -26,9 +26,8 @@ from shared.topology import Lane
 from worker.decode import served_model
 from worker.decode.bridge import Generations
 from worker.decode.served_model import ServedModel
-from worker.jobs.consumer import JobConsumer
+from worker.jobs.consumer import HeldJob, HeldJobs, JobConsumer
 from worker.jobs.execution import Admission, JobExecution, Workplace
-from worker.jobs.held import HeldJob, HeldJobs
 from worker.jobs.quarantine import Solitude
 from worker.jobs.run import Signal
 from worker.jobs.unary import QuickConsumer
@@ -68,7 +67,7 @@ async def run_worker(
     try:
         if model is None:
             model = await asyncio.to_thread(served_model.load, settings)
-        require_same(await hearing, name, model.fingerprint)
+        require_same(await hearing, name, fingerprint=model.fingerprint, numerics=model.numerics)
     finally:
         hearing.cancel()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -188,6 +187,7 @@ class Worker:
             vocab_size=self._model.tokenizer.vocab_size,
             max_seq_len=self._model.max_seq_len,
             fingerprint=self._model.fingerprint,
+            numerics=self._model.numerics,
             max_num_seqs=self._settings.max_num_seqs,
             num_running=load.num_running,
             num_waiting=load.num_waiting,

@@ -11,9 +11,7 @@ import tokenizers
 from shared.errors import InvalidRequest, StartupError
 from shared.messages import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from worker.text.chat_template import ChatTemplate
-from worker.text.detokenizer import detokenizer_factory, token_bytes_of
-from worker.text.stop_strings import StopFinder
-from worker.text.stream import TextStream
+from worker.text.stream import StopFinder, TextStream, detokenizer_factory, token_bytes_of
 
 
 class Tokenizer:

@@ -1,4 +1,4 @@
-"""Bodies in, jobs out: what a body may say, checked, and the job that it stands for.
+"""Request bodies: their validation, and their conversion to jobs.
 
-`schemas.parse` reads a body, `draft.draft` builds its job.
+`schemas.parse` reads a body, `submission.submission` builds its job.
 """

@@ -1,4 +1,4 @@
-"""The messages and tools of a chat's body, and the parts of its prompt that are made of them."""
+"""The messages and tools of a chat's body, and their conversion to the prompt of a job."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.api.bodies.json_values import check_json, refused
+from gateway.api.bodies.parameters import check_json, refused
 from shared.messages import (
     MAX_MESSAGES,
     MAX_TEXT_CHARS,
@@ -22,7 +22,7 @@ _MAX_TEMPLATE_KWARGS = 64
 
 FunctionName: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,256}\Z")]
 NoParameters: TypeAlias = Annotated[list[Any], Meta(max_length=0)]
-"""Some clients write an empty object as a list."""
+"""Some clients send an empty object as a list."""
 
 
 class ContentPart(Struct, frozen=True):
@@ -65,7 +65,8 @@ class FunctionDefinition(Struct, frozen=True, kw_only=True):
     """A JSON schema."""
 
     def tool(self, path: str) -> Tool:
-        """The tool that the model is shown; ``path`` is the function's. Raises `InvalidRequest`."""
+        """The tool in the prompt; ``path`` is the path of the function in the body. Raises
+        `InvalidRequest`."""
         parameters = dict(self.parameters or {})
         check_json(parameters, f"{path}.parameters")
         return Tool(name=self.name, description=self.description, parameters=parameters)
@@ -100,7 +101,7 @@ def tool_call(call_id: str | None, name: str, arguments: str | dict[str, Any] | 
 
 
 def template_kwargs(kwargs: dict[str, Any], effort: str | None = None) -> dict[str, Any]:
-    """What the chat template is given. Raises `InvalidRequest`."""
+    """The variables of the chat template. Raises `InvalidRequest`."""
     check_json(kwargs, "chat_template_kwargs")
     if effort is not None:
         kwargs = {"reasoning_effort": effort, **kwargs}
@@ -138,7 +139,7 @@ def _content(message: MessageParam, path: str) -> str:
 
 
 def joined_text(parts: Sequence[ContentPart], path: str, kinds: Sequence[str]) -> str:
-    """The text of parts, which have to be of one of ``kinds``. Raises `InvalidRequest`."""
+    """The text of parts, whose types must be among ``kinds``. Raises `InvalidRequest`."""
     for k, part in enumerate(parts):
         if part.type not in kinds:
             kind = part.type[:64]

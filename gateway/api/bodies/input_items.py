@@ -1,4 +1,4 @@
-"""Input items of the Responses API, and the messages of a chat that they stand for."""
+"""Input items of the Responses API, and their conversion to the messages of a chat."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct, structs
 
 from gateway.api.bodies.conversations import ContentPart, joined_text, tool_call
-from gateway.api.bodies.json_values import read, refused
+from gateway.api.bodies.parameters import read, refused
 from shared.messages import MAX_MESSAGES, MAX_TOOLS, ChatMessage, Role
 from shared.messages.fields import Name, Text
 
@@ -35,7 +35,7 @@ class FunctionCallOutput(Struct, frozen=True, kw_only=True):
 
 
 class ReasoningItem(Struct, frozen=True, kw_only=True):
-    """What the assistant thought before the next message or call."""
+    """The assistant's reasoning before its next message or call."""
 
     content: TextParts | None = None
 
@@ -53,9 +53,10 @@ _KINDS: Mapping[str, type[Item]] = {
 def conversation_of(
     instructions: str | None, items: str | Sequence[Any]
 ) -> tuple[ChatMessage, ...]:
-    """Calls and thoughts are items of their own, and parts of one message in a chat.
+    """Convert items to messages: calls and reasoning are separate items, but parts of a message in
+    a chat.
 
-    Raises `InvalidRequest` naming what is no text.
+    Raises `InvalidRequest`, which names the invalid item.
     """
     messages = [ChatMessage(role="system", content=instructions)] if instructions else []
     if isinstance(items, str):

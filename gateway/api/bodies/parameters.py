@@ -1,15 +1,27 @@
-"""Parameters of OpenAI and vLLM that are not supported: refused by name, never ignored.
+"""Parameters of a body: read into structs, and rejected by name if no job can have them or if they
+are parameters of OpenAI and vLLM that are not supported.
 
-Each is listed with the values that ask for nothing; null, {} and [] never arrive here. Parameters
-that change no answer (``store``, ``metadata``, ``service_tier``, ...) and those that nobody knows
-are not listed, and so tolerated.
+Each unsupported parameter is listed with its neutral values; null, {} and [] are dropped before.
+Parameters that change no answer (``store``, ``metadata``, ``service_tier``, ...) and unknown ones
+are not listed, and therefore tolerated.
 """
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from shared.errors import InvalidRequest
 
+MAX_DEPTH = 64
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+_WITH_PARTS = frozenset(
+    {"messages", "reasoning", "response_format", "stream_options", "text", "tools"}
+)
+"""Parameters of which errors name the part: `messages[0].role`, but `stop` for `stop[3]`."""
+
+_T = TypeVar("_T")
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     # OpenAI
     "audio": (),
@@ -76,9 +88,54 @@ COMPLETION_NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }
 
 
+def read(value: Any, kind: type[_T], place: str = "") -> _T:
+    """Convert ``value``, which is at ``place`` in the body. Raises `InvalidRequest`, which names
+    the invalid part."""
+    try:
+        return msgspec.convert(value, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _misfit(str(error), place) from None
+
+
+def refused(param: str, reason: str) -> InvalidRequest:
+    """An error whose message begins with the name of the parameter."""
+    return InvalidRequest(f"{param}: {reason}", param=param)
+
+
+def check_json(value: Any, param: str) -> None:
+    """Reject values that are nested too deeply for recursive readers, and integers that do not fit
+    into msgpack. Raises `InvalidRequest`."""
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise refused(param, f"nested deeper than {MAX_DEPTH} levels.")
+        if any(isinstance(one, int) and not -(2**63) <= one < 2**64 for one in level):
+            raise refused(param, "an integer is longer than 64 bits.")
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+
+
+def _misfit(complaint: str, place: str) -> InvalidRequest:
+    """Turn msgspec's "Expected `int` - at `$.seed`" into "seed: expected `int`"."""
+    reason, _, path = complaint.rpartition(" - at `") if "`$" in complaint else (complaint, "", "")
+    path = place + path.removeprefix("key` in `").removeprefix("$").removesuffix("`")
+    missing = _MISSING.match(reason)
+    if missing and not path.startswith(".messages["):
+        reason, path = "required, but missing", f"{path}.{missing[1]}"
+    path = path.removeprefix(".")
+    head = re.split(r"[.\[]", path, maxsplit=1)[0]
+    param = path if place or head in _WITH_PARTS else head
+    return refused(param, f"{reason[0].lower()}{reason[1:]}")
+
+
 def refuse_unsupported(body: Mapping[str, Any], neutral: Mapping[str, tuple[object, ...]]) -> None:
-    """Raise `InvalidRequest` for the first parameter of ``body`` that asks for something which
-    ``neutral`` lists as not supported."""
+    """Raise `InvalidRequest` for the first parameter of ``body`` that ``neutral`` lists and whose
+    value is not neutral."""
     for name, value in body.items():
         if name in neutral and not any(_is_same(value, other) for other in neutral[name]):
             raise InvalidRequest(f"{name} is not supported, but for its neutral value.", param=name)

@@ -1,4 +1,4 @@
-"""The body of ``POST /v1/responses``, which is answered as a chat."""
+"""The body of ``POST /v1/responses``, which is served as a chat."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,8 +8,7 @@ from msgspec import Meta, Struct, field
 
 from gateway.api.bodies.conversations import FunctionDefinition
 from gateway.api.bodies.input_items import conversation_of
-from gateway.api.bodies.json_values import refused
-from gateway.api.bodies.parameters import CHAT_NEUTRAL
+from gateway.api.bodies.parameters import CHAT_NEUTRAL, refused
 from gateway.api.bodies.schemas import ChatParameters, NumTokens, ReasoningEffort
 from gateway.api.bodies.structured_output import TextFormat
 from gateway.api.bodies.tool_choice import (
@@ -38,7 +37,7 @@ _NAMES: Mapping[str, str] = {
     "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
 }
-"""What a chat's parameters are called here."""
+"""The names of a chat's parameters in this API."""
 _LOGPROBS = "message.output_text.logprobs"
 
 
@@ -88,25 +87,28 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
         | Annotated[
             list[Any],
             Meta(
-                max_length=MAX_MESSAGES, description="Messages, calls, their outputs and thoughts."
+                max_length=MAX_MESSAGES,
+                description="Messages, calls, their outputs, and reasoning.",
             ),
         ]
     )
     instructions: Text | None = None
     max_output_tokens: NumTokens | None = None
-    top_logprobs: Annotated[NumTopLogprobs, Meta(description=f"With `include`: `{_LOGPROBS}`.")] = 0
+    top_logprobs: Annotated[
+        NumTopLogprobs, Meta(description=f"Only with `include`: `{_LOGPROBS}`.")
+    ] = 0
     tools: Annotated[tuple[FunctionTool, ...], Meta(max_length=MAX_TOOLS)] = ()
     tool_choice: ToolMode | NamedFunction | None = None
     text: TextOptions = TextOptions()
     reasoning: ReasoningOptions = ReasoningOptions()
     include: tuple[Any, ...] = ()
     background: Annotated[
-        bool, Meta(description="Answer at once, and go on without the client.")
+        bool, Meta(description="Answer at once, and continue without the client.")
     ] = False
     store: (
         Annotated[
             bool,
-            Meta(description="Keep the response for a while; null: if it is a background one."),
+            Meta(description="Keep the response for a while. By default, only background ones."),
         ]
         | None
     ) = None
@@ -165,7 +167,7 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
 
 @contextmanager
 def in_own_words() -> Iterator[None]:
-    """Raise errors about a chat or a stream as errors about a response."""
+    """Raise errors of chats and streams with the parameter names and terms of the Responses API."""
     try:
         yield
     except StreamNotFound:

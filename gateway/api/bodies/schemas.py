@@ -1,7 +1,7 @@
-"""The bodies of chats and completions: their parameters, and the limits of each by itself.
+"""The bodies of chats and completions: their parameters, and the limits of each parameter.
 
-A struct is what its endpoint takes and what the OpenAPI page shows. Limits that depend on one
-another are checked in `gateway.api.bodies.submission`. The limits of sampling are those of
+The structs are also the source of the OpenAPI document. Limits that depend on several parameters
+are checked in `gateway.api.bodies.submission`. The limits of sampling are those of
 `shared.messages.SamplingParams`; a test compares them.
 """
 
@@ -19,8 +19,13 @@ from gateway.api.bodies.conversations import (
     chat_tools,
     template_kwargs,
 )
-from gateway.api.bodies.json_values import read, refused
-from gateway.api.bodies.parameters import CHAT_NEUTRAL, COMPLETION_NEUTRAL, refuse_unsupported
+from gateway.api.bodies.parameters import (
+    CHAT_NEUTRAL,
+    COMPLETION_NEUTRAL,
+    read,
+    refuse_unsupported,
+    refused,
+)
 from gateway.api.bodies.structured_output import ResponseFormat
 from gateway.api.bodies.tool_choice import ChatToolChoice, ToolUse, tool_use
 from gateway.api.rendering import Endpoint
@@ -65,16 +70,16 @@ Biases: TypeAlias = Annotated[
     Meta(max_length=MAX_BIASES, description="By token id."),
 ]
 NumChoices: TypeAlias = Annotated[
-    int, Meta(ge=1, le=MAX_CHOICES, description="Answers to each prompt.")
+    int, Meta(ge=1, le=MAX_CHOICES, description="The number of answers to each prompt.")
 ]
 PromptLogprobs: TypeAlias = Annotated[
-    NumTopLogprobs, Meta(description="As in vLLM; not with `stream`.")
+    NumTopLogprobs, Meta(description="As in vLLM. Not supported with `stream`.")
 ]
 Detach: TypeAlias = Annotated[
     bool,
-    Meta(description="Go on when the client leaves: it comes back later; Warren's own."),
+    Meta(description="Continue if the client disconnects. An extension of Warren."),
 ]
-ReasoningEffort: TypeAlias = Annotated[str, Meta(description="Goes to the chat template.")]
+ReasoningEffort: TypeAlias = Annotated[str, Meta(description="Passed to the chat template.")]
 TextOrTokens: TypeAlias = (
     Text
     | Annotated[
@@ -89,10 +94,10 @@ TextOrTokens: TypeAlias = (
 
 
 class Body(Struct, frozen=True, kw_only=True):
-    """What all bodies share. Unknown parameters are tolerated."""
+    """The base of all bodies. Unknown parameters are tolerated."""
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}
-    """Parameters that are not supported, and the values of each that ask for nothing."""
+    """Parameters that are not supported, with the neutral values of each."""
 
     @classmethod
     def check_names(cls, body: Mapping[str, Any]) -> None:
@@ -102,18 +107,18 @@ class Body(Struct, frozen=True, kw_only=True):
 
 class StreamOptions(Struct, frozen=True, kw_only=True):
     include_usage: bool | None = None
-    """Adds a last chunk with the usage."""
+    """Whether a last chunk contains the usage."""
     continuous_usage_stats: bool | None = None
-    """Adds the usage to all chunks."""
+    """Whether all chunks contain the usage."""
     include_obfuscation: bool | None = None
     """Ignored: chunks are never padded."""
 
 
 class GenerationRequest(Body, frozen=True, kw_only=True):
-    """The parameters that all generations share."""
+    """The parameters of all generations."""
 
     needs_stream: ClassVar[bool] = True
-    """Whether `stream_options` are refused without `stream`."""
+    """Whether `stream_options` are rejected without `stream`."""
 
     model: str
     max_tokens: NumTokens | None = None
@@ -130,7 +135,7 @@ class GenerationRequest(Body, frozen=True, kw_only=True):
     )
     include_stop_str_in_output: bool = False
     ignore_eos: Annotated[
-        bool, Meta(description="Go on after the model's end token, as in vLLM.")
+        bool, Meta(description="Continue after the model's end-of-sequence token, as in vLLM.")
     ] = _DEFAULTS.ignore_eos
     min_tokens: NumTokens = _DEFAULTS.min_tokens
     presence_penalty: Penalty = _DEFAULTS.presence_penalty
@@ -156,11 +161,14 @@ class GenerationRequest(Body, frozen=True, kw_only=True):
     guided_choice: Any = None
     guided_grammar: str | None = None
     stream: bool = False
-    stream_options: Annotated[StreamOptions, Meta(description="With `stream`.")] | None = None
+    stream_options: Annotated[StreamOptions, Meta(description="Only with `stream`.")] | None = None
     timeout: (
         Annotated[
             float,
-            Meta(gt=0, description="Seconds until the request ends with an error; Warren's own."),
+            Meta(
+                gt=0,
+                description="Seconds until the request ends with an error. An extension of Warren.",
+            ),
         ]
         | None
     ) = None
@@ -194,7 +202,7 @@ class GenerationRequest(Body, frozen=True, kw_only=True):
 
 
 class ChatParameters(GenerationRequest, frozen=True, kw_only=True):
-    """The parameters that chats and responses share."""
+    """The parameters of chats and responses."""
 
     echo: ClassVar[bool] = False
     best_of: ClassVar[int] = 0
@@ -229,11 +237,11 @@ class ChatRequest(ChatParameters, frozen=True, kw_only=True):
 
     messages: Messages
     max_completion_tokens: (
-        Annotated[NumTokens, Meta(description="Wins over `max_tokens`.")] | None
+        Annotated[NumTokens, Meta(description="Overrides `max_tokens`.")] | None
     ) = None
     n: NumChoices = 1
     logprobs: bool = False
-    top_logprobs: Annotated[NumTopLogprobs, Meta(description="With `logprobs`.")] = 0
+    top_logprobs: Annotated[NumTopLogprobs, Meta(description="Only with `logprobs`.")] = 0
     prompt_logprobs: PromptLogprobs | None = None
     response_format: ResponseFormat | None = None
     tools: Tools = ()
@@ -278,17 +286,17 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=MAX_CHOICES,
-            description="Answers drawn to each prompt; the `n` likeliest are told.",
+            description="Answers generated for each prompt; the `n` most likely are returned.",
         ),
     ] = 0
     logprobs: (
-        Annotated[NumTopLogprobs, Meta(description="Alternatives told for each token.")]
+        Annotated[NumTopLogprobs, Meta(description="Alternatives returned for each token.")]
         | bool
         | None
     ) = None
     prompt_logprobs: PromptLogprobs | None = None
     response_format: ResponseFormat | None = None
-    echo: Annotated[bool, Meta(description="Begin the text with the prompt.")] = False
+    echo: Annotated[bool, Meta(description="Start the text with the prompt.")] = False
     add_special_tokens: bool = True
     detach: Detach = False
 
@@ -313,7 +321,7 @@ _Body = TypeVar("_Body", bound=Body)
 
 
 def parse(kind: type[_Body], body: bytes) -> _Body:
-    """Read a JSON body. Raises `InvalidRequest`, also for what is not supported, and
+    """Parse a JSON body. Raises `InvalidRequest`, also for unsupported parameters, and
     `ModelNotFound`."""
     try:
         said = msgspec.json.decode(body)
@@ -321,7 +329,7 @@ def parse(kind: type[_Body], body: bytes) -> _Body:
         raise InvalidRequest(f"The body is not valid JSON: {error}") from None
     if not isinstance(said, dict):
         raise InvalidRequest("body: expected an object")
-    required = _required(kind)  # and refused if it is empty
+    required = _required(kind)  # rejected if empty
     said = {name: value for name, value in said.items() if name in required or not is_unused(value)}
     request = read(said, kind)
     kind.check_names(said)
@@ -329,7 +337,7 @@ def parse(kind: type[_Body], body: bytes) -> _Body:
 
 
 def check_model(name: str) -> None:
-    """Raise `ModelNotFound` for what no model can be called."""
+    """Raise `ModelNotFound` for a name that no model can have."""
     try:
         msgspec.convert(name, ModelName)
     except msgspec.ValidationError:
@@ -342,7 +350,7 @@ def text_prompts(
     max_prompts: int,
     add_special_tokens: bool = True,
 ) -> tuple[Prompt, ...]:
-    """One prompt, or each of a list. Raises `InvalidRequest`."""
+    """The prompts of a parameter that is one prompt or a list. Raises `InvalidRequest`."""
     if isinstance(prompt, str):
         return (TextPrompt(text=prompt, add_special_tokens=add_special_tokens),)
     token_ids = [item for item in prompt if isinstance(item, int)]
@@ -362,7 +370,7 @@ def text_prompts(
 
 
 def is_unused(value: Any) -> bool:
-    """Client libraries send null, {} and [] for what their users left out."""
+    """Whether a client library sent this value for a parameter that its user left out."""
     return value is None or value == {} or value == []
 
 

@@ -12,7 +12,7 @@ import msgspec
 from llguidance.gbnf_to_lark import gbnf_to_lark
 from msgspec import Struct
 
-from gateway.api.bodies.json_values import check_json, refused
+from gateway.api.bodies.parameters import check_json, refused
 from gateway.text.reasoning import CLOSE, OPEN
 from shared.errors import InvalidRequest
 from shared.grammars import JSON_WHITESPACE, TRIALS

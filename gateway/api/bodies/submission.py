@@ -1,10 +1,10 @@
-"""Bodies in, jobs out. What may stand where is decided before anything is published."""
+"""Builds jobs from bodies, and checks everything that does not need the model."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
-from gateway.api.bodies.json_values import refused
+from gateway.api.bodies.parameters import refused
 from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest
 from gateway.api.bodies.structured_output import (
@@ -15,7 +15,7 @@ from gateway.api.bodies.structured_output import (
 )
 from gateway.api.bodies.tool_choice import ToolUse
 from gateway.api.rendering import Rendering
-from gateway.log.facts import LogFacts
+from gateway.log.cursor import LogFacts
 from gateway.text.reasoning import REASONING_PARSERS
 from shared.messages import (
     MAX_CHOICES,
@@ -29,21 +29,21 @@ from shared.messages import (
 )
 
 _MAX_TOLD = 1024
-"""Logprobs of one position of all choices together."""
+"""Maximum number of logprobs for one position of all choices."""
 _MAX_SCORED = 1 << 23
-"""Logprobs of all prompts together."""
+"""Maximum number of logprobs of all prompts."""
 
 GenerationBody: TypeAlias = ChatRequest | CompletionRequest | ResponsesRequest
 
 
 class Submission(NamedTuple):
-    """A job that is ready to be published, and what its log's readers need."""
+    """A job that is ready to be published, and what the readers of its log need."""
 
     job: GenerationJob
     facts: LogFacts
     rendering: Rendering
     wanted: Wanted | None
-    """The constraint that is to be checked before the job is published."""
+    """The constraint to check before the job is published."""
 
 
 def submission(
@@ -59,10 +59,10 @@ def submission(
     echoed: bytes = b"{}",
     trace: Mapping[str, str] = MappingProxyType({}),
 ) -> Submission:
-    """Build the job of a request. ``served`` is what a worker says of the model, if one is there;
-    ``echoed`` is what a response repeats of the request, as JSON.
+    """Build the job of a request. ``served`` is a worker's announcement of the model, if there is a
+    worker; ``echoed`` are the fields of the request that a response repeats, as JSON.
 
-    Raises `InvalidRequest` naming what is out of its limits, and `Unavailable`.
+    Raises `InvalidRequest`, which names the invalid parameter, and `Unavailable`.
     """
     calls = request.tool_use(served)
     wanted = _wanted(request, calls, served)
@@ -118,7 +118,7 @@ def _sampling(
         prompt_logprobs = max(logprobs, prompt_logprobs or 0)
     if request.best_of > request.n:
         logprobs = logprobs or 0
-    # The tags of calls are special tokens, but for Hermes'.
+    # The tags of calls are special tokens, except those of Hermes.
     has_tags = calls is not None and calls.parser != "hermes"
     return SamplingParams(
         max_tokens=request.token_limit(),
@@ -181,7 +181,8 @@ def _rendering(
 
 
 def _check_sizes(request: GenerationBody, job: GenerationJob, served: Announcement | None) -> None:
-    """Refuse what multiplies too far, and what contradicts itself."""
+    """Check limits on products of parameters, and parameters that contradict each other. Raises
+    `InvalidRequest`."""
     sampling = job.sampling
     if job.num_choices < request.n:
         raise refused("best_of", "less than n.")
@@ -205,7 +206,8 @@ def _check_sizes(request: GenerationBody, job: GenerationJob, served: Announceme
 
 
 def _num_prompt_chars(job: GenerationJob) -> int:
-    """No prompt has more tokens than characters, but for rare scripts."""
+    """An upper bound on the tokens of all prompts: except in rare scripts, a token has at least one
+    character."""
     return sum(map(_num_chars, job.prompts))
 
 

@@ -1,25 +1,25 @@
-"""Which tools a chat may call: from its body, checked, to what its job and its reader need."""
+"""The tools that a chat may call: validation, and what the job and the reader of its log need."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-from gateway.api.bodies.json_values import refused
+from gateway.api.bodies.parameters import refused
 from gateway.api.bodies.structured_output import Wanted, grammar, json_constraint, json_rule
 from gateway.text.tools import TOOL_PARSERS
 from shared.errors import Unavailable
 from shared.messages import MAX_GRAMMAR_CHARS, Announcement, Constraint, Tool
 
 MAX_CALLS = 16
-"""Of one answer. OpenAI and vLLM know no limit, and a small model that cannot stop calling calls
-until its tokens are spent (vllm#50399), while nobody was seen to ask for so many at once."""
+"""Maximum number of calls in an answer. OpenAI and vLLM have no limit, and a small model may repeat
+calls until it reaches its token limit (vllm#50399). No request is known to need so many."""
 _FORMS: Mapping[str, tuple[str, str, str]] = {
     "hermes": ("{}", '"<tool_call>\\n" object "\\n</tool_call>"', '"\\n"'),
     "llama3_json": ("{}", "object", '"; "'),
     "mistral": ('"[" {} "]"', "object", '", "'),
 }
-"""All calls, one call, and what stands between two."""
+"""The grammar of all calls, of one call, and of the separator of two calls."""
 _DEFINITIONS = ("$defs", "definitions")
 
 
@@ -39,15 +39,15 @@ ChatToolChoice: TypeAlias = ToolMode | ChatFunctionChoice
 
 
 class ToolUse(NamedTuple):
-    """What a request may call."""
+    """The tools that a request may call."""
 
     tools: tuple[Tool, ...]
     parser: str
     is_single: bool
     constraint: Constraint | None
-    """Of a request that has to call."""
+    """The constraint of a request that must call a tool."""
     schemas: tuple[Wanted, ...] = ()
-    """What the constraint has of each tool."""
+    """The part of the constraint for each tool."""
 
 
 def tool_use(
@@ -58,10 +58,10 @@ def tool_use(
     served: Announcement | None,
     path: str = ".function",
 ) -> ToolUse | None:
-    """None: nothing may be called. ``path`` is where the body has the name of each tool.
+    """None if no tool may be called. ``path`` is the path of each tool's name in the body.
 
-    Raises `InvalidRequest`, and `Unavailable` while no worker is there to tell how its model writes
-    calls.
+    Raises `InvalidRequest`, and `Unavailable` if there is no worker, because only workers know the
+    format in which their model writes calls.
     """
     chosen = _chosen(choice, tools)
     if not chosen:
@@ -105,7 +105,8 @@ def _schema(tool: Tool, path: str) -> Wanted:
 def _forced_calls(
     parser: str, tools: Sequence[Tool], *, is_single: bool, reasoning_parser: str | None
 ) -> Constraint:
-    """One call or several, `MAX_CALLS` at most, of ``tools``, after what thought there may be."""
+    """The grammar of one or several calls of ``tools``, at most `MAX_CALLS`, after optional
+    reasoning."""
     form, call, between = _FORMS[parser]
     calls = "call" if is_single else f"call ({between} call){{0,{MAX_CALLS - 1}}}"
     rules = [f"answer: {form.format(calls)}", f"call: {call}"]

@@ -1,4 +1,4 @@
-"""Bodies of the endpoints that tokenize and embed, and of their answers."""
+"""The bodies and answers of the endpoints that tokenize, detokenize and embed."""
 
 import base64
 import struct
@@ -14,7 +14,7 @@ from gateway.api.bodies.conversations import (
     chat_tools,
     template_kwargs,
 )
-from gateway.api.bodies.json_values import refused
+from gateway.api.bodies.parameters import refused
 from gateway.api.bodies.schemas import Body, TextOrTokens, check_model, text_prompts
 from gateway.fleet.unary import QuickLane
 from shared.messages import (
@@ -72,7 +72,7 @@ class Embeddings(
 
 
 class QuickDraft(NamedTuple):
-    """What a job has besides its body."""
+    """The fields of a job that are not in the body."""
 
     model: str
     request_id: str
@@ -81,16 +81,16 @@ class QuickDraft(NamedTuple):
 
 
 class QuickBody(Body, frozen=True, kw_only=True):
-    """What the bodies share."""
+    """The base of these bodies."""
 
-    model: Annotated[str, Meta(description="May be left out if there is one model.")] | None = None
+    model: Annotated[str, Meta(description="Optional if there is only one model.")] | None = None
 
     def __post_init__(self) -> None:
         if self.model is not None:
             check_model(self.model)
 
     def check(self, served: Announcement | None) -> None:
-        """Refuse what the model's vocabulary does not have. Raises `InvalidRequest`."""
+        """Check token ids against the model's vocabulary. Raises `InvalidRequest`."""
 
 
 class TokenizeRequest(QuickBody, frozen=True, kw_only=True):
@@ -168,7 +168,11 @@ class EmbeddingRequest(QuickBody, frozen=True, kw_only=True):
     dimensions: (
         Annotated[
             int,
-            Meta(ge=1, le=MAX_EMBEDDING_DIMENSIONS, description="Keep the first so many."),
+            Meta(
+                ge=1,
+                le=MAX_EMBEDDING_DIMENSIONS,
+                description="Truncate vectors to this many dimensions.",
+            ),
         ]
         | None
     ) = None

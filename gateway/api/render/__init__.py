@@ -1,20 +1,21 @@
-"""The events of a log in the shape of each endpoint: whole answers, and the payloads of a stream.
+"""Renders the events of a log in the format of each endpoint, as whole answers and as payloads of a
+stream.
 
-`encoder_for` and `whole_answer` choose by the endpoint. `gathering` collects a whole answer.
+`encoder_for` and `whole_answer` choose by the endpoint. `gathering` collects whole answers.
 """
 
 from gateway.api.render.chat_completions import ChatChunks, whole_chat
 from gateway.api.render.chunks import ChunkEncoder
 from gateway.api.render.completions import TextChunks, whole_completion
+from gateway.api.render.formats import Usage
 from gateway.api.render.gathering import Gathering
 from gateway.api.render.responses import ResponseEncoder, gathered_response
-from gateway.api.render.usage import Usage
 from gateway.api.rendering import Rendering
 from gateway.log.framing import StreamEncoder
 
 
 def encoder_for(rendering: Rendering) -> StreamEncoder:
-    """What words the stream of a request, from its log's first event on."""
+    """The encoder of a request's stream, from the first event of its log."""
     match rendering.endpoint:
         case "chat":
             return ChunkEncoder(rendering, ChatChunks(rendering))

@@ -1,4 +1,4 @@
-"""How POST /v1/chat/completions words an answer."""
+"""Renders the answers of POST /v1/chat/completions."""
 
 from collections.abc import Sequence
 
@@ -14,13 +14,13 @@ from gateway.api.render.formats import (
     Function,
     MessageToolCall,
     ToolCallDelta,
+    Usage,
     call_id,
     finish_reason,
     told,
 )
 from gateway.api.render.gathering import GatheredChoice, Gathering
 from gateway.api.render.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
-from gateway.api.render.usage import Usage
 from gateway.api.rendering import Rendering
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 from shared.messages import Finished, PromptScores, Started, TokenDelta, TokenLogprobs

@@ -1,4 +1,4 @@
-"""Reads the text of one choice as its request wants it read."""
+"""Splits the text of one choice into content, reasoning and tool calls, as its request requires."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -52,10 +52,10 @@ class ChoiceReader:
         return self._kept(pieces)
 
     def read_parts(self, event: TokenDelta | Finished | Choice) -> list[Part]:
-        """Take the next tokens; all but `TokenDelta` are the last.
+        """Read the next tokens; all events except `TokenDelta` contain the last ones.
 
-        Tokens with logprobs become a part each, so that the pieces beside a token's logprobs do not
-        depend on the division into events.
+        Each token with logprobs becomes a separate part, so that the pieces that belong to a
+        token's logprobs do not depend on the division into events.
         """
         num_chars = () if isinstance(event, Choice) else event.num_chars
         parts: list[Part]
@@ -74,7 +74,7 @@ class ChoiceReader:
         return parts
 
     def end(self) -> list[Piece]:
-        """The text is over: what was held back."""
+        """End the text; returns the pieces that were held back."""
         return self._kept(self._parser.end())
 
     @property
@@ -85,7 +85,7 @@ class ChoiceReader:
 
     @property
     def has_called(self) -> bool:
-        """Whether there are calls, all of them whole."""
+        """Whether there are calls and all of them are complete."""
         return self.num_calls > 0 and not self.has_open_call
 
     def _count(
@@ -114,12 +114,12 @@ class ChoiceReader:
             case CallStart(index) | CallArguments(index):
                 return not (self._rendering.is_single_call and index)
             case Content():
-                # Of a call that was cut off before it had begun.
+                # The rest of a call that was cut off before its name was complete.
                 return not self._rendering.is_forced
 
 
 def merged(pieces: Iterable[Piece]) -> list[Piece]:
-    """Join neighbours of one kind."""
+    """Join adjacent pieces of the same kind."""
     joined: list[Piece] = []
     for piece in pieces:
         match (joined[-1] if joined else None), piece:

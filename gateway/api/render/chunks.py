@@ -1,4 +1,4 @@
-"""The streams of chat and completions: one chunk for each piece of each choice."""
+"""Renders the streams of chats and completions: one chunk for each piece of each choice."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -6,9 +6,16 @@ from typing import Protocol
 from msgspec import UNSET
 
 from gateway.api.render.choice_reader import ChoiceReader
-from gateway.api.render.formats import Chunk, ChunkChoice
-from gateway.api.render.sse import DONE, ENCODER, error_of, error_payload
-from gateway.api.render.usage import TokenCounts, Usage
+from gateway.api.render.formats import (
+    DONE,
+    ENCODER,
+    Chunk,
+    ChunkChoice,
+    TokenCounts,
+    Usage,
+    error_of,
+    error_payload,
+)
 from gateway.api.rendering import Rendering
 from gateway.log.cursor import LogEvent
 from gateway.log.framing import Payload
@@ -21,30 +28,30 @@ _MARK_JSON = ENCODER.encode(_MARK)
 
 
 class ChunkWords(Protocol):
-    """How one endpoint words a stream."""
+    """Renders the parts of one endpoint's stream."""
 
     @property
     def chunk_object(self) -> str: ...
 
     def opening(self, event: Started) -> list[ChunkChoice]:
-        """What choices begin with, before there is text."""
+        """The first chunks of the choices, without text."""
         ...
 
     def scores(self, event: PromptScores) -> list[ChunkChoice]: ...
 
     def tokens(self, event: TokenDelta | Finished, pieces: Sequence[Piece]) -> list[ChunkChoice]:
-        """New tokens of one choice, and what their text is made of."""
+        """New tokens of one choice, and the pieces of their text."""
         ...
 
     def plain(self, choice: int, text: str) -> ChunkChoice:
-        """New text of one choice, where text is all there is to tell."""
+        """New text of one choice whose chunks contain nothing else."""
         ...
 
     def ending(self, event: Finished, *, has_called: bool) -> ChunkChoice: ...
 
 
 class ChunkEncoder:
-    """Words the stream of one request, and counts its tokens."""
+    """Renders the stream of one request, and counts its tokens."""
 
     def __init__(self, rendering: Rendering, words: ChunkWords) -> None:
         self._rendering = rendering
@@ -95,7 +102,7 @@ class ChunkEncoder:
 
     def _tokens(self, event: TokenDelta | Finished) -> list[Payload]:
         if self._is_plain:
-            # Half a character, or what may be a stop string, is held back by the worker.
+            # The worker holds back incomplete characters and possible stop strings.
             return [self._framed(event.choice, event.text)] if event.text else []
         reader = self._readers[event.choice]
         pieces = reader.read(event.text, len(event.token_ids), event.num_chars)
@@ -108,7 +115,7 @@ class ChunkEncoder:
         return Payload(b"%b%b%b" % (before, ENCODER.encode(text), after))
 
     def _new_frame(self, choice: int) -> tuple[bytes, bytes]:
-        """What stands around the text in each chunk of a choice."""
+        """The bytes before and after the text in each chunk of a choice."""
         chunk = self._chunk(self._words.plain(choice, _MARK)).data
         before, _, after = chunk.partition(_MARK_JSON)
         self._frames[choice] = before, after
@@ -130,7 +137,7 @@ class ChunkEncoder:
             created=self._rendering.created,
             model=self._rendering.model,
             choices=choices,
-            # With the usage asked for, all chunks but the last say null.
+            # If usage is requested, it is null in all chunks but the last.
             usage=usage if self._rendering.include_usage else UNSET,
             system_fingerprint=fingerprint or UNSET,
         )

@@ -6,10 +6,9 @@ from functools import partial
 
 from msgspec import UNSET
 
-from gateway.api.render.formats import ChunkChoice, Completion, TextChoice, told
+from gateway.api.render.formats import ChunkChoice, Completion, TextChoice, Usage, told
 from gateway.api.render.gathering import GatheredChoice, Gathering
 from gateway.api.render.logprobs import TextLogprobs, TextScale, joined, prompt_logprobs
-from gateway.api.render.usage import Usage
 from gateway.api.rendering import Rendering
 from gateway.text.pieces import Piece
 from shared.messages import Finished, PromptScores, Started, TokenDelta, TokenLogprobs

@@ -1,21 +1,107 @@
-"""OpenAI's shapes of an answer, whole and in chunks."""
+"""OpenAI's formats of an answer, whole and in chunks, with its usage and errors."""
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from gateway.api.render.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
-from gateway.api.render.usage import Usage
 from gateway.api.rendering import Rendering
-from shared import messages
+from gateway.errors import error_body
+from gateway.log.cursor import LogEvent
+from gateway.log.framing import Payload
+from shared import errors, messages
+from shared.errors import WarrenError
+from shared.messages import Failed, Finished, Started, TokenDelta
 
+ENCODER = msgspec.json.Encoder()
+
+
+DONE = Payload(b"[DONE]", has_place=False)
 FinishReason: TypeAlias = messages.FinishReason | Literal["tool_calls"]
 
 
+def error_payload(error: WarrenError) -> Payload:
+    """The last payload of a failed stream, in the format of chats and completions."""
+    return Payload(ENCODER.encode(error_body(error)))
+
+
+def error_of(event: Failed) -> WarrenError:
+    return errors.from_code(event.code, event.message, event.param)
+
+
+class PromptTokensDetails(Struct, frozen=True):
+    cached_tokens: int = 0
+
+
+class CompletionTokensDetails(Struct, frozen=True):
+    reasoning_tokens: int = 0
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+
+
+class TokenCounts:
+    """Counts the tokens of a log. Each prompt counts once, even if it has several choices or
+    attempts."""
+
+    def __init__(self, num_drawn: int = 1, *, has_reasoning: bool = False) -> None:
+        """``num_drawn``: the number of generated choices per prompt."""
+        self.num_reasoning_tokens = 0
+        self._num_drawn = num_drawn
+        self._has_reasoning = has_reasoning
+        self._num_prompt_tokens: int | None = None
+        self._num_tokens = 0
+        self._cached: defaultdict[int, list[int]] = defaultdict(list)
+
+    def read(self, event: LogEvent) -> None:
+        match event:
+            case TokenDelta():
+                self._num_tokens += len(event.token_ids)
+            case Finished():
+                self._num_tokens += len(event.token_ids)
+                self._cached[event.choice // self._num_drawn].append(event.num_cached_tokens)
+            case Started() if self._num_prompt_tokens is None:
+                self._num_prompt_tokens = sum(event.num_prompt_tokens)
+
+    @property
+    def usage(self) -> Usage:
+        return total(
+            self._num_prompt_tokens or 0,
+            self._num_tokens,
+            # Further choices of a prompt find the first one's prefix in the cache.
+            sum(map(min, self._cached.values())),
+            self.num_reasoning_tokens if self._has_reasoning else None,
+        )
+
+
+def total(
+    num_prompt_tokens: int,
+    num_tokens: int,
+    num_cached_tokens: int,
+    num_reasoning_tokens: int | None = None,
+) -> Usage:
+    return Usage(
+        prompt_tokens=num_prompt_tokens,
+        completion_tokens=num_tokens,
+        total_tokens=num_prompt_tokens + num_tokens,
+        prompt_tokens_details=PromptTokensDetails(num_cached_tokens),
+        completion_tokens_details=(
+            UNSET if num_reasoning_tokens is None else CompletionTokensDetails(num_reasoning_tokens)
+        ),
+    )
+
+
 class _AnswerBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What whole answers and chunks share."""
+    """The base of whole answers and chunks."""
 
     id: str
     object: str
@@ -29,7 +115,7 @@ class Function(Struct, frozen=True, kw_only=True):
 
 
 class ToolCallDelta(Struct, frozen=True, kw_only=True):
-    """The first of a call bears id, type and name; the others their part of the arguments."""
+    """Part of a call. The first part has id, type and name; each part has some of the arguments."""
 
     index: int
     id: str | UnsetType = UNSET
@@ -62,7 +148,7 @@ class _Choice(Struct, frozen=True, kw_only=True):
     index: int
     finish_reason: FinishReason | None = None
     stop_reason: str | int | UnsetType = UNSET
-    """The stop string or token id that was met, as in vLLM."""
+    """The stop string or token id that ended the choice, as in vLLM."""
 
 
 class ChatChunkChoice(_Choice, frozen=True, kw_only=True):
@@ -113,14 +199,15 @@ class Chunk(_AnswerBody, frozen=True, kw_only=True):
 
 
 def call_id(rendering: Rendering, choice: int, index: int) -> str:
-    """The same for whoever words this call again. Mistral's chat template wants nine characters."""
+    """The id of a call, the same each time it is rendered. Mistral's chat template requires nine
+    characters."""
     name = f"{rendering.request_id} {choice} {index}".encode()
     digest = hashlib.sha256(name).hexdigest()
     return digest[:9] if rendering.tool_parser == "mistral" else f"call_{digest[:24]}"
 
 
 def finish_reason(reason: messages.FinishReason | None, *, has_called: bool) -> FinishReason | None:
-    """A choice that was cut off has not finished its calls."""
+    """The finish reason for clients: ``tool_calls`` if the choice ended with complete calls."""
     return "tool_calls" if has_called and reason == "stop" else reason
 
 

@@ -1,10 +1,10 @@
-"""The choices of a whole answer, gathered from their log or from a job's one terminal message."""
+"""The choices of a whole answer, collected from the log or from the single message of a job."""
 
 import math
 from dataclasses import dataclass, field
 
 from gateway.api.render.choice_reader import ChoiceReader, Part
-from gateway.api.render.usage import TokenCounts, Usage, total
+from gateway.api.render.formats import TokenCounts, Usage, total
 from gateway.api.rendering import Rendering
 from gateway.log.cursor import LogEvent
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
@@ -28,10 +28,10 @@ class Call:
 
 @dataclass(slots=True)
 class GatheredChoice:
-    """One choice, as far as it has come."""
+    """The current state of one choice."""
 
     index: int
-    """Among all that were drawn."""
+    """The index among all generated choices."""
     reader: ChoiceReader
     keeps_order: bool = False
     text: str = ""
@@ -39,7 +39,7 @@ class GatheredChoice:
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
-    """All of it in its order, where the endpoint keeps to that."""
+    """All parts in order, if the endpoint needs the order."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -58,7 +58,7 @@ class GatheredChoice:
 
     @property
     def mean_logprob(self) -> float:
-        """How likely the model found it, for each token."""
+        """The mean logprob of its tokens."""
         if not self.logprobs:
             return -math.inf
         return math.fsum(token.chosen.logprob for token in self.logprobs) / len(self.logprobs)
@@ -77,7 +77,7 @@ class GatheredChoice:
 
 
 class Gathering:
-    """All of one request's answer."""
+    """The whole answer to one request."""
 
     def __init__(self, rendering: Rendering) -> None:
         self.rendering = rendering
@@ -97,7 +97,7 @@ class Gathering:
         )
 
     def read(self, event: LogEvent) -> None:
-        """Take the log's next accepted event."""
+        """Read the next accepted event of the log."""
         self._counts.read(event)
         match event:
             case TokenDelta() | Finished():
@@ -110,7 +110,7 @@ class Gathering:
                 self.prompt_scores[event.prompt] += event.logprobs
 
     def take(self, completed: Completed) -> None:
-        """All of an answer at once."""
+        """Read a whole answer at once."""
         self.prompt_texts = completed.prompt_texts
         for prompt, scores in enumerate(completed.prompt_logprobs):
             self.prompt_scores[prompt] += scores
@@ -127,7 +127,7 @@ class Gathering:
 
     @property
     def choices(self) -> list[GatheredChoice]:
-        """Those that the client wants: of each prompt the likeliest, where more were drawn."""
+        """The choices to return: the most likely ones of each prompt, if more were generated."""
         wanted, drawn = self.rendering.num_choices, self.rendering.num_drawn
         if wanted == drawn:
             return self._drawn
@@ -140,7 +140,7 @@ class Gathering:
 
 
 def gathered(rendering: Rendering, completed: Completed) -> tuple[Gathering, Usage]:
-    """What a job of mode ``final`` was answered with."""
+    """The answer to a job of mode ``final``."""
     gathering = Gathering(rendering)
     gathering.take(completed)
     firsts = completed.choices[:: rendering.num_drawn]

@@ -1,4 +1,4 @@
-"""Logprobs as clients read them: in the shape of chat, of completions, and of vLLM's prompts."""
+"""Logprobs in the formats of chats, of completions, and of vLLM's prompt logprobs."""
 
 import codecs
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from msgspec import Struct
 from shared.messages import Logprob, TokenLogprobs
 
 LEAST_LIKELY = -9999.0
-"""OpenAI's word for a token that is all but impossible; JSON has no infinity."""
+"""OpenAI's value for an almost impossible token; JSON has no infinity."""
 
 
 class TopLogprob(Struct, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class TextLogprobs(Struct, frozen=True, kw_only=True):
 class PromptLogprob(Struct, frozen=True, kw_only=True):
     logprob: float
     rank: int | None
-    """From 1; None: beyond those that were asked for."""
+    """Starts at 1; None if the token is not among the requested alternatives."""
     decoded_token: str
 
 
@@ -51,7 +51,7 @@ def chat_logprobs(tokens: Sequence[TokenLogprobs], *, as_ids: bool) -> ChatLogpr
 
 
 class TextScale:
-    """Words the tokens of one choice for completions; knows how far into the text they are."""
+    """Renders the tokens of one choice for completions, with their offsets in the text."""
 
     def __init__(self, *, as_ids: bool) -> None:
         self._as_ids = as_ids
@@ -68,7 +68,7 @@ class TextScale:
     def echo(
         self, text: str, token_ids: Sequence[int], tokens: Sequence[TokenLogprobs | None]
     ) -> TextLogprobs:
-        """All tokens of the prompt; the first one follows nothing and has no logprob."""
+        """All tokens of the prompt; the first one has no logprob."""
         words = _no_tokens()
         scored = [token for token in tokens if token is not None]
         if len(scored) < len(tokens):
@@ -111,7 +111,7 @@ def _no_tokens() -> TextLogprobs:
 
 
 def _beginning(text: str, rest: bytes) -> str:
-    """What stands before ``rest`` in ``text``; nothing where its end is another."""
+    """The part of ``text`` before ``rest``; empty if ``text`` does not end with ``rest``."""
     end = rest.decode(errors="replace")
     return text[: len(text) - len(end)] if text.endswith(end) else ""
 
@@ -126,7 +126,7 @@ def joined(first: TextLogprobs, then: TextLogprobs) -> TextLogprobs:
 
 
 def prompt_logprobs(tokens: Sequence[TokenLogprobs | None]) -> PromptLogprobs:
-    """In vLLM's shape: by token id."""
+    """In vLLM's format: by token id."""
     return [None if token is None else _ranked(token) for token in tokens]
 
 

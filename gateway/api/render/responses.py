@@ -1,4 +1,4 @@
-"""How /v1/responses words an answer: whole, and as events."""
+"""Renders the answers of /v1/responses, as whole responses and as events."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
@@ -7,10 +7,9 @@ import msgspec
 from msgspec import Struct, field
 
 from gateway.api.render.choice_reader import ChoiceReader
+from gateway.api.render.formats import ENCODER, TokenCounts, Usage, error_of
 from gateway.api.render.gathering import Gathering
 from gateway.api.render.output_items import Event, ItemWriter
-from gateway.api.render.sse import ENCODER, error_of
-from gateway.api.render.usage import TokenCounts, Usage
 from gateway.api.rendering import Rendering
 from gateway.log.cursor import LogEvent
 from gateway.log.framing import Payload
@@ -23,7 +22,7 @@ Status: TypeAlias = Literal[
 
 
 class Echo(Struct, frozen=True, kw_only=True):
-    """What a response repeats of its request."""
+    """The fields of its request that a response repeats."""
 
     background: Any = False
     instructions: Any = None
@@ -109,7 +108,7 @@ def gathered_response(
     error: WarrenError | None = None,
     is_cancelled: bool = False,
 ) -> ResponseObject:
-    """What a log has of a response so far, unless that ends here."""
+    """The response in its current state, or as it ends with ``error`` or the cancellation."""
     choice = gathering.choices[0]
     writer = ItemWriter(gathering.rendering)
     for part in choice.parts:
@@ -127,7 +126,7 @@ def gathered_response(
 
 
 class ResponseEncoder:
-    """Words the stream of one response; its events contain their numbers."""
+    """Renders the stream of one response; its events contain their sequence numbers."""
 
     def __init__(self, rendering: Rendering) -> None:
         self._rendering = rendering

@@ -1,17 +1,51 @@
-"""POST /v1/chat/completions and /v1/completions."""
+"""POST /v1/chat/completions and /v1/completions; serves a generation from the request's body to the
+last byte of its answer, in one coroutine."""
 
-from collections.abc import Mapping
-from typing import Any
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
 
+import msgspec
 from fastapi import APIRouter, Request, Response
-from starlette.types import Send
+from opentelemetry.trace import SpanKind
+from starlette.types import Receive, Scope, Send
 
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest, parse
+from gateway.api.bodies.structured_output import check
+from gateway.api.bodies.submission import GenerationBody, Submission, submission
+from gateway.api.observation import Observation
 from gateway.api.openapi import documented
+from gateway.api.render import whole_answer
 from gateway.api.render.formats import ChatCompletion, Completion
-from gateway.api.responders.generation import LiveResponse, Reading, generate
+from gateway.api.render.gathering import Gathering
+from gateway.api.rendering import Rendering
+from gateway.api.sending import (
+    STREAM_HEADERS,
+    ClientGone,
+    EventStream,
+    raise_failure,
+    rendering_in,
+    require_client,
+    send_last,
+    until_disconnect,
+)
+from gateway.intake.body import parsed, read_body
+from gateway.intake.signer import KEY_HEADER, Verb, check_key, hash_body
+from gateway.log.cursor import Departure, Restarted
+from gateway.log.framing import PING, Framer
+from gateway.log.relay import LogRelay
+from gateway.log.reply_queues import ReplyLog, new_id
 from gateway.wiring import Gateway
+from shared import telemetry
+from shared.errors import WarrenError
+from shared.settings import GatewaySettings
 
+_WHOLE_HEADERS = [(b"content-type", b"application/json")]
+_TOKEN_HEADERS: Sequence[tuple[bytes, Verb]] = (
+    (b"x-stream-token", "read"),
+    (b"x-cancel-token", "cancel"),
+)
 _CHAT_EXAMPLE: Mapping[str, Any] = {
     "model": "smollm2",
     "messages": [{"role": "user", "content": "What is the capital of France?"}],
@@ -23,6 +57,218 @@ _COMPLETION_EXAMPLE: Mapping[str, Any] = {
     "prompt": "Once upon a time",
     "max_tokens": 16,
 }
+
+
+class Reading(NamedTuple):
+    """A parsed request body."""
+
+    body: GenerationBody
+    echoed: bytes = b"{}"
+    """The fields of the body that a response repeats, as JSON."""
+    promise: Callable[[Rendering], object] | None = None
+    """The answer that is sent at once, if the client does not wait for the result."""
+    in_own_words: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Raises the errors of the job in the terms of the endpoint."""
+
+
+class LiveResponse(Response):
+    """Serves a request while it is sent: ``serve`` receives the body and sends the answer. Until
+    the first byte is sent, errors are raised and become HTTP errors."""
+
+    def __init__(self, serve: Callable[[Request, Send], Awaitable[None]]) -> None:
+        super().__init__()
+        self._serve = serve
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._serve(Request(scope, receive), send)
+
+
+async def generate(
+    gateway: Gateway,
+    request: Request,
+    send: Send,
+    kind: str,
+    read: Callable[[bytes], Reading],
+) -> None:
+    """Serve a request whose id begins with ``kind``; ``read`` parses its body.
+
+    The job is cancelled if its client leaves, at once or when it does not return, unless it is
+    detached.
+    """
+    with gateway.admission.enter() as entry:
+        raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
+        body, echoed, promise, in_own_words = await parsed(read, raw_body)
+        entry.begin()
+        key = request.headers.get(KEY_HEADER)
+        body_hash = "" if key is None else hash_body(raw_body)
+        del raw_body  # an answer may take minutes
+        now, tenant = time.time(), request.state.tenant
+        with (
+            _log_for(gateway, kind, tenant, key, is_detached=body.detach) as log,
+            _span(request, log.request_id, body.model),
+        ):
+            submitted = submission(
+                body,
+                request_id=log.request_id,
+                created_at=now,
+                deadline=now + _timeout_s(gateway.settings, body),
+                served=await gateway.workers.find(body.model),
+                tenant=tenant,
+                body_hash=body_hash,
+                echoed=echoed,
+                trace=telemetry.inject(),
+            )
+            gateway.workers.admit(body.model)
+            if submitted.wanted is not None:
+                await check(submitted.wanted)
+            # After the checks: the spare log of a bad request becomes another one's.
+            request.state.request_id = log.request_id
+            if promise is not None:
+                return await _start(gateway, log, submitted, promise, request, send)
+            with in_own_words(), Observation(gateway.metrics, submitted.job) as observation:
+                framer = _framer(request, submitted)
+                try:
+                    answer = _Answer(gateway, submitted, observation, framer)
+                    await answer.send(log, request.receive, send)
+                except ClientGone:
+                    observation.client_left()
+
+
+@contextmanager
+def _log_for(
+    gateway: Gateway, kind: str, tenant: str, key: str | None, *, is_detached: bool
+) -> Iterator[ReplyLog]:
+    """The log of a new request, whose id is ``kind-...``, or derived from its Idempotency-Key.
+
+    Raises `InvalidRequest`.
+    """
+    queues = gateway.reply_queues
+    retention_s = gateway.settings.detach_ttl_s if is_detached else 0.0
+    if key is not None:
+        request_id = gateway.signer.request_id(kind, tenant, check_key(key))
+        yield queues.named(request_id, retention_s, may_exist=True)
+    elif is_detached:
+        yield queues.named(new_id(kind), retention_s)
+    else:
+        with queues.take(kind) as log:
+            yield log
+
+
+@contextmanager
+def _span(request: Request, request_id: str, model: str) -> Iterator[None]:
+    facts = {"warren.request_id": request_id, "model": model}
+    parent = telemetry.extract(request.headers)
+    with telemetry.tracer.start_as_current_span("gateway.request", parent, SpanKind.SERVER, facts):
+        yield
+
+
+def _timeout_s(settings: GatewaySettings, body: GenerationBody) -> float:
+    timeout_s = settings.detach_ttl_s if body.detach else settings.request_timeout_s
+    return min(timeout_s, body.timeout or timeout_s)
+
+
+def _framer(request: Request, submitted: Submission) -> Framer:
+    """Some of OpenAI's clients expect frames that contain only ``data:``. Ids are sent to clients
+    that accept event streams, and to those of detached requests, which may return."""
+    has_ids = "text/event-stream" in request.headers.get("accept", "")
+    return Framer(is_numbered=has_ids or submitted.facts.is_detached)
+
+
+async def _start(
+    gateway: Gateway,
+    log: ReplyLog,
+    submitted: Submission,
+    promise: Callable[[Rendering], object],
+    request: Request,
+    send: Send,
+) -> None:
+    """Publish a job without waiting for its result."""
+    async with gateway.relays.open(log, submitted.job, submitted.facts) as relay:
+        relay.close(Departure.LEFT)
+    body = msgspec.json.encode(promise(submitted.rendering))
+    await Response(body, media_type="application/json")(request.scope, request.receive, send)
+
+
+class _Answer:
+    """Runs a job and sends its result, as a stream or whole."""
+
+    def __init__(
+        self, gateway: Gateway, submitted: Submission, observation: Observation, framer: Framer
+    ) -> None:
+        self._gateway = gateway
+        self._submitted = submitted
+        self._observation = observation
+        self._framer = framer
+        self._has_begun = False
+        """Whether the client was sent the stream's id."""
+
+    async def send(self, log: ReplyLog, receive: Receive, send: Send) -> None:
+        job, facts, rendering, _ = self._submitted
+        if facts.body_hash and not facts.is_detached:
+            # The client may have sent the request again, to a gateway that was faster.
+            await require_client(receive)
+        has_ids = rendering.is_stream and self._framer.is_numbered
+        async with self._gateway.relays.open(log, job, facts, has_ids=has_ids) as relay:
+            try:
+                if rendering.is_stream:
+                    await self._stream(relay, receive, send)
+                else:
+                    await self._send_whole(relay, receive, send)
+                relay.close(Departure.SERVED)
+            except ClientGone:
+                relay.close(Departure.LEFT if self._has_begun else Departure.ABANDONED)
+                raise
+            except WarrenError:
+                relay.close(Departure.REFUSED)
+                raise
+
+    async def _send_whole(self, relay: LogRelay, receive: Receive, send: Send) -> None:
+        async with until_disconnect(receive):
+            answer = await self._gather(relay)
+        body = msgspec.json.encode(answer)
+        headers = [*_WHOLE_HEADERS, (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send_last(send, body)
+
+    async def _stream(self, relay: LogRelay, receive: Receive, send: Send) -> None:
+        stream = EventStream(
+            relay, self._gateway.settings, self._framer, self._observation, self._submitted
+        )
+        async with until_disconnect(receive):
+            first = await relay.take(self._gateway.settings.first_event_timeout_s)
+            raise_failure(first)
+            data = stream.word(first) if first else PING
+            headers = [*STREAM_HEADERS, *self._tokens(relay.request_id)]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            self._has_begun = True
+            last = await stream.send_all(data, send)
+        await stream.send_last(last, send)
+
+    def _tokens(self, request_id: str) -> Iterator[tuple[bytes, bytes]]:
+        """The headers with stream tokens, which are valid as long as the log can be kept."""
+        settings, job = self._gateway.settings, self._submitted.job
+        is_detached = self._submitted.facts.is_detached
+        kept_s = settings.detach_ttl_s if is_detached else settings.reply_retention_s
+        assert job.deadline is not None
+        for header, verb in _TOKEN_HEADERS:
+            token = self._gateway.signer.stream_token(request_id, verb, job.deadline + kept_s)
+            yield header, token.encode()
+
+    async def _gather(self, relay: LogRelay) -> object:
+        """Read the whole answer. Raises the error with which the job failed."""
+        gathering: Gathering | None = None
+        while not relay.is_ended:
+            items = await relay.take()
+            raise_failure(items)
+            self._observation.read(items)
+            for item in items:
+                if gathering is None or isinstance(item, Restarted):
+                    facts = relay.facts or self._submitted.facts
+                    gathering = Gathering(rendering_in(facts, self._submitted))
+                if not isinstance(item, Restarted):
+                    gathering.read(item)
+        assert gathering is not None
+        return whole_answer(gathering, gathering.usage)
 
 
 def router(gateway: Gateway) -> APIRouter:

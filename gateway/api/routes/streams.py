@@ -1,25 +1,103 @@
-"""GET and DELETE /v1/streams/{id}: streams whose client went away, or wants no more of them."""
+"""GET and DELETE /v1/streams/{id}: resumes and cancels streams."""
 
+import re
 from typing import Any
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
+from starlette.types import Receive, Scope, Send
 
-from gateway.api.responders import resumption
+from gateway.api.sending import (
+    STREAM_HEADERS,
+    ClientGone,
+    EventStream,
+    raise_failure,
+    until_disconnect,
+)
 from gateway.intake.signer import Verb
-from gateway.log.framing import EventId, Framer
+from gateway.log.cursor import NOT_FOUND, Departure
+from gateway.log.framing import PING, EventId, Framer
+from gateway.log.relay import LogRelay
 from gateway.wiring import Gateway
-from shared.errors import InvalidApiKey
+from shared.errors import InvalidApiKey, StreamNotFound, WarrenError
 
+_REPLAY_PAUSE_S = 0.1
+"""Seconds without a further event after which the log is considered read to its current end."""
+_START = {"type": "http.response.start"}
+_ID = re.compile(r"[a-z]{1,16}-[0-9a-f]{32}")
 _STREAM_ID = Path(description="The `id` of the response, or its `x-request-id`.")
 _READ_TOKEN = Query(None, description="The stream's `x-stream-token`, instead of an API key.")
 _CANCEL_TOKEN = Query(None, description="The stream's `x-cancel-token`, instead of an API key.")
+
+
+def checked_id(request_id: str) -> str:
+    """Return the id if it can be that of a request. Raises `StreamNotFound`."""
+    if _ID.fullmatch(request_id) is None:
+        raise StreamNotFound(NOT_FOUND)
+    return request_id
+
+
+class ResumedStream(Response):
+    """Answers with the rest of a request's stream, or with 204 if there is none, whichever gateway
+    started it. Until the first byte is sent, errors of the log are raised."""
+
+    def __init__(
+        self, gateway: Gateway, request_id: str, tenant: str | None, framer: Framer
+    ) -> None:
+        """``tenant`` must be that of the request; None if the right to the stream is already
+        proved."""
+        super().__init__()
+        self._gateway = gateway
+        self._request_id = request_id
+        self._tenant = tenant
+        self._framer = framer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._gateway.admission.admit():
+            async with self._gateway.relays.resume(self._request_id, self._tenant) as relay:
+                self._gateway.metrics.resumed.inc()
+                try:
+                    await self._stream(relay, receive, send)
+                    relay.close(Departure.SERVED)
+                except ClientGone:
+                    relay.close(Departure.LEFT)
+                except WarrenError:
+                    relay.close(Departure.LEFT)
+                    raise
+
+    async def _stream(self, relay: LogRelay, receive: Receive, send: Send) -> None:
+        stream = EventStream(relay, self._gateway.settings, self._framer)
+        async with until_disconnect(receive):
+            data = await self._first(relay, stream)
+            if not relay.is_ended:
+                await send({**_START, "status": 200, "headers": STREAM_HEADERS})
+                last = await stream.send_all(data, send)
+            else:
+                last = data + stream.end()
+                if self._framer.has_sent:
+                    await send({**_START, "status": 200, "headers": STREAM_HEADERS})
+                else:
+                    await send({**_START, "status": 204, "headers": []})
+                    last = b""
+        await stream.send_last(last, send)
+
+    async def _first(self, relay: LogRelay, stream: EventStream) -> bytes:
+        """What the client has not received yet, or a ping if that takes too long; empty if the log
+        ends first."""
+        data, timeout_s = b"", self._gateway.settings.first_event_timeout_s
+        while not data and not relay.is_ended:
+            items = await relay.take(timeout_s)
+            if relay.facts is None:
+                raise_failure(items)
+            data = stream.word(items) if items else PING
+            timeout_s = _REPLAY_PAUSE_S
+        return data
 
 
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter(tags=["streams"])
 
     def right_to(verb: Verb, request_id: str, request: Request, token: str | None) -> str | None:
-        """The tenant whose request it must be; None where the token proves the right to it."""
+        """The tenant that must own the request; None if the token proves the right to it."""
         tenant: str | None = request.state.tenant
         if token is not None and gateway.signer.is_stream_token(request_id, verb, token):
             return None
@@ -45,20 +123,20 @@ def router(gateway: Gateway) -> APIRouter:
             "", description="The same as `after`, which it overrides. An `EventSource` sends it."
         ),
     ) -> Response:
-        """Go on with a stream, from any gateway: 204 where there is nothing more, 410 where it is
-        no longer kept."""
+        """Continue a stream, at any gateway. The status is 204 if there is nothing more, and 410 if
+        the stream is no longer kept."""
         place = EventId.parse(last_event_id or after)
         tenant = right_to("read", stream_id, request, token)
-        request.state.request_id = resumption.checked_id(stream_id)
-        return resumption.resume(gateway, stream_id, tenant, Framer(place))
+        request.state.request_id = checked_id(stream_id)
+        return ResumedStream(gateway, stream_id, tenant, Framer(place))
 
     @routes.delete("/v1/streams/{stream_id}")
     async def cancel_stream(
         request: Request, stream_id: str = _STREAM_ID, token: str | None = _CANCEL_TOKEN
     ) -> dict[str, Any]:
-        """Cancel a request, from any gateway: its stream ends, and nothing of it is kept."""
+        """Cancel a request, at any gateway. Its stream ends and is deleted."""
         tenant = right_to("cancel", stream_id, request, token)
-        await resumption.cancel(gateway, stream_id, tenant)
+        await gateway.relays.cancel(checked_id(stream_id), tenant)
         return {"id": stream_id, "object": "stream", "deleted": True}
 
     return routes

@@ -20,8 +20,8 @@ from gateway.api.bodies.unary import (
     Tokens,
 )
 from gateway.api.openapi import documented
-from gateway.api.responders.disconnect import ClientGone, until_disconnect
-from gateway.api.responders.generation import LiveResponse
+from gateway.api.routes.generation import LiveResponse
+from gateway.api.sending import ClientGone, until_disconnect
 from gateway.intake.body import parsed, read_body
 from gateway.wiring import Gateway
 from shared.errors import InvalidRequest

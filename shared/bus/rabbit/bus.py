@@ -9,11 +9,9 @@ from aiormq import Channel
 
 from shared.bus.base import MAX_MESSAGE_BYTES, Binding, Exchange, Message, Queue, QueueState
 from shared.bus.rabbit.channel_consumer import RabbitConsumer
-from shared.bus.rabbit.channels import ConfirmChannels
-from shared.bus.rabbit.encoding import to_properties
-from shared.bus.rabbit.failures import translated_publish
+from shared.bus.rabbit.channels import ConfirmChannels, Resources
+from shared.bus.rabbit.encoding import to_properties, translated_publish
 from shared.bus.rabbit.link import Link, OpenChannel, Restore, parse_url
-from shared.bus.rabbit.resources import Resources
 from shared.errors import MessageTooLarge, PublishUnconfirmed, Unanswered
 
 

@@ -22,7 +22,7 @@ from aiormq.exceptions import (
 from yarl import URL
 
 from shared import incidents
-from shared.bus.rabbit.failures import AMQP_FAILURES, is_asked_for, translated
+from shared.bus.rabbit.encoding import AMQP_FAILURES, is_asked_for, translated
 from shared.bus.rabbit.shielded_calls import Calls
 from shared.errors import BusError, BusUnavailable, StartupError
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gateway.fleet.backlog import Backlog
+from gateway.fleet.live_workers import Backlog
 from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBus
@@ -31,7 +31,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("gateway.fleet.backlog.time", clock)
+    monkeypatch.setattr("gateway.fleet.live_workers.time", clock)
     return clock
 
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.fleet.subscriptions import listening
+from gateway.wiring import listening
 from shared import incidents, topology
 from shared.bus.base import Binding, Exchange, Message, Queue
 from shared.bus.memory import MemoryBroker, MemoryBus

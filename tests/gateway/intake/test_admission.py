@@ -83,7 +83,7 @@ async def test_the_official_client_sees_a_rate_limit(bus: MemoryBus) -> None:
 async def test_a_request_that_would_wait_too_long_is_told_when_to_come_back(
     gateway: LiveGateway, worker_bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.fleet.backlog._STALE_AFTER_S", 30.0)
+    monkeypatch.setattr("gateway.fleet.live_workers._STALE_AFTER_S", 30.0)
     queue = topology.jobs_queue("slow", "interactive")
     await worker_bus.declare(queue)
     for _ in range(1000):

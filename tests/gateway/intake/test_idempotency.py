@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.log.facts import decode_facts
+from gateway.log.cursor import decode_facts
 from shared import topology
 from shared.bus.base import Binding, Exchange, Message, Queue
 from shared.bus.memory import MemoryBroker, MemoryBus

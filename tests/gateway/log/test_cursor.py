@@ -2,9 +2,7 @@
 
 import pytest
 
-from gateway.log.cursor import LogCursor, Restarted
-from gateway.log.facts import LogFacts
-from gateway.log.fate import LogEnd
+from gateway.log.cursor import LogCursor, LogEnd, LogFacts, Restarted
 from shared.errors import StreamNotFound
 from shared.log import LogWriter, Relay
 from shared.messages import Accepted, Release, ReplyEvent, Started

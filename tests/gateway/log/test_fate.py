@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import pytest
 
-from gateway.log.fate import Departure, Fate, LogEnd, Retention, departure_of, fate_of
+from gateway.log.cursor import Departure, Fate, LogEnd, Retention, departure_of, fate_of
 from shared.errors import (
     Cancelled,
     DeadlineExceeded,

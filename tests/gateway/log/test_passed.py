@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gateway.log.passed import Passed
+from gateway.log.framing import Passed
 from shared.log import LogWriter
 from shared.messages import Finished, Logprob, PromptScores, TokenDelta, TokenLogprobs
 
@@ -43,7 +43,7 @@ def test_each_token_and_character_is_passed_on_once(seed: int, num_choices: int)
     num_ends = 0
 
     for _ in range(4):
-        passed.begin()
+        passed = Passed.at(passed.place)
         log = told(dice, num_choices)
         for event in log[: dice.randint(0, len(log))]:
             if (news := passed.split(event)[1]) is not None:
@@ -53,7 +53,7 @@ def test_each_token_and_character_is_passed_on_once(seed: int, num_choices: int)
                 texts[news.choice] += news.text
                 num_ends += isinstance(news, Finished)
 
-    passed.begin()
+    passed = Passed.at(passed.place)
     for event in told(dice, num_choices):
         if (news := passed.split(event)[1]) is not None:
             assert isinstance(news, TokenDelta | Finished)
@@ -74,7 +74,7 @@ def test_the_scores_of_a_prompt_are_passed_on_once() -> None:
     passed = Passed()
 
     first = [passed.split(scores(0, 3)), passed.split(scores(3, 6))]
-    passed.begin()
+    passed = Passed.at(passed.place)
     again = [passed.split(scores(0, 5)), passed.split(scores(5, 9))]
 
     assert first == [(None, scores(0, 3)), (None, scores(3, 6))]

@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from gateway.log.cursor import Restarted
-from gateway.log.facts import LogFacts
+from gateway.log.cursor import LogFacts, Restarted
 from gateway.log.relay import LogRelay
 from gateway.log.reply_queues import ReplyLog
 from shared import topology

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kernels.native import build as module
-from kernels.native.build import LibraryUnavailable, best_variant, build
+from kernels.native.build import LibraryUnavailable, best_variant, build, limit_variants
 from kernels.native.library import Library
 
 
@@ -37,6 +37,18 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_every_variant_needs_what_it_is_compiled_for() -> None:
     assert list(module.VARIANTS) == ["avx512", "avx2"]
     assert "avx512_bf16" in module.VARIANTS["avx512"][0]
+
+
+def test_variants_above_the_limit_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_allowed", list(module.VARIANTS))
+    monkeypatch.setattr(
+        module, "_cpu_flags", lambda: frozenset().union(*(f for f, _ in module.VARIANTS.values()))
+    )
+
+    unlimited = best_variant()
+    limit_variants("avx2")
+
+    assert (unlimited, best_variant()) == ("avx512", "avx2")
 
 
 def test_a_team_is_shared_by_those_who_want_as_many_threads(native: Library) -> None:

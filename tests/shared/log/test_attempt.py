@@ -3,7 +3,7 @@
 import pytest
 
 from shared.log import LogWriter
-from shared.log.attempt import HEARINGS, Attempt, Verdict
+from shared.log.writer import HEARINGS, Attempt, Verdict
 from shared.messages import Continue, Progress, ReplyEvent, Started
 
 

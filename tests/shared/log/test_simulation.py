@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shared.log import Action, LogReader, Relay, Run
-from shared.log.attempt import Attempt, Verdict
+from shared.log.writer import Attempt, Verdict
 from shared.messages import (
     Cancel,
     Continue,

@@ -4,7 +4,7 @@ import itertools
 
 from shared.log import LogWriter
 from shared.messages import SamplingParams
-from worker.decode.choice import ChoiceWriter
+from worker.decode.choices import ChoiceWriter
 from worker.engine.interface import SequenceId, StepOutput
 from worker.text import Tokenizer
 

@@ -11,10 +11,9 @@ from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import GenerationJob
 from tests.support.jobs import ask, new_job
 from tests.support.workers import echo_worker
-from worker.jobs.consumer import JobConsumer
+from worker.jobs.consumer import HeldJobs, JobConsumer
+from worker.jobs.delivery import ReplyPublisher
 from worker.jobs.execution import JobExecution
-from worker.jobs.held import HeldJobs
-from worker.jobs.publisher import ReplyPublisher
 
 QUEUE = topology.jobs_queue("echo", "interactive")
 

@@ -7,7 +7,7 @@ import pytest
 
 from shared.errors import InvalidRequest, PublishRefused, Unroutable
 from shared.log import LogReader
-from shared.log.attempt import HEARINGS
+from shared.log.writer import HEARINGS
 from shared.messages import (
     Cancel,
     Completed,

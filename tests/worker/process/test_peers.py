@@ -10,9 +10,10 @@ from bench.echo_worker import echo_model
 from shared import settings
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import StartupError
+from shared.messages import Announcement
 from shared.settings import WorkerSettings
 from tests.support.workers import echo_worker
-from worker.process.peers import hear_peers
+from worker.process.peers import hear_peers, require_same
 from worker.process.service import run_worker
 
 INTERVAL_S = 0.75
@@ -34,6 +35,26 @@ async def test_another_model_under_a_name_that_is_served_does_not_start() -> Non
             await run_with(bus, fingerprint="other")
 
     assert "other" in refused.value.message
+
+
+def test_a_worker_refuses_peers_with_other_numerics_if_they_announce_any() -> None:
+    peer, other, older = map(announced, ("cpu avx2", "cpu avx512", ""))
+
+    require_same([peer, older], "m", fingerprint="f", numerics="cpu avx2")
+    with pytest.raises(StartupError, match=r"cpu avx512, here cpu avx2.*--max-cpu-isa"):
+        require_same([peer, other], "m", fingerprint="f", numerics="cpu avx2")
+
+
+def announced(numerics: str) -> Announcement:
+    return Announcement(
+        worker="w",
+        model="m",
+        vocab_size=1,
+        max_seq_len=1,
+        fingerprint="f",
+        numerics=numerics,
+        max_num_seqs=1,
+    )
 
 
 @pytest.mark.parametrize("changes", [{}, {"name": "another", "fingerprint": "other"}])

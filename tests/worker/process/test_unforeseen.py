@@ -42,7 +42,7 @@ from tests.support.faults import (
 from tests.support.jobs import ask, ask_all, new_job, num_ready, publish, read, reading
 from tests.support.workers import echo_worker
 from worker.jobs import consumer, delivery
-from worker.jobs.held import HeldJobs
+from worker.jobs.consumer import HeldJobs
 from worker.jobs.run import MAX_RETURNS
 from worker.process import service
 

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.text.stop_strings import StopFinder
+from worker.text.stream import StopFinder
 
 # A small alphabet, so that stop strings overlap themselves and each other.
 TEXTS = st.text("ab🙂", max_size=40)

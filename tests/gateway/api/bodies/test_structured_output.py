@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.bodies.json_values import MAX_DEPTH, read
+from gateway.api.bodies.parameters import MAX_DEPTH, read
 from gateway.api.bodies.structured_output import (
     ResponseFormat,
     Wanted,

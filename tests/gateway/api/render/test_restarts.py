@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from gateway.api.render import encoder_for
 from gateway.api.rendering import Rendering
 from gateway.log.cursor import LogEvent
-from gateway.log.framing import EventId, Framer
-from gateway.log.passed import Passed
+from gateway.log.framing import EventId, Framer, Passed
 from shared.messages import Failed, Finished, Started
 from tests.support.rendering import Log, context_of
 
@@ -59,7 +58,7 @@ def undisturbed(first: list[LogEvent], second: list[LogEvent]) -> list[LogEvent]
     for event in first:
         if not isinstance(event, Started | Failed):
             passed.split(event)
-    passed.begin()
+    passed = Passed.at(passed.place)
     events = list(first)
     for event in second:
         if isinstance(event, Started | Failed):

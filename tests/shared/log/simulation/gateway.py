@@ -7,9 +7,16 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from gateway.log.cursor import LogCursor, LogEvent, Restarted
-from gateway.log.facts import LogFacts
-from gateway.log.fate import Departure, Fate, Retention, fate_of
+from gateway.log.cursor import (
+    Departure,
+    Fate,
+    LogCursor,
+    LogEvent,
+    LogFacts,
+    Restarted,
+    Retention,
+    fate_of,
+)
 from gateway.log.framing import EventId, Framer, Payload
 from shared.errors import WarrenError
 from shared.log import LogReader, Relay, Send

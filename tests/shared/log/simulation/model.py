@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared.log import LogReader, extend_hash
-from shared.log.attempt import Attempt
+from shared.log.writer import Attempt
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 
-from shared.log.attempt import MAX_CRASHES
+from shared.log.writer import MAX_CRASHES
 from tests.shared.log.simulation.broker import Broker, Job
 from tests.shared.log.simulation.gateway import Client, Gateway
 from tests.shared.log.simulation.model import Model

@@ -1,18 +1,18 @@
-"""A log on its way out as Server-Sent Events."""
+"""Sends a log to one client as Server-Sent Events, and detects that a client has disconnected."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import cast
 
-from starlette.types import Send
+from starlette.types import Receive, Send
 
 from gateway.api.bodies.submission import Submission
+from gateway.api.observation import Observation
 from gateway.api.render import encoder_for
-from gateway.api.render.sse import error_of, error_payload
+from gateway.api.render.formats import error_of, error_payload
 from gateway.api.rendering import Rendering, decode_rendering
-from gateway.api.responders.disconnect import ClientGone
-from gateway.api.responders.observation import Observation
-from gateway.log.cursor import Item, LogEvent, Restarted
-from gateway.log.facts import LogFacts
+from gateway.log.cursor import Item, LogEvent, LogFacts, Restarted
 from gateway.log.framing import PING, Framer, StreamEncoder
 from gateway.log.relay import LogRelay
 from shared import incidents
@@ -20,17 +20,67 @@ from shared.errors import InternalError, Unavailable, WarrenError
 from shared.messages import Failed
 from shared.settings import GatewaySettings
 
+_IS_NOTICED_WITHIN_TURNS = 8
+"""Turns of the event loop within which a server that has read a request also reads the client's
+disconnect."""
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
 _RETRY_MS = 1000
-"""When an ``EventSource`` whose gateway shuts down comes back, to another one."""
+"""Milliseconds until an ``EventSource`` reconnects when its gateway shuts down."""
+
+
+class ClientGone(Exception):
+    """The client closed the connection."""
+
+
+@asynccontextmanager
+async def until_disconnect(receive: Receive) -> AsyncIterator[None]:
+    """Cancel the body when the client disconnects, and then raise `ClientGone`, or what receiving
+    raises.
+
+    The request's body must have been read, and the response's last bytes must be sent outside:
+    servers report a complete response as a disconnect.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    is_inside = True
+
+    def cancel(watch: asyncio.Task[None]) -> None:
+        if is_inside and not watch.cancelled():
+            task.cancel()
+
+    watch = asyncio.create_task(_wait_disconnect(receive))
+    watch.add_done_callback(cancel)
+    try:
+        yield
+    except asyncio.CancelledError:
+        # The task may have been cancelled by others as well, which must not be swallowed.
+        if watch.done() and not task.uncancel():
+            watch.result()
+            raise ClientGone from None
+        raise
+    finally:
+        is_inside = False
+        watch.cancel()
+
+
+async def require_client(receive: Receive) -> None:
+    """Raise `ClientGone` if the client left before its request was read."""
+    async with until_disconnect(receive):
+        for _ in range(_IS_NOTICED_WITHIN_TURNS):
+            await asyncio.sleep(0)
+
+
+async def _wait_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class EventStream:
-    """Words what a relay passes on, without what the client has seen, and sends it."""
+    """Renders and sends what a relay passes on and the client has not received yet."""
 
     def __init__(
         self,
@@ -40,7 +90,7 @@ class EventStream:
         observation: Observation | None = None,
         submission: Submission | None = None,
     ) -> None:
-        """``submission`` is what this request has sent, if it is not another one's stream."""
+        """``submission`` is that of this request; None if it resumes a stream."""
         self._relay = relay
         self._observation = observation
         self._framer = framer
@@ -50,7 +100,7 @@ class EventStream:
         self._ping_s = settings.ping_interval_s
 
     def word(self, items: list[Item]) -> bytes:
-        """The frames of accepted log events that the client has not been sent."""
+        """Render the frames that the client has not been sent yet."""
         if self._observation is not None:
             self._observation.read(items)
         self._failure = failure_of(items)
@@ -65,7 +115,7 @@ class EventStream:
         return b"".join([frame(event, encoder) for event in events_of(items)])
 
     def end(self) -> bytes:
-        """What follows the log's end."""
+        """The frames after the end of the log."""
         if self._failure is not None:
             if self._observation is not None:
                 self._observation.failed(self._failure)
@@ -74,8 +124,7 @@ class EventStream:
         return self._framer.frame_between(self._encoder.end())
 
     async def send_all(self, data: bytes, send: Send) -> bytes:
-        """Send ``data`` and the rest of the stream but for its end, which is returned and is never
-        missing."""
+        """Send ``data`` and the rest of the stream except its last bytes, which are returned."""
         relay = self._relay
         try:
             while not relay.is_ended:
@@ -84,7 +133,7 @@ class EventStream:
                 items = await relay.take(self._ping_s)
                 data = self.word(items) if items else PING
             return data + self.end()
-        except OSError:  # a client that does not read is as good as gone
+        except OSError:  # a client that does not read is treated as disconnected
             raise ClientGone from None
         except WarrenError as error:
             return self._failed(error)
@@ -99,12 +148,12 @@ class EventStream:
         await send_last(send, data)
 
     def _failed(self, error: WarrenError) -> bytes:
-        """How a stream ends that the gateway gives up."""
+        """The end of a stream that the gateway cannot complete."""
         retry_ms = None
         if isinstance(error, Unavailable):
             error = Unavailable(
-                f"This gateway ends. GET /v1/streams/{self._relay.request_id} with the last "
-                "event's id goes on at another one."
+                "This gateway is shutting down. To continue at another one, GET "
+                f"/v1/streams/{self._relay.request_id} with the id of the last event."
             )
             retry_ms = _RETRY_MS
         if self._observation is not None:
@@ -126,7 +175,7 @@ async def send_last(send: Send, data: bytes) -> None:
 
 
 def rendering_in(facts: LogFacts, own: Submission | None) -> Rendering:
-    """How a log is rendered; that of an Idempotency-Key may be another submission's. Raises
+    """How to render a log. The log of an Idempotency-Key may belong to another submission. Raises
     `StreamNotFound`."""
     return own.rendering if own is not None and own.facts is facts else decode_rendering(facts)
 
@@ -137,7 +186,7 @@ def events_of(items: list[Item]) -> Sequence[LogEvent]:
 
 
 def failure_of(items: list[Item]) -> WarrenError | None:
-    """What the job failed of, if it did."""
+    """The error with which the job failed, if it did."""
     last = items[-1] if items else None
     return error_of(last) if isinstance(last, Failed) else None
 

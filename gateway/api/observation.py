@@ -1,4 +1,4 @@
-"""What is measured of one request: metrics and a log line for operators."""
+"""Measures one request: metrics, and a log line for operators."""
 
 import logging
 import time
@@ -18,12 +18,12 @@ logger = logging.getLogger(__name__)
 
 _TOKENS = (TokenDelta, Finished)
 CLIENT_GONE = 499
-"""nginx's status for a client that left; it is logged and never sent."""
+"""nginx's status for a client that disconnected. It is logged and never sent."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What was counted of one choice."""
+    """The counts of one choice."""
 
     num_tokens: int = 0
     is_finished: bool = False
@@ -37,7 +37,7 @@ class Observation:
     def __init__(self, metrics: Metrics, job: GenerationJob) -> None:
         self.status = 200
         self.error: WarrenError | None = None
-        """What ended a stream whose status was already sent."""
+        """The error that ended the request, possibly after its status was sent."""
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.num_tokens = 0
@@ -70,7 +70,7 @@ class Observation:
         logger.info("request ended", extra=self._facts(duration_s))
 
     def read(self, items: Iterable[Item]) -> None:
-        """Count what has just been read, but nothing twice."""
+        """Count the events that were just read. Repeated tokens are not counted again."""
         now = time.monotonic()
         for item in items:
             if isinstance(item, _TOKENS):

@@ -1,0 +1,53 @@
+"""Identifies the arithmetic of a decoder, and limits the instructions that it uses."""
+
+import os
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from kernels.native.build import LibraryUnavailable, best_variant, limit_variants
+
+if TYPE_CHECKING:
+    from worker.model.forward import Decoder
+
+CpuIsa: TypeAlias = Literal["auto", "avx2", "avx512"]
+
+_VARIABLES = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
+"""The libraries of torch read these variables when they are loaded."""
+
+
+def limit_cpu_isa(isa: CpuIsa) -> None:
+    """Use no instruction set beyond ``isa``. Call it before torch is imported."""
+    if isa == "auto":
+        return
+    limit_variants(isa)
+    if isa == "avx2":  # the default of these libraries is what the processor supports
+        os.environ.update(dict.fromkeys(_VARIABLES, isa))
+
+
+def numerics_of(decoder: "Decoder", kernels: str, *, is_batch_invariant: bool) -> str:
+    """Names everything that affects the last bits of a logit, except for the weights.
+
+    For example ``cpu avx2 fused bfloat16 native-avx2``. Two workers with the same weights generate
+    the same tokens only if their numerics are equal. ``kernels`` is the setting.
+    """
+    import torch
+
+    from worker.model.provision import provider_on
+
+    kind = type(decoder).__name__.removesuffix("Decoder").lower()
+    parts = [kind, str(decoder.dtype).removeprefix("torch.")]
+    if decoder.device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(decoder.device)
+        mode = ["batch-invariant"] if is_batch_invariant else []
+        provider = provider_on(decoder.device, kernels)
+        return " ".join(["cuda", f"sm{major}{minor}", *parts, provider, *mode])
+    instructions = torch.backends.cpu.get_cpu_capability().lower()
+    return " ".join(["cpu", instructions, *parts, _cpu_kernels(kernels)])
+
+
+def _cpu_kernels(kernels: str) -> str:
+    if kernels == "reference":
+        return kernels
+    try:
+        return f"native-{best_variant()}"
+    except LibraryUnavailable:
+        return "reference"
