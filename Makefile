@@ -61,7 +61,7 @@ up: .env ## Start RabbitMQ, a gateway and a worker in Docker
 
 .env: | .env.example
 	@umask 077 && while IFS= read -r line; do \
-	    [[ $$line != *= ]] || line+=$$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n'); \
+	    [[ $$line != *= ]] || line+=$$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n'); \
 	    printf '%s\n' "$$line"; \
 	done <.env.example >$@
 

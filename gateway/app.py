@@ -15,6 +15,7 @@ from gateway.middleware import (
     IGNORED_TOOLS_HEADER,
     Authentication,
     ErrorBoundary,
+    KnownSites,
     Paths,
     RequestIds,
 )
@@ -53,6 +54,7 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
             yield
 
     app = DocumentedAPI(lifespan=lifespan)
+    app.state.metrics = gateway.metrics  # for connections, which the server refuses
     errors.install(app, gateway.metrics)
     for group in (generation, responses, unary, streams, models, health):
         app.include_router(group.router(gateway))
@@ -65,6 +67,8 @@ def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
     """Add the middleware. The last one is the outermost, so even preflight responses have a request
     id."""
     app.add_middleware(Authentication, keys=gateway.keys, metrics=gateway.metrics)
+    if not gateway.keys.are_needed:
+        app.add_middleware(KnownSites, settings=gateway.settings, metrics=gateway.metrics)
     app.add_middleware(ErrorBoundary, metrics=gateway.metrics)
     if gateway.settings.cors_origins:
         app.add_middleware(
@@ -75,6 +79,7 @@ def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
             expose_headers=[
                 "x-request-id",
                 "x-stream-token",
+                "x-cancel-token",
                 "retry-after",
                 "retry-after-ms",
                 "x-should-retry",

@@ -3,6 +3,7 @@
 import http
 import logging
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -105,6 +106,17 @@ def internal_error_response() -> Response:
     return error_response(InternalError("The gateway failed on this request."))
 
 
+def http_error_response(error: HTTPException, metrics: Metrics) -> Response:
+    """The response to a request that is at fault as HTTP, which it counts. The code is the status's
+    name, such as ``not_found``."""
+    status = error.status_code
+    code = "_".join(re.findall(r"[a-z]+", http.HTTPStatus(status).phrase.lower()))
+    metrics.count_error(code)
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    detail = ErrorDetail(message=error.detail, type=kind, param=None, code=code)
+    return _response(status, ErrorBody(detail), dict(error.headers or {}))
+
+
 def install(app: FastAPI, metrics: Metrics) -> None:
     """Handle every error of ``app`` with a response in OpenAI's format."""
 
@@ -118,8 +130,7 @@ def install(app: FastAPI, metrics: Metrics) -> None:
 
     async def on_http_exception(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        metrics.count_error(_http_code(error.status_code))
-        return _framework_response(error)
+        return http_error_response(error, metrics)
 
     async def on_validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -132,21 +143,6 @@ def install(app: FastAPI, metrics: Metrics) -> None:
     app.add_exception_handler(WarrenError, on_warren_error)
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(RequestValidationError, on_validation_error)
-
-
-def _http_code(status: int) -> str:
-    """404 -> "not_found"."""
-    return http.HTTPStatus(status).phrase.lower().replace(" ", "_")
-
-
-def _framework_response(error: HTTPException) -> Response:
-    detail = ErrorDetail(
-        message=error.detail,
-        type="invalid_request_error",
-        param=None,
-        code=_http_code(error.status_code),
-    )
-    return _response(error.status_code, ErrorBody(detail), dict(error.headers or {}))
 
 
 def _response(status: int, body: ErrorBody, headers: dict[str, str]) -> Response:

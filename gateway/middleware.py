@@ -1,20 +1,25 @@
-"""Middleware for every request: request ids, paths, authentication, and the handler of unexpected
-errors."""
+"""Middleware for every request: request ids, paths, the sites that browsers may come from,
+authentication, and the handler of unexpected errors."""
 
+import ipaddress
 import logging
 import re
 import secrets
 from collections.abc import Iterable
+from contextlib import suppress
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.errors import error_response, internal_error_response
+from gateway.errors import error_response, http_error_response, internal_error_response
 from gateway.intake.api_keys import Keys, needs_key
 from gateway.metrics import Metrics
 from shared import incidents
 from shared.errors import InternalError, InvalidApiKey
+from shared.settings import GatewaySettings
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +78,67 @@ class Paths:
         await self._app(scope, receive, send)
 
 
+class KnownSites:
+    """Rejects what a foreign web page makes the browser of a user send to a gateway without API
+    keys: requests with its ``Origin``, and requests whose ``Host`` is a name of its own that now
+    resolves to the gateway (DNS rebinding).
+
+    A ``Host`` may be an address or a name without a dot, neither of which a foreign page can be
+    loaded from, the gateway's configured host, or the host of an allowed origin. An ``Origin`` may
+    be allowed for CORS, the gateway itself, or of this machine.
+    """
+
+    def __init__(self, app: ASGIApp, settings: GatewaySettings, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._origins = frozenset(settings.cors_origins)
+        self._names = {settings.host.lower()} | {_name_of(origin) for origin in self._origins}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            fault = self._fault_of(Headers(scope=scope))
+            if fault is not None:
+                error = HTTPException(403, fault)
+                response = http_error_response(error, self._metrics)
+                return await response(scope, receive, send)
+        return await self._app(scope, receive, send)
+
+    def _fault_of(self, headers: Headers) -> str | None:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if not self._is_known(_name_of(f"//{host}")):
+            return "This Host is not the gateway's; it needs API keys to have other names."
+        if origin is None or {origin, "*"} & self._origins:
+            return None
+        is_same = bool(host) and origin.partition("://")[2] == host
+        if not is_same and not _is_of_this_machine(_name_of(origin)):
+            return "This Origin is not allowed."
+        return None
+
+    def _is_known(self, name: str) -> bool:
+        is_reachable = "." not in name or name in self._names or _is_of_this_machine(name)
+        return is_reachable or _address_of(name) is not None
+
+
+def _name_of(url: str) -> str:
+    """The host of a URL in lower case; empty if it has none, and "." if it is malformed."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return "."
+
+
+def _is_of_this_machine(name: str) -> bool:
+    address = _address_of(name)
+    is_loopback = address is not None and address.is_loopback
+    return is_loopback or name == "localhost" or name.endswith(".localhost")
+
+
+def _address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    with suppress(ValueError):
+        return ipaddress.ip_address(name)
+    return None
+
+
 class Authentication:
     """Rejects requests without a valid API key; stores the key's tenant as ``state["tenant"]``.
 
@@ -122,8 +188,8 @@ class ErrorBoundary:
 
         try:
             await self._app(scope, receive, watched_send)
-        except ClientDisconnect:
-            logger.debug("client disconnected before its body was complete")
+        except (ClientDisconnect, ConnectionAbortedError):
+            logger.debug("client disconnected before its request or its response was complete")
         except Exception as error:
             if scope["type"] != "http":
                 raise

@@ -3,6 +3,7 @@
 import asyncio
 import ipaddress
 import os
+import resource
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -10,11 +11,14 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 import uvicorn
 from fastapi import FastAPI
 
+from gateway.connections import Connections
 from shared.errors import StartupError
 from shared.settings import GatewaySettings
 
 _BACKLOG = 2048
 _CLOSE_TIMEOUT_S = 5
+_OTHER_FILES = 256
+"""File descriptors that are left for the broker, for logs and for what is not limited."""
 
 
 class Server(uvicorn.Server):
@@ -85,8 +89,12 @@ def url_of(listener: socket.socket) -> str:
 async def opened(app: FastAPI, settings: GatewaySettings) -> AsyncIterator[Server]:
     """Open ``app``'s resources. They are closed when the server stops, or at the end of this
     context."""
+    num_files = _allow_files(settings.max_connections + _OTHER_FILES)
+    max_connections = max(num_files - _OTHER_FILES, num_files // 2)
+    connections = Connections(settings, max_connections, app.state.metrics)
     config = uvicorn.Config(
         app,
+        http=connections.protocol,  # type: ignore[arg-type]  # it is only called
         lifespan="off",  # opened here, because uvicorn closes it too late
         log_config=None,
         log_level=settings.log_level,
@@ -98,3 +106,14 @@ async def opened(app: FastAPI, settings: GatewaySettings) -> AsyncIterator[Serve
     async with AsyncExitStack() as lifespan:
         await lifespan.enter_async_context(app.router.lifespan_context(app))
         yield Server(config, lifespan)
+
+
+def _allow_files(num_files: int) -> int:
+    """Raise the process's limit of open files to ``num_files``, or as far as it may be; returns the
+    limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= num_files:
+        return num_files
+    limit = num_files if hard == resource.RLIM_INFINITY else min(num_files, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit

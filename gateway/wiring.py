@@ -52,7 +52,7 @@ class Gateway:
         return cls(
             settings=settings,
             bus=bus,
-            admission=Admission(settings.max_requests),
+            admission=Admission(settings.max_requests, settings.max_bytes_in_flight),
             reply_queues=reply_queues,
             relays=Relays(bus, reply_queues, workers, settings),
             workers=workers,

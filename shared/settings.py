@@ -8,13 +8,24 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from shared.errors import StartupError
 
 PREFIX = "WARREN_"
 DEFAULT_MODEL = "smollm2"
+MIN_SECRET_BYTES = 32
+_SECRETS = ("broker", "secret")
+"""Settings that can also be read from a file, which another setting names."""
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -27,6 +38,15 @@ def _split(value: object) -> object:
 CommaSeparated = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 
+def _check_secret(secret: SecretStr) -> SecretStr:
+    if len(secret.get_secret_value().encode()) < MIN_SECRET_BYTES:
+        raise PydanticCustomError(
+            "secret_too_short",
+            "the secret must have at least 32 bytes; `openssl rand -hex 32` makes one",
+        )
+    return secret
+
+
 class CommonSettings(BaseSettings):
     """Settings that the gateway and the worker share."""
 
@@ -36,6 +56,9 @@ class CommonSettings(BaseSettings):
         None,
         description="AMQP URL of the RabbitMQ broker, amqp:// or amqps://. Unset: the "
         "in-process bus, which only `warren serve` supports.",
+    )
+    broker_file: Path | None = Field(
+        None, description="File that contains the URL of WARREN_BROKER, such as a mounted secret."
     )
     trusted_users: CommaSeparated = Field(
         ("gateway", "worker", "operator"),
@@ -61,6 +84,20 @@ class CommonSettings(BaseSettings):
         "orchestrator's kill timeout.",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_secrets(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Read secrets from their files. Raises `StartupError`."""
+        read = {
+            name: _read_secret(name, Path(path))
+            for name in _SECRETS
+            if (path := values.get(f"{name}_file")) is not None
+        }
+        for name in read:
+            if values.get(name) is not None:
+                raise StartupError(f"{variable(name)} and {variable(name)}_FILE are both set")
+        return {**values, **read}
+
 
 class GatewaySettings(CommonSettings):
     """Settings of the gateway."""
@@ -77,10 +114,29 @@ class GatewaySettings(CommonSettings):
         description="Requests that one gateway handles at once; further requests are answered "
         "429. Lower it to save memory.",
     )
+    max_connections: int = Field(
+        2048,
+        gt=0,
+        description="Connections that one gateway keeps open; further connections are answered "
+        "503. Fewer if the process may not open so many files.",
+    )
+    max_connections_per_address: int = Field(
+        1024,
+        gt=0,
+        description="Connections that one address may have open. Behind a proxy, whose address "
+        "all clients share, set it to WARREN_MAX_CONNECTIONS.",
+    )
     max_body_bytes: int = Field(
         4 << 20,
         gt=0,
         description="Maximum size of an HTTP request body in bytes; a larger body is answered 413.",
+    )
+    max_bytes_in_flight: int = Field(
+        64 << 20,
+        gt=0,
+        description="Size of all bodies that one gateway handles at once, in bytes; a body counts "
+        "with its length and 64 bytes for each JSON value. A body that does not fit in is answered "
+        "429. Raise it for many long prompts at once.",
     )
     request_timeout_s: Seconds = Field(
         600,
@@ -103,7 +159,9 @@ class GatewaySettings(CommonSettings):
         "below the idle timeout of proxies.",
     )
     send_timeout_s: Seconds = Field(
-        30, description="Seconds before a stalled client is treated as disconnected."
+        30,
+        description="Seconds in which a client must read 64 KB of its response; otherwise it is "
+        "disconnected.",
     )
     disconnect_grace_s: float = Field(
         5,
@@ -129,11 +187,15 @@ class GatewaySettings(CommonSettings):
         "its job is published again. A resumed stream instead relies on the broker to "
         "redeliver the job.",
     )
-    secret: SecretStr | None = Field(
+    secret: Annotated[SecretStr, AfterValidator(_check_secret)] | None = Field(
         None,
-        description="Key that signs stream tokens and derives request ids from "
-        "Idempotency-Keys. Set the same value on all gateways. Unset: a random key at each "
-        "start, so that neither is valid at another gateway or after a restart.",
+        description="At least 32 random bytes, from which the keys are derived that sign stream "
+        "tokens and turn Idempotency-Keys into request ids. Set the same value on all gateways. "
+        "Unset: a random one at each start, so that neither is valid at another gateway or after "
+        "a restart.",
+    )
+    secret_file: Path | None = Field(
+        None, description="File that contains WARREN_SECRET, such as a mounted secret."
     )
     keys_file: Path | None = Field(
         None,
@@ -265,6 +327,10 @@ class WorkerSettings(CommonSettings):
         description="Format in which the model writes its reasoning. auto: derived from its "
         "chat template.",
     )
+    health_host: str = Field(
+        "127.0.0.1",
+        description="Address of WARREN_HEALTH_PORT. 0.0.0.0 answers other machines, without a key.",
+    )
     health_port: Port | None = Field(
         None, description="TCP port of the worker's /live, /health and /metrics. Unset: not served."
     )
@@ -289,6 +355,14 @@ class WorkerSettings(CommonSettings):
 
 
 _Settings = TypeVar("_Settings", bound=CommonSettings)
+
+
+def _read_secret(name: str, path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise StartupError(f"{variable(name)}_FILE: {path} cannot be read: {reason}") from None
 
 
 def variable(field: str) -> str:

@@ -116,7 +116,8 @@ NOTES: Mapping[str, str] = {
     "stop_token_ids": "",
     "store": "The response is kept for `WARREN_DETACH_TTL_S`",
     "stream": "",
-    "stream_options": "`include_usage`, `continuous_usage_stats`. Only with `stream`",
+    "stream_options": "`include_usage`, `continuous_usage_stats`. `include_obfuscation` is "
+    "accepted and ignored: chunks are never padded. Only with `stream`",
     "structured_outputs": "One of `json`, `regex`, `choice`, `grammar`",
     "temperature": "",
     "text": "`format`",

@@ -24,15 +24,18 @@ _DESCRIPTION = (
 _ERRORS: Mapping[int, str] = {
     400: "The request is invalid; `param` names the part that is at fault.",
     401: "The API key is missing, unknown or revoked.",
+    403: "The gateway has no API keys, and the `Host` or the `Origin` is a foreign site's.",
     404: "The model or the id is unknown.",
     405: "The method is not allowed for this path.",
-    408: "The body did not arrive in time.",
+    408: "The headers or the body did not arrive in time.",
     409: "The request was cancelled, or another reader has taken over its stream.",
     410: "The stream is no longer kept.",
     413: "The body is too long.",
+    414: "The URL is too long.",
     415: "The body is not JSON.",
     422: "The Idempotency-Key was used with a different body.",
     429: "Too many requests. `Retry-After` says when to try again.",
+    431: "The headers are too long.",
     500: "The gateway or a worker failed on this request.",
     503: "The service is unavailable. `Retry-After` says when to try again.",
     504: "The deadline has passed.",
@@ -53,8 +56,13 @@ _HEADERS: Mapping[str, Any] = {
         "schema": {"type": "string"},
     },
     "x-stream-token": {
-        "description": "Only if the response is streamed: a token that grants access to this "
+        "description": "Only if the response is streamed: a token that permits reading this "
         "stream, for clients that cannot send an API key.",
+        "schema": {"type": "string"},
+    },
+    "x-cancel-token": {
+        "description": "Only if the response is streamed: a token that permits cancelling this "
+        "stream.",
         "schema": {"type": "string"},
     },
     "x-warren-ignored-tools": {
@@ -168,7 +176,10 @@ def answered(answer: type[Struct], *, streams: bool = False) -> dict[str, Any]:
     return {
         "description": "The response, or with `stream` its events. Events have an `id:` if the "
         "request accepts `text/event-stream`.",
-        "headers": {name: _header(name) for name in ("x-stream-token", "x-warren-ignored-tools")},
+        "headers": {
+            name: _header(name)
+            for name in ("x-stream-token", "x-cancel-token", "x-warren-ignored-tools")
+        },
         "content": content,
     }
 

@@ -97,9 +97,7 @@ class EventStream:
         self._submission = submission
         self._encoder: StreamEncoder | None = None
         self._failure: WarrenError | None = None
-        self._send_timeout_s = settings.send_timeout_s
-        # Waiting for events must not count as waiting for the client.
-        self._ping_s = min(settings.ping_interval_s, settings.send_timeout_s / 2)
+        self._ping_s = settings.ping_interval_s
 
     def word(self, items: list[Item]) -> bytes:
         """Render the frames that the client has not been sent yet."""
@@ -129,15 +127,13 @@ class EventStream:
         """Send ``data`` and the rest of the stream except its last bytes, which are returned."""
         relay = self._relay
         try:
-            async with asyncio.timeout(None) as patience:
-                while not relay.is_ended:
-                    _extend(patience, self._send_timeout_s)
-                    if data:
-                        await send({"type": "http.response.body", "body": data, "more_body": True})
-                    items = await relay.take(self._ping_s)
-                    data = self.word(items) if items else PING
+            while not relay.is_ended:
+                if data:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                items = await relay.take(self._ping_s)
+                data = self.word(items) if items else PING
             return data + self.end()
-        except (TimeoutError, OSError):  # a stalled client is treated as disconnected
+        except OSError:  # a client that does not read is treated as disconnected
             raise ClientGone from None
         except WarrenError as error:
             return self._failed(error)
@@ -149,7 +145,7 @@ class EventStream:
 
     async def send_last(self, data: bytes, send: Send) -> None:
         """Send the end."""
-        await send_last(send, data, self._send_timeout_s)
+        await send_last(send, data)
 
     def _failed(self, error: WarrenError) -> bytes:
         """The end of a stream that the gateway cannot complete."""
@@ -170,12 +166,11 @@ class EventStream:
         return b"".join([frame(payload, retry_ms=retry_ms) for payload in payloads])
 
 
-async def send_last(send: Send, data: bytes, timeout_s: float) -> None:
+async def send_last(send: Send, data: bytes) -> None:
     """Send the last bytes of a body. Raises `ClientGone`."""
     try:
-        async with asyncio.timeout(timeout_s):
-            await send({"type": "http.response.body", "body": data, "more_body": False})
-    except (TimeoutError, OSError):
+        await send({"type": "http.response.body", "body": data, "more_body": False})
+    except OSError:
         raise ClientGone from None
 
 
@@ -200,11 +195,3 @@ def raise_failure(items: list[Item]) -> None:
     failure = failure_of(items)
     if failure is not None:
         raise failure
-
-
-def _extend(timeout: asyncio.Timeout, seconds: float) -> None:
-    """Let ``timeout`` expire after ``seconds``, or up to a second later: setting a timer for each
-    token would cost as much as its text."""
-    now = asyncio.get_running_loop().time()
-    if (timeout.when() or 0) < now + seconds:
-        timeout.reschedule(now + seconds + 1)

@@ -1,5 +1,8 @@
-"""Signatures with the gateways' shared secret: stream tokens, and ids derived from
-Idempotency-Keys.
+"""Signatures with keys that are derived from the gateways' shared secret: stream tokens, and ids
+derived from Idempotency-Keys.
+
+A stream token is its expiry and the signature of the stream's id, of what the token permits, and of
+the expiry.
 
 A client may send a request with an ``Idempotency-Key`` twice. The request id is derived from the
 key, so that every gateway finds the same log for it. The body's hash in the log distinguishes a
@@ -11,6 +14,8 @@ import hmac
 import logging
 import re
 import secrets
+import time
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -22,13 +27,18 @@ logger = logging.getLogger(__name__)
 KEY_HEADER = "Idempotency-Key"
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _TOKEN_BYTES = 16
+_TOKEN = re.compile(r"([0-9a-f]{1,16})\.([0-9a-f]{32})")
+
+Verb: TypeAlias = Literal["read", "cancel"]
+"""What a stream token permits."""
 
 
 class Signer:
     """Signs with one secret, which all gateways of a deployment share."""
 
     def __init__(self, secret: bytes) -> None:
-        self._keyed = hmac.new(secret, digestmod=hashlib.sha256)
+        self._token_key = derive_key(secret, "stream tokens")
+        self._id_key = derive_key(secret, "request ids")
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> "Signer":
@@ -42,21 +52,31 @@ class Signer:
             )
         return cls(secrets.token_bytes())
 
-    def stream_token(self, request_id: str) -> str:
-        """A token that grants access to the stream of one request."""
-        return self._sign("stream", request_id)
+    def stream_token(self, request_id: str, verb: Verb, expires_at: float) -> str:
+        """A token that permits ``verb`` on the stream of one request until the Unix time
+        ``expires_at``."""
+        expiry = f"{int(expires_at):x}"
+        return f"{expiry}.{_sign(self._token_key, request_id, verb, expiry)}"
 
-    def is_stream_token(self, request_id: str, token: str) -> bool:
-        return hmac.compare_digest(self.stream_token(request_id).encode(), token.encode())
+    def is_stream_token(self, request_id: str, verb: Verb, token: str) -> bool:
+        """Whether ``token`` permits ``verb`` on this stream now."""
+        match = _TOKEN.fullmatch(token)
+        if match is None:
+            return False
+        expiry, signature = match.groups()
+        is_ours = hmac.compare_digest(_sign(self._token_key, request_id, verb, expiry), signature)
+        return is_ours and time.time() < int(expiry, 16)
 
     def request_id(self, kind: str, tenant: str, key: str) -> str:
         """The request id for a tenant's Idempotency-Key."""
-        return f"{kind}-{self._sign('request', tenant, key)}"
+        return f"{kind}-{_sign(self._id_key, tenant, key)}"
 
-    def _sign(self, *parts: str) -> str:
-        signed = self._keyed.copy()
-        signed.update(msgspec.json.encode(parts))
-        return signed.digest()[:_TOKEN_BYTES].hex()
+
+def derive_key(secret: bytes, purpose: str) -> bytes:
+    """A key of 32 bytes: HKDF with SHA-256 and without a salt (RFC 5869), whose first block it
+    is."""
+    pseudorandom_key = hmac.digest(bytes(32), secret, "sha256")
+    return hmac.digest(pseudorandom_key, purpose.encode() + b"\x01", "sha256")
 
 
 def check_key(key: str) -> str:
@@ -71,3 +91,7 @@ def check_key(key: str) -> str:
 def hash_body(body: bytes) -> str:
     """A digest of the body that identifies retries among requests with the same key."""
     return hashlib.sha256(body).hexdigest()
+
+
+def _sign(key: bytes, *parts: str) -> str:
+    return hmac.digest(key, msgspec.json.encode(parts), "sha256")[:_TOKEN_BYTES].hex()

@@ -68,7 +68,8 @@ async def test_bodies_that_are_no_json_are_bad_requests(gateway: LiveGateway) ->
 
 
 async def test_other_content_types_are_refused(gateway: LiveGateway) -> None:
-    for headers in ({"content-type": "text/plain"}, {"content-type": "multipart/form-data"}):
+    types = "text/plain", "multipart/form-data", "application/x-www-form-urlencoded"
+    for headers in ({}, *({"content-type": name} for name in types)):
         response = await gateway.http.post(CHAT, content=b"{}", headers=headers)
 
         assert response.status_code == 415

@@ -73,6 +73,61 @@ async def test_browsers_of_other_origins_are_not_served_by_default(gateway: Live
     assert "access-control-allow-origin" not in response.headers
 
 
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:8000", "[::1", "a.b."])
+async def test_a_foreign_host_is_refused(gateway: LiveGateway, host: str) -> None:
+    response = await gateway.http.get("/v1/models", headers={"host": host})
+
+    assert response.status_code == 403
+    assert response.json()["error"]["code"] == "forbidden"
+    assert response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost:8000", "warren.localhost", "127.0.0.1", "10.0.0.7:8000", "[::1]:8000", "gateway"],
+)
+async def test_hosts_that_no_foreign_page_has_are_served(gateway: LiveGateway, host: str) -> None:
+    response = await gateway.http.get("/v1/models", headers={"host": host})
+
+    assert response.status_code == 200
+
+
+async def test_configured_hosts_are_served(bus: MemoryBus) -> None:
+    async with live_gateway(bus, cors_origins=ORIGIN) as gateway:
+        response = await gateway.http.get("/v1/models", headers={"host": "app.example"})
+
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "https://localhost.evil.example"]
+)
+async def test_a_foreign_origin_is_refused(gateway: LiveGateway, origin: str) -> None:
+    response = await gateway.http.post(
+        "/v1/responses/resp-1/cancel", headers={"origin": origin, "host": "localhost"}
+    )
+
+    assert response.status_code == 403
+
+
+@pytest.mark.parametrize("origin", ["http://localhost:3000", "http://gateway:8000", "http://[::1]"])
+async def test_own_origins_are_served(gateway: LiveGateway, origin: str) -> None:
+    headers = {"origin": origin, "host": "gateway:8000"}
+
+    assert (await gateway.http.get("/v1/models", headers=headers)).status_code == 200
+
+
+async def test_with_api_keys_any_site_may_come(bus: MemoryBus, tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys")
+    key = file.add("alice")
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        headers = {"host": "api.example", "origin": ORIGIN, "authorization": f"Bearer {key}"}
+
+        response = await gateway.http.get("/v1/models", headers=headers)
+
+    assert response.status_code == 200
+
+
 async def test_allowed_origins_are_served_errors_included(
     bus: MemoryBus, worker: ScriptedWorker
 ) -> None:

@@ -130,7 +130,7 @@ def test_the_collector_has_every_part_of_its_pipelines() -> None:
             assert set(names) <= set(collector[kind])
 
 
-def test_make_writes_a_password_for_each_user_once(tmp_path: Path) -> None:
+def test_make_writes_each_password_and_the_secret_once(tmp_path: Path) -> None:
     for name in ("Makefile", ".env.example"):
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
 
@@ -138,6 +138,6 @@ def test_make_writes_a_password_for_each_user_once(tmp_path: Path) -> None:
         subprocess.run(["make", ".env"], cwd=tmp_path, check=True, capture_output=True)
 
     text = (tmp_path / ".env").read_text()
-    passwords = re.findall(r"^\w+_PASSWORD=([0-9a-f]{32})$", text, re.MULTILINE)
-    assert len(set(passwords)) == 4
+    secrets = re.findall(r"^(?:\w+_PASSWORD|WARREN_SECRET)=([0-9a-f]{64})$", text, re.MULTILINE)
+    assert len(set(secrets)) == 5
     assert (tmp_path / ".env").stat().st_mode & 0o077 == 0

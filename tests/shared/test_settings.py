@@ -1,5 +1,7 @@
 """Settings come from the environment and the command line, and wrong ones stop the start."""
 
+from pathlib import Path
+
 import pytest
 
 from shared import settings
@@ -67,3 +69,45 @@ def test_the_brokers_password_is_in_no_text_of_the_settings(env: pytest.MonkeyPa
     env.setenv("WARREN_BROKER", "amqp://user:hunter2@broker/")
 
     assert "hunter2" not in f"{settings.load(WorkerSettings)!r}"
+
+
+@pytest.mark.parametrize("secret", ["", "changeme", "x" * 31])
+def test_a_short_secret_stops_the_start(env: pytest.MonkeyPatch, secret: str) -> None:
+    env.setenv("WARREN_SECRET", secret)
+
+    with pytest.raises(StartupError, match="WARREN_SECRET: the secret must have at least 32 bytes"):
+        settings.load(GatewaySettings)
+
+
+def test_secrets_are_read_from_files(env: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "broker").write_text("amqp://user:hunter2@broker/\n")
+    (tmp_path / "secret").write_text("x" * 32 + "\n")
+    env.setenv("WARREN_BROKER_FILE", str(tmp_path / "broker"))
+
+    loaded = settings.load(GatewaySettings, secret_file=str(tmp_path / "secret"))
+
+    assert loaded.broker is not None
+    assert loaded.broker.get_secret_value() == "amqp://user:hunter2@broker/"
+    assert loaded.secret is not None
+    assert loaded.secret.get_secret_value() == "x" * 32
+
+
+def test_a_secret_has_one_source(env: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "broker").write_text("amqp://a/")
+    env.setenv("WARREN_BROKER", "amqp://b/")
+
+    with pytest.raises(StartupError, match="WARREN_BROKER and WARREN_BROKER_FILE are both set"):
+        settings.load(WorkerSettings, broker_file=str(tmp_path / "broker"))
+
+
+def test_a_missing_secret_file_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"WARREN_SECRET_FILE: .* No such file"):
+        settings.load(GatewaySettings, secret_file=str(tmp_path / "secret"))
+
+
+def test_every_secret_has_a_file() -> None:
+    for cls in (GatewaySettings, WorkerSettings):
+        secrets = [name for name, field in cls.model_fields.items() if "Secret" in str(field)]
+
+        assert secrets
+        assert [name for name in secrets if f"{name}_file" not in cls.model_fields] == []

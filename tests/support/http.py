@@ -18,6 +18,7 @@ from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.settings import GatewaySettings
 from tests.support.processes import NO_TLS
 
+SECRET = "a secret that all gateways share"
 FAST = {"port": 0, "drain_grace_s": 5, "disconnect_grace_s": 0}
 
 
@@ -62,7 +63,7 @@ async def two_gateways(
     broker: MemoryBroker, **options: Any
 ) -> AsyncIterator[tuple[LiveGateway, LiveGateway]]:
     """Two gateways of one deployment, with a grace period for clients that disconnect."""
-    options = {"secret": "shared", "disconnect_grace_s": 5, **options}
+    options = {"secret": SECRET, "disconnect_grace_s": 5, **options}
     async with (
         MemoryBus(broker) as one,
         MemoryBus(broker) as other,

@@ -44,7 +44,11 @@ class WarrenProcess:
 
     def __enter__(self) -> Self:
         self.start()
-        self.wait_healthy()
+        try:
+            self.wait_healthy()
+        except BaseException:
+            self.kill()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

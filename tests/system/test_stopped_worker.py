@@ -14,7 +14,7 @@ import pytest
 
 from shared.bus.rabbit import RabbitBus
 from tests.support.broker import Broker
-from tests.support.http import LiveGateway, events, live_gateway
+from tests.support.http import SECRET, LiveGateway, events, live_gateway
 from tests.support.processes import NO_TLS, WarrenProcess, free_port
 
 pytestmark = pytest.mark.rabbit
@@ -75,7 +75,7 @@ def text_of(chunks: list[Any]) -> str:
 async def test_it_goes_on_elsewhere_when_the_broker_misses_the_workers_heartbeats(
     broker: Broker, workers: list[WarrenProcess]
 ) -> None:
-    options = {"disconnect_grace_s": 5, "secret": "shared"}
+    options = {"disconnect_grace_s": 5, "secret": SECRET}
     async with (
         RabbitBus(broker.url_of("gateway")) as one,
         RabbitBus(broker.url_of("gateway")) as other,

@@ -15,7 +15,7 @@ from shared import topology
 from shared.bus.rabbit import RabbitBus
 from tests.support import processes
 from tests.support.broker import Broker
-from tests.support.http import chat_body, events, eventually
+from tests.support.http import SECRET, chat_body, events, eventually
 from tests.support.processes import WarrenProcess
 from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
 
@@ -49,7 +49,7 @@ class Speaker:
 @pytest.fixture
 def gateways(broker: Broker, tmp_path: Path) -> Iterator[list[WarrenProcess]]:
     """Two gateways of one deployment, with the permissions that they have in production."""
-    options = ("--secret=shared", "--drain-grace-s=0.3", "--disconnect-grace-s=0.5")
+    options = (f"--secret={SECRET}", "--drain-grace-s=0.3", "--disconnect-grace-s=0.5")
     with ExitStack() as stack:
         pair = [
             processes.gateway(broker.url_of("gateway"), tmp_path / f"gateway{k}", *options)

@@ -41,6 +41,8 @@ from worker.jobs.delivery import JobDelivery, ReplyPublisher
 logger = logging.getLogger(__name__)
 
 _PREFETCH = 8
+_MAX_TEXT_BYTES = 1 << 19
+"""A byte may be a token, and two million tokens take ten seconds and fit in no message."""
 
 
 class QuickConsumer:
@@ -156,7 +158,7 @@ async def answer(job: QuickJob, model: ServedModel) -> QuickAnswer:
 
 
 def _tokenize(job: TokenizeJob, model: ServedModel) -> Tokenized:
-    token_ids = model.tokenizer.encode(job.prompt, may_be_empty=True)
+    token_ids = model.tokenizer.encode(job.prompt, may_be_empty=True, max_bytes=_MAX_TEXT_BYTES)
     return Tokenized(
         request_id=job.request_id,
         token_ids=tuple(token_ids),
@@ -185,7 +187,9 @@ async def _embed(job: EmbeddingJob, model: ServedModel) -> Embedded:
             param="dimensions",
         )
     prompts = [
-        await asyncio.to_thread(model.tokenizer.encode, prompt, name="input")
+        await asyncio.to_thread(
+            model.tokenizer.encode, prompt, name="input", max_bytes=_MAX_TEXT_BYTES
+        )
         for prompt in job.prompts
     ]
     for prompt in prompts:

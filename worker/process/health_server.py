@@ -22,6 +22,7 @@ class HealthServer:
 
     def __init__(
         self,
+        host: str,
         port: int | None,
         generations: Generations,
         *,
@@ -31,7 +32,7 @@ class HealthServer:
         self._server: WSGIServer | None = None
         if port is not None:
             app = _App(generations, is_live, is_healthy)
-            self._server = _listen(port, app)
+            self._server = _listen(host, port, app)
 
     def __enter__(self) -> Self:
         if self._server is not None:
@@ -44,11 +45,12 @@ class HealthServer:
             self._server.server_close()
 
 
-def _listen(port: int, app: "_App") -> WSGIServer:
+def _listen(host: str, port: int, app: "_App") -> WSGIServer:
     try:
-        return make_server("", port, app, _ThreadingServer, _QuietHandler)
+        return make_server(host, port, app, _ThreadingServer, _QuietHandler)
     except OSError as error:
-        raise StartupError(f"cannot listen on health port {port}: {error.strerror}") from error
+        place = f"{host}:{port}"
+        raise StartupError(f"cannot listen on health port {place}: {error.strerror}") from error
 
 
 class _ThreadingServer(ThreadingMixIn, WSGIServer):

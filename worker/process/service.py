@@ -113,6 +113,7 @@ class Worker:
         await self._declare()
         async with AsyncExitStack() as stack:
             health = HealthServer(
+                self._settings.health_host,
                 self._settings.health_port,
                 self._generations,
                 is_live=self._is_live,

@@ -107,6 +107,10 @@ def _tool_call(call: ToolCall) -> dict[str, Any]:
         arguments = json.loads(call.arguments)
     except ValueError:
         arguments = call.arguments
+    except RecursionError:
+        raise InvalidRequest(
+            "messages: the arguments of a tool call are nested too deeply.", param="messages"
+        ) from None
     return {
         "id": call.id,
         "type": "function",

@@ -64,14 +64,23 @@ class Tokenizer:
         )
 
     def encode(
-        self, prompt: Prompt, *, name: str = "prompt", may_be_empty: bool = False
+        self,
+        prompt: Prompt,
+        *,
+        name: str = "prompt",
+        may_be_empty: bool = False,
+        max_bytes: int | None = None,
     ) -> list[int]:
         """The prompt's token ids: at least one, unless an empty prompt is allowed.
 
-        ``name`` is the client's name for a prompt that is not a chat. Raises `InvalidRequest`.
+        ``name`` is the client's name for a prompt that is not a chat. A text of more than
+        ``max_bytes`` is refused before it is tokenized. Raises `InvalidRequest`.
         """
         param = "messages" if isinstance(prompt, ChatPrompt) else name
-        token_ids = self._encode(prompt)
+        text = self._text(prompt)
+        if max_bytes is not None and len(text.encode()) > max_bytes:
+            raise InvalidRequest(f"The {name} is longer than {max_bytes} bytes.", param=param)
+        token_ids = self._encode(prompt, text)
         if not token_ids and not may_be_empty:
             raise InvalidRequest(f"The {name} is empty.", param=param)
         largest = max(token_ids, default=0)
@@ -123,14 +132,23 @@ class Tokenizer:
         detokenizer = self._detokenizer() if skips_special else self._literal()
         return TextStream(detokenizer, StopFinder(stop, includes_stop=includes_stop))
 
-    def _encode(self, prompt: Prompt) -> list[int]:
+    def _text(self, prompt: Prompt) -> str:
+        """What is to be tokenized; empty if it is tokens already."""
         match prompt:
             case ChatPrompt():
                 if self.template is None:
                     raise InvalidRequest("The model has no chat template.", param="messages")
-                # The template adds the special tokens itself.
-                return self.encode_text(self.template.render(prompt))
-            case TextPrompt(text=text, add_special_tokens=add_special_tokens):
+                return self.template.render(prompt)
+            case TextPrompt(text=text):
+                return text
+            case TokenPrompt():
+                return ""
+
+    def _encode(self, prompt: Prompt, text: str) -> list[int]:
+        match prompt:
+            case ChatPrompt():
+                return self.encode_text(text)  # the template adds the special tokens itself
+            case TextPrompt(add_special_tokens=add_special_tokens):
                 return self._encoder.encode(text, add_special_tokens=add_special_tokens).ids
             case TokenPrompt(token_ids=token_ids):
                 return list(token_ids)

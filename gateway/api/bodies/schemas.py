@@ -111,6 +111,7 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
     continuous_usage_stats: bool | None = None
     """Whether all chunks contain the usage."""
     include_obfuscation: bool | None = None
+    """Ignored: chunks are never padded."""
 
 
 class GenerationRequest(Body, frozen=True, kw_only=True):

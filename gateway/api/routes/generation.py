@@ -2,7 +2,7 @@
 last byte of its answer, in one coroutine."""
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -29,8 +29,8 @@ from gateway.api.sending import (
     send_last,
     until_disconnect,
 )
-from gateway.intake.body import read_body
-from gateway.intake.signer import KEY_HEADER, check_key, hash_body
+from gateway.intake.body import parsed, read_body
+from gateway.intake.signer import KEY_HEADER, Verb, check_key, hash_body
 from gateway.log.cursor import Departure, Restarted
 from gateway.log.framing import PING, Framer
 from gateway.log.relay import LogRelay
@@ -41,6 +41,10 @@ from shared.errors import WarrenError
 from shared.settings import GatewaySettings
 
 _WHOLE_HEADERS = [(b"content-type", b"application/json")]
+_TOKEN_HEADERS: Sequence[tuple[bytes, Verb]] = (
+    (b"x-stream-token", "read"),
+    (b"x-cancel-token", "cancel"),
+)
 _CHAT_EXAMPLE: Mapping[str, Any] = {
     "model": "smollm2",
     "messages": [{"role": "user", "content": "What is the capital of France?"}],
@@ -90,13 +94,15 @@ async def generate(
     The job is cancelled if its client leaves, at once or when it does not return, unless it is
     detached.
     """
-    with gateway.admission.enter() as begin:
-        raw_body = await read_body(request, gateway.settings.max_body_bytes)
-        body, echoed, promise, in_own_words = read(raw_body)
-        begin()
+    with gateway.admission.enter() as entry:
+        raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
+        body, echoed, promise, in_own_words = await parsed(read, raw_body)
+        entry.begin()
         if not body.model:
             body = msgspec.structs.replace(body, model=gateway.workers.only_model())
         key = request.headers.get(KEY_HEADER)
+        body_hash = "" if key is None else hash_body(raw_body)
+        del raw_body  # an answer may take minutes
         now, tenant = time.time(), request.state.tenant
         with (
             _log_for(gateway, kind, tenant, key, is_detached=body.detach) as log,
@@ -109,7 +115,7 @@ async def generate(
                 deadline=now + _timeout_s(gateway.settings, body),
                 served=await gateway.workers.find(body.model),
                 tenant=tenant,
-                body_hash="" if key is None else hash_body(raw_body),
+                body_hash=body_hash,
                 echoed=echoed,
                 trace=telemetry.inject(),
             )
@@ -223,7 +229,7 @@ class _Answer:
         body = msgspec.json.encode(answer)
         headers = [*_WHOLE_HEADERS, (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send_last(send, body, self._gateway.settings.send_timeout_s)
+        await send_last(send, body)
 
     async def _stream(self, relay: LogRelay, receive: Receive, send: Send) -> None:
         stream = EventStream(
@@ -233,12 +239,21 @@ class _Answer:
             first = await relay.take(self._gateway.settings.first_event_timeout_s)
             raise_failure(first)
             data = stream.word(first) if first else PING
-            token = self._gateway.signer.stream_token(relay.request_id).encode()
-            headers = [*STREAM_HEADERS, (b"x-stream-token", token)]
+            headers = [*STREAM_HEADERS, *self._tokens(relay.request_id)]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             self._has_begun = True
             last = await stream.send_all(data, send)
         await stream.send_last(last, send)
+
+    def _tokens(self, request_id: str) -> Iterator[tuple[bytes, bytes]]:
+        """The headers with stream tokens, which are valid as long as the log can be kept."""
+        settings, job = self._gateway.settings, self._submitted.job
+        is_detached = self._submitted.facts.is_detached
+        kept_s = settings.detach_ttl_s if is_detached else settings.reply_retention_s
+        assert job.deadline is not None
+        for header, verb in _TOKEN_HEADERS:
+            token = self._gateway.signer.stream_token(request_id, verb, job.deadline + kept_s)
+            yield header, token.encode()
 
     async def _gather(self, relay: LogRelay) -> object:
         """Read the whole answer. Raises the error with which the job failed."""

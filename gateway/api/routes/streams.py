@@ -13,6 +13,7 @@ from gateway.api.sending import (
     raise_failure,
     until_disconnect,
 )
+from gateway.intake.signer import Verb
 from gateway.log.cursor import NOT_FOUND, Departure
 from gateway.log.framing import PING, EventId, Framer
 from gateway.log.relay import LogRelay
@@ -24,7 +25,8 @@ _REPLAY_PAUSE_S = 0.1
 _START = {"type": "http.response.start"}
 _ID = re.compile(r"[a-z]{1,16}-[0-9a-f]{32}")
 _STREAM_ID = Path(description="The `id` of the response, or its `x-request-id`.")
-_TOKEN = Query(None, description="The `x-stream-token` of the stream, instead of an API key.")
+_READ_TOKEN = Query(None, description="The stream's `x-stream-token`, instead of an API key.")
+_CANCEL_TOKEN = Query(None, description="The stream's `x-cancel-token`, instead of an API key.")
 
 
 def checked_id(request_id: str) -> str:
@@ -94,13 +96,15 @@ class ResumedStream(Response):
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter(tags=["streams"])
 
-    def right_to(request_id: str, request: Request, token: str | None) -> str | None:
+    def right_to(verb: Verb, request_id: str, request: Request, token: str | None) -> str | None:
         """The tenant that must own the request; None if the token proves the right to it."""
         tenant: str | None = request.state.tenant
-        if token is not None and gateway.signer.is_stream_token(request_id, token):
+        if token is not None and gateway.signer.is_stream_token(request_id, verb, token):
             return None
         if token is not None or tenant is None:
-            raise InvalidApiKey("This token is not the stream's.", param="token")
+            raise InvalidApiKey(
+                f"This token is not the stream's to {verb}, or has expired.", param="token"
+            )
         return tenant
 
     @routes.get(
@@ -114,7 +118,7 @@ def router(gateway: Gateway) -> APIRouter:
         after: str = Query(
             "", description="The `id:` of the last event that was received; empty: the start."
         ),
-        token: str | None = _TOKEN,
+        token: str | None = _READ_TOKEN,
         last_event_id: str = Header(
             "", description="The same as `after`, which it overrides. An `EventSource` sends it."
         ),
@@ -122,16 +126,16 @@ def router(gateway: Gateway) -> APIRouter:
         """Continue a stream, at any gateway. The status is 204 if there is nothing more, and 410 if
         the stream is no longer kept."""
         place = EventId.parse(last_event_id or after)
-        tenant = right_to(stream_id, request, token)
+        tenant = right_to("read", stream_id, request, token)
         request.state.request_id = checked_id(stream_id)
         return ResumedStream(gateway, stream_id, tenant, Framer(place))
 
     @routes.delete("/v1/streams/{stream_id}")
     async def cancel_stream(
-        request: Request, stream_id: str = _STREAM_ID, token: str | None = _TOKEN
+        request: Request, stream_id: str = _STREAM_ID, token: str | None = _CANCEL_TOKEN
     ) -> dict[str, Any]:
         """Cancel a request, at any gateway. Its stream ends and is deleted."""
-        tenant = right_to(stream_id, request, token)
+        tenant = right_to("cancel", stream_id, request, token)
         await gateway.relays.cancel(checked_id(stream_id), tenant)
         return {"id": stream_id, "object": "stream", "deleted": True}
 

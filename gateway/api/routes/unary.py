@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from starlette.types import Send
 
 from gateway.api.bodies.schemas import parse
 from gateway.api.bodies.unary import (
@@ -17,10 +19,10 @@ from gateway.api.bodies.unary import (
     TokenizeRequest,
     Tokens,
 )
-from gateway.api.observation import CLIENT_GONE
 from gateway.api.openapi import documented
+from gateway.api.routes.generation import LiveResponse
 from gateway.api.sending import ClientGone, until_disconnect
-from gateway.intake.body import read_body
+from gateway.intake.body import parsed, read_body
 from gateway.wiring import Gateway
 
 QuickRequest: TypeAlias = TokenizeRequest | DetokenizeRequest | EmbeddingRequest
@@ -33,14 +35,15 @@ _EMBEDDING_EXAMPLE: Mapping[str, Any] = {"model": "smollm2", "input": ["one text
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter(tags=["quick"])
 
-    async def answer(request: Request, kind: type[QuickRequest]) -> Response:
-        with gateway.admission.enter() as begin:
-            body = parse(kind, await read_body(request, gateway.settings.max_body_bytes))
+    async def serve(kind: type[QuickRequest], request: Request, send: Send) -> None:
+        with gateway.admission.enter() as entry:
+            raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
+            body = await parsed(partial(parse, kind), raw_body)
             deadline = time.time() + gateway.settings.request_timeout_s
             model = body.model or gateway.workers.only_model()
             draft = QuickDraft(model, request.state.request_id, deadline, request.state.tenant)
             body.job(draft)  # refuses what is out of its limits before the broker is asked
-            begin()
+            entry.begin()
             served = await gateway.workers.find(model)
             gateway.workers.admit(model)
             body.check(served)
@@ -48,31 +51,32 @@ def router(gateway: Gateway) -> APIRouter:
                 async with until_disconnect(request.receive):
                     answered = await body.answer(gateway.quick, draft)
             except ClientGone:
-                return Response(status_code=CLIENT_GONE)
-        return Response(msgspec.json.encode(answered), media_type="application/json")
+                return
+            response = Response(msgspec.json.encode(answered), media_type="application/json")
+            await response(request.scope, request.receive, send)
 
     @routes.post(
         "/tokenize",
         openapi_extra=documented(TokenizeRequest, _TOKENIZE_EXAMPLE, Tokens, streams=False),
     )
-    async def tokenize(request: Request) -> Response:
+    async def tokenize() -> Response:
         """The token ids of a prompt, or of a conversation in the model's chat template."""
-        return await answer(request, TokenizeRequest)
+        return LiveResponse(partial(serve, TokenizeRequest))
 
     @routes.post(
         "/detokenize",
         openapi_extra=documented(DetokenizeRequest, _DETOKENIZE_EXAMPLE, PromptText, streams=False),
     )
-    async def detokenize(request: Request) -> Response:
+    async def detokenize() -> Response:
         """The text of token ids."""
-        return await answer(request, DetokenizeRequest)
+        return LiveResponse(partial(serve, DetokenizeRequest))
 
     @routes.post(
         "/v1/embeddings",
         openapi_extra=documented(EmbeddingRequest, _EMBEDDING_EXAMPLE, Embeddings, streams=False),
     )
-    async def create_embeddings(request: Request) -> Response:
+    async def create_embeddings() -> Response:
         """One vector of length 1 for each text, where the model has them."""
-        return await answer(request, EmbeddingRequest)
+        return LiveResponse(partial(serve, EmbeddingRequest))
 
     return routes

@@ -17,7 +17,7 @@ from tests.support.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
 
 
 def test_one_more_than_there_are_places_is_refused() -> None:
-    admission = Admission(1)
+    admission = Admission(1, 100)
 
     with admission.admit(), pytest.raises(Overloaded), admission.admit():
         pass
@@ -27,11 +27,22 @@ def test_one_more_than_there_are_places_is_refused() -> None:
 
 
 def test_nobody_enters_after_the_close() -> None:
-    admission = Admission(1)
+    admission = Admission(1, 100)
     admission.close()
 
     with pytest.raises(Unavailable), admission.admit():
         pass
+
+
+def test_bodies_are_limited_together() -> None:
+    admission = Admission(2, 100)
+
+    with admission.enter() as one:
+        one.hold(60)
+        with admission.enter() as other, pytest.raises(Overloaded):
+            other.hold(60)
+    with admission.enter() as one:
+        one.hold(100)
 
 
 async def test_a_full_gateway_says_when_to_come_back(

@@ -77,6 +77,15 @@ async def test_an_answer_that_no_message_holds_is_refused() -> None:
     assert "longer than a message" in answered.message
 
 
+async def test_a_long_text_is_refused_before_it_is_tokenized() -> None:
+    """Its tokens would take seconds, and more room than an answer has."""
+    prompt = TextPrompt(text="漢" * (1 << 20))
+    answered = await answer(TokenizeJob(request_id="r", model="echo", prompt=prompt))
+
+    assert isinstance(answered, Failed)
+    assert (answered.code, answered.param) == ("invalid_request", "prompt")
+
+
 async def test_an_empty_text_has_no_tokens() -> None:
     prompt = TextPrompt(text="")
     answered = await answer(TokenizeJob(request_id="r", model="echo", prompt=prompt))

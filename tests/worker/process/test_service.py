@@ -1,6 +1,7 @@
 """A whole worker on the in-memory bus, with a synthetic engine."""
 
 import asyncio
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -362,6 +363,20 @@ async def test_the_health_port_tells_of_life_health_and_load() -> None:
         "warren:prompt_tokens_total 4.0",
         "warren:generation_tokens_total 8.0",
     ]
+
+
+async def test_the_health_port_is_this_machines_alone() -> None:
+    port = free_port()
+
+    async with MemoryBus() as bus, echo_worker(bus, health_port=port):
+        for address in ("127.0.0.1", "127.0.0.2"):
+            try:
+                socket.create_connection((address, port)).close()
+                is_open = True
+            except ConnectionRefusedError:
+                is_open = False
+
+            assert is_open == (address == "127.0.0.1")
 
 
 async def test_a_worker_whose_engine_hangs_is_not_live() -> None:

@@ -1,0 +1,264 @@
+"""The connections of clients: how many there are, what each may send before its request is known,
+and what waits for a client that does not read.
+
+No API key protects from what happens here, so everything is bounded: the number of connections,
+the bytes of a request's head, the time in which the head must arrive, and the bytes that are
+written ahead.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from gateway.errors import http_error_response
+from gateway.metrics import Metrics
+from shared.settings import GatewaySettings
+
+logger = logging.getLogger(__name__)
+
+_MAX_HEAD_BYTES = 64 << 10
+_MAX_URL_BYTES = 8 << 10
+_MAX_HEADERS = 128
+_MAX_PIPELINED = 16
+_HEAD_TIMEOUT_S = 10.0
+_LINGER_S = 2.0
+"""How long a refused client may go on sending; a connection that is closed earlier is reset, and
+the client may lose the response."""
+_PIECE_BYTES = 16 << 10
+"""The parser is given pieces of this size, because it keeps a header until its end without a
+callback."""
+_CHUNK_BYTES = 64 << 10
+"""A client must take so much within the timeout of a send."""
+
+
+class Connections:
+    """The open connections of one gateway."""
+
+    def __init__(self, settings: GatewaySettings, max_connections: int, metrics: Metrics) -> None:
+        """``max_connections`` is what the process has file descriptors for."""
+        self.send_timeout_s = settings.send_timeout_s
+        self._max_connections = min(settings.max_connections, max_connections)
+        self._max_of_address = settings.max_connections_per_address
+        self._metrics = metrics
+        self._by_address: Counter[str] = Counter()
+
+    def protocol(self, **uvicorns: Any) -> "BoundedProtocol":
+        """The protocol of a new connection; uvicorn calls this instead of a class."""
+        return BoundedProtocol(self, **uvicorns)
+
+    def enter(self, address: str) -> HTTPException | None:
+        """Count a connection until `leave`; returns why it is refused, if it is."""
+        self._by_address[address] += 1
+        if self._by_address.total() > self._max_connections:
+            return _too_many("The gateway")
+        if self._by_address[address] > self._max_of_address:
+            return _too_many("Your address")
+        return None
+
+    def leave(self, address: str) -> None:
+        self._by_address[address] -= 1
+        if not self._by_address[address]:
+            del self._by_address[address]
+
+    def refuse(self, error: HTTPException) -> bytes:
+        """The response to a request or connection that is refused, which it counts."""
+        logger.debug("connection refused", extra={"reason": error.detail})
+        response = http_error_response(error, self._metrics)
+        lines = [b"HTTP/1.1 %d %s" % (error.status_code, _phrase(error.status_code))]
+        lines += [b"%s: %s" % header for header in response.raw_headers]
+        return b"\r\n".join([*lines, b"connection: close", b"", bytes(response.body)])
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. Heads that are too large or too slow are refused. A send returns once all
+    bytes are passed to the operating system, so that a request lasts as long as the memory of its
+    response; a client that does not read is disconnected."""
+
+    def __init__(self, connections: Connections, **uvicorns: Any) -> None:
+        super().__init__(**uvicorns)
+        self._all = connections
+        self._address = ""
+        self._is_refused = False
+        self._is_in_head = False
+        self._num_headers = 0
+        """Header fields of the current request, trailers included."""
+        self._num_header_bytes = 0
+        self._num_open_bytes = 0
+        """Bytes that the parser was given since it last completed a head or a part of a body."""
+        self._deadline: asyncio.TimerHandle | None = None
+        self._send_deadline: asyncio.TimerHandle | None = None
+        self._has_lost_bytes = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)
+        self._address = self.client[0] if self.client is not None else ""
+        refusal = self._all.enter(self._address)
+        if refusal is None:
+            self._set_deadline(_HEAD_TIMEOUT_S)
+        else:  # at once: to linger would take the descriptors that are to be saved
+            self._is_refused = True
+            transport.write(self._all.refuse(refusal))
+            transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._has_lost_bytes = self.flow.write_paused
+        self._clear_deadline()
+        self.resume_writing()
+        self._all.leave(self._address)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        for start in range(0, len(data), _PIECE_BYTES):
+            if self._is_refused or self.transport.is_closing():
+                return
+            refusal = self._parse(data[start : start + _PIECE_BYTES])
+            if refusal is not None:
+                self._refuse(refusal)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_head = True
+        self._num_headers = self._num_header_bytes = 0
+        if self.cycle is not None and self.cycle.response_complete:
+            self._set_deadline(_HEAD_TIMEOUT_S)
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > _MAX_URL_BYTES:
+            raise HTTPException(414, f"The URL exceeds {_MAX_URL_BYTES} bytes.")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_headers += 1
+        self._num_header_bytes += len(name) + len(value)
+        if self._num_header_bytes > _MAX_HEAD_BYTES:
+            raise _too_large()
+        if self._num_headers > _MAX_HEADERS:
+            raise HTTPException(431, f"There are more than {_MAX_HEADERS} headers.")
+        if self._is_in_head:  # a trailer is no header of the request, which is being served
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        self._num_open_bytes = 0
+        self._clear_deadline()
+        if len(self.pipeline) == _MAX_PIPELINED:
+            raise HTTPException(429, f"More than {_MAX_PIPELINED} requests are pipelined.")
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_open_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._num_open_bytes = 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        # The rest of a body that nobody reads has to arrive by then, too.
+        if self.cycle.response_complete:
+            self._set_deadline(_HEAD_TIMEOUT_S)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._send_deadline = self.loop.call_later(self._all.send_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._send_deadline is not None:
+            self._send_deadline.cancel()
+            self._send_deadline = None
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            await app(scope, receive, partial(self._send, send))
+
+        super()._start_asgi_task(cycle, serve)  # type: ignore[arg-type]
+
+    async def _send(self, send: Send, message: Message) -> None:
+        """Send a message in pieces that the client takes one by one. Raises
+        `ConnectionAbortedError` if it does not."""
+        rest = memoryview(message.get("body", b""))
+        while len(rest) > _CHUNK_BYTES:
+            piece = {**message, "body": rest[:_CHUNK_BYTES], "more_body": True}
+            await self._flush(send, piece)
+            rest = rest[_CHUNK_BYTES:]
+            message = {**message, "body": rest}
+        await self._flush(send, message)
+
+    async def _flush(self, send: Send, message: Message) -> None:
+        await send(message)
+        await self.flow.drain()
+        if self._has_lost_bytes:
+            raise ConnectionAbortedError("the client does not read")
+
+    def _parse(self, piece: bytes) -> HTTPException | None:
+        """Returns why the connection is refused, if it is."""
+        self._num_open_bytes += len(piece)
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            logger.debug("upgrade not supported")
+        except httptools.HttpParserError as error:
+            cause = error.__context__  # what a callback has raised
+            if isinstance(cause, HTTPException):
+                return cause
+            return HTTPException(400, "This is not a valid HTTP request.")
+        return _too_large() if self._num_open_bytes > _MAX_HEAD_BYTES else None
+
+    def _refuse(self, error: HTTPException) -> None:
+        self._is_refused = True
+        cycle = self.cycle
+        if cycle is not None:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if self._is_answering():
+            self.transport.abort()  # an error would be read as part of the response
+        else:
+            self.transport.write(self._all.refuse(error))
+            self.transport.write_eof()
+            self._set_deadline(_LINGER_S)
+
+    def _is_answering(self) -> bool:
+        cycle = self.cycle
+        is_half_sent = cycle is not None and cycle.response_started and not cycle.response_complete
+        return bool(self.pipeline) or is_half_sent
+
+    def _set_deadline(self, seconds: float) -> None:
+        self._clear_deadline()
+        self._deadline = self.loop.call_later(seconds, self._expire)
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _expire(self) -> None:
+        if self._is_refused:
+            self.transport.abort()
+        elif self._is_in_head:
+            self._refuse(HTTPException(408, "The headers did not arrive in time."))
+        else:
+            self.transport.close()
+
+
+def _too_large() -> HTTPException:
+    return HTTPException(431, f"The headers exceed {_MAX_HEAD_BYTES} bytes.")
+
+
+def _too_many(owner: str) -> HTTPException:
+    return HTTPException(503, f"{owner} has too many connections.", {"Retry-After": "1"})
+
+
+def _phrase(status: int) -> bytes:
+    return HTTPStatus(status).phrase.encode()

@@ -1,0 +1,121 @@
+"""Bodies are bounded in the values that they describe before there are any."""
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.intake.body import MAX_CONTAINERS, MAX_VALUES, count_values
+from shared.bus.memory import MemoryBus
+from shared.errors import InvalidRequest
+from tests.support.http import LiveGateway, chat_body, live_gateway
+from tests.support.lone_gateway import lone_gateway, peak_memory_bytes
+from tests.support.processes import NO_TLS
+from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
+
+JSON = {"Content-Type": "application/json"}
+LONG_TEXT = json.dumps(",[{" * (MAX_VALUES // 2) + '\\",[').encode()
+MAX_GROWTH_BYTES = 150 << 20
+
+
+def num_values_of(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + sum(map(num_values_of, value.values()))
+    return 1 + sum(map(num_values_of, value)) if isinstance(value, list) else 1
+
+
+values = st.recursive(
+    st.none() | st.integers() | st.text(alphabet='"\\,[]{}aé\n'),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(alphabet='"\\,[]{}a'), inner),
+)
+
+
+@given(values)
+def test_no_value_is_missed(value: Any) -> None:
+    assert count_values(json.dumps(value).encode()) >= num_values_of(value)
+
+
+@given(values)
+@settings(max_examples=20)
+def test_text_is_not_counted_where_it_matters(value: Any) -> None:
+    body = b"[%s,%s]" % (LONG_TEXT, json.dumps(value).encode())
+
+    assert count_values(body) <= 3 + 2 * num_values_of(value)
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        pytest.param(b"[]," * MAX_CONTAINERS, id="arrays"),
+        pytest.param(b"{}," * MAX_CONTAINERS, id="objects"),
+        pytest.param(b"[" * MAX_CONTAINERS, id="nested"),
+        pytest.param(b"1," * MAX_VALUES, id="numbers"),
+        pytest.param(b'"",' * MAX_VALUES, id="strings"),
+        pytest.param(rb'"\"",' * MAX_VALUES, id="escapes"),
+        pytest.param(rb'"\\",' * MAX_VALUES, id="backslashes"),
+    ],
+)
+def test_too_many_values_are_refused(items: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        count_values(b'{"metadata":[' + items + b"0]}")
+
+
+@pytest.mark.parametrize("name", ["metadata", "chat_template_kwargs", "tools", "unknown"])
+async def test_values_are_refused_in_any_field(gateway: LiveGateway, name: str) -> None:
+    many: dict[str, Any] = {name: [[]] * (MAX_CONTAINERS + 1)}
+
+    for path in ("/v1/chat/completions", "/v1/responses", "/tokenize"):
+        response = await gateway.post(path, **chat_body(), **many)
+
+        assert response.status_code == 400
+        assert "objects and arrays" in response.json()["error"]["message"]
+
+
+async def test_a_long_text_is_not_refused(gateway: LiveGateway) -> None:
+    text = "a, [b] {c} " * 50_000
+
+    response = await gateway.post("/v1/completions", model="scripted", prompt=text)
+
+    assert response.status_code == 200
+
+
+async def test_bodies_in_flight_are_limited_together(
+    bus: MemoryBus, worker: ScriptedWorker
+) -> None:
+    async def hold(job: ScriptedJob) -> None:
+        await job.start()
+        await asyncio.Event().wait()
+
+    worker.script = hold
+    async with live_gateway(bus, max_bytes_in_flight=100_000) as gateway, AsyncExitStack() as held:
+        body = chat_body(stream=True, user="a" * 60_000)
+        one = gateway.http.stream("POST", "/v1/chat/completions", json=body)
+        await held.enter_async_context(one)
+
+        response = await gateway.chat(user="a" * 60_000)
+
+        assert response.status_code == 429
+        assert response.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize("item", [b"[],", b'{"a":1},', b'"a",', b"1000,"])
+async def test_large_bodies_cost_little(tmp_path: Path, item: bytes) -> None:
+    items = item * ((4 << 20) // len(item) - 100)
+    body = b'{"model":"scripted","messages":[],"chat_template_kwargs":{"a":[%s0]}}' % items
+    with lone_gateway(tmp_path / "log") as process:
+        before = peak_memory_bytes(process)
+        async with httpx.AsyncClient(base_url=process.url, timeout=60, verify=NO_TLS) as client:
+            sending = [
+                asyncio.create_task(client.post(path, content=body, headers=JSON))
+                for path in ("/v1/chat/completions", "/tokenize", "/v1/responses") * 4
+            ]
+
+            assert (await client.get("/live")).status_code == 200
+            assert {(await sent).status_code for sent in sending} <= {400, 429}
+        assert peak_memory_bytes(process) - before < MAX_GROWTH_BYTES

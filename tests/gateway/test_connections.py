@@ -1,0 +1,277 @@
+"""What a connection may cost before a request is known, with whatever a client sends."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from shared.bus.memory import MemoryBus
+from tests.support.http import LiveGateway, eventually, live_gateway
+from tests.support.lone_gateway import lone_gateway, peak_memory_bytes
+from tests.support.processes import WarrenProcess
+from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
+
+LIVE = b"GET /live HTTP/1.1\r\nHost: warren\r\n"
+CHUNKED = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: warren\r\nContent-Type: application/json\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n"
+)
+MAX_GROWTH_BYTES = 150 << 20
+
+
+class Connection:
+    """A client that sends what it likes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def answer(self, request: bytes = b"") -> bytes:
+        """The first line that is answered; empty if the connection is closed."""
+        with suppress(ConnectionError):
+            self.writer.write(request)
+            async with asyncio.timeout(60):
+                return await self.reader.readline()
+        return b""
+
+    async def error(self) -> str:
+        """The code in the body of an error, whose first line was read."""
+        _, _, body = (await self.reader.read()).partition(b"\r\n\r\n")
+        code: str = json.loads(body)["error"]["code"]
+        return code
+
+
+@asynccontextmanager
+async def connected(url: str, address: str = "127.0.0.1") -> AsyncIterator[Connection]:
+    """Connect from ``address``."""
+    place = httpx.URL(url)
+    reader, writer = await asyncio.open_connection(place.host, place.port, local_addr=(address, 0))
+    try:
+        yield Connection(reader, writer)
+    finally:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        pytest.param(LIVE + b"X-Name: %s\r\n\r\n" % (b"a" * (65 << 10)), 431, id="header"),
+        pytest.param(LIVE + b"X-Name: " + b"a" * (1 << 20), 431, id="header without an end"),
+        pytest.param(LIVE + b"X-Name: %s\r\n" % (b"a" * 8000) * 10, 431, id="headers"),
+        pytest.param(LIVE + b"a:b\r\n" * 200, 431, id="small headers"),
+        pytest.param(LIVE + b"a" * (1 << 20), 431, id="name without an end"),
+        pytest.param(b"GET /%s HTTP/1.1\r\n\r\n" % (b"a" * (9 << 10)), 414, id="URL"),
+        pytest.param(b"GET /" + b"a" * (1 << 20), 414, id="URL without an end"),
+        pytest.param(CHUNKED + b"0\r\nX-Name: " + b"a" * (1 << 20), 431, id="trailer"),
+        pytest.param(CHUNKED + b"0\r\n" + b"a:b\r\n" * 200, 431, id="trailers"),
+    ],
+)
+async def test_a_large_head_is_refused(
+    gateway: LiveGateway, request_bytes: bytes, status: int
+) -> None:
+    async with connected(gateway.url) as client:
+        answer = await client.answer(request_bytes)
+
+        assert answer.startswith(b"HTTP/1.1 %d " % status)
+        assert await client.error()
+    assert await gateway.sample("warren:request_errors_total") == 1
+
+
+async def test_a_head_within_the_limits_is_served(gateway: LiveGateway) -> None:
+    headers = b"".join(b"X-%d: %s\r\n" % (k, b"a" * 600) for k in range(100))
+
+    async with connected(gateway.url) as client:
+        answer = await client.answer(LIVE + headers + b"\r\n")
+
+    assert answer == b"HTTP/1.1 200 OK\r\n"
+
+
+async def test_a_trailer_is_no_header(gateway: LiveGateway) -> None:
+    """It would arrive after its request was authenticated."""
+    body = b"2\r\n{}\r\n0\r\nContent-Encoding: gzip\r\n\r\n"
+
+    async with connected(gateway.url) as client:
+        answer = await client.answer(CHUNKED + body)
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.fixture
+def short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.connections._HEAD_TIMEOUT_S", 0.5)
+
+
+@pytest.mark.usefixtures("short_timeout")
+@pytest.mark.parametrize("before", [b"", LIVE + b"\r\n"], ids=["first", "second"])
+async def test_a_head_has_to_arrive_in_time(gateway: LiveGateway, before: bytes) -> None:
+    async with connected(gateway.url) as client:
+        if before:
+            await client.answer(before)
+            await client.reader.readuntil(b'{"status":"ok"}')
+
+        answer = await client.answer(b"GET /live")
+
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert await client.error() == "request_timeout"
+
+
+@pytest.mark.usefixtures("short_timeout")
+async def test_a_silent_connection_is_closed(gateway: LiveGateway) -> None:
+    async with connected(gateway.url) as client:
+        assert await client.answer() == b""
+
+
+@pytest.mark.usefixtures("short_timeout")
+async def test_a_body_that_nobody_reads_has_to_end(gateway: LiveGateway) -> None:
+    async with connected(gateway.url) as client:
+        await client.answer(LIVE + b"Content-Length: 99\r\n\r\n")
+        await client.reader.readuntil(b'{"status":"ok"}')
+
+        assert await client.reader.read() == b""
+
+
+@pytest.mark.usefixtures("short_timeout")
+async def test_a_request_outlasts_the_timeout_of_its_head(gateway: LiveGateway) -> None:
+    async with connected(gateway.url) as client:
+        client.writer.write(CHUNKED + b"2\r\n{}\r\n")
+        await asyncio.sleep(1)
+
+        assert (await client.answer(b"0\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize(
+    "limits", [{"max_connections": 2}, {"max_connections_per_address": 2}], ids=["all", "address"]
+)
+async def test_connections_are_limited(bus: MemoryBus, limits: dict[str, int]) -> None:
+    async with live_gateway(bus, **limits) as gateway:
+        async with connected(gateway.url) as one, connected(gateway.url) as other:
+            assert (await one.answer(LIVE + b"\r\n")).startswith(b"HTTP/1.1 200 ")
+            assert (await other.answer(LIVE + b"\r\n")).startswith(b"HTTP/1.1 200 ")
+
+            async with connected(gateway.url) as third:
+                assert (await third.answer()).startswith(b"HTTP/1.1 503 ")
+                assert await third.error() == "service_unavailable"
+
+        async def has_room() -> bool:
+            async with connected(gateway.url) as client:
+                return (await client.answer(LIVE + b"\r\n")).startswith(b"HTTP/1.1 200 ")
+
+        await eventually(has_room)
+
+
+async def test_another_address_has_connections_of_its_own(bus: MemoryBus) -> None:
+    async with (
+        live_gateway(bus, max_connections_per_address=1) as gateway,
+        connected(gateway.url),
+        connected(gateway.url, "127.0.0.2") as other,
+    ):
+        assert (await other.answer(LIVE + b"\r\n")).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_pipelined_requests_are_limited(gateway: LiveGateway) -> None:
+    async with connected(gateway.url) as client:
+        client.writer.write((LIVE + b"\r\n") * 100)
+        client.writer.write_eof()
+        with suppress(ConnectionError):
+            assert (await client.reader.read()).count(b"HTTP/1.1 200 ") <= 18
+
+
+LARGE_BYTES = 12 << 20  # more than the operating system buffers, and less than a message may have
+
+
+def post(path: str, **body: Any) -> bytes:
+    content = json.dumps({"model": "scripted", **body}).encode()
+    head = (
+        "POST {} HTTP/1.1\r\nHost: warren\r\nContent-Type: application/json\r\nContent-Length: {}"
+    )
+    return head.format(path, len(content)).encode() + b"\r\n\r\n" + content
+
+
+MESSAGES = [{"role": "user", "content": "x"}]
+LARGE_ANSWERS = [
+    pytest.param(post("/v1/chat/completions", messages=MESSAGES), id="whole"),
+    pytest.param(post("/v1/chat/completions", messages=MESSAGES, stream=True), id="stream"),
+    pytest.param(post("/detokenize", tokens=[99] * (LARGE_BYTES // 100)), id="quick"),
+]
+
+
+async def say_much(job: ScriptedJob) -> None:
+    await job.start()
+    for _ in range(16):
+        await job.say("x" * (LARGE_BYTES // 16))
+    await job.finish()
+
+
+@pytest.mark.parametrize("request_bytes", LARGE_ANSWERS)
+async def test_a_client_that_does_not_read_is_disconnected(
+    bus: MemoryBus, worker: ScriptedWorker, request_bytes: bytes
+) -> None:
+    worker.script = say_much
+    async with (
+        live_gateway(bus, max_requests=1, send_timeout_s=0.5) as gateway,
+        connected(gateway.url) as client,
+    ):
+        assert await client.answer(request_bytes) == b"HTTP/1.1 200 OK\r\n"
+
+        await eventually(partial(has_room, gateway))
+
+        with suppress(ConnectionError):
+            assert len(await client.reader.read()) < LARGE_BYTES
+
+
+@pytest.mark.parametrize("request_bytes", LARGE_ANSWERS)
+async def test_a_request_lasts_until_its_response_is_read(
+    bus: MemoryBus, worker: ScriptedWorker, request_bytes: bytes
+) -> None:
+    worker.script = say_much
+    async with live_gateway(bus, max_requests=1) as gateway, connected(gateway.url) as client:
+        assert await client.answer(request_bytes) == b"HTTP/1.1 200 OK\r\n"
+        assert not await has_room(gateway)
+
+        await client.reader.readuntil(b"\r\n\r\n")
+        await client.reader.readexactly(LARGE_BYTES - 99)
+
+        await eventually(partial(has_room, gateway))
+
+
+async def has_room(gateway: LiveGateway) -> bool:
+    return (await gateway.post("/tokenize", model="scripted", prompt="x")).status_code == 200
+
+
+@pytest.fixture
+def lone(tmp_path: Path) -> Iterator[WarrenProcess]:
+    """From an address of its own, because the attackers use up the connections of theirs."""
+    with lone_gateway(tmp_path / "log") as process:
+        yield process
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(b"", id="silence"),
+        pytest.param(LIVE + b"X-Name: " + b"a" * (48 << 10), id="half a head"),
+        pytest.param(LIVE + b"X-Name: " + b"a" * (1 << 20), id="endless header"),
+        pytest.param(b"GET /" + b"a" * (1 << 20), id="endless URL"),
+        pytest.param(CHUNKED + b"%x\r\n" % (1 << 20) + b"a" * (1 << 20), id="half a body"),
+        pytest.param((LIVE + b"\r\n") * 20_000, id="pipeline"),
+    ],
+)
+async def test_an_attack_costs_little(lone: WarrenProcess, part: bytes) -> None:
+    before = peak_memory_bytes(lone)
+    async with AsyncExitStack() as stack:
+        for _ in range(300):
+            attacker = await stack.enter_async_context(connected(lone.url, "127.0.0.2"))
+            attacker.writer.write(part)
+        for _ in range(5):
+            async with connected(lone.url) as client:
+                assert (await client.answer(LIVE + b"\r\n")).startswith(b"HTTP/1.1 200 ")
+
+        assert peak_memory_bytes(lone) - before < MAX_GROWTH_BYTES
