@@ -121,7 +121,7 @@ TOOLS: list[dict[str, Any]] = [
 
 def test_arguments_that_are_nested_too_deeply_are_refused() -> None:
     call = ToolCall(id="c1", name="weather", arguments="[" * 100_000)
-    template = ChatTemplate("", {})
+    template = ChatTemplate("{{ tools }}", {})
 
     with pytest.raises(InvalidRequest, match="nested too deeply"):
         template.render(ChatPrompt(messages=(ChatMessage(role="assistant", tool_calls=(call,)),)))
