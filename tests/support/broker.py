@@ -98,14 +98,16 @@ class RabbitNode(Broker):
 
     def ctl(self, *args: str) -> str:
         """Run rabbitmqctl; returns what it prints."""
-        return subprocess.run(
+        done = subprocess.run(
             [self._script("rabbitmqctl"), *args],
             env=self._environment,
-            check=True,
+            check=False,
             text=True,
             capture_output=True,
             timeout=_STOP_TIMEOUT_S,
-        ).stdout
+        )
+        assert done.returncode == 0, f"rabbitmqctl {args} failed:\n{done.stdout}{done.stderr}"
+        return done.stdout
 
     @property
     def pid(self) -> int:
