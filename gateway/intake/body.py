@@ -66,18 +66,21 @@ def count_values(body: bytes) -> int:
     Every value but the first follows a comma or begins an object or array. Commas and brackets of
     strings are told apart only in documents that seem to be too large with them.
     """
-    num_containers = body.count(b"[") + body.count(b"{")
-    num_values = 1 + num_containers + body.count(b",")
+    num_containers, num_values = _counts(body)
     if num_containers <= MAX_CONTAINERS and num_values <= MAX_VALUES:
         return num_values
-    bare = _without_strings(body)
-    num_containers = bare.count(b"[") + bare.count(b"{")
-    num_values = 1 + num_containers + bare.count(b",")
+    num_containers, num_values = _counts(_without_strings(body))
     if num_containers > MAX_CONTAINERS:
         raise InvalidRequest(f"The body has more than {MAX_CONTAINERS} objects and arrays.")
     if num_values > MAX_VALUES:
         raise _too_many_values()
     return num_values
+
+
+def _counts(body: bytes) -> tuple[int, int]:
+    """The numbers of containers and of all values, as if no string had commas or brackets."""
+    num_containers = body.count(b"[") + body.count(b"{")
+    return num_containers, 1 + num_containers + body.count(b",")
 
 
 def _without_strings(body: bytes) -> bytes:

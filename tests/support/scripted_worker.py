@@ -148,6 +148,12 @@ def count_words(job: QuickJob) -> QuickAnswer | Failed:
             )
 
 
+async def start_only(job: ScriptedJob) -> None:
+    """Take the job, and generate nothing until it is cancelled."""
+    await job.start()
+    await asyncio.Event().wait()
+
+
 async def repeat_the_prompt(job: ScriptedJob) -> None:
     """Send each word of each prompt, as many as the request allows."""
     await job.start()

@@ -13,7 +13,7 @@ from shared.bus.memory import MemoryBus
 from shared.errors import Overloaded, Unavailable
 from shared.messages import Announcement, encode
 from tests.support.http import LiveGateway, chat_body, live_gateway
-from tests.support.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
+from tests.support.scripted_worker import MODEL, ScriptedWorker, start_only
 
 
 def test_one_more_than_there_are_places_is_refused() -> None:
@@ -48,11 +48,7 @@ def test_bodies_are_limited_together() -> None:
 async def test_a_full_gateway_says_when_to_come_back(
     bus: MemoryBus, worker: ScriptedWorker
 ) -> None:
-    async def hold(job: ScriptedJob) -> None:
-        await job.start()
-        await asyncio.Event().wait()
-
-    worker.script = hold
+    worker.script = start_only
     async with live_gateway(bus, max_requests=2) as gateway, AsyncExitStack() as streams:
         for _ in range(2):
             await streams.enter_async_context(

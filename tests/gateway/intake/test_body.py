@@ -17,7 +17,7 @@ from shared.errors import InvalidRequest
 from tests.support.http import LiveGateway, chat_body, live_gateway
 from tests.support.lone_gateway import lone_gateway, peak_memory_bytes
 from tests.support.processes import NO_TLS
-from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
+from tests.support.scripted_worker import ScriptedWorker, start_only
 
 JSON = {"Content-Type": "application/json"}
 LONG_TEXT = json.dumps(",[{" * (MAX_VALUES // 2) + '\\",[').encode()
@@ -88,11 +88,7 @@ async def test_a_long_text_is_not_refused(gateway: LiveGateway) -> None:
 async def test_bodies_in_flight_are_limited_together(
     bus: MemoryBus, worker: ScriptedWorker
 ) -> None:
-    async def hold(job: ScriptedJob) -> None:
-        await job.start()
-        await asyncio.Event().wait()
-
-    worker.script = hold
+    worker.script = start_only
     async with live_gateway(bus, max_bytes_in_flight=100_000) as gateway, AsyncExitStack() as held:
         body = chat_body(stream=True, user="a" * 60_000)
         one = gateway.http.stream("POST", "/v1/chat/completions", json=body)

@@ -18,7 +18,7 @@ from tests.support.http import (
     hears_a_worker,
     live_gateway,
 )
-from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
+from tests.support.scripted_worker import ScriptedJob, ScriptedWorker, start_only
 
 CHAT = "/v1/chat/completions"
 
@@ -169,11 +169,7 @@ async def test_a_draining_gateway_finishes_its_streams_and_takes_no_more(
 async def test_a_stream_that_outlasts_the_grace_ends_with_an_error_that_tells_where_it_goes_on(
     bus: MemoryBus, worker: ScriptedWorker
 ) -> None:
-    async def go_on_for_ever(job: ScriptedJob) -> None:
-        await job.start()
-        await asyncio.Event().wait()
-
-    worker.script = go_on_for_ever
+    worker.script = start_only
     async with (
         live_gateway(bus, drain_grace_s=0.1) as gateway,
         gateway.http.stream("POST", CHAT, json=chat_body(stream=True)) as stream,
@@ -195,11 +191,7 @@ async def test_a_stream_that_outlasts_the_grace_ends_with_an_error_that_tells_wh
 async def test_an_answer_that_outlasts_the_grace_is_an_error_to_try_again(
     bus: MemoryBus, worker: ScriptedWorker
 ) -> None:
-    async def go_on_for_ever(job: ScriptedJob) -> None:
-        await job.start()
-        await asyncio.Event().wait()
-
-    worker.script = go_on_for_ever
+    worker.script = start_only
     async with live_gateway(bus, drain_grace_s=0.1) as gateway:
         asking = asyncio.create_task(gateway.chat())
         await worker.wait_until(lambda: bool(worker.jobs))
