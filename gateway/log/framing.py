@@ -310,7 +310,11 @@ class Framer:
         frames = self.frame_between(payloads[:-1]) if len(payloads) > 1 else b""
         if self.is_numbered:
             self._place = self._passed.place.encode()
-        self._num_payloads = self._num_seen = 0
+        if payloads or self._num_seen > _FAILURE:
+            self._num_seen = 0
+        else:  # In the log that the client was sent, these tokens came in one event with the next.
+            self._num_seen = max(0, self._num_seen - self._num_payloads)
+        self._num_payloads = 0
         return frames + self._framed(self._place, payloads[-1]) if payloads else frames
 
     def _skip(self, num_payloads: int) -> None:

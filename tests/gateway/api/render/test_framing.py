@@ -1,5 +1,6 @@
 """The ids of events: a client that comes back with any of them misses and repeats nothing."""
 
+import itertools
 import json
 import random
 from collections import defaultdict
@@ -108,6 +109,17 @@ def test_an_id_means_the_same_in_a_log_that_was_written_again_in_other_pieces(
     both = frames[: place + 1] + again.frames(frames[place][0])
 
     assert whole_of(both) == whole_of(frames)
+
+
+def test_the_opening_of_an_item_is_not_repeated_if_a_token_without_text_came_alone() -> None:
+    rendering, texts = context_of(endpoint="responses", logprobs=1), [["", "Once", "."]]
+    logs = [Log(rendering).tell(texts, random.Random(seed)) for seed in range(12)]
+
+    for first, second in itertools.product(logs, logs):
+        frames = first.frames()
+        for place, (event_id, _) in enumerate(frames):
+            both = frames[: place + 1] + second.frames(event_id)
+            assert whole_of(both) == whole_of(frames)
 
 
 @pytest.mark.parametrize("last", [".", ""])
