@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from shared import topology
 from shared.bus.base import Bus, Consumer
+from shared.bus.temporary import temporary
 from shared.errors import AccessRefused, UndecodableMessage
 from shared.messages import Announcement, decode_announcement
 from shared.publishers import own_name
@@ -20,24 +21,20 @@ _PATIENCE_S = 10.0
 async def announcement(bus: Bus, model: str) -> Announcement | None:
     """Wait for the next announcement of a worker that serves ``model``.
 
-    Returns None at once if nothing consumes the model's jobs. Raises `BusUnavailable`. @27 the
-    broker's user may lack the permission; the batch can do without the user may lack the
-    permission; a batch works without announcements
+    Returns None at once if nothing consumes the model's jobs, and None if the broker's user may
+    not receive announcements: a batch works without them. Raises `BusUnavailable`.
     """
     if not await _has_worker(bus, model):
         return None
     queue = topology.publisher_queue(own_name(bus.user, uuid.uuid4().hex))
     try:
-        await bus.declare(queue)
-    except AccessRefused as error:  # its user may lack the right, which must not stop a batch
+        async with temporary(bus, queue):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PATIENCE_S), bus.consume(queue.name) as consumer:
+                    return await _next(consumer, model)
+    except AccessRefused as error:
         logger.warning("worker announcements unavailable", extra={"reason": error.message})
         return None
-    try:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE_S), bus.consume(queue.name) as consumer:
-                return await _next(consumer, model)
-    finally:
-        await bus.delete_queue(queue.name)
     logger.warning(
         "worker announcements unavailable", extra={"reason": "none received", "model": model}
     )

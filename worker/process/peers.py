@@ -6,6 +6,7 @@ from contextlib import suppress
 
 from shared import topology
 from shared.bus.base import Bus, Consumer
+from shared.bus.temporary import temporary
 from shared.errors import AccessRefused, BusUnavailable, StartupError, UndecodableMessage
 from shared.messages import Announcement, decode_announcement
 
@@ -50,18 +51,14 @@ def require_same(peers: list[Announcement], model: str, *, fingerprint: str, num
 
 async def _listen(bus: Bus, model: str, worker_id: str, for_s: float) -> list[Announcement]:
     queue = topology.peers_queue(worker_id)
-    try:
-        await bus.declare(queue)
-    except AccessRefused as error:  # the broker's user may lack the permission
-        logger.warning("peer announcements unavailable", extra={"reason": error.message})
-        return []
     heard: dict[str, Announcement] = {}
     try:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(for_s), bus.consume(queue.name) as consumer:
-                await _collect(consumer, model, heard)
-    finally:
-        await bus.delete_queue(queue.name)
+        async with temporary(bus, queue):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(for_s), bus.consume(queue.name) as consumer:
+                    await _collect(consumer, model, heard)
+    except AccessRefused as error:  # the broker's user may lack the permission
+        logger.warning("peer announcements unavailable", extra={"reason": error.message})
     return list(heard.values())
 
 

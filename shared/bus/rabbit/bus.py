@@ -87,11 +87,15 @@ class RabbitBus:
 
     async def declare(self, *resources: Exchange | Queue) -> None:
         for resource in resources:
-            await self._home.calls.run(self._declare(resource), f"declare {resource.name}")
+            is_exclusive = isinstance(resource, Queue) and resource.is_exclusive
+            await self._home.calls.run(
+                self._declare(resource),
+                f"declare {resource.name}",
+                undo=self._delete_queue if is_exclusive else None,
+            )
 
     async def delete_queue(self, name: str) -> None:
-        await self._home.calls.run(self._resources.delete_queue(name), f"delete {name}")
-        self._exclusive.pop(name, None)
+        await self._home.calls.run(self._delete_queue(name), f"delete {name}")
 
     async def inspect(self, queue: str) -> QueueState | None:
         return await self._home.calls.run(self._resources.inspect(queue), f"inspect {queue}")
@@ -121,13 +125,19 @@ class RabbitBus:
         finally:
             await consumer.close()
 
-    async def _declare(self, resource: Exchange | Queue) -> None:
+    async def _declare(self, resource: Exchange | Queue) -> str:
+        """Returns its name."""
         if isinstance(resource, Exchange):
             await self._resources.declare_exchange(resource)
-            return
-        await self._resources.declare_queue(resource)
-        if resource.is_exclusive:
-            self._exclusive[resource.name] = resource
+        else:
+            await self._resources.declare_queue(resource)
+            if resource.is_exclusive:
+                self._exclusive[resource.name] = resource
+        return resource.name
+
+    async def _delete_queue(self, name: str) -> None:
+        self._exclusive.pop(name, None)
+        await self._resources.delete_queue(name)
 
     async def _publish(self, channel: Channel, binding: Binding, message: Message) -> None:
         with translated_publish(binding, len(message.body), channel):

@@ -227,6 +227,22 @@ async def test_an_exclusive_queue_goes_with_its_connection_and_comes_back_with_i
     assert await read_all(other_bus, queue, 1) == [b"after"]
 
 
+async def test_a_cancelled_declaration_leaves_no_exclusive_queue(
+    bus: Bus, make_queue: QueueMaker
+) -> None:
+    left = []
+    for delay_s in (0.0, 0.0005, 0.001, 0.002, 0.004, 0.008):
+        queue = make_queue(is_exclusive=True)
+        declaring = asyncio.create_task(bus.declare(queue))
+        await asyncio.sleep(delay_s)
+        declaring.cancel()
+        await asyncio.wait([declaring])
+        if declaring.cancelled():
+            left.append(await bus.inspect(queue.name))
+
+    assert not any(left)
+
+
 async def test_a_lost_connection_comes_back_by_itself(
     wires: Wires, bus: Bus, make_queue: QueueMaker
 ) -> None:
