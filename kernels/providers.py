@@ -128,6 +128,12 @@ class MostLikely(Protocol):
     def __call__(self, logits: Tensor) -> Tensor: ...
 
 
+class RankLogits(Protocol):
+    """See `kernels.reference.rank_logits`."""
+
+    def __call__(self, logits: Tensor, depth: int) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
 class FilterFloors(Protocol):
     """See `kernels.reference.filter_floors`."""
 
@@ -165,6 +171,7 @@ class Ops:
     adjust_logits: AdjustLogits
     mask_logits: MaskLogits
     most_likely: MostLikely
+    rank_logits: RankLogits
     filter_floors: FilterFloors
     draw_rows: DrawRows
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 _SOURCES = Path(__file__).with_name("src")
 BUILT = Path(__file__).with_name("built")
 """The location of precompiled libraries in images without a compiler."""
-_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread")
+_FLAGS = ("-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
 _TIMEOUT_S = 600
 
 VARIANTS: Mapping[str, tuple[frozenset[str], tuple[str, ...]]] = MappingProxyType(

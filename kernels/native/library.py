@@ -2,12 +2,14 @@
 
 import ctypes
 import threading
+import time
 import weakref
 from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kernels.native.build import best_variant, build
@@ -92,6 +94,7 @@ class HeadsView(Structure):
         ("num_heads", c_int32),
         ("scale", c_float),
         ("window", c_int32),
+        ("format", c_int32),
     )
 
 
@@ -125,6 +128,8 @@ PARTS = (
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "warren_lanes": (c_int, []),
+    "warren_has_bf16_dot": (c_int, []),
+    "warren_use_bf16_dot": (None, [c_int]),
     "warren_team": (c_void_p, [c_int]),
     "warren_disband": (None, [c_void_p]),
     "warren_panel_bytes": (c_int64, [c_int32, c_int64]),
@@ -140,6 +145,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "warren_filter_floors": (None, [c_void_p, c_void_p, c_int32, c_int32, *[c_void_p] * 5]),
     "warren_most_likely": (None, [c_void_p, c_void_p, c_int32, c_int32, c_void_p]),
+    "warren_rank_logits": (None, [c_void_p, c_void_p, c_int32, c_int32, c_int32, *[c_void_p] * 3]),
     "warren_draw_rows": (None, [c_void_p, c_void_p, c_int32, c_int32, *[c_void_p] * 4]),
     "warren_commit": (None, [c_void_p, c_int64]),
     "warren_workspace": (c_void_p, []),
@@ -175,6 +181,15 @@ class Library:
         lanes: int = self.functions.warren_lanes()
         return lanes
 
+    @property
+    def has_bf16_dot(self) -> bool:
+        """Whether it can multiply bfloat16 numbers with one instruction."""
+        return bool(self.functions.warren_has_bf16_dot())
+
+    def use_bf16_dot(self, *, is_used: bool) -> None:
+        """Use that instruction or not; the bits are the same. Not during any other call."""
+        self.functions.warren_use_bf16_dot(is_used)
+
     def team(self, num_threads: int) -> int:
         """A team of threads for one operation at a time; shared by all callers with the same
         number."""
@@ -193,7 +208,33 @@ class Library:
 @cache
 def library() -> Library:
     """The library for this processor, compiled if necessary. Raises `LibraryUnavailable`."""
-    return Library(build(best_variant()))
+    native = Library(build(best_variant()))
+    choose_products(native)
+    return native
+
+
+def choose_products(native: Library) -> bool:
+    """Use the instruction for bfloat16 products if it exists and is faster than multiplications of
+    floats, as on AMD's processors; returns whether it is used. Takes milliseconds."""
+    if not native.has_bf16_dot:
+        return False
+    num_rows, size = 16, 512
+    panels = torch.zeros(size * size, dtype=torch.bfloat16)
+    hidden, out = torch.zeros(num_rows, size), torch.zeros(num_rows, size)
+    weight = WeightView(pointer(panels), None, 1, size, size)
+
+    def seconds(*, is_used: bool) -> float:
+        native.use_bf16_dot(is_used=is_used)
+        began_at = time.perf_counter()
+        native.functions.warren_linear(
+            native.team(1), pointer(hidden), num_rows, ctypes.byref(weight), pointer(out)
+        )
+        return time.perf_counter() - began_at
+
+    tries = [(seconds(is_used=True), seconds(is_used=False)) for _ in range(20)]
+    is_faster = min(used for used, _ in tries) < min(unused for _, unused in tries)
+    native.use_bf16_dot(is_used=is_faster)
+    return is_faster
 
 
 def pointer(tensor: Tensor | None) -> int | None:

@@ -8,18 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.native.build import build
 from kernels.native.library import Library, library
 from kernels.native.paged_attention import attend
 from kernels.providers import Ops, Provider, load_ops
-
-WIDE = ("-DWARREN_LANES=16", "-DWARREN_BF16_DOT", "-O1", "-Wno-psabi")
-"""The code for AVX-512, executed in halves on a processor that has only AVX2."""
+from tests.support.native import variants
 
 
 @pytest.fixture(scope="session")
 def wide() -> Library:
-    return Library(build("avx2", extra_flags=WIDE))
+    return variants()["avx512 in halves, bfloat16 products"]
 
 
 @pytest.fixture(scope="session", params=["own", "wide"])

@@ -125,6 +125,19 @@ def test_what_lies_below_the_floor_is_not_drawn(ops: Ops) -> None:
     assert set(tokens.tolist()) == {1, 2}
 
 
+@pytest.mark.parametrize("depth", [0, 1, 5, 40])
+def test_ranks_are_the_highest_logits_and_their_total(ops: Ops, depth: int) -> None:
+    logits = torch.randn(3, 1000, generator=torch.Generator().manual_seed(depth))
+    logits[2] = torch.arange(1000)
+
+    totals, top, tokens = ops.rank_logits(logits, depth)
+
+    assert_close(totals, logits.double().logsumexp(dim=-1), 1e-6)
+    expected = logits.sort(dim=-1, descending=True)
+    assert torch.equal(top, expected.values[:, :depth])
+    assert torch.equal(tokens, expected.indices[:, :depth])
+
+
 def test_nan_logits_still_give_a_token_of_the_vocabulary(ops: Ops) -> None:
     assert draw(ops, torch.full((7,), torch.nan), 1.0, [0.5])[0] in range(7)
 

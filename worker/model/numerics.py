@@ -26,8 +26,9 @@ def limit_cpu_isa(isa: CpuIsa) -> None:
 def numerics_of(decoder: "Decoder", kernels: str, *, is_batch_invariant: bool) -> str:
     """Names everything that affects the last bits of a logit, except for the weights.
 
-    For example ``cpu avx2 fused bfloat16 native-avx2``. Two workers with the same weights generate
-    the same tokens only if their numerics are equal. ``kernels`` is the setting.
+    For example ``cpu fused bfloat16``, which is the same on every processor, or ``cpu avx2 native
+    float32 reference``. Two workers with the same weights generate the same tokens only if their
+    numerics are equal. ``kernels`` is the setting.
     """
     import torch
 
@@ -40,6 +41,8 @@ def numerics_of(decoder: "Decoder", kernels: str, *, is_batch_invariant: bool) -
         mode = ["batch-invariant"] if is_batch_invariant else []
         provider = provider_on(decoder.device, kernels)
         return " ".join(["cuda", f"sm{major}{minor}", *parts, provider, *mode])
+    if kind == "fused":
+        return " ".join(["cpu", *parts])
     instructions = torch.backends.cpu.get_cpu_capability().lower()
     return " ".join(["cpu", instructions, *parts, _cpu_kernels(kernels)])
 
@@ -48,6 +51,7 @@ def _cpu_kernels(kernels: str) -> str:
     if kernels == "reference":
         return kernels
     try:
-        return f"native-{best_variant()}"
+        best_variant()
     except LibraryUnavailable:
         return "reference"
+    return "native"

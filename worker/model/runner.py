@@ -183,7 +183,8 @@ class TorchRunner:
         self._num_drawn = step.num_sampled
         if scored is None or inputs.scores is None:
             return _to_host(drawn)
-        return _to_host(drawn, score(scored, inputs.scores, drawn, step.score_plan.depth))
+        depth = step.score_plan.depth
+        return _to_host(drawn, score(self._ops, scored, inputs.scores, drawn, depth))
 
 
 def use_device(device: torch.device) -> None:

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cache.hpp"
+#include "packed.hpp"
 #include "threads.hpp"
 
 namespace warren {
@@ -30,6 +31,7 @@ struct Heads {
     int32_t num_heads;
     float scale;
     int32_t window;  // number of tokens that a token attends to, including itself; 0: all
+    int32_t format;  // of the weights that `out` is multiplied with: see `round_inputs`
 };
 
 constexpr int kTileTokens = 32;  // tokens of a prompt that process the keys together
@@ -42,7 +44,7 @@ struct Running {
     int first;   // tokens first .. last - 1 are visible
     int last;
     float most = std::numeric_limits<float>::lowest();  // finite, so that no visible tokens give no NaN
-    Floats total = {};
+    Floats total[kVectors] = {};
 };
 
 template <int kRows>
@@ -91,9 +93,11 @@ inline void weigh(Running* rows, int begin, Weights<kRows>& weights) {
     for (int r = 0; r < kRows; r++) {
         weights.decay[r] = most[r] == rows[r].most ? 1 : exponential(broadcast(rows[r].most - most[r]))[0];
         rows[r].most = most[r];
-        Floats total = rows[r].total * weights.decay[r];
-        for (int i = 0; i < kSpan; i += kLanes) total += load(weights.of[r] + i);
-        rows[r].total = total;
+        for (int v = 0; v < kVectors; v++) {
+            Floats total = rows[r].total[v] * weights.decay[r];
+            for (int i = v * kLanes; i < kSpan; i += kPanel) total += load(weights.of[r] + i);
+            rows[r].total[v] = total;
+        }
     }
 }
 
@@ -194,6 +198,7 @@ inline void attend_tile(const Cache& cache, const Batch& batch, const Heads& hea
     for (Running& row : rows) {
         const float total = sum(row.total);
         for (int d = 0; d < head_dim; d++) row.out[d] /= total;
+        round_inputs(row.out, head_dim, heads.format);
     }
 }
 

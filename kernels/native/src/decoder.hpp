@@ -112,12 +112,12 @@ class Forward {
         for (int index = 0; index < model_.num_layers; index++) {
             const Layer& layer = model_.layers[index];
             const Cache cache = layer_cache(index);
-            norm(layer.input_norm, normed);
+            norm(layer.input_norm, layer.qkv, normed);
             product(kQkv, normed, hidden_size_, layer.qkv, qkv_, false, Cut{cache.head_dim / kPanel},
                     [&](const Task& task) { rope_store(layer, cache, task); });
             attention(layer, cache);
             product(kAttentionOutput, attended_, attended_size_, layer.attention_output, hidden_, true);
-            norm(layer.mlp_norm, normed);
+            norm(layer.mlp_norm, layer.gate_up, normed);
             gate_up(layer, normed);
             product(kDown, gate_up_, 2 * mlp_size_, layer.down, hidden_, true);
         }
@@ -139,14 +139,17 @@ class Forward {
         since_ = now;
     }
 
-    void norm_row(const float* weight, int t, float* normed) {
-        rms_norm(row(hidden_, t), weight, hidden_size_, model_.eps, row(normed, t));
+    // Row `from` of the hidden states, as an input of `next`.
+    void norm_row(const float* weight, int64_t from, const Weight& next, float* to) {
+        rms_norm(row(hidden_, from), weight, hidden_size_, model_.eps, to);
+        round_inputs(to, hidden_size_, next.format);
     }
 
     // Each thread normalizes a few rows for itself, which is faster than meeting at a barrier.
-    void norm(const float* weight, float* normed) {
-        if (!has_own_norms_) return team_.share(step_.num_tokens, [&](int t) { norm_row(weight, t, normed); });
-        for (int t = 0; t < step_.num_tokens; t++) norm_row(weight, t, normed);
+    void norm(const float* weight, const Weight& next, float* normed) {
+        const auto norm_one = [&](int t) { norm_row(weight, t, next, row(normed, t)); };
+        if (!has_own_norms_) return team_.share(step_.num_tokens, norm_one);
+        for (int t = 0; t < step_.num_tokens; t++) norm_one(t);
     }
 
     template <class Finish>
@@ -188,14 +191,15 @@ class Forward {
     }
 
     void attention(const Layer& layer, const Cache& cache) {
-        const Heads heads{qkv_, qkv_size_, attended_, model_.num_heads, model_.scale, layer.window};
+        const Heads heads{qkv_, qkv_size_, attended_, model_.num_heads, model_.scale, layer.window,
+                          layer.attention_output.format};
         warren::attention(team_, cache, step_.batch, heads, tasks_);
         lap(kAttention);
     }
 
     void logits() {
         team_.share(step_.num_sampled, [&](int s) {
-            rms_norm(row(hidden_, step_.sampled_rows[s]), model_.norm, hidden_size_, model_.eps, row(normed_, s));
+            norm_row(model_.norm, step_.sampled_rows[s], model_.lm_head, row(normed_, s));
         });
         linear(team_, {normed_, hidden_size_, step_.num_sampled}, codes_, model_.lm_head,
                {step_.logits, model_.lm_head.outputs, false});
@@ -207,6 +211,7 @@ class Forward {
         const auto gate = [&](int t, int first, int last) {
             float* at = gate_up_ + int64_t(t) * 2 * mlp_size_ + first;
             silu_mul(at, at + mlp_size_, last - first);
+            round_inputs(at, last - first, layer.down.format);
         };
         if (mlp_size_ % kPanel) {
             product(kGateUp, normed, hidden_size_, layer.gate_up, gate_up_, false);

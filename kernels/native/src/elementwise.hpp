@@ -9,14 +9,16 @@ namespace warren {
 
 // Root mean square normalization (Zhang and Sennrich, arXiv:1910.07467); `to` may be `from`.
 inline void rms_norm(const float* from, const float* weight, int width, float eps, float* to) {
-    Floats squares[2] = {};
+    Floats even[kVectors] = {}, odd[kVectors] = {};
     int d = 0;
-    for (; d + 2 * kLanes <= width; d += 2 * kLanes)
-        for (int i = 0; i < 2; i++) {
-            const Floats value = load(from + d + i * kLanes);
-            squares[i] = multiply_add(value, value, squares[i]);
+    for (; d + 2 * kPanel <= width; d += 2 * kPanel)
+        for (int v = 0; v < kVectors; v++) {
+            const Floats first = load(from + d + v * kLanes), second = load(from + d + kPanel + v * kLanes);
+            even[v] = multiply_add(first, first, even[v]);
+            odd[v] = multiply_add(second, second, odd[v]);
         }
-    float total = sum(squares[0] + squares[1]);
+    for (int v = 0; v < kVectors; v++) even[v] += odd[v];
+    float total = sum(even);
     for (; d < width; d++) total += from[d] * from[d];
     const float factor = 1.0f / std::sqrt(total / width + eps);
     for (d = 0; d < width; d++) to[d] = from[d] * factor * weight[d];

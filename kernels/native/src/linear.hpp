@@ -124,7 +124,7 @@ inline void multiply_any(const Operands& o, const Task& task) {
     switch (o.weight.format) {
         case kFloat32: return multiply<FloatTile<Float32Panels>>(o, task);
         case kBfloat16:
-            if (kHasBf16Dot) return multiply<DotTile>(o, task);
+            if (uses_bf16_dot) return multiply<DotTile>(o, task);
             return multiply<FloatTile<Bfloat16Panels>>(o, task);
         case kQ8_0: return multiply<QuantizedTile<kQ8_0>>(o, task);
         case kQ4_0: return multiply<QuantizedTile<kQ4_0>>(o, task);
@@ -162,13 +162,13 @@ inline int count_tasks(int num_panels, int num_units, int num_threads) {
     return count == num_units ? count : count / num_threads * num_threads;
 }
 
-// out = x @ weight.T + bias, optionally added to the content of `out`; then `finish(task)` is called by the thread that
+// out = x @ weight.T + bias, where x has been rounded for the weight (`round_inputs`), optionally added to the content of `out`; then `finish(task)` is called by the thread that
 // has computed the task's outputs. Called by all threads of a team; each may pass its own copy of x. `codes` has room
 // for the rows of x.
 template <class Finish>
 inline void linear(Team& team, const Rows& x, const Codes& codes, const Weight& weight, const Product& out,
                    const Cut& cut, const Finish& finish) {
-    if (weight.format >= kQ8_0 || (weight.format == kBfloat16 && kHasBf16Dot))
+    if (weight.format >= kQ8_0 || (weight.format == kBfloat16 && uses_bf16_dot))
         team.share(x.count, [&](int row) { encode_row(x, row, weight.format, weight.inputs, codes); });
     constexpr int kTileRows = FloatTile<Float32Panels>::kMaxRows;
     const int rows_fit = std::max<int64_t>(1, kRowsBytes / (int64_t(weight.inputs) * 4 * kTileRows)) * kTileRows;

@@ -12,6 +12,8 @@ using namespace warren;
 extern "C" {
 
 int warren_lanes() { return kLanes; }
+int warren_has_bf16_dot() { return kHasBf16Dot; }
+void warren_use_bf16_dot(int is_used) { uses_bf16_dot = kHasBf16Dot && is_used; }
 
 Team* warren_team(int size) { return new Team(size); }
 void warren_disband(Team* team) { delete team; }
@@ -37,7 +39,11 @@ void warren_linear(Team* team, const float* x, int32_t rows, const Weight* weigh
     std::vector<int16_t> codes(int64_t(rows) * weight->inputs);
     std::vector<float> scales(rows * num_blocks + 1), totals(rows * num_blocks + 1);
     const Codes encoded{codes.data(), scales.data(), totals.data()};
-    team->run([&](int) { linear(*team, {x, weight->inputs, rows}, encoded, *weight, {out, weight->outputs, false}); });
+    std::vector<float> rounded(x, x + int64_t(rows) * weight->inputs);
+    for (int64_t r = 0; r < rows; r++)
+        round_inputs(rounded.data() + r * weight->inputs, weight->inputs, weight->format);
+    const Rows inputs{rounded.data(), weight->inputs, rows};
+    team->run([&](int) { linear(*team, inputs, encoded, *weight, {out, weight->outputs, false}); });
 }
 
 void warren_attention(Team* team, const Cache* cache, const Batch* batch, const Heads* heads) {
@@ -61,6 +67,17 @@ void warren_filter_floors(Team* team, const float* logits, int32_t rows, int32_t
 void warren_most_likely(Team* team, const float* logits, int32_t rows, int32_t vocab_size, int64_t* tokens) {
     team->run([&](int) {
         team->share(rows, [&](int r) { tokens[r] = most_likely({logits + int64_t(r) * vocab_size, vocab_size}); });
+    });
+}
+
+// values and tokens are [rows, depth].
+void warren_rank_logits(Team* team, const float* logits, int32_t rows, int32_t vocab_size, int32_t depth, float* totals,
+                        float* values, int64_t* tokens) {
+    team->run([&](int) {
+        team->share(rows, [&](int r) {
+            const Logits row{logits + int64_t(r) * vocab_size, vocab_size};
+            rank(row, depth, totals[r], values + int64_t(r) * depth, tokens + int64_t(r) * depth);
+        });
     });
 }
 

@@ -33,6 +33,15 @@ constexpr int64_t panel_bytes(int32_t format, int64_t inputs) {
     return inputs / kBlock * block_bytes(format);
 }
 
+// Rounds the inputs of a product to bfloat16 if its weights are. Every processor computes with such inputs, whether it
+// has instructions for them or not.
+inline void round_inputs(float* row, int width, int32_t format) {
+    if (format != kBfloat16) return;
+    int d = 0;
+    for (; d + kLanes <= width; d += kLanes) store(row + d, rounded_to_bf16(load(row + d)));
+    for (; d < width; d++) row[d] = from_bf16(to_bf16(row[d]));
+}
+
 // Packs up to 16 rows of a row-major matrix of floats, bfloat16 numbers or ggml's blocks; missing rows become zero.
 inline void pack_panel(int32_t format, const uint8_t* rows, int num_rows, int inputs, uint8_t* panel) {
     std::memset(panel, 0, panel_bytes(format, inputs));

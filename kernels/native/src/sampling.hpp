@@ -42,9 +42,13 @@ struct Softmax {
     double mass(const float* logits, int64_t count, float floor = -kInfinity) const {
         double total = 0;
         int64_t i = 0;
-        for (; i + kLanes <= count; i += kLanes) {
-            const Floats values = load(logits + i);
-            total += sum(values >= floor ? weights(values) : Floats{});
+        for (; i + kPanel <= count; i += kPanel) {
+            Floats kept[kVectors];
+            for (int v = 0; v < kVectors; v++) {
+                const Floats values = load(logits + i + v * kLanes);
+                kept[v] = values >= floor ? weights(values) : Floats{};
+            }
+            total += sum(kept);
         }
         for (; i < count; i++) total += logits[i] >= floor ? weight(logits[i]) : 0.0f;
         return total;
@@ -141,6 +145,37 @@ inline int64_t token_of(const Logits& row, float most) {
 }
 
 inline int64_t most_likely(const Logits& row) { return token_of(row, greatest(row)); }
+
+// The sum of a row's exponentials, as a logarithm, and its highest numbers with their tokens: the highest first, and of
+// equal ones the lower token. NaN is nothing.
+inline void rank(const Logits& row, int depth, float& total, float* values, int64_t* tokens) {
+    const float most = greatest(row);
+    total = std::isfinite(most) ? static_cast<float>(most + std::log(Softmax{most, 1}.mass(row.at, row.size))) : most;
+    std::fill(values, values + depth, -kInfinity);
+    std::fill(tokens, tokens + depth, 0);
+    int count = 0;
+    const auto insert = [&](int token) {
+        const float value = row.at[token];
+        if (std::isnan(value) || (count == depth && value <= values[depth - 1])) return;
+        int place = count < depth ? count++ : depth - 1;
+        for (; place > 0 && values[place - 1] < value; place--) {
+            values[place] = values[place - 1];
+            tokens[place] = tokens[place - 1];
+        }
+        values[place] = value;
+        tokens[place] = token;
+    };
+    if (depth == 0) return;
+    for (int first = 0; first < row.size; first += kPanel) {
+        const int last = std::min(first + kPanel, row.size);
+        if (count == depth && last - first == kPanel) {
+            Floats highest = load(row.at + first);
+            for (int v = 1; v < kVectors; v++) highest = maximum(load(row.at + first + v * kLanes), highest);
+            if (largest(highest) <= values[depth - 1]) continue;
+        }
+        for (int token = first; token < last; token++) insert(token);
+    }
+}
 
 // The token at `uniform` of the cumulative distribution; the most likely one at a temperature of 0.
 inline int64_t draw(const Logits& row, float temperature, float floor, float uniform) {

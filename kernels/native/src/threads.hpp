@@ -33,6 +33,18 @@ class Pinned {
     const bool is_set_;
 };
 
+// Denormal numbers are zero in the calling thread during its lifetime, as operands and as results.
+class FlushDenormals {
+   public:
+    FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON); }
+    ~FlushDenormals() { _mm_setcsr(before_); }
+    FlushDenormals(const FlushDenormals&) = delete;
+    FlushDenormals& operator=(const FlushDenormals&) = delete;
+
+   private:
+    const unsigned before_;
+};
+
 class Team {
    public:
     // A team as large as the number of cores pins each thread to its own core. Otherwise the system tends to place
@@ -57,6 +69,7 @@ class Team {
     void run(const std::function<void(int)>& work) {
         const std::lock_guard<std::mutex> alone(mutex_);
         const Pinned pinned(core(0));
+        const FlushDenormals flush;
         work_ = &work;
         next_ = 0;
         announce();
@@ -104,6 +117,7 @@ class Team {
 
     void serve(int index) {
         const Pinned pinned(core(index));
+        const FlushDenormals flush;
         for (int call = 0;; call++) {
             await(calls_, call);
             if (is_closing_) return;

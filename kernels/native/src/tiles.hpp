@@ -1,6 +1,6 @@
 // Tiles of matrix products: a few rows times a few panels, with their sums in registers.
 //
-// An output is the sum over its inputs in order, in one accumulator, whatever else is computed. A row's result
+// An output is the sum over its inputs in a fixed order, in one accumulator, whatever else is computed. A row's result
 // therefore depends neither on the number of rows nor on how they are divided into tiles.
 #pragma once
 
@@ -15,6 +15,7 @@ using Sums = Floats[kRows][kPanels][kVectors];
 
 struct Float32Panels {
     static constexpr int32_t kFormat = kFloat32;
+    static constexpr bool kOddFirst = false;  // whether the odd input of a pair is added first
 
     template <bool is_odd>
     static void read(const uint8_t* panel, int pair, Floats (&to)[kVectors]) {
@@ -23,8 +24,10 @@ struct Float32Panels {
     }
 };
 
+// In the order of the instruction for bfloat16 products, so that the sums are equal to those of `dot_tile`.
 struct Bfloat16Panels {
     static constexpr int32_t kFormat = kBfloat16;
+    static constexpr bool kOddFirst = true;
 
     template <bool is_odd>
     static void read(const uint8_t* panel, int pair, Floats (&to)[kVectors]) {
@@ -36,7 +39,7 @@ struct Bfloat16Panels {
     }
 };
 
-// Adds the contribution of one input. The even input is processed before the odd one is read, because both would not
+// Adds the contribution of one input. One input of a pair is processed before the other is read, because both would not
 // fit into the registers.
 template <bool is_odd, class Panels, int kRows, int kPanels>
 inline void add_input(const float* x, int64_t stride, const uint8_t* panels, int64_t bytes, int pair,
@@ -59,8 +62,8 @@ inline void tile(const float* x, int64_t stride, const uint8_t* panels, int inpu
         for (int p = 0; p < kPanels; p++)
             for (int64_t at = 0; at < pair_bytes; at += 64)
                 __builtin_prefetch(panels + (kPanels + p) * bytes + pair * pair_bytes + at);
-        add_input<false, Panels>(x, stride, panels, bytes, pair, sums);
-        add_input<true, Panels>(x, stride, panels, bytes, pair, sums);
+        add_input<Panels::kOddFirst, Panels>(x, stride, panels, bytes, pair, sums);
+        add_input<!Panels::kOddFirst, Panels>(x, stride, panels, bytes, pair, sums);
     }
 }
 
@@ -80,7 +83,10 @@ inline Floats dot_bf16(Floats sums, Words a, Words b) {
 }
 #endif
 
-// Like `tile`, two inputs at a time, rounded to bfloat16.
+// Whether products use the instruction. Intel's processors are faster without it, AMD's with it.
+inline bool uses_bf16_dot = kHasBf16Dot;
+
+// Like `tile`, two inputs at a time, as bfloat16 numbers.
 template <int kRows, int kPanels>
 inline void dot_tile(const int16_t* x, const uint8_t* panels, int inputs, Sums<kRows, kPanels>& sums) {
     const int64_t bytes = panel_bytes(kBfloat16, inputs);

@@ -1,5 +1,9 @@
 // A vector of floats and its operations. The width is the machine's: 8 with AVX2, 16 with AVX-512. WARREN_LANES=16 on a
 // machine with only AVX2 runs the wide code as two halves, so that it can be tested anywhere.
+//
+// Every width gives the same bits: a reduction always adds partial sums of kPanel numbers in the same order, a product
+// and a sum are one operation only where `multiply_add` says so (-ffp-contract=off), and denormal numbers are zero
+// (`FlushDenormals`), as they are to the bfloat16 instructions.
 #pragma once
 
 #include <immintrin.h>
@@ -91,6 +95,14 @@ inline uint16_t to_bf16(float value) {
     return static_cast<uint16_t>((word + 0x7fffu + ((word >> 16) & 1u)) >> 16);
 }
 
+// The same for each element, as floats.
+inline Floats rounded_to_bf16(Floats value) {
+    const Words word = reinterpret_cast<Words>(value);
+    const Words nearest = word + 0x7fffu + ((word >> 16) & 1u);
+    const Words rounded = (word & 0x7fffffffu) > 0x7f800000u ? word | 0x400000u : nearest;
+    return high_bf16(rounded);
+}
+
 inline Floats from_bf16(const uint16_t* from) {
     using Halves = uint16_t __attribute__((vector_size(kLanes * 2), may_alias));
     const Words words = __builtin_convertvector(load<Halves>(from), Words);
@@ -107,24 +119,10 @@ inline Floats from_half(const uint16_t* from) {
     return result;
 }
 
-inline Floats8 fold(Floats value) {
-#if WARREN_LANES == 8
-    return value;
-#else
-    return load<Floats8>(&value) + load<Floats8>(reinterpret_cast<char*>(&value) + 32);
-#endif
-}
-
-// Element i is the sum of all elements of values[i], in a fixed order of additions.
-inline Floats4 sums(const Floats (&values)[4]) {
-    const __m256 ab = _mm256_hadd_ps(fold(values[0]), fold(values[1]));
-    const __m256 cd = _mm256_hadd_ps(fold(values[2]), fold(values[3]));
-    const __m256 abcd = _mm256_hadd_ps(ab, cd);
-    return _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1));
-}
-
-inline float sum(Floats value) {
-    const __m256 eight = fold(value);
+// The sum of kPanel numbers, in a fixed order of additions.
+inline float sum(const Floats (&values)[kVectors]) {
+    const auto* at = reinterpret_cast<const char*>(values);
+    const __m256 eight = load<Floats8>(at) + load<Floats8>(at + 32);
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));

@@ -18,13 +18,17 @@ def rope_table(rope: dict[str, Any], head_dim: int, num_positions: int) -> Tenso
     rope_type = rope["rope_type"]
     if rope_type not in _SCALINGS:
         raise StartupError(f"rope scaling {rope_type!r} is not supported")
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    # What is not exact is computed in float64 and rounded, because its float32 forms differ from
+    # processor to processor.
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+    powers = (rope["rope_theta"] ** exponents).float()
     try:
-        frequencies, amplitude = _SCALINGS[rope_type](1 / rope["rope_theta"] ** exponents, rope)
+        frequencies, amplitude = _SCALINGS[rope_type](1 / powers, rope)
     except KeyError as error:
         raise StartupError(f"rope scaling {rope_type!r} needs {error} in config.json") from None
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
-    return amplitude * torch.cat((angles.cos(), angles.sin()), dim=-1)
+    exact = angles.double()
+    return amplitude * torch.cat((exact.cos(), exact.sin()), dim=-1).float()
 
 
 def _default(frequencies: Tensor, rope: dict[str, Any]) -> tuple[Tensor, float]:

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.providers import Ops
 from worker.engine.interface import ScheduledSequence, StepScores, TokenScore
 
 
@@ -75,7 +76,7 @@ class ScorePlan:
         return StepScores(drawn, prompts)
 
 
-def score(logits: Tensor, inputs: ScoreInputs, drawn: Tensor, depth: int) -> RowScores:
+def score(ops: Ops, logits: Tensor, inputs: ScoreInputs, drawn: Tensor, depth: int) -> RowScores:
     """Score ``logits`` [num_scores, vocab_size], the rows of ``inputs``, with the best ``depth``
     tokens.
 
@@ -83,7 +84,6 @@ def score(logits: Tensor, inputs: ScoreInputs, drawn: Tensor, depth: int) -> Row
     """
     num_drawn = len(inputs.score_rows) - len(inputs.score_ids)
     token_ids = torch.cat((drawn[inputs.score_rows[:num_drawn]], inputs.score_ids))
-    total = logits.logsumexp(dim=-1, keepdim=True)
-    logprobs = (logits.gather(1, token_ids.unsqueeze(1)) - total).squeeze(1)
-    top = logits.topk(min(depth, logits.shape[1]), dim=-1)
-    return RowScores(logprobs, top.indices, top.values - total)
+    totals, top, top_ids = ops.rank_logits(logits, min(depth, logits.shape[1]))
+    logprobs = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1) - totals
+    return RowScores(logprobs, top_ids, top - totals.unsqueeze(1))

@@ -1,0 +1,121 @@
+"""All processors compute the same bits, whatever instructions they have."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.native.draw_rows import drawn_from
+from kernels.native.filter_floors import floors_of
+from kernels.native.library import Library, choose_products
+from kernels.native.most_likely import found_by
+from kernels.native.packed import pack
+from kernels.native.paged_attention import attend
+from kernels.native.rank_logits import ranked_by
+from kernels.quantized import Matrix
+from tests.kernels.native.test_linear import FORMATS, NUM_ROWS, linear, matrix, rows, unpack_rows
+from tests.kernels.native.test_sampling import SIZES, filters
+from tests.kernels.native.test_sampling import rows as logits_of
+from tests.support.attention import Case
+from tests.support.attention import build as build_case
+from tests.support.native import variants
+
+DENORMAL = 1e-40
+
+
+def assert_same_bits(compute: Callable[[Library], Tensor]) -> None:
+    """A NaN has the same bits as any other, because no token depends on them."""
+    (first, expected), *others = [(name, compute(library)) for name, library in variants().items()]
+    for name, actual in others:
+        is_same = (actual == expected) | (actual.isnan() & expected.isnan())
+        assert is_same.all(), f"{int((~is_same).sum())} of {name} differ from {first}"
+
+
+@pytest.mark.parametrize("size", [(1, 32), (37, 64), (160, 96), (96, 2080)], ids=str)
+@pytest.mark.parametrize("name", FORMATS)
+def test_products(name: str, size: tuple[int, int]) -> None:
+    weight, bias = matrix(name, *size), torch.randn(size[0])
+    for num_rows in NUM_ROWS:
+        hidden = rows(num_rows, size[1])
+        assert_same_bits(partial(_packed_product, hidden, weight, bias))
+
+
+def _packed_product(hidden: Tensor, weight: Matrix, bias: Tensor, library: Library) -> Tensor:
+    return linear(library, hidden, pack(library, weight, bias))
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_products_of_sizes_that_fill_no_vector(name: str) -> None:
+    weight, hidden = matrix(name, 17, 34), rows(9, 34)
+    assert_same_bits(lambda library: linear(library, hidden, pack(library, weight)))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("odd", [DENORMAL, 1e38, torch.inf, torch.nan])
+def test_products_of_numbers_at_the_limits(odd: float, name: str) -> None:
+    weight, hidden = matrix(name, 37, 64), rows(12, 64)
+    hidden[:, 3], hidden[3] = odd, odd * hidden[3].sign()
+    if name in ("float32", "bfloat16"):
+        weight[5, 7], weight[6] = odd, DENORMAL  # type: ignore[index]
+    assert_same_bits(lambda library: linear(library, hidden, pack(library, weight)))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_embeddings(name: str) -> None:
+    weight, index = matrix(name, 37, 64), torch.tensor([0, 36, 15, 16])
+    assert_same_bits(lambda library: unpack_rows(library, pack(library, weight), index))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [16, 48, 64])
+@pytest.mark.parametrize("window", [None, 50])
+def test_attention(window: int | None, head_dim: int, dtype: torch.dtype) -> None:
+    lengths = (1, 33, 150)
+    case = Case(lengths, (1, 20, 150), 6, head_dim=head_dim, sliding_window=window, dtype=dtype)
+    tensors = build_case(case)
+    assert_same_bits(
+        lambda library: attend(
+            library,
+            tensors.query.float(),
+            tensors.key_cache,
+            tensors.value_cache,
+            tensors.block_tables,
+            tensors.query_starts,
+            tensors.context_lens,
+            scale=0.3,
+            sliding_window=window,
+        ),
+    )
+
+
+@pytest.mark.parametrize("vocab_size", SIZES)
+def test_draws(vocab_size: int) -> None:
+    logits, (temperatures, *limits) = logits_of(vocab_size, 4.0), filters(vocab_size)
+    uniforms = torch.rand(len(logits), generator=torch.Generator().manual_seed(2))
+
+    def floors(library: Library) -> Tensor:
+        return floors_of(library, logits, temperatures, *limits)
+
+    assert_same_bits(floors)
+    assert_same_bits(
+        lambda library: drawn_from(library, logits, temperatures, floors(library), uniforms),
+    )
+    assert_same_bits(lambda library: found_by(library, logits))
+    assert_same_bits(lambda library: ranked_by(library, logits, 1)[0])
+    assert_same_bits(lambda library: ranked_by(library, logits, 1)[2])
+
+
+def test_the_choice_between_instructions_does_not_show_in_a_product() -> None:
+    weight, hidden = matrix("bfloat16", 160, 96), rows(13, 96)
+    library = variants()["avx512 in halves, bfloat16 products"]
+    expected = linear(library, hidden, pack(library, weight))
+
+    choose_products(library)
+
+    assert torch.equal(linear(library, hidden, pack(library, weight)), expected)
+
+
+def test_a_processor_without_the_instruction_does_not_use_it() -> None:
+    assert not choose_products(variants()["avx2"])
