@@ -84,7 +84,7 @@ inline Floats dot_bf16(Floats sums, Words a, Words b) {
 #endif
 
 // Whether products use the instruction. Intel's processors are faster without it, AMD's with it.
-inline bool uses_bf16_dot = kHasBf16Dot;
+static bool uses_bf16_dot = kHasBf16Dot;  // not inline: libraries loaded together would share it
 
 // Like `tile`, two inputs at a time, as bfloat16 numbers.
 template <int kRows, int kPanels>
