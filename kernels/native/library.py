@@ -145,6 +145,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "warren_filter_floors": (None, [c_void_p, c_void_p, c_int32, c_int32, *[c_void_p] * 5]),
     "warren_most_likely": (None, [c_void_p, c_void_p, c_int32, c_int32, c_void_p]),
+    "warren_mask_logits": (
+        None,
+        [c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_int32, c_int32],
+    ),
     "warren_rank_logits": (None, [c_void_p, c_void_p, c_int32, c_int32, c_int32, *[c_void_p] * 3]),
     "warren_draw_rows": (None, [c_void_p, c_void_p, c_int32, c_int32, *[c_void_p] * 4]),
     "warren_commit": (None, [c_void_p, c_int64]),

@@ -70,6 +70,16 @@ void warren_most_likely(Team* team, const float* logits, int32_t rows, int32_t v
     });
 }
 
+// logits [.., vocab_size]; rows [num_masked], words [num_masked, num_words].
+void warren_mask_logits(Team* team, float* logits, int32_t vocab_size, const int64_t* rows, const uint32_t* words,
+                        int32_t num_masked, int32_t num_words) {
+    team->run([&](int) {
+        team->share(num_masked, [&](int m) {
+            mask(logits + rows[m] * vocab_size, vocab_size, words + int64_t(m) * num_words);
+        });
+    });
+}
+
 // values and tokens are [rows, depth].
 void warren_rank_logits(Team* team, const float* logits, int32_t rows, int32_t vocab_size, int32_t depth, float* totals,
                         float* values, int64_t* tokens) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <vector>
 
 #include "threads.hpp"
 #include "vector.hpp"
@@ -17,6 +18,13 @@ struct Logits {
     const float* at;
     int32_t size;
 };
+
+// The maximum of kPanel numbers; -infinity if all are NaN.
+inline float highest_of(const float* from) {
+    Floats most = broadcast(-kInfinity);
+    for (int i = 0; i < kPanel; i += kLanes) most = maximum(load(from + i), most);
+    return largest(most);
+}
 
 // The maximum; -infinity if all values are NaN.
 inline float greatest(const Logits& row) {
@@ -43,6 +51,7 @@ struct Softmax {
         double total = 0;
         int64_t i = 0;
         for (; i + kPanel <= count; i += kPanel) {
+            if (floor > -kInfinity && highest_of(logits + i) < floor) continue;
             Floats kept[kVectors];
             for (int v = 0; v < kVectors; v++) {
                 const Floats values = load(logits + i + v * kLanes);
@@ -64,10 +73,15 @@ struct Filters {
 // Copies the numbers of a row that are at least `least` to `room`; returns how many.
 inline int64_t gather(const Logits& row, float least, float* room) {
     int64_t count = 0;
-    for (int i = 0; i < row.size; i++) {
+    const auto take = [&](int i) {
         room[count] = row.at[i];
         count += row.at[i] >= least;
-    }
+    };
+    int i = 0;
+    for (; i + kPanel <= row.size; i += kPanel)
+        if (highest_of(row.at + i) >= least)
+            for (int j = 0; j < kPanel; j++) take(i + j);
+    for (; i < row.size; i++) take(i);
     return count;
 }
 
@@ -146,6 +160,16 @@ inline int64_t token_of(const Logits& row, float most) {
 
 inline int64_t most_likely(const Logits& row) { return token_of(row, greatest(row)); }
 
+// Sets the numbers without a bit in `words` to -infinity; bit i % 32 of word i / 32 belongs to number i.
+inline void mask(float* row, int size, const uint32_t* words) {
+    for (int first = 0; first < size; first += 32) {
+        const uint32_t word = words[first / 32];
+        if (word == 0xffffffffu) continue;
+        for (int i = 0; i < std::min(32, size - first); i++)
+            row[first + i] = word >> i & 1 ? row[first + i] : -kInfinity;
+    }
+}
+
 // The sum of a row's exponentials, as a logarithm, and its highest numbers with their tokens: the highest first, and of
 // equal ones the lower token. NaN is nothing.
 inline void rank(const Logits& row, int depth, float& total, float* values, int64_t* tokens) {
@@ -168,11 +192,7 @@ inline void rank(const Logits& row, int depth, float& total, float* values, int6
     if (depth == 0) return;
     for (int first = 0; first < row.size; first += kPanel) {
         const int last = std::min(first + kPanel, row.size);
-        if (count == depth && last - first == kPanel) {
-            Floats highest = load(row.at + first);
-            for (int v = 1; v < kVectors; v++) highest = maximum(load(row.at + first + v * kLanes), highest);
-            if (largest(highest) <= values[depth - 1]) continue;
-        }
+        if (count == depth && last - first == kPanel && highest_of(row.at + first) <= values[depth - 1]) continue;
         for (int token = first; token < last; token++) insert(token);
     }
 }
@@ -185,13 +205,17 @@ inline int64_t draw(const Logits& row, float temperature, float floor, float uni
     if (temperature == 0 || !std::isfinite(most)) return best;
     const Softmax softmax{most, temperature};
     const auto piece = [&](int first) { return std::min(kStride, row.size - first); };
+    std::vector<double> masses;
     double total = 0;
-    for (int first = 0; first < row.size; first += kStride) total += softmax.mass(row.at + first, piece(first), floor);
+    for (int first = 0; first < row.size; first += kStride) {
+        masses.push_back(softmax.mass(row.at + first, piece(first), floor));
+        total += masses.back();
+    }
     const double target = uniform * total;
     double before = 0;
     int64_t drawn = best;
     for (int first = 0; first < row.size; first += kStride) {
-        const double mass = softmax.mass(row.at + first, piece(first), floor);
+        const double mass = masses[first / kStride];
         if (before + mass <= target) {
             before += mass;
             continue;

@@ -50,13 +50,9 @@ def sample(
     floors = torch.full_like(sampling.temperatures, -torch.inf)
     rows = sampling.filtered_rows
     if rows.numel():
-        floors[rows] = ops.filter_floors(
-            logits[rows],
-            sampling.temperatures[rows],
-            sampling.top_ks[rows],
-            sampling.top_ps[rows],
-            sampling.min_ps[rows],
-        )
+        params = (sampling.temperatures, sampling.top_ks, sampling.top_ps, sampling.min_ps)
+        filtered = logits if rows.numel() == len(logits) else logits[rows]  # a copy of megabytes
+        floors[rows] = ops.filter_floors(filtered, *(param[rows] for param in params))
     return ops.draw_rows(logits, sampling.temperatures, floors, sampling.uniforms)
 
 
