@@ -24,7 +24,7 @@ def drawn_from(
     params = [t.contiguous() for t in (temperatures, floors, uniforms)]
     drawn = torch.empty(len(logits), dtype=torch.int64)
     native.functions.warren_draw_rows(
-        native.team(torch.get_num_threads()),
+        native.team(),
         pointer(logits),
         *logits.shape,
         *map(pointer, params),

@@ -32,7 +32,7 @@ def floors_of(
     params = [t.contiguous() for t in (temperatures, top_ks, top_ps, min_ps)]
     floors = torch.empty(len(logits))
     native.functions.warren_filter_floors(
-        native.team(torch.get_num_threads()),
+        native.team(),
         pointer(logits),
         *logits.shape,
         *map(pointer, params),

@@ -176,6 +176,8 @@ class Library:
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(self.functions, name)
             function.restype, function.argtypes = result, arguments
+        self.num_threads: int | None = None
+        """The threads of operations outside a decoder; None: as many as torch uses."""
         self._teams: dict[int, int] = {}
         self._lock = threading.Lock()
 
@@ -194,9 +196,10 @@ class Library:
         """Use that instruction or not; the bits are the same. Not during any other call."""
         self.functions.warren_use_bf16_dot(is_used)
 
-    def team(self, num_threads: int) -> int:
+    def team(self, num_threads: int | None = None) -> int:
         """A team of threads for one operation at a time; shared by all callers with the same
-        number."""
+        number, by default `num_threads`."""
+        num_threads = num_threads or self.num_threads or torch.get_num_threads()
         with self._lock:
             if num_threads not in self._teams:
                 self._teams[num_threads] = self.functions.warren_team(num_threads)

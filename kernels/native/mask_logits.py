@@ -1,6 +1,5 @@
 """Restricts rows of logits to allowed tokens."""
 
-import torch
 from torch import Tensor
 
 from kernels.native.library import library, pointer
@@ -13,7 +12,7 @@ def mask_logits(logits: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
     logits, masks = logits.float().contiguous(), masks.contiguous()
     native = library()
     native.functions.warren_mask_logits(
-        native.team(torch.get_num_threads()),
+        native.team(),
         pointer(logits),
         logits.shape[1],
         pointer(rows),

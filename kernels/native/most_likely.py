@@ -16,6 +16,6 @@ def found_by(native: Library, logits: Tensor) -> Tensor:
     logits = logits.float().contiguous()
     tokens = torch.empty(len(logits), dtype=torch.int64)
     native.functions.warren_most_likely(
-        native.team(torch.get_num_threads()), pointer(logits), *logits.shape, pointer(tokens)
+        native.team(), pointer(logits), *logits.shape, pointer(tokens)
     )
     return tokens

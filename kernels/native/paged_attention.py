@@ -89,7 +89,7 @@ def attend(
         pointer(wide), num_heads * head_dim, pointer(out), num_heads, scale, sliding_window or 0
     )
     native.functions.warren_attention(
-        native.team(torch.get_num_threads()),
+        native.team(),
         ctypes.byref(cache),
         ctypes.byref(batch),
         ctypes.byref(heads),

@@ -17,7 +17,7 @@ def ranked_by(native: Library, logits: Tensor, depth: int) -> tuple[Tensor, Tens
     totals = torch.empty(len(logits))
     values, tokens = torch.empty(len(logits), depth), torch.empty(len(logits), depth).long()
     native.functions.warren_rank_logits(
-        native.team(torch.get_num_threads()),
+        native.team(),
         pointer(logits),
         *logits.shape,
         depth,

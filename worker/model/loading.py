@@ -10,6 +10,7 @@ from typing import get_args
 
 import torch
 
+from kernels.native.library import library
 from kernels.providers import load_ops
 from kernels.quantized import QuantFormat
 from shared.errors import StartupError
@@ -62,9 +63,11 @@ def load_runner(
         max_seq_len=limits.max_seq_len,
         num_threads=num_threads,
     )
-    # A fused decoder leaves little work to torch, whose threads would compete with its own.
     is_fused = isinstance(decoder, fused.FusedDecoder)
+    # A fused decoder leaves little work to torch, whose threads would compete with its own.
     torch.set_num_threads(1 if is_fused else num_threads)
+    if is_fused:
+        library().num_threads = num_threads
     provider = "native" if is_fused else provider_on(chosen, kernels)
     ops = load_ops(provider, is_batch_invariant=is_batch_invariant)
     return start_runner(decoder, ops, limits, has_graphs=can_record(decoder, kernels))

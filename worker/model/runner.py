@@ -176,8 +176,12 @@ class TorchRunner:
             logits = self._decoder.forward(inputs.forward, self._kv_cache)
         else:
             logits = self._graphs.logits(inputs.forward)[: step.num_sampled]
-        # A copy, because edits are applied in place.
-        scored = None if inputs.scores is None else logits[inputs.scores.score_rows]
+        scored = None
+        if inputs.scores is not None:
+            is_every = len(inputs.scores.score_rows) == len(logits)
+            # A copy, because edits are applied in place; of megabytes, so only if necessary.
+            is_shared = is_every and inputs.edits is None
+            scored = logits if is_shared else logits[inputs.scores.score_rows]
         drawn = sample(self._ops, logits[: step.num_sampled], inputs.sampling, inputs.edits)
         self._drawn[: step.num_sampled] = drawn
         self._num_drawn = step.num_sampled
