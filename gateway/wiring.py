@@ -5,11 +5,13 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from gateway.fleet.live_workers import Backlog, LiveWorkers
+from gateway.fleet.queue_watch import QueueWatch
 from gateway.fleet.unary import QuickLane
+from gateway.fleet_metrics import export_fleet
 from gateway.intake.admission import Admission
 from gateway.intake.api_keys import Keys
 from gateway.intake.signer import Signer
@@ -42,17 +44,22 @@ class Gateway:
     signer: Signer
     quick: QuickLane
     publishers: Publishers
-    metrics: Metrics = field(default_factory=Metrics)
+    queues: QueueWatch
+    metrics: Metrics
 
     @classmethod
     def build(cls, settings: GatewaySettings, bus: Bus) -> "Gateway":
         """Build a gateway. Raises `StartupError`."""
         reply_queues = ReplyQueues(bus, settings.reply_retention_s)
         workers = LiveWorkers(bus, Backlog(bus, settings.max_queue_wait_s))
+        queues = QueueWatch(bus, workers)
+        admission = Admission(settings.max_requests, settings.max_bytes_in_flight)
+        metrics = Metrics(settings.metrics_tenants)
+        export_fleet(metrics.catalog, settings, bus, queues, workers, admission)
         return cls(
             settings=settings,
             bus=bus,
-            admission=Admission(settings.max_requests, settings.max_bytes_in_flight),
+            admission=admission,
             reply_queues=reply_queues,
             relays=Relays(bus, reply_queues, workers, settings),
             workers=workers,
@@ -60,6 +67,8 @@ class Gateway:
             signer=Signer.of(settings),
             quick=QuickLane(bus),
             publishers=Publishers((bus.user, *settings.trusted_users)),
+            queues=queues,
+            metrics=metrics,
         )
 
     def hear_announcement(self, message: Message) -> None:

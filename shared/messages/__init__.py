@@ -24,6 +24,7 @@ from shared.messages.commands import (
     Continue,
     Progress,
     Release,
+    Replaced,
     Withheld,
 )
 from shared.messages.events import (
@@ -134,6 +135,7 @@ __all__ = [
     "QuickAnswer",
     "QuickJob",
     "Release",
+    "Replaced",
     "ReplyEvent",
     "RequestId",
     "Role",

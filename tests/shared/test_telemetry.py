@@ -2,6 +2,7 @@
 Spans: sent to the endpoint that the settings name."""
 
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
 import pytest
+
+from shared.telemetry import JsonFormatter
 
 SCRIPT = """
 import logging
@@ -18,6 +21,17 @@ telemetry.configure(WorkerSettings(log_format="json", log_level="debug"), "warre
 logging.getLogger("worker.jobs.run").info("job failed", extra={"request_id": "r1"})
 logging.getLogger("aiormq.connection").error("returned: %s", "a prompt")
 logging.getLogger("aio_pika.queue").debug("body: %s", "a prompt")
+"""
+
+CONSOLE_SCRIPT = """
+import sys
+from shared import job_lines, telemetry
+from shared.settings import WorkerSettings
+telemetry.configure(
+    WorkerSettings(log_format="console", job_log_level=sys.argv[1]), "warren-test"
+)
+job_lines.write("job started", None, {"request_id": "r1", "attempt": 1})
+job_lines.write("job taken over", None, {"request_id": "r1", "attempt": 2}, is_warning=True)
 """
 
 SPAN_SCRIPT = """
@@ -80,6 +94,28 @@ def test_a_line_is_json_with_its_request_id(lines: list[str]) -> None:
 
 def test_libraries_that_print_bodies_are_silent(lines: list[str]) -> None:
     assert "a prompt" not in "".join(lines)
+
+
+@pytest.mark.parametrize(("level", "num_lines"), [("info", 2), ("warning", 1), ("off", 0)], ids=str)
+def test_lines_about_jobs_are_readable_text_and_have_a_level_of_their_own(
+    level: str, num_lines: int
+) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", CONSOLE_SCRIPT, level], capture_output=True, text=True, check=True
+    )
+
+    lines = run.stderr.splitlines()
+    assert len(lines) == num_lines
+    assert all("request_id=r1" in line and "attempt=" in line for line in lines)
+
+
+def test_a_line_with_a_field_that_is_no_text_is_json_all_the_same() -> None:
+    record = logging.makeLogRecord({"msg": "odd", "path": "\ud800", "kind": object})
+
+    line = json.loads(JsonFormatter().format(record))
+
+    assert (line["event"], line["path"]) == ("odd", "\ud800")
+    assert "object" in line["kind"]
 
 
 def test_spans_go_to_the_configured_endpoint(collector: Collector) -> None:

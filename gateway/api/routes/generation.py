@@ -36,7 +36,7 @@ from gateway.log.framing import PING, Framer
 from gateway.log.relay import LogRelay
 from gateway.log.reply_queues import ReplyLog, new_id
 from gateway.wiring import Gateway
-from shared import telemetry
+from shared import job_lines, telemetry
 from shared.errors import WarrenError
 from shared.settings import GatewaySettings
 
@@ -126,7 +126,8 @@ async def generate(
             request.state.ignored_tools = body.ignored_tools
             if promise is not None:
                 return await _start(gateway, log, submitted, promise, request, send)
-            with in_own_words(), Observation(gateway.metrics, submitted.job) as observation:
+            state = request.scope["state"]
+            with in_own_words(), Observation(gateway.metrics, submitted.job, state) as observation:
                 framer = _framer(request, submitted)
                 try:
                     answer = _Answer(gateway, submitted, observation, framer)
@@ -186,6 +187,7 @@ async def _start(
     """Publish a job without waiting for its result."""
     async with gateway.relays.open(log, submitted.job, submitted.facts) as relay:
         relay.close(Departure.LEFT)
+    job_lines.write("request accepted", submitted.job, {"detached": True})
     body = msgspec.json.encode(promise(submitted.rendering))
     await Response(body, media_type="application/json")(request.scope, request.receive, send)
 
@@ -210,6 +212,7 @@ class _Answer:
             await require_client(receive)
         has_ids = rendering.is_stream and self._framer.is_numbered
         async with self._gateway.relays.open(log, job, facts, has_ids=has_ids) as relay:
+            self._observation.accepted(relay)
             try:
                 if rendering.is_stream:
                     await self._stream(relay, receive, send)

@@ -24,6 +24,7 @@ from gateway.api.routes.generation import LiveResponse
 from gateway.api.sending import ClientGone, until_disconnect
 from gateway.intake.body import parsed, read_body
 from gateway.wiring import Gateway
+from shared import job_lines
 
 QuickRequest: TypeAlias = TokenizeRequest | DetokenizeRequest | EmbeddingRequest
 
@@ -47,6 +48,7 @@ def router(gateway: Gateway) -> APIRouter:
             served = await gateway.workers.find(model)
             gateway.workers.admit(model)
             body.check(served)
+            began = time.monotonic()
             try:
                 async with until_disconnect(request.receive):
                     answered = await body.answer(gateway.quick, draft)
@@ -54,6 +56,15 @@ def router(gateway: Gateway) -> APIRouter:
                 return
             response = Response(msgspec.json.encode(answered), media_type="application/json")
             await response(request.scope, request.receive, send)
+            facts = {
+                "request_id": draft.request_id,
+                "model": model,
+                "tenant": draft.tenant or None,
+                "kind": kind.__name__,
+                "status": 200,
+                "duration_s": round(time.monotonic() - began, 4),
+            }
+            job_lines.write("request ended", None, facts)
 
     @routes.post(
         "/tokenize",

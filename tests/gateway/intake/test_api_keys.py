@@ -155,7 +155,7 @@ async def test_probes_and_documentation_need_no_key_and_everything_else_does(
             "/docs/../v1/models",
         ):
             assert (await gateway.http.get(path)).status_code == 401
-        assert await gateway.sample("warren:request_errors_total") == 5
+        assert await gateway.sample("warren_gateway_errors_total") == 5
 
 
 async def test_the_file_is_read_again_when_it_changes_and_kept_when_it_breaks(
