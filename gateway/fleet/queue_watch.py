@@ -63,15 +63,20 @@ class QueueWatch:
 
     async def look(self) -> None:
         """Inspect all queues once. Raises `BusError`."""
+        models = sorted(self._workers.known_models)
+        if not models:  # the first worker declares the queues, and a broker logs each missing one
+            return
         dead = await self._bus.inspect(topology.DEAD_LETTERS.name)
         self.num_dead = 0 if dead is None else dead.num_ready
         readings: dict[tuple[str, Lane], QueueReading] = {}
-        for model in sorted(self._workers.known_models):
+        for model in models:
             self._hear_workers(model)
             for lane in topology.LANES:
                 state = await self._bus.inspect(topology.jobs_queue(model, lane).name)
-                if state is not None:
-                    readings[model, lane] = self._reading(model, lane, state)
+                if state is None:  # an operator has deleted it
+                    self._workers.known_models.discard(model)
+                    break
+                readings[model, lane] = self._reading(model, lane, state)
         self.readings = readings
 
     def _hear_workers(self, model: str) -> None:

@@ -45,6 +45,29 @@ trace.get_tracer_provider().shutdown()
 """
 
 
+METRICS_SCRIPT = """
+import sys
+from opentelemetry import metrics
+from gateway.metrics import GenAiMetrics
+from shared import telemetry
+from shared.settings import GatewaySettings
+telemetry.configure(GatewaySettings(otlp_metrics_endpoint=sys.argv[1]), "warren-test")
+GenAiMetrics().record(
+    "chatcmpl-1", "m", duration_s=2.0, first_token_s=0.5, num_prompt_tokens=7, num_tokens=4,
+    error_code=None,
+)
+metrics.get_meter_provider().shutdown()
+"""
+GEN_AI = (
+    b"gen_ai.server.time_to_first_token",
+    b"gen_ai.server.time_per_output_token",
+    b"gen_ai.server.request.duration",
+    b"gen_ai.client.token.usage",
+    b"gen_ai.operation.name",
+    b"gen_ai.token.type",
+)
+
+
 class Collector(HTTPServer):
     """Takes what is posted to it."""
 
@@ -125,3 +148,11 @@ def test_spans_go_to_the_configured_endpoint(collector: Collector) -> None:
     assert path == "/v1/traces"
     assert b"worker.queue" in body
     assert b"warren-test" in body
+
+
+def test_metrics_of_generative_ai_go_to_their_endpoint(collector: Collector) -> None:
+    subprocess.run([sys.executable, "-c", METRICS_SCRIPT, collector.url], check=True)
+
+    assert {path for path, _ in collector.posts} == {"/v1/metrics"}
+    body = b"".join(body for _, body in collector.posts)
+    assert [name for name in GEN_AI if name not in body] == []
