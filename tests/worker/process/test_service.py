@@ -1,6 +1,7 @@
 """A whole worker on the in-memory bus, with a synthetic engine."""
 
 import asyncio
+import logging
 import socket
 import time
 import urllib.error
@@ -358,6 +359,17 @@ async def test_the_health_port_tells_of_life_health_and_load() -> None:
     assert total(metrics, "warren_worker_prefix_cache_queries_total") == 4
     assert total(metrics, "warren_worker_step_duration_seconds_count") >= 8
     assert total(metrics, "warren_worker_sequences_running") == 0
+
+
+async def test_a_worker_that_is_ready_says_how_it_runs(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async with MemoryBus() as bus, echo_worker(bus, max_num_seqs=7):
+        (banner,) = [vars(record) for record in caplog.records if record.message == "worker ready"]
+
+    assert (banner["model"], banner["device"], banner["max_num_seqs"]) == ("echo", "cpu", 7)
+    assert banner["kv_cache_tokens"] == 8192 * 16
+    assert banner["worker"].startswith("worker.")
 
 
 async def test_the_health_port_is_this_machines_alone() -> None:
