@@ -73,7 +73,8 @@ class JobObservation:
         self._queue_s: float | None = None
         context = telemetry.extract(job.trace)
         if job.created_at:
-            metrics.taken(job_class, job.created_at)
+            # A publisher's clock may be ahead, and other jobs would seem to be older than this one.
+            metrics.taken(job_class, min(job.created_at, now))
             self._queue_s = max(0.0, now - job.created_at)
             self._of_class.queue_s.observe(self._queue_s)
             facts = {"warren.request_id": job.request_id}

@@ -57,7 +57,8 @@ def load_runner(
     use_device(chosen)
     num_threads = compute_threads or len(os.sched_getaffinity(0))
     began = time.monotonic()
-    num_bytes = sum(path.stat().st_size for path in weight_files(directory))
+    # Files that an index names and that do not exist are refused where they are read.
+    num_bytes = sum(path.stat().st_size for path in weight_files(directory) if path.exists())
     logger.info("reading weights", extra={"bytes": num_bytes, "device": str(chosen)})
     decoder = load_decoder(
         directory,
