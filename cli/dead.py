@@ -7,12 +7,12 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from cli.dead_letters import DeadLetter, find, opened
 from cli.options import EPILOG, takes_settings
 from cli.runtime import broker_of
 from cli.terminal import notices, output
 from shared import settings
 from shared.bus.base import MAX_PREFETCH, Bus
+from shared.dead_letters import DeadLetter, find, opened
 from shared.messages import JSON
 from shared.settings import CommonSettings
 

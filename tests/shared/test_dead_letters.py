@@ -5,8 +5,7 @@ import time
 import msgspec
 import pytest
 
-from cli import dead_letters
-from shared import topology
+from shared import dead_letters, topology
 from shared.bus.base import Bus, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import InvalidRequest
