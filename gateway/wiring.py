@@ -63,6 +63,7 @@ class Gateway:
             reply_queues=reply_queues,
             relays=Relays(bus, reply_queues, workers, settings),
             workers=workers,
+            queues=QueueWatch(bus, workers),
             keys=Keys(settings.keys_file),
             signer=Signer.of(settings),
             quick=QuickLane(bus),
@@ -71,14 +72,21 @@ class Gateway:
             metrics=metrics,
         )
 
+    @property
+    def state(self) -> GatewayState:
+        """Whether requests are taken, and why not."""
+        if not self.admission.is_open:
+            return "draining"
+        return "ok" if self.bus.is_connected else "broker_unavailable"
+
     def hear_announcement(self, message: Message) -> None:
         self.workers.hear(decode_announcement(message.body))
 
     def obey(self, message: Message) -> None:
         """Apply a command that another gateway sent to all gateways."""
         command = decode_command(message.body)
-        if not self.publishers.may_name(message.user_id, command.request_id):
-            facts = {"request_id": command.request_id, "user": message.user_id}
+        if not self.publishers.may_command(message.user_id, command):
+            facts = {"command": type(command).__name__, "user": message.user_id}
             logger.warning("command of another publisher dropped", extra=facts)
         elif isinstance(command, Release | Withheld):
             self.relays.obey(command)

@@ -17,7 +17,7 @@ import msgspec
 from shared import topology
 from shared.bus.base import Message
 from shared.errors import UndecodableMessage
-from shared.messages import EmbeddingJob, GenerationJob, QuickJob, is_reply_key
+from shared.messages import Command, Drain, EmbeddingJob, GenerationJob, QuickJob, is_reply_key
 
 _Job = TypeVar("_Job", bound=GenerationJob | QuickJob)
 
@@ -51,6 +51,12 @@ class Publishers:
     def may_name(self, user: str, request_id: str) -> bool:
         """Whether ``user`` may publish and command this request."""
         return user in self._trusted or (bool(user) and request_id.startswith(own_name(user)))
+
+    def may_command(self, user: str, command: Command) -> bool:
+        """Whether ``user`` may give this command. Only trusted users command workers as a whole."""
+        if isinstance(command, Drain):
+            return user in self._trusted
+        return self.may_name(user, command.request_id)
 
     def may_be_answered(self, message: Message) -> bool:
         """Whether ``reply_to`` is the key of a reply queue that its publisher may name."""

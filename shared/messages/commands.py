@@ -84,7 +84,17 @@ class Withheld(Wire, frozen=True, kw_only=True):
     """The code of the error to return, from `shared.errors`."""
 
 
-Command: TypeAlias = Cancel | Continue | Release | Withheld
+class Drain(Wire, frozen=True, kw_only=True):
+    """To one worker, from an operator: take no more jobs, and exit once there are none left.
+
+    Jobs may finish within the worker's grace period; then they are handed over.
+    """
+
+    is_immediate: bool = False
+    """Hand running jobs over at once. A worker that is draining already obeys this as well."""
+
+
+Command: TypeAlias = Cancel | Continue | Release | Withheld | Drain
 
 
 class Announcement(Wire, frozen=True, kw_only=True):
@@ -115,3 +125,5 @@ class Announcement(Wire, frozen=True, kw_only=True):
     reasoning_parser: str | None = None
     """The format in which the model writes its reasoning; None if it does not."""
     is_leaving: bool = False
+    started_at: UnixTime = 0.0
+    """Unix time in seconds at which the worker was ready; 0 if unknown."""

@@ -7,7 +7,7 @@ import resource
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from itertools import islice
@@ -20,6 +20,7 @@ from shared.messages import (
     Announcement,
     Cancel,
     Continue,
+    Drain,
     decode_command,
     encode,
 )
@@ -63,7 +64,8 @@ async def run_worker(
     model: ServedModel | None = None,
     on_stall: Callable[[], object] = end_process,
 ) -> None:
-    """Serve one model over ``bus`` until ``stop`` is set; then drain and return.
+    """Serve one model over ``bus`` until ``stop`` is set; then drain and return. An operator's
+    `Drain` sets it as well.
 
     Loads the model of the settings unless ``model`` is given, and calls ``ready`` once it consumes
     jobs. Raises `StartupError` if it cannot start, and any error that ends the engine. Calls
@@ -82,8 +84,8 @@ async def run_worker(
     generations = Generations(model.engine)
     with Watchdog(lambda: generations.stalled_s, settings.stall_timeout_s, on_stall):
         async with generations:
-            worker = Worker(worker_id, settings, bus, model, generations)
-            await worker.run(stop, ready or (lambda: None))
+            worker = Worker(worker_id, settings, bus, model, generations, stop)
+            await worker.run(ready or (lambda: None))
 
 
 async def _load(settings: WorkerSettings, name: str) -> ServedModel:
@@ -112,12 +114,16 @@ class Worker:
         bus: Bus,
         model: ServedModel,
         generations: Generations,
+        stop: asyncio.Event,
     ) -> None:
         self._settings = settings
         self._bus = bus
         self._model = model
         self._generations = generations
         self._id = worker_id
+        self._stop = stop
+        self._must_hand_over = asyncio.Event()
+        self._started_at = 0.0
         self._control = topology.worker_queue(self._id)
         self._address = self._control.bindings[0].routing_key
         self._metrics = JobMetrics(model.name, settings.metrics_tenants)
@@ -135,8 +141,9 @@ class Worker:
         solitude = Solitude(in_company, [self._quick])
         self._consumers = [*in_company, self._consumer("suspect", 1, solitude.enter)]
 
-    async def run(self, stop: asyncio.Event, ready: Callable[[], None]) -> None:
+    async def run(self, ready: Callable[[], None]) -> None:
         await self._declare()
+        self._started_at = time.time()
         async with AsyncExitStack() as stack:
             health = HealthServer(
                 self._settings.health_host,
@@ -162,7 +169,7 @@ class Worker:
             taking = [tasks.create_task(consumer.run()) for consumer in self._consumers]
             logger.info("worker ready", extra=self._banner())
             ready()
-            await stop.wait()
+            await self._stop.wait()
             await self._drain(taking)
             for task in background:
                 task.cancel()
@@ -239,11 +246,16 @@ class Worker:
 
     def _obey_one(self, message: Message) -> None:
         command = decode_command(message.body)
-        if not self._publishers.may_name(message.user_id, command.request_id):
-            facts = {"request_id": command.request_id, "user": message.user_id}
+        if not self._publishers.may_command(message.user_id, command):
+            facts = {"command": type(command).__name__, "user": message.user_id}
             logger.warning("command of another publisher dropped", extra=facts)
         elif isinstance(command, Cancel | Continue):
             self._held.obey(command)
+        elif isinstance(command, Drain):
+            logger.info("drain requested", extra={"is_immediate": command.is_immediate})
+            self._stop.set()
+            if command.is_immediate:
+                self._must_hand_over.set()
 
     async def _announce(self) -> None:
         while True:
@@ -269,6 +281,7 @@ class Worker:
             tool_parser=self._model.tool_parser,
             reasoning_parser=self._model.reasoning_parser,
             is_leaving=self._is_draining,
+            started_at=self._started_at,
         )
         with incidents.survived("task", "worker not announced"):
             try:
@@ -329,12 +342,7 @@ class Worker:
         await self._announce_once()
         for consumer in self._consumers:
             await consumer.stop()
-        pending: Iterable[object] = taking
-        while pending and (left_s := until - time.monotonic()) > 0:
-            timeout_s = min(left_s, _PROGRESS_INTERVAL_S)
-            _, pending = await asyncio.wait(taking, timeout=timeout_s)
-            if pending:
-                logger.info("still draining", extra=self._waited_for(until))
+        await self._let_finish(taking, until)
         num_handed_over = len(self._held)
         for held in self._held.values():
             held.execution.hand_over("drain")
@@ -343,6 +351,22 @@ class Worker:
             task.cancel()
         facts = {"handed_over": num_handed_over, "seconds": round(time.monotonic() - began, 1)}
         logger.info("drained", extra={"worker": self._address, **facts})
+
+    async def _let_finish(self, taking: list[asyncio.Task[None]], until: float) -> None:
+        """Wait until no jobs are left, until a monotonic time, or until a command ends it."""
+        finishing = asyncio.create_task(asyncio.wait(taking))
+        hurrying = asyncio.create_task(self._must_hand_over.wait())
+        while (left_s := until - time.monotonic()) > 0:
+            done, _ = await asyncio.wait(
+                [finishing, hurrying],
+                timeout=min(left_s, _PROGRESS_INTERVAL_S),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if done:
+                break
+            logger.info("still draining", extra=self._waited_for(until))
+        finishing.cancel()
+        hurrying.cancel()
 
     def _waited_for(self, until: float) -> dict[str, object]:
         """The jobs that a drain waits for; ``until`` is a monotonic time in seconds."""

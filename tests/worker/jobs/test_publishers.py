@@ -12,6 +12,7 @@ from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import (
     Cancel,
+    Drain,
     EmbeddingJob,
     Failed,
     Finished,
@@ -240,3 +241,12 @@ def test_an_embedding_is_of_its_publishers_tenant() -> None:
     message = Message(b"", reply_to="reply.alice.1", user_id="alice")
 
     assert Publishers(()).admitted(job, message).tenant == "alice"
+
+
+def test_only_trusted_users_drain_workers() -> None:
+    publishers = Publishers(("gateway",))
+
+    assert publishers.may_command("gateway", Drain())
+    assert not publishers.may_command("mallory", Drain())
+    assert publishers.may_command("mallory", Cancel(request_id="mallory.1"))
+    assert not publishers.may_command("mallory", Cancel(request_id="alice.1"))

@@ -13,13 +13,14 @@ import pytest
 
 from shared import messages, topology
 from shared.bus.base import Message
-from shared.bus.memory import MemoryBus
+from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import (
     JSON,
     Cancel,
     ChatMessage,
     ChatPrompt,
     Completed,
+    Drain,
     Failed,
     Finished,
     SamplingParams,
@@ -306,6 +307,54 @@ async def test_a_batch_job_that_starves_behind_interactive_ones_gets_its_turn(
         await asyncio.gather(*load, batch, return_exceptions=True)
 
     assert was_answered == is_answered
+
+
+async def drain(bus: MemoryBus, address: str, *, is_immediate: bool = False) -> None:
+    command = messages.encode(Drain(is_immediate=is_immediate))
+    await bus.publish(topology.worker_binding(address), Message(command))
+
+
+def worker_of(log: Log) -> str:
+    assert log.reader.worker is not None
+    return log.reader.worker
+
+
+async def test_a_drained_worker_finishes_its_jobs_and_takes_no_more() -> None:
+    job = new_job("echo", sampling=SamplingParams(max_tokens=40, ignore_eos=True))
+    async with MemoryBus() as bus, echo_worker(bus, step_s=0.01) as stopped:
+        async with reading(bus, job) as consumer:
+            await publish(bus, job)
+            log = await read(bus, job, consumer, num_tokens=1)
+            await drain(bus, worker_of(log))
+            log = await read(bus, job, consumer, log)
+        await asyncio.wait_for(stopped.wait(), 10)
+        await publish(bus, new_job("echo"))
+        state = await bus.inspect(topology.jobs_queue("echo", "interactive").name)
+
+    assert isinstance(log.last, Finished)
+    assert log.reader.attempt == 1
+    assert state is not None
+    assert state.num_ready == 1
+
+
+@pytest.mark.parametrize("is_second", [False, True], ids=["at once", "while it drains"])
+async def test_an_immediate_drain_hands_the_jobs_over(*, is_second: bool) -> None:
+    broker = MemoryBroker()
+    job = new_job("echo", sampling=SamplingParams(max_tokens=200, ignore_eos=True))
+    async with MemoryBus(broker) as bus, MemoryBus(broker) as first, MemoryBus(broker) as second:
+        async with echo_worker(bus):
+            undisturbed = await ask(bus, job)
+        async with reading(bus, job) as consumer, echo_worker(first, step_s=0.05):
+            await publish(bus, job)
+            log = await read(bus, job, consumer, num_tokens=1)
+            if is_second:
+                await drain(bus, worker_of(log))
+            await drain(bus, worker_of(log), is_immediate=True)
+            async with echo_worker(second):
+                log = await read(bus, job, consumer, log)
+
+    assert log.token_ids == undisturbed.token_ids
+    assert (log.reader.attempt, log.reader.num_crashes) == (2, 0)
 
 
 async def test_announcements_count_what_was_answered() -> None:
