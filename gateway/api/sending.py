@@ -17,7 +17,7 @@ from gateway.log.framing import PING, Framer, StreamEncoder
 from gateway.log.relay import LogRelay
 from shared import incidents
 from shared.errors import InternalError, Unavailable, WarrenError
-from shared.messages import Failed
+from shared.messages import Failed, Started
 from shared.settings import GatewaySettings
 
 _IS_NOTICED_WITHIN_TURNS = 8
@@ -97,6 +97,10 @@ class EventStream:
         self._submission = submission
         self._encoder: StreamEncoder | None = None
         self._failure: WarrenError | None = None
+        self._num_starts = 0
+        """Workers that have started the request, in this reading of the log."""
+        self._num_told = 1
+        """Those of them that the client knows of."""
         self._ping_s = settings.ping_interval_s
 
     def word(self, items: list[Item]) -> bytes:
@@ -105,14 +109,35 @@ class EventStream:
             self._observation.read(items)
         self._failure = failure_of(items)
         if isinstance(items[0], Restarted):
-            self._encoder = None
+            self._encoder, self._num_starts = None, 0
             self._framer.restart()
         if self._encoder is None and self._relay.facts is not None:
             self._encoder = encoder_for(rendering_in(self._relay.facts, self._submission))
         if self._encoder is None:
             return b"" if self._failure is None else self._frame_error(self._failure)
         frame, encoder = self._framer.frame, self._encoder
-        return b"".join([frame(event, encoder) for event in events_of(items)])
+        return b"".join(
+            [
+                self._notice() + frame(event, encoder)
+                if type(event) is Started
+                else frame(event, encoder)
+                for event in events_of(items)
+            ]
+        )
+
+    def _notice(self) -> bytes:
+        """A comment that tells that another worker goes on; empty if it is the first one.
+
+        Comments go to clients that receive event ids, because others may expect only data.
+        """
+        self._num_starts += 1
+        if self._num_starts <= self._num_told or not self._framer.is_numbered:
+            return b""
+        self._num_told = self._num_starts
+        crashes = self._relay.cursor.crashes[self._num_starts - 2 : self._num_starts]
+        has_crashed = len(crashes) == 2 and crashes[0] < crashes[1]
+        reason = b"worker_lost" if has_crashed else b"handed_over"
+        return b': continued {"attempt": %d, "reason": "%b"}\n\n' % (self._num_starts, reason)
 
     def end(self) -> bytes:
         """The frames after the end of the log."""

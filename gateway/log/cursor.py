@@ -203,6 +203,8 @@ class LogCursor:
         """Tickets of runs that were current when the connection to the broker was lost."""
         self._farthest = 0
         self._is_restarting = False
+        self.crashes: list[int] = []
+        """The number of crashed workers before each accepted `Started` of this reading."""
         self.reader = self._new_reader()
 
     @property
@@ -214,7 +216,7 @@ class LogCursor:
         """Start at the beginning of the log."""
         self._farthest = self.num_events
         self._is_restarting = self.num_events > 0 or self.has_started
-        self.reader, self.num_accepted = self._new_reader(), 0
+        self.reader, self.num_accepted, self.crashes = self._new_reader(), 0, []
 
     def cut_off(self) -> None:
         """Record that the connection to the broker was lost."""
@@ -230,6 +232,8 @@ class LogCursor:
         if isinstance(event, _DESCRIPTIONS):
             self._learn(event)
         actions = self.reader.read(event)
+        if isinstance(event, Started) and any(isinstance(action, Relay) for action in actions):
+            self.crashes.append(self.reader.num_crashes)
         if self.reader.is_ended and actions:
             self.end = LogEnd.FAILED if isinstance(event, Failed) else LogEnd.FINISHED
         if self._is_restarting and any(isinstance(action, Relay) for action in actions):

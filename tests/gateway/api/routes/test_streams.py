@@ -15,7 +15,7 @@ from gateway.intake.api_keys import KeyFile
 from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.messages import Cancel
+from shared.messages import Cancel, HandedOver
 from tests.support.http import (
     LiveGateway,
     chat_body,
@@ -489,3 +489,59 @@ async def test_a_client_that_never_reads_again_is_given_up(
     worker.script = speak_for_ever
     async with live_gateway(bus, send_timeout_s=0.5) as gateway, asking(gateway) as reader:
         await worker.wait_cancelled(reader.request_id)
+
+
+NOTICE = re.compile(r"^: continued (.+)$", re.MULTILINE)
+
+
+async def move(worker: ScriptedWorker, broker: MemoryBroker, how: str, reader: Reader) -> None:
+    """End the run of the first word's worker; another worker ends the answer."""
+    await reader.read_words(1)
+    if how == "handed_over":
+        await worker.jobs[0].publish(HandedOver(ticket=worker.jobs[0].ticket))
+    await worker.__aexit__()
+    async with MemoryBus(broker) as bus, ScriptedWorker(bus, go_on):
+        await reader.read_all()
+
+
+async def say_and_wait(job: ScriptedJob) -> None:
+    await job.start()
+    await job.say("one ")
+    await asyncio.Event().wait()
+
+
+async def go_on(job: ScriptedJob) -> None:
+    await job.start()
+    await job.finish("two")
+
+
+@pytest.mark.parametrize("how", ["worker_lost", "handed_over"])
+async def test_a_client_with_event_ids_is_told_that_another_worker_goes_on(
+    broker: MemoryBroker, bus: MemoryBus, worker: ScriptedWorker, how: str
+) -> None:
+    worker.script = say_and_wait
+    async with live_gateway(bus, disconnect_grace_s=5) as gateway:
+        async with asking(gateway, detach=True) as reader:
+            await move(worker, broker, how, reader)
+        again = await resumed(gateway, reader.request_id)
+
+    for body in (reader.body, again.text):
+        assert [json.loads(said) for said in NOTICE.findall(body)] == [
+            {"attempt": 2, "reason": how}
+        ]
+    assert partial_text_of(reader.body) == partial_text_of(again.text) == "one two"
+
+
+async def test_a_client_without_event_ids_is_sent_data_alone(
+    broker: MemoryBroker, bus: MemoryBus, worker: ScriptedWorker
+) -> None:
+    worker.script = say_and_wait
+    async with (
+        live_gateway(bus) as gateway,
+        gateway.http.stream("POST", CHAT, json=chat_body(stream=True)) as response,
+    ):
+        reader = Reader(response)
+        await move(worker, broker, "worker_lost", reader)
+
+    assert partial_text_of(reader.body) == "one two"
+    assert NOTICE.findall(reader.body) == []
