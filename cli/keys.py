@@ -20,12 +20,19 @@ KeysFile = Annotated[
 def add(
     tenant: Annotated[str, typer.Argument(help="Tenant that the key belongs to.")],
     keys_file: KeysFile,
+    scopes: Annotated[
+        str | None,
+        typer.Option(
+            help="Comma-separated: generate, cancel, operator. Without it: generate and cancel."
+        ),
+    ] = None,
 ) -> None:
     """Create a key and print it once; the file stores only its hash.
 
     [dim]warren keys add alice --keys-file /etc/warren/keys[/]
     """
-    _show(KeyFile(keys_file).add(tenant))
+    chosen = () if scopes is None else tuple(scopes.split(","))
+    _show(KeyFile(keys_file).add(tenant, chosen))
 
 
 @app.command("list")

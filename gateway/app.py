@@ -11,7 +11,17 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from gateway import errors
 from gateway.api.openapi import DocumentedAPI
-from gateway.api.routes import docs, generation, health, models, responses, streams, unary
+from gateway.api.routes import (
+    admin,
+    console,
+    docs,
+    generation,
+    health,
+    models,
+    responses,
+    streams,
+    unary,
+)
 from gateway.middleware import (
     IGNORED_TOOLS_HEADER,
     Authentication,
@@ -60,9 +70,10 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
     app = DocumentedAPI(lifespan=lifespan)
     app.state.metrics = gateway.metrics  # for connections, which the server refuses
     errors.install(app, gateway.metrics)
-    for group in (generation, responses, unary, streams, models, health):
+    for group in (generation, responses, unary, streams, models, admin, health):
         app.include_router(group.router(gateway))
     docs.install(app)
+    console.install(app)
     _add_middleware(app, gateway)
     return app
 

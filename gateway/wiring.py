@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal, TypeAlias
 
 from gateway.fleet.live_workers import Backlog, LiveWorkers
 from gateway.fleet.queue_watch import QueueWatch
@@ -15,6 +17,7 @@ from gateway.fleet_metrics import export_fleet
 from gateway.intake.admission import Admission
 from gateway.intake.api_keys import Keys
 from gateway.intake.signer import Signer
+from gateway.intake.usage import TenantUsage
 from gateway.log.registry import Relays
 from gateway.log.reply_queues import ReplyQueues
 from gateway.metrics import Metrics
@@ -28,6 +31,7 @@ from shared.settings import GatewaySettings
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[Message], None]
+GatewayState: TypeAlias = Literal["ok", "draining", "broker_unavailable"]
 
 
 @dataclass(slots=True)
@@ -40,12 +44,15 @@ class Gateway:
     reply_queues: ReplyQueues
     relays: Relays
     workers: LiveWorkers
+    queues: QueueWatch
     keys: Keys
     signer: Signer
     quick: QuickLane
     publishers: Publishers
-    queues: QueueWatch
     metrics: Metrics
+    usage: TenantUsage = field(default_factory=TenantUsage)
+    started_at: float = field(default_factory=time.time)
+    """Unix time in seconds."""
 
     @classmethod
     def build(cls, settings: GatewaySettings, bus: Bus) -> "Gateway":
@@ -63,7 +70,6 @@ class Gateway:
             reply_queues=reply_queues,
             relays=Relays(bus, reply_queues, workers, settings),
             workers=workers,
-            queues=QueueWatch(bus, workers),
             keys=Keys(settings.keys_file),
             signer=Signer.of(settings),
             quick=QuickLane(bus),

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gateway.errors import ACCEPTED, SERVICE_FAILURES, status_of
+from gateway.intake.usage import Usage
 from gateway.log.cursor import Item
 from gateway.log.relay import LogRelay
 from gateway.metrics import Metrics
@@ -35,9 +36,9 @@ class Observation:
     before it was accepted is reported where its error is answered: `gateway.errors`."""
 
     def __init__(
-        self, metrics: Metrics, job: GenerationJob, state: MutableMapping[str, Any]
+        self, metrics: Metrics, job: GenerationJob, state: MutableMapping[str, Any], usage: Usage
     ) -> None:
-        """``state`` is that of the HTTP request."""
+        """``state`` is that of the HTTP request, ``usage`` that of the job's tenant."""
         self.status = 200
         self.error: WarrenError | None = None
         """The error that ended the request, possibly after its status was sent."""
@@ -49,6 +50,7 @@ class Observation:
         self._state = state
         self._relay: LogRelay | None = None
         """Set once the request is accepted."""
+        self._usage = usage
         self._began_at = time.monotonic()
         self._first_token_s: float | None = None
         self._has_started = False
@@ -76,6 +78,10 @@ class Observation:
             self.status, self.error = status_of(error).code, error
         elif error is not None:
             self.status = 500
+        self._usage.num_failed += self.error is not None or self.status >= 500
+        self._usage.num_prompt_tokens += self.num_prompt_tokens
+        self._usage.num_cached_tokens += self.num_cached_tokens
+        self._usage.num_generated_tokens += self.num_tokens
         if self._relay is not None or not isinstance(error, WarrenError):
             self._end()
 

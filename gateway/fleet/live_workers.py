@@ -178,6 +178,8 @@ class LiveWorkers:
     bus: Bus
     backlog: Backlog
     _workers: dict[str, _Known] = field(default_factory=dict)
+    _leaving: dict[str, _Known] = field(default_factory=dict)
+    """Workers that take no more jobs."""
     _heard_at: dict[str, float] = field(default_factory=dict)
     """Includes workers that are shutting down, whose streams continue for a while."""
     _first_seen_at: dict[str, int] = field(default_factory=dict)
@@ -191,6 +193,7 @@ class LiveWorkers:
         self._heard_at[announcement.worker] = now
         if announcement.is_leaving:
             self._workers.pop(announcement.worker, None)
+            self._leaving[announcement.worker] = _Known(announcement, now)
         else:
             self._workers[announcement.worker] = _Known(announcement, now)
             self._first_seen_at.setdefault(announcement.model, int(time.time()))
@@ -233,6 +236,14 @@ class LiveWorkers:
             models.setdefault(known.announcement.model, []).append(known.announcement)
         return models
 
+    def announced(self) -> list[tuple[Announcement, float]]:
+        """The latest announcement of each worker, including those that are leaving, and the seconds
+        since it was heard."""
+        self._forget()
+        now = time.monotonic()
+        known = [*self._workers.values(), *self._leaving.values()]
+        return [(one.announcement, now - one.seen_at) for one in known]
+
     def only_model(self) -> str:
         """The model of a request that names none. Raises `InvalidRequest` unless there is one."""
         models = list(self.models())
@@ -252,6 +263,7 @@ class LiveWorkers:
         now = time.monotonic()
         oldest = now - _FORGET_AFTER_S
         self._workers = {a: known for a, known in self._workers.items() if known.seen_at > oldest}
+        self._leaving = {a: known for a, known in self._leaving.items() if known.seen_at > oldest}
         if len(self._heard_at) > 2 * len(self._workers) + 16:
             oldest = now - _FORGET_HEARTBEAT_AFTER_S
             self._heard_at = {a: at for a, at in self._heard_at.items() if at > oldest}

@@ -1,8 +1,8 @@
 """API keys and their tenants.
 
-The file has one line for each key, ``ID TENANT SHA256 CREATED``; # starts a comment. A key has 256
-random bits, so a fast hash like SHA-256 is sufficient. It is shown once, when it is created, and
-not stored.
+The file has one line for each key, ``ID TENANT SHA256 CREATED [scopes=SCOPE,...]``; # starts a
+comment. A key has 256 random bits, so a fast hash like SHA-256 is sufficient. It is shown once,
+when it is created, and not stored.
 """
 
 import hashlib
@@ -26,18 +26,19 @@ _PREFIX = "wk"
 _ID_BYTES = 5
 _LINE = re.compile(
     r"(?P<key_id>[0-9a-f]+) +(?P<tenant>[A-Za-z0-9._@-]{1,128}) +(?P<digest>[0-9a-f]{64}) +"
-    r"(?P<created>\S+)"
+    r"(?P<created>\S+)(?: +scopes=(?P<scopes>[a-z,]+))?"
 )
 _TENANT = re.compile(r"[A-Za-z0-9._@-]{1,128}")
 _LOOK_INTERVAL_S = 1.0
 _NO_DIGEST = "0" * 64
-_OPEN_PATHS = frozenset({"/live", "/health", "/metrics", "/docs", "/openapi.json"})
-_OPEN_FOLDER = "/docs/assets/"
+_OPEN_PATHS = frozenset({"/", "/live", "/health", "/metrics", "/docs", "/openapi.json"})
+_OPEN_FOLDERS = ("/docs/assets/", "/console/")
 
 
 def needs_key(path: str) -> bool:
-    """Whether requests for this path need an API key. Probes, metrics and documentation do not."""
-    return path not in _OPEN_PATHS and not path.startswith(_OPEN_FOLDER)
+    """Whether requests for this path need an API key. Probes, metrics, documentation and the page
+    of the console do not."""
+    return path not in _OPEN_PATHS and not path.startswith(_OPEN_FOLDERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,17 @@ class ApiKey:
     tenant: str
     digest: str
     created: str
+    scopes: tuple[str, ...] = ()
+    """What the key permits; ``operator`` is the only one that counts."""
 
     @property
     def line(self) -> str:
-        return f"{self.key_id} {self.tenant} {self.digest} {self.created}\n"
+        scopes = f" scopes={','.join(self.scopes)}" if self.scopes else ""
+        return f"{self.key_id} {self.tenant} {self.digest} {self.created}{scopes}\n"
+
+    @property
+    def is_operator(self) -> bool:
+        return "operator" in self.scopes
 
 
 class KeyFile:
@@ -65,7 +73,7 @@ class KeyFile:
         """All keys by id."""
         return {key.key_id: key for key in self._parse(self._text())}
 
-    def add(self, tenant: str) -> str:
+    def add(self, tenant: str, scopes: tuple[str, ...] = ()) -> str:
         """Create a key for a tenant, and the file if necessary; returns the key."""
         if _TENANT.fullmatch(tenant) is None:
             raise StartupError(f"{tenant!r} is not a valid tenant name: {_TENANT.pattern}")
@@ -73,7 +81,8 @@ class KeyFile:
             self.read()
         key_id = secrets.token_hex(_ID_BYTES)
         key = f"{_PREFIX}-{key_id}-{secrets.token_urlsafe(32)}"
-        made = ApiKey(key_id, tenant, _digest(key), datetime.now(UTC).date().isoformat())
+        created = datetime.now(UTC).date().isoformat()
+        made = ApiKey(key_id, tenant, _digest(key), created, scopes)
         try:
             # A single short write in append mode, so that concurrent commands lose nothing.
             handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -113,7 +122,9 @@ class KeyFile:
             match = _LINE.fullmatch(content)
             if match is None:
                 raise StartupError(f"{self.path}:{number}: expected ID TENANT SHA256 CREATED")
-            yield ApiKey(**match.groupdict())
+            fields = match.groupdict(default="")
+            scopes = tuple(filter(None, fields.pop("scopes").split(",")))
+            yield ApiKey(**fields, scopes=scopes)
 
     def _unusable(self, error: OSError | UnicodeDecodeError) -> StartupError:
         reason = error.strerror if isinstance(error, OSError) else "not text"
@@ -137,8 +148,14 @@ class Keys:
     def tenant_of(self, authorization: str) -> str:
         """The tenant of this Authorization header; empty if no key is required. Raises
         `InvalidApiKey`."""
+        known = self.key_of(authorization)
+        return "" if known is None else known.tenant
+
+    def key_of(self, authorization: str) -> ApiKey | None:
+        """The key of this Authorization header; None if no key is required. Raises
+        `InvalidApiKey`."""
         if self._file is None:
-            return ""
+            return None
         self._refresh(self._file)
         scheme, _, key = authorization.partition(" ")
         known = self._keys.get(_id_of(key))
@@ -151,7 +168,7 @@ class Keys:
             raise InvalidApiKey("Incorrect API key provided: it is unknown or was revoked.")
         if scheme.lower() != "bearer":
             raise InvalidApiKey("Send the API key in the header Authorization: Bearer KEY.")
-        return known.tenant
+        return known
 
     def _refresh(self, file: KeyFile) -> None:
         now = time.monotonic()

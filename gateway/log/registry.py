@@ -117,6 +117,10 @@ class Relays:
                 if tenant is not None and relay.facts is None:
                     raise Unavailable("No worker has started on this request yet.")
 
+    def current(self) -> list[LogRelay]:
+        """The relays in progress."""
+        return list(self._relays.values())
+
     def obey(self, command: Release | Withheld) -> None:
         """Apply a command from another gateway or from this one."""
         relay = self._relays.get(command.request_id)

@@ -151,6 +151,19 @@ async def test_a_worker_rejects_to_the_dead_letters(gateway: RabbitBus, worker: 
     await find(worker, topology.DEAD_LETTERS.name, body)
 
 
+@pytest.mark.parametrize("lane", topology.LANES)
+async def test_a_gateway_retries_dead_letters(
+    gateway: RabbitBus, worker: RabbitBus, lane: Lane
+) -> None:
+    jobs, body = topology.jobs_queue(MODEL, lane), uuid.uuid4().bytes
+    await worker.publish(topology.DEAD_LETTERS.bindings[0], Message(body))
+
+    await find(gateway, topology.DEAD_LETTERS.name, body)
+    await gateway.publish(jobs.bindings[0], Message(body))
+
+    assert await receive(worker, jobs.name) == body
+
+
 async def test_gateways_hear_workers_and_each_other(gateway: RabbitBus, worker: RabbitBus) -> None:
     announcements, commands = (make("x") for make in (announcements_queue, gateway_queue))
     await gateway.declare(announcements, commands)
@@ -235,8 +248,7 @@ A_WORKERS_COMMANDS = topology.worker_binding(f"worker.{WORKER_ID}")
         binding("gateway", A_WORKERS_COMMANDS),
         binding("gateway", topology.reply_binding("reply.publisher.x")),
         declaring(topology.reply_queue("publisher.x", 1)),
-        FORGED_SUSPECT,
-        consuming(topology.DEAD_LETTERS.name),
+        deleting(topology.DEAD_LETTERS.name),
         FORGED_ANNOUNCEMENT,
         NEW_EXCHANGE,
         NEW_QUEUE,

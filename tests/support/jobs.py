@@ -111,6 +111,16 @@ async def reading(bus: Bus, job: GenerationJob) -> AsyncIterator[Consumer]:
         yield consumer
 
 
+async def bury(bus: Bus, model: str, request_id: str) -> None:
+    """Let a worker reject a batch job."""
+    queue = topology.jobs_queue(model, "batch")
+    await bus.declare(topology.DEAD_LETTERS, queue)
+    job = msgspec.structs.replace(new_job(model, mode="final"), request_id=request_id)
+    await publish(bus, job, "batch")
+    async with bus.consume(queue.name) as consumer:
+        await (await anext(consumer)).reject()
+
+
 async def come_back(bus: Bus, job: GenerationJob, lane: Lane, num_times: int) -> None:
     """Let workers take the first job of the lane and die."""
     for _ in range(num_times):

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from shared.bus.memory import MemoryBroker, MemoryBus
 from tests.support.http import live_gateway
@@ -11,8 +12,8 @@ from tests.support.scripted_worker import ScriptedWorker
 
 
 @contextmanager
-def served() -> Iterator[str]:
-    """The URL of a gateway whose worker repeats the prompt."""
+def served(**options: Any) -> Iterator[str]:
+    """The URL of a gateway with these settings, whose worker repeats the prompt."""
     is_ready = threading.Event()
     urls: list[str] = []
     loop = asyncio.new_event_loop()
@@ -24,7 +25,7 @@ def served() -> Iterator[str]:
             MemoryBus(broker) as worker_bus,
             MemoryBus(broker) as bus,
             ScriptedWorker(worker_bus),
-            live_gateway(bus) as gateway,
+            live_gateway(bus, **options) as gateway,
         ):
             urls.append(gateway.url)
             is_ready.set()

@@ -127,7 +127,11 @@ async def generate(
             if promise is not None:
                 return await _start(gateway, log, submitted, promise, request, send)
             state = request.scope["state"]
-            with in_own_words(), Observation(gateway.metrics, submitted.job, state) as observation:
+            with (
+                in_own_words(),
+                gateway.usage.request(tenant) as usage,
+                Observation(gateway.metrics, submitted.job, state, usage) as observation,
+            ):
                 framer = _framer(request, submitted)
                 try:
                     answer = _Answer(gateway, submitted, observation, framer)

@@ -11,11 +11,6 @@ from gateway.wiring import Gateway
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter(tags=["operations"])
 
-    def status() -> str:
-        if not gateway.admission.is_open:
-            return "draining"
-        return "ok" if gateway.bus.is_connected else "broker_unavailable"
-
     def models() -> dict[str, Any]:
         return {
             model: [
@@ -42,7 +37,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def health() -> Response:
         """Tell whether requests are taken: 503 while the broker is away or the gateway drains.
         Live workers are listed and not needed: jobs wait for them."""
-        now = status()
+        now = gateway.state
         body = {"status": now, "requests": gateway.admission.num_requests, "models": models()}
         return JSONResponse(body, 200 if now == "ok" else 503)
 

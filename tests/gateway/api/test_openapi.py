@@ -58,6 +58,11 @@ def operations() -> list[tuple[str, dict[str, Any]]]:
 
 def test_every_endpoint_is_in_the_document() -> None:
     assert set(DOCUMENT["paths"]) == {
+        "/admin/v1/dead-letters",
+        "/admin/v1/dead-letters/{letter_id}",
+        "/admin/v1/dead-letters/{letter_id}/retry",
+        "/admin/v1/status",
+        "/admin/v1/workers/{worker_id}/drain",
         "/detokenize",
         "/health",
         "/live",

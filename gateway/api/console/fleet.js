@@ -1,0 +1,134 @@
+// Live workers, queues and streams, and what each tenant has used: all from /admin/v1/status.
+
+import { attempt, json, request } from "./api.js";
+import { $, Table, ask, bar, count, duration, el, percent, plural, shortId, show, since, tag } from "./dom.js";
+
+const LANES = { interactive: "Interactive", batch: "Batch", quick: "Embeddings and tokens", suspect: "Suspect" };
+const STREAM_STATES = { waiting: "waiting", running: "running", ended: "ended" };
+
+const name = (tenant) => tenant || "anonymous";
+const idCell = (id) => [el("span", { className: "id", title: id, textContent: shortId(id) })];
+
+const workers = new Table($("#workers"), {
+  label: "Workers",
+  key: (worker) => worker.id,
+  empty: "No worker is alive. Requests wait in their queues; start one with warren worker.",
+  columns: [
+    { title: "Worker", version: (worker) => worker.id, fill: (worker) => idCell(worker.id) },
+    {
+      title: "Model", version: (worker) => worker.model + worker.numerics,
+      fill: (worker) => [el("span", {}, worker.model, el("span", { className: "sub", textContent: worker.numerics }))],
+    },
+    {
+      title: "Sequences", version: (worker) => `${worker.num_running}/${worker.max_num_seqs}`,
+      fill: (worker) => [el("span", {}, ...bar(worker.num_running / worker.max_num_seqs,
+        `${worker.num_running} of ${worker.max_num_seqs}`))],
+    },
+    { title: "Waiting", kind: "number", text: (worker) => count(worker.num_waiting) },
+    {
+      title: "KV cache", version: (worker) => percent(worker.kv_usage),
+      fill: (worker) => [el("span", {}, ...bar(worker.kv_usage, percent(worker.kv_usage)))],
+    },
+    { title: "Answered", kind: "number", text: (worker) => count(worker.num_answered) },
+    { title: "Uptime", kind: "number", text: (worker) => duration(since(worker.started_at)) },
+    {
+      title: "State", version: (worker) => worker.state,
+      fill: (worker) => [worker.state === "serving" ? tag("serving", "good") : tag("leaving", "warn")],
+    },
+    { title: "Actions", kind: "act", version: (worker) => worker.state, fill: (worker) => [drainButton(worker)] },
+  ],
+});
+
+const queues = new Table($("#queues"), {
+  label: "Queues",
+  key: (queue) => `${queue.model} ${queue.lane}`,
+  empty: "No queues yet: a model's queues appear with its first worker.",
+  columns: [
+    { title: "Model", text: (queue) => queue.model },
+    { title: "Class", text: (queue) => LANES[queue.lane] },
+    { title: "Waiting", kind: "number", text: (queue) => count(queue.num_waiting) },
+    { title: "Oldest", kind: "number", text: (queue) => duration(queue.oldest_s) },
+    { title: "Consumers", kind: "number", text: (queue) => count(queue.num_consumers) },
+  ],
+});
+
+const streams = new Table($("#streams"), {
+  label: "Streams",
+  key: (stream) => stream.id,
+  empty: "No request is in flight at this gateway.",
+  columns: [
+    { title: "Request", version: (stream) => stream.id, fill: (stream) => idCell(stream.id) },
+    { title: "Tenant", text: (stream) => name(stream.tenant) },
+    { title: "Model", text: (stream) => stream.model },
+    {
+      title: "State", version: (stream) => stream.state + stream.num_workers + stream.num_crashes,
+      fill: (stream) => [el("span", {}, tag(STREAM_STATES[stream.state], stream.state === "running" ? "good" : ""), moved(stream))],
+    },
+    {
+      title: "Worker", version: (stream) => stream.worker,
+      fill: (stream) => (stream.worker ? idCell(stream.worker) : ["–"]),
+    },
+    { title: "Tokens", kind: "number", text: (stream) => count(stream.num_tokens) },
+    { title: "Age", kind: "number", text: (stream) => duration(since(stream.created_at)) },
+  ],
+});
+
+const tenants = new Table($("#tenants"), {
+  label: "Usage by tenant",
+  key: (tenant) => tenant.tenant,
+  empty: "No tenant has sent a request since the gateway's start.",
+  columns: [
+    { title: "Tenant", text: (tenant) => name(tenant.tenant) },
+    { title: "Requests", kind: "number", text: (tenant) => count(tenant.num_requests) },
+    { title: "In flight", kind: "number", text: (tenant) => count(tenant.num_in_flight) },
+    { title: "Failed", kind: "number", text: (tenant) => count(tenant.num_failed) },
+    { title: "Prompt tokens", kind: "number", text: (tenant) => count(tenant.num_prompt_tokens) },
+    { title: "Of them cached", kind: "number", text: (tenant) => count(tenant.num_cached_tokens) },
+    { title: "Generated tokens", kind: "number", text: (tenant) => count(tenant.num_generated_tokens) },
+  ],
+});
+
+function moved({ num_workers: all, num_crashes: lost }) {
+  if (all < 2) return null;
+  return el("span", { className: "sub", textContent: lost ? `${plural(lost, "worker")} lost` : "moved" });
+}
+
+function drainButton(worker) {
+  const isLeaving = worker.state === "leaving";
+  const button = el("button", {
+    type: "button", className: "quiet", textContent: isLeaving ? "Move requests now" : "Drain",
+    "aria-label": `${isLeaving ? "Move the requests of" : "Drain"} worker ${shortId(worker.id)}`,
+    onclick: () => drain(worker, button),
+  });
+  return button;
+}
+
+async function drain(worker, button) {
+  const id = shortId(worker.id);
+  const answers = [{ label: "Move requests now", value: "now", kind: worker.state === "leaving" ? "strong" : "quiet" }];
+  if (worker.state === "serving") answers.push({ label: "Let requests finish", value: "gently", kind: "strong" });
+  const choice = await ask(`Drain worker ${id}?`,
+    "It takes no more requests and exits. Running requests finish within its grace period or move to other " +
+    "workers, where they continue without a gap. Whoever started the worker may start it again.", answers);
+  if (!choice) return;
+  await attempt(button, async () => {
+    const query = choice === "now" ? "?immediate=true" : "";
+    await request(`/admin/v1/workers/${encodeURIComponent(worker.id)}/drain${query}`, { method: "POST" });
+    show(`Worker ${id} is draining.`);
+  });
+}
+
+// Throws ApiError; with status 403 if the key is not an operator's.
+export async function showStatus() {
+  const status = await json("/admin/v1/status");
+  workers.show(status.workers);
+  queues.show(status.queues.filter(({ lane, num_waiting: ready }) => lane !== "suspect" || ready));
+  streams.show(status.streams);
+  tenants.show(status.tenants);
+  const { gateway } = status;
+  $("#fleet-lead").textContent = `Warren ${gateway.version}. This gateway has run for ` +
+    `${duration(since(gateway.started_at))} and serves ${plural(gateway.num_requests, "request")} now.`;
+  $("#usage-lead").textContent = "Generations at this gateway since its start " +
+    `${duration(since(gateway.started_at))} ago. Each gateway counts its own; metrics add them up.`;
+  return status;
+}

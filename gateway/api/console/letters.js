@@ -1,0 +1,65 @@
+// Dead letters: listed when the view is opened and when their number changes, because each listing makes
+// the broker deliver them.
+
+import { attempt, json, request } from "./api.js";
+import { $, Table, ask, bytes, duration, el, shortId, show } from "./dom.js";
+
+let shownCount = null;
+
+const letters = new Table($("#letters"), {
+  label: "Dead letters",
+  key: (letter) => letter.id,
+  empty: "No dead letters.",
+  columns: [
+    {
+      title: "Request", version: (letter) => letter.id,
+      fill: (letter) => [el("span", { className: "id", title: letter.id, textContent: shortId(letter.id) })],
+    },
+    { title: "Tenant", text: (letter) => letter.tenant || "anonymous" },
+    { title: "Reason", text: (letter) => letter.reason },
+    { title: "Queue", text: (letter) => letter.queue },
+    { title: "Age", kind: "number", text: (letter) => duration(letter.age_s) },
+    { title: "Size", kind: "number", text: (letter) => bytes(letter.num_bytes) },
+    { title: "Actions", kind: "act", version: (letter) => letter.can_retry, fill: actions },
+  ],
+});
+
+function actions(letter) {
+  const path = `/admin/v1/dead-letters/${encodeURIComponent(letter.id)}`;
+  const label = (verb) => `${verb} ${shortId(letter.id)}`;
+  const retry = el("button", {
+    type: "button", className: "quiet", textContent: "Retry", "aria-label": label("Retry"),
+    onclick: () => act(retry, () => request(`${path}/retry`, { method: "POST" }), "returned to its queue"),
+  });
+  const drop = el("button", {
+    type: "button", className: "danger", textContent: "Drop", "aria-label": label("Drop"),
+    onclick: async () => {
+      const text = "The job is removed for good. Whoever waits for its answer never gets one.";
+      const answer = await ask(`Drop ${shortId(letter.id)}?`, text, [{ label: "Drop", value: "drop", kind: "danger" }]);
+      if (answer) await act(drop, () => request(path, { method: "DELETE" }), "dropped");
+    },
+  });
+  const act = (button, work, done) => attempt(button, async () => {
+    await work();
+    show(`${shortId(letter.id)} was ${done}.`);
+    await listLetters();
+  });
+  return letter.can_retry ? [retry, drop] : [drop];
+}
+
+export async function listLetters() {
+  const { data } = await json("/admin/v1/dead-letters");
+  letters.show(data);
+}
+
+// Shows how many there are, and lists them again if `isOpen` and the number has changed.
+export async function countLetters(number, isOpen) {
+  const badge = $("#dead-count");
+  badge.hidden = !number;
+  badge.textContent = number ?? "";
+  const isNew = number !== shownCount;
+  if (isOpen && isNew) {
+    shownCount = number;
+    await listLetters();
+  }
+}

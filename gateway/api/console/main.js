@@ -1,0 +1,100 @@
+// The page: its views, and the status that they share.
+
+import { ApiError, askForKey } from "./api.js";
+import { listBatches, startBatches } from "./batches.js";
+import { showModels, startChat } from "./chat.js";
+import { $, el, plural } from "./dom.js";
+import { showStatus } from "./fleet.js";
+import { countLetters, listLetters } from "./letters.js";
+
+const OFTEN_MS = 1000;
+const SELDOM_MS = 5000;
+const WATCHED = new Set(["fleet", "usage", "dead-letters"]);
+const OPERATORS = ["fleet", "usage", "dead-letters"];
+const links = [...document.querySelectorAll("nav a")];
+let view = "chat";
+let timer = null;
+let isOperator = true;
+
+function open(name) {
+  const known = links.find((link) => link.dataset.view === name && !link.hidden);
+  view = known ? name : "chat";
+  for (const section of document.querySelectorAll(".view")) section.hidden = section.id !== `view-${view}`;
+  for (const link of links) {
+    if (link.dataset.view === view) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  document.title = view === "chat" ? "Warren" : `${$(`#view-${view} h2`).textContent} · Warren`;
+  if (view === "chat") $("#question").focus();
+  if (view === "dead-letters" && isOperator) listLetters().catch(() => {});
+  look();
+}
+
+function pulse(state, text) {
+  $("#pulse").dataset.state = state;
+  $("#pulse-text").textContent = text;
+}
+
+function summary({ gateway, workers, queues }) {
+  if (gateway.status === "broker_unavailable") return ["bad", "Broker unreachable"];
+  if (gateway.status === "draining") return ["warn", "Gateway is draining"];
+  const serving = workers.filter((worker) => worker.state === "serving");
+  if (serving.length === 0) return ["warn", "No workers"];
+  const waiting = queues.reduce((sum, queue) => sum + queue.num_waiting, 0);
+  return ["ok", plural(serving.length, "worker") + (waiting ? `, ${plural(waiting, "job")} waiting` : "")];
+}
+
+// Asks for the status again and again, more often while somebody watches it.
+async function look() {
+  clearTimeout(timer);
+  try {
+    if (isOperator && !document.hidden) {
+      const status = await showStatus();
+      pulse(...summary(status));
+      showModels([...new Set(status.workers.map((worker) => worker.model))].sort());
+      await countLetters(status.num_dead_letters, view === "dead-letters");
+    }
+    if (view === "batches" && !document.hidden) await listBatches();
+  } catch (error) {
+    if (error.status === 403) refuse(error);
+    else if (error.code === "unreachable") pulse("bad", "Gateway unreachable");
+    else pulse("bad", error.message);
+  }
+  clearTimeout(timer);
+  timer = setTimeout(look, WATCHED.has(view) || view === "batches" ? OFTEN_MS : SELDOM_MS);
+}
+
+// The key is not an operator's: the chat works, and the other views say what they need.
+function refuse(error) {
+  isOperator = false;
+  pulse("ok", "Ready");
+  for (const name of OPERATORS) {
+    const place = $(`#view-${name}`);
+    $(".content", place).hidden = true;
+    const button = el("button", { type: "button", className: "quiet", textContent: "Use another key", onclick: changeKey });
+    $(".refusal", place).replaceChildren(
+      el("p", { textContent: error.message }),
+      el("p", { textContent: "Whoever runs this gateway can add one: warren keys add NAME --scopes generate,cancel,operator." }),
+      el("p", {}, button),
+    );
+    $(".refusal", place).hidden = false;
+  }
+}
+
+async function changeKey() {
+  if (await askForKey()) location.reload();
+}
+
+addEventListener("hashchange", () => open(location.hash.slice(1)));
+document.addEventListener("visibilitychange", look);
+
+const starting = startChat();
+open(location.hash.slice(1));
+try {
+  await starting;
+} catch (error) {
+  if (!(error instanceof ApiError)) throw error;
+  pulse("bad", error.message);
+}
+$("nav [data-view=batches]").hidden = !(await startBatches());
+if (location.hash === "#batches") open("batches");

@@ -1,0 +1,348 @@
+"""/admin/v1: what operators see and do. The console and ``warren status`` are its clients.
+
+Without API keys whoever reaches the gateway is the operator, which only a gateway on the loopback
+interface permits. With keys an operator's key has the scope ``operator``.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import asdict
+from importlib import metadata
+from typing import Literal
+
+import msgspec
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from msgspec import Struct
+from starlette.exceptions import HTTPException
+
+from gateway.api.openapi import answered
+from gateway.api.rendering import decode_rendering
+from gateway.fleet.queue_watch import QueueReading
+from gateway.log.cursor import LogEnd
+from gateway.log.relay import LogRelay
+from gateway.wiring import Gateway, GatewayState
+from shared import dead_letters, topology
+from shared.bus.base import Message
+from shared.dead_letters import DeadLetter
+from shared.errors import InvalidRequest, StreamNotFound, Unroutable
+from shared.messages import Announcement, Drain, encode
+from shared.topology import Lane
+
+_MAX_STREAMS = 200
+_MAX_LETTERS = 100
+"""Letters with their bodies are held in memory while they are listed."""
+_WORKER_PREFIX = "worker."
+_WORKER_ID = Path(description="The id of the worker, as `/admin/v1/status` lists it.")
+_LETTER_ID = Path(description="The request id of the job, as the list of dead letters shows it.")
+
+
+class GatewayStatus(Struct, frozen=True, kw_only=True):
+    version: str
+    started_at: float
+    """Unix time in seconds."""
+    status: GatewayState
+    num_requests: int
+    """Requests in flight at this gateway, of all kinds."""
+
+
+class WorkerStatus(Struct, frozen=True, kw_only=True):
+    id: str
+    model: str
+    state: Literal["serving", "leaving"]
+    device: str
+    """`cpu` or `cuda`; empty if the worker does not say."""
+    numerics: str
+    """The worker's arithmetic: device, instructions, data type and kernels."""
+    num_running: int
+    """Sequences in the batch."""
+    num_waiting: int
+    """Sequences that the worker has taken and that wait for a place in the batch."""
+    num_free: int
+    """Places in the batch that are free."""
+    max_num_seqs: int
+    max_seq_len: int
+    num_answered: int
+    """Jobs answered since the worker's start."""
+    kv_usage: float
+    """Share of the KV cache in use, 0 to 1."""
+    started_at: float | None
+    """Unix time in seconds; null if the worker does not say."""
+    heard_s: float
+    """Seconds since the worker's last heartbeat."""
+
+
+class QueueStatus(Struct, frozen=True, kw_only=True):
+    model: str
+    lane: Lane
+    """The class of the jobs; `quick` are tokenization and embeddings, `suspect` jobs whose workers
+    crashed."""
+    num_waiting: int
+    """Jobs that wait for a worker."""
+    num_consumers: int
+    oldest_s: float | None
+    """The age of the oldest waiting job in seconds, at most; null if none waits."""
+
+
+class StreamStatus(Struct, frozen=True, kw_only=True):
+    id: str
+    tenant: str
+    model: str
+    state: Literal["waiting", "running", "ended"]
+    worker: str | None
+    """The id of the worker that runs the request."""
+    num_workers: int
+    """Workers that have started the request."""
+    num_crashes: int
+    """Workers that were lost while they ran it."""
+    num_tokens: int
+    """Tokens generated so far."""
+    created_at: float
+    """Unix time in seconds."""
+    is_detached: bool
+
+
+class TenantStatus(Struct, frozen=True, kw_only=True):
+    """The generation requests of one tenant at this gateway, since its start."""
+
+    tenant: str
+    num_requests: int
+    num_in_flight: int
+    num_failed: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_generated_tokens: int
+
+
+class Status(Struct, frozen=True, kw_only=True):
+    gateway: GatewayStatus
+    workers: Sequence[WorkerStatus]
+    queues: Sequence[QueueStatus]
+    streams: Sequence[StreamStatus]
+    """The oldest streams in flight at this gateway, at most 200."""
+    num_streams: int
+    tenants: Sequence[TenantStatus]
+    num_dead_letters: int
+
+
+class DeadLetterStatus(Struct, frozen=True, kw_only=True):
+    id: str
+    model: str
+    tenant: str
+    reason: str
+    queue: str
+    """The queue that the job was dead-lettered from."""
+    age_s: float | None
+    """Seconds since the job was created; null if its publisher did not say."""
+    num_bytes: int
+    can_retry: bool
+    """Whether it is a job; what is not can only be dropped."""
+
+
+class DeadLetterList(Struct, frozen=True, kw_only=True):
+    data: Sequence[DeadLetterStatus]
+    """The oldest dead letters."""
+
+
+class Done(Struct, frozen=True, kw_only=True):
+    id: str
+    status: Literal["draining", "retried", "dropped"]
+
+
+def router(gateway: Gateway) -> APIRouter:
+    operators_only = [Depends(_require_operator(gateway))]
+    routes = APIRouter(prefix="/admin/v1", tags=["operators"], dependencies=operators_only)
+
+    @routes.get("/status", openapi_extra={"responses": {"200": answered(Status)}})
+    async def get_status() -> Response:
+        """Show live workers, queues, streams and tenants, as this gateway sees them."""
+        relays = gateway.relays.current()
+        streams = [_stream(relay) for relay in relays[:_MAX_STREAMS]]
+        tenants = sorted(gateway.usage.by_tenant.items())
+        status = Status(
+            gateway=_gateway(gateway),
+            workers=[_worker(*heard) for heard in gateway.workers.announced()],
+            queues=[_queue(*item) for item in gateway.queues.readings.items()],
+            streams=streams,
+            num_streams=len(relays),
+            tenants=[TenantStatus(tenant=tenant, **asdict(usage)) for tenant, usage in tenants],
+            num_dead_letters=gateway.queues.num_dead,
+        )
+        return _json(status)
+
+    @routes.post("/workers/{worker_id}/drain", openapi_extra={"responses": {"200": answered(Done)}})
+    async def drain_worker(
+        worker_id: str = _WORKER_ID,
+        immediate: bool = Query(
+            False, description="Hand running requests over to other workers at once."
+        ),
+    ) -> Response:
+        """Make a worker exit once it has no more requests. It takes no new ones; running ones may
+        finish within its `WARREN_DRAIN_GRACE_S` and then continue on other workers."""
+        address = f"{_WORKER_PREFIX}{worker_id}"
+        if address not in {worker.worker for worker, _ in gateway.workers.announced()}:
+            raise HTTPException(404, "There is no such worker.")
+        command = Message(encode(Drain(is_immediate=immediate)))
+        try:
+            await gateway.bus.publish(topology.worker_binding(address), command)
+        except Unroutable:
+            raise HTTPException(404, "This worker has just gone.") from None
+        return _json(Done(id=worker_id, status="draining"))
+
+    _add_dead_letters(routes, gateway)
+    return routes
+
+
+def _require_operator(gateway: Gateway) -> Callable[[Request], Awaitable[None]]:
+    async def require_operator(request: Request) -> None:
+        """Raises HTTPException 403 unless the request is an operator's."""
+        key = gateway.keys.key_of(request.headers.get("authorization", ""))
+        if key is None and gateway.settings.allow_anonymous:
+            raise HTTPException(403, "A gateway that anyone may reach has operators by API key.")
+        if key is not None and not key.is_operator:
+            raise HTTPException(403, "This needs an API key with the scope operator.")
+
+    return require_operator
+
+
+def _add_dead_letters(routes: APIRouter, gateway: Gateway) -> None:
+    lock = asyncio.Lock()
+    """Listings hold the letters, so that another one would find none."""
+
+    @routes.get("/dead-letters", openapi_extra={"responses": {"200": answered(DeadLetterList)}})
+    async def list_dead_letters(
+        limit: int = Query(_MAX_LETTERS, ge=1, le=_MAX_LETTERS, description="How many at most."),
+    ) -> Response:
+        """List the oldest jobs that were dead-lettered."""
+        async with lock, _opened(gateway, limit) as letters:
+            return _json(DeadLetterList(data=[_letter(letter) for letter in letters]))
+
+    @routes.post(
+        "/dead-letters/{letter_id:path}/retry",
+        openapi_extra={"responses": {"200": answered(Done)}},
+    )
+    async def retry_dead_letter(letter_id: str = _LETTER_ID) -> Response:
+        """Return a job to the queue that it was dead-lettered from, without its deadline."""
+        async with lock, _opened(gateway) as letters:
+            await _found(letters, letter_id).retry(gateway.bus)
+        return _json(Done(id=letter_id, status="retried"))
+
+    @routes.delete(
+        "/dead-letters/{letter_id:path}", openapi_extra={"responses": {"200": answered(Done)}}
+    )
+    async def drop_dead_letter(letter_id: str = _LETTER_ID) -> Response:
+        """Remove a dead letter for good."""
+        async with lock, _opened(gateway) as letters:
+            await _found(letters, letter_id).drop()
+        return _json(Done(id=letter_id, status="dropped"))
+
+
+def _gateway(gateway: Gateway) -> GatewayStatus:
+    return GatewayStatus(
+        version=_version(),
+        started_at=gateway.started_at,
+        status=gateway.state,
+        num_requests=gateway.admission.num_requests,
+    )
+
+
+def _version() -> str:
+    try:
+        return metadata.version("warren")
+    except metadata.PackageNotFoundError:  # run from its sources
+        return "unknown"
+
+
+def _worker(worker: Announcement, heard_s: float) -> WorkerStatus:
+    return WorkerStatus(
+        id=_id_of(worker.worker),
+        model=worker.model,
+        state="leaving" if worker.is_leaving else "serving",
+        device=worker.numerics.partition(" ")[0],
+        numerics=worker.numerics,
+        num_running=worker.num_running,
+        num_waiting=worker.num_waiting,
+        num_free=max(0, worker.max_num_seqs - worker.num_running),
+        max_num_seqs=worker.max_num_seqs,
+        max_seq_len=worker.max_seq_len,
+        num_answered=worker.num_answered,
+        kv_usage=worker.kv_usage,
+        started_at=worker.started_at or None,
+        heard_s=heard_s,
+    )
+
+
+def _queue(name: tuple[str, Lane], reading: QueueReading) -> QueueStatus:
+    model, lane = name
+    return QueueStatus(
+        model=model,
+        lane=lane,
+        num_waiting=reading.num_waiting,
+        num_consumers=reading.num_consumers,
+        oldest_s=reading.oldest_age_s if reading.num_waiting else None,
+    )
+
+
+def _stream(relay: LogRelay) -> StreamStatus:
+    tenant, model, created_at, is_detached = "", "", 0.0, False
+    if relay.job is not None:
+        job = relay.job
+        tenant, model, created_at = job.tenant, job.model, job.created_at
+        is_detached = job.is_detached
+    elif relay.facts is not None:
+        tenant, is_detached = relay.facts.tenant, relay.facts.is_detached
+        with suppress(StreamNotFound):  # another program's, whose reader is being turned away
+            rendering = decode_rendering(relay.facts)
+            model, created_at = rendering.model, float(rendering.created)
+    state: Literal["waiting", "running", "ended"] = "running"
+    if relay.cursor.end is not LogEnd.OPEN:
+        state = "ended"
+    elif relay.worker is None:
+        state = "waiting"
+    return StreamStatus(
+        id=relay.request_id,
+        tenant=tenant,
+        model=model,
+        state=state,
+        worker=_id_of(relay.worker) if relay.worker is not None else None,
+        num_workers=len(relay.cursor.crashes),
+        num_crashes=relay.cursor.reader.num_crashes,
+        num_tokens=sum(len(chain.token_ids) for chain in relay.cursor.reader.chains),
+        created_at=created_at or time.time(),
+        is_detached=is_detached,
+    )
+
+
+def _id_of(address: str) -> str:
+    return address.removeprefix(_WORKER_PREFIX)
+
+
+def _opened(
+    gateway: Gateway, limit: int = _MAX_LETTERS
+) -> AbstractAsyncContextManager[list[DeadLetter]]:
+    return dead_letters.opened(gateway.bus, limit, gateway.settings.trusted_users)
+
+
+def _found(letters: list[DeadLetter], letter_id: str) -> DeadLetter:
+    try:
+        return dead_letters.find(letters, letter_id)
+    except InvalidRequest:
+        raise HTTPException(404, "There is no such dead letter.") from None
+
+
+def _letter(letter: DeadLetter) -> DeadLetterStatus:
+    return DeadLetterStatus(
+        id=letter.request_id,
+        model=letter.model,
+        tenant=letter.job.tenant if letter.job else "",
+        reason=letter.reason,
+        queue=letter.queue,
+        age_s=letter.age_s,
+        num_bytes=len(letter.message.body),
+        can_retry=letter.job is not None,
+    )
+
+
+def _json(body: Struct) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

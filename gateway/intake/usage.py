@@ -1,0 +1,43 @@
+"""What each tenant has used of one gateway."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+_MAX_TENANTS = 1000
+
+
+@dataclass(slots=True)
+class Usage:
+    """The use of one tenant since the gateway's start. Tokens count once a request has ended."""
+
+    num_requests: int = 0
+    """Including those in flight."""
+    num_in_flight: int = 0
+    num_failed: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens that were found in the prefix cache."""
+    num_generated_tokens: int = 0
+
+
+@dataclass(slots=True)
+class TenantUsage:
+    """The usage of the latest tenants; beyond a thousand, the one that came first is forgotten."""
+
+    by_tenant: dict[str, Usage] = field(default_factory=dict)
+
+    @contextmanager
+    def request(self, tenant: str) -> Iterator[Usage]:
+        """Count a request while it is in flight; yields the tenant's usage, to add its tokens."""
+        usage = self.by_tenant.get(tenant)
+        if usage is None:
+            if len(self.by_tenant) >= _MAX_TENANTS:
+                del self.by_tenant[next(iter(self.by_tenant))]
+            usage = self.by_tenant[tenant] = Usage()
+        usage.num_requests += 1
+        usage.num_in_flight += 1
+        try:
+            yield usage
+        finally:
+            usage.num_in_flight -= 1

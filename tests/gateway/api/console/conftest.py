@@ -1,0 +1,5 @@
+"""The fixtures of Chromium."""
+
+from tests.support.browser import browser, page
+
+__all__ = ["browser", "page"]

@@ -1,0 +1,36 @@
+"""Fixtures of headless Chromium."""
+
+import shutil
+from collections.abc import AsyncIterator
+
+import pytest
+from playwright.async_api import Browser, Page, async_playwright, expect
+
+from tests.support.console import TIMEOUT_MS
+
+expect.set_options(timeout=TIMEOUT_MS)
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("needs chromium")
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(
+            executable_path=program, args=["--no-sandbox", "--disable-gpu"]
+        )
+        yield browser
+        await browser.close()
+
+
+@pytest.fixture
+async def page(browser: Browser) -> AsyncIterator[Page]:
+    """A page that has reported no error at the end of the test."""
+    errors: list[str] = []
+    page = await browser.new_page()
+    page.set_default_timeout(TIMEOUT_MS)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    yield page
+    await page.close()
+    assert errors == []

@@ -1,0 +1,43 @@
+"""What a user does with the console, in a browser that playwright drives."""
+
+from playwright.async_api import Page
+
+from tests.support.http import LiveGateway
+
+TIMEOUT_MS = 30_000
+NUM_TOKENS = 80
+STEP_S = 0.05
+
+
+async def ask(page: Page, question: str) -> None:
+    await page.locator("#model option").first.wait_for(state="attached")
+    await page.get_by_label("Your message").fill(question)
+    await page.get_by_label("Your message").press("Enter")
+
+
+async def ask_for_many_tokens(page: Page) -> None:
+    """A question whose answer depends on nothing but the request."""
+    await page.get_by_label("Maximum tokens").fill(str(NUM_TOKENS))
+    await page.get_by_label("Seed").fill("7")
+    await ask(page, "Tell me something long.")
+
+
+async def begun(page: Page) -> str:
+    """The first words of an answer, as soon as there are some."""
+    answer = page.locator(".answer.streaming")
+    await answer.wait_for()
+    text = await answer.text_content()
+    assert text
+    return text
+
+
+async def answered(page: Page) -> str:
+    """The whole answer."""
+    await page.locator(".answer:not(.waiting, .streaming)").wait_for()
+    assert await page.locator(".after .error").text_content() == ""
+    return await page.locator(".answer").text_content() or ""
+
+
+async def open_console(page: Page, gateway: LiveGateway, view: str = "chat") -> None:
+    await page.goto(f"{gateway.url}/#{view}")
+    await page.locator(f"#view-{view}").wait_for()
