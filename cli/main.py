@@ -13,6 +13,7 @@ from cli.batch.command import batch
 from cli.chat import chat
 from cli.options import EPILOG
 from cli.serve import gateway, pull, serve, worker
+from cli.status import status, top
 from cli.terminal import notices, output
 from shared.errors import StartupError, WarrenError
 
@@ -29,6 +30,8 @@ app.command(epilog=EPILOG)(gateway)
 app.command(epilog=EPILOG)(worker)
 app.command()(pull)
 app.command()(chat)
+app.command()(status)
+app.command()(top)
 app.command(epilog=EPILOG)(batch)
 app.add_typer(dead.app, name="dead")
 app.add_typer(keys.app, name="keys")
