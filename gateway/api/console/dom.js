@@ -72,7 +72,7 @@ function update(cell, column, item, seen, k) {
 // A share from 0 to 1 as a bar, and in words beside it.
 export function bar(share, words) {
   const fill = el("span");
-  fill.style.width = `${Math.min(100, 100 * share).toFixed(1)}%`;
+  fill.style.width = `${share ? Math.min(100, Math.max(4, 100 * share)).toFixed(1) : 0}%`;
   return [el("span", { className: share > 0.9 ? "bar full" : "bar", "aria-hidden": "true" }, fill), words];
 }
 
