@@ -17,7 +17,7 @@ from gateway.fleet_metrics import export_fleet
 from gateway.intake.admission import Admission
 from gateway.intake.api_keys import Keys
 from gateway.intake.signer import Signer
-from gateway.intake.usage import TenantUsage
+from gateway.intake.tenant_usage import TenantUsage
 from gateway.log.registry import Relays
 from gateway.log.reply_queues import ReplyQueues
 from gateway.metrics import Metrics
@@ -50,7 +50,7 @@ class Gateway:
     quick: QuickLane
     publishers: Publishers
     metrics: Metrics
-    usage: TenantUsage = field(default_factory=TenantUsage)
+    tenant_usage: TenantUsage = field(default_factory=TenantUsage)
     started_at: float = field(default_factory=time.time)
     """Unix time in seconds."""
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gateway.errors import ACCEPTED, SERVICE_FAILURES, status_of
-from gateway.intake.usage import Usage
+from gateway.intake.tenant_usage import Usage
 from gateway.log.cursor import Item
 from gateway.log.relay import LogRelay
 from gateway.metrics import Metrics

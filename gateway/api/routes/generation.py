@@ -129,7 +129,7 @@ async def generate(
             state = request.scope["state"]
             with (
                 in_own_words(),
-                gateway.usage.request(tenant) as usage,
+                gateway.tenant_usage.request(tenant) as usage,
                 Observation(gateway.metrics, submitted.job, state, usage) as observation,
             ):
                 framer = _framer(request, submitted)
