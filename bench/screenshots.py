@@ -32,7 +32,7 @@ KILL_AFTER_S = 1.5
 _SIZE, _PHONE = (1180, 740), (390, 760)
 _MODEL = ("--model=smollm2", "--dtype=float32", "--kv-cache-bytes=268435456")
 _NUM_COLORS = 128
-_RUNNING = "warren:num_requests_running "
+_RUNNING = "warren_worker_sequences_running{"
 
 
 async def take(url: str, workers: Sequence[WarrenProcess], out: Path) -> None:
