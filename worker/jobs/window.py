@@ -37,7 +37,6 @@ class Place:
 
     def __init__(self, window: "JobWindow", job: GenerationJob, *, is_fresh: bool) -> None:
         self.tenant = job.tenant
-        self.num_sequences = job.total_choices
         self.is_fresh = is_fresh
         self._window = window
         self._seconds_left = seconds_left(job)
@@ -68,28 +67,27 @@ class Place:
 
 
 class JobWindow:
-    """Begins the jobs of one consumer, as many as ``max_num_seqs`` sequences have room for.
+    """Begins the jobs of one consumer, ``max_begun`` at once.
 
-    The next job is the oldest one of the tenant that has begun the fewest sequences for its weight.
-    When all slots are in use and there are several tenants, each of them may begin two more jobs,
-    and another one whenever one of these has received its first token.
+    The next job is the oldest one of the tenant that has begun the fewest for its weight. When so
+    many have begun and there are several tenants, each of them may begin two more jobs, and another
+    one whenever one of these has received its first token.
     """
 
-    def __init__(self, max_num_seqs: int, weights: Mapping[str, float]) -> None:
+    def __init__(self, max_begun: int, weights: Mapping[str, float]) -> None:
         """``weights`` are those of tenants whose weight is not 1."""
         self.yields = False
         """Whether other workers have free slots, so that no job begins that cannot run here."""
-        self._max_num_seqs = max_num_seqs
+        self._max_begun = max_begun
         self._weights = weights
         self._waiting: dict[str, dict[Place, None]] = {}
         """By tenant, in the order of arrival. No tenant's are empty."""
         self._begun: set[Place] = set()
         self._ahead: set[Place] = set()
-        """The jobs that began while all slots were in use, until their first token."""
+        """The jobs that began beyond ``max_begun``, until their first token."""
         self._num_begun: Counter[str] = Counter()
-        """Sequences by tenant."""
+        """By tenant, like the next one."""
         self._num_ahead: Counter[str] = Counter()
-        """Jobs by tenant."""
         self._is_closed = False
 
     @property
@@ -99,8 +97,8 @@ class JobWindow:
 
     @property
     def is_full(self) -> bool:
-        """Whether the jobs that have begun need all slots."""
-        return self._num_begun.total() >= self._max_num_seqs
+        """Whether all the jobs have begun that may begin at once."""
+        return len(self._begun) >= self._max_begun
 
     @contextmanager
     def place(self, job: GenerationJob, *, is_fresh: bool, at_once: bool) -> Iterator[Place]:
@@ -127,14 +125,14 @@ class JobWindow:
             self._ahead.add(place)
             self._num_ahead[place.tenant] += 1
         self._begun.add(place)
-        self._num_begun[place.tenant] += place.num_sequences
+        self._num_begun[place.tenant] += 1
         self._decide(place, Turn.BEGIN)
 
     def progress(self, place: Place) -> None:
         """Record that a begun job has received a token."""
         if place in self._ahead:
             self._ahead.remove(place)
-            _subtract(self._num_ahead, place.tenant, 1)
+            _discount(self._num_ahead, place.tenant)
             self._begin_next()
 
     def give_back(self, max_jobs: int) -> int:
@@ -195,14 +193,14 @@ class JobWindow:
         self._forget(place)
         if place in self._begun:
             self._begun.remove(place)
-            _subtract(self._num_begun, place.tenant, place.num_sequences)
+            _discount(self._num_begun, place.tenant)
         if place in self._ahead:
             self._ahead.remove(place)
-            _subtract(self._num_ahead, place.tenant, 1)
+            _discount(self._num_ahead, place.tenant)
         self._begin_next()
 
 
-def _subtract(counts: Counter[str], tenant: str, count: int) -> None:
-    counts[tenant] -= count
+def _discount(counts: Counter[str], tenant: str) -> None:
+    counts[tenant] -= 1
     if not counts[tenant]:
         del counts[tenant]

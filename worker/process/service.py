@@ -134,9 +134,9 @@ class Worker:
         self._announced_num_free = 0
         num_batch = max(1, settings.max_num_seqs - settings.batch_reserve)
         self._interactive = self._consumer(
-            "interactive", settings.max_num_seqs, num_ahead=settings.max_waiting_jobs
+            "interactive", settings.max_num_seqs, max_waiting=settings.max_waiting_jobs
         )
-        self._batch = self._consumer("batch", num_batch, num_ahead=settings.max_waiting_jobs)
+        self._batch = self._consumer("batch", num_batch, max_waiting=settings.max_waiting_jobs)
         self._quick = QuickConsumer(bus, model, self._publishers, self._metrics, self._address)
         solitude = Solitude([self._interactive, self._batch], [self._quick])
         suspect = self._consumer("suspect", 1, solitude.enter)
@@ -185,15 +185,15 @@ class Worker:
                 return await topology.declare_worker(self._bus, self._model.name, self._id)
 
     def _consumer(
-        self, lane: Lane, max_num_seqs: int, admission: Admission | None = None, num_ahead: int = 0
+        self, lane: Lane, max_begun: int, admission: Admission | None = None, max_waiting: int = 0
     ) -> JobConsumer:
-        """A consumer that takes ``num_ahead`` more jobs than it has sequences for."""
+        """A consumer that takes ``max_waiting`` more jobs than it begins at once."""
         return JobConsumer(
             self._bus,
             self._model.name,
             lane,
-            prefetch=min(max_num_seqs + num_ahead, MAX_PREFETCH),
-            window=JobWindow(max_num_seqs, self._settings.tenant_weights),
+            prefetch=min(max_begun + max_waiting, MAX_PREFETCH),
+            window=JobWindow(max_begun, self._settings.tenant_weights),
             held=self._held,
             publishers=self._publishers,
             new_execution=partial(JobExecution, self._workplace, lane, admission),

@@ -11,11 +11,11 @@ from worker.jobs.window import JobWindow, Place, Turn
 
 
 class Jobs(ExitStack):
-    """Jobs in a window, by default of two sequences."""
+    """Jobs in a window, by default of two jobs at once."""
 
-    def __init__(self, max_num_seqs: int = 2, **weights: float) -> None:
+    def __init__(self, max_begun: int = 2, **weights: float) -> None:
         super().__init__()
-        self.window = JobWindow(max_num_seqs, weights)
+        self.window = JobWindow(max_begun, weights)
 
     def add(self, *tenants: str, is_fresh: bool = True) -> list[Place]:
         return [self.add_job(replace(new_job("m"), tenant=t), is_fresh=is_fresh) for t in tenants]
@@ -65,17 +65,12 @@ async def test_a_tenant_begins_another_job_once_one_has_a_token() -> None:
         assert begun(others) == [0, 1, 2]
 
 
-async def test_a_request_for_many_answers_leaves_others_their_turn() -> None:
-    with Jobs() as jobs:
-        jobs.add_job(replace(new_job("m"), num_choices=128, tenant="a"))
-
-        assert begun(jobs.add("b")) == [0]
-
-
 async def test_the_tenant_that_has_begun_the_least_for_its_weight_is_next() -> None:
     with Jobs(8, large=3.0) as jobs:
         jobs.window.yields = True
-        with jobs.window.place(replace(new_job("m"), num_choices=8), is_fresh=True, at_once=False):
+        with ExitStack() as earlier:
+            for _ in range(8):
+                earlier.enter_context(jobs.window.place(new_job("m"), is_fresh=True, at_once=False))
             small, large = jobs.add(*8 * ["small"]), jobs.add(*8 * ["large"])
 
         assert (len(begun(small)), len(begun(large))) == (2, 6)
