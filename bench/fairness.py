@@ -2,10 +2,12 @@
 
     python -m bench.fairness [--engine synthetic --engine smollm2] [--seconds S] [--broker URL]
 
-One worker serves over RabbitMQ. The client publishes jobs as a gateway does and reads their logs;
-the time to first token is that from the publication to the first token in the log. In the run *as
-one tenant* all jobs carry the same tenant, so they are served in the order of their arrival: it is
-what the throughput is compared with.
+One worker serves over RabbitMQ, started anew for each load. Single jobs are streamed as a gateway
+streams them; their time to first token is that from the publication to the first token in the log.
+All others ask for one message with the whole answer, so that the client and the broker cost little.
+The throughput is that of the worker's own counter. In the run *as one tenant* all jobs carry the
+same tenant, so they are served in the order of their arrival: this is what the throughput is
+compared with.
 """
 
 import asyncio
@@ -13,13 +15,14 @@ import itertools
 import random
 import tempfile
 import time
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import httpx
 import typer
 import uvloop
 from rich.table import Table
@@ -34,10 +37,11 @@ from bench.options import Out
 from bench.other_load import OtherLoad
 from cli.terminal import notices
 from shared import topology
-from shared.bus.base import Message
+from shared.bus.base import Message, Queue
 from shared.bus.rabbit import RabbitBus
-from shared.errors import BusError
+from shared.bus.subscribe import receive
 from shared.messages import (
+    Completed,
     Failed,
     Finished,
     GenerationJob,
@@ -48,15 +52,13 @@ from shared.messages import (
     encode,
 )
 from tests.support import processes
-from tests.support.processes import WarrenProcess
+from tests.support.processes import NO_TLS, WarrenProcess
 
 RESULTS = Path(__file__).parent / "results"
 NUM_SLOTS = 16
 _STEP_MS = 25.0
 _WARM_UP_S = 4.0
 _WEIGHTS = {"light": 1.0, "heavy": 3.0}
-_MAX_PUBLISHING = 8
-"""The broker takes milliseconds for each of these; a flood at once would exceed its time limit."""
 _NUMBERS = itertools.count()
 
 
@@ -69,12 +71,16 @@ class Load:
     max_tokens: int
     prompt_len: int = 64
     num_choices: int = 1
+    mode: Literal["stream", "final"] = "final"
 
 
-SINGLES = Load([f"single-{number}" for number in range(9)], num_jobs=1, max_tokens=32)
+ALONE = "nine tenants alone"
+FLOODED = "beside a flood of 100 jobs"
+ONE_TENANT = "the same as one tenant"
+SINGLES = Load([f"single-{k}" for k in range(9)], num_jobs=1, max_tokens=32, mode="stream")
 FLOOD = Load(["flood"], num_jobs=100, max_tokens=200)
 MANY_CHOICES = Load(["many"], num_jobs=1, max_tokens=200, num_choices=128)
-WEIGHTED = [Load([tenant], num_jobs=40, max_tokens=60) for tenant in _WEIGHTS]
+WEIGHTED = [Load([tenant], num_jobs=40, max_tokens=30) for tenant in _WEIGHTS]
 
 
 @dataclass
@@ -83,16 +89,12 @@ class Run:
 
     engine: str
     load: str
-    seconds: float
-    first_token_s: list[float] = field(default_factory=list)
+    first_token_s: Sequence[float]
     """Of the tenants that send single jobs."""
-    num_tokens: Counter[str] = field(default_factory=Counter)
-    """By tenant."""
-    other_cores: float = 0.0
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.num_tokens.total() / self.seconds
+    answered: Mapping[str, int]
+    """The tokens of complete answers, by tenant."""
+    tokens_per_s: float
+    other_cores: float
 
     def ttft_ms(self, percent: float) -> float | None:
         """None if no job received a token."""
@@ -103,12 +105,23 @@ class Client:
     """Publishes jobs and counts what comes back."""
 
     def __init__(self, bus: RabbitBus, model: str) -> None:
+        self.first_token_s: list[float] = []
+        self.answered: Counter[str] = Counter()
         self._bus = bus
         self._model = model
         self._draw = random.Random(0)
-        self._publishing = asyncio.Semaphore(_MAX_PUBLISHING)
-        self.first_token_s: defaultdict[str, list[float]] = defaultdict(list)
-        self.num_tokens: Counter[str] = Counter()
+        self._answers = topology.quick_replies_queue(f"fairness-{time.monotonic_ns()}")
+        self._waiting: dict[str, asyncio.Future[Completed]] = {}
+
+    async def receive(self) -> None:
+        """Pass complete answers on, until cancelled."""
+        await receive(self._bus, self._answers, self._receive)
+
+    def _receive(self, message: Message) -> None:
+        event = decode_event(message.body)
+        if not isinstance(event, Completed):
+            raise RuntimeError(f"a job failed: {event}")  # noqa: TRY004 (it is no misuse)
+        self._waiting.pop(event.request_id).set_result(event)
 
     async def keep_asking(self, load: Load, tenant: str, sent_as: str) -> None:
         """Send one job after another until cancelled."""
@@ -120,112 +133,124 @@ class Client:
                 prompts=(TokenPrompt(token_ids=tuple(prompt)),),
                 num_choices=load.num_choices,
                 sampling=SamplingParams(max_tokens=load.max_tokens, ignore_eos=True),
-                mode="stream",
+                mode=load.mode,
                 tenant=sent_as,
             )
-            async for is_first, num_tokens, after_s in self._ask(job):
-                if is_first:
-                    self.first_token_s[tenant].append(after_s)
-                self.num_tokens[tenant] += num_tokens
+            if load.mode == "stream":
+                await self._stream(job)
+            else:
+                completed = await self._ask(job)
+                self.answered[tenant] += sum(len(one.token_ids) for one in completed.choices)
 
-    async def _ask(self, job: GenerationJob) -> AsyncIterator[tuple[bool, int, float]]:
-        """For each event with tokens: whether it is the first one, how many they are, and the
-        seconds since the publication."""
+    async def _ask(self, job: GenerationJob) -> Completed:
+        answer = self._waiting[job.request_id] = asyncio.get_running_loop().create_future()
+        await self._publish(job, self._answers)
+        return await answer
+
+    async def _stream(self, job: GenerationJob) -> None:
         queue = topology.reply_queue(job.request_id, expires_s=60)
-        message = Message(encode(job), reply_to=queue.bindings[0].routing_key)
-        async with AsyncExitStack() as stack:
-            async with self._publishing:
-                await self._bus.declare(queue)
-                stack.push_async_callback(self._delete, queue.name)
-                reading = self._bus.consume(queue.name, is_exclusive=True)
-                deliveries = await stack.enter_async_context(reading)
-                published_at = time.perf_counter()
-                await self._bus.publish(topology.jobs_binding(job.model, "interactive"), message)
-            is_first, num_unfinished = True, job.num_choices
+        await self._bus.declare(queue)
+        async with self._bus.consume(queue.name, is_exclusive=True) as deliveries:
+            published_at = time.perf_counter()
+            await self._publish(job, queue)
+            first_token_s = None
             async for delivery in deliveries:
-                match decode_event(delivery.message.body):
-                    case Failed() as event:
-                        raise RuntimeError(f"a job failed: {event.message}")
-                    case (TokenDelta() | Finished()) as event:
-                        yield is_first, len(event.token_ids), time.perf_counter() - published_at
-                        is_first = False
-                        num_unfinished -= isinstance(event, Finished)
-                if not num_unfinished:
-                    return
+                event = decode_event(delivery.message.body)
+                if first_token_s is None and isinstance(event, TokenDelta | Finished):
+                    first_token_s = time.perf_counter() - published_at
+                    self.first_token_s.append(first_token_s)
+                if isinstance(event, Finished | Failed):
+                    break
+        await self._bus.delete_queue(queue.name)
 
-    async def _delete(self, queue: str) -> None:
-        async with self._publishing:
-            with suppress(BusError):  # it expires
-                await self._bus.delete_queue(queue)
+    async def _publish(self, job: GenerationJob, replies: Queue) -> None:
+        message = Message(encode(job), reply_to=replies.bindings[0].routing_key)
+        await self._bus.publish(topology.jobs_binding(job.model, "interactive"), message)
 
 
 async def measure(
-    broker: str, engine: str, name: str, loads: Sequence[Load], seconds: float, *, is_one: bool
+    broker: str,
+    worker: WarrenProcess,
+    engine: str,
+    name: str,
+    loads: Sequence[Load],
+    seconds: float,
 ) -> Run:
-    """Run ``loads``, in their order, and count after a warm-up. ``is_one``: as one tenant."""
+    """Start the worker, run ``loads``, in their order, and count after a warm-up."""
     model = "echo" if engine == "synthetic" else engine
     async with RabbitBus(broker) as bus:
-        client = Client(bus, model)
-        async with _asking(client, loads, is_one=is_one):
+        await bus.delete_queue(topology.jobs_queue(model, "interactive").name)
+        async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
+            await asyncio.to_thread(worker.start)
+            stack.push_async_callback(asyncio.to_thread, worker.terminate)
+            await asyncio.to_thread(worker.wait_healthy)
+            client = Client(bus, model)
+            asking = [tasks.create_task(client.receive())]
+            for load in loads:
+                for tenant in load.tenants:
+                    sent_as = "all" if name == ONE_TENANT else tenant
+                    asking += [
+                        tasks.create_task(client.keep_asking(load, tenant, sent_as))
+                        for _ in range(load.num_jobs)
+                    ]
+                await asyncio.sleep(_WARM_UP_S)
             client.first_token_s.clear()
-            client.num_tokens.clear()
-            others, start = OtherLoad(), time.perf_counter()
+            client.answered.clear()
+            others, start, num_before = OtherLoad(), time.perf_counter(), await _num_tokens(worker)
             await asyncio.sleep(seconds)
-            times = [
-                time_s for tenant in SINGLES.tenants for time_s in client.first_token_s[tenant]
-            ]
+            num_tokens = await _num_tokens(worker) - num_before
             elapsed_s = time.perf_counter() - start
             run = Run(
-                engine, name, elapsed_s, times, client.num_tokens.copy(), round(others.cores(), 2)
+                engine,
+                name,
+                client.first_token_s.copy(),
+                client.answered.copy(),
+                num_tokens / elapsed_s,
+                others.cores(),
             )
-    await asyncio.sleep(_WARM_UP_S)  # the worker notices that nobody reads
+            for task in asking:
+                task.cancel()
     return run
 
 
-@asynccontextmanager
-async def _asking(client: Client, loads: Sequence[Load], *, is_one: bool) -> AsyncIterator[None]:
-    async with asyncio.TaskGroup() as tasks:
-        asking = []
-        for load in loads:
-            for tenant in load.tenants:
-                sent_as = "all" if is_one else tenant
-                asking += [
-                    tasks.create_task(client.keep_asking(load, tenant, sent_as))
-                    for _ in range(load.num_jobs)
-                ]
-            await asyncio.sleep(_WARM_UP_S)
-        yield
-        for task in asking:
-            task.cancel()
+async def _num_tokens(worker: WarrenProcess) -> float:
+    """The tokens that the worker has generated."""
+    async with httpx.AsyncClient(verify=NO_TLS) as client:
+        text = (await client.get(f"{worker.url}/metrics")).text
+    [line] = [one for one in text.splitlines() if one.startswith("warren:generation_tokens_total ")]
+    return float(line.split()[1])
 
 
 def _worker(engine: str, broker: str, log: Path) -> WarrenProcess:
     weights = ",".join(f"{name}={weight:g}" for name, weight in _WEIGHTS.items())
-    variables = {"WARREN_TENANT_WEIGHTS": weights, "WARREN_MAX_NUM_SEQS": str(NUM_SLOTS)}
+    variables = {
+        "WARREN_TENANT_WEIGHTS": weights,
+        "WARREN_MAX_NUM_SEQS": str(NUM_SLOTS),
+        "WARREN_DRAIN_GRACE_S": "0.1",
+    }
     if engine == "synthetic":
         return processes.echo_worker(broker, log, f"--step-ms={_STEP_MS:g}", **variables)
-    options = [f"--tenant-weights={weights}", f"--max-num-seqs={NUM_SLOTS}"]
-    return processes.worker(broker, log, f"--model={engine}", *options)
+    return processes.worker(broker, log, f"--model={engine}", **variables)
 
 
 def measure_engine(broker: str, engine: str, seconds: float) -> list[Run]:
-    """All loads, one after another, on one worker."""
-    loads: list[tuple[str, list[Load], bool]] = [
-        ("nine tenants alone", [SINGLES], False),
-        ("and a flood of 100 jobs", [FLOOD, SINGLES], False),
-        ("the same as one tenant", [FLOOD, SINGLES], True),
-        ("nine and one request for 128 answers", [MANY_CHOICES, SINGLES], False),
-        ("two tenants of weights 1 and 3", WEIGHTED, False),
-    ]
+    """All loads, one after another."""
+    loads = {
+        ALONE: [SINGLES],
+        FLOODED: [FLOOD, SINGLES],
+        ONE_TENANT: [FLOOD, SINGLES],
+        "beside one request for 128 answers": [MANY_CHOICES, SINGLES],
+        "two tenants of weights 1 and 3": WEIGHTED,
+    }
     runs = []
-    with ExitStack() as stack:
-        log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "worker"
-        stack.enter_context(_worker(engine, broker, log))
-        for name, parts, is_one in loads:
-            notices.print(f"{engine}: {name}")
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                measuring = measure(broker, engine, name, parts, seconds, is_one=is_one)
-                runs.append(runner.run(measuring))
+    for name, parts in loads.items():
+        notices.print(f"{engine}: {name}")
+        with (
+            tempfile.TemporaryDirectory() as directory,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
+            worker = _worker(engine, broker, Path(directory) / "worker")
+            runs.append(runner.run(measure(broker, worker, engine, name, parts, seconds)))
     return runs
 
 
@@ -233,11 +258,9 @@ def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """The figures of the table; ratios are those to the runs of the same engine that they name."""
     rows = []
     for run in runs:
-        same = [other for other in runs if other.engine == run.engine]
-        alone, one_tenant = same[0], same[2]
-        p95, p95_alone = run.ttft_ms(95), alone.ttft_ms(95)
-        is_flood = run.load == same[1].load
-        light, heavy = (run.num_tokens[tenant] for tenant in _WEIGHTS)
+        same = {other.load: other for other in runs if other.engine == run.engine}
+        p95, p95_alone = run.ttft_ms(95), same[ALONE].ttft_ms(95)
+        light, heavy = (run.answered.get(tenant, 0) for tenant in _WEIGHTS)
         rows.append(
             {
                 "engine": run.engine,
@@ -248,8 +271,8 @@ def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 "ttft_max_ms": run.ttft_ms(100),
                 "p95_ratio_to_alone": p95 / p95_alone if p95 and p95_alone else None,
                 "tokens_per_s": run.tokens_per_s,
-                "throughput_ratio_to_one_tenant": run.tokens_per_s / one_tenant.tokens_per_s
-                if is_flood
+                "throughput_ratio_to_one_tenant": run.tokens_per_s / same[ONE_TENANT].tokens_per_s
+                if run.load == FLOODED
                 else None,
                 "heavy_to_light_tokens": heavy / light if light else None,
                 "other_cores": run.other_cores,
