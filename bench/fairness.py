@@ -143,7 +143,8 @@ class Client:
                 self.answered[tenant] += sum(len(one.token_ids) for one in completed.choices)
 
     async def _ask(self, job: GenerationJob) -> Completed:
-        answer = self._waiting[job.request_id] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Completed] = asyncio.get_running_loop().create_future()
+        self._waiting[job.request_id] = answer
         await self._publish(job, self._answers)
         return await answer
 
