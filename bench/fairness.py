@@ -12,6 +12,7 @@ compared with.
 
 import asyncio
 import itertools
+import os
 import random
 import tempfile
 import time
@@ -335,7 +336,9 @@ def main(
     rows = summary(runs)
     show(rows)
     loads = [asdict(load) for load in (SINGLES, FLOOD, MANY_CHOICES, *WEIGHTED)]
-    about = {**describe([]), "slots": NUM_SLOTS, "step_ms": _STEP_MS, "loads": loads}
+    given = {name: value for name, value in os.environ.items() if name.startswith("WARREN_")}
+    about = {**describe([]), "environment": given, "slots": NUM_SLOTS, "step_ms": _STEP_MS}
+    about["loads"] = loads
     report.write_json(out / "fairness.json", {**about, "rows": rows})
     draw(out / "fairness.svg", runs)
 
