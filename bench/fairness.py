@@ -217,7 +217,7 @@ async def measure(
 
 async def _num_tokens(worker: WarrenProcess) -> float:
     """The tokens that the worker has generated."""
-    async with httpx.AsyncClient(verify=NO_TLS) as client:
+    async with httpx.AsyncClient(verify=NO_TLS, timeout=60) as client:
         text = (await client.get(f"{worker.url}/metrics")).text
     [line] = [one for one in text.splitlines() if one.startswith("warren:generation_tokens_total ")]
     return float(line.split()[1])
