@@ -60,6 +60,7 @@ NUM_SLOTS = 16
 _STEP_MS = 25.0
 _WARM_UP_S = 4.0
 _WEIGHTS = {"light": 1.0, "heavy": 3.0}
+_COUNTER = "warren_worker_generation_tokens_total{"
 _NUMBERS = itertools.count()
 
 
@@ -219,8 +220,8 @@ async def _num_tokens(worker: WarrenProcess) -> float:
     """The tokens that the worker has generated."""
     async with httpx.AsyncClient(verify=NO_TLS, timeout=60) as client:
         text = (await client.get(f"{worker.url}/metrics")).text
-    [line] = [one for one in text.splitlines() if one.startswith("warren:generation_tokens_total ")]
-    return float(line.split()[1])
+    lines = [one for one in text.splitlines() if one.startswith(_COUNTER)]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
 def _worker(engine: str, broker: str, log: Path) -> WarrenProcess:

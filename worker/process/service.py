@@ -20,6 +20,7 @@ from shared.messages import (
     Announcement,
     Cancel,
     Continue,
+    JobClass,
     decode_announcement,
     decode_command,
     encode,
@@ -226,6 +227,10 @@ class Worker:
             "batch_reserve": self._settings.batch_reserve,
         }
 
+    def _num_jobs_waiting(self, job_class: JobClass) -> int:
+        consumer = self._batch if job_class == "batch" else self._interactive
+        return consumer.num_waiting
+
     def _worker_metrics(self) -> WorkerMetrics:
         generations = self._generations
         return WorkerMetrics(
@@ -235,6 +240,7 @@ class Worker:
             stalled_s=lambda: generations.stalled_s,
             limits=self._limits(),
             batch_reserve=self._settings.batch_reserve,
+            num_jobs_waiting=self._num_jobs_waiting,
             facts=self._model.facts,
         )
 
