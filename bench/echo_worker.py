@@ -48,6 +48,7 @@ def echo_model(worker: WorkerSettings, step_s: float = 0.0, num_blocks: int = 81
         batch_reserve=worker.batch_reserve,
         prefix_cache=worker.prefix_cache,
         max_step_s=worker.max_step_ms / 1000,
+        tenant_weights=worker.tenant_weights,
     )
     return ServedModel(
         name=MODEL,

@@ -88,12 +88,14 @@ def _meaning(field: FieldInfo) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    if isinstance(field.default, tuple):
+    if isinstance(field.default, tuple | dict):
         return ",".join(field.default)
     return "" if field.default is None else str(field.default)
 
 
 def _metavar(field: FieldInfo) -> str:
+    if get_origin(field.annotation) is dict:
+        return "<str>"
     kinds = _flat(field.annotation)
     return next((f"<{kind.__name__}>" for kind in (int, float) if kind in kinds), "<str>")
 

@@ -35,6 +35,19 @@ def _split(value: object) -> object:
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
 
+def _split_weights(value: object) -> object:
+    """The weights by name, from ``name=weight`` separated by commas."""
+    if not isinstance(value, str):
+        return value
+    pairs = (part.rpartition("=") for part in value.split(",") if part.strip())
+    return {name.strip(): weight.strip() for name, _, weight in pairs}
+
+
+Weights = Annotated[
+    dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]],
+    NoDecode,
+    BeforeValidator(_split_weights),
+]
 CommaSeparated = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 
@@ -307,6 +320,19 @@ class WorkerSettings(CommonSettings):
         le=1,
         description="Fraction of the GPU's memory for weights, activations and KV cache "
         "together. Lower it if other processes use the GPU.",
+    )
+    max_waiting_jobs: int = Field(
+        256,
+        ge=0,
+        description="Jobs of each class that a worker takes from its queue beyond those that it "
+        "can run, to serve their tenants in turn. Raise it if one tenant queues more jobs than "
+        "this; 0 serves the queue in the order of arrival.",
+    )
+    tenant_weights: Weights = Field(
+        {},
+        description="Shares of tenants while several wait, as `name=weight` separated by commas. "
+        "A tenant of weight 3 is served three times the tokens of one of weight 1, which is the "
+        "default. Set the same value on all workers of a model.",
     )
     batch_reserve: int = Field(
         4,

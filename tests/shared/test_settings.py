@@ -51,6 +51,18 @@ def test_a_list_is_written_with_commas(env: pytest.MonkeyPatch) -> None:
     assert settings.load(GatewaySettings).cors_origins == ("https://a.example", "https://b.example")
 
 
+def test_weights_are_read_by_name(env: pytest.MonkeyPatch) -> None:
+    env.setenv("WARREN_TENANT_WEIGHTS", "alice=3, bob.example=0.5")
+
+    assert settings.load(WorkerSettings).tenant_weights == {"alice": 3.0, "bob.example": 0.5}
+
+
+@pytest.mark.parametrize("weights", ["alice", "alice=0", "alice=-1", "alice=inf", "alice=many"])
+def test_a_weight_is_a_positive_number(weights: str) -> None:
+    with pytest.raises(StartupError, match="WARREN_TENANT_WEIGHTS"):
+        settings.load(WorkerSettings, tenant_weights=weights)
+
+
 def test_an_unknown_variable_stops_the_start(env: pytest.MonkeyPatch) -> None:
     env.setenv("WARREN_MAX_NUM_SEQ", "8")
 

@@ -115,10 +115,10 @@ def gateway(broker: str, log: Path, *options: str) -> WarrenProcess:
     return WarrenProcess(args, port, log)
 
 
-def worker(broker: str, log: Path, *options: str) -> WarrenProcess:
+def worker(broker: str, log: Path, *options: str, **variables: str) -> WarrenProcess:
     port = free_port()
     args = ["warren.py", "worker", f"--broker={broker}", f"--health-port={port}", *options]
-    return WarrenProcess(args, port, log)
+    return WarrenProcess(args, port, log, variables)
 
 
 def echo_worker(broker: str, log: Path, *options: str, **variables: str) -> WarrenProcess:

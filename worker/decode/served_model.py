@@ -84,6 +84,7 @@ def load(settings: WorkerSettings) -> ServedModel:
         batch_reserve=settings.batch_reserve,
         prefix_cache=settings.prefix_cache,
         max_step_s=settings.max_step_ms / 1000,
+        tenant_weights=settings.tenant_weights,
     )
     tokenizer = Tokenizer.load(directory)
     numerics = numerics_of(

@@ -1,22 +1,29 @@
 """Scheduling: which sequences compute which tokens in the next step, and which blocks they hold.
 
-Waiting and running sequences share one order: interactive before batch, then by arrival. Sequences
-are admitted from the front of the order and preempted from its end, so the oldest sequence always
-progresses. A preempted sequence loses its blocks but keeps its place; later it recomputes the
-tokens whose blocks are no longer in the prefix cache.
+Interactive sequences are admitted before batch ones. Within a class, the tenant with the lowest
+virtual token counter is next (`worker.engine.shares`), with its oldest sequence.
+
+When blocks run out, sequences are preempted in the reverse order of class and arrival, so the
+oldest one always progresses. A sequence that finds no room preempts batch sequences if it is
+interactive, or the youngest sequences of a tenant that runs more than its share. A preempted
+sequence loses its blocks but keeps its place; later it recomputes the tokens whose blocks are no
+longer in the prefix cache.
 """
 
+import math
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import takewhile
 from operator import attrgetter
 
 from shared.errors import StartupError
 from worker.engine.block_pool import BlockPool
 from worker.engine.prefix_cache import PrefixCache
 from worker.engine.sequence import Sequence
+from worker.engine.shares import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST, Shares
 from worker.engine.step_cost import StepCost, StepWork
 from worker.engine.step_plan import StepPlan
 
@@ -32,6 +39,14 @@ MIN_PROMPT_TOKENS = 32
 
 A step with as many prompt tokens as decodes keeps up with requests whose answers are as long as
 their prompts. With fewer, sequences would queue for prefill while the batch drains.
+"""
+
+MIN_DEBT = 512.0
+"""How much lower the counter of a tenant must be for it to preempt another one's sequences, unless
+it runs none itself. Smaller differences are settled when sequences end.
+
+Without a minimum, a tenant whose sequence has just been admitted in turn may lose it a few tokens
+later, because the counters are nearly equal.
 """
 
 _AIM = 0.9
@@ -64,6 +79,8 @@ class SchedulerLimits:
     sequence joins the batch later. A limit only slightly above the duration of the decodes costs
     throughput, and one below it cannot be kept.
     """
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    """The weights of tenants whose weight is not 1."""
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
@@ -92,6 +109,8 @@ class Scheduler:
         self._pool = pool
         self._prefixes = PrefixCache(pool, is_on=limits.prefix_cache)
         self._cost = StepCost()
+        self._interactive_shares = Shares(limits.tenant_weights)
+        self._batch_shares = Shares(limits.tenant_weights)
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
 
@@ -105,6 +124,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Add a waiting sequence. Its ``max_len`` must fit into the pool."""
+        self._shares(sequence).enter(sequence.tenant)
         insort(self._waiting, sequence, key=_priority)
 
     def remove(self, sequence: Sequence) -> None:
@@ -112,14 +132,20 @@ class Scheduler:
         for sequences in (self._running, self._waiting):
             if sequence in sequences:
                 sequences.remove(sequence)
+                self._shares(sequence).leave(sequence.tenant)
         self._free_blocks(sequence)
 
     def promote(self, sequence: Sequence) -> None:
         """Give a batch sequence interactive priority, ordered by its arrival."""
-        sequence.is_batch = False
+        if not sequence.is_batch:
+            return
         for sequences in (self._running, self._waiting):
             if sequence in sequences:
-                sequences.sort(key=_priority)
+                self._batch_shares.leave(sequence.tenant)
+                self._interactive_shares.enter(sequence.tenant)
+        sequence.is_batch = False
+        self._running.sort(key=_priority)
+        self._waiting.sort(key=_priority)
 
     def schedule(self) -> StepPlan:
         """Plan the next step; it has no shares if there is nothing to compute.
@@ -128,11 +154,13 @@ class Scheduler:
         sequences may find them in the cache from then on.
         """
         plan = StepPlan(self._limits.max_num_batched_tokens, self._pool.block_size)
-        self._yield_to_interactive()
+        self._make_room()
         self._decode(plan)
         self._prefill(plan)
         self._admit(plan)
         self._publish(plan)
+        for sequence in plan.sampled:
+            self._shares(sequence).charge(sequence.tenant, OUTPUT_TOKEN_COST)
         self._retire(plan)
         return plan
 
@@ -146,25 +174,69 @@ class Scheduler:
             for block in sequence.block_table:
                 self._pool.free(block)
         self._pool.forget_names()
+        known = {*self._running, *self._waiting}
         self._running.clear()
         self._waiting.clear()
         for sequence in sequences:
             sequence.restart()
-            self.add(sequence)
+            if sequence in known:
+                insort(self._waiting, sequence, key=_priority)
+            else:  # its last token was in flight, or it waited for its leader
+                self.add(sequence)
 
     def learn(self, work: StepWork, seconds: float) -> None:
         """Record the duration of a planned step."""
         self._cost.learn(work, seconds)
 
-    def _yield_to_interactive(self) -> None:
-        """Preempt batch sequences if, and as far as, this admits the first interactive one."""
-        if not self._waiting or self._waiting[0].is_batch:
-            return
+    def _shares(self, sequence: Sequence) -> Shares:
+        return self._batch_shares if sequence.is_batch else self._interactive_shares
+
+    def _first(self) -> Sequence | None:
+        """The waiting sequence that is admitted next."""
+        if not self._waiting:
+            return None
         first = self._waiting[0]
-        batch = [sequence for sequence in self._running if sequence.is_batch]
-        if batch and self._has_room(first, batch):
-            while not self._has_room(first):
-                self._preempt_last()
+        shares = self._shares(first)
+        if shares.num_active == 1:
+            return first
+        of_class = takewhile(lambda other: other.is_batch == first.is_batch, self._waiting)
+        return min(of_class, key=lambda other: shares.counter(other.tenant))
+
+    def _make_room(self) -> None:
+        """Preempt sequences if, and as far as, this admits the first waiting one."""
+        first = self._first()
+        if first is None or self._has_room(first):
+            return
+        batch = [other for other in self._running if other.is_batch and not first.is_batch]
+        for leaving in (batch, self._surplus(first)):
+            if leaving and self._has_room(first, leaving):
+                while not self._has_room(first):
+                    self._preempt(leaving.pop())
+                return
+
+    def _surplus(self, first: Sequence) -> list[Sequence]:
+        """The running sequences that a tenant of the same class has in excess of the share of the
+        tenant of ``first``, the youngest last.
+
+        The tenant is the one that runs the most for its weight among those that were served more.
+        It keeps as many, for its weight, as the other has with one more. Each exchange therefore
+        makes the shares more equal, and no tenant loses its last sequence.
+        """
+        shares = self._shares(first)
+        of_class = [other for other in self._running if other.is_batch == first.is_batch]
+        num_running = Counter(other.tenant for other in of_class)
+        min_debt = MIN_DEBT if num_running[first.tenant] else 0.0
+        served_more = [
+            tenant
+            for tenant in num_running
+            if shares.counter(tenant) - shares.counter(first.tenant) > min_debt
+        ]
+        if not served_more:
+            return []
+        tenant = max(served_more, key=lambda tenant: num_running[tenant] / shares.weight(tenant))
+        wanted = (num_running[first.tenant] + 1) / shares.weight(first.tenant)
+        num_kept = math.ceil(wanted * shares.weight(tenant))
+        return [other for other in of_class if other.tenant == tenant][num_kept:]
 
     def _decode(self, plan: StepPlan) -> None:
         """Schedule one token for each sequence in decode."""
@@ -187,16 +259,17 @@ class Scheduler:
         num_for_short = self._max_prompt_tokens(plan, start=0) // 2
         for sequence in short:
             num_for_short -= plan.add_prompt(sequence, num_for_short)
-        while num_for_short and self._is_shorter(longest) and self._has_room(self._waiting[0]):
-            num_for_short -= self._begin_first(plan, num_for_short)
+        while (
+            num_for_short
+            and (first := self._first()) is not None
+            and self._is_shorter(first, longest)
+            and self._has_room(first)
+        ):
+            num_for_short -= self._begin(first, plan, num_for_short)
         plan.add_prompt(longest, max(1, self._max_prompt_tokens(plan, longest.num_computed)))
 
-    def _is_shorter(self, longest: Sequence) -> bool:
-        """Whether the first waiting sequence is short compared with the longest prompt in
-        progress."""
-        if not self._waiting:
-            return False
-        first = self._waiting[0]
+    def _is_shorter(self, first: Sequence, longest: Sequence) -> bool:
+        """Whether a waiting sequence is short compared with the longest prompt in progress."""
         if first.is_batch != longest.is_batch:
             return longest.is_batch
         return 2 * self._num_uncached(first) <= longest.num_uncomputed
@@ -204,17 +277,16 @@ class Scheduler:
     def _admit(self, plan: StepPlan) -> None:
         """Admit waiting sequences strictly in order: a smaller one never overtakes."""
         while (
-            self._waiting
+            (first := self._first()) is not None
             and not plan.is_cut
             and (num_tokens := self._max_prompt_tokens(plan, start=0))
-            and self._has_room(self._waiting[0])
+            and self._has_room(first)
         ):
-            self._begin_first(plan, num_tokens)
+            self._begin(first, plan, num_tokens)
 
-    def _begin_first(self, plan: StepPlan, max_tokens: int) -> int:
-        """Give the first waiting sequence its blocks; returns how many of its tokens are
-        computed."""
-        sequence = self._waiting.pop(0)
+    def _begin(self, sequence: Sequence, plan: StepPlan, max_tokens: int) -> int:
+        """Give a waiting sequence its blocks; returns how many of its tokens are computed."""
+        self._waiting.remove(sequence)
         insort(self._running, sequence, key=_priority)
         self._take_blocks(sequence)
         # After a long cached prefix, fewer tokens fit the time limit.
@@ -235,6 +307,8 @@ class Scheduler:
             sequence.num_cached = min(sequence.num_computed, num_prompt)
             self.num_begun_tokens += num_prompt
             self.num_cached_tokens += sequence.num_cached
+            num_computed = num_prompt - sequence.num_cached
+            self._shares(sequence).charge(sequence.tenant, PROMPT_TOKEN_COST * num_computed)
 
     def _max_prompt_tokens(self, plan: StepPlan, start: int) -> int:
         """The number of prompt tokens from ``start`` on that the step has room and time for."""
@@ -294,18 +368,19 @@ class Scheduler:
         if sequence.num_computed < len(sequence.block_table) * self._pool.block_size:
             return True
         while not self._pool.num_free:
-            if self._preempt_last() is sequence:
+            last = self._running[-1]
+            self._preempt(last)
+            if last is sequence:
                 return False
         self._prefixes.publish(sequence)
         sequence.block_table += self._pool.allocate(1)
         return True
 
-    def _preempt_last(self) -> Sequence:
-        sequence = self._running.pop()
+    def _preempt(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
         self._free_blocks(sequence)
-        self.add(sequence)
+        insort(self._waiting, sequence, key=_priority)
         self.num_preemptions += 1
-        return sequence
 
     def _free_blocks(self, sequence: Sequence) -> None:
         self._prefixes.publish(sequence)
@@ -320,6 +395,9 @@ class Scheduler:
         self._pool.check_invariants(sequence.block_table for sequence in self._running)
         for sequences in (self._running, self._waiting):
             assert sequences == sorted(sequences, key=_priority)
+        for shares, is_batch in ((self._interactive_shares, False), (self._batch_shares, True)):
+            sequences = [*self._running, *self._waiting]
+            shares.check_invariants(Counter(s.tenant for s in sequences if s.is_batch == is_batch))
         for sequence in [*self._running, *self._waiting]:
             self._prefixes.check_invariants(sequence)
             num_slots = len(sequence.block_table) * self._pool.block_size

@@ -19,6 +19,7 @@ class Sequence:
     def __init__(self, submit: Submit, arrival: int) -> None:
         """Raises `InvalidRequest` if no token is allowed in its first draw."""
         self.submit = submit
+        self.tenant = submit.tenant
         self.is_batch = submit.job_class == "batch"
         self._arrival = arrival
         self.token_ids = [*submit.prompt_ids, *submit.output_ids]
@@ -49,7 +50,7 @@ class Sequence:
 
     @property
     def priority(self) -> tuple[bool, int]:
-        """Smaller values are served first and preempted last."""
+        """Smaller values are served first, within a tenant, and preempted last."""
         return self.is_batch, self._arrival
 
     @property

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from shared import incidents, job_lines, topology
-from shared.bus.base import Bus
+from shared.bus.base import Bus, Message
 from shared.bus.subscribe import Attached, Lost, Subscription
 from shared.errors import (
     BusError,
@@ -32,12 +32,16 @@ from worker.jobs.delivery import JobDelivery, ReplyPublisher
 from worker.jobs.execution import JobExecution
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.observation import report_undecodable
-from worker.jobs.quarantine import published_again
+from worker.jobs.quarantine import as_message, published_again
 from worker.jobs.run import Outcome, Signal
+from worker.jobs.window import JobWindow, Place, Turn
 
 logger = logging.getLogger(__name__)
-NewExecution: TypeAlias = Callable[[GenerationJob, ReplyPublisher, int, bool], JobExecution]
-"""Called with a job, its publisher, its number of returns, and whether it already runs here."""
+NewExecution: TypeAlias = Callable[
+    [GenerationJob, ReplyPublisher, int, bool, Callable[[], object]], JobExecution
+]
+"""Called with a job, its publisher, its number of returns, whether it already runs here, and what
+to call when it receives tokens."""
 _ADOPTION_S = 2.0
 """Seconds for which a run continues after a reconnect without its delivery."""
 _RETRY_PAUSE_S = 0.5
@@ -124,6 +128,7 @@ class JobConsumer:
         lane: Lane,
         *,
         prefetch: int,
+        window: JobWindow,
         held: HeldJobs,
         publishers: Publishers,
         new_execution: NewExecution,
@@ -134,6 +139,7 @@ class JobConsumer:
         self._lane = lane
         self._queue = topology.jobs_queue(model, lane)
         self._prefetch = prefetch
+        self._window = window
         self._held = held
         self._publishers = publishers
         self._new_execution = new_execution
@@ -142,7 +148,12 @@ class JobConsumer:
         self._serving: dict[asyncio.Task[None], HeldJob | None] = {}
         self._may_take = asyncio.Event()
         self._may_take.set()
-        self._is_stopped = False
+        self._is_stopped = self._is_paused = self._yields = False
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of jobs taken that have not begun."""
+        return self._window.num_waiting
 
     async def run(self) -> None:
         """Consume until `stop`; returns when all jobs taken are done."""
@@ -158,16 +169,18 @@ class JobConsumer:
                     await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def stop(self) -> None:
-        """Stop consuming for good."""
+        """Stop consuming for good, and give back the jobs that have not begun."""
         self._is_stopped = True
         self._may_take.set()
         with incidents.survived("task", "job consumer not stopped", queue=self._queue.name):
             await self._stop_consumer()
+        self._window.close()
 
     async def pause(self) -> None:
-        """Stop consuming until `resume`."""
-        self._may_take.clear()
-        await self._stop_consumer()
+        """Stop consuming until `resume`, and give back the jobs that have not begun."""
+        self._is_paused = True
+        await self._start_or_stop()
+        self._window.close()
 
     async def wait_idle(self) -> None:
         """Return when all jobs taken are done."""
@@ -175,7 +188,31 @@ class JobConsumer:
             await asyncio.wait(self._serving)
 
     def resume(self) -> None:
-        self._may_take.set()
+        self._is_paused = False
+        self._window.open()
+        if not self._yields:
+            self._may_take.set()
+
+    async def yield_to_peers(self, num_free: int) -> int:
+        """Leave jobs to other workers of the model that have ``num_free`` free slots.
+
+        While this worker has none itself, it stops consuming and gives back up to that many of the
+        jobs that have not begun. Returns how many.
+        """
+        yields = num_free > 0 and self._window.is_full
+        if yields != self._yields:
+            self._yields = self._window.yields = yields
+            await self._start_or_stop()
+        return self._window.give_back(num_free) if yields else 0
+
+    async def _start_or_stop(self) -> None:
+        if self._is_stopped:
+            return
+        if self._is_paused or self._yields:
+            self._may_take.clear()
+            await self._stop_consumer()
+        else:
+            self._may_take.set()
 
     async def _stop_consumer(self) -> None:
         if self._subscription is not None:
@@ -213,6 +250,7 @@ class JobConsumer:
                     await asyncio.wait(tuple(self._serving))
 
     def _lose_deliveries(self) -> list[HeldJob]:
+        self._window.lose()
         lost = [held for held in self._serving.values() if held is not None]
         for held in lost:
             held.lose()
@@ -251,10 +289,26 @@ class JobConsumer:
         try:
             job = self._decode(delivery)
         except UndecodableMessage as error:
-            report_undecodable(delivery.message, error, self._metrics)
-            await self._refuse(delivery, error)
-            return await delivery.reject()
+            return await self._refuse(delivery, error)
+        # A job that runs here does not wait: it is adopted, superseded, or dropped.
+        is_held, is_fresh = job.request_id in self._held, not delivery.num_returns
+        with self._window.place(job, is_fresh=is_fresh, at_once=is_held) as place:
+            match await place.turn():
+                case Turn.BEGIN:
+                    await self._begin(job, delivery, place, task)
+                case Turn.GIVE_BACK:
+                    await self._give_back(job, delivery)
+                case Turn.LOST:
+                    pass
+        return None
+
+    async def _begin(
+        self, job: GenerationJob, delivery: JobDelivery, place: Place, task: "asyncio.Task[None]"
+    ) -> None:
         previous = self._held.get(job.request_id)
+        if previous is not None and previous.execution.queue != delivery.message.reply_to:
+            error = UndecodableMessage("another job of this request_id runs")
+            return await self._refuse(delivery, error)
         if previous is not None and previous.adopt(job, delivery):
             job_lines.write("job adopted", job, {})
             return None
@@ -267,11 +321,25 @@ class JobConsumer:
             previous.execution.tell(Signal.SUPERSEDED)
         publisher = ReplyPublisher(self._bus, delivery, job.request_id)
         is_copy = previous is not None
-        execution = self._new_execution(job, publisher, delivery.num_returns, is_copy)
+        execution = self._new_execution(
+            job, publisher, delivery.num_returns, is_copy, place.progress
+        )
         held = HeldJob(job, execution, delivery)
         self._serving[task] = held
         await self._run(held)
         return None
+
+    async def _give_back(self, job: GenerationJob, delivery: JobDelivery) -> None:
+        """Return a job that has not begun to its queue.
+
+        A return would count towards quarantine, so a copy is published that is a first delivery
+        like this one. A job that was returned before keeps its count: it may have run then.
+        """
+        if not delivery.num_returns:
+            with suppress(BusError):
+                await self._publish(as_message(job, delivery.message), self._lane)
+                return await delivery.ack()
+        return await delivery.reject(requeue=True)
 
     async def _run(self, held: HeldJob) -> None:
         request_id = held.job.request_id
@@ -305,29 +373,28 @@ class JobConsumer:
 
     async def _publish_again(self, held: HeldJob, delivery: JobDelivery, lane: Lane) -> None:
         """Publish the job again, then acknowledge its delivery. Raises `BusError`."""
-        job = held.job
-        await self._bus.publish(
-            topology.jobs_binding(self._model, lane), published_again(job, delivery.message)
-        )
-        job_lines.write("job moved", job, {"to": lane}, is_warning=True)
+        await self._publish(published_again(held.job, delivery.message), lane)
+        job_lines.write("job moved", held.job, {"to": lane}, is_warning=True)
         newest = await held.delivery()  # it may have been lost meanwhile, and have come back
         if newest is not None:
             await newest.ack()
 
+    async def _publish(self, message: Message, lane: Lane) -> None:
+        await self._bus.publish(topology.jobs_binding(self._model, lane), message)
+
     async def _refuse(self, delivery: JobDelivery, error: UndecodableMessage) -> None:
-        """Answer with the error, if the message names a reply queue of its publisher."""
+        """Dead-letter a job. Its publisher receives the error if the reply queue is its own."""
+        report_undecodable(delivery.message, error, self._metrics)
         if self._publishers.may_be_answered(delivery.message):
             publisher = ReplyPublisher(self._bus, delivery, delivery.message.correlation_id)
             with suppress(BusError):
                 await publisher.publish(Failed(code=InvalidRequest.code, message=error.message))
+        await delivery.reject()
 
     def _decode(self, delivery: JobDelivery) -> GenerationJob:
         message = delivery.message
         job = decode_job(message.body, message.content_type)
         job = self._publishers.admitted(job, message)
-        held = self._held.get(job.request_id)
-        if held is not None and held.execution.queue != message.reply_to:
-            raise UndecodableMessage("another job of this request_id runs")
         if job.model != self._model:
             raise UndecodableMessage("the job names another model than its queue")
         return job

@@ -75,11 +75,13 @@ class JobExecution:
         publisher: ReplyPublisher,
         num_returns: int,
         is_copy: bool,
+        on_tokens: Callable[[], object],
     ) -> None:
-        """The job runs within ``admission``."""
+        """The job runs within ``admission``. ``on_tokens`` is called when it receives tokens."""
         self.job_class: JobClass = "batch" if lane == "batch" else "interactive"
         self._workplace = workplace
         self._admission = admission
+        self._on_tokens = on_tokens
         self._job = job
         self._publisher = publisher
         self._num_returns = num_returns
@@ -205,6 +207,7 @@ class JobExecution:
         outputs = self._generation.take()
         if outputs:
             self._observation.count_tokens(sum(isinstance(o, StepOutput) for o in outputs))
+            self._on_tokens()
             self._apply(Decoded(self._choices.advance(outputs, self._generation)))
         return bool(outputs)
 

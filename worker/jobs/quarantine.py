@@ -13,16 +13,21 @@ from shared.bus.base import Message
 from shared.messages import GenerationJob, encode
 
 
-def published_again(job: GenerationJob, message: Message) -> Message:
-    """The job as a new message: its returns are counted from 0, everything else is unchanged."""
-    again = msgspec.structs.replace(job, publication=job.publication + 1)
+def as_message(job: GenerationJob, message: Message) -> Message:
+    """The job as a new message, whose returns are counted from 0, in place of ``message``."""
     return Message(
-        encode(again, message.content_type),
+        encode(job, message.content_type),
         content_type=message.content_type,
         correlation_id=message.correlation_id,
         reply_to=message.reply_to,
         headers=message.headers,
     )
+
+
+def published_again(job: GenerationJob, message: Message) -> Message:
+    """The job as the next publication of its request."""
+    again = msgspec.structs.replace(job, publication=job.publication + 1)
+    return as_message(again, message)
 
 
 class Pausable(Protocol):

@@ -27,6 +27,7 @@ class WorkerMetrics:
         stalled_s: Callable[[], float],
         limits: Mapping[str, float],
         batch_reserve: int = 0,
+        num_jobs_waiting: Callable[[JobClass], int] = lambda _: 0,
         facts: Mapping[str, object] | None = None,
     ) -> None:
         """``limits`` include ``max_num_seqs``; ``facts`` describe the model as it is loaded."""
@@ -71,6 +72,13 @@ class WorkerMetrics:
             _BY_CLASS,
             lambda: self._by_class(_num_waiting),
             vllm="num_requests_waiting",
+        )
+        catalog.at_scrape(
+            "gauge",
+            "warren_worker_jobs_waiting",
+            "Jobs that this worker has taken and not begun.",
+            _BY_CLASS,
+            lambda: [((jobs.model, name), num_jobs_waiting(name)) for name in _CLASSES],
         )
         catalog.at_scrape(
             "gauge",

@@ -1,7 +1,8 @@
-"""Checks that all workers of one model name serve the same model."""
+"""The other workers of a model: whether they serve the same one, and their free slots."""
 
 import asyncio
 import logging
+import time
 from contextlib import suppress
 
 from shared import topology
@@ -14,6 +15,44 @@ logger = logging.getLogger(__name__)
 
 _PATIENCE_S = 0.25
 """Seconds allowed for the delivery of announcements."""
+_FORGET_AFTER_S = 10.0
+"""Seconds without an announcement after which a worker counts as gone."""
+
+
+class FreeSlots:
+    """The free sequence slots of the other workers of a model, from their announcements."""
+
+    def __init__(self, model: str, own_address: str) -> None:
+        self._model = model
+        self._own_address = own_address
+        self._free: dict[str, tuple[int, float]] = {}
+        """The slots and the time of the announcement, by worker."""
+
+    @property
+    def count(self) -> int:
+        oldest = time.monotonic() - _FORGET_AFTER_S
+        return sum(free for free, heard_at in self._free.values() if heard_at > oldest)
+
+    def hear(self, announcement: Announcement) -> None:
+        if announcement.model != self._model or announcement.worker == self._own_address:
+            return
+        if announcement.is_leaving:
+            self._free.pop(announcement.worker, None)
+        else:
+            self._free[announcement.worker] = num_free(announcement), time.monotonic()
+
+    def take(self, count: int) -> None:
+        """Count so many slots as used, until the next announcements."""
+        for worker, (free, heard_at) in self._free.items():
+            taken = min(count, free)
+            self._free[worker] = free - taken, heard_at
+            count -= taken
+
+
+def num_free(announcement: Announcement) -> int:
+    """The sequence slots that a worker neither uses nor needs for jobs that it holds."""
+    num_used = announcement.num_running + announcement.num_waiting
+    return max(0, announcement.max_num_seqs - num_used)
 
 
 async def hear_peers(

@@ -15,12 +15,14 @@ from itertools import islice
 from shared import incidents, topology
 from shared.bus.base import MAX_PREFETCH, Bus, Message
 from shared.bus.subscribe import receive
-from shared.errors import BusError, BusUnavailable
+from shared.errors import AccessRefused, BusError, BusUnavailable
 from shared.messages import (
     Announcement,
     Cancel,
     Continue,
     Drain,
+    JobClass,
+    decode_announcement,
     decode_command,
     encode,
 )
@@ -36,9 +38,10 @@ from worker.jobs.execution import Admission, JobExecution, Workplace
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.quarantine import Solitude
 from worker.jobs.unary import QuickConsumer
+from worker.jobs.window import JobWindow
 from worker.process.health_server import HealthServer
 from worker.process.metrics import WorkerMetrics
-from worker.process.peers import hear_peers, require_same
+from worker.process.peers import FreeSlots, hear_peers, num_free, require_same
 from worker.process.watchdog import Watchdog, end_process
 
 logger = logging.getLogger(__name__)
@@ -49,6 +52,7 @@ _MAX_NAMED_JOBS = 10
 _PROGRESS_INTERVAL_S = 5.0
 """Seconds between the lines about loading and draining."""
 _PROMOTION_INTERVAL_S = 0.5
+_BALANCE_INTERVAL_S = 0.25
 _SWITCH_INTERVAL_S = 2e-4
 """Python's thread switch interval in seconds. The engine thread reacquires the GIL many times a
 step, and may wait this long each time while the event loop publishes; the default of 5 ms would be
@@ -133,13 +137,17 @@ class Worker:
         self._held = HeldJobs()
         self._publishers = Publishers((bus.user, *settings.trusted_users))
         self._is_draining = False
-        in_company = [
-            self._consumer("interactive", settings.max_num_seqs),
-            self._consumer("batch", max(1, settings.max_num_seqs - settings.batch_reserve)),
-        ]
+        self._peers = FreeSlots(model.name, self._address)
+        self._announced_num_free = 0
+        num_batch = max(1, settings.max_num_seqs - settings.batch_reserve)
+        self._interactive = self._consumer(
+            "interactive", settings.max_num_seqs, max_waiting=settings.max_waiting_jobs
+        )
+        self._batch = self._consumer("batch", num_batch, max_waiting=settings.max_waiting_jobs)
         self._quick = QuickConsumer(bus, model, self._publishers, self._metrics, self._address)
-        solitude = Solitude(in_company, [self._quick])
-        self._consumers = [*in_company, self._consumer("suspect", 1, solitude.enter)]
+        solitude = Solitude([self._interactive, self._batch], [self._quick])
+        suspect = self._consumer("suspect", 1, solitude.enter)
+        self._consumers = [self._interactive, self._batch, suspect]
 
     async def run(self, ready: Callable[[], None]) -> None:
         await self._declare()
@@ -159,6 +167,8 @@ class Worker:
                 for work in (
                     self._obey,
                     self._announce,
+                    self._hear_peers,
+                    self._balance,
                     self._watch_readers,
                     self._promote_batch,
                     self._quick.run,
@@ -183,13 +193,15 @@ class Worker:
                 return await topology.declare_worker(self._bus, self._model.name, self._id)
 
     def _consumer(
-        self, lane: Lane, prefetch: int, admission: Admission | None = None
+        self, lane: Lane, max_begun: int, admission: Admission | None = None, max_waiting: int = 0
     ) -> JobConsumer:
+        """A consumer that takes ``max_waiting`` more jobs than it begins at once."""
         return JobConsumer(
             self._bus,
             self._model.name,
             lane,
-            prefetch=min(prefetch, MAX_PREFETCH),
+            prefetch=min(max_begun + max_waiting, MAX_PREFETCH),
+            window=JobWindow(max_begun, self._settings.tenant_weights),
             held=self._held,
             publishers=self._publishers,
             new_execution=partial(JobExecution, self._workplace, lane, admission),
@@ -222,6 +234,10 @@ class Worker:
             "batch_reserve": self._settings.batch_reserve,
         }
 
+    def _num_jobs_waiting(self, job_class: JobClass) -> int:
+        consumer = self._batch if job_class == "batch" else self._interactive
+        return consumer.num_waiting
+
     def _worker_metrics(self) -> WorkerMetrics:
         generations = self._generations
         return WorkerMetrics(
@@ -231,6 +247,7 @@ class Worker:
             stalled_s=lambda: generations.stalled_s,
             limits=self._limits(),
             batch_reserve=self._settings.batch_reserve,
+            num_jobs_waiting=self._num_jobs_waiting,
             facts=self._model.facts,
         )
 
@@ -262,9 +279,30 @@ class Worker:
             await self._announce_once()
             await asyncio.sleep(self._settings.announce_interval_s)
 
-    async def _announce_once(self) -> None:
+    async def _hear_peers(self) -> None:
+        """Note the free slots of the model's other workers."""
+
+        def hear(message: Message) -> None:
+            self._peers.hear(decode_announcement(message.body))
+
+        try:
+            await receive(self._bus, topology.peers_queue(self._id), hear)
+        except AccessRefused as error:  # the broker's user may lack the permission
+            logger.warning("peer announcements unavailable", extra={"reason": error.message})
+
+    async def _balance(self) -> None:
+        """Leave jobs to peers that have free slots, and tell them when this worker has some."""
+        while True:
+            await asyncio.sleep(_BALANCE_INTERVAL_S)
+            reserve = self._settings.batch_reserve
+            self._peers.take(await self._interactive.yield_to_peers(self._peers.count))
+            self._peers.take(await self._batch.yield_to_peers(self._peers.count - reserve))
+            if not self._announced_num_free and num_free(self._announcement()):
+                await self._announce_once()
+
+    def _announcement(self) -> Announcement:
         load = self._generations.load
-        announcement = Announcement(
+        return Announcement(
             worker=self._address,
             model=self._model.name,
             vocab_size=self._model.tokenizer.vocab_size,
@@ -273,7 +311,7 @@ class Worker:
             numerics=self._model.numerics,
             max_num_seqs=self._settings.max_num_seqs,
             num_running=load.num_running,
-            num_waiting=load.num_waiting,
+            num_waiting=load.num_waiting + sum(one.num_waiting for one in self._consumers),
             num_answered=self._held.num_answered,
             kv_usage=1 - load.num_free_blocks / load.num_blocks,
             newest_taken=self._metrics.newest_taken,
@@ -283,6 +321,10 @@ class Worker:
             is_leaving=self._is_draining,
             started_at=self._started_at,
         )
+
+    async def _announce_once(self) -> None:
+        announcement = self._announcement()
+        self._announced_num_free = num_free(announcement)
         with incidents.survived("task", "worker not announced"):
             try:
                 await self._bus.publish(topology.ANNOUNCEMENTS, Message(encode(announcement)))

@@ -31,6 +31,7 @@ class Request(NamedTuple):
     max_tokens: int
     ignore_eos: bool
     job_class: JobClass
+    tenant: str
 
 
 requests = st.lists(
@@ -41,6 +42,7 @@ requests = st.lists(
         max_tokens=st.integers(1, 30),
         ignore_eos=st.booleans(),
         job_class=st.sampled_from(["interactive", "batch"]),
+        tenant=st.sampled_from(["x", "y", "z"]),
     ),
     min_size=1,
     max_size=4,
@@ -102,6 +104,7 @@ class Service(RuleBasedStateMachine):
                 ignore_eos=request.ignore_eos,
                 seed=self.num_submitted,
                 job_class=request.job_class,
+                tenant=request.tenant,
             )
             self.num_submitted += 1
             self._send(submit)

@@ -1,7 +1,7 @@
 """A consumer of jobs on a bus that comes and goes."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -16,12 +16,17 @@ from worker.jobs.consumer import HeldJobs, JobConsumer
 from worker.jobs.delivery import ReplyPublisher
 from worker.jobs.execution import JobExecution
 from worker.jobs.metrics import JobMetrics
+from worker.jobs.window import JobWindow
 
 QUEUE = topology.jobs_queue("echo", "interactive")
 
 
 def never_asked(
-    _job: GenerationJob, _publisher: ReplyPublisher, _num_returns: int, _is_copy: bool
+    _job: GenerationJob,
+    _publisher: ReplyPublisher,
+    _num_returns: int,
+    _is_copy: bool,
+    _on_tokens: Callable[[], object],
 ) -> JobExecution:
     raise AssertionError("there are no jobs")
 
@@ -33,6 +38,7 @@ async def consuming(bus: MemoryBus) -> AsyncIterator[tuple[JobConsumer, "asyncio
         "echo",
         "interactive",
         prefetch=1,
+        window=JobWindow(1, {}),
         held=HeldJobs(),
         publishers=Publishers(()),
         new_execution=never_asked,

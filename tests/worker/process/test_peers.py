@@ -1,10 +1,12 @@
-"""Workers with the same name serve the same model, or they do not start."""
+"""Workers with the same name serve the same model, or they do not start; they know of each other's
+free slots."""
 
 import asyncio
 import dataclasses
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from bench.echo_worker import echo_model
 from shared import settings
@@ -13,7 +15,7 @@ from shared.errors import StartupError
 from shared.messages import Announcement
 from shared.settings import WorkerSettings
 from tests.support.workers import echo_worker
-from worker.process.peers import hear_peers, require_same
+from worker.process.peers import FreeSlots, hear_peers, require_same
 from worker.process.service import run_worker
 
 INTERVAL_S = 0.75
@@ -88,3 +90,37 @@ async def test_peers_are_heard_within_little_more_than_an_interval() -> None:
 
     assert [peer.model for peer in heard] == ["echo"]
     assert left_behind is None
+
+
+def test_free_slots_are_those_of_other_workers_of_the_model() -> None:
+    other = replace(announced(""), worker="other", max_num_seqs=8, num_running=3, num_waiting=1)
+    slots = FreeSlots("m", "me")
+
+    slots.hear(other)
+    slots.hear(replace(other, worker="overloaded", num_waiting=20))
+    slots.hear(replace(other, worker="foreign", model="another"))
+    slots.hear(replace(other, worker="me"))
+
+    assert slots.count == 4
+
+
+def test_free_slots_are_taken_until_they_are_announced_again() -> None:
+    other = replace(announced(""), worker="other", max_num_seqs=8)
+    slots = FreeSlots("m", "me")
+    slots.hear(other)
+
+    slots.take(5)
+    num_left = slots.count
+    slots.hear(other)
+
+    assert (num_left, slots.count) == (3, 8)
+
+
+def test_a_worker_that_leaves_has_no_free_slots() -> None:
+    other = replace(announced(""), worker="other", max_num_seqs=8)
+    slots = FreeSlots("m", "me")
+    slots.hear(other)
+
+    slots.hear(replace(other, is_leaving=True))
+
+    assert slots.count == 0

@@ -1,0 +1,348 @@
+"""How tenants share a worker: nine that send single jobs, beside one that floods it.
+
+    python -m bench.fairness [--engine synthetic --engine smollm2] [--seconds S] [--broker URL]
+
+One worker serves over RabbitMQ, started anew for each load. Single jobs are streamed as a gateway
+streams them; their time to first token is that from the publication to the first token in the log.
+All others ask for one message with the whole answer, so that the client and the broker cost little.
+The throughput is that of the worker's own counter. In the run *as one tenant* all jobs carry the
+same tenant, so they are served in the order of their arrival: this is what the throughput is
+compared with.
+"""
+
+import asyncio
+import itertools
+import os
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import httpx
+import typer
+import uvloop
+from rich.table import Table
+
+from bench import plots, report
+from bench.broker import broker_node
+from bench.figures import percentile
+from bench.interrupt import ends_on_sigterm
+from bench.load import FIRST_ID
+from bench.machine import describe
+from bench.options import Out
+from bench.other_load import OtherLoad
+from cli.terminal import notices
+from shared import topology
+from shared.bus.base import Message, Queue
+from shared.bus.rabbit import RabbitBus
+from shared.bus.subscribe import receive
+from shared.messages import (
+    Completed,
+    Failed,
+    Finished,
+    GenerationJob,
+    SamplingParams,
+    TokenDelta,
+    TokenPrompt,
+    decode_event,
+    encode,
+)
+from tests.support import processes
+from tests.support.processes import NO_TLS, WarrenProcess
+
+RESULTS = Path(__file__).parent / "results"
+NUM_SLOTS = 16
+_STEP_MS = 25.0
+_WARM_UP_S = 4.0
+_WEIGHTS = {"light": 1.0, "heavy": 3.0}
+_COUNTER = "warren_worker_generation_tokens_total{"
+_NUMBERS = itertools.count()
+
+
+@dataclass(frozen=True)
+class Load:
+    """Tenants that each keep ``num_jobs`` jobs in the system, and send another when one ends."""
+
+    tenants: Sequence[str]
+    num_jobs: int
+    max_tokens: int
+    prompt_len: int = 64
+    num_choices: int = 1
+    mode: Literal["stream", "final"] = "final"
+
+
+ALONE = "nine tenants alone"
+FLOODED = "beside a flood of 100 jobs"
+ONE_TENANT = "the same as one tenant"
+SINGLES = Load([f"single-{k}" for k in range(9)], num_jobs=1, max_tokens=32, mode="stream")
+FLOOD = Load(["flood"], num_jobs=100, max_tokens=200)
+MANY_CHOICES = Load(["many"], num_jobs=1, max_tokens=200, num_choices=128)
+WEIGHTED = [Load([tenant], num_jobs=40, max_tokens=30) for tenant in _WEIGHTS]
+
+
+@dataclass
+class Run:
+    """One load on one engine, after its warm-up."""
+
+    engine: str
+    load: str
+    first_token_s: Sequence[float]
+    """Of the tenants that send single jobs."""
+    answered: Mapping[str, int]
+    """The tokens of complete answers, by tenant."""
+    tokens_per_s: float
+    other_cores: float
+
+    def ttft_ms(self, percent: float) -> float | None:
+        """None if no job received a token."""
+        return 1e3 * percentile(self.first_token_s, percent) if self.first_token_s else None
+
+
+class Client:
+    """Publishes jobs and counts what comes back."""
+
+    def __init__(self, bus: RabbitBus, model: str) -> None:
+        self.first_token_s: list[float] = []
+        self.answered: Counter[str] = Counter()
+        self._bus = bus
+        self._model = model
+        self._draw = random.Random(0)
+        self._answers = topology.quick_replies_queue(f"fairness-{time.monotonic_ns()}")
+        self._waiting: dict[str, asyncio.Future[Completed]] = {}
+
+    async def receive(self) -> None:
+        """Pass complete answers on, until cancelled."""
+        await receive(self._bus, self._answers, self._receive)
+
+    def _receive(self, message: Message) -> None:
+        event = decode_event(message.body)
+        if not isinstance(event, Completed):
+            raise RuntimeError(f"a job failed: {event}")  # noqa: TRY004 (it is no misuse)
+        self._waiting.pop(event.request_id).set_result(event)
+
+    async def keep_asking(self, load: Load, tenant: str, sent_as: str) -> None:
+        """Send one job after another until cancelled."""
+        while True:
+            prompt = self._draw.choices(range(FIRST_ID, 49_000), k=load.prompt_len)
+            job = GenerationJob(
+                request_id=f"fairness-{next(_NUMBERS)}-{time.monotonic_ns()}",
+                model=self._model,
+                prompts=(TokenPrompt(token_ids=tuple(prompt)),),
+                num_choices=load.num_choices,
+                sampling=SamplingParams(max_tokens=load.max_tokens, ignore_eos=True),
+                mode=load.mode,
+                tenant=sent_as,
+            )
+            if load.mode == "stream":
+                await self._stream(job)
+            else:
+                completed = await self._ask(job)
+                self.answered[tenant] += sum(len(one.token_ids) for one in completed.choices)
+
+    async def _ask(self, job: GenerationJob) -> Completed:
+        answer: asyncio.Future[Completed] = asyncio.get_running_loop().create_future()
+        self._waiting[job.request_id] = answer
+        await self._publish(job, self._answers)
+        return await answer
+
+    async def _stream(self, job: GenerationJob) -> None:
+        queue = topology.reply_queue(job.request_id, expires_s=60)
+        await self._bus.declare(queue)
+        async with self._bus.consume(queue.name, is_exclusive=True) as deliveries:
+            published_at = time.perf_counter()
+            await self._publish(job, queue)
+            first_token_s = None
+            async for delivery in deliveries:
+                event = decode_event(delivery.message.body)
+                if first_token_s is None and isinstance(event, TokenDelta | Finished):
+                    first_token_s = time.perf_counter() - published_at
+                    self.first_token_s.append(first_token_s)
+                if isinstance(event, Finished | Failed):
+                    break
+        await self._bus.delete_queue(queue.name)
+
+    async def _publish(self, job: GenerationJob, replies: Queue) -> None:
+        message = Message(encode(job), reply_to=replies.bindings[0].routing_key)
+        await self._bus.publish(topology.jobs_binding(job.model, "interactive"), message)
+
+
+async def measure(
+    broker: str,
+    worker: WarrenProcess,
+    engine: str,
+    name: str,
+    loads: Sequence[Load],
+    seconds: float,
+) -> Run:
+    """Start the worker, run ``loads``, in their order, and count after a warm-up."""
+    model = "echo" if engine == "synthetic" else engine
+    async with RabbitBus(broker) as bus:
+        await bus.delete_queue(topology.jobs_queue(model, "interactive").name)
+        async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
+            await asyncio.to_thread(worker.start)
+            stack.push_async_callback(asyncio.to_thread, worker.terminate)
+            await asyncio.to_thread(worker.wait_healthy)
+            client = Client(bus, model)
+            asking = [tasks.create_task(client.receive())]
+            for load in loads:
+                for tenant in load.tenants:
+                    sent_as = "all" if name == ONE_TENANT else tenant
+                    asking += [
+                        tasks.create_task(client.keep_asking(load, tenant, sent_as))
+                        for _ in range(load.num_jobs)
+                    ]
+                await asyncio.sleep(_WARM_UP_S)
+            client.first_token_s.clear()
+            client.answered.clear()
+            others, start, num_before = OtherLoad(), time.perf_counter(), await _num_tokens(worker)
+            await asyncio.sleep(seconds)
+            num_tokens = await _num_tokens(worker) - num_before
+            elapsed_s = time.perf_counter() - start
+            run = Run(
+                engine,
+                name,
+                client.first_token_s.copy(),
+                client.answered.copy(),
+                num_tokens / elapsed_s,
+                others.cores(),
+            )
+            for task in asking:
+                task.cancel()
+    return run
+
+
+async def _num_tokens(worker: WarrenProcess) -> float:
+    """The tokens that the worker has generated."""
+    async with httpx.AsyncClient(verify=NO_TLS, timeout=60) as client:
+        text = (await client.get(f"{worker.url}/metrics")).text
+    lines = [one for one in text.splitlines() if one.startswith(_COUNTER)]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+def _worker(engine: str, broker: str, log: Path) -> WarrenProcess:
+    weights = ",".join(f"{name}={weight:g}" for name, weight in _WEIGHTS.items())
+    variables = {
+        "WARREN_TENANT_WEIGHTS": weights,
+        "WARREN_MAX_NUM_SEQS": str(NUM_SLOTS),
+        "WARREN_DRAIN_GRACE_S": "0.1",
+    }
+    if engine == "synthetic":
+        return processes.echo_worker(broker, log, f"--step-ms={_STEP_MS:g}", **variables)
+    return processes.worker(broker, log, f"--model={engine}", **variables)
+
+
+def measure_engine(broker: str, engine: str, seconds: float) -> list[Run]:
+    """All loads, one after another."""
+    loads = {
+        ALONE: [SINGLES],
+        FLOODED: [FLOOD, SINGLES],
+        ONE_TENANT: [FLOOD, SINGLES],
+        "beside one request for 128 answers": [MANY_CHOICES, SINGLES],
+        "two tenants of weights 1 and 3": WEIGHTED,
+    }
+    runs = []
+    for name, parts in loads.items():
+        notices.print(f"{engine}: {name}")
+        with (
+            tempfile.TemporaryDirectory() as directory,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
+            worker = _worker(engine, broker, Path(directory) / "worker")
+            runs.append(runner.run(measure(broker, worker, engine, name, parts, seconds)))
+    return runs
+
+
+def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """The figures of the table; ratios are those to the runs of the same engine that they name."""
+    rows = []
+    for run in runs:
+        same = {other.load: other for other in runs if other.engine == run.engine}
+        p95, p95_alone = run.ttft_ms(95), same[ALONE].ttft_ms(95)
+        light, heavy = (run.answered.get(tenant, 0) for tenant in _WEIGHTS)
+        rows.append(
+            {
+                "engine": run.engine,
+                "load": run.load,
+                "num_jobs": len(run.first_token_s),
+                "ttft_p50_ms": run.ttft_ms(50),
+                "ttft_p95_ms": p95,
+                "ttft_max_ms": run.ttft_ms(100),
+                "p95_ratio_to_alone": p95 / p95_alone if p95 and p95_alone else None,
+                "tokens_per_s": run.tokens_per_s,
+                "throughput_ratio_to_one_tenant": run.tokens_per_s / same[ONE_TENANT].tokens_per_s
+                if run.load == FLOODED
+                else None,
+                "heavy_to_light_tokens": heavy / light if light else None,
+                "other_cores": run.other_cores,
+            }
+        )
+    return rows
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    columns: list[tuple[str, str, Callable[[float], str]]] = [
+        ("jobs", "num_jobs", "{:.0f}".format),
+        ("TTFT ms: p50", "ttft_p50_ms", "{:.0f}".format),
+        ("p95", "ttft_p95_ms", "{:.0f}".format),
+        ("max", "ttft_max_ms", "{:.0f}".format),
+        ("p95 to alone", "p95_ratio_to_alone", "{:.2f}x".format),
+        ("tok/s", "tokens_per_s", "{:.0f}".format),
+        ("to one tenant", "throughput_ratio_to_one_tenant", "{:.2f}x".format),
+        ("3 : 1", "heavy_to_light_tokens", "{:.2f}".format),
+        ("others", "other_cores", "{:.1f}".format),
+    ]
+    table = Table("engine", "load", title="Nine tenants that send single jobs")
+    for heading, _, _ in columns:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        cells = ("" if row[key] is None else text(row[key]) for _, key, text in columns)
+        table.add_row(row["engine"], row["load"], *cells)
+    report.console().print(table)
+
+
+def draw(path: Path, runs: Sequence[Run]) -> None:
+    """The distribution of the time to first token, one panel for each engine."""
+    engines = list(dict.fromkeys(run.engine for run in runs))
+    figure, axes = plots.new_figure(len(engines))
+    for axis, engine in zip(axes, engines, strict=True):
+        for run in runs:
+            if run.engine != engine or not run.first_token_s:
+                continue
+            times = sorted(run.first_token_s)
+            shares = [100 * (rank + 1) / len(times) for rank in range(len(times))]
+            axis.plot([1e3 * time_s for time_s in times], shares, label=run.load)
+        axis.set_xscale("log")
+        axis.set_title(engine)
+        plots.label_axis(axis, "time to first token, ms", "jobs of the nine tenants, %")
+    axes[0].legend(fontsize="small")
+    plots.save(figure, path)
+
+
+@ends_on_sigterm
+def main(
+    engines: Annotated[
+        list[str], typer.Option("--engine", help="synthetic, or a model. Repeatable.")
+    ] = ["synthetic", "smollm2"],  # noqa: B006 (typer copies it)
+    broker: Annotated[str | None, typer.Option(help="AMQP URL; none: a node of its own.")] = None,
+    seconds: Annotated[float, typer.Option(help="Of each load.")] = 30.0,
+    out: Out = RESULTS,
+) -> None:
+    with broker_node(broker) as node:
+        runs = [run for engine in engines for run in measure_engine(node.url, engine, seconds)]
+    rows = summary(runs)
+    show(rows)
+    loads = [asdict(load) for load in (SINGLES, FLOOD, MANY_CHOICES, *WEIGHTED)]
+    given = {name: value for name, value in os.environ.items() if name.startswith("WARREN_")}
+    about = {**describe([]), "environment": given, "slots": NUM_SLOTS, "step_ms": _STEP_MS}
+    about["loads"] = loads
+    report.write_json(out / "fairness.json", {**about, "rows": rows})
+    draw(out / "fairness.svg", runs)
+
+
+if __name__ == "__main__":
+    typer.run(main)

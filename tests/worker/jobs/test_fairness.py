@@ -1,0 +1,118 @@
+"""Workers serve tenants in turn and leave waiting jobs to workers that are free."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from msgspec.structs import replace
+
+from shared import topology
+from shared.bus.base import Bus
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.messages import Finished, GenerationJob, SamplingParams, Started
+from tests.support.jobs import Log, ask, new_job, num_ready, publish, read, reading
+from tests.support.workers import echo_worker
+
+QUEUE = topology.jobs_queue("echo", "interactive").name
+STEP_S = 0.005
+LONG = SamplingParams(max_tokens=4000, temperature=0.0, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+
+
+def jobs(tenant: str, num_jobs: int, sampling: SamplingParams = LONG) -> list[GenerationJob]:
+    return [replace(new_job("echo", sampling=sampling), tenant=tenant) for _ in range(num_jobs)]
+
+
+@asynccontextmanager
+async def asking(bus: Bus, flood: Sequence[GenerationJob]) -> AsyncIterator[set[asyncio.Task[Log]]]:
+    """Publish jobs one after another, and read their answers until the end of the ``with``."""
+    tasks = set()
+    for job in flood:
+        tasks.add(asyncio.create_task(ask(bus, job)))
+        await asyncio.sleep(0)
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def until_taken(bus: Bus) -> None:
+    while await num_ready(bus, QUEUE):  # noqa: ASYNC110 (nobody says when)
+        await asyncio.sleep(0.01)
+
+
+def is_answered(log: Log) -> bool:
+    return isinstance(log.last, Finished) and len(log.token_ids) == SHORT.max_tokens
+
+
+async def test_a_flood_of_one_tenant_does_not_delay_the_job_of_another() -> None:
+    options: dict[str, Any] = {"step_s": STEP_S, "max_num_seqs": 2, "drain_grace_s": 0.05}
+    async with MemoryBus() as bus, echo_worker(bus, **options):
+        [alone] = [await ask(bus, job) for job in jobs("single", 1, SHORT)]
+        async with asking(bus, jobs("flood", 40)) as flood:
+            await until_taken(bus)
+            [log] = [await ask(bus, job) for job in jobs("single", 1, SHORT)]
+            num_answered = sum(task.done() for task in flood)
+
+    assert is_answered(log)
+    assert log.token_ids == alone.token_ids
+    assert num_answered == 0
+
+
+async def test_a_worker_that_is_free_begins_the_jobs_that_another_one_holds() -> None:
+    broker = MemoryBroker()
+    options: dict[str, Any] = {"step_s": STEP_S, "max_num_seqs": 1, "drain_grace_s": 0.05}
+    [job] = jobs("", 1, SHORT)
+    async with (
+        MemoryBus(broker) as bus,
+        MemoryBus(broker) as first,
+        MemoryBus(broker) as second,
+        echo_worker(first, **options),
+        asking(bus, jobs("", 1)),
+        reading(bus, job) as consumer,
+    ):
+        await until_taken(bus)
+        await publish(bus, job)
+        await until_taken(bus)
+        async with echo_worker(second, **options):
+            log = await read(bus, job, consumer)
+
+    assert is_answered(log)
+
+
+async def test_a_worker_without_room_leaves_new_jobs_to_one_that_is_free() -> None:
+    broker = MemoryBroker()
+    options: dict[str, Any] = {"step_s": STEP_S, "max_num_seqs": 2, "drain_grace_s": 0.05}
+    async with (
+        MemoryBus(broker) as bus,
+        MemoryBus(broker) as first,
+        MemoryBus(broker) as second,
+        echo_worker(first, **options),
+        asking(bus, jobs("", 2)),
+    ):
+        await until_taken(bus)
+        async with echo_worker(second, **options):
+            logs = [await ask(bus, job) for job in jobs("", 8, SHORT)]
+
+    assert all(map(is_answered, logs))
+
+
+async def test_the_jobs_that_a_drained_worker_held_are_answered_by_the_next_one() -> None:
+    broker = MemoryBroker()
+    options: dict[str, Any] = {"step_s": STEP_S, "max_num_seqs": 1, "drain_grace_s": 0.05}
+    async with MemoryBus(broker) as bus, MemoryBus(broker) as first, MemoryBus(broker) as second:
+        waiting = jobs("", 5, SHORT)
+        async with echo_worker(first, **options), asking(bus, jobs("", 1)):
+            await until_taken(bus)
+            answers = [asyncio.create_task(ask(bus, job)) for job in waiting]
+            await asyncio.sleep(0.05)
+            await until_taken(bus)
+        async with echo_worker(second):
+            logs = await asyncio.gather(*answers)
+
+    assert all(map(is_answered, logs))
+    starts = [event for log in logs for event in log.raw if isinstance(event, Started)]
+    assert [started.is_waiting for started in starts] == [False] * len(waiting)

@@ -1,0 +1,127 @@
+"""The order in which the jobs that a worker holds begin."""
+
+import time
+from contextlib import ExitStack
+
+from msgspec.structs import replace
+
+from shared.messages import GenerationJob
+from tests.support.jobs import new_job
+from worker.jobs.window import JobWindow, Place, Turn
+
+
+class Jobs(ExitStack):
+    """Jobs in a window, by default of two jobs at once."""
+
+    def __init__(self, max_begun: int = 2, **weights: float) -> None:
+        super().__init__()
+        self.window = JobWindow(max_begun, weights)
+
+    def add(self, *tenants: str, is_fresh: bool = True) -> list[Place]:
+        return [self.add_job(replace(new_job("m"), tenant=t), is_fresh=is_fresh) for t in tenants]
+
+    def add_job(self, job: GenerationJob, *, is_fresh: bool = True, at_once: bool = False) -> Place:
+        return self.enter_context(self.window.place(job, is_fresh=is_fresh, at_once=at_once))
+
+
+def begun(places: list[Place]) -> list[int]:
+    return [number for number, place in enumerate(places) if place.is_decided]
+
+
+async def test_jobs_of_one_tenant_begin_in_order_while_there_is_room() -> None:
+    with Jobs() as jobs:
+        places = jobs.add("a", "a", "a")
+
+        assert begun(places) == [0, 1]
+        assert jobs.window.num_waiting == 1
+
+
+async def test_the_next_job_begins_when_one_ends() -> None:
+    with Jobs() as jobs:
+        with jobs.window.place(new_job("m"), is_fresh=True, at_once=False):
+            places = jobs.add("", "")
+            assert begun(places) == [0]
+
+        assert begun(places) == [0, 1]
+
+
+async def test_the_jobs_of_another_tenant_begin_although_all_slots_are_in_use() -> None:
+    with Jobs() as jobs:
+        flood = jobs.add(*"aaaaa")
+        others = jobs.add(*"bbbb")
+
+        assert begun(others) == [0, 1]
+        assert begun(flood) == [0, 1, 2, 3]
+
+
+async def test_a_tenant_begins_another_job_once_one_has_a_token() -> None:
+    with Jobs() as jobs:
+        jobs.add(*"aaaaa")
+        others = jobs.add(*"bbbb")
+
+        others[0].progress()
+        others[0].progress()
+
+        assert begun(others) == [0, 1, 2]
+
+
+async def test_the_tenant_that_has_begun_the_least_for_its_weight_is_next() -> None:
+    with Jobs(8, large=3.0) as jobs:
+        jobs.window.yields = True
+        with ExitStack() as earlier:
+            for _ in range(8):
+                earlier.enter_context(jobs.window.place(new_job("m"), is_fresh=True, at_once=False))
+            small, large = jobs.add(*8 * ["small"]), jobs.add(*8 * ["large"])
+
+        assert (len(begun(small)), len(begun(large))) == (2, 6)
+
+
+async def test_no_job_begins_that_a_free_worker_can_run_at_once() -> None:
+    with Jobs() as jobs:
+        jobs.add(*"aa")
+        jobs.window.yields = True
+
+        assert begun(jobs.add(*"bb")) == []
+
+
+async def test_jobs_that_were_never_returned_are_given_back() -> None:
+    with Jobs() as jobs:
+        jobs.add(*"aa")
+        [returned] = jobs.add("a", is_fresh=False)
+        waiting = jobs.add(*"aaa")
+
+        num_given = jobs.window.give_back(2)
+
+        assert num_given == 2
+        assert begun([returned, *waiting]) == [1, 2]
+        assert await waiting[0].turn() is Turn.GIVE_BACK
+
+
+async def test_a_closed_window_gives_all_jobs_back() -> None:
+    with Jobs() as jobs:
+        jobs.add(*"aa")
+        waiting = jobs.add("a")
+
+        jobs.window.close()
+        waiting += jobs.add("a")
+
+        assert [await place.turn() for place in waiting] == [Turn.GIVE_BACK, Turn.GIVE_BACK]
+
+
+async def test_lost_jobs_do_not_begin() -> None:
+    with Jobs() as jobs:
+        jobs.add(*"aa")
+        waiting = jobs.add(*"aa")
+
+        jobs.window.lose()
+
+        assert await waiting[0].turn() is Turn.LOST
+        assert jobs.window.num_waiting == 0
+
+
+async def test_a_job_begins_at_its_deadline_to_fail() -> None:
+    with Jobs() as jobs:
+        jobs.add(*"aa")
+        place = jobs.add_job(new_job("m", deadline=time.time()))
+
+        assert await place.turn() is Turn.BEGIN

@@ -1,0 +1,206 @@
+"""The jobs that a consumer holds, and the order in which they begin.
+
+The broker delivers jobs in the order of their arrival. A worker takes more of them than it can run
+and begins them in an order of its own, in which no tenant's jobs wait behind all those of another.
+A job that has not begun has left no trace in its log, so it can be returned to its queue unnoticed.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum, auto
+from itertools import chain
+
+from shared.messages import GenerationJob, seconds_left
+
+_NUM_AHEAD = 2
+"""Jobs of each tenant that begin before the engine has room for them, if there are several tenants.
+The engine serves tenants by their tokens (`worker.engine.shares`), so it must have a sequence of
+each of them to choose from."""
+_MAX_AHEAD = 32
+"""The same for all tenants together."""
+
+
+class Turn(Enum):
+    """What a held job is to do next."""
+
+    BEGIN = auto()
+    GIVE_BACK = auto()
+    """Return to the queue, for another worker."""
+    LOST = auto()
+    """Nothing: its delivery was lost with its channel."""
+
+
+class Place:
+    """The place of one job in a window, from its delivery until it is settled."""
+
+    def __init__(self, window: "JobWindow", job: GenerationJob, *, is_fresh: bool) -> None:
+        self.tenant = job.tenant
+        self.is_fresh = is_fresh
+        self._window = window
+        self._seconds_left = seconds_left(job)
+        self._turn: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_decided(self) -> bool:
+        return self._turn.done()
+
+    async def turn(self) -> Turn:
+        """Wait for the job's turn. A job whose deadline passes begins, in order to fail."""
+        if self.is_decided or self._seconds_left is None:
+            return await self._turn
+        loop = asyncio.get_running_loop()
+        deadline = loop.call_later(self._seconds_left, self._window.begin, self)
+        try:
+            return await self._turn
+        finally:
+            deadline.cancel()
+
+    def decide(self, turn: Turn) -> None:
+        if not self.is_decided:  # its task may have been cancelled
+            self._turn.set_result(turn)
+
+    def progress(self) -> None:
+        """Record that the job has received a token."""
+        self._window.progress(self)
+
+
+class JobWindow:
+    """Begins the jobs of one consumer, ``max_begun`` at once.
+
+    The next job is the oldest one of the tenant that has begun the fewest for its weight. When so
+    many have begun and there are several tenants, each of them may begin two more jobs, and another
+    one whenever one of these has received its first token.
+    """
+
+    def __init__(self, max_begun: int, weights: Mapping[str, float]) -> None:
+        """``weights`` are those of tenants whose weight is not 1."""
+        self.yields = False
+        """Whether other workers have free slots, so that no job begins that cannot run here."""
+        self._max_begun = max_begun
+        self._weights = weights
+        self._waiting: dict[str, dict[Place, None]] = {}
+        """By tenant, in the order of arrival. No tenant's are empty."""
+        self._begun: set[Place] = set()
+        self._ahead: set[Place] = set()
+        """The jobs that began beyond ``max_begun``, until their first token."""
+        self._num_begun: Counter[str] = Counter()
+        """By tenant, like the next one."""
+        self._num_ahead: Counter[str] = Counter()
+        self._is_closed = False
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of jobs that have not begun."""
+        return sum(map(len, self._waiting.values()))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all the jobs have begun that may begin at once."""
+        return len(self._begun) >= self._max_begun
+
+    @contextmanager
+    def place(self, job: GenerationJob, *, is_fresh: bool, at_once: bool) -> Iterator[Place]:
+        """Hold a job. ``is_fresh``: it was never returned to its queue. ``at_once``: it does not
+        wait for its turn."""
+        place = Place(self, job, is_fresh=is_fresh)
+        if at_once:
+            self.begin(place)
+        elif self._is_closed:
+            place.decide(Turn.GIVE_BACK)
+        else:
+            self._waiting.setdefault(place.tenant, {})[place] = None
+            self._begin_next()
+        try:
+            yield place
+        finally:
+            self._remove(place)
+
+    def begin(self, place: Place) -> None:
+        """Begin a job, whether or not it is its turn."""
+        if place.is_decided:
+            return
+        if self.is_full:
+            self._ahead.add(place)
+            self._num_ahead[place.tenant] += 1
+        self._begun.add(place)
+        self._num_begun[place.tenant] += 1
+        self._decide(place, Turn.BEGIN)
+
+    def progress(self, place: Place) -> None:
+        """Record that a begun job has received a token."""
+        if place in self._ahead:
+            self._ahead.remove(place)
+            _discount(self._num_ahead, place.tenant)
+            self._begin_next()
+
+    def give_back(self, max_jobs: int) -> int:
+        """Give back the oldest jobs that have neither begun nor been returned before; returns how
+        many."""
+        fresh = (place for place in chain(*self._waiting.values()) if place.is_fresh)
+        given = [place for place, _ in zip(fresh, range(max_jobs), strict=False)]
+        for place in given:
+            self._decide(place, Turn.GIVE_BACK)
+        return len(given)
+
+    def close(self) -> None:
+        """Give back all jobs that have not begun, and those that arrive until `open`."""
+        self._is_closed = True
+        self._decide_all(Turn.GIVE_BACK)
+
+    def open(self) -> None:
+        self._is_closed = False
+
+    def lose(self) -> None:
+        """Forget all jobs that have not begun: their deliveries were lost."""
+        self._decide_all(Turn.LOST)
+
+    def _begin_next(self) -> None:
+        while (place := self._next()) is not None:
+            self.begin(place)
+
+    def _next(self) -> Place | None:
+        tenants = list(self._waiting)
+        if self.is_full:
+            tenants = [tenant for tenant in tenants if self._may_begin_ahead(tenant)]
+        if not tenants:
+            return None
+        tenant = min(tenants, key=lambda t: self._num_begun[t] / self._weights.get(t, 1.0))
+        return next(iter(self._waiting[tenant]))
+
+    def _may_begin_ahead(self, tenant: str) -> bool:
+        has_competitors = len(self._num_begun.keys() | self._waiting.keys()) > 1
+        has_room = self._num_ahead[tenant] < _NUM_AHEAD and len(self._ahead) < _MAX_AHEAD
+        return has_competitors and has_room and not self.yields
+
+    def _decide_all(self, turn: Turn) -> None:
+        for place in list(chain(*self._waiting.values())):
+            self._decide(place, turn)
+
+    def _decide(self, place: Place, turn: Turn) -> None:
+        self._forget(place)
+        place.decide(turn)
+
+    def _forget(self, place: Place) -> None:
+        """Remove a job from those that wait, if it is one of them."""
+        places = self._waiting.get(place.tenant, {})
+        places.pop(place, None)
+        if not places:
+            self._waiting.pop(place.tenant, None)
+
+    def _remove(self, place: Place) -> None:
+        self._forget(place)
+        if place in self._begun:
+            self._begun.remove(place)
+            _discount(self._num_begun, place.tenant)
+        if place in self._ahead:
+            self._ahead.remove(place)
+            _discount(self._num_ahead, place.tenant)
+        self._begin_next()
+
+
+def _discount(counts: Counter[str], tenant: str) -> None:
+    counts[tenant] -= 1
+    if not counts[tenant]:
+        del counts[tenant]
