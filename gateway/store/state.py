@@ -1,0 +1,68 @@
+"""The state of a deployment, opened when it is first needed.
+
+A gateway that serves no files and batches creates no database. One that finds a database at its
+start opens it, because there may be batches to continue.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.store.batches import Batches
+from gateway.store.blobs import Blobs
+from gateway.store.database import SQLITE_FILE, Database
+from gateway.store.files import Files
+from shared.settings import GatewaySettings
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    files: Files
+    batches: Batches
+
+
+class Store:
+    """Opens the state once."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._database: Database | None = None
+        self._state: State | None = None
+        self._lock = asyncio.Lock()
+        self._is_open = asyncio.Event()
+
+    async def open(self) -> State:
+        """The state. Raises `Unavailable`, and `StartupError` if the settings are not usable."""
+        async with self._lock:
+            if self._state is None:
+                settings = self._settings
+                url = settings.database_url
+                data_dir = settings.data_dir.expanduser()
+                blobs = (
+                    Blobs.in_directory(data_dir / "files")
+                    if settings.files_url is None
+                    else Blobs.at(settings.files_url)
+                )
+                self._database = await Database.open(
+                    None if url is None else url.get_secret_value(), data_dir
+                )
+                files = Files(self._database, blobs)
+                self._state = State(files, Batches(self._database))
+                self._is_open.set()
+            return self._state
+
+    async def wait_open(self) -> State:
+        """Wait until the state is needed, and return it."""
+        if self._has_been_used():
+            return await self.open()
+        await self._is_open.wait()
+        return await self.open()
+
+    async def close(self) -> None:
+        if self._database is not None:
+            await self._database.close()
+
+    def _has_been_used(self) -> bool:
+        settings = self._settings
+        path: Path = settings.data_dir.expanduser() / SQLITE_FILE
+        return settings.database_url is not None or path.exists()
