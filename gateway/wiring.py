@@ -18,6 +18,8 @@ from gateway.intake.signer import Signer
 from gateway.log.registry import Relays
 from gateway.log.reply_queues import ReplyQueues
 from gateway.metrics import Metrics
+from gateway.store.batches import BATCH_PREFIX
+from gateway.store.state import Store
 from shared import incidents, topology
 from shared.bus.base import Bus, Message
 from shared.bus.subscribe import receive
@@ -46,6 +48,9 @@ class Gateway:
     publishers: Publishers
     queues: QueueWatch
     metrics: Metrics
+    store: Store
+    batches_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a batch was created here, or cancelled here or at another gateway."""
 
     @classmethod
     def build(cls, settings: GatewaySettings, bus: Bus) -> "Gateway":
@@ -69,6 +74,7 @@ class Gateway:
             publishers=Publishers((bus.user, *settings.trusted_users)),
             queues=queues,
             metrics=metrics,
+            store=Store(settings),
         )
 
     def hear_announcement(self, message: Message) -> None:
@@ -80,6 +86,8 @@ class Gateway:
         if not self.publishers.may_name(message.user_id, command.request_id):
             facts = {"request_id": command.request_id, "user": message.user_id}
             logger.warning("command of another publisher dropped", extra=facts)
+        elif command.request_id.startswith(BATCH_PREFIX):
+            self.batches_changed.set()
         elif isinstance(command, Release | Withheld):
             self.relays.obey(command)
 
