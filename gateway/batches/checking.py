@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.api.bodies.submission import submission
 from gateway.api.bodies.unary import EmbeddingRequest, QuickDraft
-from gateway.batches.lines import ENDPOINTS, LINE_DECODER, BatchLine, InputLine, Request
+from gateway.batches.lines import ENDPOINTS, LINE_DECODER, InputLine, Request, RequestLine
 from gateway.intake.body import count_values, parsed
 from gateway.wiring import Gateway
 from shared.errors import BusError, InvalidRequest, Overloaded, RequestError, Unavailable
@@ -113,7 +113,7 @@ def _malformed(error: Exception, number: int) -> tuple[str, str, int, str | None
     return "invalid_line", message, number, missing or place.rstrip("`").lstrip(".") or None
 
 
-async def _check_request(gateway: Gateway, line: BatchLine) -> str:
+async def _check_request(gateway: Gateway, line: RequestLine) -> str:
     """Check a request like a single one; returns its model. Raises `RequestError`."""
     request = await parsed(ENDPOINTS[line.url].read, bytes(line.body))
     while True:

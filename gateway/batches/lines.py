@@ -38,7 +38,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
 }
 
 
-class BatchLine(msgspec.Struct, frozen=True, kw_only=True):
+class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
     """One request of a batch."""
 
     custom_id: Annotated[str, Meta(min_length=1, max_length=512)]
@@ -58,7 +58,7 @@ class _Named(msgspec.Struct, frozen=True):
     body: _Model
 
 
-LINE_DECODER = msgspec.json.Decoder(BatchLine)
+LINE_DECODER = msgspec.json.Decoder(RequestLine)
 _NAMED_DECODER = msgspec.json.Decoder(_Named)
 
 
@@ -110,7 +110,7 @@ def request_id_of(batch_id: str, line: int, id_kind: str) -> str:
     return f"{id_kind}-{digest[:32]}"
 
 
-class _Response(msgspec.Struct, frozen=True, kw_only=True):
+class _LineResponse(msgspec.Struct, frozen=True, kw_only=True):
     status_code: int
     request_id: str
     body: object
@@ -124,11 +124,11 @@ class _Unexecuted(msgspec.Struct, frozen=True, kw_only=True):
 class _OutputLine(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     custom_id: str
-    response: _Response | None
+    response: _LineResponse | None
     error: _Unexecuted | None = None
 
 
-class Outcome(NamedTuple):
+class LineOutcome(NamedTuple):
     """The answer to a line."""
 
     request_id: str
@@ -144,7 +144,7 @@ class Outcome(NamedTuple):
         status, body = 200, self.answer
         if isinstance(body, WarrenError):
             status, body = status_of(body).code, error_body(body)
-        response = _Response(status_code=status, request_id=self.request_id, body=body)
+        response = _LineResponse(status_code=status, request_id=self.request_id, body=body)
         return msgspec.json.encode(
             _OutputLine(id=_line_id(batch_id, number), custom_id=custom_id, response=response)
         )

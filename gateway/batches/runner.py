@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from gateway.batches.checking import Checked, check
-from gateway.batches.lines import LINE_DECODER, InputLine, Outcome, input_lines, unexecuted_line
+from gateway.batches.lines import LINE_DECODER, InputLine, LineOutcome, input_lines, unexecuted_line
 from gateway.batches.serving import LineServer
 from gateway.intake.body import BYTES_OF_VALUE, count_values
 from gateway.store.batches import Answer, BatchRecord, Ending, LeaseLost
-from gateway.store.state import State
+from gateway.store.state import StoredState
 from gateway.wiring import Gateway
 from shared import incidents
 from shared.errors import Unavailable
@@ -70,7 +70,7 @@ class BatchRunner:
                 await changed.wait()
         changed.clear()
 
-    async def _claim(self, state: State) -> None:
+    async def _claim(self, state: StoredState) -> None:
         """Claim as many batches as there is room for. Raises `Unavailable`."""
         lease_s = self._gateway.settings.batch_lease_s
         while len(self._runs) < _MAX_BATCHES:
@@ -96,7 +96,7 @@ class BatchRunner:
 class _BatchRun:
     """The run of one batch at one gateway, under one fencing token."""
 
-    def __init__(self, gateway: Gateway, state: State, batch: BatchRecord) -> None:
+    def __init__(self, gateway: Gateway, state: StoredState, batch: BatchRecord) -> None:
         self.batch = batch
         self._gateway = gateway
         self._files, self._batches = state.files, state.batches
@@ -228,7 +228,7 @@ class _BatchRun:
         assert line.text is not None
         request = LINE_DECODER.decode(line.text)
 
-        async def record(outcome: Outcome) -> None:
+        async def record(outcome: LineOutcome) -> None:
             text = outcome.line(self.batch.id, line.number, request.custom_id)
             written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._answers.put_nowait((Answer(line.number, outcome.is_error, text), written))
@@ -338,7 +338,7 @@ class _Window:
             self._changed.notify_all()
 
 
-async def _sweep(state: State) -> None:
+async def _sweep(state: StoredState) -> None:
     while True:
         with suppress(Unavailable):
             await state.files.sweep()

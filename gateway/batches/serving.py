@@ -13,7 +13,7 @@ from gateway.api.bodies.submission import submission
 from gateway.api.bodies.unary import EmbeddingRequest, QuickDraft
 from gateway.api.observation import Observation
 from gateway.api.routes.generation import Reading, gather
-from gateway.batches.lines import ENDPOINTS, BatchLine, Outcome, request_id_of
+from gateway.batches.lines import ENDPOINTS, LineOutcome, RequestLine, request_id_of
 from gateway.intake.body import parsed
 from gateway.intake.signer import hash_body
 from gateway.log.cursor import Departure
@@ -51,7 +51,7 @@ the streams' endpoints, like any other. The deadline of a job is the end of the 
 LOG_RETENTION_S = 120.0
 """Seconds for which the log of a line waits for the next gateway; longer than a lease."""
 
-Record = Callable[[Outcome], Awaitable[None]]
+Record = Callable[[LineOutcome], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class LineServer:
     """Whether lines that stop end their jobs. Otherwise the jobs go on, for the gateway that
     continues the batch."""
 
-    async def answer(self, number: int, line: BatchLine, record: Record) -> None:
+    async def answer(self, number: int, line: RequestLine, record: Record) -> None:
         """Answer a line and ``record`` its outcome, which may be an error. The job's log is deleted
         only after that."""
         request_id = request_id_of(self.batch.id, number, ENDPOINTS[line.url].id_kind)
@@ -72,24 +72,24 @@ class LineServer:
         while True:
             try:
                 async with self._answered(request_id, line) as answer:
-                    return await record(Outcome(request_id, answer))
+                    return await record(LineOutcome(request_id, answer))
             except MessageTooLarge as error:
-                return await record(Outcome(request_id, error))
+                return await record(LineOutcome(request_id, error))
             except _PASSING as error:
                 facts = {"batch": self.batch.id, "line": number, "code": error.code}
                 logger.debug("line of a batch is tried again", extra=facts)
             except WarrenError as error:
-                return await record(Outcome(request_id, error))
+                return await record(LineOutcome(request_id, error))
             except Exception as error:  # noqa: BLE001 (one line's bug is one line's failure)
                 facts = {"batch": self.batch.id, "line": number}
                 incidents.report("request", "line of a batch failed", error, **facts)
                 failure = InternalError("The gateway failed on this request.")
-                return await record(Outcome(request_id, failure))
+                return await record(LineOutcome(request_id, failure))
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (no secret)
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     @asynccontextmanager
-    async def _answered(self, request_id: str, line: BatchLine) -> AsyncIterator[object]:
+    async def _answered(self, request_id: str, line: RequestLine) -> AsyncIterator[object]:
         raw_body = bytes(line.body)
         request = await parsed(ENDPOINTS[line.url].read, raw_body)
         if isinstance(request, EmbeddingRequest):

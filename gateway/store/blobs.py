@@ -75,7 +75,8 @@ class BlobWriter:
                 max_concurrency=_MAX_PARTS_AT_ONCE,
             )
         except _Abandoned:
-            pass
+            # Some stores keep the parts that have arrived as a blob.
+            await _delete(self._store, self._name)
         except (BaseError, OSError) as error:
             raise _unreachable() from error
 
@@ -134,11 +135,15 @@ class Blobs:
 
     async def delete(self, name: str) -> None:
         """Delete a blob, if it exists. Raises `Unavailable`."""
-        try:
-            with suppress(FileNotFoundError):
-                await obstore.delete_async(self._store, name)
-        except (BaseError, OSError) as error:
-            raise _unreachable() from error
+        await _delete(self._store, name)
+
+
+async def _delete(store: ObjectStore, name: str) -> None:
+    try:
+        with suppress(FileNotFoundError):
+            await obstore.delete_async(store, name)
+    except (BaseError, OSError) as error:
+        raise _unreachable() from error
 
 
 def _unreachable() -> Unavailable:

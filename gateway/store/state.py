@@ -16,7 +16,7 @@ from shared.settings import GatewaySettings
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class StoredState:
     files: Files
     batches: Batches
 
@@ -27,11 +27,11 @@ class Store:
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
         self._database: Database | None = None
-        self._state: State | None = None
+        self._state: StoredState | None = None
         self._lock = asyncio.Lock()
         self._is_open = asyncio.Event()
 
-    async def open(self) -> State:
+    async def open(self) -> StoredState:
         """The state. Raises `Unavailable`, and `StartupError` if the settings are not usable."""
         async with self._lock:
             if self._state is None:
@@ -47,11 +47,11 @@ class Store:
                     None if url is None else url.get_secret_value(), data_dir
                 )
                 files = Files(self._database, blobs)
-                self._state = State(files, Batches(self._database))
+                self._state = StoredState(files, Batches(self._database))
                 self._is_open.set()
             return self._state
 
-    async def wait_open(self) -> State:
+    async def wait_open(self) -> StoredState:
         """Wait until the state is needed, and return it."""
         if self._has_been_used():
             return await self.open()
