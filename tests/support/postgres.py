@@ -82,6 +82,11 @@ class PostgresServer:
             self._server.wait()
             self._server = None
 
+    def restart(self) -> None:
+        """Kill and start it."""
+        self.kill()
+        self.start()
+
     @property
     def _data(self) -> Path:
         return self._directory / "data"

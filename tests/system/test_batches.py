@@ -123,8 +123,7 @@ def test_no_death_of_a_process_loses_or_doubles_a_line(
         own_broker.start()
         held = num_completed(client.batches.retrieve(batch.id))
         polled(client, batch, lambda now: num_completed(now) >= held + 5)
-        postgres.kill()
-        postgres.start()
+        postgres.restart()
 
         disturbed = polled(client, batch, lambda now: now.status in ENDED)
         undisturbed = polled(client, ordered(client), lambda now: now.status in ENDED)
