@@ -84,7 +84,7 @@ async def _running_batches(gateway: Gateway) -> AsyncIterator[None]:
     """Run batches. At the end they are left to other gateways. Raises `StartupError`."""
     if gateway.settings.database_url is not None:
         with suppress(Unavailable):
-            await gateway.store.open()
+            await gateway.store.open_as_set()
     running = asyncio.create_task(incidents.keep_running(BatchRunner(gateway).run))
     try:
         yield

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from sqlalchemy import Row, and_, delete, insert, select, tuple_, update
+from sqlalchemy import and_, delete, insert, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -387,5 +387,5 @@ def _held(batch_id: str, fence: int) -> Any:
     return and_(BATCHES.c.id == batch_id, BATCHES.c.fence == fence, BATCHES.c.status.in_(UNENDED))
 
 
-def _record(row: Row[Any]) -> BatchRecord:
+def _record(row: Any) -> BatchRecord:
     return BatchRecord(**row._mapping)

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Row, and_, delete, exists, func, insert, or_, select, tuple_, update
+from sqlalchemy import and_, delete, exists, func, insert, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.store.blobs import Blobs, BlobWriter
@@ -232,5 +232,5 @@ def _visible(tenant: str) -> Any:
     return and_(FILES.c.tenant == tenant, FILES.c.state == "processed", is_kept)
 
 
-def _record(row: Row[Any]) -> FileRecord:
+def _record(row: Any) -> FileRecord:
     return FileRecord(*row)

@@ -5,6 +5,7 @@ start opens it, because there may be batches to continue.
 """
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,10 @@ from gateway.store.batches import Batches
 from gateway.store.blobs import Blobs
 from gateway.store.database import SQLITE_FILE, Database
 from gateway.store.files import Files
+from shared.errors import StartupError, Unavailable
 from shared.settings import GatewaySettings
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,14 @@ class Store:
         self._is_open = asyncio.Event()
 
     async def open(self) -> StoredState:
+        """The state. Raises `Unavailable`."""
+        try:
+            return await self.open_as_set()
+        except StartupError as error:  # its message names paths
+            logger.error("files and batches are unusable", extra={"reason": error.message})  # noqa: TRY400
+            raise Unavailable("This gateway cannot store files.") from None
+
+    async def open_as_set(self) -> StoredState:
         """The state. Raises `Unavailable`, and `StartupError` if the settings are not usable."""
         async with self._lock:
             if self._state is None:

@@ -14,7 +14,7 @@ from tests.support.processes import free_port
 
 
 async def test_the_migrations_make_the_tables(database: Database) -> None:
-    def difference(connection: Connection) -> list[Any]:
+    def difference(connection: Connection) -> Any:
         return compare_metadata(MigrationContext.configure(connection), METADATA)
 
     async with database.begin() as connection:

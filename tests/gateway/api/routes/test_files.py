@@ -163,3 +163,14 @@ async def test_a_tenant_sees_its_own_files_only(
         assert listed.json()["data"] == []
         deleted = await gateway.http.delete(f"/v1/files/{file_id}", headers=other)
         assert deleted.status_code == 404
+
+
+async def test_a_directory_that_cannot_be_used_is_not_named_to_clients(
+    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    async with live_gateway(bus, data_dir=tmp_path / "file") as gateway:
+        refused = await gateway.http.get("/v1/files")
+
+    assert refused.status_code == 503
+    assert str(tmp_path) not in refused.text
