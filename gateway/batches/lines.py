@@ -1,7 +1,7 @@
 """The lines of the input, output and error files of batches, in OpenAI's formats."""
 
 import hashlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Annotated, Literal, NamedTuple, TypeAlias
 
@@ -81,7 +81,9 @@ class InputLine(NamedTuple):
         return _NAMED_DECODER.decode(self.text).custom_id
 
 
-async def input_lines(parts: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[InputLine]:
+async def input_lines(
+    parts: AsyncIterator[bytes], max_bytes: int
+) -> AsyncGenerator[InputLine, None]:
     """The lines of a file that are not empty. Those of more than ``max_bytes`` are not kept in
     memory."""
     number, rest, is_cut = 0, b"", False
@@ -151,16 +153,16 @@ class LineOutcome(NamedTuple):
 
 
 _REASONS = {
-    "batch_expired": ("This request could not be executed before the completion window expired."),
-    "batch_cancelled": "This request was not executed because the batch was cancelled.",
+    "expired": "This request could not be executed before the completion window expired.",
+    "cancelled": "This request was not executed because the batch was cancelled.",
 }
 
 
 def unexecuted_line(
-    batch_id: str, number: int, custom_id: str, code: Literal["batch_expired", "batch_cancelled"]
+    batch_id: str, number: int, custom_id: str, ending: Literal["expired", "cancelled"]
 ) -> bytes:
     """The line of the error file for a request that was not executed."""
-    error = _Unexecuted(code=code, message=_REASONS[code])
+    error = _Unexecuted(code=f"batch_{ending}", message=_REASONS[ending])
     return msgspec.json.encode(
         _OutputLine(id=_line_id(batch_id, number), custom_id=custom_id, response=None, error=error)
     )

@@ -4,10 +4,10 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from gateway.batches.checking import Checked, check
 from gateway.batches.lines import LINE_DECODER, InputLine, LineOutcome, input_lines, unexecuted_line
@@ -239,11 +239,11 @@ class _BatchRun:
         finally:
             await window.leave(size)
 
-    def _input(self) -> AsyncIterator[InputLine]:
+    def _input(self) -> AsyncGenerator[InputLine, None]:
         parts = self._files.content(self.batch.input_file_id)
         return input_lines(parts, self._gateway.settings.max_body_bytes)
 
-    async def _unanswered(self, model: str | None = None) -> AsyncIterator[InputLine]:
+    async def _unanswered(self, model: str | None = None) -> AsyncGenerator[InputLine, None]:
         """The lines of a checked file that have no answer, of one model or all."""
         last, known_until = 0, 0
         answered: set[int] = set()
@@ -305,10 +305,9 @@ class _BatchRun:
                 await draft.writer.write(b"".join([answer.text + b"\n" for answer in page]))
                 last = page[-1].line
             if ending != "completed":
-                code: Literal["batch_expired", "batch_cancelled"] = f"batch_{ending}"
                 async with aclosing(self._unanswered()) as lines:
                     async for line in lines:
-                        text = unexecuted_line(batch.id, line.number, line.custom_id, code)
+                        text = unexecuted_line(batch.id, line.number, line.custom_id, ending)
                         await draft.writer.write(text + b"\n")
         return draft.id
 

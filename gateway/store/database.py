@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import logging
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -11,8 +12,6 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar
 
-from alembic import command
-from alembic.config import Config
 from sqlalchemy import Connection, event, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
@@ -142,6 +141,11 @@ def _begin_immediately(connection: Connection) -> None:
 
 
 def _upgrade(connection: Connection) -> None:
+    # Most gateways never need it, and its plugins announce themselves when they are imported.
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    from alembic import command
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     config.attributes["connection"] = connection

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.batch.over_http import run_over_http
+from cli.batch.progress import BatchProgress
 from cli.conversation import connect
 from cli.main import app
 from shared.errors import InvalidRequest, Unavailable
@@ -26,7 +27,7 @@ def url() -> Iterator[str]:
 def test_answers_are_in_the_order_of_the_input(url: str, tmp_path: Path) -> None:
     lines = [chat_line(str(k), content=f"number {k}", model=MODEL) for k in range(30)]
     source, results = write_lines(tmp_path / "in.jsonl", *lines), tmp_path / "out.jsonl"
-    progress = []
+    progress: list[BatchProgress] = []
 
     with connect(url) as client:
         summary = run_over_http(source, results, client, on_progress=progress.append)

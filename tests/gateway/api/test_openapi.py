@@ -144,8 +144,9 @@ def test_an_example_is_answered_as_documented(path: str, url: str) -> None:
 
     changes = {"model": "scripted"}
     if path == "/v1/batches":
-        form = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", b"")}}
-        changes = {"input_file_id": httpx.post(f"{url}/v1/files", **form).json()["id"]}
+        files = {"file": ("in.jsonl", b"")}
+        uploaded = httpx.post(f"{url}/v1/files", data={"purpose": "batch"}, files=files)
+        changes = {"input_file_id": uploaded.json()["id"]}
 
     response = httpx.post(f"{url}{path}", json={**example, **changes})
 

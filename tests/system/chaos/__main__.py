@@ -158,9 +158,10 @@ async def truth(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]
 
 async def batches(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]:
     """A batch goes on while everything dies, the database too."""
-    (_, num_lines) = scale({"batch": (nothing, 5000)}).get("batch", (nothing, 0))
-    if not num_lines:
+    planned = scale({"batch": (nothing, 5000)})
+    if not planned:
         return []
+    num_lines = planned["batch"][1]
     with running_postgres() as database:
         async with (
             surroundings(node) as around,

@@ -1,4 +1,5 @@
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
@@ -13,10 +14,15 @@ from tests.support.scripted_worker import ScriptedWorker
 CONTENT = bytes(range(256)) * 4
 
 
-async def upload(gateway: LiveGateway, content: bytes = CONTENT, **more: str) -> httpx.Response:
-    fields = {"purpose": "batch", **more}
+async def upload(
+    gateway: LiveGateway,
+    content: bytes = CONTENT,
+    fields: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> httpx.Response:
     files = {"file": ("dir/na\\me.jsonl", content)}
-    return await gateway.http.post("/v1/files", data=fields, files=files)
+    data = {"purpose": "batch", **(fields or {})}
+    return await gateway.http.post("/v1/files", data=data, files=files, headers=headers)
 
 
 async def test_a_client_of_openai_handles_files(storing: LiveGateway) -> None:
@@ -83,7 +89,7 @@ async def test_a_name_is_no_path(storing: LiveGateway) -> None:
 async def test_an_upload_says_when_it_expires(storing: LiveGateway) -> None:
     expiry = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
 
-    file = (await upload(storing, **expiry)).json()
+    file = (await upload(storing, fields=expiry)).json()
 
     assert file["expires_at"] - file["created_at"] == pytest.approx(3600, abs=5)
 
@@ -102,7 +108,7 @@ async def test_an_upload_says_when_it_expires(storing: LiveGateway) -> None:
 async def test_a_wrong_field_is_named(
     storing: LiveGateway, tmp_path: Path, fields: dict[str, str], param: str
 ) -> None:
-    refused = await upload(storing, **fields)
+    refused = await upload(storing, fields=fields)
 
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
     assert list((tmp_path / "files").iterdir()) == []
@@ -150,8 +156,7 @@ async def test_a_tenant_sees_its_own_files_only(
     keys = KeyFile(tmp_path / "keys")
     mine, other = ({"authorization": f"Bearer {keys.add(tenant)}"} for tenant in ("me", "other"))
     async with live_gateway(bus, data_dir=tmp_path, keys_file=tmp_path / "keys") as gateway:
-        form = {"files": {"file": ("f", b"")}, "data": {"purpose": "batch"}}
-        file_id = (await gateway.http.post("/v1/files", **form, headers=mine)).json()["id"]
+        file_id = (await upload(gateway, headers=mine)).json()["id"]
 
         async def status(path: str, headers: dict[str, str]) -> int:
             return (await gateway.http.get(path, headers=headers)).status_code
