@@ -126,8 +126,9 @@ class LineServer:
         submitted = await submitted.checked()
         log = gateway.reply_queues.named(request_id, LOG_RETENTION_S, may_exist=True)
         job, facts = submitted.job, submitted.facts
-        with Observation(gateway.metrics, job) as observation:
+        with Observation(gateway.metrics, job, state={}) as observation:
             async with gateway.relays.open(log, job, facts, lane="batch") as relay:
+                observation.accepted(relay)
                 # Unless a departure is recorded, the relay ends the job and deletes the log.
                 try:
                     answer = await gather(relay, submitted, observation)
