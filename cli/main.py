@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from cli import dead, keys
+from cli import batches, dead, keys
 from cli.batch.command import batch
 from cli.chat import chat
 from cli.options import EPILOG
@@ -33,6 +33,7 @@ app.command()(chat)
 app.command(epilog=EPILOG)(batch)
 app.command()(status)
 app.command()(top)
+app.add_typer(batches.app, name="batches")
 app.add_typer(dead.app, name="dead")
 app.add_typer(keys.app, name="keys")
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -13,8 +13,10 @@ from gateway import errors
 from gateway.api.openapi import DocumentedAPI
 from gateway.api.routes import (
     admin,
+    batches,
     console,
     docs,
+    files,
     generation,
     health,
     models,
@@ -22,6 +24,7 @@ from gateway.api.routes import (
     streams,
     unary,
 )
+from gateway.batches.runner import BatchRunner
 from gateway.middleware import (
     IGNORED_TOOLS_HEADER,
     Authentication,
@@ -65,17 +68,43 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
             ):
                 stack.callback(asyncio.create_task(incidents.keep_running(work)).cancel)
             stack.push_async_callback(_drain, gateway)
+            await stack.enter_async_context(_running_batches(gateway))
             yield
 
     app = DocumentedAPI(lifespan=lifespan)
     app.state.metrics = gateway.metrics  # for connections, which the server refuses
     errors.install(app, gateway.metrics)
-    for group in (generation, responses, unary, streams, models, admin, health):
+    for group in (
+        generation,
+        responses,
+        unary,
+        files,
+        batches,
+        streams,
+        models,
+        admin,
+        health,
+    ):
         app.include_router(group.router(gateway))
     docs.install(app)
     console.install(app)
     _add_middleware(app, gateway)
     return app
+
+
+@asynccontextmanager
+async def _running_batches(gateway: Gateway) -> AsyncIterator[None]:
+    """Run batches. At the end they are left to other gateways. Raises `StartupError`."""
+    if gateway.settings.database_url is not None:
+        with suppress(Unavailable):
+            await gateway.store.open_as_set()
+    running = asyncio.create_task(incidents.keep_running(BatchRunner(gateway).run))
+    try:
+        yield
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+        await gateway.store.close()
 
 
 def _add_middleware(app: FastAPI, gateway: Gateway) -> None:

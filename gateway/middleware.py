@@ -33,7 +33,15 @@ IGNORED_TOOLS_HEADER = "x-warren-ignored-tools"
 _STREAMS = "/v1/streams/"
 _MAX_KINDS, _MAX_KIND_CHARS = 16, 64
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]")
-_WITHOUT_VERSION = ("/chat/completions", "/completions", "/embeddings", "/models", "/responses")
+_WITHOUT_VERSION = (
+    "/batches",
+    "/chat/completions",
+    "/completions",
+    "/embeddings",
+    "/files",
+    "/models",
+    "/responses",
+)
 
 
 class RequestIds:

@@ -21,6 +21,8 @@ from gateway.intake.tenant_usage import TenantUsage
 from gateway.log.registry import Relays
 from gateway.log.reply_queues import ReplyQueues
 from gateway.metrics import Metrics
+from gateway.store.batches import BATCH_PREFIX
+from gateway.store.state import Store
 from shared import incidents, topology
 from shared.bus.base import Bus, Message
 from shared.bus.subscribe import receive
@@ -50,9 +52,12 @@ class Gateway:
     quick: QuickLane
     publishers: Publishers
     metrics: Metrics
+    store: Store
     tenant_usage: TenantUsage = field(default_factory=TenantUsage)
     started_at: float = field(default_factory=time.time)
     """Unix time in seconds."""
+    batches_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a batch was created here, or cancelled here or at another gateway."""
 
     @classmethod
     def build(cls, settings: GatewaySettings, bus: Bus) -> "Gateway":
@@ -76,6 +81,7 @@ class Gateway:
             publishers=Publishers((bus.user, *settings.trusted_users)),
             queues=queues,
             metrics=metrics,
+            store=Store(settings),
         )
 
     @property
@@ -95,7 +101,10 @@ class Gateway:
             facts = {"command": type(command).__name__, "user": message.user_id}
             logger.warning("command of another publisher dropped", extra=facts)
         elif isinstance(command, Release | Withheld):
-            self.relays.obey(command)
+            if command.request_id.startswith(BATCH_PREFIX):
+                self.batches_changed.set()
+            else:
+                self.relays.obey(command)
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@
     │   ├── ContextLengthExceeded       context_length_exceeded
     │   ├── InvalidApiKey               invalid_api_key
     │   ├── IdempotencyMismatch         idempotency_mismatch
+    │   ├── NotFound                    not_found
     │   ├── StreamNotFound              stream_not_found
     │   └── StreamExpired               stream_expired
     ├── ServiceError                  a valid request that the service could not complete
@@ -75,6 +76,12 @@ class IdempotencyMismatch(RequestError):
     """The Idempotency-Key was used before with another body."""
 
     code = "idempotency_mismatch"
+
+
+class NotFound(RequestError):
+    """No object has this id, or it belongs to another tenant."""
+
+    code = "not_found"
 
 
 class StreamNotFound(RequestError):
@@ -199,6 +206,7 @@ _FROM_WIRE: dict[str, type[WarrenError]] = {
         ContextLengthExceeded,
         InvalidApiKey,
         IdempotencyMismatch,
+        NotFound,
         StreamNotFound,
         StreamExpired,
         Overloaded,

@@ -24,7 +24,7 @@ from shared.errors import StartupError
 PREFIX = "WARREN_"
 DEFAULT_MODEL = "smollm2"
 MIN_SECRET_BYTES = 32
-_SECRETS = ("broker", "secret")
+_SECRETS = ("broker", "secret", "database_url")
 """Settings that can also be read from a file, which another setting names."""
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -236,6 +236,51 @@ class GatewaySettings(CommonSettings):
         False,
         description="Allow the gateway to listen on other than loopback addresses without API "
         "keys.",
+    )
+    data_dir: Path = Field(
+        Path("~/.local/share/warren"),
+        description="Directory of files, and of the database if WARREN_DATABASE_URL is not set. "
+        "It is created when the first file is uploaded.",
+    )
+    database_url: SecretStr | None = Field(
+        None,
+        description="URL of the PostgreSQL database of files and batches, "
+        "postgresql://USER:PASSWORD@HOST/NAME. Set the same one on all gateways. Unset: a SQLite "
+        "database in WARREN_DATA_DIR, which only gateways of one machine can share.",
+    )
+    database_url_file: Path | None = Field(
+        None,
+        description="File that contains the URL of WARREN_DATABASE_URL, such as a mounted secret.",
+    )
+    files_url: str | None = Field(
+        None,
+        description="Where the bytes of files are stored, an s3://, gs://, az:// or file:/// URL "
+        "such as s3://BUCKET/PREFIX. Set the same one on all gateways. Unset: a directory in "
+        "WARREN_DATA_DIR.",
+    )
+    max_file_bytes: int = Field(
+        200 << 20, gt=0, description="Maximum size of an uploaded file in bytes."
+    )
+    max_tenant_file_bytes: int = Field(
+        10 << 30, gt=0, description="Maximum size of all files of one tenant together, in bytes."
+    )
+    file_retention_s: Seconds = Field(
+        30 * 24 * 3600,
+        description="Seconds after which files are deleted, unless a request says otherwise.",
+    )
+    max_batch_lines: int = Field(
+        50_000, gt=0, description="Maximum number of requests in one batch."
+    )
+    batch_window: int = Field(
+        64,
+        gt=0,
+        description="Requests of one batch and model that are in the queue at once. Raise it if "
+        "batches leave workers idle.",
+    )
+    batch_lease_s: Annotated[float, Field(gt=0, le=60)] = Field(
+        15,
+        description="Seconds after which another gateway continues the batches of a gateway that "
+        "was killed. It must be several times the difference between the gateways' clocks.",
     )
     drain_grace_s: Seconds = Field(
         30, description="Seconds that open streams may take to finish after SIGTERM."

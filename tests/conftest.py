@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,6 +32,9 @@ with suppress(ImportError):  # machines that only run the GPU's tests may lack i
     # On a busy machine a single example may take any time.
     settings.register_profile("warren", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("warren")
+
+# Gateways whose tests store nothing find no database.
+os.environ[f"{PREFIX}DATA_DIR"] = str(Path(tempfile.gettempdir()) / "warren-tests-without-data")
 
 _PULL_TIMEOUT_S = 900
 _LONGEST = ("tests/system/", "tests/worker/", "tests/shared/", "tests/kernels/", "tests/bench/")

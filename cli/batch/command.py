@@ -28,6 +28,17 @@ def batch(
             min=1, max=MAX_PREFETCH, help="Maximum number of jobs in the queue at a time."
         ),
     ] = 256,
+    url: Annotated[
+        str | None,
+        typer.Option(help="Base URL of a gateway, which runs the batch instead of this command."),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="OPENAI_API_KEY", help="API key for --url, if it requires one."),
+    ] = None,
+    completion_window: Annotated[
+        str, typer.Option(help="Time after which a batch of --url expires.")
+    ] = "24h",
     **options: Any,
 ) -> None:
     """Answer a file of requests through the batch queue.
@@ -39,17 +50,38 @@ def batch(
     chosen_settings = settings.load(CommonSettings, **options)
     configure(chosen_settings, "warren-batch")
     try:
-        summary = run(_batch(input, results, broker_of(chosen_settings), window))
+        if url is None:
+            summary = run(_batch(input, results, broker_of(chosen_settings), window))
+        else:
+            summary = _batch_over_http(input, results, url, api_key, completion_window)
     except OSError as error:
         raise StartupError(f"{error.filename or results}: {error.strerror}") from error
     except KeyboardInterrupt:
         notices.print("Stopped. Finished lines are kept; run the same command to continue.")
         raise typer.Exit(INTERRUPTED) from None
+    tokens = "" if url is not None else f"{summary.num_tokens} tokens "
     notices.print(
         f"{summary.num_lines} lines in {results}, {summary.num_failed} failed, "
-        f"{summary.num_tokens} tokens in {summary.elapsed_s:.1f} s",
+        f"{tokens}in {summary.elapsed_s:.1f} s",
         soft_wrap=True,
     )
+
+
+def _batch_over_http(
+    requests: Path, results: Path, url: str, api_key: str | None, completion_window: str
+) -> "BatchSummary":
+    with needs("gateway"):
+        from cli.batch.over_http import run_over_http
+        from cli.conversation import connect
+
+    with counted(requests.name) as show, connect(url, api_key) as client:
+        return run_over_http(
+            requests,
+            results,
+            client,
+            window=completion_window,
+            on_progress=lambda now: show(now.num_done, now.num_lines, f"{now.num_failed} failed"),
+        )
 
 
 async def _batch(requests: Path, results: Path, bus: "Bus", window: int) -> "BatchSummary":

@@ -111,6 +111,7 @@ NOTES: Mapping[str, str] = {
     ),
     "return_tokens_as_token_ids": "",
     "seed": "The same seed gives the same tokens on any worker",
+    "service_tier": "`flex` is [the batch class](batches.md#single-requests-in-the-batch-class)",
     "skip_special_tokens": "",
     "stop": "Up to 16 strings of up to 256 characters",
     "stop_token_ids": "",

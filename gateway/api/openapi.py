@@ -102,7 +102,7 @@ _TRACE_PARENT = {
     "schema": {"type": "string"},
     "example": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
 }
-_IDEMPOTENCY_KEY = {
+IDEMPOTENCY_KEY = {
     "name": KEY_HEADER,
     "in": "header",
     "description": "Chosen by the client, for safe retries: a request with the key and the body of "
@@ -161,7 +161,7 @@ def documented(
     """
     body = {"schema": schema_of(kind), "example": dict(example)}
     return {
-        "parameters": [_IDEMPOTENCY_KEY, _TRACE_PARENT] if streams else [],
+        "parameters": [IDEMPOTENCY_KEY, _TRACE_PARENT] if streams else [],
         "requestBody": {"required": True, "content": {"application/json": body}},
         "responses": {"200": answered(answer, streams=streams)},
     }

@@ -24,7 +24,7 @@ from shared.errors import (
     PublishRefused,
     Unroutable,
 )
-from shared.messages import Announcement, GenerationJob, QuickJob, encode
+from shared.messages import Announcement, GenerationJob, JobClass, QuickJob, encode
 
 _LOOK_INTERVAL_S = 0.1
 _STALE_AFTER_S = 1.0
@@ -146,15 +146,18 @@ def _is_busy(announcement: Announcement) -> bool:
     return announcement.num_running + announcement.num_waiting >= announcement.max_num_seqs
 
 
-async def publish_job(bus: Bus, job: GenerationJob | QuickJob, reply_key: str) -> None:
-    """Publish ``job`` to the queue of its model; it is answered under ``reply_key``.
+async def publish_job(
+    bus: Bus, job: GenerationJob | QuickJob, reply_key: str, lane: JobClass = "interactive"
+) -> None:
+    """Publish ``job`` to a queue of its model, if it is a generation that of its class ``lane``; it
+    is answered under ``reply_key``.
 
     Raises `ModelNotFound`, `Overloaded`, `InvalidRequest` and `BusError`.
     """
-    lane: topology.Lane = "interactive" if isinstance(job, GenerationJob) else "quick"
+    of_job: topology.Lane = lane if isinstance(job, GenerationJob) else "quick"
     message = Message(encode(job), correlation_id=job.request_id, reply_to=reply_key)
     try:
-        await bus.publish(topology.jobs_binding(job.model, lane), message)
+        await bus.publish(topology.jobs_binding(job.model, of_job), message)
     except Unroutable:
         raise ModelNotFound(f"The model '{job.model}' does not exist.", param="model") from None
     except PublishRefused:

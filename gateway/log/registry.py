@@ -39,7 +39,7 @@ from shared.errors import (
     Unroutable,
     WarrenError,
 )
-from shared.messages import Accepted, GenerationJob, Release, Withheld, encode
+from shared.messages import Accepted, GenerationJob, JobClass, Release, Withheld, encode
 from shared.settings import GatewaySettings
 
 logger = logging.getLogger(__name__)
@@ -68,11 +68,18 @@ class Relays:
 
     @asynccontextmanager
     async def open(
-        self, log: ReplyLog, job: GenerationJob, facts: LogFacts, *, has_ids: bool = False
+        self,
+        log: ReplyLog,
+        job: GenerationJob,
+        facts: LogFacts,
+        *,
+        has_ids: bool = False,
+        lane: JobClass = "interactive",
     ) -> AsyncIterator[LogRelay]:
         """Publish ``job`` and relay its log, or the log that its Idempotency-Key already has.
 
-        ``has_ids``: the client receives event ids, with which it can return.
+        ``has_ids``: the client receives event ids, with which it can return. ``lane`` is the class
+        of the job.
 
         Raises `ModelNotFound`, `Overloaded`, `InvalidRequest`, `IdempotencyMismatch` and
         `BusError`, and `Unavailable` in place of a `LogLost` that leaves the context: no byte of
@@ -83,8 +90,9 @@ class Relays:
         retention = Retention.KEPT if is_kept else Retention.GRACE if has_ids else Retention.NONE
         with ExitStack() as opened:
             relay = await self._begin(log, job, facts, retention, opened)
+            relay.lane = lane
             if not relay.is_answered:
-                await self._publish(relay.job or job)
+                await self._publish(relay.job or job, lane)
             try:
                 yield relay
             except LogLost:
@@ -214,8 +222,8 @@ class Relays:
         publication = relay.cursor.num_accepted - 1
         return msgspec.structs.replace(job, publication=publication)
 
-    async def _publish(self, job: GenerationJob) -> None:
-        await publish_job(self._bus, job, topology.reply_key(job.request_id))
+    async def _publish(self, job: GenerationJob, lane: JobClass) -> None:
+        await publish_job(self._bus, job, topology.reply_key(job.request_id), lane)
 
     async def _is_broker_well(self) -> bool:
         try:
@@ -232,7 +240,7 @@ class Relays:
         facts = {"request_id": relay.request_id, "worker": relay.worker}
         logger.warning("worker silent, job published again", extra=facts)
         try:
-            await self._publish(relay.job)
+            await self._publish(relay.job, relay.lane)
         except WarrenError as error:  # the next look tries again
             logger.warning("not published", extra={**facts, "reason": error.code})
         except Exception as error:  # noqa: BLE001 (the other relays must be served)

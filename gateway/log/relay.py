@@ -32,7 +32,7 @@ from shared.errors import (
     UndecodableMessage,
     WarrenError,
 )
-from shared.messages import Accepted, GenerationJob, Release
+from shared.messages import Accepted, GenerationJob, JobClass, Release
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,8 @@ class LogRelay:
         """As `LogReading`; ``deadline`` is in the event loop's time."""
         self.job: GenerationJob | None = None
         """The job that may be published again, if this client has just sent it."""
+        self.lane: JobClass = "interactive"
+        """The queue of the job."""
         self.log_name = log.queue.name
         self.claim = claim
         self._buffer = RelayBuffer(deadline)

@@ -30,4 +30,4 @@ def test_what_would_change_an_answer_is_not_ignored() -> None:
     ignored = {line.split("`")[1] for line in chat.splitlines() if "| ignored |" in line}
 
     assert not ignored & {"temperature", "functions", "suffix", "use_beam_search", "logit_bias"}
-    assert {"metadata", "service_tier", "user"} <= ignored
+    assert {"metadata", "user"} <= ignored

@@ -29,6 +29,7 @@ from shared.messages import (
     Failed,
     FinishReason,
     GenerationJob,
+    JobClass,
     Prompt,
     QuickAnswer,
     QuickJob,
@@ -52,7 +53,8 @@ _ANNOUNCE_INTERVAL_S = 0.05
 class ScriptedJob:
     """One delivery of a job, with methods to answer it."""
 
-    def __init__(self, worker: "ScriptedWorker", delivery: Delivery) -> None:
+    def __init__(self, worker: "ScriptedWorker", delivery: Delivery, lane: JobClass) -> None:
+        self.lane = lane
         self.job: GenerationJob = decode_job(delivery.message.body, delivery.message.content_type)
         self.message = delivery.message
         self.num_returns = delivery.num_returns
@@ -199,7 +201,8 @@ class ScriptedWorker:
 
     async def __aenter__(self) -> Self:
         await topology.declare_worker(self.bus, MODEL, self._id)
-        works = (self._take_jobs(), self._take_quick_jobs(), self._obey(), self._announce())
+        jobs = (self._take_jobs(lane) for lane in topology.JOB_CLASSES)
+        works = (*jobs, self._take_quick_jobs(), self._obey(), self._announce())
         for work in works:
             self._tasks.add(asyncio.create_task(work))
         return self
@@ -227,13 +230,13 @@ class ScriptedWorker:
             )
         )
 
-    async def _take_jobs(self) -> None:
-        queue = topology.jobs_queue(MODEL, "interactive").name
+    async def _take_jobs(self, lane: JobClass) -> None:
+        queue = topology.jobs_queue(MODEL, lane).name
         while True:
             try:
                 async with self.bus.consume(queue) as consumer, asyncio.TaskGroup() as runs:
                     async for delivery in consumer:
-                        runs.create_task(self._serve(delivery))
+                        runs.create_task(self._serve(delivery, lane))
             except* BusUnavailable:
                 await self.bus.wait_connected()
 
@@ -257,8 +260,8 @@ class ScriptedWorker:
             )
         return await delivery.ack()
 
-    async def _serve(self, delivery: Delivery) -> None:
-        job = ScriptedJob(self, delivery)
+    async def _serve(self, delivery: Delivery, lane: JobClass) -> None:
+        job = ScriptedJob(self, delivery, lane)
         run = asyncio.create_task(self._run(job))
         self.jobs.append(job)
         self._running[job] = run

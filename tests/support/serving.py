@@ -1,6 +1,8 @@
 """A gateway and a scripted worker in a thread, for clients that block."""
 
 import asyncio
+import shutil
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,12 +27,13 @@ def served(**options: Any) -> Iterator[str]:
             MemoryBus(broker) as worker_bus,
             MemoryBus(broker) as bus,
             ScriptedWorker(worker_bus),
-            live_gateway(bus, **options) as gateway,
+            live_gateway(bus, data_dir=data_dir, **options) as gateway,
         ):
             urls.append(gateway.url)
             is_ready.set()
             await stop.wait()
 
+    data_dir = tempfile.mkdtemp(prefix="warren-served-")
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
     try:
@@ -40,3 +43,4 @@ def served(**options: Any) -> Iterator[str]:
         loop.call_soon_threadsafe(stop.set)
         thread.join()
         loop.close()
+        shutil.rmtree(data_dir)

@@ -41,6 +41,7 @@ from shared.messages import (
     Announcement,
     ChatMessage,
     ChatPrompt,
+    JobClass,
     ModelName,
     Prompt,
     SamplingParams,
@@ -172,6 +173,13 @@ class GenerationRequest(Body, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    service_tier: (
+        Annotated[
+            str,
+            Meta(description="`flex`: the batch class, behind all other requests. Else ignored."),
+        ]
+        | None
+    ) = None
     user: str | None = None
 
     def __post_init__(self) -> None:
@@ -181,6 +189,10 @@ class GenerationRequest(Body, frozen=True, kw_only=True):
             raise InvalidRequest(
                 "stream_options is allowed only when stream is true.", param="stream_options"
             )
+
+    @property
+    def job_class(self) -> JobClass:
+        return "batch" if self.service_tier == "flex" else "interactive"
 
     @property
     def include_usage(self) -> bool:

@@ -88,9 +88,11 @@ def submission(
     body_hash: str = "",
     echoed: bytes = b"{}",
     trace: Mapping[str, str] = MappingProxyType({}),
+    is_detached: bool | None = None,
 ) -> Submission:
     """Build the job of a request. ``served`` is a worker's announcement of the model, if there is a
-    worker; ``echoed`` are the fields of the request that a response repeats, as JSON.
+    worker; ``echoed`` are the fields of the request that a response repeats, as JSON;
+    ``is_detached`` takes precedence over the request's ``detach``.
 
     Raises `InvalidRequest`, which names the invalid parameter, and `Unavailable`.
     """
@@ -103,7 +105,8 @@ def submission(
     rendering = _rendering(
         request, request_id, int(created_at), len(prompts), calls, served, echoed
     )
-    facts = rendering.in_log(tenant=tenant, body_hash=body_hash, is_detached=request.detach)
+    is_detached = request.detach if is_detached is None else is_detached
+    facts = rendering.in_log(tenant=tenant, body_hash=body_hash, is_detached=is_detached)
     job = GenerationJob(
         request_id=request_id,
         tenant=tenant,
@@ -114,7 +117,7 @@ def submission(
         mode=mode,
         created_at=created_at,
         deadline=deadline,
-        is_detached=request.detach,
+        is_detached=is_detached,
         wants_prompt_text=request.echo,
         context=facts.encode(),
         trace=dict(trace),

@@ -38,6 +38,7 @@ from gateway.log.reply_queues import ReplyLog, new_id
 from gateway.wiring import Gateway
 from shared import job_lines, telemetry
 from shared.errors import WarrenError
+from shared.messages import JobClass
 from shared.settings import GatewaySettings
 
 _WHOLE_HEADERS = [(b"content-type", b"application/json")]
@@ -119,13 +120,15 @@ async def generate(
                 echoed=echoed,
                 trace=telemetry.inject(),
             )
-            gateway.workers.admit(body.model)
+            lane = body.job_class
+            if lane == "interactive":
+                gateway.workers.admit(body.model)
             submitted = await submitted.checked()
             # After the checks: the spare log of a bad request becomes another one's.
             request.state.request_id = log.request_id
             request.state.ignored_tools = body.ignored_tools
             if promise is not None:
-                return await _start(gateway, log, submitted, promise, request, send)
+                return await _start(gateway, log, submitted, promise, request, send, lane)
             state = request.scope["state"]
             with (
                 in_own_words(),
@@ -134,7 +137,7 @@ async def generate(
             ):
                 framer = _framer(request, submitted)
                 try:
-                    answer = _Answer(gateway, submitted, observation, framer)
+                    answer = _Answer(gateway, submitted, observation, framer, lane)
                     await answer.send(log, request.receive, send)
                 except ClientGone:
                     observation.client_left()
@@ -187,9 +190,10 @@ async def _start(
     promise: Callable[[Rendering], object],
     request: Request,
     send: Send,
+    lane: JobClass,
 ) -> None:
     """Publish a job without waiting for its result."""
-    async with gateway.relays.open(log, submitted.job, submitted.facts) as relay:
+    async with gateway.relays.open(log, submitted.job, submitted.facts, lane=lane) as relay:
         relay.close(Departure.LEFT)
     job_lines.write("request accepted", submitted.job, {"detached": True})
     body = msgspec.json.encode(promise(submitted.rendering))
@@ -200,12 +204,18 @@ class _Answer:
     """Runs a job and sends its result, as a stream or whole."""
 
     def __init__(
-        self, gateway: Gateway, submitted: Submission, observation: Observation, framer: Framer
+        self,
+        gateway: Gateway,
+        submitted: Submission,
+        observation: Observation,
+        framer: Framer,
+        lane: JobClass,
     ) -> None:
         self._gateway = gateway
         self._submitted = submitted
         self._observation = observation
         self._framer = framer
+        self._lane = lane
         self._has_begun = False
         """Whether the client was sent the stream's id."""
 
@@ -215,7 +225,8 @@ class _Answer:
             # The client may have sent the request again, to a gateway that was faster.
             await require_client(receive)
         has_ids = rendering.is_stream and self._framer.is_numbered
-        async with self._gateway.relays.open(log, job, facts, has_ids=has_ids) as relay:
+        relays, lane = self._gateway.relays, self._lane
+        async with relays.open(log, job, facts, has_ids=has_ids, lane=lane) as relay:
             self._observation.accepted(relay)
             try:
                 if rendering.is_stream:
@@ -232,7 +243,7 @@ class _Answer:
 
     async def _send_whole(self, relay: LogRelay, receive: Receive, send: Send) -> None:
         async with until_disconnect(receive):
-            answer = await self._gather(relay)
+            answer = await gather(relay, self._submitted, self._observation)
         body = msgspec.json.encode(answer)
         headers = [*_WHOLE_HEADERS, (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -262,21 +273,22 @@ class _Answer:
             token = self._gateway.signer.stream_token(request_id, verb, job.deadline + kept_s)
             yield header, token.encode()
 
-    async def _gather(self, relay: LogRelay) -> object:
-        """Read the whole answer. Raises the error with which the job failed."""
-        gathering: Gathering | None = None
-        while not relay.is_ended:
-            items = await relay.take()
-            raise_failure(items)
-            self._observation.read(items)
-            for item in items:
-                if gathering is None or isinstance(item, Restarted):
-                    facts = relay.facts or self._submitted.facts
-                    gathering = Gathering(rendering_in(facts, self._submitted))
-                if not isinstance(item, Restarted):
-                    gathering.read(item)
-        assert gathering is not None
-        return whole_answer(gathering, gathering.usage)
+
+async def gather(relay: LogRelay, submitted: Submission, observation: Observation) -> object:
+    """Read the whole answer of a log. Raises the error with which the job failed."""
+    gathering: Gathering | None = None
+    while not relay.is_ended:
+        items = await relay.take()
+        raise_failure(items)
+        observation.read(items)
+        for item in items:
+            if gathering is None or isinstance(item, Restarted):
+                facts = relay.facts or submitted.facts
+                gathering = Gathering(rendering_in(facts, submitted))
+            if not isinstance(item, Restarted):
+                gathering.read(item)
+    assert gathering is not None
+    return whole_answer(gathering, gathering.usage)
 
 
 def router(gateway: Gateway) -> APIRouter:

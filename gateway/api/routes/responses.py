@@ -60,7 +60,7 @@ def router(gateway: Gateway) -> APIRouter:
         """Answer a conversation, with the Responses API."""
 
         async def serve(request: Request, send: Send) -> None:
-            await generate(gateway, request, send, _KIND, _read)
+            await generate(gateway, request, send, _KIND, read_response)
 
         return LiveResponse(serve)
 
@@ -116,7 +116,8 @@ def router(gateway: Gateway) -> APIRouter:
     return routes
 
 
-def _read(raw_body: bytes) -> Reading:
+def read_response(raw_body: bytes) -> Reading:
+    """Raises `InvalidRequest` and `ModelNotFound`."""
     body = parse(ResponsesRequest, raw_body)
     is_awaited = body.stream or not body.background
     promise = None if is_awaited else partial(response_object, status="queued")

@@ -19,7 +19,9 @@ import typer
 from rich.console import Console
 
 from tests.support.broker import RabbitNode, running_node
+from tests.support.postgres import running_postgres
 from tests.system.chaos import ground, report
+from tests.system.chaos.batches import batch_options, batch_row, nothing
 from tests.system.chaos.callers import Question
 from tests.system.chaos.campaign import Campaign, Plan, Row, answers
 from tests.system.chaos.deployment import SHORT_SILENCE, Deployment, smollm2_worker
@@ -154,6 +156,33 @@ async def truth(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]
     return rows
 
 
+async def batches(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]:
+    """A batch goes on while everything dies, the database too."""
+    planned = scale({"batch": (nothing, 5000)})
+    if not planned:
+        return []
+    num_lines = planned["batch"][1]
+    with running_postgres() as database:
+        async with (
+            surroundings(node) as around,
+            Deployment(
+                logs,
+                worker_url=node.url_of("worker"),
+                gateway_url=node.url_of("gateway"),
+                gateway_options=batch_options(database, logs),
+            ) as deployment,
+        ):
+            faults = (
+                deployment.kill_worker,
+                deployment.kill_gateway,
+                around.kill_broker,
+                functools.partial(asyncio.to_thread, database.restart),
+            )
+            row = await batch_row(deployment, echo_questions(), num_lines, faults)
+            await asyncio.to_thread(ground.wait_clean, node, deployment, {})
+    return [row]
+
+
 PARTS: dict[str, Part] = {
     "processes": processes,
     "deadly": deadly,
@@ -161,6 +190,7 @@ PARTS: dict[str, Part] = {
     "power": power,
     "network": network,
     "truth": truth,
+    "batches": batches,
 }
 
 

@@ -1,0 +1,64 @@
+"""The commands ``warren batches list``, ``show`` and ``cancel``."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from cli.chat import DEFAULT_URL
+from cli.runtime import needs
+from cli.terminal import output
+
+app = typer.Typer(help="List, show and cancel the batches of a gateway.", no_args_is_help=True)
+
+Url = Annotated[str, typer.Option(help="Base URL of the gateway.")]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(envvar="OPENAI_API_KEY", help="API key, if the gateway requires one."),
+]
+BatchId = Annotated[str, typer.Argument(help="Id of the batch.")]
+
+
+@app.command("list")
+def list_batches(
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="Number of batches.")] = 20,
+) -> None:
+    """List the newest batches.
+
+    [dim]warren batches list --url http://127.0.0.1:8000[/]
+    """
+    for batch in _asked(url, api_key, "GET", "/v1/batches", params={"limit": limit})["data"]:
+        counts = batch["request_counts"]
+        created = datetime.fromtimestamp(batch["created_at"], UTC).isoformat(timespec="seconds")
+        done = f"{counts['completed']}/{counts['total']}, {counts['failed']} failed"
+        line = f"{batch['id']}  {created}  {batch['status']:<11}  {done}"
+        output.print(line, soft_wrap=True, markup=False)
+
+
+@app.command()
+def show(batch_id: BatchId, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
+    """Show a batch as JSON."""
+    _print(_asked(url, api_key, "GET", f"/v1/batches/{batch_id}"))
+
+
+@app.command()
+def cancel(batch_id: BatchId, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
+    """Cancel a batch; what is answered is kept."""
+    _print(_asked(url, api_key, "POST", f"/v1/batches/{batch_id}/cancel"))
+
+
+def _asked(url: str, api_key: str | None, method: str, path: str, **more: Any) -> Any:
+    with needs("gateway"):
+        from cli.batch.over_http import asked
+        from cli.conversation import connect
+
+    with connect(url, api_key) as client:
+        return asked(client, method, path, **more).json()
+
+
+def _print(batch: Any) -> None:
+    text = msgspec.json.format(msgspec.json.encode(batch), indent=2).decode()
+    output.print(text, soft_wrap=True, markup=False)

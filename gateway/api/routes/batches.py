@@ -1,0 +1,209 @@
+"""/v1/batches: many requests in a file, answered behind all others.
+
+These routes only read and change the state of batches; `gateway.batches` runs them.
+"""
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Path, Query, Request, Response
+from msgspec import Meta, Struct
+
+from gateway.api.bodies.parameters import refused
+from gateway.api.bodies.schemas import Body, parse
+from gateway.api.openapi import IDEMPOTENCY_KEY, answered, documented
+from gateway.api.routes.files import MAX_EXPIRY_S, MIN_EXPIRY_S
+from gateway.intake.body import parsed, read_body
+from gateway.intake.signer import KEY_HEADER, check_key, hash_body
+from gateway.store.batches import BatchRecord, Order, Status
+from gateway.wiring import Gateway
+from shared import topology
+from shared.bus.base import Message
+from shared.errors import BusError
+from shared.messages import Release, encode
+
+_EXAMPLE: Mapping[str, Any] = {
+    "input_file_id": "file-0123456789abcdef0123456789abcdef",
+    "endpoint": "/v1/chat/completions",
+    "completion_window": "24h",
+}
+_WINDOW = re.compile(r"([1-9]\d{0,6})([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
+_MAX_WINDOW_S = 14 * 24 * 3600
+_MAX_LISTED = 100
+_BATCH_ID = Path(description="The `id` of the batch.")
+
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+
+
+class ExpiresAfter(Struct, frozen=True, kw_only=True):
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Meta(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)]
+
+
+class BatchOrder(Body, frozen=True, kw_only=True):
+    """The body of ``POST /v1/batches``."""
+
+    input_file_id: Annotated[str, Meta(max_length=64)]
+    endpoint: Endpoint
+    completion_window: Annotated[
+        str, Meta(description="`24h`, or another number of `s`, `m`, `h` or `d`, up to `14d`.")
+    ]
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+            Meta(max_length=16),
+        ]
+        | None
+    ) = None
+    output_expires_after: ExpiresAfter | None = None
+
+    @property
+    def window_s(self) -> int:
+        """Raises `InvalidRequest`."""
+        match = _WINDOW.fullmatch(self.completion_window)
+        seconds = int(match[1]) * _SECONDS[match[2]] if match is not None else 0
+        if not 0 < seconds <= _MAX_WINDOW_S:
+            raise refused("completion_window", "expected a duration such as 24h, up to 14d.")
+        return seconds
+
+
+class LineError(Struct, frozen=True, kw_only=True):
+    code: str
+    line: int | None
+    message: str
+    param: str | None
+
+
+class LineErrors(Struct, frozen=True, tag_field="object", tag="list"):
+    data: Sequence[LineError]
+
+
+class RequestCounts(Struct, frozen=True, kw_only=True):
+    total: int
+    completed: int
+    failed: int
+
+
+class Batch(Struct, frozen=True, kw_only=True, tag_field="object", tag="batch"):
+    id: str
+    endpoint: str
+    errors: LineErrors | None
+    input_file_id: str
+    completion_window: str
+    status: Status
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: RequestCounts
+    metadata: Mapping[str, str] | None
+
+
+class BatchList(Struct, frozen=True, kw_only=True, tag_field="object", tag="list"):
+    data: Sequence[Batch]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+def router(gateway: Gateway) -> APIRouter:
+    routes = APIRouter(tags=["batches"])
+    documents: dict[str, Any] = {"responses": {"200": answered(Batch)}}
+    document = documented(BatchOrder, _EXAMPLE, Batch, streams=False)
+    document["parameters"] = [IDEMPOTENCY_KEY]
+
+    @routes.post("/v1/batches", openapi_extra=document)
+    async def create_batch(request: Request) -> Response:
+        """Order the answers to all requests of a file. The file is checked first: the batch fails
+        if one of them is not valid."""
+        with gateway.admission.enter() as entry:
+            raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
+            body = await parsed(partial(parse, BatchOrder), raw_body)
+            key = request.headers.get(KEY_HEADER)
+            expiry = body.output_expires_after
+            order = Order(
+                endpoint=body.endpoint,
+                input_file_id=body.input_file_id,
+                completion_window=body.completion_window,
+                window_s=body.window_s,
+                metadata=body.metadata,
+                output_expires_after_s=None if expiry is None else expiry.seconds,
+                idempotency_key=None if key is None else check_key(key),
+                body_hash=None if key is None else hash_body(raw_body),
+            )
+            state = await gateway.store.open()
+            batch = await state.batches.create(request.state.tenant, order)
+        gateway.batches_changed.set()
+        return _json(_described(batch))
+
+    @routes.get("/v1/batches", openapi_extra={"responses": {"200": answered(BatchList)}})
+    async def list_batches(
+        request: Request,
+        after: str | None = Query(None, description="The id after which the page begins."),
+        limit: int = Query(20, ge=1, le=_MAX_LISTED, description="The size of a page."),
+    ) -> Response:
+        """List batches, newest first."""
+        state = await gateway.store.open()
+        found = await state.batches.page(request.state.tenant, after=after, limit=limit + 1)
+        page = [_described(batch) for batch in found[:limit]]
+        return _json(
+            BatchList(
+                data=page,
+                first_id=page[0].id if page else None,
+                last_id=page[-1].id if page else None,
+                has_more=len(found) > limit,
+            )
+        )
+
+    @routes.get("/v1/batches/{batch_id}", openapi_extra=documents)
+    async def get_batch(request: Request, batch_id: str = _BATCH_ID) -> Response:
+        """Describe a batch as it is at the moment."""
+        state = await gateway.store.open()
+        return _json(_described(await state.batches.get(request.state.tenant, batch_id)))
+
+    @routes.post("/v1/batches/{batch_id}/cancel", openapi_extra=documents)
+    async def cancel_batch(request: Request, batch_id: str = _BATCH_ID) -> Response:
+        """Cancel a batch. What is running is stopped, and what is answered is kept."""
+        tenant = request.state.tenant
+        state = await gateway.store.open()
+        batch = await state.batches.cancel(tenant, batch_id)
+        gateway.batches_changed.set()
+        release = Release(
+            request_id=batch_id, is_cancelled=True, reader=secrets.token_hex(16), tenant=tenant
+        )
+        with suppress(BusError):  # the gateway that runs it looks regularly
+            await gateway.bus.publish(topology.ALL_GATEWAYS, Message(encode(release)))
+        return _json(_described(batch))
+
+    return routes
+
+
+def _described(batch: BatchRecord) -> Batch:
+    same = {name: getattr(batch, name) for name in _SAME}
+    errors = None
+    if batch.errors is not None:
+        errors = LineErrors(msgspec.convert(batch.errors, list[LineError]))
+    counts = RequestCounts(
+        total=batch.num_lines, completed=batch.num_completed, failed=batch.num_failed
+    )
+    return Batch(**same, errors=errors, request_counts=counts)
+
+
+_SAME = frozenset(Batch.__struct_fields__) - {"errors", "request_counts"}
+
+
+def _json(body: Struct) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

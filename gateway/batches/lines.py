@@ -1,0 +1,172 @@
+"""The lines of the input, output and error files of batches, in OpenAI's formats."""
+
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from functools import partial
+from typing import Annotated, Literal, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from gateway.api.bodies.schemas import ChatRequest, CompletionRequest, parse
+from gateway.api.bodies.unary import EmbeddingRequest
+from gateway.api.routes.generation import Reading
+from gateway.api.routes.responses import read_response
+from gateway.errors import error_body, status_of
+from shared.errors import WarrenError
+
+Request: TypeAlias = Reading | EmbeddingRequest
+"""The parsed body of a line."""
+
+
+class Endpoint(NamedTuple):
+    id_kind: str
+    """The prefix of the ids of its requests."""
+    read: Callable[[bytes], Request]
+    """Parses a body. Raises `InvalidRequest` and `ModelNotFound`."""
+
+
+ENDPOINTS: Mapping[str, Endpoint] = {
+    "/v1/chat/completions": Endpoint(
+        "chatcmpl", lambda raw_body: Reading(parse(ChatRequest, raw_body))
+    ),
+    "/v1/completions": Endpoint(
+        "cmpl", lambda raw_body: Reading(parse(CompletionRequest, raw_body))
+    ),
+    "/v1/embeddings": Endpoint("embd", partial(parse, EmbeddingRequest)),
+    "/v1/responses": Endpoint("resp", read_response),
+}
+
+
+class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of a batch."""
+
+    custom_id: Annotated[str, Meta(min_length=1, max_length=512)]
+    method: Literal["POST"] = "POST"
+    url: str
+    body: msgspec.Raw
+
+
+class _Model(msgspec.Struct, frozen=True):
+    model: str
+
+
+class _Named(msgspec.Struct, frozen=True):
+    """The fields of a checked line with which it is found."""
+
+    custom_id: str
+    body: _Model
+
+
+LINE_DECODER = msgspec.json.Decoder(RequestLine)
+_NAMED_DECODER = msgspec.json.Decoder(_Named)
+
+
+class InputLine(NamedTuple):
+    number: int
+    """From 1; empty lines count."""
+    text: bytes | None
+    """None if the line is too long to be read."""
+
+    @property
+    def model(self) -> str:
+        """The model of a checked line."""
+        assert self.text is not None
+        return _NAMED_DECODER.decode(self.text).body.model
+
+    @property
+    def custom_id(self) -> str:
+        """The ``custom_id`` of a checked line."""
+        assert self.text is not None
+        return _NAMED_DECODER.decode(self.text).custom_id
+
+
+async def input_lines(
+    parts: AsyncIterator[bytes], max_bytes: int
+) -> AsyncGenerator[InputLine, None]:
+    """The lines of a file that are not empty. Those of more than ``max_bytes`` are not kept in
+    memory."""
+    number, rest, is_cut = 0, b"", False
+    async for part in parts:
+        *lines, last = part.split(b"\n")
+        for line in lines:
+            number += 1
+            text = rest + line
+            if is_cut or len(text) > max_bytes:
+                yield InputLine(number, None)
+            elif text.strip():
+                yield InputLine(number, text)
+            rest, is_cut = b"", False
+        rest += last
+        if len(rest) > max_bytes:
+            rest, is_cut = b"", True
+    if is_cut or rest.strip():
+        yield InputLine(number + 1, None if is_cut else rest)
+
+
+def request_id_of(batch_id: str, line: int, id_kind: str) -> str:
+    """The request id of a line: the same for every gateway, so that one that continues a batch
+    finds the logs of the lines that were running. The id of the batch is not guessable, and neither
+    is this one."""
+    digest = hashlib.sha256(f"{batch_id}:{line}".encode()).hexdigest()
+    return f"{id_kind}-{digest[:32]}"
+
+
+class _LineResponse(msgspec.Struct, frozen=True, kw_only=True):
+    status_code: int
+    request_id: str
+    body: object
+
+
+class _Unexecuted(msgspec.Struct, frozen=True, kw_only=True):
+    code: str
+    message: str
+
+
+class _OutputLine(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    custom_id: str
+    response: _LineResponse | None
+    error: _Unexecuted | None = None
+
+
+class LineOutcome(NamedTuple):
+    """The answer to a line."""
+
+    request_id: str
+    answer: object
+    """The body of the response, or the error."""
+
+    @property
+    def is_error(self) -> bool:
+        return isinstance(self.answer, WarrenError)
+
+    def line(self, batch_id: str, number: int, custom_id: str) -> bytes:
+        """The line of the output file, or of the error file if it is an error."""
+        status, body = 200, self.answer
+        if isinstance(body, WarrenError):
+            status, body = status_of(body).code, error_body(body)
+        response = _LineResponse(status_code=status, request_id=self.request_id, body=body)
+        return msgspec.json.encode(
+            _OutputLine(id=_line_id(batch_id, number), custom_id=custom_id, response=response)
+        )
+
+
+_REASONS = {
+    "expired": "This request could not be executed before the completion window expired.",
+    "cancelled": "This request was not executed because the batch was cancelled.",
+}
+
+
+def unexecuted_line(
+    batch_id: str, number: int, custom_id: str, ending: Literal["expired", "cancelled"]
+) -> bytes:
+    """The line of the error file for a request that was not executed."""
+    error = _Unexecuted(code=f"batch_{ending}", message=_REASONS[ending])
+    return msgspec.json.encode(
+        _OutputLine(id=_line_id(batch_id, number), custom_id=custom_id, response=None, error=error)
+    )
+
+
+def _line_id(batch_id: str, number: int) -> str:
+    return request_id_of(batch_id, number, "batch_req")

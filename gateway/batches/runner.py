@@ -1,0 +1,353 @@
+"""Claims batches and runs them, from the check of the file to the output files."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from gateway.batches.checking import Checked, check
+from gateway.batches.lines import LINE_DECODER, InputLine, LineOutcome, input_lines, unexecuted_line
+from gateway.batches.serving import LineServer
+from gateway.intake.body import BYTES_OF_VALUE, count_values
+from gateway.store.batches import Answer, BatchRecord, Ending, LeaseLost
+from gateway.store.state import StoredState
+from gateway.wiring import Gateway
+from shared import incidents
+from shared.errors import Unavailable
+
+logger = logging.getLogger(__name__)
+
+OUTPUT_PURPOSE = "batch_output"
+_LOOK_INTERVAL_S = 1.0
+_RETRY_PAUSE_S = 0.5
+_SWEEP_INTERVAL_S = 60.0
+_MAX_BATCHES = 16
+"""Batches that one gateway runs at once; the others wait for it, or for another gateway."""
+_MAX_BYTES = 16 << 20
+"""What the running lines of one batch and model may take in memory together."""
+_MAX_EMBEDDINGS = 1
+"""Embeddings have no batch class: an interactive one waits for at most this many of a batch."""
+_LINES_AT_ONCE = 1000
+_ANSWERS_AT_ONCE = 100
+
+_Result = TypeVar("_Result")
+
+
+class BatchRunner:
+    """Runs batches at one gateway, beside its other work."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._runs: dict[str, tuple[_BatchRun, asyncio.Task[None]]] = {}
+
+    async def run(self) -> None:
+        """Run batches until cancelled. The jobs of their lines then go on, and another gateway may
+        claim them at once."""
+        state = await _retried(self._gateway.store.wait_open)
+        sweeping = asyncio.create_task(incidents.keep_running(partial(_sweep, state)))
+        try:
+            while True:
+                with suppress(Unavailable):
+                    await self._claim(state)
+                for run, _ in self._runs.values():
+                    run.look()
+                await self._wait()
+        finally:
+            tasks = [sweeping, *(task for _, task in self._runs.values())]
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _wait(self) -> None:
+        """Wait for the next look, or until a batch was created or cancelled."""
+        changed = self._gateway.batches_changed
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_INTERVAL_S):
+                await changed.wait()
+        changed.clear()
+
+    async def _claim(self, state: StoredState) -> None:
+        """Claim as many batches as there is room for. Raises `Unavailable`."""
+        lease_s = self._gateway.settings.batch_lease_s
+        while len(self._runs) < _MAX_BATCHES:
+            running = Counter(run.batch.tenant for run, _ in self._runs.values())
+            batch = await state.batches.claim(running, lease_s)
+            # One whose lease has just run out here is left to other gateways until it is noticed.
+            if batch is None or batch.id in self._runs:
+                return
+            run = _BatchRun(self._gateway, state, batch)
+            self._runs[batch.id] = run, asyncio.create_task(self._run(run))
+
+    async def _run(self, run: "_BatchRun") -> None:
+        batch = run.batch
+        logger.info("batch claimed", extra={"batch": batch.id, "status": batch.status})
+        try:
+            with incidents.survived("task", "batch left until its lease ends", batch=batch.id):
+                await run.run()
+        finally:
+            del self._runs[batch.id]
+            self._gateway.batches_changed.set()
+
+
+class _BatchRun:
+    """The run of one batch at one gateway, under one fencing token."""
+
+    def __init__(self, gateway: Gateway, state: StoredState, batch: BatchRecord) -> None:
+        self.batch = batch
+        self._gateway = gateway
+        self._files, self._batches = state.files, state.batches
+        self._answers: asyncio.Queue[tuple[Answer, asyncio.Future[None]]] = asyncio.Queue()
+        self._lines = LineServer(gateway, batch)
+        self._look = asyncio.Event()
+        self._is_cancelled = asyncio.Event()
+
+    def look(self) -> None:
+        """Renew the lease, and see whether the batch was cancelled."""
+        self._look.set()
+
+    async def run(self) -> None:
+        """Run the batch to its end, or until another gateway has claimed it."""
+        try:
+            await self._run()
+        except asyncio.CancelledError:
+            with suppress(LeaseLost, Unavailable):
+                await self._batches.renew(self.batch.id, self.batch.fence, 0)
+            raise
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                helpers = [tasks.create_task(self._keep()), tasks.create_task(self._record())]
+                await self._work()
+                for helper in helpers:
+                    helper.cancel()
+        except* LeaseLost:
+            logger.warning("batch claimed by another gateway", extra={"batch": self.batch.id})
+
+    async def _keep(self) -> None:
+        """Keep the lease. Raises `LeaseLost`."""
+        lease_s = self._gateway.settings.batch_lease_s
+        while True:
+            await self._look.wait()
+            self._look.clear()
+            # Without a database nobody else can claim the batch either.
+            with suppress(Unavailable):
+                status = await self._batches.renew(self.batch.id, self.batch.fence, lease_s)
+                if status == "cancelling":
+                    self._is_cancelled.set()
+
+    async def _record(self) -> None:
+        """Write answers to the database, all that have arrived at once. Raises `LeaseLost`."""
+        while True:
+            taken = [await self._answers.get()]
+            while not self._answers.empty() and len(taken) < _ANSWERS_AT_ONCE:
+                taken.append(self._answers.get_nowait())
+            answers = [answer for answer, _ in taken]
+            await _retried(partial(self._batches.record, self.batch.id, self.batch.fence, answers))
+            for _, written in taken:
+                if not written.done():
+                    written.set_result(None)
+                self._answers.task_done()
+
+    async def _work(self) -> None:
+        batch_id, fence = self.batch.id, self.batch.fence
+        if self.batch.status == "validating":
+            await self._while_wanted(self._check())
+        if self.batch.status == "in_progress":
+            await self._while_wanted(self._answer_all())
+            await self._answers.join()
+        await _retried(partial(self._batches.begin_to_end, batch_id, fence))
+        await self._refresh()
+        if self.batch.status != "failed":
+            await _retried(self._end)
+
+    async def _refresh(self) -> None:
+        get = partial(self._batches.get, self.batch.tenant, self.batch.id)
+        self.batch = await _retried(get)
+
+    async def _while_wanted(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work`` until it is done, the batch is cancelled, or its window is over."""
+        working = asyncio.create_task(work)
+        cancelling = asyncio.create_task(self._is_cancelled.wait())
+        left_s = max(0.0, self.batch.expires_at - time.time())
+        try:
+            await asyncio.wait(
+                [working, cancelling], timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            self._lines.is_cancelled = not working.done()
+        finally:
+            cancelling.cancel()
+            working.cancel()
+            await asyncio.wait([working])
+        if not working.cancelled():
+            working.result()
+
+    async def _check(self) -> None:
+        checked = await _retried(self._checked)
+        batch_id, fence = self.batch.id, self.batch.fence
+        if checked.errors:
+            move = partial(self._batches.fail, batch_id, fence, checked.errors)
+        else:
+            move = partial(
+                self._batches.start,
+                batch_id,
+                fence,
+                num_lines=checked.num_lines,
+                models=checked.models,
+            )
+        await _retried(move)
+        await self._refresh()
+
+    async def _checked(self) -> Checked:
+        async with aclosing(self._input()) as lines:
+            return await check(self._gateway, self.batch.endpoint, lines)
+
+    async def _answer_all(self) -> None:
+        """Answer the lines that have no answer, of each model on its own: one without workers does
+        not hold up the others."""
+        async with asyncio.TaskGroup() as tasks:
+            for model in self.batch.models or ():
+                tasks.create_task(self._answer_model(model))
+
+    async def _answer_model(self, model: str) -> None:
+        is_quick = self.batch.endpoint == "/v1/embeddings"
+        max_lines = _MAX_EMBEDDINGS if is_quick else self._gateway.settings.batch_window
+        window = _Window(max_lines, _MAX_BYTES)
+        async with asyncio.TaskGroup() as tasks, aclosing(self._unanswered(model)) as lines:
+            async for line in lines:
+                assert line.text is not None
+                size = len(line.text) + BYTES_OF_VALUE * count_values(line.text)
+                await window.enter(size)
+                tasks.create_task(self._answer(line, window, size))
+
+    async def _answer(self, line: InputLine, window: "_Window", size: int) -> None:
+        assert line.text is not None
+        request = LINE_DECODER.decode(line.text)
+
+        async def record(outcome: LineOutcome) -> None:
+            text = outcome.line(self.batch.id, line.number, request.custom_id)
+            written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._answers.put_nowait((Answer(line.number, outcome.is_error, text), written))
+            await written
+
+        try:
+            await self._lines.answer(line.number, request, record)
+        finally:
+            await window.leave(size)
+
+    def _input(self) -> AsyncGenerator[InputLine, None]:
+        parts = self._files.content(self.batch.input_file_id)
+        return input_lines(parts, self._gateway.settings.max_body_bytes)
+
+    async def _unanswered(self, model: str | None = None) -> AsyncGenerator[InputLine, None]:
+        """The lines of a checked file that have no answer, of one model or all."""
+        last, known_until = 0, 0
+        answered: set[int] = set()
+        while True:
+            try:
+                async with aclosing(self._input()) as lines:
+                    async for line in lines:
+                        if line.number <= last or model not in (None, line.model):
+                            continue
+                        if line.number > known_until:
+                            known_until = line.number + _LINES_AT_ONCE
+                            answered = await self._batches.answered(
+                                self.batch.id, line.number, known_until
+                            )
+                        last = line.number
+                        if line.number not in answered:
+                            yield line
+            except Unavailable:
+                await asyncio.sleep(_RETRY_PAUSE_S)
+            else:
+                return
+
+    async def _end(self) -> None:
+        """Write the files, and end the batch."""
+        batch = self.batch
+        num_answered = batch.num_completed + batch.num_failed
+        ending: Ending = "expired"
+        if batch.status == "cancelling":
+            ending = "cancelled"
+        elif batch.models is not None and num_answered == batch.num_lines:
+            ending = "completed"
+        output_file_id = error_file_id = None
+        if batch.num_completed:
+            output_file_id = await self._write("output", is_error=False)
+        if batch.num_failed or num_answered < batch.num_lines:
+            error_file_id = await self._write("error", is_error=True, ending=ending)
+        await self._batches.end(
+            batch.id,
+            batch.fence,
+            ending,
+            output_file_id=output_file_id,
+            error_file_id=error_file_id,
+        )
+        logger.info("batch ended", extra={"batch": batch.id, "status": ending})
+
+    async def _write(self, name: str, *, is_error: bool, ending: Ending = "completed") -> str:
+        """Write a file that exists once the batch has ended; returns its id."""
+        batch = self.batch
+        kept_s = batch.output_expires_after_s or self._gateway.settings.file_retention_s
+        writing = self._files.writing(
+            batch.tenant, f"{batch.id}_{name}.jsonl", OUTPUT_PURPOSE, is_hidden=True
+        )
+        async with writing as draft:
+            draft.expires_at = int(time.time() + kept_s)
+            last = 0
+            while page := await self._batches.answers(
+                batch.id, is_error=is_error, after=last, limit=_ANSWERS_AT_ONCE
+            ):
+                await draft.writer.write(b"".join([answer.text + b"\n" for answer in page]))
+                last = page[-1].line
+            if ending != "completed":
+                async with aclosing(self._unanswered()) as lines:
+                    async for line in lines:
+                        text = unexecuted_line(batch.id, line.number, line.custom_id, ending)
+                        await draft.writer.write(text + b"\n")
+        return draft.id
+
+
+class _Window:
+    """Bounds the number of running lines and their size together; a single line always fits."""
+
+    def __init__(self, max_lines: int, max_bytes: int) -> None:
+        self._max_lines, self._max_bytes = max_lines, max_bytes
+        self._num_lines = self._num_bytes = 0
+        self._changed = asyncio.Condition()
+
+    async def enter(self, num_bytes: int) -> None:
+        def fits() -> bool:
+            is_small = self._num_bytes + num_bytes <= self._max_bytes
+            return not self._num_lines or (self._num_lines < self._max_lines and is_small)
+
+        async with self._changed:
+            await self._changed.wait_for(fits)
+            self._num_lines += 1
+            self._num_bytes += num_bytes
+
+    async def leave(self, num_bytes: int) -> None:
+        async with self._changed:
+            self._num_lines -= 1
+            self._num_bytes -= num_bytes
+            self._changed.notify_all()
+
+
+async def _sweep(state: StoredState) -> None:
+    while True:
+        with suppress(Unavailable):
+            await state.files.sweep()
+        await asyncio.sleep(_SWEEP_INTERVAL_S)
+
+
+async def _retried(call: Callable[[], Awaitable[_Result]]) -> _Result:
+    """Call until database and storage are reachable."""
+    while True:
+        try:
+            return await call()
+        except Unavailable:
+            await asyncio.sleep(_RETRY_PAUSE_S)

@@ -1,0 +1,391 @@
+"""Batches: their states, the leases of the gateways that run them, and the answers to their lines.
+
+    validating ──> in_progress ──> finalizing ──> completed
+        │              │               └──────> expired (its window is over)
+        ├──> failed    │
+        └──────────────┴──> cancelling ─────────> cancelled
+
+One gateway runs a batch at a time. It holds a lease, which it renews, and a fencing token, which
+grows with each claim: what a gateway writes under an older token is refused. Leases compare the
+clocks of gateways, fencing tokens do not: with wrong clocks, work is
+repeated, but no answer is written twice.
+"""
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from sqlalchemy import and_, delete, insert, select, tuple_, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.store.database import Database, uncancelled
+from gateway.store.files import UNENDED, lock_file, reveal
+from gateway.store.tables import ANSWERS, BATCHES
+from shared.errors import IdempotencyMismatch, InvalidRequest, NotFound
+
+Status: TypeAlias = Literal[
+    "validating",
+    "failed",
+    "in_progress",
+    "finalizing",
+    "completed",
+    "expired",
+    "cancelling",
+    "cancelled",
+]
+Ending: TypeAlias = Literal["completed", "expired", "cancelled"]
+
+BATCH_PREFIX = "batch_"
+"""The prefix of the ids of batches; no id of a request has it."""
+_MAX_CANDIDATES = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRecord:
+    """A batch. Times are Unix times in seconds."""
+
+    id: str
+    tenant: str
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    metadata: Mapping[str, str] | None
+    output_expires_after_s: int | None
+    status: Status
+    created_at: int
+    expires_at: int
+    in_progress_at: int | None
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    models: Sequence[str] | None
+    """The models of its lines, once it is in progress."""
+    errors: Sequence[Mapping[str, Any]] | None
+    num_lines: int
+    num_completed: int
+    num_failed: int
+    output_file_id: str | None
+    error_file_id: str | None
+    idempotency_key: str | None
+    body_hash: str | None
+    fence: int
+    lease_until: float
+
+
+class Answer(NamedTuple):
+    line: int
+    """The number of the line in the input file, from 1."""
+    is_error: bool
+    text: bytes
+    """The line of the output or error file, without its end."""
+
+
+class Order(NamedTuple):
+    """What a client orders."""
+
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    window_s: int
+    metadata: Mapping[str, str] | None = None
+    output_expires_after_s: int | None = None
+    idempotency_key: str | None = None
+    body_hash: str | None = None
+
+
+class LeaseLost(Exception):
+    """Another gateway has claimed the batch."""
+
+
+class Batches:
+    """The batches of all tenants. Every method raises `Unavailable`; those that take a ``fence``
+    raise `LeaseLost` if the batch was claimed since."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @uncancelled
+    async def create(self, tenant: str, order: Order) -> BatchRecord:
+        """Create a batch, or return the one that the Idempotency-Key already has.
+
+        Raises `NotFound` if there is no such file, and `IdempotencyMismatch`.
+        """
+        now = int(time.time())
+        values = {
+            "id": f"{BATCH_PREFIX}{secrets.token_hex(16)}",
+            "tenant": tenant,
+            "endpoint": order.endpoint,
+            "input_file_id": order.input_file_id,
+            "completion_window": order.completion_window,
+            "metadata": order.metadata,
+            "output_expires_after_s": order.output_expires_after_s,
+            "status": "validating",
+            "created_at": now,
+            "expires_at": now + order.window_s,
+            "num_lines": 0,
+            "num_completed": 0,
+            "num_failed": 0,
+            "idempotency_key": order.idempotency_key,
+            "body_hash": order.body_hash,
+            "fence": 0,
+            "lease_until": 0.0,
+        }
+        if known := await self._of_key(tenant, order):
+            return known
+        try:
+            async with self._database.begin() as connection:
+                if not await lock_file(connection, tenant, order.input_file_id):
+                    raise NotFound(
+                        f"No such File object: {order.input_file_id[:128]}", param="input_file_id"
+                    )
+                await connection.execute(insert(BATCHES).values(values))
+        except IntegrityError:  # the same request was faster
+            known = await self._of_key(tenant, order)
+            if known is None:
+                raise
+            return known
+        return await self.get(tenant, str(values["id"]))
+
+    @uncancelled
+    async def get(self, tenant: str, batch_id: str) -> BatchRecord:
+        """Raises `NotFound`."""
+        query = select(BATCHES).where(BATCHES.c.id == batch_id, BATCHES.c.tenant == tenant)
+        async with self._database.begin() as connection:
+            row = (await connection.execute(query)).one_or_none()
+        if row is None:
+            raise NotFound(f"No such Batch object: {batch_id[:128]}", param="batch_id")
+        return _record(row)
+
+    @uncancelled
+    async def page(self, tenant: str, *, after: str | None, limit: int) -> list[BatchRecord]:
+        """At most ``limit`` batches, newest first, from after the one with the id ``after``. Raises
+        `NotFound`."""
+        place = tuple_(BATCHES.c.created_at, BATCHES.c.id)
+        query = select(BATCHES).where(BATCHES.c.tenant == tenant).limit(limit)
+        query = query.order_by(BATCHES.c.created_at.desc(), BATCHES.c.id.desc())
+        if after is not None:
+            last = await self.get(tenant, after)
+            query = query.where(place < tuple_(last.created_at, last.id))
+        async with self._database.begin() as connection:
+            return [_record(row) for row in await connection.execute(query)]
+
+    @uncancelled
+    async def cancel(self, tenant: str, batch_id: str) -> BatchRecord:
+        """Begin to cancel a batch. Raises `NotFound`, and `InvalidRequest` if it is too late."""
+        is_it = and_(BATCHES.c.id == batch_id, BATCHES.c.tenant == tenant)
+        statement = (
+            update(BATCHES)
+            .where(is_it, BATCHES.c.status.in_(("validating", "in_progress")))
+            .values(status="cancelling", cancelling_at=int(time.time()))
+        )
+        async with self._database.begin() as connection:
+            await connection.execute(statement)
+        batch = await self.get(tenant, batch_id)
+        if batch.status not in ("cancelling", "cancelled"):
+            raise InvalidRequest(f"Cannot cancel a batch with status '{batch.status}'.")
+        return batch
+
+    @uncancelled
+    async def claim(self, running: Mapping[str, int], lease_s: float) -> BatchRecord | None:
+        """Claim a batch that no gateway runs, if there is one: the oldest one of the tenant that
+        has the fewest in ``running``, the number of batches by tenant that the caller runs."""
+        is_free = and_(BATCHES.c.status.in_(UNENDED), BATCHES.c.lease_until < time.time())
+        query = (
+            select(BATCHES.c.id, BATCHES.c.fence, BATCHES.c.tenant)
+            .where(is_free)
+            .order_by(BATCHES.c.created_at, BATCHES.c.id)
+            .limit(_MAX_CANDIDATES)
+        )
+        async with self._database.begin() as connection:
+            rows = (await connection.execute(query)).all()
+            for row in sorted(rows, key=lambda row: running.get(row.tenant, 0)):
+                claim = (
+                    update(BATCHES)
+                    .where(BATCHES.c.id == row.id, BATCHES.c.fence == row.fence)
+                    .values(fence=row.fence + 1, lease_until=time.time() + lease_s)
+                )
+                if (await connection.execute(claim)).rowcount:
+                    found = select(BATCHES).where(BATCHES.c.id == row.id)
+                    return _record((await connection.execute(found)).one())
+        return None
+
+    @uncancelled
+    async def renew(self, batch_id: str, fence: int, lease_s: float) -> Status:
+        """Renew a lease; returns the current status. With 0 seconds the batch is released."""
+        statement = (
+            update(BATCHES)
+            .where(_held(batch_id, fence))
+            .values(lease_until=time.time() + lease_s if lease_s else 0.0)
+        )
+        async with self._database.begin() as connection:
+            if not (await connection.execute(statement)).rowcount:
+                raise LeaseLost
+            query = select(BATCHES.c.status).where(BATCHES.c.id == batch_id)
+            status: Status = (await connection.execute(query)).scalar_one()
+            return status
+
+    @uncancelled
+    async def start(
+        self, batch_id: str, fence: int, *, num_lines: int, models: Sequence[str]
+    ) -> None:
+        """The file is valid: answer its lines, unless the batch was cancelled meanwhile."""
+        await self._move(
+            batch_id,
+            fence,
+            ("validating",),
+            status="in_progress",
+            in_progress_at=int(time.time()),
+            num_lines=num_lines,
+            models=list(models),
+        )
+
+    @uncancelled
+    async def fail(self, batch_id: str, fence: int, errors: Sequence[Mapping[str, Any]]) -> None:
+        """The file is not valid, unless the batch was cancelled meanwhile."""
+        await self._move(
+            batch_id,
+            fence,
+            ("validating",),
+            status="failed",
+            failed_at=int(time.time()),
+            errors=list(errors),
+        )
+
+    @uncancelled
+    async def begin_to_end(self, batch_id: str, fence: int) -> None:
+        """Answer no further lines, unless the batch was cancelled meanwhile."""
+        await self._move(
+            batch_id,
+            fence,
+            ("validating", "in_progress"),
+            status="finalizing",
+            finalizing_at=int(time.time()),
+        )
+
+    @uncancelled
+    async def end(
+        self,
+        batch_id: str,
+        fence: int,
+        ending: Ending,
+        *,
+        output_file_id: str | None,
+        error_file_id: str | None,
+    ) -> None:
+        """Publish the files of a batch, and forget its answers, which they contain."""
+        file_ids = tuple(name for name in (output_file_id, error_file_id) if name is not None)
+        async with self._database.begin() as connection:
+            await _require_lease(connection, batch_id, fence)
+            await reveal(connection, file_ids)
+            await connection.execute(
+                update(BATCHES)
+                .where(BATCHES.c.id == batch_id)
+                .values(
+                    {
+                        "status": ending,
+                        f"{ending}_at": int(time.time()),
+                        "output_file_id": output_file_id,
+                        "error_file_id": error_file_id,
+                    }
+                )
+            )
+            await connection.execute(delete(ANSWERS).where(ANSWERS.c.batch_id == batch_id))
+
+    @uncancelled
+    async def record(self, batch_id: str, fence: int, answers: Sequence[Answer]) -> None:
+        """Write answers to lines; a line that has one keeps it."""
+        async with self._database.begin() as connection:
+            await _require_lease(connection, batch_id, fence)
+            lines = [answer.line for answer in answers]
+            query = select(ANSWERS.c.line).where(
+                ANSWERS.c.batch_id == batch_id, ANSWERS.c.line.in_(lines)
+            )
+            # Written before by a commit whose confirmation was lost.
+            known = set((await connection.execute(query)).scalars())
+            new = [answer for answer in answers if answer.line not in known]
+            if not new:
+                return
+            rows = [{"batch_id": batch_id, **answer._asdict()} for answer in new]
+            await connection.execute(insert(ANSWERS), rows)
+            num_failed = sum(answer.is_error for answer in new)
+            await connection.execute(
+                update(BATCHES)
+                .where(BATCHES.c.id == batch_id)
+                .values(
+                    num_completed=BATCHES.c.num_completed + len(new) - num_failed,
+                    num_failed=BATCHES.c.num_failed + num_failed,
+                )
+            )
+
+    @uncancelled
+    async def answered(self, batch_id: str, first: int, last: int) -> set[int]:
+        """The lines from ``first`` to ``last`` that have an answer."""
+        query = select(ANSWERS.c.line).where(
+            ANSWERS.c.batch_id == batch_id, ANSWERS.c.line.between(first, last)
+        )
+        async with self._database.begin() as connection:
+            return set((await connection.execute(query)).scalars())
+
+    @uncancelled
+    async def answers(
+        self, batch_id: str, *, is_error: bool, after: int, limit: int
+    ) -> list[Answer]:
+        """At most ``limit`` answers in the order of the input, from after the line ``after``."""
+        query = (
+            select(ANSWERS.c.line, ANSWERS.c.is_error, ANSWERS.c.text)
+            .where(
+                ANSWERS.c.batch_id == batch_id,
+                ANSWERS.c.is_error.is_(is_error),
+                ANSWERS.c.line > after,
+            )
+            .order_by(ANSWERS.c.line)
+            .limit(limit)
+        )
+        async with self._database.begin() as connection:
+            return [Answer(*row) for row in await connection.execute(query)]
+
+    @uncancelled
+    async def _of_key(self, tenant: str, order: Order) -> BatchRecord | None:
+        if order.idempotency_key is None:
+            return None
+        query = select(BATCHES).where(
+            BATCHES.c.tenant == tenant, BATCHES.c.idempotency_key == order.idempotency_key
+        )
+        async with self._database.begin() as connection:
+            row = (await connection.execute(query)).one_or_none()
+        if row is None:
+            return None
+        if row.body_hash != order.body_hash:
+            raise IdempotencyMismatch("This Idempotency-Key was used with another body.")
+        return _record(row)
+
+    @uncancelled
+    async def _move(
+        self, batch_id: str, fence: int, statuses: Sequence[Status], **values: Any
+    ) -> None:
+        """Change a batch, if it has one of these statuses."""
+        async with self._database.begin() as connection:
+            await _require_lease(connection, batch_id, fence)
+            is_due = and_(BATCHES.c.id == batch_id, BATCHES.c.status.in_(statuses))
+            await connection.execute(update(BATCHES).where(is_due).values(values))
+
+
+async def _require_lease(connection: AsyncConnection, batch_id: str, fence: int) -> None:
+    """Hold the batch until the end of the transaction. Raises `LeaseLost`."""
+    query = select(BATCHES.c.id).where(_held(batch_id, fence)).with_for_update()
+    if (await connection.execute(query)).one_or_none() is None:
+        raise LeaseLost
+
+
+def _held(batch_id: str, fence: int) -> Any:
+    return and_(BATCHES.c.id == batch_id, BATCHES.c.fence == fence, BATCHES.c.status.in_(UNENDED))
+
+
+def _record(row: Any) -> BatchRecord:
+    return BatchRecord(**row._mapping)

@@ -1,0 +1,150 @@
+"""The bytes of files, in a directory or in an object store such as S3.
+
+Memory is bounded: blobs are written and read in parts.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import LocalStore, ObjectStore, from_url
+
+from shared.errors import StartupError, Unavailable
+
+_PART_BYTES = 5 << 20
+"""The smallest part that S3 takes."""
+_MAX_PARTS_AT_ONCE = 2
+_READ_BYTES = 1 << 20
+
+
+class _Abandoned(Exception):
+    """The block of a writer has failed."""
+
+
+class BlobWriter:
+    """Writes one blob, which exists once the block ends without an error."""
+
+    def __init__(self, store: ObjectStore, name: str) -> None:
+        self.num_bytes = 0
+        self._store = store
+        self._name = name
+        self._chunks: asyncio.Queue[bytes | _Abandoned | None] = asyncio.Queue(maxsize=1)
+        self._writing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._writing = asyncio.create_task(self._put())
+        return self
+
+    async def write(self, data: bytes) -> None:
+        """Raises `Unavailable`."""
+        self.num_bytes += len(data)
+        if data:
+            await self._pass_on(data)
+
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        assert self._writing is not None
+        try:
+            await self._pass_on(None if error is None else _Abandoned())
+            await self._writing
+        except Unavailable:
+            if error is None:
+                raise
+
+    async def _pass_on(self, chunk: "bytes | _Abandoned | None") -> None:
+        assert self._writing is not None
+        putting = asyncio.create_task(self._chunks.put(chunk))
+        try:
+            await asyncio.wait([putting, self._writing], return_when=asyncio.FIRST_COMPLETED)
+            if self._writing.done():
+                await self._writing
+        finally:
+            putting.cancel()
+
+    async def _put(self) -> None:
+        try:
+            await obstore.put_async(
+                self._store,
+                self._name,
+                self._arrived(),
+                use_multipart=True,
+                chunk_size=_PART_BYTES,
+                max_concurrency=_MAX_PARTS_AT_ONCE,
+            )
+        except _Abandoned:
+            # Some stores keep the parts that have arrived as a blob.
+            await _delete(self._store, self._name)
+        except (BaseError, OSError) as error:
+            raise _unreachable() from error
+
+    async def _arrived(self) -> AsyncIterator[bytes]:
+        while (chunk := await self._chunks.get()) is not None:
+            if isinstance(chunk, _Abandoned):
+                raise chunk
+            yield chunk
+
+
+class Blobs:
+    """Blobs by name."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    @classmethod
+    def at(cls, url: str) -> Self:
+        """Those under a URL. Credentials and the like come from the variables of the store's own
+        tools, such as ``AWS_ACCESS_KEY_ID`` and ``AWS_ENDPOINT_URL``. Raises `StartupError`."""
+        try:
+            return cls(from_url(url))
+        except (BaseError, ValueError) as error:
+            raise StartupError(f"the URL of files cannot be used: {error}") from None
+
+    @classmethod
+    def in_directory(cls, path: Path) -> Self:
+        """Raises `StartupError`."""
+        try:
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            return cls(LocalStore(path))
+        except (BaseError, OSError) as error:
+            raise StartupError(f"{path} cannot be used: {error}") from None
+
+    def writer(self, name: str) -> BlobWriter:
+        return BlobWriter(self._store, name)
+
+    async def parts(
+        self, name: str, start: int = 0, end: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """All bytes, or those from ``start`` to before ``end``, in parts. Raises `Unavailable`, and
+        `FileNotFoundError`."""
+        if start == end:
+            return
+        try:
+            # Not a range from 0, which an empty blob does not have.
+            found = await obstore.get_async(
+                self._store, name, options=None if end is None else {"range": (start, end)}
+            )
+            async for part in found.stream(min_chunk_size=_READ_BYTES):
+                yield bytes(part)
+        except FileNotFoundError:
+            raise
+        except (BaseError, OSError) as error:
+            raise _unreachable() from error
+
+    async def delete(self, name: str) -> None:
+        """Delete a blob, if it exists. Raises `Unavailable`."""
+        await _delete(self._store, name)
+
+
+async def _delete(store: ObjectStore, name: str) -> None:
+    try:
+        with suppress(FileNotFoundError):
+            await obstore.delete_async(store, name)
+    except (BaseError, OSError) as error:
+        raise _unreachable() from error
+
+
+def _unreachable() -> Unavailable:
+    return Unavailable("The storage of files is unreachable.")

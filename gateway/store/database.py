@@ -1,0 +1,164 @@
+"""The database: SQLite in the data directory, or PostgreSQL by URL.
+
+`Database.open` migrates the schema under a lock, so that several gateways may start at once.
+"""
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec, Self, TypeVar
+
+from sqlalchemy import Connection, event, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from shared.errors import StartupError, Unavailable
+
+SQLITE_FILE = "warren.db"
+_MIGRATIONS = Path(__file__).parent / "migrations"
+_BUSY_TIMEOUT_S = 30
+_CONNECT_TIMEOUT_S = 10
+_ADVISORY_LOCK = 0x57415252
+"""Any number that all gateways agree on."""
+_Params = ParamSpec("_Params")
+_Result = TypeVar("_Result")
+_DRIVERS = {
+    "sqlite": "sqlite+aiosqlite",
+    "postgresql": "postgresql+asyncpg",
+    "postgres": "postgresql+asyncpg",
+}
+
+
+def uncancelled(
+    method: Callable[_Params, Coroutine[Any, Any, _Result]],
+) -> Callable[_Params, Coroutine[Any, Any, _Result]]:
+    """Make a method end its transaction even if its caller is cancelled meanwhile. A connection
+    that is abandoned within a transaction keeps its locks for a while."""
+
+    @wraps(method)
+    async def run(*args: _Params.args, **options: _Params.kwargs) -> _Result:
+        running = asyncio.create_task(method(*args, **options))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait([running])
+            raise
+
+    return run
+
+
+class Database:
+    """A pool of connections to one database."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    @classmethod
+    async def open(cls, url: str | None, data_dir: Path) -> Self:
+        """Connect to the database at ``url``, or to the SQLite file of ``data_dir``, and migrate
+        it. Raises `StartupError` for an invalid URL or directory, and `Unavailable`."""
+        database = cls(_engine(_parsed(url, data_dir)))
+        try:
+            await database._migrate()
+        except BaseException:
+            await database.close()
+            raise
+        return database
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self._engine.dialect.name == "sqlite"
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction, which ends with the block. Raises `Unavailable` if the database cannot be
+        reached; a transaction whose commit was interrupted may have taken effect."""
+        try:
+            async with self._engine.begin() as connection:
+                yield connection
+        except Exception as error:
+            if _is_unreachable(error):
+                raise Unavailable("The database is unreachable.") from error
+            raise
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+    async def _migrate(self) -> None:
+        async with self.begin() as connection:
+            # On SQLite, every transaction begins with the lock of the whole database.
+            if not self.is_sqlite:
+                lock = text("SELECT pg_advisory_xact_lock(:lock)")
+                await connection.execute(lock, {"lock": _ADVISORY_LOCK})
+            await connection.run_sync(_upgrade)
+
+
+def _parsed(url: str | None, data_dir: Path) -> URL:
+    if url is None:
+        try:
+            data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise StartupError(f"{data_dir} cannot be used: {error.strerror}") from None
+        return URL.create(_DRIVERS["sqlite"], database=str(data_dir / SQLITE_FILE))
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise StartupError("the URL of the database is not valid") from None
+    driver = _DRIVERS.get(parsed.drivername)
+    if driver is None:
+        raise StartupError("the URL of the database must begin with postgresql:// or sqlite:///")
+    return parsed.set(drivername=driver)
+
+
+def _engine(url: URL) -> AsyncEngine:
+    if not url.drivername.startswith("sqlite"):
+        return create_async_engine(
+            url, pool_pre_ping=True, connect_args={"timeout": _CONNECT_TIMEOUT_S}
+        )
+    engine = create_async_engine(
+        url, connect_args={"timeout": _BUSY_TIMEOUT_S, "isolation_level": None}
+    )
+    event.listen(engine.sync_engine, "connect", _configure_sqlite)
+    # A transaction that reads first and then writes would fail if another one wrote in between.
+    event.listen(engine.sync_engine, "begin", _begin_immediately)
+    return engine
+
+
+def _configure_sqlite(connection: Any, _: object) -> None:
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_immediately(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _upgrade(connection: Connection) -> None:
+    # Most gateways never need it, and its plugins announce themselves when they are imported.
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def _is_unreachable(error: Exception) -> bool:
+    """Whether the database could not be reached, rather than refused a statement."""
+    if isinstance(error, IntegrityError):
+        return False
+    if isinstance(error, DBAPIError):
+        return error.connection_invalidated or isinstance(
+            error.orig, OSError | sqlite3.OperationalError
+        )
+    # What asyncpg raises while it connects is not wrapped.
+    return isinstance(error, OSError) or type(error).__module__.startswith("asyncpg")

@@ -1,0 +1,1 @@
+"""Alembic's migrations, which `gateway.store.database` runs when a gateway starts."""

@@ -1,0 +1,80 @@
+"""The state of a deployment, opened when it is first needed.
+
+A gateway that serves no files and batches creates no database. One that finds a database at its
+start opens it, because there may be batches to continue.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.store.batches import Batches
+from gateway.store.blobs import Blobs
+from gateway.store.database import SQLITE_FILE, Database
+from gateway.store.files import Files
+from shared.errors import StartupError, Unavailable
+from shared.settings import GatewaySettings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    files: Files
+    batches: Batches
+
+
+class Store:
+    """Opens the state once."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._database: Database | None = None
+        self._state: StoredState | None = None
+        self._lock = asyncio.Lock()
+        self._is_open = asyncio.Event()
+
+    async def open(self) -> StoredState:
+        """The state. Raises `Unavailable`."""
+        try:
+            return await self.open_as_set()
+        except StartupError as error:  # its message names paths
+            logger.error("files and batches are unusable", extra={"reason": error.message})  # noqa: TRY400
+            raise Unavailable("This gateway cannot store files.") from None
+
+    async def open_as_set(self) -> StoredState:
+        """The state. Raises `Unavailable`, and `StartupError` if the settings are not usable."""
+        async with self._lock:
+            if self._state is None:
+                settings = self._settings
+                url = settings.database_url
+                data_dir = settings.data_dir.expanduser()
+                blobs = (
+                    Blobs.in_directory(data_dir / "files")
+                    if settings.files_url is None
+                    else Blobs.at(settings.files_url)
+                )
+                self._database = await Database.open(
+                    None if url is None else url.get_secret_value(), data_dir
+                )
+                files = Files(self._database, blobs)
+                self._state = StoredState(files, Batches(self._database))
+                self._is_open.set()
+            return self._state
+
+    async def wait_open(self) -> StoredState:
+        """Wait until the state is needed, and return it."""
+        if self._has_been_used():
+            return await self.open()
+        await self._is_open.wait()
+        return await self.open()
+
+    async def close(self) -> None:
+        if self._database is not None:
+            await self._database.close()
+
+    def _has_been_used(self) -> bool:
+        settings = self._settings
+        path: Path = settings.data_dir.expanduser() / SQLITE_FILE
+        return settings.database_url is not None or path.exists()

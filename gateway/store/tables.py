@@ -1,0 +1,85 @@
+"""The schema of the database. `migrations` creates it; a test compares the two.
+
+All times are Unix times in seconds.
+"""
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    UniqueConstraint,
+)
+
+METADATA = MetaData()
+
+FILES = Table(
+    "files",
+    METADATA,
+    Column("id", String(64), primary_key=True),
+    Column("tenant", String(128), nullable=False),
+    Column("filename", String(512), nullable=False),
+    Column("purpose", String(32), nullable=False),
+    Column("num_bytes", BigInteger, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger),
+    # uploading: the bytes are being written. deleted: they are being removed.
+    Column("state", String(16), nullable=False),
+    Index("files_of_tenant", "tenant", "created_at", "id"),
+)
+
+BATCHES = Table(
+    "batches",
+    METADATA,
+    Column("id", String(64), primary_key=True),
+    Column("tenant", String(128), nullable=False),
+    Column("endpoint", String(64), nullable=False),
+    Column("input_file_id", String(64), nullable=False),
+    Column("completion_window", String(16), nullable=False),
+    Column("metadata", JSON),
+    Column("output_expires_after_s", BigInteger),
+    Column("status", String(16), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    Column("in_progress_at", BigInteger),
+    Column("finalizing_at", BigInteger),
+    Column("completed_at", BigInteger),
+    Column("failed_at", BigInteger),
+    Column("expired_at", BigInteger),
+    Column("cancelling_at", BigInteger),
+    Column("cancelled_at", BigInteger),
+    Column("models", JSON),
+    Column("errors", JSON),
+    Column("num_lines", Integer, nullable=False),
+    Column("num_completed", Integer, nullable=False),
+    Column("num_failed", Integer, nullable=False),
+    Column("output_file_id", String(64)),
+    Column("error_file_id", String(64)),
+    Column("idempotency_key", String(255)),
+    Column("body_hash", String(64)),
+    # The fencing token: it grows with each claim, and a gateway writes only under its own.
+    Column("fence", Integer, nullable=False),
+    Column("lease_until", Float, nullable=False),
+    UniqueConstraint("tenant", "idempotency_key", name="batches_idempotency_key"),
+    Index("batches_of_tenant", "tenant", "created_at", "id"),
+    Index("batches_to_run", "status", "lease_until"),
+)
+
+ANSWERS = Table(
+    "batch_answers",
+    METADATA,
+    Column("batch_id", String(64), ForeignKey(BATCHES.c.id, ondelete="CASCADE"), primary_key=True),
+    # The number of the line in the input file, from 1.
+    Column("line", Integer, primary_key=True, autoincrement=False),
+    Column("is_error", Boolean, nullable=False),
+    # The line of the output file or of the error file, without its end.
+    Column("text", LargeBinary, nullable=False),
+)

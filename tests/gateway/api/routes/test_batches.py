@@ -1,0 +1,396 @@
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types import Batch
+
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.messages import Cancel, EmbeddingJob
+from tests.support.batches_over_http import chat, ended, jsonl, order, output, texts, until
+from tests.support.http import LiveGateway, eventually, live_gateway, two_gateways
+from tests.support.scripted_worker import (
+    MODEL,
+    ScriptedJob,
+    ScriptedWorker,
+    count_words,
+    repeat_the_prompt,
+    start_only,
+)
+
+
+def has_answers(batch: Batch) -> bool:
+    return batch.request_counts is not None and batch.request_counts.completed > 0
+
+
+async def test_a_client_of_openai_runs_a_batch(
+    storing: LiveGateway, worker: ScriptedWorker
+) -> None:
+    lines = [chat(f"line {k}", f"number {k}") for k in range(100)]
+
+    batch = await ended(storing, await order(storing, lines, metadata={"for": "a test"}))
+
+    assert (batch.status, batch.errors, batch.error_file_id) == ("completed", None, None)
+    assert batch.request_counts is not None
+    assert batch.request_counts.model_dump() == {"total": 100, "completed": 100, "failed": 0}
+    assert batch.metadata == {"for": "a test"}
+    times = (batch.created_at, batch.in_progress_at, batch.finalizing_at, batch.completed_at)
+    assert None not in times
+    assert list(times) == sorted(times, key=lambda at: at or 0)
+    answers = await output(storing, batch.output_file_id)
+    assert texts(answers) == {f"line {k}": f"number {k}" for k in range(100)}
+    assert [answer["custom_id"] for answer in answers] == [f"line {k}" for k in range(100)]
+    assert {job.lane for job in worker.jobs} == {"batch"}
+    first = answers[0]
+    assert first["id"].startswith("batch_req-")
+    assert (first["error"], first["response"]["status_code"]) == (None, 200)
+    assert first["response"]["request_id"] == first["response"]["body"]["id"]
+
+
+async def test_batches_are_listed_newest_first(storing: LiveGateway) -> None:
+    made = [await order(storing, [chat("a")]) for _ in range(3)]
+
+    listed = [batch.id async for batch in storing.openai.batches.list(limit=2)]
+
+    assert sorted(listed) == sorted(batch.id for batch in made)
+    for batch in made:
+        await ended(storing, batch)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "answer"),
+    [
+        (
+            "/v1/completions",
+            {"prompt": "one two"},
+            lambda body: body["choices"][0]["text"] == "one two",
+        ),
+        (
+            "/v1/responses",
+            {"input": "one two"},
+            lambda body: body["output"][0]["content"][0]["text"] == "one two",
+        ),
+        (
+            "/v1/embeddings",
+            {"input": "one two"},
+            lambda body: body["data"][0]["embedding"] == [1.0, 0.0, 0.0, 0.0],
+        ),
+    ],
+)
+async def test_every_endpoint_has_batches(
+    storing: LiveGateway, endpoint: str, body: dict[str, Any], answer: Any
+) -> None:
+    line = {
+        "custom_id": "a",
+        "method": "POST",
+        "url": endpoint,
+        "body": {"model": MODEL, **body},
+    }
+
+    batch = await ended(storing, await order(storing, [line], endpoint=endpoint))
+
+    (answered,) = await output(storing, batch.output_file_id)
+    assert answer(answered["response"]["body"])
+
+
+async def test_each_bad_line_is_named(storing: LiveGateway, worker: ScriptedWorker) -> None:
+    lines = [
+        chat("good"),
+        "not JSON",
+        '{"method": "POST", "url": "/v1/chat/completions", "body": {}}',
+        chat("good"),
+        {**chat("url"), "url": "/v1/completions"},
+        chat("parameter", temperature=9),
+        chat("stream", stream=True),
+        chat("model", model="unknown"),
+        {**chat("method"), "method": "GET"},
+        chat("schema", response_format={"type": "json_schema"}),
+    ]
+
+    batch = await ended(storing, await order(storing, lines))
+
+    assert (batch.status, batch.output_file_id) == ("failed", None)
+    assert batch.errors is not None
+    assert batch.errors.data is not None
+    assert [(error.line, error.code, error.param) for error in batch.errors.data] == [
+        (2, "invalid_json_line", None),
+        (3, "invalid_line", "custom_id"),
+        (4, "duplicate_custom_id", "custom_id"),
+        (5, "mismatched_url", "url"),
+        (6, "invalid_request", "body.temperature"),
+        (7, "invalid_request", "body.stream"),
+        (8, "model_not_found", "body.model"),
+        (9, "invalid_line", "method"),
+        (10, "invalid_request", "body.response_format.json_schema"),
+    ]
+    assert worker.jobs == []
+
+
+@pytest.mark.parametrize(("lines", "code"), [([], "empty_file"), ([" "], "empty_file")])
+async def test_a_file_needs_requests(storing: LiveGateway, lines: list[str], code: str) -> None:
+    batch = await ended(storing, await order(storing, lines))
+
+    assert batch.errors is not None
+    assert [error.code for error in batch.errors.data or ()] == [code]
+
+
+async def test_lines_are_limited(bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path) -> None:
+    limits = {"max_batch_lines": 2, "max_body_bytes": 1000, "data_dir": tmp_path}
+    async with live_gateway(bus, **limits) as gateway:
+        batch = await order(gateway, [chat("a" * 900), chat("b"), chat("c")])
+        batch = await ended(gateway, batch)
+
+    assert batch.errors is not None
+    errors = [(error.line, error.code) for error in batch.errors.data or ()]
+    assert errors == [(1, "line_too_long"), (3, "too_many_requests")]
+
+
+async def test_a_line_that_fails_is_in_the_error_file(
+    storing: LiveGateway, worker: ScriptedWorker
+) -> None:
+    async def fail_one(job: ScriptedJob) -> None:
+        if job.job.sampling.max_tokens == 1:
+            await job.start()
+            return await job.fail("context_length_exceeded", "Too long.", "messages")
+        return await repeat_the_prompt(job)
+
+    worker.script = fail_one
+
+    batch = await ended(storing, await order(storing, [chat("bad", max_tokens=1), chat("good")]))
+
+    assert batch.status == "completed"
+    assert batch.request_counts is not None
+    assert batch.request_counts.model_dump() == {"total": 2, "completed": 1, "failed": 1}
+    assert set(texts(await output(storing, batch.output_file_id))) == {"good"}
+    (failed,) = await output(storing, batch.error_file_id)
+    assert failed["custom_id"] == "bad"
+    assert failed["response"]["status_code"] == 400
+    assert failed["response"]["body"]["error"]["code"] == "context_length_exceeded"
+
+
+async def test_a_cancelled_batch_stops_at_once_and_keeps_what_is_done(
+    storing: LiveGateway, worker: ScriptedWorker
+) -> None:
+    async def finish_one(job: ScriptedJob) -> None:
+        await (repeat_the_prompt if job.job.sampling.max_tokens == 1 else start_only)(job)
+
+    worker.script = finish_one
+    lines = [chat("done", max_tokens=1), chat("running"), "", chat("other")]
+    batch = await order(storing, lines)
+    await until(
+        storing, batch, lambda now: bool(now.request_counts and now.request_counts.completed)
+    )
+    await worker.wait_until(lambda: worker.num_running == 2)
+
+    cancelled = await storing.openai.batches.cancel(batch.id)
+    await worker.wait_until(lambda: worker.num_running == 0)
+    batch = await ended(storing, batch)
+
+    assert cancelled.status == "cancelling"
+    assert batch.status == "cancelled"
+    assert sum(isinstance(command, Cancel) for command in worker.commands) == 2
+    assert texts(await output(storing, batch.output_file_id)) == {"done": "one"}
+    errors = await output(storing, batch.error_file_id)
+    assert [(line["custom_id"], line["error"]["code"]) for line in errors] == [
+        ("running", "batch_cancelled"),
+        ("other", "batch_cancelled"),
+    ]
+    with pytest.raises(openai.BadRequestError, match="Cannot cancel"):
+        await storing.openai.batches.cancel((await ended(storing, await order(storing, []))).id)
+
+
+async def test_a_batch_that_expires_keeps_what_is_done(
+    storing: LiveGateway, worker: ScriptedWorker
+) -> None:
+    async def finish_one(job: ScriptedJob) -> None:
+        await (repeat_the_prompt if job.job.sampling.max_tokens == 1 else start_only)(job)
+
+    worker.script = finish_one
+    lines = [chat("done", max_tokens=1), chat("late")]
+
+    batch = await ended(storing, await order(storing, lines, window="3s"))
+
+    assert batch.status == "expired"
+    assert texts(await output(storing, batch.output_file_id)) == {"done": "one"}
+    (late,) = await output(storing, batch.error_file_id)
+    assert (late["custom_id"], late["response"]) == ("late", None)
+    assert late["error"]["code"] == "batch_expired"
+    await worker.wait_until(lambda: worker.num_running == 0)
+
+
+async def test_only_a_window_of_lines_is_in_the_queue(
+    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path
+) -> None:
+    most = 0
+
+    async def count(job: ScriptedJob) -> None:
+        nonlocal most
+        most = max(most, worker.num_running)
+        await repeat_the_prompt(job)
+
+    worker.script = count
+    async with live_gateway(bus, data_dir=tmp_path, batch_window=4) as gateway:
+        batch = await ended(gateway, await order(gateway, [chat(str(k)) for k in range(40)]))
+
+    assert batch.status == "completed"
+    assert most <= 4
+
+
+async def test_a_line_is_tried_again_after_an_error_that_passes(
+    storing: LiveGateway, worker: ScriptedWorker
+) -> None:
+    is_first = True
+
+    async def be_busy_once(job: ScriptedJob) -> None:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            await job.start()
+            return await job.fail("rate_limit_exceeded", "Later.")
+        return await repeat_the_prompt(job)
+
+    worker.script = be_busy_once
+
+    batch = await ended(storing, await order(storing, [chat("a")]))
+
+    assert texts(await output(storing, batch.output_file_id)) == {"a": "one two three"}
+
+
+async def test_an_embedding_waits_for_one_of_a_batch_at_most(
+    storing: LiveGateway, worker: ScriptedWorker
+) -> None:
+    num_asked = 0
+
+    def answer_none_of_batches(job: Any) -> Any:
+        nonlocal num_asked
+        is_of_batch = isinstance(job, EmbeddingJob) and job.request_id.startswith("embd-")
+        num_asked += is_of_batch
+        return None if is_of_batch else count_words(job)
+
+    worker.quick_script = answer_none_of_batches
+    lines = [
+        {"custom_id": str(k), "url": "/v1/embeddings", "body": {"model": MODEL, "input": "a"}}
+        for k in range(5)
+    ]
+    batch = await order(storing, lines, endpoint="/v1/embeddings")
+
+    async def has_asked() -> bool:
+        return num_asked > 0
+
+    await eventually(has_asked)
+    single = await storing.post("/v1/embeddings", model=MODEL, input="b")
+
+    assert single.status_code == 200
+    assert num_asked == 1
+    await storing.openai.batches.cancel(batch.id)
+    await ended(storing, batch)
+
+
+async def test_an_idempotency_key_makes_one_batch(storing: LiveGateway) -> None:
+    file = await storing.openai.files.create(file=("f", jsonl([chat("a")])), purpose="batch")
+
+    async def post(window: str) -> httpx.Response:
+        body = {
+            "input_file_id": file.id,
+            "endpoint": "/v1/chat/completions",
+            "completion_window": window,
+        }
+        headers = {"Idempotency-Key": "key"}
+        return await storing.http.post("/v1/batches", json=body, headers=headers)
+
+    first, second, other = await post("24h"), await post("24h"), await post("1h")
+
+    assert first.json()["id"] == second.json()["id"]
+    assert other.status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"endpoint": "/v1/audio"}, "endpoint"),
+        ({"completion_window": "soon"}, "completion_window"),
+        ({"completion_window": "15d"}, "completion_window"),
+        ({"metadata": {"k" * 65: "v"}}, "metadata"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after"),
+    ],
+)
+async def test_a_wrong_parameter_is_named(
+    storing: LiveGateway, more: dict[str, Any], param: str
+) -> None:
+    body = {
+        "input_file_id": "file-1",
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+        **more,
+    }
+
+    refused = await storing.post("/v1/batches", **body)
+
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+async def test_an_unknown_file_is_not_found(storing: LiveGateway) -> None:
+    body = {"input_file_id": "file-1", "endpoint": "/v1/responses", "completion_window": "24h"}
+
+    refused = await storing.post("/v1/batches", **body)
+
+    assert (refused.status_code, refused.json()["error"]["param"]) == (404, "input_file_id")
+
+
+async def test_another_gateway_continues_a_batch(
+    broker: MemoryBroker, worker: ScriptedWorker, tmp_path: Path
+) -> None:
+    """The lines that are running when a gateway leaves go on, and are not computed again."""
+    may_finish = asyncio.Event()
+
+    async def wait_and_repeat(job: ScriptedJob) -> None:
+        await job.start()
+        await job.say("first ")
+        await may_finish.wait()
+        await job.finish(job.job.request_id)
+
+    worker.script = wait_and_repeat
+    options = {"data_dir": tmp_path, "batch_window": 4}
+    lines = [chat(str(k)) for k in range(8)]
+    async with MemoryBus(broker) as one, MemoryBus(broker) as other:
+        async with live_gateway(one, **options) as first:
+            batch = await order(first, lines)
+            await worker.wait_until(lambda: worker.num_running == 4)
+        async with live_gateway(other, **options) as second:
+            may_finish.set()
+            batch = await ended(second, batch)
+            answers = await output(second, batch.output_file_id)
+
+    assert batch.status == "completed"
+    assert [answer["custom_id"] for answer in answers] == [str(k) for k in range(8)]
+    assert len(set(texts(answers).values())) == 8
+    assert len(worker.jobs) == 8
+
+
+async def test_any_gateway_cancels_a_batch(
+    broker: MemoryBroker, worker: ScriptedWorker, tmp_path: Path
+) -> None:
+    worker.script = start_only
+    async with two_gateways(broker, data_dir=tmp_path) as (first, second):
+        batch = await order(first, [chat("a")])
+        await worker.wait_until(lambda: worker.num_running == 1)
+
+        await second.openai.batches.cancel(batch.id)
+        await worker.wait_until(lambda: worker.num_running == 0)
+        batch = await ended(second, batch)
+
+    assert batch.status == "cancelled"
+
+
+async def test_flex_requests_are_in_the_batch_class(
+    storing: LiveGateway, worker: ScriptedWorker
+) -> None:
+    flex = await storing.chat(service_tier="flex")
+    auto = await storing.chat(service_tier="auto")
+
+    assert (flex.status_code, auto.status_code) == (200, 200)
+    assert [job.lane for job in worker.jobs] == ["batch", "interactive"]
+    assert json.loads(flex.text)["choices"][0]["message"]["content"] == "one two three"

@@ -1,0 +1,181 @@
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from gateway.intake.api_keys import KeyFile
+from shared.bus.memory import MemoryBus
+from tests.support.http import LiveGateway, live_gateway
+from tests.support.scripted_worker import ScriptedWorker
+
+CONTENT = bytes(range(256)) * 4
+
+
+async def upload(
+    gateway: LiveGateway,
+    content: bytes = CONTENT,
+    fields: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> httpx.Response:
+    files = {"file": ("dir/na\\me.jsonl", content)}
+    data = {"purpose": "batch", **(fields or {})}
+    return await gateway.http.post("/v1/files", data=data, files=files, headers=headers)
+
+
+async def test_a_client_of_openai_handles_files(storing: LiveGateway) -> None:
+    client = storing.openai.files
+
+    made = await client.create(file=("in.jsonl", CONTENT), purpose="batch")
+    found = await client.retrieve(made.id)
+    listed = [file async for file in client.list(limit=1)]
+    content = (await client.content(made.id)).content
+    gone = await client.delete(made.id)
+
+    assert (made.object, made.bytes, made.filename) == ("file", len(CONTENT), "in.jsonl")
+    assert made.created_at <= time.time() < (made.expires_at or 0)
+    assert (found, listed) == (made, [made])
+    assert content == CONTENT
+    assert gone.deleted
+    with pytest.raises(openai.NotFoundError, match="No such File"):
+        await client.retrieve(made.id)
+
+
+@pytest.mark.parametrize(
+    ("asked", "span"),
+    [
+        ("bytes=0-0", (0, 1)),
+        ("bytes=10-19", (10, 20)),
+        ("bytes=1000-", (1000, 1024)),
+        ("bytes=-24", (1000, 1024)),
+        ("bytes=1000-9999", (1000, 1024)),
+    ],
+)
+async def test_a_range_is_a_part(storing: LiveGateway, asked: str, span: tuple[int, int]) -> None:
+    file_id = (await upload(storing)).json()["id"]
+
+    part = await storing.http.get(f"/v1/files/{file_id}/content", headers={"range": asked})
+
+    assert part.status_code == 206
+    assert part.content == CONTENT[slice(*span)]
+    assert part.headers["content-range"] == f"bytes {span[0]}-{span[1] - 1}/1024"
+
+
+@pytest.mark.parametrize("asked", ["bytes=2000-", "bytes=-0"])
+async def test_a_range_behind_the_end_is_refused(storing: LiveGateway, asked: str) -> None:
+    file_id = (await upload(storing)).json()["id"]
+
+    refused = await storing.http.get(f"/v1/files/{file_id}/content", headers={"range": asked})
+
+    assert refused.status_code == 416
+    assert refused.headers["content-range"] == "bytes */1024"
+
+
+@pytest.mark.parametrize("asked", ["bytes=0-1,5-6", "lines=1-2", "bytes=9-1", "bytes=-"])
+async def test_what_is_not_one_range_is_ignored(storing: LiveGateway, asked: str) -> None:
+    file_id = (await upload(storing)).json()["id"]
+
+    whole = await storing.http.get(f"/v1/files/{file_id}/content", headers={"range": asked})
+
+    assert (whole.status_code, whole.content) == (200, CONTENT)
+
+
+async def test_a_name_is_no_path(storing: LiveGateway) -> None:
+    assert (await upload(storing)).json()["filename"] == "dir_na_me.jsonl"
+
+
+async def test_an_upload_says_when_it_expires(storing: LiveGateway) -> None:
+    expiry = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
+
+    file = (await upload(storing, fields=expiry)).json()
+
+    assert file["expires_at"] - file["created_at"] == pytest.approx(3600, abs=5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"purpose": "assistants"}, "purpose"),
+        ({"expires_after[seconds]": "3600"}, "expires_after"),
+        (
+            {"expires_after[anchor]": "created_at", "expires_after[seconds]": "1"},
+            "expires_after",
+        ),
+    ],
+)
+async def test_a_wrong_field_is_named(
+    storing: LiveGateway, tmp_path: Path, fields: dict[str, str], param: str
+) -> None:
+    refused = await upload(storing, fields=fields)
+
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    assert list((tmp_path / "files").iterdir()) == []
+
+
+async def test_a_form_needs_its_file(storing: LiveGateway) -> None:
+    refused = await storing.http.post("/v1/files", files={"purpose": (None, "batch")})
+
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "file")
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "status"),
+    [
+        ("application/json", b"{}", 415),
+        ("multipart/form-data", b"", 415),
+        ("multipart/form-data; boundary=x", b"no form", 400),
+        ("multipart/form-data; boundary=x", b"--x\r\n", 400),
+    ],
+)
+async def test_what_is_no_form_is_refused(
+    storing: LiveGateway, content_type: str, body: bytes, status: int
+) -> None:
+    headers = {"content-type": content_type}
+
+    assert (await storing.http.post("/v1/files", content=body, headers=headers)).status_code == (
+        status
+    )
+
+
+async def test_sizes_are_limited(bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path) -> None:
+    limits = {"max_file_bytes": 1500, "max_tenant_file_bytes": 2000, "data_dir": tmp_path}
+    async with live_gateway(bus, **limits) as gateway:
+        statuses = [
+            (await upload(gateway, bytes(size))).status_code for size in (1501, 1500, 501, 500, 1)
+        ]
+
+    assert statuses == [413, 200, 413, 200, 413]
+    assert sorted(path.stat().st_size for path in (tmp_path / "files").iterdir()) == [500, 1500]
+
+
+async def test_a_tenant_sees_its_own_files_only(
+    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path
+) -> None:
+    keys = KeyFile(tmp_path / "keys")
+    mine, other = ({"authorization": f"Bearer {keys.add(tenant)}"} for tenant in ("me", "other"))
+    async with live_gateway(bus, data_dir=tmp_path, keys_file=tmp_path / "keys") as gateway:
+        file_id = (await upload(gateway, headers=mine)).json()["id"]
+
+        async def status(path: str, headers: dict[str, str]) -> int:
+            return (await gateway.http.get(path, headers=headers)).status_code
+
+        assert await status(f"/v1/files/{file_id}", mine) == 200
+        assert await status(f"/v1/files/{file_id}", other) == 404
+        assert await status(f"/v1/files/{file_id}/content", other) == 404
+        listed = await gateway.http.get("/v1/files", headers=other)
+        assert listed.json()["data"] == []
+        deleted = await gateway.http.delete(f"/v1/files/{file_id}", headers=other)
+        assert deleted.status_code == 404
+
+
+async def test_a_directory_that_cannot_be_used_is_not_named_to_clients(
+    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    async with live_gateway(bus, data_dir=tmp_path / "file") as gateway:
+        refused = await gateway.http.get("/v1/files")
+
+    assert refused.status_code == 503
+    assert str(tmp_path) not in refused.text

@@ -1,0 +1,40 @@
+"""Each test of this folder runs on SQLite and on PostgreSQL."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.store.batches import Batches
+from gateway.store.blobs import Blobs
+from gateway.store.database import Database
+from gateway.store.files import Files
+from tests.support.postgres import postgres
+
+__all__ = ["postgres"]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest) -> str | None:
+    """The URL of an empty database; None for SQLite."""
+    if request.param == "sqlite":
+        return None
+    url: str = request.getfixturevalue("postgres").create_database()
+    return url
+
+
+@pytest.fixture
+async def database(database_url: str | None, tmp_path: Path) -> AsyncIterator[Database]:
+    database = await Database.open(database_url, tmp_path)
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+def files(database: Database, tmp_path: Path) -> Files:
+    return Files(database, Blobs.in_directory(tmp_path / "files"))
+
+
+@pytest.fixture
+def batches(database: Database) -> Batches:
+    return Batches(database)

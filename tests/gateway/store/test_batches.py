@@ -1,0 +1,175 @@
+import asyncio
+
+import pytest
+
+from gateway.store.batches import Answer, Batches, BatchRecord, LeaseLost, Order
+from gateway.store.files import Files
+from shared.errors import IdempotencyMismatch, InvalidRequest, NotFound
+
+
+async def ordered(
+    files: Files, batches: Batches, tenant: str = "a", key: str | None = None, body: str = "b"
+) -> BatchRecord:
+    async with files.writing(tenant, "in.jsonl", "batch") as draft:
+        pass
+    order = Order("/v1/completions", draft.id, "24h", 86400, {"k": "v"}, None, key, key and body)
+    return await batches.create(tenant, order)
+
+
+async def claimed(batches: Batches, lease_s: float = 60) -> BatchRecord:
+    batch = await batches.claim({}, lease_s)
+    assert batch is not None
+    return batch
+
+
+async def started(files: Files, batches: Batches, num_lines: int = 3) -> BatchRecord:
+    await ordered(files, batches)
+    batch = await claimed(batches)
+    await batches.start(batch.id, batch.fence, num_lines=num_lines, models=["m"])
+    return await batches.get("a", batch.id)
+
+
+def answer(line: int, *, is_error: bool = False) -> Answer:
+    return Answer(line, is_error, b"%d" % line)
+
+
+async def test_a_new_batch_waits_for_its_check(files: Files, batches: Batches) -> None:
+    batch = await ordered(files, batches)
+
+    assert (batch.status, batch.metadata, batch.tenant) == ("validating", {"k": "v"}, "a")
+    assert batch.expires_at == batch.created_at + 86400
+    with pytest.raises(NotFound):
+        await batches.get("b", batch.id)
+
+
+async def test_a_file_of_another_tenant_cannot_be_ordered(files: Files, batches: Batches) -> None:
+    batch = await ordered(files, batches)
+
+    with pytest.raises(NotFound, match=batch.input_file_id):
+        await batches.create("b", Order("/v1/completions", batch.input_file_id, "24h", 86400))
+
+
+async def test_an_idempotency_key_makes_one_batch(files: Files, batches: Batches) -> None:
+    async with files.writing("a", "in.jsonl", "batch") as draft:
+        pass
+    order = Order("/v1/completions", draft.id, "24h", 86400, None, None, "key", "body")
+
+    made = await asyncio.gather(*(batches.create("a", order) for _ in range(4)))
+
+    assert len({batch.id for batch in made}) == 1
+    with pytest.raises(IdempotencyMismatch):
+        await batches.create("a", order._replace(body_hash="other"))
+
+
+async def test_pages_contain_each_batch_once(files: Files, batches: Batches) -> None:
+    made = {(await ordered(files, batches)).id for _ in range(5)}
+
+    seen: list[str] = []
+    while page := await batches.page("a", after=seen[-1] if seen else None, limit=2):
+        seen += [batch.id for batch in page]
+
+    assert (set(seen), len(seen)) == (made, 5)
+    assert await batches.page("b", after=None, limit=2) == []
+
+
+async def test_a_batch_has_one_holder(files: Files, batches: Batches) -> None:
+    await ordered(files, batches)
+
+    claims = await asyncio.gather(*(batches.claim({}, 60) for _ in range(4)))
+
+    assert sum(claim is not None for claim in claims) == 1
+
+
+async def test_the_tenant_with_the_fewest_running_batches_comes_first(
+    files: Files, batches: Batches
+) -> None:
+    await ordered(files, batches, "a")
+    await ordered(files, batches, "b")
+
+    claim = await batches.claim({"a": 1}, 60)
+
+    assert claim is not None
+    assert claim.tenant == "b"
+
+
+async def test_who_has_lost_its_lease_writes_nothing(files: Files, batches: Batches) -> None:
+    await ordered(files, batches)
+    old = await claimed(batches, lease_s=-1)
+    new = await claimed(batches)
+    await batches.start(new.id, new.fence, num_lines=1, models=["m"])
+
+    for writing in (
+        batches.record(old.id, old.fence, [answer(1)]),
+        batches.renew(old.id, old.fence, 60),
+        batches.fail(old.id, old.fence, []),
+        batches.end(old.id, old.fence, "completed", output_file_id=None, error_file_id=None),
+    ):
+        with pytest.raises(LeaseLost):
+            await writing
+
+    assert (await batches.get("a", new.id)).status == "in_progress"
+    assert await batches.answered(new.id, 1, 1) == set()
+
+
+async def test_a_released_batch_is_free_at_once(files: Files, batches: Batches) -> None:
+    await ordered(files, batches)
+    old = await claimed(batches)
+
+    await batches.renew(old.id, old.fence, 0)
+
+    assert (await claimed(batches)).fence == old.fence + 1
+
+
+async def test_a_line_is_answered_once(files: Files, batches: Batches) -> None:
+    batch = await started(files, batches)
+
+    await batches.record(batch.id, batch.fence, [answer(1), answer(2, is_error=True)])
+    await batches.record(batch.id, batch.fence, [Answer(1, True, b"again"), answer(3)])
+
+    counted = await batches.get("a", batch.id)
+    assert (counted.num_completed, counted.num_failed) == (2, 1)
+    assert await batches.answered(batch.id, 2, 9) == {2, 3}
+    assert await batches.answers(batch.id, is_error=False, after=0, limit=9) == [
+        answer(1),
+        answer(3),
+    ]
+
+
+async def test_a_batch_ends_with_its_files(files: Files, batches: Batches) -> None:
+    batch = await started(files, batches, num_lines=1)
+    await batches.record(batch.id, batch.fence, [answer(1)])
+    await batches.begin_to_end(batch.id, batch.fence)
+    async with files.writing("a", "out.jsonl", "batch_output", is_hidden=True) as output:
+        await output.writer.write(b"1\n")
+    with pytest.raises(NotFound):
+        await files.get("a", output.id)
+
+    await batches.end(
+        batch.id, batch.fence, "completed", output_file_id=output.id, error_file_id=None
+    )
+
+    ended = await batches.get("a", batch.id)
+    assert (ended.status, ended.output_file_id) == ("completed", output.id)
+    assert ended.completed_at is not None
+    assert (await files.get("a", output.id)).num_bytes == 2
+    assert await batches.answered(batch.id, 1, 1) == set()
+    assert await batches.claim({}, 60) is None
+
+
+async def test_a_cancelled_batch_is_not_started(files: Files, batches: Batches) -> None:
+    await ordered(files, batches)
+    batch = await claimed(batches)
+
+    await batches.cancel("a", batch.id)
+    await batches.start(batch.id, batch.fence, num_lines=1, models=["m"])
+
+    assert await batches.renew(batch.id, batch.fence, 60) == "cancelling"
+
+
+async def test_a_batch_that_has_ended_cannot_be_cancelled(files: Files, batches: Batches) -> None:
+    await ordered(files, batches)
+    batch = await claimed(batches)
+    await batches.fail(batch.id, batch.fence, [{"code": "x", "line": 1}])
+
+    with pytest.raises(InvalidRequest, match="'failed'"):
+        await batches.cancel("a", batch.id)

@@ -1,0 +1,135 @@
+"""A batch whose processes, broker and database are killed in turn, beside its undisturbed run."""
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import httpx
+
+from tests.support.postgres import PostgresServer
+from tests.system.chaos.callers import Question
+from tests.system.chaos.campaign import Fault, Row, patient_client
+from tests.system.chaos.deployment import Deployment
+
+_URL = "/v1/completions"
+_BETWEEN_FAULTS_S = 5.0
+_POLL_S = 0.2
+_PATIENCE_S = 600.0
+_Texts: TypeAlias = Sequence[tuple[str, str]]
+_ENDED = ("completed", "failed", "expired", "cancelled")
+
+
+def batch_options(database: PostgresServer, directory: Path) -> list[str]:
+    """The options of gateways that continue each other's batches soon."""
+    return [
+        f"--database-url={database.url}",
+        f"--data-dir={directory / 'data'}",
+        "--batch-lease-s=3",
+        "--batch-window=16",
+    ]
+
+
+async def nothing() -> None:
+    """The fault of a row that has several."""
+
+
+async def batch_row(
+    deployment: Deployment, questions: Sequence[Question], num_lines: int, faults: Sequence[Fault]
+) -> Row:
+    """Answer ``num_lines`` lines twice. The second time a fault strikes every few seconds until the
+    batch has ended, each in turn; each line of its output must equal that of the first time."""
+    lines = [questions[k % len(questions)] for k in range(num_lines)]
+    row = Row("batch: worker, gateway, broker, database killed", 0)
+    async with patient_client() as client:
+        expected = await _texts(deployment, client, await _ended(deployment, client, lines))
+        began_at = time.monotonic()
+        async with asyncio.TaskGroup() as tasks:
+            striking = tasks.create_task(_strike(faults, row))
+            batch = await _ended(deployment, client, lines)
+            striking.cancel()
+        row.duration_s = time.monotonic() - began_at
+        _compare(row, expected, await _texts(deployment, client, batch))
+    return row
+
+
+def _compare(row: Row, expected: _Texts, seen: _Texts) -> None:
+    texts = dict(seen)
+    row.tally.num_repeated += len(seen) - len(texts)
+    for name, text in expected:
+        if name in texts:
+            row.tally.compare(texts[name], text)
+        else:
+            row.tally.fail(f"{name} has no answer")
+
+
+async def _strike(faults: Sequence[Fault], row: Row) -> None:
+    for fault in itertools.cycle(faults):
+        await asyncio.sleep(_BETWEEN_FAULTS_S)
+        row.num_tries += 1
+        # What has begun must end, so that everything runs afterwards.
+        striking = asyncio.ensure_future(fault())
+        try:
+            await asyncio.shield(striking)
+        except asyncio.CancelledError:
+            await striking
+            raise
+
+
+async def _ended(
+    deployment: Deployment, client: httpx.AsyncClient, lines: Sequence[Question]
+) -> dict[str, Any]:
+    """Order a batch, and wait for its end."""
+    content = "".join(
+        json.dumps(
+            {
+                "custom_id": f"line {k}",
+                "method": "POST",
+                "url": _URL,
+                "body": {**line.body, "stream": False},
+            }
+        )
+        + "\n"
+        for k, line in enumerate(lines)
+    )
+    form = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", content.encode())}}
+    file = await _asked(deployment, client, "POST", "/v1/files", **form)
+    order = {"input_file_id": file.json()["id"], "endpoint": _URL, "completion_window": "1h"}
+    batch = (await _asked(deployment, client, "POST", "/v1/batches", json=order)).json()
+    async with asyncio.timeout(_PATIENCE_S):
+        while batch["status"] not in _ENDED:
+            await asyncio.sleep(_POLL_S)
+            path = f"/v1/batches/{batch['id']}"
+            batch = (await _asked(deployment, client, "GET", path)).json()
+    return dict(batch)
+
+
+async def _texts(
+    deployment: Deployment, client: httpx.AsyncClient, batch: dict[str, Any]
+) -> _Texts:
+    """The ``custom_id`` and the text of each answer."""
+    path = f"/v1/files/{batch['output_file_id']}/content"
+    content = (await _asked(deployment, client, "GET", path)).text
+    answers = [json.loads(line) for line in content.splitlines()]
+    return [
+        (answer["custom_id"], answer["response"]["body"]["choices"][0]["text"])
+        for answer in answers
+    ]
+
+
+async def _asked(
+    deployment: Deployment, client: httpx.AsyncClient, method: str, path: str, **more: Any
+) -> httpx.Response:
+    """Ask one gateway after the other until one answers."""
+    for url in itertools.cycle(deployment.urls()):
+        try:
+            response = await client.request(method, f"{url}{path}", **more)
+            if response.status_code < 500:
+                return response.raise_for_status()
+        except httpx.TransportError:
+            pass
+        await asyncio.sleep(_POLL_S)
+    raise AssertionError("there are no gateways")
