@@ -11,7 +11,16 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from gateway import errors
 from gateway.api.openapi import DocumentedAPI
-from gateway.api.routes import docs, generation, health, models, responses, streams, unary
+from gateway.api.routes import (
+    docs,
+    generation,
+    health,
+    messages,
+    models,
+    responses,
+    streams,
+    unary,
+)
 from gateway.middleware import (
     IGNORED_TOOLS_HEADER,
     Authentication,
@@ -60,7 +69,7 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
     app = DocumentedAPI(lifespan=lifespan)
     app.state.metrics = gateway.metrics  # for connections, which the server refuses
     errors.install(app, gateway.metrics)
-    for group in (generation, responses, unary, streams, models, health):
+    for group in (generation, responses, messages, unary, streams, models, health):
         app.include_router(group.router(gateway))
     docs.install(app)
     _add_middleware(app, gateway)
@@ -82,6 +91,7 @@ def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
             allow_headers=["*"],
             expose_headers=[
                 "x-request-id",
+                "request-id",
                 "x-stream-token",
                 "x-cancel-token",
                 "retry-after",

@@ -9,7 +9,7 @@ from gateway.log.cursor import NOT_FOUND, LogFacts, decode_facts
 from shared.errors import InvalidRequest, StreamNotFound
 from shared.messages import MAX_CHOICES, MAX_CONTEXT_BYTES, MAX_PROMPTS
 
-Endpoint: TypeAlias = Literal["chat", "completions", "responses"]
+Endpoint: TypeAlias = Literal["chat", "completions", "responses", "messages"]
 
 
 class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -65,10 +65,10 @@ class FunctionDefinition(Struct, frozen=True, kw_only=True):
     """A JSON schema."""
 
     def tool(self, path: str) -> Tool:
-        """The tool in the prompt; ``path`` is the path of the function in the body. Raises
+        """The tool in the prompt; ``path`` is the path of the schema in the body. Raises
         `InvalidRequest`."""
         parameters = dict(self.parameters or {})
-        check_json(parameters, f"{path}.parameters")
+        check_json(parameters, path)
         return Tool(name=self.name, description=self.description, parameters=parameters)
 
 
@@ -84,7 +84,7 @@ class OfferedTools(NamedTuple):
 
     functions: tuple[Tool, ...]
     places: tuple[str, ...]
-    """Where the body has each function."""
+    """Where the body has the schema of each function."""
     others: Mapping[str, str]
     """The types of the tools that are left out, by the place of the type."""
 
@@ -106,8 +106,11 @@ def chat_tools(tools: Sequence[ChatTool]) -> OfferedTools:
     return offered_tools(functions)
 
 
-def offered_tools(tools: Iterable[tuple[str, FunctionDefinition | None, str]]) -> OfferedTools:
-    """Of each tool its type, its function and the function's place. Raises `InvalidRequest`."""
+def offered_tools(
+    tools: Iterable[tuple[str, FunctionDefinition | None, str]], schema_name: str = "parameters"
+) -> OfferedTools:
+    """Of each tool its type, its function and the function's place; ``schema_name`` is what the API
+    calls the schema of a function. Raises `InvalidRequest`."""
     functions: dict[str, Tool] = {}
     others: dict[str, str] = {}
     for k, (kind, function, place) in enumerate(tools):
@@ -116,7 +119,8 @@ def offered_tools(tools: Iterable[tuple[str, FunctionDefinition | None, str]]) -
         elif function is None:
             raise refused(place, "required, but missing.")
         else:
-            functions[place] = function.tool(place)
+            schema_place = f"{place}.{schema_name}"
+            functions[schema_place] = function.tool(schema_place)
     return OfferedTools(tuple(functions.values()), tuple(functions), others)
 
 

@@ -10,6 +10,7 @@ from gateway.api.bodies.conversations import (
     FunctionDefinition,
     FunctionName,
     NoParameters,
+    OfferedTools,
     offered_tools,
 )
 from gateway.api.bodies.input_items import conversation_of
@@ -160,13 +161,16 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
 
     def tool_use(self, served: Announcement | None) -> ToolUse | None:
         """Raises `InvalidRequest` and `Unavailable`."""
+        is_parallel = self.parallel_tool_calls
+        return tool_use(self.offered(), self.choice(), is_parallel=is_parallel, served=served)
+
+    def offered(self) -> OfferedTools:
+        """Raises `InvalidRequest`."""
         places = [f"tools[{k}]" for k in range(len(self.tools))]
-        offered = offered_tools(
+        return offered_tools(
             (tool.type, tool.function(place), place)
             for tool, place in zip(self.tools, places, strict=True)
         )
-        is_parallel = self.parallel_tool_calls
-        return tool_use(offered, self._choice(), is_parallel=is_parallel, served=served)
 
     @property
     def ignored_tools(self) -> frozenset[str]:
@@ -185,7 +189,8 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
     def num_logprobs(self) -> int | None:
         return self.top_logprobs if _LOGPROBS in self.include else None
 
-    def _choice(self) -> ToolMode | ChatFunctionChoice | None:
+    def choice(self) -> ToolMode | ChatFunctionChoice | None:
+        """Raises `InvalidRequest`."""
         choice = self.tool_choice
         if not isinstance(choice, NamedFunction):
             return choice

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec import structs
 
+from gateway.api.bodies.messages import MessagesRequest
 from gateway.api.bodies.parameters import refused
 from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest
@@ -38,7 +39,7 @@ _MAX_TOLD = 1024
 _MAX_SCORED = 1 << 23
 """Maximum number of logprobs of all prompts."""
 
-GenerationBody: TypeAlias = ChatRequest | CompletionRequest | ResponsesRequest
+GenerationBody: TypeAlias = ChatRequest | CompletionRequest | ResponsesRequest | MessagesRequest
 
 
 class Submission(NamedTuple):

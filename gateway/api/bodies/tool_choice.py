@@ -60,7 +60,7 @@ class ToolUse(NamedTuple):
     is_required: bool
     """Whether the model has to call."""
     callable: Mapping[str, Tool]
-    """The tools of which it may call any, by their place in the body."""
+    """The tools of which it may call any, by the place of their schemas in the body."""
 
     def schemas(self) -> tuple[Wanted, ...]:
         """What the arguments of each of these have to match. Raises `InvalidRequest`."""
@@ -107,7 +107,7 @@ def tool_use(
     Raises `InvalidRequest`, and `Unavailable` if there is no worker, because only workers know the
     format in which their model writes calls.
     """
-    chosen = _chosen(choice, offered)
+    chosen = callable_tools(choice, offered)
     if not chosen:
         return None
     if served is None:
@@ -128,10 +128,10 @@ def tool_use(
     )
 
 
-def _chosen(
+def callable_tools(
     choice: ToolMode | ChatFunctionChoice | None, offered: OfferedTools
 ) -> Mapping[str, Tool]:
-    """The tools that may be called, by their place."""
+    """The tools that may be called, by the place of their schemas."""
     tools = dict(zip(offered.places, offered.functions, strict=True))
     if isinstance(choice, ChatFunctionChoice):
         tools = {place: tool for place, tool in tools.items() if tool.name == choice.function.name}
@@ -145,8 +145,7 @@ def _chosen(
     return {} if choice == "none" else tools
 
 
-def _schema(tool: Tool, path: str) -> Wanted:
-    param = f"{path}.parameters"
+def _schema(tool: Tool, param: str) -> Wanted:
     return Wanted(param, json_constraint(_parameters(tool), param))
 
 

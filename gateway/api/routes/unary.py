@@ -1,4 +1,4 @@
-"""POST /tokenize, /detokenize and /v1/embeddings."""
+"""POST /tokenize, /detokenize, /v1/embeddings, and what counts the tokens of a prompt."""
 
 import time
 from collections.abc import Mapping
@@ -9,6 +9,12 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from starlette.types import Send
 
+from gateway.api.bodies.counting import (
+    MessageTokens,
+    MessageTokensRequest,
+    ResponseTokens,
+    ResponseTokensRequest,
+)
 from gateway.api.bodies.schemas import parse
 from gateway.api.bodies.unary import (
     DetokenizeRequest,
@@ -26,10 +32,24 @@ from gateway.intake.body import parsed, read_body
 from gateway.wiring import Gateway
 from shared import job_lines
 
-QuickRequest: TypeAlias = TokenizeRequest | DetokenizeRequest | EmbeddingRequest
+QuickRequest: TypeAlias = (
+    TokenizeRequest
+    | DetokenizeRequest
+    | EmbeddingRequest
+    | MessageTokensRequest
+    | ResponseTokensRequest
+)
 
 _TOKENIZE_EXAMPLE: Mapping[str, Any] = {"model": "smollm2", "prompt": "Once upon a time"}
 _DETOKENIZE_EXAMPLE: Mapping[str, Any] = {"model": "smollm2", "tokens": [40, 19, 28]}
+_MESSAGE_EXAMPLE: Mapping[str, Any] = {
+    "model": "smollm2",
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+}
+_RESPONSE_EXAMPLE: Mapping[str, Any] = {
+    "model": "smollm2",
+    "input": "What is the capital of France?",
+}
 _EMBEDDING_EXAMPLE: Mapping[str, Any] = {"model": "smollm2", "input": ["one text", "another"]}
 
 
@@ -89,5 +109,25 @@ def router(gateway: Gateway) -> APIRouter:
     async def create_embeddings() -> Response:
         """One vector of length 1 for each text, where the model has them."""
         return LiveResponse(partial(serve, EmbeddingRequest))
+
+    @routes.post(
+        "/v1/messages/count_tokens",
+        openapi_extra=documented(
+            MessageTokensRequest, _MESSAGE_EXAMPLE, MessageTokens, streams=False
+        ),
+    )
+    async def count_message_tokens() -> Response:
+        """The number of tokens of a message's prompt, with Anthropic's Messages API."""
+        return LiveResponse(partial(serve, MessageTokensRequest))
+
+    @routes.post(
+        "/v1/responses/input_tokens",
+        openapi_extra=documented(
+            ResponseTokensRequest, _RESPONSE_EXAMPLE, ResponseTokens, streams=False
+        ),
+    )
+    async def count_response_tokens() -> Response:
+        """The number of tokens of a response's prompt."""
+        return LiveResponse(partial(serve, ResponseTokensRequest))
 
     return routes

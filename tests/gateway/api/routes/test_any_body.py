@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gateway.api.bodies.messages import MessagesRequest
 from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest
 from shared.bus.memory import MemoryBroker, MemoryBus
@@ -17,6 +18,7 @@ NAMES = sorted(
     {
         *ChatRequest.__struct_fields__,
         *CompletionRequest.__struct_fields__,
+        *MessagesRequest.__struct_fields__,
         *ResponsesRequest.__struct_fields__,
         "x",
     }
@@ -25,6 +27,9 @@ PATHS = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/responses",
+    "/v1/responses/input_tokens",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
     "/tokenize",
     "/detokenize",
     "/v1/embeddings",
@@ -54,6 +59,7 @@ valid = st.sampled_from(
             "prompt": "a b",
             "input": "a b",
             "messages": [{"role": "user", "content": "a b"}],
+            "max_tokens": 2,
         },
         {},
     ]
