@@ -95,7 +95,7 @@ NOTES: Mapping[str, str] = {
     "max_completion_tokens": "Takes precedence over `max_tokens`",
     "max_output_tokens": "",
     "max_tokens": "Completions default to 16. 0 is allowed",
-    "messages": "Text only. Parts of other types are refused",
+    "messages": "Text, and refusals of the assistant. Parts of other types are refused",
     "metadata": "Returned with the response",
     "min_p": "",
     "min_tokens": "",
@@ -122,13 +122,14 @@ NOTES: Mapping[str, str] = {
     "accepted and ignored: chunks are never padded. Only with `stream`",
     "structured_outputs": "One of `json`, `regex`, `choice`, `grammar`",
     "temperature": "",
-    "text": "`format`",
+    "text": "`format`, `verbosity`",
     "timeout": "Seconds until the request ends with an error",
-    "tool_choice": "`none`, `auto`, `required`, or one function",
+    "tool_choice": "`none`, `auto`, `required`, one function, or `allowed_tools`",
     "tools": "Functions. Others are left out, and named in `x-warren-ignored-tools`",
     "top_k": "0 and -1 mean all tokens",
     "top_logprobs": "Only with `logprobs`",
     "top_p": "",
+    "verbosity": "Passed to the chat template",
 }
 """What else there is to know of each supported parameter. One that is missing here is an error."""
 
@@ -199,6 +200,7 @@ ENDPOINTS = (
         ResponsesRequest,
         response_create_params.ResponseCreateParamsBase,
         (),
+        notes={"max_tool_calls": "Limits tools that OpenAI runs, of which there are none"},
     ),
     Endpoint(
         "POST /v1/messages",

@@ -26,10 +26,11 @@ NoParameters: TypeAlias = Annotated[list[Any], Meta(max_length=0)]
 
 
 class ContentPart(Struct, frozen=True):
-    """Part of a message. Only text is supported."""
+    """Part of a message: text, or what the assistant has refused."""
 
     type: str
     text: Any = None
+    refusal: Any = None
 
 
 class CalledFunction(Struct, frozen=True, kw_only=True):
@@ -54,6 +55,8 @@ class MessageParam(Struct, frozen=True, kw_only=True):
     tool_calls: Annotated[list[ToolCallParam], Meta(max_length=MAX_TOOLS)] | None = None
     tool_call_id: Name | None = None
     reasoning_content: Text | None = None
+    refusal: Text | None = None
+    """What the assistant has said instead of an answer."""
     function_call: Any = None
     audio: Any = None
 
@@ -131,11 +134,15 @@ def tool_call(call_id: str | None, name: str, arguments: str | dict[str, Any] | 
     return ToolCall(id=call_id or "", name=name, arguments=arguments or "{}")
 
 
-def template_kwargs(kwargs: dict[str, Any], effort: str | None = None) -> dict[str, Any]:
+def template_kwargs(
+    kwargs: dict[str, Any], effort: str | None = None, verbosity: str | None = None
+) -> dict[str, Any]:
     """The variables of the chat template. Raises `InvalidRequest`."""
     check_json(kwargs, "chat_template_kwargs")
     if effort is not None:
         kwargs = {"reasoning_effort": effort, **kwargs}
+    if verbosity is not None:
+        kwargs = {"verbosity": verbosity, **kwargs}
     if len(kwargs) > _MAX_TEMPLATE_KWARGS:
         raise refused("chat_template_kwargs", f"more than {_MAX_TEMPLATE_KWARGS} variables.")
     return kwargs
@@ -162,10 +169,11 @@ def _content(message: MessageParam, path: str) -> str:
     content = message.content
     if isinstance(content, str):
         return content
+    is_answer = message.role == "assistant"
     if content is not None:
-        return joined_text(content, path, ("text",))
-    if message.role == "assistant":
-        return ""
+        return joined_text(content, path, ("text", "refusal") if is_answer else ("text",))
+    if is_answer:
+        return message.refusal or ""
     raise refused(path, "expected a string or a list of parts.")
 
 
@@ -175,9 +183,11 @@ def joined_text(parts: Sequence[ContentPart], path: str, kinds: Sequence[str]) -
         if part.type not in kinds:
             kind = part.type[:64]
             raise refused(f"{path}[{k}]", f"parts of type '{kind}' are not supported, only text.")
-        if not isinstance(part.text, str):
-            raise refused(f"{path}[{k}].text", "expected a string.")
-    text = "\n".join(part.text for part in parts)
+        name = "refusal" if part.type == "refusal" else "text"
+        if not isinstance(getattr(part, name), str):
+            raise refused(f"{path}[{k}].{name}", "expected a string.")
+    texts = (part.refusal if part.type == "refusal" else part.text for part in parts)
+    text = "\n".join(texts)
     if len(text) > MAX_TEXT_CHARS:
         raise refused(path, f"longer than {MAX_TEXT_CHARS} characters.")
     return text

@@ -10,7 +10,7 @@ from gateway.api.bodies.conversations import OfferedTools
 from gateway.api.bodies.messages import MessagesRequest
 from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import NumTokens
-from gateway.api.bodies.tool_choice import ChatFunctionChoice, ToolMode, callable_tools
+from gateway.api.bodies.tool_choice import ChatToolChoice, callable_tools
 from gateway.api.bodies.unary import QuickDraft
 from gateway.fleet.unary import QuickLane
 from shared.messages import Announcement, Tokenized, TokenizeJob
@@ -58,7 +58,7 @@ class ResponseTokensRequest(ResponsesRequest, frozen=True, kw_only=True):
 def _job(
     body: MessagesRequest | ResponsesRequest,
     offered: OfferedTools,
-    choice: ToolMode | ChatFunctionChoice | None,
+    choice: ChatToolChoice | None,
     draft: QuickDraft,
 ) -> TokenizeJob:
     tools = offered.functions if callable_tools(choice, offered) else ()

@@ -150,6 +150,7 @@ class MessagesRequest(GenerationRequest, frozen=True, kw_only=True):
         "prompt_logprobs": (),
         "stream_options": (),
         "top_logprobs": (0,),
+        "verbosity": (),
     }
     n: ClassVar[int] = 1
     best_of: ClassVar[int] = 0
@@ -211,7 +212,7 @@ class MessagesRequest(GenerationRequest, frozen=True, kw_only=True):
         if self.tool_choice.name is None:
             raise refused("tool_choice.name", "required, but missing.")
         function = FunctionChoice(self.tool_choice.name)
-        return ChatFunctionChoice(type="function", function=function)
+        return ChatFunctionChoice(function)
 
     def prompts(self, tools: tuple[Tool, ...]) -> tuple[Prompt, ...]:
         """Raises `InvalidRequest`."""

@@ -1,9 +1,9 @@
 """The tools that a chat may call: validation, and what the job and the reader of its log need."""
 
 from collections.abc import Collection, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from gateway.api.bodies.conversations import OfferedTools
 from gateway.api.bodies.parameters import refused
@@ -18,7 +18,7 @@ from gateway.text.tools import TOOL_PARSERS
 from gateway.text.tools.hermes import CLOSE, OPEN
 from shared.errors import Unavailable
 from shared.grammars import CALL_CAPTURE, CALLS_TAG
-from shared.messages import MAX_GRAMMAR_CHARS, Announcement, Constraint, Tool
+from shared.messages import MAX_GRAMMAR_CHARS, MAX_TOOLS, Announcement, Constraint, Tool
 
 MAX_CALLS = 16
 """Maximum number of calls in an answer. OpenAI and vLLM have no limit, and a small model may repeat
@@ -40,15 +40,35 @@ class FunctionChoice(Struct, frozen=True):
     name: str
 
 
-class ChatFunctionChoice(Struct, frozen=True, kw_only=True):
+class ChatFunctionChoice(Struct, frozen=True, tag="function"):
     """The one function to call."""
 
+    function: FunctionChoice
+
+
+class AllowedFunction(Struct, frozen=True, kw_only=True):
     type: Literal["function"]
     function: FunctionChoice
 
 
+class AllowedFunctions(Struct, frozen=True):
+    mode: Literal["auto", "required"]
+    tools: Annotated[tuple[AllowedFunction, ...], Meta(max_length=MAX_TOOLS)]
+
+
+class ChatAllowedTools(Struct, frozen=True, tag="allowed_tools"):
+    """The functions that may be called; the prompt has the others, too, so that its prefix stays
+    the same."""
+
+    allowed_tools: AllowedFunctions
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(tool.function.name for tool in self.allowed_tools.tools)
+
+
 ToolMode: TypeAlias = Literal["none", "auto", "required"]
-ChatToolChoice: TypeAlias = ToolMode | ChatFunctionChoice
+ChatToolChoice: TypeAlias = ToolMode | ChatFunctionChoice | ChatAllowedTools
 
 
 class ToolUse(NamedTuple):
@@ -97,7 +117,7 @@ class ToolUse(NamedTuple):
 
 def tool_use(
     offered: OfferedTools,
-    choice: ToolMode | ChatFunctionChoice | None,
+    choice: ChatToolChoice | None,
     *,
     is_parallel: bool,
     served: Announcement | None,
@@ -113,7 +133,7 @@ def tool_use(
     if served is None:
         raise Unavailable("No worker of this model is there to tell how it calls tools.")
     is_one = isinstance(choice, ChatFunctionChoice)
-    is_required = is_one or choice == "required"
+    is_required = is_one or _mode(choice) == "required"
     parser = served.tool_parser
     if parser is None or parser not in TOOL_PARSERS:
         if not is_required:
@@ -128,21 +148,35 @@ def tool_use(
     )
 
 
-def callable_tools(
-    choice: ToolMode | ChatFunctionChoice | None, offered: OfferedTools
-) -> Mapping[str, Tool]:
-    """The tools that may be called, by the place of their schemas."""
+def callable_tools(choice: ChatToolChoice | None, offered: OfferedTools) -> Mapping[str, Tool]:
+    """The tools that may be called, by the place of their schemas. Raises `InvalidRequest`."""
     tools = dict(zip(offered.places, offered.functions, strict=True))
-    if isinstance(choice, ChatFunctionChoice):
-        tools = {place: tool for place, tool in tools.items() if tool.name == choice.function.name}
-        if not tools:
+    names = _names(choice)
+    if names is not None:
+        tools = {place: tool for place, tool in tools.items() if tool.name in names}
+        if names - {tool.name for tool in tools.values()}:
             raise refused("tool_choice", "no such tool.")
-    if choice == "required":
-        for place, kind in offered.others.items():
+    if _mode(choice) == "required":
+        for place, kind in offered.others.items() if names is None else ():
             raise refused(place, f"'{kind[:64]}' is not supported.")
         if not tools:
             raise refused("tool_choice", "there are no tools.")
     return {} if choice == "none" else tools
+
+
+def _names(choice: ChatToolChoice | None) -> frozenset[str] | None:
+    """The functions that are chosen by name, if they are."""
+    match choice:
+        case ChatFunctionChoice(function):
+            return frozenset({function.name})
+        case ChatAllowedTools():
+            return choice.names
+        case _:
+            return None
+
+
+def _mode(choice: ChatToolChoice | None) -> object:
+    return choice.allowed_tools.mode if isinstance(choice, ChatAllowedTools) else choice
 
 
 def _schema(tool: Tool, param: str) -> Wanted:

@@ -94,6 +94,29 @@ def test_tools_that_are_no_functions_are_left_out(choice: Any) -> None:
     assert use is None or [tool.name for tool in use.tools] == ["get_time"]
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_allowed_tools_may_be_called_but_all_are_in_the_prompt(mode: str) -> None:
+    use = use_of([WEATHER, TIME], allowed(mode, "get_time"))
+
+    assert use is not None
+    assert use.is_required is (mode == "required")
+    assert [tool.name for tool in use.tools] == ["get_weather", "get_time"]
+    assert [tool.name for tool in use.callable.values()] == ["get_time"]
+
+
+@pytest.mark.parametrize("choice", [allowed("auto", "nothing"), allowed("required")])
+def test_what_is_allowed_has_to_be_there(choice: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        use_of([WEATHER], choice)
+
+    assert caught.value.param == "tool_choice"
+
+
 def test_a_model_that_may_call_is_free() -> None:
     use = use_of([WEATHER, TIME], "auto")
 
