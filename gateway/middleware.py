@@ -40,7 +40,9 @@ _WITHOUT_VERSION = (
     "/embeddings",
     "/messages",
     "/models",
+    "/rerank",
     "/responses",
+    "/score",
 )
 
 

@@ -153,7 +153,7 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
     takes_token = any(parameter["name"] == "token" for parameter in operation.get("parameters", ()))
     if needs_key(path):
         # A stream token replaces the key.
-        keys = [{_KEY_SCHEME: []}, {_KEY_HEADER_SCHEME: []}]
+        keys: list[dict[str, list[str]]] = [{_KEY_SCHEME: []}, {_KEY_HEADER_SCHEME: []}]
         operation["security"] = [*keys, *([{}] if takes_token else [])]
     for status, response in operation["responses"].items():
         headers = response.setdefault("headers", {})

@@ -79,7 +79,7 @@ def check_max_tokens() -> None:
 
 def check_tool_call() -> None:
     message = CLIENT.messages.create(**WITH_TOOL)
-    (call,) = message.content
+    call: Any = message.content[0]
 
     equal(message.stop_reason, "tool_use")
     is_weather(call.input)
@@ -88,7 +88,7 @@ def check_tool_call() -> None:
 def check_tool_call_streamed_and_answered() -> None:
     with CLIENT.messages.stream(**WITH_TOOL) as stream:
         message = stream.get_final_message()
-    (call,) = message.content
+    call: Any = message.content[0]
     is_weather(call.input)
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "Sunny, 20 C."}
     more = [

@@ -1,4 +1,5 @@
-"""POST /tokenize, /detokenize, /v1/embeddings, and what counts the tokens of a prompt."""
+"""POST /tokenize, /detokenize, /v1/embeddings, /v1/score, /v1/rerank, and the endpoints that count
+the tokens of a prompt."""
 
 import time
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from gateway.api.bodies.counting import (
     ResponseTokensRequest,
 )
 from gateway.api.bodies.schemas import parse
+from gateway.api.bodies.scoring import Ranking, RerankRequest, ScoreRequest, Scores
 from gateway.api.bodies.unary import (
     DetokenizeRequest,
     EmbeddingRequest,
@@ -38,6 +40,8 @@ QuickRequest: TypeAlias = (
     | EmbeddingRequest
     | MessageTokensRequest
     | ResponseTokensRequest
+    | ScoreRequest
+    | RerankRequest
 )
 
 _TOKENIZE_EXAMPLE: Mapping[str, Any] = {"model": "smollm2", "prompt": "Once upon a time"}
@@ -51,6 +55,18 @@ _RESPONSE_EXAMPLE: Mapping[str, Any] = {
     "input": "What is the capital of France?",
 }
 _EMBEDDING_EXAMPLE: Mapping[str, Any] = {"model": "smollm2", "input": ["one text", "another"]}
+
+_SCORE_EXAMPLE: Mapping[str, Any] = {
+    "model": "smollm2",
+    "text_1": "What is the capital of France?",
+    "text_2": ["Paris is the capital of France.", "Rome is old."],
+}
+_RERANK_EXAMPLE: Mapping[str, Any] = {
+    "model": "smollm2",
+    "query": "What is the capital of France?",
+    "documents": ["Rome is old.", "Paris is the capital of France."],
+    "top_n": 1,
+}
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -109,6 +125,23 @@ def router(gateway: Gateway) -> APIRouter:
     async def create_embeddings() -> Response:
         """One vector of length 1 for each text, where the model has them."""
         return LiveResponse(partial(serve, EmbeddingRequest))
+
+    @routes.post(
+        "/v1/score",
+        openapi_extra=documented(ScoreRequest, _SCORE_EXAMPLE, Scores, streams=False),
+    )
+    async def score() -> Response:
+        """The similarity of texts, where the model has embeddings."""
+        return LiveResponse(partial(serve, ScoreRequest))
+
+    @routes.post("/v2/rerank", include_in_schema=False)  # Cohere's clients
+    @routes.post(
+        "/v1/rerank",
+        openapi_extra=documented(RerankRequest, _RERANK_EXAMPLE, Ranking, streams=False),
+    )
+    async def rerank() -> Response:
+        """Documents, sorted by their similarity to a query, where the model has embeddings."""
+        return LiveResponse(partial(serve, RerankRequest))
 
     @routes.post(
         "/v1/messages/count_tokens",

@@ -70,10 +70,12 @@ def test_every_endpoint_is_in_the_document() -> None:
         "/v1/messages/count_tokens",
         "/v1/models",
         "/v1/models/{model}",
+        "/v1/rerank",
         "/v1/responses",
         "/v1/responses/input_tokens",
         "/v1/responses/{response_id}",
         "/v1/responses/{response_id}/cancel",
+        "/v1/score",
         "/v1/streams/{stream_id}",
     }
 

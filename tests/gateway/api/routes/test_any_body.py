@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gateway.api.bodies.messages import MessagesRequest
 from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest
+from gateway.api.bodies.scoring import RerankRequest, ScoreRequest
 from shared.bus.memory import MemoryBroker, MemoryBus
 from tests.support.http import live_gateway
 from tests.support.scripted_worker import ScriptedWorker
@@ -19,6 +20,8 @@ NAMES = sorted(
         *ChatRequest.__struct_fields__,
         *CompletionRequest.__struct_fields__,
         *MessagesRequest.__struct_fields__,
+        *RerankRequest.__struct_fields__,
+        *ScoreRequest.__struct_fields__,
         *ResponsesRequest.__struct_fields__,
         "x",
     }
@@ -33,6 +36,8 @@ PATHS = [
     "/tokenize",
     "/detokenize",
     "/v1/embeddings",
+    "/v1/score",
+    "/v1/rerank",
 ]
 
 scalars = (
@@ -60,6 +65,10 @@ valid = st.sampled_from(
             "input": "a b",
             "messages": [{"role": "user", "content": "a b"}],
             "max_tokens": 2,
+            "query": "a",
+            "documents": ["a", "b"],
+            "text_1": "a",
+            "text_2": "b",
         },
         {},
     ]
