@@ -14,7 +14,7 @@ from gateway.api.bodies.structured_output import (
     json_rule,
     rule_of,
 )
-from gateway.text.tools import TOOL_PARSERS
+from gateway.text.tools import TAGGED, TOOL_PARSERS
 from gateway.text.tools.hermes import CLOSE, OPEN
 from shared.errors import Unavailable
 from shared.grammars import CALL_CAPTURE, CALLS_TAG
@@ -82,6 +82,12 @@ class ToolUse(NamedTuple):
     callable: Mapping[str, Tool]
     """The tools of which it may call any, by the place of their schemas in the body."""
 
+    def text_parameters(self) -> dict[str, tuple[str, ...]] | None:
+        """Of each callable tool the parameters that are text, if the parser needs them."""
+        if self.parser not in TAGGED:
+            return None
+        return {tool.name: _text_parameters(tool) for tool in self.callable.values()}
+
     def schemas(self) -> tuple[Wanted, ...]:
         """What the arguments of each of these have to match. Raises `InvalidRequest`."""
         return tuple(_schema(tool, place) for place, tool in self.callable.items())
@@ -91,6 +97,11 @@ class ToolUse(NamedTuple):
     ) -> Constraint:
         """Calls, or an ``answer``, if there is one, after what thought there may be. Raises
         `InvalidRequest`."""
+        if self.parser not in _FORMS:
+            raise refused(
+                "tool_choice",
+                "this model's calls cannot be combined with a format; use none or required.",
+            )
         rules = _calls(self.parser, self.callable.values(), is_single=self.is_single)
         if answer is None:
             rules = ["answer: calls", *rules]
@@ -139,6 +150,10 @@ def tool_use(
         if not is_required:
             raise refused("tools", f"the model '{served.model}' calls none.")
         parser = _DEFAULT_PARSER
+    if is_required and parser not in _FORMS:
+        parser = (
+            _DEFAULT_PARSER  # a grammar makes the model write calls in a form that is not its own
+        )
     return ToolUse(
         offered.functions,
         parser,
@@ -215,3 +230,20 @@ def _call_schema(tool: Tool, arguments: str) -> dict[str, Any]:
 def _parameters(tool: Tool) -> dict[str, Any]:
     """The schema of a tool's arguments. A function without parameters is called with ``{}``."""
     return {"type": "object", **(tool.parameters or _NO_PARAMETERS)}
+
+
+def _text_parameters(tool: Tool) -> tuple[str, ...]:
+    """The parameters whose values are strings in any case, or of which nothing is known."""
+    properties = _parameters(tool).get("properties")
+    schemas = properties if isinstance(properties, dict) else {}
+    return tuple(name for name, schema in schemas.items() if _is_text(schema))
+
+
+def _is_text(schema: Any) -> bool:
+    if not isinstance(schema, dict):
+        return True
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(values, list) and "type" not in schema:
+        return all(isinstance(value, str) for value in values)
+    is_open = not {"type", "anyOf", "oneOf", "allOf", "$ref"} & schema.keys()
+    return schema.get("type") == "string" or is_open
