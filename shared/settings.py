@@ -343,6 +343,7 @@ class WorkerSettings(CommonSettings):
         "kimi_k2",
         "llama3_json",
         "mistral",
+        "pythonic",
         "qwen3_coder",
     ] = Field(
         "auto",

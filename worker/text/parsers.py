@@ -12,6 +12,7 @@ _BY_TAG: Mapping[str, str] = {
     "<function=": "qwen3_coder",
     "<arg_key>": "glm45",
     "<tool_call>": "hermes",
+    "[func_name1(": "pythonic",
 }
 """Formats by what their chat templates contain; the first one counts."""
 _QUESTION = ChatPrompt(messages=(ChatMessage(role="user", content="?"),))

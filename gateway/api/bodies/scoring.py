@@ -148,7 +148,8 @@ def _embedding(texts: Sequence[str], param: str, draft: QuickDraft) -> Embedding
 
 def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
     """Of vectors of length 1."""
-    return sum(map(mul, one, other))
+    cosine: float = sum(map(mul, one, other))
+    return cosine
 
 
 def _usage(embedded: Embedded) -> ScoringUsage:

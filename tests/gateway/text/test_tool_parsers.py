@@ -141,7 +141,21 @@ GLM45 = [
     ),
     ("<tool_call>f g</tool_call>", [Content("<tool_call>f g</tool_call>")]),
 ]
+PYTHONIC = [
+    (
+        '[f(a="x)]", b=[1, -2.5, {"c": None}], d=true), g.h()]',
+        call(0, "f", '{"a": "x)]", "b": [1, -2.5, {"c": null}], "d": true}') + call(1, "g.h", "{}"),
+    ),
+    ("<|python_start|>[f()]<|python_end|>", call(0, "f", "{}")),
+    ("See [f](x).", [Content("See [f](x).")]),
+    ("[f](x)", [Content("[f](x)")]),
+    ("[f(1)]", [Content("[f(1)]")]),
+    ("[f(a=g())]", [Content("[f(a=g())]")]),
+    ("[f(a=1), x", [Content("[f(a=1), x")]),
+    ("[f(**a)]", [Content("[f(**a)]")]),
+]
 CASES = [
+    *(("pythonic", *case) for case in PYTHONIC),
     *(("deepseek_v3", *case) for case in DEEPSEEK_V3),
     *(("kimi_k2", *case) for case in KIMI_K2),
     *(("qwen3_coder", *case) for case in QWEN3_CODER),
@@ -312,6 +326,11 @@ fragments = st.lists(
             "<arg_key>a</arg_key>\n<arg_value>",
             "</arg_value>",
             "{}",
+            "<|python_start|>",
+            "<|python_end|>",
+            "[f(a=1)]",
+            "f(b='x')",
+            ")",
             "<think>",
             "</think>",
             '{"name": "f", "arguments": {"a": "b"}}',

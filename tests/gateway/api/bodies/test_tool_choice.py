@@ -94,7 +94,7 @@ def test_tools_that_are_no_functions_are_left_out(choice: Any) -> None:
     assert use is None or [tool.name for tool in use.tools] == ["get_time"]
 
 
-@pytest.mark.parametrize("parser", ["qwen3_coder", "glm45", "deepseek_v3", "kimi_k2"])
+@pytest.mark.parametrize("parser", ["qwen3_coder", "glm45", "deepseek_v3", "kimi_k2", "pythonic"])
 def test_a_call_that_is_required_has_a_form_for_which_there_is_a_grammar(parser: str) -> None:
     free, forced = (use_of([TIME], choice, parser=parser) for choice in ("auto", "required"))
 
