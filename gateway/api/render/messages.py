@@ -103,6 +103,8 @@ class MessageEncoder:
     def encode(self, event: LogEvent) -> list[Payload]:
         self._counts.read(event)
         match event:
+            case Failed():
+                return self.fail(error_of(event))
             case TokenDelta() | Finished():
                 return _payloads(self._tokens(event))
             case Started() if not self._has_begun:
@@ -113,8 +115,6 @@ class MessageEncoder:
                     usage=_usage(self.usage),
                 )
                 return _payloads([{"type": "message_start", "message": message}])
-            case Failed():
-                return self.fail(error_of(event))
             case Started() | PromptScores():
                 return []
 

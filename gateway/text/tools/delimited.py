@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece
 from gateway.text.tags import Until
-from gateway.text.tools.calls import JsonValue, Names, is_declared
+from gateway.text.tools.calls import JsonValue, Names, Outside, is_declared
 
 _MAX_HEADER_CHARS = 512
 
@@ -45,13 +45,12 @@ class DelimitedParser:
         self._delimiters = delimiters
         self._names = names
         self._num_calls = 0
-        self._outside = Until(delimiters.section)
+        self._outside = Outside(delimiters.section)
         self._section: Until | None = None
         """Finds the next call, or the end of the section."""
         self._call: _Call | None = None
         self._held = ""
         """The text of the section, as long as it has no call."""
-        self._follows_call = False
 
     @property
     def open_call(self) -> int | None:
@@ -71,23 +70,16 @@ class DelimitedParser:
 
     def end(self) -> list[Piece]:
         if self._section is None:
-            held = self._outside.end()
-            is_blank = self._follows_call and held.isspace()
-            return [Content(held)] if held and not is_blank else []
-        if self._follows_call or (self._call is not None and self._call.has_begun):
+            return self._outside.end()
+        if self._outside.follows_call or (self._call is not None and self._call.has_begun):
             return []
         return [Content(self._held + (self._call.raw if self._call else self._section.end()))]
 
     def _read_content(self, text: str, pieces: list[Piece]) -> str:
-        sure, tag, rest = self._outside.read(text)
-        if self._follows_call:
-            sure = sure.lstrip()
-        if sure:
-            pieces.append(Content(sure))
-            self._follows_call = False
+        tag, rest = self._outside.read(text, pieces)
         if tag is not None:
             self._section = Until(self._delimiters.call, self._delimiters.section_end)
-            self._held, self._follows_call = tag, False
+            self._held, self._outside.follows_call = tag, False
         return rest
 
     def _read_section(self, section: Until, text: str, pieces: list[Piece]) -> str:
@@ -105,7 +97,7 @@ class DelimitedParser:
         for position, char in enumerate(text):
             pieces += call.read(char)
             if call.is_complete:
-                self._call, self._follows_call = None, True
+                self._call, self._outside.follows_call = None, True
                 self._num_calls += 1
                 return text[position + 1 :]
             if call.is_broken:
@@ -118,7 +110,7 @@ class DelimitedParser:
     def _leave(self, pieces: list[Piece]) -> None:
         """Leave the section; without a call it is content."""
         self._section = None
-        if not self._follows_call:
+        if not self._outside.follows_call:
             pieces.append(Content(self._held))
 
 

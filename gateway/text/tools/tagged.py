@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece
 from gateway.text.tags import Until
-from gateway.text.tools.calls import Names, is_declared
+from gateway.text.tools.calls import Names, Outside, is_declared
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -54,10 +54,9 @@ class TaggedParser:
         self._tags = tags
         self._names = names
         self._num_calls = 0
-        self._outside = Until(OPEN)
+        self._outside = Outside(OPEN)
         self._call: _Call | None = None
         self._tag = OPEN
-        self._follows_call = False
 
     @property
     def open_call(self) -> int | None:
@@ -75,16 +74,10 @@ class TaggedParser:
     def end(self) -> list[Piece]:
         if self._call is not None:
             return [] if self._call.has_begun else [Content(self._tag + self._call.end())]
-        held = self._outside.end()
-        return [Content(held)] if held and not (self._follows_call and held.isspace()) else []
+        return self._outside.end()
 
     def _read_content(self, text: str, pieces: list[Piece]) -> str:
-        sure, tag, rest = self._outside.read(text)
-        if self._follows_call:
-            sure = sure.lstrip()
-        if sure:
-            pieces.append(Content(sure))
-            self._follows_call = False
+        tag, rest = self._outside.read(text, pieces)
         if tag is not None:
             self._tag, self._call = tag, _Call(self._num_calls, self._tags, self._names)
         return rest
@@ -97,7 +90,7 @@ class TaggedParser:
             self._call = None
         elif call.is_complete:
             self._num_calls += 1
-            self._call, self._follows_call = None, True
+            self._call, self._outside.follows_call = None, True
         return rest
 
 
