@@ -19,6 +19,7 @@ from gateway.api.routes import (
     files,
     generation,
     health,
+    messages,
     models,
     responses,
     streams,
@@ -77,6 +78,7 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
     for group in (
         generation,
         responses,
+        messages,
         unary,
         files,
         batches,
@@ -122,6 +124,7 @@ def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
             allow_headers=["*"],
             expose_headers=[
                 "x-request-id",
+                "request-id",
                 "x-stream-token",
                 "x-cancel-token",
                 "retry-after",

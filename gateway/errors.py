@@ -1,11 +1,13 @@
-"""Maps errors to HTTP statuses and OpenAI's error format; the only place that does so."""
+"""Maps errors to HTTP statuses and to OpenAI's error format, or Anthropic's on its routes; the only
+place that does so."""
 
 import http
 import logging
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -17,7 +19,14 @@ from starlette.types import Scope
 
 from gateway.metrics import Metrics
 from shared import errors, job_lines
-from shared.errors import BusError, InternalError, InvalidRequest, Overloaded, WarrenError
+from shared.errors import (
+    BusError,
+    ContextLengthExceeded,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    WarrenError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +54,18 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
+class MessagesErrorDetail(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+
+
+class MessagesErrorBody(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="error"):
+    """The error object that Anthropic's clients expect, in a response or in a stream."""
+
+    error: MessagesErrorDetail
+    request_id: str
+
+
 @dataclass(frozen=True, slots=True)
 class HttpStatus:
     code: int
@@ -54,6 +75,7 @@ class HttpStatus:
     status."""
 
 
+_Body: TypeAlias = ErrorBody | MessagesErrorBody
 _INTERNAL = HttpStatus(500)
 _STATUS: dict[str, HttpStatus] = {
     errors.InvalidRequest.code: HttpStatus(400, "invalid_request_error"),
@@ -76,6 +98,18 @@ _STATUS: dict[str, HttpStatus] = {
     errors.PublishUnconfirmed.code: HttpStatus(503),
     errors.DeadlineExceeded.code: HttpStatus(504, is_retryable=False),
 }
+_MESSAGES = "/v1/messages"
+_MESSAGES_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Anthropic's types by status; the others are ``invalid_request_error``."""
 _BROKER_SAYS = {
     429: "The queue is full.",
     500: "The broker refused an operation that the request requires.",
@@ -87,16 +121,28 @@ def status_of(error: WarrenError) -> HttpStatus:
     return _STATUS.get(error.code, _INTERNAL)
 
 
+def is_messages(path: str) -> bool:
+    """Whether the path belongs to Anthropic's API."""
+    return path == _MESSAGES or path.startswith(f"{_MESSAGES}/")
+
+
 def error_body(error: WarrenError) -> ErrorBody:
     status = status_of(error)
-    # The broker's message names users and queues.
-    message = _BROKER_SAYS[status.code] if isinstance(error, BusError) else error.message
     return ErrorBody(
-        ErrorDetail(message=message, type=status.type, param=error.param, code=error.code)
+        ErrorDetail(message=_message(error), type=status.type, param=error.param, code=error.code)
     )
 
 
-def error_response(error: WarrenError) -> Response:
+def messages_error_body(error: WarrenError, request_id: str) -> MessagesErrorBody:
+    message = _message(error)
+    if isinstance(error, ContextLengthExceeded):
+        # The words that Anthropic's clients look for, in order to shorten the conversation.
+        message = f"prompt is too long: {message}"
+    return _messages_body(status_of(error).code, message, request_id)
+
+
+def error_response(error: WarrenError, scope: Scope | None = None) -> Response:
+    """The response to a request that failed; ``scope`` is its own, if it was parsed."""
     status = status_of(error)
     headers = {}
     if status.code in (429, 503):
@@ -107,12 +153,16 @@ def error_response(error: WarrenError) -> Response:
         headers["WWW-Authenticate"] = "Bearer"
     if status.is_retryable is not None:
         headers["x-should-retry"] = str(status.is_retryable).lower()
-    return _response(status.code, error_body(error), headers)
+    if scope is not None and is_messages(scope["path"]):
+        body: _Body = messages_error_body(error, scope["state"]["request_id"])
+    else:
+        body = error_body(error)
+    return _response(status.code, body, headers)
 
 
-def internal_error_response() -> Response:
+def internal_error_response(scope: Scope) -> Response:
     """The response to an unexpected error, without details."""
-    return error_response(InternalError("The gateway failed on this request."))
+    return error_response(InternalError("The gateway failed on this request."), scope)
 
 
 def report(metrics: Metrics, scope: Scope | None, code: str, status: int, limit: str = "") -> None:
@@ -150,13 +200,16 @@ def http_error_response(
     status = error.status_code
     code = "_".join(re.findall(r"[a-z]+", http.HTTPStatus(status).phrase.lower()))
     report(metrics, scope, code, status)
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    detail = ErrorDetail(message=error.detail, type=kind, param=None, code=code)
-    return _response(status, ErrorBody(detail), dict(error.headers or {}))
+    if scope is not None and is_messages(scope["path"]):
+        body: _Body = _messages_body(status, error.detail, scope["state"]["request_id"])
+    else:
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        body = ErrorBody(ErrorDetail(message=error.detail, type=kind, param=None, code=code))
+    return _response(status, body, dict(error.headers or {}))
 
 
 def install(app: FastAPI, metrics: Metrics) -> None:
-    """Handle every error of ``app`` with a response in OpenAI's format."""
+    """Handle every error of ``app`` with a response in the format of its route."""
 
     async def on_warren_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, WarrenError)
@@ -165,7 +218,7 @@ def install(app: FastAPI, metrics: Metrics) -> None:
             logger.warning("request failed by the broker", extra=facts)
         limit = error.limit if isinstance(error, Overloaded) else ""
         report(metrics, request.scope, error.code, status_of(error).code, limit)
-        return error_response(error)
+        return error_response(error, request.scope)
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -184,5 +237,15 @@ def install(app: FastAPI, metrics: Metrics) -> None:
     app.add_exception_handler(RequestValidationError, on_validation_error)
 
 
-def _response(status: int, body: ErrorBody, headers: dict[str, str]) -> Response:
+def _message(error: WarrenError) -> str:
+    # The broker's message names users and queues.
+    return _BROKER_SAYS[status_of(error).code] if isinstance(error, BusError) else error.message
+
+
+def _messages_body(status: int, message: str, request_id: str) -> MessagesErrorBody:
+    kind = _MESSAGES_TYPES.get(status, "invalid_request_error")
+    return MessagesErrorBody(error=MessagesErrorDetail(kind, message), request_id=request_id)
+
+
+def _response(status: int, body: _Body, headers: dict[str, str]) -> Response:
     return Response(_ENCODER.encode(body), status, headers, media_type="application/json")

@@ -18,6 +18,7 @@ from gateway.errors import (
     error_response,
     http_error_response,
     internal_error_response,
+    is_messages,
     report,
     status_of,
 )
@@ -39,14 +40,18 @@ _WITHOUT_VERSION = (
     "/completions",
     "/embeddings",
     "/files",
+    "/messages",
     "/models",
+    "/rerank",
     "/responses",
+    "/score",
 )
 
 
 class RequestIds:
     """Assigns each request an unguessable id, as ``state["request_id"]`` and response header
-    ``x-request-id``. Routes whose responses contain an id replace it with that one.
+    ``x-request-id``, which Anthropic calls ``request-id``. Routes whose responses contain an id
+    replace it with that one.
 
     Another header lists ``state["ignored_tools"]``, the types of tools that a route left out.
     """
@@ -64,6 +69,8 @@ class RequestIds:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = state["request_id"]
+                if is_messages(scope["path"]):
+                    headers["request-id"] = state["request_id"]
                 if kinds := state.get("ignored_tools"):
                     headers[IGNORED_TOOLS_HEADER] = _listed(kinds)
             await send(message)
@@ -172,13 +179,16 @@ class Authentication:
             scope["state"]["tenant"] = self._tenant_of(scope)
         except InvalidApiKey as error:
             report(self._metrics, scope, error.code, status_of(error).code)
-            return await error_response(error)(scope, receive, send)
+            return await error_response(error, scope)(scope, receive, send)
         return await self._app(scope, receive, send)
 
     def _tenant_of(self, scope: Scope) -> str | None:
         if not self._keys.are_needed:
             return ""
-        authorization = Headers(scope=scope).get("authorization", "")
+        headers = Headers(scope=scope)
+        authorization = headers.get("authorization", "")
+        if not authorization and (key := headers.get("x-api-key")):  # Anthropic's clients
+            authorization = f"Bearer {key}"
         has_token = scope["path"].startswith(_STREAMS) and b"token=" in scope["query_string"]
         if not authorization and has_token:
             return None
@@ -212,4 +222,4 @@ class ErrorBoundary:
             if not is_started:
                 report(self._metrics, scope, InternalError.code, 500)
                 with incidents.survived("request", "error not answered", **facts):
-                    await internal_error_response()(scope, receive, send)
+                    await internal_error_response(scope)(scope, receive, send)

@@ -405,7 +405,18 @@ class WorkerSettings(CommonSettings):
         gt=0,
         description="Number of CPU threads for computation. Unset: one per available core.",
     )
-    tool_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral"] = Field(
+    tool_parser: Literal[
+        "auto",
+        "none",
+        "deepseek_v3",
+        "glm45",
+        "hermes",
+        "kimi_k2",
+        "llama3_json",
+        "mistral",
+        "pythonic",
+        "qwen3_coder",
+    ] = Field(
         "auto",
         description="Format in which the model writes tool calls. auto: derived from its chat "
         "template.",

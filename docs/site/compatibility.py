@@ -1,19 +1,21 @@
-"""The compatibility tables: every parameter of OpenAI and vLLM, and what the gateway does with it.
+"""The compatibility tables: every parameter of OpenAI, Anthropic and vLLM, and what becomes of it.
 
-OpenAI's parameters come from the types of its Python package, ours from the schemas of the bodies.
+Their parameters come from the types of their Python packages, ours from the schemas of the bodies.
 What is refused is found out by asking the schemas, so that only the notes are written by hand.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
+from anthropic.types import message_create_params
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
+from gateway.api.bodies.messages import MessagesRequest
 from gateway.api.bodies.responses import ResponsesRequest
-from gateway.api.bodies.schemas import Body, ChatRequest, CompletionRequest, parse
+from gateway.api.bodies.schemas import Body, ChatRequest, CompletionRequest
 from gateway.api.bodies.unary import EmbeddingRequest
 from shared.errors import InvalidRequest
 from shared.messages import SamplingParams
@@ -93,7 +95,7 @@ NOTES: Mapping[str, str] = {
     "max_completion_tokens": "Takes precedence over `max_tokens`",
     "max_output_tokens": "",
     "max_tokens": "Completions default to 16. 0 is allowed",
-    "messages": "Text only. Parts of other types are refused",
+    "messages": "Text, and refusals of the assistant. Parts of other types are refused",
     "metadata": "Returned with the response",
     "min_p": "",
     "min_tokens": "",
@@ -121,13 +123,14 @@ NOTES: Mapping[str, str] = {
     "accepted and ignored: chunks are never padded. Only with `stream`",
     "structured_outputs": "One of `json`, `regex`, `choice`, `grammar`",
     "temperature": "",
-    "text": "`format`",
+    "text": "`format`, `verbosity`",
     "timeout": "Seconds until the request ends with an error",
-    "tool_choice": "`none`, `auto`, `required`, or one function",
+    "tool_choice": "`none`, `auto`, `required`, one function, or `allowed_tools`",
     "tools": "Functions. Others are left out, and named in `x-warren-ignored-tools`",
     "top_k": "0 and -1 mean all tokens",
     "top_logprobs": "Only with `logprobs`",
     "top_p": "",
+    "verbosity": "Passed to the chat template",
 }
 """What else there is to know of each supported parameter. One that is missing here is an error."""
 
@@ -142,14 +145,37 @@ _REFUSED_HERE: Mapping[str, str] = {
 }
 
 
+_MESSAGES_NOTES: Mapping[str, str] = {
+    "cache_control": "Prefixes are always cached. Also ignored on blocks and tools",
+    "max_tokens": "Required. 0 is allowed",
+    "messages": "Blocks of the types `text`, `thinking`, `redacted_thinking` (left out), "
+    "`tool_use`, and `tool_result`, whose `is_error` is ignored. Others are refused. A last "
+    "message of the assistant is continued. A system message after the first turn becomes part "
+    "of the user's",
+    "metadata": "",
+    "output_config": "`effort` is passed to the chat template, `format` constrains the answer",
+    "stop": "Called `stop_sequences`",
+    "stop_sequences": "Up to 16 strings of up to 256 characters",
+    "stream_options": "The usage is always sent",
+    "system": "A string or blocks. Claude Code's billing header is left out",
+    "thinking": "Sets `enable_thinking` of the chat template. If it is not enabled, thoughts are "
+    "left out of the answer. `budget_tokens` and `display` are ignored",
+    "tool_choice": "`auto`, `any`, `tool`, `none`, with `disable_parallel_tool_use`",
+    "tools": "Those of the client. Others are left out, and named in `x-warren-ignored-tools`",
+}
+
+
 class Endpoint(NamedTuple):
     """A body, its origins, and how it is read."""
 
     path: str
     body: type[Body]
-    openai: type
+    origin: type
+    """The parameters of the API that the endpoint is compatible with."""
     vllm: Sequence[str]
-    minimal: Mapping[str, Any]
+    api: str = "OpenAI"
+    notes: Mapping[str, str] = {}
+    """Those that differ from `NOTES`."""
 
     @property
     def parameters(self) -> set[str]:
@@ -163,28 +189,33 @@ ENDPOINTS = (
         ChatRequest,
         chat_create_params.CompletionCreateParamsBase,
         _VLLM,
-        {"model": "m", "messages": [{"role": "user", "content": "x"}]},
     ),
     Endpoint(
         "POST /v1/completions",
         CompletionRequest,
         completion_create_params.CompletionCreateParamsBase,
         _VLLM,
-        {"model": "m", "prompt": "x"},
     ),
     Endpoint(
         "POST /v1/responses",
         ResponsesRequest,
         response_create_params.ResponseCreateParamsBase,
         (),
-        {"model": "m", "input": "x"},
+        notes={"max_tool_calls": "Limits tools that OpenAI runs, of which there are none"},
+    ),
+    Endpoint(
+        "POST /v1/messages",
+        MessagesRequest,
+        message_create_params.MessageCreateParamsBase,
+        (),
+        "Anthropic",
+        _MESSAGES_NOTES,
     ),
     Endpoint(
         "POST /v1/embeddings",
         EmbeddingRequest,
         embedding_create_params.EmbeddingCreateParams,
         (),
-        {"model": "m", "input": "x"},
     ),
 )
 
@@ -199,12 +230,12 @@ def _section(endpoint: Endpoint) -> Iterator[str]:
     yield ""
     yield "| Parameter | From | Warren | Notes |"
     yield "|---|---|---|---|"
-    openai = set(endpoint.openai.__annotations__) | {"stream"}
-    names = openai | {*endpoint.vllm} | endpoint.parameters
+    theirs = set(endpoint.origin.__annotations__) | {"stream"}
+    names = theirs | {*endpoint.vllm} | endpoint.parameters
     if endpoint.body is EmbeddingRequest:
         names -= {"stream"}
     for name in sorted(names):
-        origin = "OpenAI" if name in openai else "vLLM" if name in _VLLM else "Warren"
+        origin = endpoint.api if name in theirs else "vLLM" if name in _VLLM else "Warren"
         yield f"| `{name}` | {origin} | {' | '.join(_verdict(endpoint, name))} |"
 
 
@@ -212,13 +243,15 @@ def _verdict(endpoint: Endpoint, name: str) -> tuple[str, str]:
     """What happens to a parameter, and what else there is to know of it."""
     if name in _UNUSED:
         return "ignored", ""
-    if name in endpoint.parameters:
-        return "supported", "; ".join(filter(None, [_limits(name), NOTES[name]]))
     try:
-        parse(endpoint.body, msgspec.json.encode({**endpoint.minimal, name: "x"}))
+        endpoint.body.check_names({name: "x"})
     except InvalidRequest:
-        return "refused", _REFUSED_HERE.get(name, "400, except for its neutral value")
-    return "ignored", ""
+        notes = {**_REFUSED_HERE, **endpoint.notes}
+        return "refused", notes.get(name, "400, except for its neutral value")
+    if name in endpoint.parameters:
+        note = endpoint.notes[name] if name in endpoint.notes else NOTES[name]
+        return "supported", "; ".join(filter(None, [_limits(name), note]))
+    return "ignored", endpoint.notes.get(name, "")
 
 
 def _limits(name: str) -> str:

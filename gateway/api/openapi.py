@@ -13,13 +13,14 @@ import msgspec
 from fastapi import FastAPI
 from msgspec import Struct
 
-from gateway.errors import ErrorBody
+from gateway.errors import ErrorBody, MessagesErrorBody, is_messages
 from gateway.intake.api_keys import needs_key
 from gateway.intake.signer import KEY_HEADER
 
 _DESCRIPTION = (
-    "An LLM service on a message broker. Any OpenAI client can use it. If the gateway has API "
-    "keys, press **Authorize** and enter one before you send requests from this page."
+    "An LLM service on a message broker. Any client of OpenAI or Anthropic can use it. If the "
+    "gateway has API keys, press **Authorize** and enter one before you send requests from this "
+    "page."
 )
 _ERRORS: Mapping[int, str] = {
     400: "The request is invalid; `param` names the part that is at fault.",
@@ -40,18 +41,29 @@ _ERRORS: Mapping[int, str] = {
     503: "The service is unavailable. `Retry-After` says when to try again.",
     504: "The deadline has passed.",
 }
-_KEY_SCHEME = "ApiKey"
+_KEY_SCHEME, _KEY_HEADER_SCHEME = "ApiKey", "ApiKeyHeader"
 _SECURITY_SCHEMES: Mapping[str, Any] = {
     _KEY_SCHEME: {
         "type": "http",
         "scheme": "bearer",
         "description": "An API key (`wk-...`). Required only if the gateway has a keys file.",
-    }
+    },
+    _KEY_HEADER_SCHEME: {
+        "type": "apiKey",
+        "in": "header",
+        "name": "x-api-key",
+        "description": "The same key, as Anthropic's clients send it.",
+    },
 }
 _HEADERS: Mapping[str, Any] = {
     "x-request-id": {
         "description": "The id of the request in logs and traces. For a generation it is also the "
         "`id` of the response, with which the stream can be resumed or cancelled.",
+        "required": True,
+        "schema": {"type": "string"},
+    },
+    "request-id": {
+        "description": "The same, as Anthropic calls it.",
         "required": True,
         "schema": {"type": "string"},
     },
@@ -141,9 +153,15 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
     takes_token = any(parameter["name"] == "token" for parameter in operation.get("parameters", ()))
     if needs_key(path):
         # A stream token replaces the key.
-        operation["security"] = [{_KEY_SCHEME: []}, *([{}] if takes_token else [])]
+        keys: list[dict[str, list[str]]] = [{_KEY_SCHEME: []}, {_KEY_HEADER_SCHEME: []}]
+        operation["security"] = [*keys, *([{}] if takes_token else [])]
     for status, response in operation["responses"].items():
         headers = response.setdefault("headers", {})
+        if is_messages(path):
+            headers["request-id"] = _header("request-id")
+            if int(status) >= 400:
+                error = {"schema": schema_of(MessagesErrorBody)}
+                response["content"] = {"application/json": error}
         for name in ("x-request-id", *_HEADERS_OF_STATUS.get(status, ())):
             headers[name] = _header(name)
 
@@ -185,7 +203,7 @@ def answered(answer: type[Struct], *, streams: bool = False) -> dict[str, Any]:
 
 
 def _errors() -> dict[int | str, dict[str, Any]]:
-    """The errors that any route may answer with; all have one format."""
+    """The errors that any route may answer with, in OpenAI's format."""
     content = {"application/json": {"schema": schema_of(ErrorBody)}}
     return {
         status: {"description": reason, "content": content} for status, reason in _ERRORS.items()

@@ -9,7 +9,7 @@ from gateway.log.cursor import NOT_FOUND, LogFacts, decode_facts
 from shared.errors import InvalidRequest, StreamNotFound
 from shared.messages import MAX_CHOICES, MAX_CONTEXT_BYTES, MAX_PROMPTS
 
-Endpoint: TypeAlias = Literal["chat", "completions", "responses"]
+Endpoint: TypeAlias = Literal["chat", "completions", "responses", "messages"]
 
 
 class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -38,6 +38,8 @@ class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The format of tool calls to parse; None: the text contains none."""
     tool_names: tuple[str, ...] | None = None
     """The functions that may be called; None: any. What names another one is text."""
+    text_parameters: dict[str, tuple[str, ...]] | None = None
+    """Of each of these functions the parameters that are text, if the parser needs them."""
     is_forced: bool = False
     """The model is constrained to write only tool calls."""
     is_single_call: bool = False

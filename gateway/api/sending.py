@@ -9,11 +9,11 @@ from starlette.types import Receive, Send
 
 from gateway.api.bodies.submission import Submission
 from gateway.api.observation import Observation
-from gateway.api.render import encoder_for
+from gateway.api.render import encoder_for, ping_for
 from gateway.api.render.formats import error_of, error_payload
 from gateway.api.rendering import Rendering, decode_rendering
 from gateway.log.cursor import Item, LogEvent, LogFacts, Restarted
-from gateway.log.framing import PING, Framer, StreamEncoder
+from gateway.log.framing import Framer, StreamEncoder
 from gateway.log.relay import LogRelay
 from shared import incidents
 from shared.errors import InternalError, Unavailable, WarrenError
@@ -96,12 +96,19 @@ class EventStream:
         self._framer = framer
         self._submission = submission
         self._encoder: StreamEncoder | None = None
+        self._rendering = None if submission is None else submission.rendering
+        """None: the log that is resumed has not been read yet."""
         self._failure: WarrenError | None = None
         self._num_starts = 0
         """Workers that have started the request, in this reading of the log."""
         self._num_told = 1
         """Those of them that the client knows of."""
         self._ping_s = settings.ping_interval_s
+
+    @property
+    def ping(self) -> bytes:
+        """What keeps the connection open while there is nothing to send."""
+        return ping_for(self._rendering)
 
     def word(self, items: list[Item]) -> bytes:
         """Render the frames that the client has not been sent yet."""
@@ -112,7 +119,8 @@ class EventStream:
             self._encoder, self._num_starts = None, 0
             self._framer.restart()
         if self._encoder is None and self._relay.facts is not None:
-            self._encoder = encoder_for(rendering_in(self._relay.facts, self._submission))
+            self._rendering = rendering_in(self._relay.facts, self._submission)
+            self._encoder = encoder_for(self._rendering)
         if self._encoder is None:
             return b"" if self._failure is None else self._frame_error(self._failure)
         frame, encoder = self._framer.frame, self._encoder
@@ -156,7 +164,7 @@ class EventStream:
                 if data:
                     await send({"type": "http.response.body", "body": data, "more_body": True})
                 items = await relay.take(self._ping_s)
-                data = self.word(items) if items else PING
+                data = self.word(items) if items else self.ping
             return data + self.end()
         except OSError:  # a client that does not read is treated as disconnected
             raise ClientGone from None
@@ -187,6 +195,8 @@ class EventStream:
 
     def _frame_error(self, error: WarrenError, *, retry_ms: int | None = None) -> bytes:
         encoder, frame = self._encoder, self._framer.frame_unnumbered
+        if encoder is None and self._rendering is not None:
+            encoder = encoder_for(self._rendering)
         payloads = [error_payload(error)] if encoder is None else encoder.fail(error)
         return b"".join([frame(payload, retry_ms=retry_ms) for payload in payloads])
 

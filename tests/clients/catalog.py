@@ -40,14 +40,15 @@ def _python(module: str, requirements: tuple[str, ...], directory: Path) -> Prog
     return _module(python, module, requirements[-1].partition("[")[0])
 
 
-def _node(directory: Path) -> Program:
+def _node(program: str, package: str, directory: Path) -> Program:
+    """A program of this folder, and the package that it imports."""
     node, npm = _command("node"), _command("npm")
-    manifest = directory / "node_modules" / "openai" / "package.json"
+    manifest = directory / "node_modules" / package / "package.json"
     if not manifest.exists():
         directory.mkdir(parents=True, exist_ok=True)
-        _run(npm, "install", "--no-fund", "--no-audit", "--prefix", directory, "openai")
+        _run(npm, "install", "--no-fund", "--no-audit", "--prefix", directory, package)
     version = json.loads(manifest.read_text())["version"]
-    return Program(version, [node, str(_HERE / "node_client.mjs")], directory)
+    return Program(version, [node, str(_HERE / program)], directory)
 
 
 def _vllm(directory: Path) -> Program:
@@ -61,7 +62,9 @@ def _chromium(directory: Path) -> Program:
 
 CLIENTS: Mapping[str, Callable[[Path], Program]] = {
     "openai": partial(_python, "tests.clients.openai_client", ("openai",)),
-    "openai-node": _node,
+    "openai-node": partial(_node, "node_client.mjs", "openai"),
+    "anthropic": partial(_python, "tests.clients.anthropic_client", ("anthropic",)),
+    "anthropic-node": partial(_node, "anthropic_node_client.mjs", "@anthropic-ai/sdk"),
     "langchain": partial(_python, "tests.clients.langchain_client", ("langchain-openai",)),
     "instructor": partial(_python, "tests.clients.instructor_client", ("instructor",)),
     "lm-eval": partial(_python, "tests.clients.lm_eval_client", (_TORCH, "lm-eval[api,hf]")),

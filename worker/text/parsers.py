@@ -1,9 +1,20 @@
 """Detects the formats of tool calls and reasoning from a model's chat template and vocabulary."""
 
+from collections.abc import Mapping
+
 from shared.errors import InvalidRequest
 from shared.messages import ChatMessage, ChatPrompt
 from worker.text.tokenizer import Tokenizer
 
+_BY_TAG: Mapping[str, str] = {
+    "<|tool_call_begin|>": "kimi_k2",
+    "<｜tool▁call▁begin｜>": "deepseek_v3",
+    "<function=": "qwen3_coder",
+    "<arg_key>": "glm45",
+    "<tool_call>": "hermes",
+    "[func_name1(": "pythonic",
+}
+"""Formats by what their chat templates contain; the first one counts."""
 _QUESTION = ChatPrompt(messages=(ChatMessage(role="user", content="?"),))
 
 
@@ -18,8 +29,9 @@ def tool_parser(tokenizer: Tokenizer, setting: str = "auto") -> str | None:
         return "hermes"
     if "[TOOL_CALLS]" in template or tokenizer.has_entry("[TOOL_CALLS]"):
         return "mistral"
-    if "<tool_call>" in template:
-        return "hermes"
+    for tag, parser in _BY_TAG.items():
+        if tag in template:
+            return parser
     if tokenizer.has_entry("<|python_tag|>"):
         return "llama3_json"
     return None

@@ -26,10 +26,11 @@ NoParameters: TypeAlias = Annotated[list[Any], Meta(max_length=0)]
 
 
 class ContentPart(Struct, frozen=True):
-    """Part of a message. Only text is supported."""
+    """Part of a message: text, or what the assistant has refused."""
 
     type: str
     text: Any = None
+    refusal: Any = None
 
 
 class CalledFunction(Struct, frozen=True, kw_only=True):
@@ -54,6 +55,8 @@ class MessageParam(Struct, frozen=True, kw_only=True):
     tool_calls: Annotated[list[ToolCallParam], Meta(max_length=MAX_TOOLS)] | None = None
     tool_call_id: Name | None = None
     reasoning_content: Text | None = None
+    refusal: Text | None = None
+    """What the assistant has said instead of an answer."""
     function_call: Any = None
     audio: Any = None
 
@@ -65,10 +68,10 @@ class FunctionDefinition(Struct, frozen=True, kw_only=True):
     """A JSON schema."""
 
     def tool(self, path: str) -> Tool:
-        """The tool in the prompt; ``path`` is the path of the function in the body. Raises
+        """The tool in the prompt; ``path`` is the path of the schema in the body. Raises
         `InvalidRequest`."""
         parameters = dict(self.parameters or {})
-        check_json(parameters, f"{path}.parameters")
+        check_json(parameters, path)
         return Tool(name=self.name, description=self.description, parameters=parameters)
 
 
@@ -84,7 +87,7 @@ class OfferedTools(NamedTuple):
 
     functions: tuple[Tool, ...]
     places: tuple[str, ...]
-    """Where the body has each function."""
+    """Where the body has the schema of each function."""
     others: Mapping[str, str]
     """The types of the tools that are left out, by the place of the type."""
 
@@ -106,8 +109,11 @@ def chat_tools(tools: Sequence[ChatTool]) -> OfferedTools:
     return offered_tools(functions)
 
 
-def offered_tools(tools: Iterable[tuple[str, FunctionDefinition | None, str]]) -> OfferedTools:
-    """Of each tool its type, its function and the function's place. Raises `InvalidRequest`."""
+def offered_tools(
+    tools: Iterable[tuple[str, FunctionDefinition | None, str]], schema_name: str = "parameters"
+) -> OfferedTools:
+    """Of each tool its type, its function and the function's place; ``schema_name`` is what the API
+    calls the schema of a function. Raises `InvalidRequest`."""
     functions: dict[str, Tool] = {}
     others: dict[str, str] = {}
     for k, (kind, function, place) in enumerate(tools):
@@ -116,7 +122,8 @@ def offered_tools(tools: Iterable[tuple[str, FunctionDefinition | None, str]]) -
         elif function is None:
             raise refused(place, "required, but missing.")
         else:
-            functions[place] = function.tool(place)
+            schema_place = f"{place}.{schema_name}"
+            functions[schema_place] = function.tool(schema_place)
     return OfferedTools(tuple(functions.values()), tuple(functions), others)
 
 
@@ -127,11 +134,15 @@ def tool_call(call_id: str | None, name: str, arguments: str | dict[str, Any] | 
     return ToolCall(id=call_id or "", name=name, arguments=arguments or "{}")
 
 
-def template_kwargs(kwargs: dict[str, Any], effort: str | None = None) -> dict[str, Any]:
+def template_kwargs(
+    kwargs: dict[str, Any], effort: str | None = None, verbosity: str | None = None
+) -> dict[str, Any]:
     """The variables of the chat template. Raises `InvalidRequest`."""
     check_json(kwargs, "chat_template_kwargs")
     if effort is not None:
         kwargs = {"reasoning_effort": effort, **kwargs}
+    if verbosity is not None:
+        kwargs = {"verbosity": verbosity, **kwargs}
     if len(kwargs) > _MAX_TEMPLATE_KWARGS:
         raise refused("chat_template_kwargs", f"more than {_MAX_TEMPLATE_KWARGS} variables.")
     return kwargs
@@ -158,10 +169,11 @@ def _content(message: MessageParam, path: str) -> str:
     content = message.content
     if isinstance(content, str):
         return content
+    is_answer = message.role == "assistant"
     if content is not None:
-        return joined_text(content, path, ("text",))
-    if message.role == "assistant":
-        return ""
+        return joined_text(content, path, ("text", "refusal") if is_answer else ("text",))
+    if is_answer:
+        return message.refusal or ""
     raise refused(path, "expected a string or a list of parts.")
 
 
@@ -171,9 +183,11 @@ def joined_text(parts: Sequence[ContentPart], path: str, kinds: Sequence[str]) -
         if part.type not in kinds:
             kind = part.type[:64]
             raise refused(f"{path}[{k}]", f"parts of type '{kind}' are not supported, only text.")
-        if not isinstance(part.text, str):
-            raise refused(f"{path}[{k}].text", "expected a string.")
-    text = "\n".join(part.text for part in parts)
+        name = "refusal" if part.type == "refusal" else "text"
+        if not isinstance(getattr(part, name), str):
+            raise refused(f"{path}[{k}].{name}", "expected a string.")
+    texts = (part.refusal if part.type == "refusal" else part.text for part in parts)
+    text = "\n".join(texts)
     if len(text) > MAX_TEXT_CHARS:
         raise refused(path, f"longer than {MAX_TEXT_CHARS} characters.")
     return text

@@ -10,7 +10,7 @@ from gateway.api.bodies.parameters import read, refused
 from shared.messages import MAX_MESSAGES, MAX_TOOLS, ChatMessage, Role
 from shared.messages.fields import Name, Text
 
-_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
 
 TextParts: TypeAlias = Text | list[ContentPart]
 

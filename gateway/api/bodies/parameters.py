@@ -30,7 +30,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "prediction": (),
     "suffix": ("",),
-    "verbosity": ("medium",),
     "web_search_options": (),
     # vLLM
     "cache_salt": (),
@@ -85,6 +84,7 @@ COMPLETION_NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "tool_choice": ("none", "auto"),
     "tools": (),
     "top_logprobs": (0,),
+    "verbosity": ("medium",),
 }
 
 

@@ -10,14 +10,19 @@ from gateway.api.bodies.conversations import (
     FunctionDefinition,
     FunctionName,
     NoParameters,
+    OfferedTools,
     offered_tools,
 )
 from gateway.api.bodies.input_items import conversation_of
 from gateway.api.bodies.parameters import CHAT_NEUTRAL, refused
-from gateway.api.bodies.schemas import ChatParameters, NumTokens, ReasoningEffort
+from gateway.api.bodies.schemas import ChatParameters, NumTokens, ReasoningEffort, Verbosity
 from gateway.api.bodies.structured_output import TextFormat
 from gateway.api.bodies.tool_choice import (
+    AllowedFunction,
+    AllowedFunctions,
+    ChatAllowedTools,
     ChatFunctionChoice,
+    ChatToolChoice,
     FunctionChoice,
     ToolMode,
     ToolUse,
@@ -41,6 +46,7 @@ _NAMES: Mapping[str, str] = {
     "messages": "input",
     "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
+    "verbosity": "text.verbosity",
 }
 """The names of a chat's parameters in this API."""
 _LOGPROBS = "message.output_text.logprobs"
@@ -66,18 +72,29 @@ class ResponseTool(Struct, frozen=True, kw_only=True):
         )
 
 
-class NamedFunction(Struct, frozen=True, kw_only=True):
+class NamedFunction(Struct, frozen=True, kw_only=True, tag="function"):
     """The one function to call."""
 
-    type: Literal["function"]
     name: str | None = None
     function: FunctionChoice | None = None
     """As in a chat."""
 
 
+class AllowedTool(Struct, frozen=True, kw_only=True):
+    type: Literal["function"]
+    name: str
+
+
+class AllowedTools(Struct, frozen=True, kw_only=True, tag="allowed_tools"):
+    """The functions that may be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[tuple[AllowedTool, ...], Meta(max_length=MAX_TOOLS)]
+
+
 class TextOptions(Struct, frozen=True, kw_only=True):
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Verbosity | None = None
 
 
 class ReasoningOptions(Struct, frozen=True, kw_only=True):
@@ -92,7 +109,6 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
         **CHAT_NEUTRAL,
         "context_management": (),
         "conversation": (),
-        "max_tool_calls": (),
         "n": (1,),
         "previous_response_id": (),
         "prompt": (),
@@ -119,7 +135,7 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
         NumTopLogprobs, Meta(description=f"Only with `include`: `{_LOGPROBS}`.")
     ] = 0
     tools: Annotated[tuple[ResponseTool, ...], Meta(max_length=MAX_TOOLS)] = ()
-    tool_choice: ToolMode | NamedFunction | None = None
+    tool_choice: ToolMode | NamedFunction | AllowedTools | None = None
     text: TextOptions = TextOptions()
     reasoning: ReasoningOptions = ReasoningOptions()
     include: tuple[Any, ...] = ()
@@ -160,13 +176,16 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
 
     def tool_use(self, served: Announcement | None) -> ToolUse | None:
         """Raises `InvalidRequest` and `Unavailable`."""
+        is_parallel = self.parallel_tool_calls
+        return tool_use(self.offered(), self.choice(), is_parallel=is_parallel, served=served)
+
+    def offered(self) -> OfferedTools:
+        """Raises `InvalidRequest`."""
         places = [f"tools[{k}]" for k in range(len(self.tools))]
-        offered = offered_tools(
+        return offered_tools(
             (tool.type, tool.function(place), place)
             for tool, place in zip(self.tools, places, strict=True)
         )
-        is_parallel = self.parallel_tool_calls
-        return tool_use(offered, self._choice(), is_parallel=is_parallel, served=served)
 
     @property
     def ignored_tools(self) -> frozenset[str]:
@@ -176,7 +195,8 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
     def prompts(self, tools: tuple[Tool, ...]) -> tuple[Prompt, ...]:
         """Raises `InvalidRequest`."""
         messages = conversation_of(self.instructions, self.input)
-        return (self.chat_prompt(messages, tools, self.reasoning.effort),)
+        effort, verbosity = self.reasoning.effort, self.text.verbosity
+        return (self.chat_prompt(messages, tools, effort, verbosity),)
 
     def token_limit(self) -> int | None:
         limit = self.max_output_tokens
@@ -185,14 +205,19 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
     def num_logprobs(self) -> int | None:
         return self.top_logprobs if _LOGPROBS in self.include else None
 
-    def _choice(self) -> ToolMode | ChatFunctionChoice | None:
+    def choice(self) -> ChatToolChoice | None:
+        """Raises `InvalidRequest`."""
         choice = self.tool_choice
+        if isinstance(choice, AllowedTools):
+            allowed = (FunctionChoice(tool.name) for tool in choice.tools)
+            functions = tuple(AllowedFunction(type="function", function=one) for one in allowed)
+            return ChatAllowedTools(AllowedFunctions(choice.mode, functions))
         if not isinstance(choice, NamedFunction):
             return choice
         function = choice.function if choice.name is None else FunctionChoice(choice.name)
         if function is None:
             raise refused("tool_choice", "expected none, auto, required or one function.")
-        return ChatFunctionChoice(type="function", function=function)
+        return ChatFunctionChoice(function)
 
 
 @contextmanager

@@ -81,6 +81,7 @@ Detach: TypeAlias = Annotated[
     Meta(description="Continue if the client disconnects. An extension of Warren."),
 ]
 ReasoningEffort: TypeAlias = Annotated[str, Meta(description="Passed to the chat template.")]
+Verbosity: TypeAlias = Annotated[str, Meta(description="Passed to the chat template.")]
 TextOrTokens: TypeAlias = (
     Text
     | Annotated[
@@ -227,7 +228,11 @@ class ChatParameters(GenerationRequest, frozen=True, kw_only=True):
     continue_final_message: bool = False
 
     def chat_prompt(
-        self, messages: tuple[ChatMessage, ...], tools: tuple[Tool, ...], effort: str | None
+        self,
+        messages: tuple[ChatMessage, ...],
+        tools: tuple[Tool, ...],
+        effort: str | None,
+        verbosity: str | None,
     ) -> ChatPrompt:
         """Raises `InvalidRequest`."""
         if self.continue_final_message and self.add_generation_prompt:
@@ -236,7 +241,7 @@ class ChatParameters(GenerationRequest, frozen=True, kw_only=True):
         return ChatPrompt(
             messages=messages,
             tools=tools,
-            template_kwargs=template_kwargs(self.chat_template_kwargs, effort),
+            template_kwargs=template_kwargs(self.chat_template_kwargs, effort, verbosity),
             add_generation_prompt=is_asked and not self.continue_final_message,
             continue_final_message=self.continue_final_message,
         )
@@ -260,6 +265,7 @@ class ChatRequest(ChatParameters, frozen=True, kw_only=True):
     tools: Tools = ()
     tool_choice: ChatToolChoice | None = None
     reasoning_effort: ReasoningEffort | None = None
+    verbosity: Verbosity | None = None
     detach: Detach = False
 
     def tool_use(self, served: Announcement | None) -> ToolUse | None:
@@ -274,7 +280,8 @@ class ChatRequest(ChatParameters, frozen=True, kw_only=True):
 
     def prompts(self, tools: tuple[Tool, ...]) -> tuple[Prompt, ...]:
         """Raises `InvalidRequest`."""
-        return (self.chat_prompt(chat_messages(self.messages), tools, self.reasoning_effort),)
+        messages = chat_messages(self.messages)
+        return (self.chat_prompt(messages, tools, self.reasoning_effort, self.verbosity),)
 
     def token_limit(self) -> int | None:
         limit = self.max_completion_tokens

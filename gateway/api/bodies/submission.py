@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec import structs
 
+from gateway.api.bodies.messages import MessagesRequest
 from gateway.api.bodies.parameters import refused
 from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest
@@ -38,7 +39,7 @@ _MAX_TOLD = 1024
 _MAX_SCORED = 1 << 23
 """Maximum number of logprobs of all prompts."""
 
-GenerationBody: TypeAlias = ChatRequest | CompletionRequest | ResponsesRequest
+GenerationBody: TypeAlias = ChatRequest | CompletionRequest | ResponsesRequest | MessagesRequest
 
 
 class Submission(NamedTuple):
@@ -210,7 +211,8 @@ def _rendering(
         prompt_logprobs=request.prompt_logprobs,
         tokens_as_ids=request.return_tokens_as_token_ids,
         tool_parser=calls.parser if calls else None,
-        tool_names=tuple(tool.name for tool in calls.tools) if calls else None,
+        tool_names=tuple(tool.name for tool in calls.callable.values()) if calls else None,
+        text_parameters=calls.text_parameters() if calls else None,
         is_forced=calls is not None and calls.is_required,
         is_single_call=calls is not None and calls.is_single,
         reasoning_parser=_reasoning_parser(request, served),

@@ -1,9 +1,9 @@
 """The tools that a chat may call: validation, and what the job and the reader of its log need."""
 
 from collections.abc import Collection, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from gateway.api.bodies.conversations import OfferedTools
 from gateway.api.bodies.parameters import refused
@@ -14,11 +14,11 @@ from gateway.api.bodies.structured_output import (
     json_rule,
     rule_of,
 )
-from gateway.text.tools import TOOL_PARSERS
+from gateway.text.tools import TAGGED, TOOL_PARSERS
 from gateway.text.tools.hermes import CLOSE, OPEN
 from shared.errors import Unavailable
 from shared.grammars import CALL_CAPTURE, CALLS_TAG
-from shared.messages import MAX_GRAMMAR_CHARS, Announcement, Constraint, Tool
+from shared.messages import MAX_GRAMMAR_CHARS, MAX_TOOLS, Announcement, Constraint, Tool
 
 MAX_CALLS = 16
 """Maximum number of calls in an answer. OpenAI and vLLM have no limit, and a small model may repeat
@@ -40,15 +40,35 @@ class FunctionChoice(Struct, frozen=True):
     name: str
 
 
-class ChatFunctionChoice(Struct, frozen=True, kw_only=True):
+class ChatFunctionChoice(Struct, frozen=True, tag="function"):
     """The one function to call."""
 
+    function: FunctionChoice
+
+
+class AllowedFunction(Struct, frozen=True, kw_only=True):
     type: Literal["function"]
     function: FunctionChoice
 
 
+class AllowedFunctions(Struct, frozen=True):
+    mode: Literal["auto", "required"]
+    tools: Annotated[tuple[AllowedFunction, ...], Meta(max_length=MAX_TOOLS)]
+
+
+class ChatAllowedTools(Struct, frozen=True, tag="allowed_tools"):
+    """The functions that may be called; the prompt has the others, too, so that its prefix stays
+    the same."""
+
+    allowed_tools: AllowedFunctions
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(tool.function.name for tool in self.allowed_tools.tools)
+
+
 ToolMode: TypeAlias = Literal["none", "auto", "required"]
-ChatToolChoice: TypeAlias = ToolMode | ChatFunctionChoice
+ChatToolChoice: TypeAlias = ToolMode | ChatFunctionChoice | ChatAllowedTools
 
 
 class ToolUse(NamedTuple):
@@ -60,7 +80,13 @@ class ToolUse(NamedTuple):
     is_required: bool
     """Whether the model has to call."""
     callable: Mapping[str, Tool]
-    """The tools of which it may call any, by their place in the body."""
+    """The tools of which it may call any, by the place of their schemas in the body."""
+
+    def text_parameters(self) -> dict[str, tuple[str, ...]] | None:
+        """Of each callable tool the parameters that are text, if the parser needs them."""
+        if self.parser not in TAGGED:
+            return None
+        return {tool.name: _text_parameters(tool) for tool in self.callable.values()}
 
     def schemas(self) -> tuple[Wanted, ...]:
         """What the arguments of each of these have to match. Raises `InvalidRequest`."""
@@ -71,6 +97,11 @@ class ToolUse(NamedTuple):
     ) -> Constraint:
         """Calls, or an ``answer``, if there is one, after what thought there may be. Raises
         `InvalidRequest`."""
+        if self.parser not in _FORMS:
+            raise refused(
+                "tool_choice",
+                "this model's calls cannot be combined with a format; use none or required.",
+            )
         rules = _calls(self.parser, self.callable.values(), is_single=self.is_single)
         if answer is None:
             rules = ["answer: calls", *rules]
@@ -97,7 +128,7 @@ class ToolUse(NamedTuple):
 
 def tool_use(
     offered: OfferedTools,
-    choice: ToolMode | ChatFunctionChoice | None,
+    choice: ChatToolChoice | None,
     *,
     is_parallel: bool,
     served: Announcement | None,
@@ -107,18 +138,22 @@ def tool_use(
     Raises `InvalidRequest`, and `Unavailable` if there is no worker, because only workers know the
     format in which their model writes calls.
     """
-    chosen = _chosen(choice, offered)
+    chosen = callable_tools(choice, offered)
     if not chosen:
         return None
     if served is None:
         raise Unavailable("No worker of this model is there to tell how it calls tools.")
     is_one = isinstance(choice, ChatFunctionChoice)
-    is_required = is_one or choice == "required"
+    is_required = is_one or _mode(choice) == "required"
     parser = served.tool_parser
     if parser is None or parser not in TOOL_PARSERS:
         if not is_required:
             raise refused("tools", f"the model '{served.model}' calls none.")
         parser = _DEFAULT_PARSER
+    if is_required and parser not in _FORMS:
+        parser = (
+            _DEFAULT_PARSER  # a grammar makes the model write calls in a form that is not its own
+        )
     return ToolUse(
         offered.functions,
         parser,
@@ -128,25 +163,38 @@ def tool_use(
     )
 
 
-def _chosen(
-    choice: ToolMode | ChatFunctionChoice | None, offered: OfferedTools
-) -> Mapping[str, Tool]:
-    """The tools that may be called, by their place."""
+def callable_tools(choice: ChatToolChoice | None, offered: OfferedTools) -> Mapping[str, Tool]:
+    """The tools that may be called, by the place of their schemas. Raises `InvalidRequest`."""
     tools = dict(zip(offered.places, offered.functions, strict=True))
-    if isinstance(choice, ChatFunctionChoice):
-        tools = {place: tool for place, tool in tools.items() if tool.name == choice.function.name}
-        if not tools:
+    names = _names(choice)
+    if names is not None:
+        tools = {place: tool for place, tool in tools.items() if tool.name in names}
+        if names - {tool.name for tool in tools.values()}:
             raise refused("tool_choice", "no such tool.")
-    if choice == "required":
-        for place, kind in offered.others.items():
+    if _mode(choice) == "required":
+        for place, kind in offered.others.items() if names is None else ():
             raise refused(place, f"'{kind[:64]}' is not supported.")
         if not tools:
             raise refused("tool_choice", "there are no tools.")
     return {} if choice == "none" else tools
 
 
-def _schema(tool: Tool, path: str) -> Wanted:
-    param = f"{path}.parameters"
+def _names(choice: ChatToolChoice | None) -> frozenset[str] | None:
+    """The functions that are chosen by name, if they are."""
+    match choice:
+        case ChatFunctionChoice(function):
+            return frozenset({function.name})
+        case ChatAllowedTools():
+            return choice.names
+        case _:
+            return None
+
+
+def _mode(choice: ChatToolChoice | None) -> object:
+    return choice.allowed_tools.mode if isinstance(choice, ChatAllowedTools) else choice
+
+
+def _schema(tool: Tool, param: str) -> Wanted:
     return Wanted(param, json_constraint(_parameters(tool), param))
 
 
@@ -182,3 +230,20 @@ def _call_schema(tool: Tool, arguments: str) -> dict[str, Any]:
 def _parameters(tool: Tool) -> dict[str, Any]:
     """The schema of a tool's arguments. A function without parameters is called with ``{}``."""
     return {"type": "object", **(tool.parameters or _NO_PARAMETERS)}
+
+
+def _text_parameters(tool: Tool) -> tuple[str, ...]:
+    """The parameters whose values are strings in any case, or of which nothing is known."""
+    properties = _parameters(tool).get("properties")
+    schemas = properties if isinstance(properties, dict) else {}
+    return tuple(name for name, schema in schemas.items() if _is_text(schema))
+
+
+def _is_text(schema: Any) -> bool:
+    if not isinstance(schema, dict):
+        return True
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(values, list) and "type" not in schema:
+        return all(isinstance(value, str) for value in values)
+    is_open = not {"type", "anyOf", "oneOf", "allOf", "$ref"} & schema.keys()
+    return schema.get("type") == "string" or is_open

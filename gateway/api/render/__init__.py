@@ -1,7 +1,8 @@
 """Renders the events of a log in the format of each endpoint, as whole answers and as payloads of a
 stream.
 
-`encoder_for` and `whole_answer` choose by the endpoint. `gathering` collects whole answers.
+`encoder_for`, `ping_for` and `whole_answer` choose by the endpoint. `gathering` collects whole
+answers.
 """
 
 from gateway.api.render.chat_completions import ChatChunks, whole_chat
@@ -9,9 +10,11 @@ from gateway.api.render.chunks import ChunkEncoder
 from gateway.api.render.completions import TextChunks, whole_completion
 from gateway.api.render.formats import Usage
 from gateway.api.render.gathering import Gathering
+from gateway.api.render.messages import PING as MESSAGES_PING
+from gateway.api.render.messages import MessageEncoder, whole_message
 from gateway.api.render.responses import ResponseEncoder, gathered_response
 from gateway.api.rendering import Rendering
-from gateway.log.framing import StreamEncoder
+from gateway.log.framing import PING, StreamEncoder
 
 
 def encoder_for(rendering: Rendering) -> StreamEncoder:
@@ -23,6 +26,15 @@ def encoder_for(rendering: Rendering) -> StreamEncoder:
             return ChunkEncoder(rendering, TextChunks(rendering))
         case "responses":
             return ResponseEncoder(rendering)
+        case "messages":
+            return MessageEncoder(rendering)
+
+
+def ping_for(rendering: Rendering | None) -> bytes:
+    """What keeps an idle connection open. Anthropic's clients expect an event, and may count
+    events to detect that a stream has stalled."""
+    is_messages = rendering is not None and rendering.endpoint == "messages"
+    return MESSAGES_PING if is_messages else PING
 
 
 def whole_answer(gathering: Gathering, usage: Usage) -> object:
@@ -34,3 +46,5 @@ def whole_answer(gathering: Gathering, usage: Usage) -> object:
             return whole_completion(gathering, usage)
         case "responses":
             return gathered_response(gathering, usage)
+        case "messages":
+            return whole_message(gathering, usage)

@@ -139,4 +139,4 @@ def _tool_parser(rendering: Rendering) -> Parser:
         return PlainText()
     if rendering.tool_parser == "mistral" and rendering.is_forced:
         return MistralParser(rendering.tool_names, is_open=True)
-    return TOOL_PARSERS[rendering.tool_parser](rendering.tool_names)
+    return TOOL_PARSERS[rendering.tool_parser](rendering.text_parameters or rendering.tool_names)

@@ -205,7 +205,9 @@ def call_id(rendering: Rendering, choice: int, index: int) -> str:
     characters."""
     name = f"{rendering.request_id} {choice} {index}".encode()
     digest = hashlib.sha256(name).hexdigest()
-    return digest[:9] if rendering.tool_parser == "mistral" else f"call_{digest[:24]}"
+    if rendering.tool_parser == "mistral":
+        return digest[:9]
+    return f"{'toolu' if rendering.endpoint == 'messages' else 'call'}_{digest[:24]}"
 
 
 def finish_reason(reason: messages.FinishReason | None, *, has_called: bool) -> FinishReason | None:

@@ -87,7 +87,7 @@ class Gathering:
         self.prompt_scores: list[list[TokenLogprobs | None]] = [
             [] for _ in range(rendering.num_prompts)
         ]
-        keeps_order = rendering.endpoint == "responses"
+        keeps_order = rendering.endpoint in ("responses", "messages")
         self._drawn = [
             GatheredChoice(k, ChoiceReader(rendering), keeps_order)
             for k in range(rendering.total_drawn)

@@ -27,6 +27,7 @@ class Echo(Struct, frozen=True, kw_only=True):
     background: Any = False
     instructions: Any = None
     max_output_tokens: Any = None
+    max_tool_calls: Any = None
     metadata: Any = {}
     parallel_tool_calls: Any = True
     previous_response_id: Any = None

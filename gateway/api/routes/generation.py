@@ -32,7 +32,7 @@ from gateway.api.sending import (
 from gateway.intake.body import parsed, read_body
 from gateway.intake.signer import KEY_HEADER, Verb, check_key, hash_body
 from gateway.log.cursor import Departure, Restarted
-from gateway.log.framing import PING, Framer
+from gateway.log.framing import Framer
 from gateway.log.relay import LogRelay
 from gateway.log.reply_queues import ReplyLog, new_id
 from gateway.wiring import Gateway
@@ -256,7 +256,7 @@ class _Answer:
         async with until_disconnect(receive):
             first = await relay.take(self._gateway.settings.first_event_timeout_s)
             raise_failure(first)
-            data = stream.word(first) if first else PING
+            data = stream.word(first) if first else stream.ping
             headers = [*STREAM_HEADERS, *self._tokens(relay.request_id)]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             self._has_begun = True

@@ -15,7 +15,7 @@ from gateway.api.sending import (
 )
 from gateway.intake.signer import Verb
 from gateway.log.cursor import NOT_FOUND, Departure
-from gateway.log.framing import PING, EventId, Framer
+from gateway.log.framing import EventId, Framer
 from gateway.log.relay import LogRelay
 from gateway.wiring import Gateway
 from shared import job_lines
@@ -91,7 +91,7 @@ class ResumedStream(Response):
             items = await relay.take(timeout_s)
             if relay.facts is None:
                 raise_failure(items)
-            data = stream.word(items) if items else PING
+            data = stream.word(items) if items else stream.ping
             timeout_s = _REPLAY_PAUSE_S
         return data
 

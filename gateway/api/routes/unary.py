@@ -1,4 +1,5 @@
-"""POST /tokenize, /detokenize and /v1/embeddings."""
+"""POST /tokenize, /detokenize, /v1/embeddings, /v1/score, /v1/rerank, and the endpoints that count
+the tokens of a prompt."""
 
 import time
 from collections.abc import Mapping
@@ -9,7 +10,14 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from starlette.types import Send
 
+from gateway.api.bodies.counting import (
+    MessageTokens,
+    MessageTokensRequest,
+    ResponseTokens,
+    ResponseTokensRequest,
+)
 from gateway.api.bodies.schemas import parse
+from gateway.api.bodies.scoring import Ranking, RerankRequest, ScoreRequest, Scores
 from gateway.api.bodies.unary import (
     DetokenizeRequest,
     EmbeddingRequest,
@@ -26,11 +34,39 @@ from gateway.intake.body import parsed, read_body
 from gateway.wiring import Gateway
 from shared import job_lines
 
-QuickRequest: TypeAlias = TokenizeRequest | DetokenizeRequest | EmbeddingRequest
+QuickRequest: TypeAlias = (
+    TokenizeRequest
+    | DetokenizeRequest
+    | EmbeddingRequest
+    | MessageTokensRequest
+    | ResponseTokensRequest
+    | ScoreRequest
+    | RerankRequest
+)
 
 _TOKENIZE_EXAMPLE: Mapping[str, Any] = {"model": "smollm2", "prompt": "Once upon a time"}
 _DETOKENIZE_EXAMPLE: Mapping[str, Any] = {"model": "smollm2", "tokens": [40, 19, 28]}
+_MESSAGE_EXAMPLE: Mapping[str, Any] = {
+    "model": "smollm2",
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+}
+_RESPONSE_EXAMPLE: Mapping[str, Any] = {
+    "model": "smollm2",
+    "input": "What is the capital of France?",
+}
 _EMBEDDING_EXAMPLE: Mapping[str, Any] = {"model": "smollm2", "input": ["one text", "another"]}
+
+_SCORE_EXAMPLE: Mapping[str, Any] = {
+    "model": "smollm2",
+    "text_1": "What is the capital of France?",
+    "text_2": ["Paris is the capital of France.", "Rome is old."],
+}
+_RERANK_EXAMPLE: Mapping[str, Any] = {
+    "model": "smollm2",
+    "query": "What is the capital of France?",
+    "documents": ["Rome is old.", "Paris is the capital of France."],
+    "top_n": 1,
+}
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -89,5 +125,42 @@ def router(gateway: Gateway) -> APIRouter:
     async def create_embeddings() -> Response:
         """One vector of length 1 for each text, where the model has them."""
         return LiveResponse(partial(serve, EmbeddingRequest))
+
+    @routes.post(
+        "/v1/score",
+        openapi_extra=documented(ScoreRequest, _SCORE_EXAMPLE, Scores, streams=False),
+    )
+    async def score() -> Response:
+        """The similarity of texts, where the model has embeddings."""
+        return LiveResponse(partial(serve, ScoreRequest))
+
+    @routes.post("/v2/rerank", include_in_schema=False)  # Cohere's clients
+    @routes.post(
+        "/v1/rerank",
+        openapi_extra=documented(RerankRequest, _RERANK_EXAMPLE, Ranking, streams=False),
+    )
+    async def rerank() -> Response:
+        """Documents, sorted by their similarity to a query, where the model has embeddings."""
+        return LiveResponse(partial(serve, RerankRequest))
+
+    @routes.post(
+        "/v1/messages/count_tokens",
+        openapi_extra=documented(
+            MessageTokensRequest, _MESSAGE_EXAMPLE, MessageTokens, streams=False
+        ),
+    )
+    async def count_message_tokens() -> Response:
+        """The number of tokens of a message's prompt, with Anthropic's Messages API."""
+        return LiveResponse(partial(serve, MessageTokensRequest))
+
+    @routes.post(
+        "/v1/responses/input_tokens",
+        openapi_extra=documented(
+            ResponseTokensRequest, _RESPONSE_EXAMPLE, ResponseTokens, streams=False
+        ),
+    )
+    async def count_response_tokens() -> Response:
+        """The number of tokens of a response's prompt."""
+        return LiveResponse(partial(serve, ResponseTokensRequest))
 
     return routes

@@ -4,17 +4,28 @@
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from gateway.text.pieces import Parser
 from gateway.text.tools.calls import Names
+from gateway.text.tools.delimited import DEEPSEEK_V3, KIMI_K2, DelimitedParser
 from gateway.text.tools.hermes import HermesParser
 from gateway.text.tools.llama3 import Llama3Parser
 from gateway.text.tools.mistral import MistralParser
+from gateway.text.tools.pythonic import PythonicParser
+from gateway.text.tools.tagged import GLM45, QWEN3_CODER, TaggedParser
 
 TOOL_PARSERS: Mapping[str, Callable[[Names], Parser]] = {
+    "deepseek_v3": partial(DelimitedParser, DEEPSEEK_V3),
+    "glm45": partial(TaggedParser, GLM45),
     "hermes": HermesParser,
+    "kimi_k2": partial(DelimitedParser, KIMI_K2),
     "llama3_json": Llama3Parser,
     "mistral": MistralParser,
+    "pythonic": PythonicParser,
+    "qwen3_coder": partial(TaggedParser, QWEN3_CODER),
 }
 """By the names in workers' announcements. Each is given the names of the functions that may be
 called."""
+TAGGED = frozenset({"glm45", "qwen3_coder"})
+"""Those that are given, by the name of each function, its parameters that are text."""

@@ -4,7 +4,8 @@ import json
 from collections.abc import Collection
 from typing import TypeAlias
 
-from gateway.text.pieces import CallArguments, CallStart, Piece
+from gateway.text.pieces import CallArguments, CallStart, Content, Piece
+from gateway.text.tags import Until
 
 _ARGUMENTS = ("arguments", "parameters")
 _KEYS = ("name", "type", "id", *_ARGUMENTS)
@@ -17,6 +18,29 @@ Names: TypeAlias = Collection[str] | None
 
 def is_declared(name: str | None, names: Names) -> bool:
     return bool(name) and (names is None or name in names)
+
+
+class Outside:
+    """The text around calls: content up to the next tag, without whitespace next to calls."""
+
+    def __init__(self, tag: str) -> None:
+        self.follows_call = False
+        self._until = Until(tag)
+
+    def read(self, text: str, pieces: list[Piece]) -> tuple[str | None, str]:
+        """Adds the certain content to ``pieces``. Returns the tag with its whitespace if one was
+        found, and the text after it."""
+        content, tag, rest = self._until.read(text)
+        content = content.lstrip() if self.follows_call else content
+        if content:
+            self.follows_call = False
+            pieces.append(Content(content))
+        return tag, rest
+
+    def end(self) -> list[Piece]:
+        held = self._until.end()
+        is_dropped = not held or (self.follows_call and held.isspace())
+        return [] if is_dropped else [Content(held)]
 
 
 class JsonValue:

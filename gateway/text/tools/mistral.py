@@ -1,10 +1,11 @@
-"""Tool calls after ``[TOOL_CALLS]``: a list of objects, or ``name[ARGS]{...}`` for newer models."""
+"""Tool calls after ``[TOOL_CALLS]``: a list of objects, or ``name[ARGS]{...}`` for newer models, of
+which some write ``[CALL_ID]`` and an id before ``[ARGS]``."""
 
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece
 from gateway.text.tags import Until
 from gateway.text.tools.calls import CallObject, JsonValue, Names, is_declared
 
-TAG, ARGS = "[TOOL_CALLS]", "[ARGS]"
+TAG, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _BETWEEN = " \t\r\n,"
 
 
@@ -155,7 +156,7 @@ class _NamedCall:
             self.is_broken = len(self.raw) > 512 or (char in "\n<>()")
             if char != "{":
                 return []
-            name = self.raw[:-1].strip().removesuffix(ARGS).strip()
+            name = self.raw[:-1].partition(CALL_ID)[0].strip().removesuffix(ARGS).strip()
             if not is_declared(name, self._names):
                 self.is_broken = True
                 return []

@@ -79,11 +79,16 @@ def test_every_endpoint_is_in_the_document() -> None:
         "/v1/files",
         "/v1/files/{file_id}",
         "/v1/files/{file_id}/content",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
         "/v1/models",
         "/v1/models/{model}",
+        "/v1/rerank",
         "/v1/responses",
+        "/v1/responses/input_tokens",
         "/v1/responses/{response_id}",
         "/v1/responses/{response_id}/cancel",
+        "/v1/score",
         "/v1/streams/{stream_id}",
     }
 
@@ -96,8 +101,11 @@ def test_every_operation_but_probes_takes_an_api_key() -> None:
     schemes = DOCUMENT["components"]["securitySchemes"]
     taken = {name: [*operation.get("security", ())] for name, operation in operations()}
 
-    assert [(scheme["type"], scheme["scheme"]) for scheme in schemes.values()] == [
-        ("http", "bearer")
+    assert [
+        (scheme["type"], scheme.get("scheme", scheme.get("name"))) for scheme in schemes.values()
+    ] == [
+        ("http", "bearer"),
+        ("apiKey", "x-api-key"),
     ]
     assert {name for name, security in taken.items() if not security} == {
         "GET /health",

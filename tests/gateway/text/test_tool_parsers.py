@@ -82,10 +82,84 @@ MISTRAL = [
         'Sure. [TOOL_CALLS]f[ARGS]{"a": "]"}[TOOL_CALLS]g{}',
         [Content("Sure."), *call(0, "f", '{"a": "]"}'), *call(1, "g", "{}")],
     ),
+    ('[TOOL_CALLS]f[CALL_ID]x1y2z3a4b[ARGS]{"a": 1}', call(0, "f", '{"a": 1}')),
     ("x [TOOL", [Content("x [TOOL")]),
     ('[TOOL_CALLS]["a"] b', [Content('[TOOL_CALLS]["a"] b')]),
 ]
+DEEPSEEK_V3 = [
+    (
+        "Sure.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>"
+        '{"a": "}"}<｜tool▁call▁end｜>'
+        "<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        [Content("Sure."), *call(0, "f", '{"a": "}"}'), *call(1, "g", "{}")],
+    ),
+    (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+        '{"a": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        call(0, "f", '{"a": 1}'),
+    ),
+    ("a <｜tool▁calls▁begin｜> b", [Content("a <｜tool▁calls▁begin｜> b")]),
+    (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{}",
+        [Content("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{}")],
+    ),
+]
+KIMI_K2 = [
+    (
+        "Sure.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"
+        '<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|><|tool_call_begin|>functions.g:1'
+        "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+        [Content("Sure."), *call(0, "f", '{"a": 1}'), *call(1, "g", "{}")],
+    ),
+    ("x <|tool_calls_section_begin|>", [Content("x <|tool_calls_section_begin|>")]),
+    (
+        "<|tool_calls_section_begin|><|tool_calls_section_end|> y",
+        [Content("<|tool_calls_section_begin|><|tool_calls_section_end|> y")],
+    ),
+]
+QWEN3_CODER = [
+    (
+        "Sure.\n<tool_call>\n<function=f>\n<parameter=a>\n1 <b> \n\n</parameter>\n"
+        '<parameter=c>\n\n\nd"é\n</parameter>\n</function>\n</tool_call>\n'
+        "<tool_call>\n<function=g>\n</function>\n</tool_call> done",
+        [
+            Content("Sure."),
+            *call(0, "f", '{"a": "1 <b> \\n", "c": "\\n\\nd\\"é"}'),
+            *call(1, "g", "{}"),
+            Content("done"),
+        ],
+    ),
+    ("<tool_call>\n<func", [Content("<tool_call>\n<func")]),
+    ("<tool_call>\n<function=f>\n<parameter=a>\n1", call(0, "f", '{"a": "1')),
+    ("<tool_call>\nx</tool_call>", [Content("<tool_call>\nx</tool_call>")]),
+]
+GLM45 = [
+    (
+        "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n<arg_key>b</arg_key>\n"
+        "<arg_value> x\n</arg_value>\n</tool_call>\n<tool_call>g</tool_call>",
+        [*call(0, "f", '{"a": "1", "b": " x\\n"}'), *call(1, "g", "{}")],
+    ),
+    ("<tool_call>f g</tool_call>", [Content("<tool_call>f g</tool_call>")]),
+]
+PYTHONIC = [
+    (
+        '[f(a="x)]", b=[1, -2.5, {"c": None}], d=true), g.h()]',
+        call(0, "f", '{"a": "x)]", "b": [1, -2.5, {"c": null}], "d": true}') + call(1, "g.h", "{}"),
+    ),
+    ("<|python_start|>[f()]<|python_end|>", call(0, "f", "{}")),
+    ("See [f](x).", [Content("See [f](x).")]),
+    ("[f](x)", [Content("[f](x)")]),
+    ("[f(1)]", [Content("[f(1)]")]),
+    ("[f(a=g())]", [Content("[f(a=g())]")]),
+    ("[f(a=1), x", [Content("[f(a=1), x")]),
+    ("[f(**a)]", [Content("[f(**a)]")]),
+]
 CASES = [
+    *(("pythonic", *case) for case in PYTHONIC),
+    *(("deepseek_v3", *case) for case in DEEPSEEK_V3),
+    *(("kimi_k2", *case) for case in KIMI_K2),
+    *(("qwen3_coder", *case) for case in QWEN3_CODER),
+    *(("glm45", *case) for case in GLM45),
     *(("hermes", *case) for case in HERMES),
     *(("llama3_json", *case) for case in LLAMA3),
     *(("mistral", *case) for case in MISTRAL),
@@ -197,6 +271,37 @@ def is_json(text: str) -> bool:
     return True
 
 
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=f>\n<parameter=s>\n1\n</parameter>\n<parameter=n>\n1\n"
+            '</parameter>\n<parameter=o>\n{"a": [1]}\n</parameter>\n<parameter=t>\nTrue\n'
+            "</parameter>\n<parameter=x>\nNaN\n</parameter>\n</function>\n</tool_call>",
+        ),
+        (
+            "glm45",
+            "<tool_call>f"
+            + "".join(
+                f"\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>"
+                for key, value in zip("snotx", ("1", "1", '{"a": [1]}', "true", "NaN"), strict=True)
+            )
+            + "\n</tool_call>",
+        ),
+    ],
+)
+def test_a_value_is_text_or_json_as_its_schema_says(parser: str, text: str) -> None:
+    reader = ChoiceReader(
+        context_of(tool_parser=parser, tool_names=("f",), text_parameters={"f": ("s",)})
+    )
+
+    pieces = merged([piece for char in text for piece in reader.read(char, 1)] + reader.end())
+
+    arguments = '{"s": "1", "n": 1, "o": {"a": [1]}, "t": true, "x": "NaN"}'
+    assert pieces == call(0, "f", arguments)
+
+
 fragments = st.lists(
     st.sampled_from(
         [
@@ -205,6 +310,27 @@ fragments = st.lists(
             "<|python_tag|>",
             "[TOOL_CALLS]",
             "[ARGS]",
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁call▁begin｜>",
+            "f<｜tool▁sep｜>",
+            "<｜tool▁calls▁end｜>",
+            "<|tool_calls_section_begin|>",
+            "<|tool_call_begin|>",
+            "functions.f:0<|tool_call_argument_begin|>",
+            "<|tool_calls_section_end|>",
+            "<function=f>",
+            "</function>",
+            "<parameter=a>",
+            "</parameter>",
+            "f\n",
+            "<arg_key>a</arg_key>\n<arg_value>",
+            "</arg_value>",
+            "{}",
+            "<|python_start|>",
+            "<|python_end|>",
+            "[f(a=1)]",
+            "f(b='x')",
+            ")",
             "<think>",
             "</think>",
             '{"name": "f", "arguments": {"a": "b"}}',
@@ -255,6 +381,7 @@ def test_pieces_do_not_depend_on_how_the_text_is_cut(
 @given(text=fragments, parser=st.sampled_from(list(TOOL_PARSERS)))
 @example(text="\n<|python_tag|>", parser="llama3_json")
 @example(text="[TOOL_CALLS][]", parser="mistral")
+@example(text="<tool_call><parameter=a>", parser="qwen3_coder")
 def test_a_text_without_calls_stays_as_it_is(text: str, parser: str) -> None:
     pieces = pieces_of([text], parser)
 

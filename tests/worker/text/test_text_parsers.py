@@ -22,10 +22,26 @@ def load(directory: Path, template: str, *entries: str) -> Tokenizer:
         ("{% if tools %}<tool_call>{% endif %}", [], "hermes"),
         ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}", ["[TOOL_CALLS]"], "mistral"),
         ("{% if tools %}Environment: ipython{% endif %}", ["<|python_tag|>"], "llama3_json"),
+        ("{% if tools %}<tool_call>\n<function=f>{% endif %}", [], "qwen3_coder"),
+        ("{% if tools %}<tool_call>f\n<arg_key>{% endif %}", [], "glm45"),
+        ("{% if tools %}<｜tool▁call▁begin｜>{% endif %}", [], "deepseek_v3"),
+        ("{% if tools %}<|tool_call_begin|>{% endif %}", [], "kimi_k2"),
+        ("{% if tools %}[func_name1(a=b)]{% endif %}", ["<|python_tag|>"], "pythonic"),
         ("{% if tools %}calls{% endif %}", [], None),
         ("{{ messages[0].content }}", ["<|python_tag|>"], "hermes"),
     ],
-    ids=["hermes", "mistral", "llama3", "of its own", "none"],
+    ids=[
+        "hermes",
+        "mistral",
+        "llama3",
+        "qwen3_coder",
+        "glm45",
+        "deepseek_v3",
+        "kimi_k2",
+        "pythonic",
+        "of its own",
+        "none",
+    ],
 )
 def test_the_form_of_calls_is_told_from_template_and_vocabulary(
     template: str, entries: list[str], parser: str | None, tmp_path: Path

@@ -49,7 +49,8 @@ def job_of(**body: Any) -> GenerationJob:
         ),
         ({"temperature": "hot"}, "temperature"),
         ({"prediction": {"a": 1}}, "prediction"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"text": {"verbosity": 3}}, "text.verbosity"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "none", "tools": []}}, "tool_choice"),
         ({"reasoning": {"effort": 3}}, "reasoning.effort"),
     ],
 )
@@ -70,6 +71,7 @@ def test_what_is_not_supported_is_refused_by_name(body: dict[str, Any], param: s
         ("logprobs", True, "include"),
         ("messages", [{"role": "user", "content": "x"}], "input"),
         ("reasoning_effort", "low", "reasoning.effort"),
+        ("verbosity", "low", "text.verbosity"),
     ],
 )
 def test_what_chat_calls_otherwise_is_refused_with_its_name_here(
@@ -83,7 +85,7 @@ def test_what_chat_calls_otherwise_is_refused_with_its_name_here(
 
 
 def test_what_asks_for_nothing_is_tolerated() -> None:
-    job = job_of(logprobs=False, text={"verbosity": "medium"})
+    job = job_of(logprobs=False, max_tool_calls=3)
 
     assert job.sampling == SamplingParams()
 

@@ -54,6 +54,36 @@ def blamed(kind: type[ChatRequest | CompletionRequest], **body: Any) -> str | No
     return caught.value.param
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"content": [{"type": "refusal", "refusal": "No."}]},
+        {"content": None, "refusal": "No."},
+    ],
+)
+def test_what_the_assistant_refused_is_what_it_said(answer: dict[str, Any]) -> None:
+    job = chat_job(USER, {"role": "assistant", **answer}, USER)
+
+    (prompt,) = job.prompts
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.messages[1].content == "No."
+
+
+def test_a_user_refuses_nothing() -> None:
+    part = {"type": "refusal", "refusal": "No."}
+
+    assert blamed(ChatRequest, messages=[{"role": "user", "content": [part]}]) == (
+        "messages[0].content[0]"
+    )
+
+
+def test_verbosity_is_passed_to_the_template() -> None:
+    (prompt,) = chat_job(verbosity="low").prompts
+
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.template_kwargs == {"verbosity": "low"}
+
+
 def test_a_bare_request_has_the_structs_defaults() -> None:
     job = chat_job()
 

@@ -94,6 +94,59 @@ def test_tools_that_are_no_functions_are_left_out(choice: Any) -> None:
     assert use is None or [tool.name for tool in use.tools] == ["get_time"]
 
 
+@pytest.mark.parametrize("parser", ["qwen3_coder", "glm45", "deepseek_v3", "kimi_k2", "pythonic"])
+def test_a_call_that_is_required_has_a_form_for_which_there_is_a_grammar(parser: str) -> None:
+    free, forced = (use_of([TIME], choice, parser=parser) for choice in ("auto", "required"))
+
+    assert free is not None
+    assert forced is not None
+    assert (free.parser, forced.parser) == (parser, "hermes")
+    assert free.constraint_after_tag(None) is None
+
+
+def test_a_parser_may_need_to_know_what_is_text() -> None:
+    properties = {
+        "a": {"type": "string"},
+        "b": {"enum": ["x", "y"]},
+        "c": {"description": "anything"},
+        "d": {"type": ["string", "null"]},
+        "e": {"type": "integer"},
+        "f": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+        "g": {"enum": ["x", 1]},
+    }
+    tool = {"type": "function", "function": {"name": "t", "parameters": {"properties": properties}}}
+
+    tagged, other = (use_of([tool], parser=parser) for parser in ("qwen3_coder", "hermes"))
+
+    assert tagged is not None
+    assert tagged.text_parameters() == {"t": ("a", "b", "c")}
+    assert other is not None
+    assert other.text_parameters() is None
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_allowed_tools_may_be_called_but_all_are_in_the_prompt(mode: str) -> None:
+    use = use_of([WEATHER, TIME], allowed(mode, "get_time"))
+
+    assert use is not None
+    assert use.is_required is (mode == "required")
+    assert [tool.name for tool in use.tools] == ["get_weather", "get_time"]
+    assert [tool.name for tool in use.callable.values()] == ["get_time"]
+
+
+@pytest.mark.parametrize("choice", [allowed("auto", "nothing"), allowed("required")])
+def test_what_is_allowed_has_to_be_there(choice: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        use_of([WEATHER], choice)
+
+    assert caught.value.param == "tool_choice"
+
+
 def test_a_model_that_may_call_is_free() -> None:
     use = use_of([WEATHER, TIME], "auto")
 

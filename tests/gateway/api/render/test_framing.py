@@ -40,6 +40,11 @@ KINDS: list[tuple[Rendering, list[list[str]]]] = [
         ),
         [THOUGHT + CALLS],
     ),
+    (context_of(endpoint="messages"), [PLAIN]),
+    (
+        context_of(endpoint="messages", tool_parser="hermes", reasoning_parser="qwen3"),
+        [THOUGHT + CALLS],
+    ),
 ]
 
 
@@ -58,6 +63,11 @@ def whole_of(frames: Iterable[tuple[str, bytes]]) -> dict[Any, Any]:
             place = chunk["type"], chunk.get("output_index")
             _merge(whole, place, news)
             whole["events"] += [] if news["delta"] else [chunk]
+        elif chunk.get("type") == "content_block_delta":
+            kind = chunk["delta"].pop("type")
+            _merge(whole, (kind, chunk["index"]), chunk["delta"])
+        elif "type" in chunk:
+            whole["events"].append(chunk)
         for choice in chunk.pop("choices", ()):
             _merge(whole, (choice.pop("index"),), choice)
         whole["usage"].append(chunk.get("usage"))

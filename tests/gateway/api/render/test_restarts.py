@@ -42,6 +42,12 @@ KINDS: list[tuple[Rendering, list[list[str]]]] = [
         ),
         [THOUGHT + HERMES],
     ),
+    (context_of(endpoint="messages"), [["Once", "", " upon"]]),
+    (context_of(endpoint="messages", reasoning_parser="qwen3"), [THOUGHT]),
+    (
+        context_of(endpoint="messages", tool_parser="hermes", reasoning_parser="qwen3"),
+        [THOUGHT + HERMES],
+    ),
 ]
 
 

@@ -7,8 +7,10 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gateway.api.bodies.messages import MessagesRequest
 from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest
+from gateway.api.bodies.scoring import RerankRequest, ScoreRequest
 from shared.bus.memory import MemoryBroker, MemoryBus
 from tests.support.http import live_gateway
 from tests.support.scripted_worker import ScriptedWorker
@@ -17,6 +19,9 @@ NAMES = sorted(
     {
         *ChatRequest.__struct_fields__,
         *CompletionRequest.__struct_fields__,
+        *MessagesRequest.__struct_fields__,
+        *RerankRequest.__struct_fields__,
+        *ScoreRequest.__struct_fields__,
         *ResponsesRequest.__struct_fields__,
         "x",
     }
@@ -25,9 +30,14 @@ PATHS = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/responses",
+    "/v1/responses/input_tokens",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
     "/tokenize",
     "/detokenize",
     "/v1/embeddings",
+    "/v1/score",
+    "/v1/rerank",
 ]
 
 scalars = (
@@ -54,6 +64,11 @@ valid = st.sampled_from(
             "prompt": "a b",
             "input": "a b",
             "messages": [{"role": "user", "content": "a b"}],
+            "max_tokens": 2,
+            "query": "a",
+            "documents": ["a", "b"],
+            "text_1": "a",
+            "text_2": "b",
         },
         {},
     ]

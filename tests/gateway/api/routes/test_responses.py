@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from shared.messages import ChatPrompt
-from tests.support.http import LiveGateway, eventually
+from tests.support.http import LiveGateway, eventually, hears_a_worker
 from tests.support.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
@@ -63,6 +63,46 @@ async def test_parameters_reach_the_worker(gateway: LiveGateway, worker: Scripte
     assert isinstance(prompt, ChatPrompt)
     assert [message.content for message in prompt.messages] == ["Be brief.", "one"]
     assert (response.instructions, response.metadata) == ("Be brief.", {"a": "b"})
+
+
+async def test_small_parameters_are_honoured(gateway: LiveGateway, worker: ScriptedWorker) -> None:
+    refusal = {"type": "refusal", "refusal": "No."}
+    message = {"type": "message", "role": "assistant", "content": [refusal]}
+
+    response = await gateway.post(
+        "/v1/responses",
+        model=MODEL,
+        input=[message, {"role": "user", "content": "one"}],
+        text={"verbosity": "low"},
+        max_tool_calls=3,
+    )
+
+    prompt = worker.jobs[0].job.prompts[0]
+    assert isinstance(prompt, ChatPrompt)
+    assert [message.content for message in prompt.messages] == ["No.", "one"]
+    assert prompt.template_kwargs == {"verbosity": "low"}
+    assert response.json()["max_tool_calls"] == 3
+
+
+async def test_allowed_tools_are_the_only_ones_that_are_called(
+    gateway: LiveGateway, worker: ScriptedWorker
+) -> None:
+    await hears_a_worker(gateway)
+    tools = [{**TOOL, "name": name} for name in ("f", "g")]
+    choice = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "function", "name": "g"}],
+    }
+
+    await gateway.post("/v1/responses", model=MODEL, input="one", tools=tools, tool_choice=choice)
+
+    job = worker.jobs[0].job
+    assert isinstance(job.prompts[0], ChatPrompt)
+    assert [tool.name for tool in job.prompts[0].tools] == ["f", "g"]
+    assert job.sampling.constraint is not None
+    assert '"const":"g"' in job.sampling.constraint.source
+    assert '"const":"f"' not in job.sampling.constraint.source
 
 
 async def test_a_background_response_goes_on_alone(

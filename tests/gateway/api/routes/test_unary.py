@@ -34,6 +34,12 @@ async def test_a_conversation_is_tokenized(gateway: LiveGateway) -> None:
     assert (answer["tokens"], answer["token_strs"]) == ([3, 3], None)
 
 
+async def test_the_tokens_of_a_response_are_counted(gateway: LiveGateway) -> None:
+    counted = await gateway.openai.responses.input_tokens.count(model=MODEL, input="one two")
+
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", 2)
+
+
 async def test_token_ids_become_text(gateway: LiveGateway) -> None:
     answer = (await gateway.post("/detokenize", model=MODEL, tokens=[1, 2])).json()
 

@@ -1,0 +1,157 @@
+"""The bodies and answers of the endpoints that compare texts, as vLLM serves them for embedding
+models: a score is the cosine of two embeddings."""
+
+from collections.abc import Sequence
+from operator import mul
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta, Struct
+
+from gateway.api.bodies.parameters import refused
+from gateway.api.bodies.unary import QuickBody, QuickDraft
+from gateway.fleet.unary import QuickLane
+from shared.messages import (
+    MAX_EMBEDDING_INPUTS,
+    Embedded,
+    EmbeddingJob,
+    TextPrompt,
+)
+from shared.messages.fields import Text
+
+Texts: TypeAlias = (
+    Text | Annotated[list[Text], Meta(min_length=1, max_length=MAX_EMBEDDING_INPUTS - 1)]
+)
+
+
+class DocumentText(Struct, frozen=True, kw_only=True):
+    text: Text
+
+
+Documents: TypeAlias = Annotated[
+    list[Text | DocumentText], Meta(min_length=1, max_length=MAX_EMBEDDING_INPUTS - 1)
+]
+
+
+class ScoringUsage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Score(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="object", tag="score"
+):
+    index: int
+    score: float
+
+
+class Scores(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="object", tag="list"
+):
+    id: str
+    model: str
+    data: Sequence[Score]
+    usage: ScoringUsage
+
+
+class Ranked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    index: int
+    """The place of the document in the request."""
+    relevance_score: float
+    document: DocumentText | None = None
+
+
+class Ranking(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    id: str
+    model: str
+    results: Sequence[Ranked]
+    """The most relevant first."""
+    usage: ScoringUsage
+
+
+class ScoreRequest(QuickBody, frozen=True, kw_only=True):
+    """Two texts, a text and several others, or as many texts as others."""
+
+    text_1: Texts
+    text_2: Texts
+
+    def job(self, draft: QuickDraft) -> EmbeddingJob:
+        """Raises `InvalidRequest`."""
+        first, second = _listed(self.text_1), _listed(self.text_2)
+        if len(first) not in (1, len(second)):
+            raise refused("text_1", "expected one text, or as many as text_2.")
+        return _embedding([*first, *second], "text_2", draft)
+
+    async def answer(self, lane: QuickLane, draft: QuickDraft) -> Scores:
+        embedded = await lane.ask(self.job(draft), Embedded)
+        num_first = len(_listed(self.text_1))
+        first, second = embedded.vectors[:num_first], embedded.vectors[num_first:]
+        if num_first == 1:
+            first *= len(second)
+        pairs = enumerate(zip(first, second, strict=True))
+        return Scores(
+            id=draft.request_id,
+            model=draft.model,
+            data=[Score(index=k, score=_cosine(*pair)) for k, pair in pairs],
+            usage=_usage(embedded),
+        )
+
+
+class RerankRequest(QuickBody, frozen=True, kw_only=True):
+    """A query, and the documents to sort by their relevance for it."""
+
+    query: Text
+    documents: Documents
+    top_n: Annotated[int, Meta(ge=0, description="0: all documents.")] = 0
+    return_documents: bool = True
+
+    def job(self, draft: QuickDraft) -> EmbeddingJob:
+        """Raises `InvalidRequest`."""
+        return _embedding([self.query, *self._texts()], "documents", draft)
+
+    async def answer(self, lane: QuickLane, draft: QuickDraft) -> Ranking:
+        embedded = await lane.ask(self.job(draft), Embedded)
+        query, *documents = embedded.vectors
+        scores = [_cosine(query, document) for document in documents]
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])
+        texts = self._texts()
+        results = [
+            Ranked(
+                index=index,
+                relevance_score=scores[index],
+                document=DocumentText(text=texts[index]) if self.return_documents else None,
+            )
+            for index in order[: self.top_n or None]
+        ]
+        return Ranking(
+            id=draft.request_id, model=draft.model, results=results, usage=_usage(embedded)
+        )
+
+    def _texts(self) -> list[str]:
+        return [item if isinstance(item, str) else item.text for item in self.documents]
+
+
+def _listed(texts: str | list[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts
+
+
+def _embedding(texts: Sequence[str], param: str, draft: QuickDraft) -> EmbeddingJob:
+    if len(texts) > MAX_EMBEDDING_INPUTS:
+        raise refused(param, f"more than {MAX_EMBEDDING_INPUTS} texts together.")
+    return EmbeddingJob(
+        model=draft.model,
+        request_id=draft.request_id,
+        deadline=draft.deadline,
+        tenant=draft.tenant,
+        prompts=tuple(TextPrompt(text=text) for text in texts),
+    )
+
+
+def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
+    """Of vectors of length 1."""
+    cosine: float = sum(map(mul, one, other))
+    return cosine
+
+
+def _usage(embedded: Embedded) -> ScoringUsage:
+    num_tokens = sum(embedded.num_prompt_tokens)
+    return ScoringUsage(prompt_tokens=num_tokens, total_tokens=num_tokens)

@@ -1,0 +1,244 @@
+"""Renders the answers of /v1/messages, as whole messages and as events of Anthropic's API."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+import pydantic_core
+from msgspec import Raw, Struct
+
+from gateway.api.render.choice_reader import ChoiceReader, merged
+from gateway.api.render.formats import ENCODER, TokenCounts, Usage, call_id, error_of
+from gateway.api.render.gathering import Gathering
+from gateway.api.rendering import Rendering
+from gateway.errors import messages_error_body
+from gateway.log.cursor import LogEvent
+from gateway.log.framing import Payload
+from gateway.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+from shared.errors import WarrenError
+from shared.messages import Failed, Finished, FinishReason, PromptScores, Started, TokenDelta
+
+StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+Event: TypeAlias = dict[str, Any]
+
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+
+
+class TextBlock(Struct, tag="text"):
+    text: str
+
+
+class ThinkingBlock(Struct, tag="thinking"):
+    thinking: str
+    signature: str
+    """Nothing checks it, but some clients drop blocks without a signature."""
+
+
+class ToolUseBlock(Struct, tag="tool_use"):
+    id: str
+    name: str
+    input: Raw
+
+
+ContentBlock: TypeAlias = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class MessageUsage(Struct, frozen=True, kw_only=True):
+    input_tokens: int
+    """Tokens of the prompt that were not found in the prefix cache."""
+    cache_creation_input_tokens: int = 0
+    """Always 0: writing to the prefix cache costs nothing."""
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class Message(Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
+    """A whole message, or one that begins."""
+
+    id: str
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: Sequence[ContentBlock] = ()
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    usage: MessageUsage
+
+
+def whole_message(gathering: Gathering, usage: Usage) -> Message:
+    """The answer to a request that does not stream."""
+    rendering, choice = gathering.rendering, gathering.choices[0]
+    assert choice.finish_reason is not None
+    pieces = [piece for pieces, _ in choice.parts for piece in pieces]
+    reason, sequence = _stop(
+        choice.finish_reason, choice.stop_reason, has_called=choice.reader.has_called
+    )
+    return Message(
+        id=rendering.request_id,
+        model=rendering.model,
+        content=_content(rendering, pieces),
+        stop_reason=reason,
+        stop_sequence=sequence,
+        usage=_usage(usage),
+    )
+
+
+class MessageEncoder:
+    """Renders the stream of one message."""
+
+    def __init__(self, rendering: Rendering) -> None:
+        self._rendering = rendering
+        self._reader = ChoiceReader(rendering)
+        self._counts = TokenCounts()
+        self._has_begun = False
+        self._num_blocks = 0
+        self._open: type[ContentBlock] | None = None
+        """The type of the last block, if it has not ended."""
+        self._last: Finished | None = None
+
+    @property
+    def usage(self) -> Usage:
+        return self._counts.usage
+
+    def encode(self, event: LogEvent) -> list[Payload]:
+        self._counts.read(event)
+        match event:
+            case Failed():
+                return self.fail(error_of(event))
+            case TokenDelta() | Finished():
+                return _payloads(self._tokens(event))
+            case Started() if not self._has_begun:
+                self._has_begun = True
+                message = Message(
+                    id=self._rendering.request_id,
+                    model=self._rendering.model,
+                    usage=_usage(self.usage),
+                )
+                return _payloads([{"type": "message_start", "message": message}])
+            case Started() | PromptScores():
+                return []
+
+    def end(self) -> list[Payload]:
+        last = self._last
+        assert last is not None
+        has_called = self._reader.has_called
+        reason, sequence = _stop(last.finish_reason, last.stop_reason, has_called=has_called)
+        delta = {"stop_reason": reason, "stop_sequence": sequence}
+        ended = {"type": "message_delta", "delta": delta, "usage": _usage(self.usage)}
+        return _payloads([ended, {"type": "message_stop"}])
+
+    def fail(self, error: WarrenError) -> list[Payload]:
+        body = messages_error_body(error, self._rendering.request_id)
+        return [Payload(ENCODER.encode(body), "error")]
+
+    def _tokens(self, event: TokenDelta | Finished) -> list[Event]:
+        pieces = self._reader.read(event.text, len(event.token_ids), event.num_chars)
+        if isinstance(event, TokenDelta):
+            return self._write(pieces)
+        self._last = event
+        events = self._write(pieces + self._reader.end())
+        if not self._num_blocks:
+            events = self._begin(TextBlock(""))
+        return events + self._end_block()
+
+    def _write(self, pieces: Sequence[Piece]) -> list[Event]:
+        return [event for piece in merged(pieces) for event in self._write_piece(piece)]
+
+    def _write_piece(self, piece: Piece) -> list[Event]:
+        match piece:
+            case Content(text):
+                begun = [] if self._open is TextBlock else self._begin(TextBlock(""))
+                return [*begun, self._delta("text", "text", text)]
+            case Reasoning(text):
+                begun = [] if self._open is ThinkingBlock else self._begin(ThinkingBlock("", ""))
+                return [*begun, self._delta("thinking", "thinking", text)]
+            case CallStart(index, name):
+                return self._begin(ToolUseBlock(call_id(self._rendering, 0, index), name, _EMPTY))
+            case CallArguments(_, text):
+                return [self._delta("input_json", "partial_json", text)]
+
+    def _begin(self, block: ContentBlock) -> list[Event]:
+        ended, self._open = self._end_block(), type(block)
+        self._num_blocks += 1
+        index = self._num_blocks - 1
+        return [*ended, {"type": "content_block_start", "index": index, "content_block": block}]
+
+    def _end_block(self) -> list[Event]:
+        if self._open is None:
+            return []
+        index, signed = self._num_blocks - 1, []
+        if self._open is ThinkingBlock:
+            signed = [self._delta("signature", "signature", _signature(self._rendering, index))]
+        self._open = None
+        return [*signed, {"type": "content_block_stop", "index": index}]
+
+    def _delta(self, kind: str, name: str, text: str) -> Event:
+        delta = {"type": f"{kind}_delta", name: text}
+        return {"type": "content_block_delta", "index": self._num_blocks - 1, "delta": delta}
+
+
+def _payloads(events: Sequence[Event]) -> list[Payload]:
+    return [Payload(ENCODER.encode(event), event["type"]) for event in events]
+
+
+def _content(rendering: Rendering, pieces: Sequence[Piece]) -> list[ContentBlock]:
+    """The blocks of a whole message. There is at least one, because clients read the first."""
+    blocks: list[ContentBlock] = []
+    for piece in merged(pieces):
+        match piece:
+            case Content(text):
+                blocks.append(TextBlock(text))
+            case Reasoning(text):
+                blocks.append(ThinkingBlock(text, _signature(rendering, len(blocks))))
+            case CallStart(index, name):
+                blocks.append(ToolUseBlock(call_id(rendering, 0, index), name, _EMPTY))
+            case CallArguments(_, text):
+                call = blocks[-1]
+                assert isinstance(call, ToolUseBlock)
+                call.input = _input(text)
+    return blocks or [TextBlock("")]
+
+
+def _input(arguments: str) -> Raw:
+    """The JSON object of a call, as far as it came; Anthropic's clients complete streamed JSON in
+    the same way. Anything else is wrapped as Anthropic's documentation recommends."""
+    try:
+        msgspec.json.decode(arguments, type=dict[str, Raw])
+        return Raw(arguments.encode())
+    except (msgspec.MsgspecError, RecursionError):
+        pass
+    try:
+        value = pydantic_core.from_json(arguments, allow_partial=True)
+        if isinstance(value, dict):
+            return Raw(ENCODER.encode(value))
+    except (ValueError, RecursionError, OverflowError):
+        pass
+    return Raw(ENCODER.encode({"INVALID_JSON": arguments}))
+
+
+def _signature(rendering: Rendering, index: int) -> str:
+    """The same each time it is rendered."""
+    return hashlib.sha256(f"{rendering.request_id} {index}".encode()).hexdigest()
+
+
+def _stop(
+    reason: FinishReason, stop_reason: str | int | None, *, has_called: bool
+) -> tuple[StopReason, str | None]:
+    """Why the message ended, and the stop sequence if it was one."""
+    if reason == "length":
+        return "max_tokens", None
+    if isinstance(stop_reason, str):
+        return "stop_sequence", stop_reason
+    return ("tool_use" if has_called else "end_turn"), None
+
+
+def _usage(usage: Usage) -> MessageUsage:
+    num_cached = usage.prompt_tokens_details.cached_tokens
+    return MessageUsage(
+        input_tokens=usage.prompt_tokens - num_cached,
+        cache_read_input_tokens=num_cached,
+        output_tokens=usage.completion_tokens,
+    )
+
+
+_EMPTY = Raw(b"{}")

@@ -1,0 +1,43 @@
+"""POST /v1/messages: Anthropic's Messages API."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from starlette.types import Send
+
+from gateway.api.bodies.messages import MessagesRequest
+from gateway.api.bodies.schemas import parse
+from gateway.api.openapi import documented
+from gateway.api.render.messages import Message
+from gateway.api.routes.generation import LiveResponse, Reading, generate
+from gateway.wiring import Gateway
+
+_EXAMPLE: Mapping[str, Any] = {
+    "model": "smollm2",
+    "max_tokens": 32,
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "temperature": 0,
+}
+
+
+def router(gateway: Gateway) -> APIRouter:
+    routes = APIRouter(tags=["messages"])
+
+    @routes.post(
+        "/v1/messages",
+        openapi_extra=documented(MessagesRequest, _EXAMPLE, Message, streams=True),
+    )
+    async def create_message() -> Response:
+        """Answer a conversation, with Anthropic's Messages API."""
+
+        async def serve(request: Request, send: Send) -> None:
+            await generate(gateway, request, send, "msg", _read)
+
+        return LiveResponse(serve)
+
+    return routes
+
+
+def _read(raw_body: bytes) -> Reading:
+    return Reading(parse(MessagesRequest, raw_body))

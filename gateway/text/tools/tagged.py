@@ -1,0 +1,229 @@
+"""Tool calls whose parameters stand between tags, as Qwen3-Coder and GLM-4.5 write them.
+
+A value is text or JSON, which only the schema of the function tells: `Names` has the parameters
+that are text.
+"""
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+from gateway.text.pieces import CallArguments, CallStart, Content, Piece
+from gateway.text.tags import Until
+from gateway.text.tools.calls import Names, Outside, is_declared
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+class Tags(NamedTuple):
+    """The tags of a family, inside of ``<tool_call>``."""
+
+    name: "re.Pattern[str]"
+    """All that precedes the first parameter, or the end; its group is the name."""
+    key: str
+    """Before the name of a parameter."""
+    value: "re.Pattern[str]"
+    """After the name of a parameter, which is its group."""
+    value_end: str
+    is_padded: bool
+    """Whether a value has a line of its own."""
+
+
+QWEN3_CODER = Tags(
+    re.compile(r"\s*<function=([^<>\s]+)>\s*(?:</function>\s*)?"),
+    "<parameter=",
+    re.compile(r"([^<>\n]+)>"),
+    "</parameter>",
+    is_padded=True,
+)
+GLM45 = Tags(
+    re.compile(r"\s*([\w.-]+)\s*"),
+    "<arg_key>",
+    re.compile(r"(.+?)</arg_key>\s*<arg_value>", re.DOTALL),
+    "</arg_value>",
+    is_padded=False,
+)
+
+
+class TaggedParser:
+    """Text that is not a call remains content, including tags."""
+
+    def __init__(self, tags: Tags, names: Names = None) -> None:
+        self._tags = tags
+        self._names = names
+        self._num_calls = 0
+        self._outside = Outside(OPEN)
+        self._call: _Call | None = None
+        self._tag = OPEN
+
+    @property
+    def open_call(self) -> int | None:
+        return self._call.index if self._call is not None and self._call.has_begun else None
+
+    def read(self, text: str) -> list[Piece]:
+        pieces: list[Piece] = []
+        while text:
+            if self._call is None:
+                text = self._read_content(text, pieces)
+            else:
+                text = self._read_call(self._call, text, pieces)
+        return pieces
+
+    def end(self) -> list[Piece]:
+        if self._call is not None:
+            return [] if self._call.has_begun else [Content(self._tag + self._call.end())]
+        return self._outside.end()
+
+    def _read_content(self, text: str, pieces: list[Piece]) -> str:
+        tag, rest = self._outside.read(text, pieces)
+        if tag is not None:
+            self._tag, self._call = tag, _Call(self._num_calls, self._tags, self._names)
+        return rest
+
+    def _read_call(self, call: "_Call", text: str, pieces: list[Piece]) -> str:
+        read, rest = call.read(text)
+        pieces += read
+        if call.is_broken:
+            pieces.append(Content(self._tag + call.raw))
+            self._call = None
+        elif call.is_complete:
+            self._num_calls += 1
+            self._call, self._outside.follows_call = None, True
+        return rest
+
+
+class _Call:
+    """One call, after its opening tag.
+
+    What comes before the first parameter is held until it names a declared function. After that,
+    text is written as JSON while it comes, and other values once they are complete.
+    """
+
+    def __init__(self, index: int, tags: Tags, names: Names) -> None:
+        self.index = index
+        self.has_begun = False
+        self.is_complete = False
+        self.is_broken = False
+        self.raw = ""
+        """What precedes the first parameter."""
+        self._tags = tags
+        self._names = names
+        self._texts: Collection[str] | None = None
+        """The parameters that are text; None: all."""
+        self._next = Until(tags.key, CLOSE)
+        """Finds the next parameter or the end of the call."""
+        self._key: str | None = None
+        """The start of a parameter, up to its value."""
+        self._value: _Value | None = None
+        self._num_values = 0
+
+    def read(self, text: str) -> tuple[list[Piece], str]:
+        """Returns the pieces, and the text after the call if it has ended."""
+        pieces: list[Piece] = []
+        while text and not (self.is_complete or self.is_broken):
+            if self._key is not None:
+                text = self._read_key(self._key + text, pieces)
+            elif self._value is not None:
+                written, text = self._value.read(text)
+                pieces += [CallArguments(self.index, written)] if written else []
+                self._value = None if self._value.is_complete else self._value
+            else:
+                text = self._read_between(text, pieces)
+        return pieces, text
+
+    def end(self) -> str:
+        """All text of a call that has not begun."""
+        self.raw += self._next.end()
+        return self.raw
+
+    def _read_between(self, text: str, pieces: list[Piece]) -> str:
+        sure, tag, rest = self._next.read(text)
+        if not self.has_begun:
+            self.raw += sure + (tag or "")
+            if tag is not None:
+                self._begin(self.raw.removesuffix(CLOSE).removesuffix(self._tags.key), pieces)
+            if not self.has_begun:
+                return rest
+        if tag is not None and tag.endswith(self._tags.key):
+            self._key = ""
+        elif tag is not None:
+            self.is_complete = True
+            pieces.append(CallArguments(self.index, "}" if self._num_values else "{}"))
+        return rest
+
+    def _begin(self, head: str, pieces: list[Piece]) -> None:
+        match = self._tags.name.fullmatch(head)
+        if match is None or not is_declared(match[1], self._names):
+            self.is_broken = True
+            return
+        self.has_begun = True
+        self._texts = self._names[match[1]] if isinstance(self._names, Mapping) else None
+        pieces.append(CallStart(self.index, match[1]))
+
+    def _read_key(self, text: str, pieces: list[Piece]) -> str:
+        match = self._tags.value.match(text)
+        if match is None:
+            self._key = text
+            return ""
+        key = match[1].strip()
+        is_text = self._texts is None or key in self._texts
+        start = f"{', ' if self._num_values else '{'}{json.dumps(key, ensure_ascii=False)}: "
+        self._key, self._value = None, _Value(self._tags, start, is_text=is_text)
+        self._num_values += 1
+        return text[match.end() :]
+
+
+class _Value:
+    """One parameter, after its name."""
+
+    def __init__(self, tags: Tags, start: str, *, is_text: bool) -> None:
+        self.is_complete = False
+        self._tags = tags
+        self._start = start
+        """The JSON before the value."""
+        self._is_text = is_text
+        self._until = Until(tags.value_end)
+        self._held = ""
+        self._has_begun = False
+
+    def read(self, text: str) -> tuple[str, str]:
+        """Returns the JSON that is certain, and the text after the value if it has ended."""
+        sure, tag, rest = self._until.read(text)
+        self._held += sure
+        if tag is not None:
+            self.is_complete = True
+            self._held += tag.removesuffix(self._tags.value_end)
+        if not self._is_text:
+            return (self._start + _json(self._held) if self.is_complete else ""), rest
+        return self._written(), rest
+
+    def _written(self) -> str:
+        if not self._held and not self.is_complete:
+            return ""
+        written = ""
+        if not self._has_begun:
+            self._has_begun = True
+            written = f'{self._start}"'
+            if self._tags.is_padded:
+                self._held = self._held.removeprefix("\n")
+        if self.is_complete and self._tags.is_padded:
+            self._held = self._held.removesuffix("\n")
+        written += json.dumps(self._held, ensure_ascii=False)[1:-1]
+        self._held = ""
+        return f'{written}"' if self.is_complete else written
+
+
+def _json(text: str) -> str:
+    """The JSON that ``text`` is, or means in Python, or else ``text`` as a string."""
+    text = text.strip()
+    for reading in (text, {"True": "true", "False": "false", "None": "null"}.get(text, "")):
+        with suppress(ValueError, RecursionError):
+            json.loads(reading, parse_constant=_refuse_constant)
+            return reading
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
