@@ -51,6 +51,7 @@ _STATUS: dict[str, HttpStatus] = {
     errors.InvalidRequest.code: HttpStatus(400, "invalid_request_error"),
     errors.ContextLengthExceeded.code: HttpStatus(400, "invalid_request_error"),
     errors.InvalidApiKey.code: HttpStatus(401, "invalid_request_error"),
+    errors.PermissionDenied.code: HttpStatus(403, "invalid_request_error"),
     errors.ModelNotFound.code: HttpStatus(404, "invalid_request_error"),
     errors.StreamNotFound.code: HttpStatus(404, "invalid_request_error"),
     errors.Cancelled.code: HttpStatus(409, "invalid_request_error", is_retryable=False),

@@ -64,6 +64,12 @@ class Metrics:
             "warren:request_errors", "Errors answered.", ["code"], registry=self._registry
         )
 
+        self.keys_file_broken = Gauge(
+            "warren:keys_file_broken",
+            "1 while the file of API keys has a fault and older keys are in force.",
+            registry=self._registry,
+        )
+
     def of_model(self, model: str) -> ModelMetrics:
         known = self._by_model.get(model)
         if known is None:

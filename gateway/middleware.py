@@ -15,10 +15,11 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import error_response, http_error_response, internal_error_response
-from gateway.intake.api_keys import Keys, needs_key
+from gateway.intake.api_keys import Keys
+from gateway.intake.key_file import ApiKey
 from gateway.metrics import Metrics
 from shared import incidents
-from shared.errors import InternalError, InvalidApiKey
+from shared.errors import InternalError, InvalidApiKey, PermissionDenied
 from shared.settings import GatewaySettings
 
 logger = logging.getLogger(__name__)
@@ -140,10 +141,11 @@ def _address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
 
 
 class Authentication:
-    """Rejects requests without a valid API key; stores the key's tenant as ``state["tenant"]``.
+    """Rejects requests without a valid API key, and those whose key lacks the scope; stores the key
+    as ``state["caller"]``, and its tenant as ``state["tenant"]``.
 
-    The tenant is None if the request has a stream token instead of a key, because an
-    ``EventSource`` cannot send headers. The route verifies the token.
+    Both are None if the request has a stream token instead of a key, because an ``EventSource``
+    cannot send headers. The route verifies the token.
     """
 
     def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics) -> None:
@@ -152,23 +154,28 @@ class Authentication:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not needs_key(scope["path"]):
+        if scope["type"] != "http":
             return await self._app(scope, receive, send)
+        needed = self._keys.scope_of(scope["method"], scope["path"])
+        if needed is None:
+            return await self._app(scope, receive, send)
+        state = scope["state"]
         try:
-            scope["state"]["tenant"] = self._tenant_of(scope)
-        except InvalidApiKey as error:
+            caller = state["caller"] = self._caller_of(scope)
+            state["tenant"] = None if caller is None else caller.tenant
+            if caller is not None:
+                caller.require(needed)
+        except (InvalidApiKey, PermissionDenied) as error:
             self._metrics.count_error(error.code)
             return await error_response(error)(scope, receive, send)
         return await self._app(scope, receive, send)
 
-    def _tenant_of(self, scope: Scope) -> str | None:
-        if not self._keys.are_needed:
-            return ""
+    def _caller_of(self, scope: Scope) -> ApiKey | None:
         authorization = Headers(scope=scope).get("authorization", "")
         has_token = scope["path"].startswith(_STREAMS) and b"token=" in scope["query_string"]
-        if not authorization and has_token:
+        if not authorization and has_token and self._keys.are_needed:
             return None
-        return self._keys.tenant_of(authorization)
+        return self._keys.find(authorization)
 
 
 class ErrorBoundary:

@@ -5,7 +5,7 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from gateway.fleet.live_workers import Backlog, LiveWorkers
@@ -42,12 +42,14 @@ class Gateway:
     signer: Signer
     quick: QuickLane
     publishers: Publishers
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: Metrics
 
     @classmethod
     def build(cls, settings: GatewaySettings, bus: Bus) -> "Gateway":
         """Build a gateway. Raises `StartupError`."""
         reply_queues = ReplyQueues(bus, settings.reply_retention_s)
+        keys, metrics = Keys.of(settings), Metrics()
+        metrics.keys_file_broken.set_function(lambda: keys.is_broken)
         workers = LiveWorkers(bus, Backlog(bus, settings.max_queue_wait_s))
         return cls(
             settings=settings,
@@ -56,10 +58,11 @@ class Gateway:
             reply_queues=reply_queues,
             relays=Relays(bus, reply_queues, workers, settings),
             workers=workers,
-            keys=Keys(settings.keys_file),
+            keys=keys,
             signer=Signer.of(settings),
             quick=QuickLane(bus),
             publishers=Publishers((bus.user, *settings.trusted_users)),
+            metrics=metrics,
         )
 
     def hear_announcement(self, message: Message) -> None:

@@ -6,6 +6,7 @@
     │   ├── ModelNotFound               model_not_found
     │   ├── ContextLengthExceeded       context_length_exceeded
     │   ├── InvalidApiKey               invalid_api_key
+    │   ├── PermissionDenied            insufficient_permissions
     │   ├── IdempotencyMismatch         idempotency_mismatch
     │   ├── StreamNotFound              stream_not_found
     │   └── StreamExpired               stream_expired
@@ -69,6 +70,12 @@ class ContextLengthExceeded(RequestError):
 
 class InvalidApiKey(RequestError):
     code = "invalid_api_key"
+
+
+class PermissionDenied(RequestError):
+    """The API key lacks a scope."""
+
+    code = "insufficient_permissions"
 
 
 class IdempotencyMismatch(RequestError):

@@ -202,6 +202,11 @@ class GatewaySettings(CommonSettings):
         description="File of API keys, managed with `warren keys`. Changes take effect without "
         "a restart. Unset: requests need no API key.",
     )
+    open_metrics: bool = Field(
+        True,
+        description="Answer /metrics without an API key. false: it needs a key with the scope "
+        "`metrics`, if there are API keys.",
+    )
     allow_anonymous: bool = Field(
         False,
         description="Allow the gateway to listen on other than loopback addresses without API "

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 BROKER = "--broker=amqp://nobody:secret@127.0.0.1:1/warren"
 COMMANDS = ["serve", "gateway", "worker", "pull", "chat", "batch"]
-GROUPS = {"dead": ["list"], "keys": ["add", "list", "revoke"]}
+GROUPS = {"dead": ["list"], "keys": ["add", "list", "rotate", "revoke"]}
 
 
 def warren(*args: str, **env: str) -> subprocess.CompletedProcess[str]:

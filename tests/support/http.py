@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ class LiveGateway:
     async def sample(self, name: str) -> float:
         """The sum over all labels of one metric."""
         lines = (await self.http.get("/metrics")).text.splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.split("{")[0] == name)
+        return sum(float(line.split()[-1]) for line in lines if re.split("[{ ]", line)[0] == name)
 
 
 @asynccontextmanager
