@@ -11,6 +11,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from gateway import errors
 from gateway.api.openapi import DocumentedAPI
 from gateway.api.routes import docs, generation, health, models, responses, streams, unary
+from gateway.intake.limits import RATE_HEADERS
 from gateway.middleware import (
     IGNORED_TOOLS_HEADER,
     Authentication,
@@ -48,6 +49,8 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
                 gateway.reply_queues.keep_spares,
                 gateway.relays.watch,
                 gateway.quick.listen,
+                gateway.hear_usage,
+                gateway.limits.announce,
             ):
                 stack.callback(asyncio.create_task(incidents.keep_running(work)).cancel)
             stack.push_async_callback(_drain, gateway)
@@ -66,7 +69,9 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
 def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
     """Add the middleware. The last one is the outermost, so even preflight responses have a request
     id."""
-    app.add_middleware(Authentication, keys=gateway.keys, metrics=gateway.metrics)
+    app.add_middleware(
+        Authentication, keys=gateway.keys, limits=gateway.limits, metrics=gateway.metrics
+    )
     if not gateway.keys.are_needed:
         app.add_middleware(KnownSites, settings=gateway.settings, metrics=gateway.metrics)
     app.add_middleware(ErrorBoundary, metrics=gateway.metrics)
@@ -83,6 +88,7 @@ def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
                 "retry-after",
                 "retry-after-ms",
                 "x-should-retry",
+                *RATE_HEADERS,
                 IGNORED_TOOLS_HEADER,
             ],
         )

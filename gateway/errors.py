@@ -15,7 +15,14 @@ from starlette.exceptions import HTTPException
 
 from gateway.metrics import Metrics
 from shared import errors
-from shared.errors import BusError, InternalError, InvalidRequest, Overloaded, WarrenError
+from shared.errors import (
+    BusError,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    RateLimited,
+    WarrenError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -83,9 +90,9 @@ def error_body(error: WarrenError) -> ErrorBody:
     status = status_of(error)
     # The broker's message names users and queues.
     message = _BROKER_SAYS[status.code] if isinstance(error, BusError) else error.message
-    return ErrorBody(
-        ErrorDetail(message=message, type=status.type, param=error.param, code=error.code)
-    )
+    # OpenAI's type of a limit says what is limited.
+    kind = error.kind if isinstance(error, RateLimited) else status.type
+    return ErrorBody(ErrorDetail(message=message, type=kind, param=error.param, code=error.code))
 
 
 def error_response(error: WarrenError) -> Response:

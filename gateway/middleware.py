@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.errors import error_response, http_error_response, internal_error_response
 from gateway.intake.api_keys import Keys
 from gateway.intake.key_file import ApiKey
+from gateway.intake.limits import Limits
 from gateway.metrics import Metrics
 from shared import incidents
 from shared.errors import InternalError, InvalidApiKey, PermissionDenied
@@ -142,15 +143,17 @@ def _address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
 
 class Authentication:
     """Rejects requests without a valid API key, and those whose key lacks the scope; stores the key
-    as ``state["caller"]``, and its tenant as ``state["tenant"]``.
+    as ``state["caller"]``, and its tenant as ``state["tenant"]``. Answers say how much of the key's
+    limits is left.
 
     Both are None if the request has a stream token instead of a key, because an ``EventSource``
     cannot send headers. The route verifies the token.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, limits: Limits, metrics: Metrics) -> None:
         self._app = app
         self._keys = keys
+        self._limits = limits
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -168,7 +171,19 @@ class Authentication:
         except (InvalidApiKey, PermissionDenied) as error:
             self._metrics.count_error(error.code)
             return await error_response(error)(scope, receive, send)
+        if caller is not None:
+            send = self._with_limits(caller, send)
         return await self._app(scope, receive, send)
+
+    def _with_limits(self, caller: ApiKey, send: Send) -> Send:
+        """Add the state of the key's limits to the response."""
+
+        async def send_with_limits(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *self._limits.headers(caller)]
+            await send(message)
+
+        return send_with_limits if caller.has_rates else send
 
     def _caller_of(self, scope: Scope) -> ApiKey | None:
         authorization = Headers(scope=scope).get("authorization", "")

@@ -12,6 +12,7 @@ from gateway.fleet.live_workers import Backlog, LiveWorkers
 from gateway.fleet.unary import QuickLane
 from gateway.intake.admission import Admission
 from gateway.intake.api_keys import Keys
+from gateway.intake.limits import Limits
 from gateway.intake.signer import Signer
 from gateway.log.registry import Relays
 from gateway.log.reply_queues import ReplyQueues
@@ -19,7 +20,7 @@ from gateway.metrics import Metrics
 from shared import incidents, topology
 from shared.bus.base import Bus, Message
 from shared.bus.subscribe import receive
-from shared.messages import Release, Withheld, decode_announcement, decode_command
+from shared.messages import Release, Withheld, decode_announcement, decode_command, decode_usage
 from shared.publishers import Publishers
 from shared.settings import GatewaySettings
 
@@ -39,6 +40,7 @@ class Gateway:
     relays: Relays
     workers: LiveWorkers
     keys: Keys
+    limits: Limits
     signer: Signer
     quick: QuickLane
     publishers: Publishers
@@ -59,6 +61,7 @@ class Gateway:
             relays=Relays(bus, reply_queues, workers, settings),
             workers=workers,
             keys=keys,
+            limits=Limits(bus, settings.max_detached),
             signer=Signer.of(settings),
             quick=QuickLane(bus),
             publishers=Publishers((bus.user, *settings.trusted_users)),
@@ -67,6 +70,20 @@ class Gateway:
 
     def hear_announcement(self, message: Message) -> None:
         self.workers.hear(decode_announcement(message.body))
+
+    async def hear_usage(self) -> None:
+        """Hear what other gateways and workers say of the use of API keys; never returns."""
+        queue = topology.usage_queue(self.limits.name)
+        await receive(self.bus, queue, self._hear_fact, self.limits.listen)
+
+    async def cancel(self, request_id: str, tenant: str | None) -> None:
+        """Cancel a job and delete its log. Raises as `Relays.cancel`."""
+        await self.relays.cancel(request_id, tenant)
+        self.limits.end(request_id)
+
+    def _hear_fact(self, message: Message) -> None:
+        if self.publishers.is_trusted(message.user_id):
+            self.limits.hear(decode_usage(message.body))
 
     def obey(self, message: Message) -> None:
         """Apply a command that another gateway sent to all gateways."""

@@ -12,6 +12,7 @@
     │   └── StreamExpired               stream_expired
     ├── ServiceError                  a valid request that the service could not complete
     │   ├── Overloaded                  rate_limit_exceeded
+    │   │   └── RateLimited               a limit of the API key
     │   ├── Unavailable                 service_unavailable
     │   ├── DeadlineExceeded            deadline_exceeded
     │   ├── Cancelled                   cancelled
@@ -108,6 +109,14 @@ class Overloaded(ServiceError):
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RateLimited(Overloaded):
+    """A limit of the API key is reached. ``kind`` is ``requests`` or ``tokens``."""
+
+    def __init__(self, message: str, *, kind: str = "requests", retry_after_s: float = 1.0) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.kind = kind
 
 
 class Unavailable(ServiceError):

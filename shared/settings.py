@@ -138,6 +138,12 @@ class GatewaySettings(CommonSettings):
         "with its length and 64 bytes for each JSON value. A body that does not fit in is answered "
         "429. Raise it for many long prompts at once.",
     )
+    max_detached: int = Field(
+        500,
+        gt=0,
+        description="Detached requests of one tenant whose jobs have not ended, at all gateways; "
+        "further ones are answered 429. The field `max_detached` of an API key overrides it.",
+    )
     request_timeout_s: Seconds = Field(
         600,
         description="Seconds after which an unfinished request fails with `deadline_exceeded`. "

@@ -24,7 +24,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-from shared.errors import PermissionDenied, StartupError
+from shared.errors import InvalidRequest, ModelNotFound, PermissionDenied, StartupError
 
 Scope: TypeAlias = Literal["generate", "cancel", "metrics", "operator"]
 """What a key permits: requests and the reading of their results; cancelling and deleting them;
@@ -78,8 +78,30 @@ class ApiKey:
                 words.append(f"{field}={_written(value)}")
         return " ".join(words) + "\n"
 
+    @property
+    def has_rates(self) -> bool:
+        """Whether it has a limit for each minute."""
+        return self.requests_per_minute is not None or self.tokens_per_minute is not None
+
     def allows_model(self, model: str) -> bool:
         return not self.models or any(fnmatch.fnmatchcase(model, one) for one in self.models)
+
+    def require_model(self, model: str) -> None:
+        """Raises `ModelNotFound` unless the key may use the model."""
+        if not self.allows_model(model):
+            raise ModelNotFound(
+                f"The model '{model}' does not exist or you do not have access to it.",
+                param="model",
+            )
+
+    def limited_tokens(self, wanted: int | None) -> int | None:
+        """The ``max_tokens`` of a request that wants this many. Raises `InvalidRequest`."""
+        if self.max_tokens is not None and wanted is not None and wanted > self.max_tokens:
+            raise InvalidRequest(
+                f"max_tokens is too large: {wanted}. This API key has at most {self.max_tokens}.",
+                param="max_tokens",
+            )
+        return self.max_tokens if wanted is None else wanted
 
     def require(self, scope: Scope) -> None:
         """Raises `PermissionDenied` unless the key has this scope."""

@@ -14,6 +14,7 @@ from shared.messages.codec import (
     decode_event,
     decode_job,
     decode_quick_job,
+    decode_usage,
     encode,
     is_reply_key,
 )
@@ -86,6 +87,7 @@ from shared.messages.prompts import (
     ToolCall,
 )
 from shared.messages.sampling import Constraint, SamplingParams
+from shared.messages.usage import DetachedJob, Ended, KeyUsage, Usage
 
 __all__ = [
     "JSON",
@@ -116,16 +118,19 @@ __all__ = [
     "Completed",
     "Constraint",
     "Continue",
+    "DetachedJob",
     "DetokenizeJob",
     "Detokenized",
     "Embedded",
     "EmbeddingJob",
+    "Ended",
     "Failed",
     "FinishReason",
     "Finished",
     "GenerationJob",
     "HandedOver",
     "JobClass",
+    "KeyUsage",
     "Logprob",
     "ModelName",
     "Progress",
@@ -148,12 +153,14 @@ __all__ = [
     "Tokenized",
     "Tool",
     "ToolCall",
+    "Usage",
     "Withheld",
     "decode_announcement",
     "decode_command",
     "decode_event",
     "decode_job",
     "decode_quick_job",
+    "decode_usage",
     "encode",
     "is_reply_key",
     "seconds_left",

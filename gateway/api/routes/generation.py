@@ -30,6 +30,8 @@ from gateway.api.sending import (
     until_disconnect,
 )
 from gateway.intake.body import parsed, read_body
+from gateway.intake.key_file import ApiKey
+from gateway.intake.limits import Grant, tokens_of
 from gateway.intake.signer import KEY_HEADER, Verb, check_key, hash_body
 from gateway.log.cursor import Departure, Restarted
 from gateway.log.framing import PING, Framer
@@ -104,6 +106,8 @@ async def generate(
         body_hash = "" if key is None else hash_body(raw_body)
         del raw_body  # an answer may take minutes
         now, tenant = time.time(), request.state.tenant
+        caller: ApiKey = request.state.caller
+        caller.require_model(body.model)
         with (
             _log_for(gateway, kind, tenant, key, is_detached=body.detach) as log,
             _span(request, log.request_id, body.model),
@@ -119,20 +123,25 @@ async def generate(
                 echoed=echoed,
                 trace=telemetry.inject(),
             )
+            submitted = submitted.limited(caller)
             gateway.workers.admit(body.model)
             submitted = await submitted.checked()
             # After the checks: the spare log of a bad request becomes another one's.
             request.state.request_id = log.request_id
             request.state.ignored_tools = body.ignored_tools
-            if promise is not None:
-                return await _start(gateway, log, submitted, promise, request, send)
-            with in_own_words(), Observation(gateway.metrics, submitted.job) as observation:
-                framer = _framer(request, submitted)
-                try:
-                    answer = _Answer(gateway, submitted, observation, framer)
-                    await answer.send(log, request.receive, send)
-                except ClientGone:
-                    observation.client_left()
+            job = submitted.job
+            detached = job if body.detach else None
+            async with gateway.limits.admit(caller, tokens_of(job), detached) as grant:
+                if promise is not None:
+                    return await _start(gateway, log, submitted, grant, promise, request, send)
+                with in_own_words(), Observation(gateway.metrics, job) as observation:
+                    framer = _framer(request, submitted)
+                    try:
+                        answer = _Answer(gateway, submitted, grant, observation, framer)
+                        await answer.send(log, request.receive, send)
+                        grant.settle(observation.num_prompt_tokens + observation.num_tokens)
+                    except ClientGone:
+                        observation.client_left()
 
 
 @contextmanager
@@ -179,12 +188,14 @@ async def _start(
     gateway: Gateway,
     log: ReplyLog,
     submitted: Submission,
+    grant: Grant,
     promise: Callable[[Rendering], object],
     request: Request,
     send: Send,
 ) -> None:
     """Publish a job without waiting for its result."""
     async with gateway.relays.open(log, submitted.job, submitted.facts) as relay:
+        grant.is_published = True
         relay.close(Departure.LEFT)
     body = msgspec.json.encode(promise(submitted.rendering))
     await Response(body, media_type="application/json")(request.scope, request.receive, send)
@@ -194,10 +205,16 @@ class _Answer:
     """Runs a job and sends its result, as a stream or whole."""
 
     def __init__(
-        self, gateway: Gateway, submitted: Submission, observation: Observation, framer: Framer
+        self,
+        gateway: Gateway,
+        submitted: Submission,
+        grant: Grant,
+        observation: Observation,
+        framer: Framer,
     ) -> None:
         self._gateway = gateway
         self._submitted = submitted
+        self._grant = grant
         self._observation = observation
         self._framer = framer
         self._has_begun = False
@@ -210,6 +227,7 @@ class _Answer:
             await require_client(receive)
         has_ids = rendering.is_stream and self._framer.is_numbered
         async with self._gateway.relays.open(log, job, facts, has_ids=has_ids) as relay:
+            self._grant.is_published = True
             try:
                 if rendering.is_stream:
                     await self._stream(relay, receive, send)

@@ -136,7 +136,7 @@ def router(gateway: Gateway) -> APIRouter:
     ) -> dict[str, Any]:
         """Cancel a request, at any gateway. Its stream ends and is deleted."""
         tenant = right_to("cancel", stream_id, request, token)
-        await gateway.relays.cancel(checked_id(stream_id), tenant)
+        await gateway.cancel(checked_id(stream_id), tenant)
         return {"id": stream_id, "object": "stream", "deleted": True}
 
     return routes

@@ -23,6 +23,8 @@ from gateway.api.openapi import documented
 from gateway.api.routes.generation import LiveResponse
 from gateway.api.sending import ClientGone, until_disconnect
 from gateway.intake.body import parsed, read_body
+from gateway.intake.key_file import ApiKey
+from gateway.intake.limits import tokens_of_unary
 from gateway.wiring import Gateway
 
 QuickRequest: TypeAlias = TokenizeRequest | DetokenizeRequest | EmbeddingRequest
@@ -41,17 +43,24 @@ def router(gateway: Gateway) -> APIRouter:
             body = await parsed(partial(parse, kind), raw_body)
             deadline = time.time() + gateway.settings.request_timeout_s
             model = body.model or gateway.workers.only_model()
+            caller: ApiKey = request.state.caller
+            caller.require_model(model)
             draft = QuickDraft(model, request.state.request_id, deadline, request.state.tenant)
-            body.job(draft)  # refuses what is out of its limits before the broker is asked
+            # Refuses what is out of its limits before the broker is asked.
+            num_tokens = tokens_of_unary(body.job(draft))
             entry.begin()
             served = await gateway.workers.find(model)
             gateway.workers.admit(model)
             body.check(served)
-            try:
-                async with until_disconnect(request.receive):
-                    answered = await body.answer(gateway.quick, draft)
-            except ClientGone:
-                return
+            async with gateway.limits.admit(caller, num_tokens) as grant:
+                grant.is_published = True
+                try:
+                    async with until_disconnect(request.receive):
+                        answered = await body.answer(gateway.quick, draft)
+                except ClientGone:
+                    return
+                if isinstance(answered, Embeddings):
+                    grant.settle(answered.usage.total_tokens)
             response = Response(msgspec.json.encode(answered), media_type="application/json")
             await response(request.scope, request.receive, send)
 
