@@ -1,5 +1,6 @@
 """The command ``warren keys``: manage API keys."""
 
+import getpass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +8,8 @@ from typing import Annotated
 import typer
 
 from cli.terminal import notices, output
-from gateway.intake.key_file import SCOPES, ApiKey, KeyFile, read_options
+from gateway.intake.key_file import SCOPES, ApiKey, KeyFile, id_of, read_options
+from shared import audit
 from shared.errors import StartupError
 from shared.settings import variable
 
@@ -17,6 +19,10 @@ app = typer.Typer(
 KeysFile = Annotated[
     Path,
     typer.Option(envvar=variable("keys_file"), help="File of API keys that gateways read."),
+]
+AuditFile = Annotated[
+    Path | None,
+    typer.Option(envvar=variable("audit_file"), help="File to which the change is recorded."),
 ]
 KeyId = Annotated[str, typer.Argument(metavar="ID", help="Key id, as shown by `list`.")]
 
@@ -55,6 +61,7 @@ def add(
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Largest max_tokens of a request.")
     ] = None,
+    audit_file: AuditFile = None,
 ) -> None:
     """Create a key and print it once; the file stores only its hash.
 
@@ -75,7 +82,9 @@ def add(
         options = read_options({name: str(one) for name, one in given.items() if one is not None})
     except ValueError as error:
         raise StartupError(str(error)) from None
-    _show(KeyFile(keys_file).add(tenant, **options))
+    key = KeyFile(keys_file).add(tenant, **options)
+    _record("API key added", id_of(key), tenant, audit_file)
+    _show(key)
 
 
 @app.command("list")
@@ -95,23 +104,34 @@ def rotate(
     grace_hours: Annotated[
         float, typer.Option(min=0, help="Hours for which the old key remains valid, too.")
     ] = 24.0,
+    audit_file: AuditFile = None,
 ) -> None:
     """Replace a key and print the new one. It has the same id, limits and expiry.
 
     [dim]warren keys rotate 3c5c4c7894 --keys-file /etc/warren/keys[/]
     """
-    _show(KeyFile(keys_file).rotate(key_id, timedelta(hours=grace_hours)))
+    file = KeyFile(keys_file)
+    key = file.rotate(key_id, timedelta(hours=grace_hours))
+    _record("API key rotated", key_id, file.read()[key_id].tenant, audit_file)
+    _show(key)
 
 
 @app.command()
-def revoke(key_id: KeyId, keys_file: KeysFile) -> None:
+def revoke(key_id: KeyId, keys_file: KeysFile, audit_file: AuditFile = None) -> None:
     """Revoke a key, and what is left of the one before its rotation. Gateways reject it within a
     second.
 
     [dim]warren keys revoke 3c5c4c7894 --keys-file /etc/warren/keys[/]
     """
     tenant = KeyFile(keys_file).revoke(key_id).tenant
+    _record("API key revoked", key_id, tenant, audit_file)
     notices.print(f"key {key_id} of {tenant} was revoked", markup=False, highlight=False)
+
+
+def _record(act: audit.Act, key_id: str, tenant: str, audit_file: Path | None) -> None:
+    if audit_file is not None:
+        audit.write_to(audit_file)
+    audit.record(act, tenant=tenant, key_id=key_id, by=getpass.getuser())
 
 
 def _described(key: ApiKey) -> str:

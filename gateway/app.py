@@ -70,7 +70,11 @@ def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
     """Add the middleware. The last one is the outermost, so even preflight responses have a request
     id."""
     app.add_middleware(
-        Authentication, keys=gateway.keys, limits=gateway.limits, metrics=gateway.metrics
+        Authentication,
+        keys=gateway.keys,
+        limits=gateway.limits,
+        refusals=gateway.refusals,
+        metrics=gateway.metrics,
     )
     if not gateway.keys.are_needed:
         app.add_middleware(KnownSites, settings=gateway.settings, metrics=gateway.metrics)

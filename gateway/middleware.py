@@ -19,7 +19,8 @@ from gateway.intake.api_keys import Keys
 from gateway.intake.key_file import ApiKey
 from gateway.intake.limits import Limits
 from gateway.metrics import Metrics
-from shared import incidents
+from shared import audit, incidents
+from shared.audit import Refusals
 from shared.errors import InternalError, InvalidApiKey, PermissionDenied
 from shared.settings import GatewaySettings
 
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 IGNORED_TOOLS_HEADER = "x-warren-ignored-tools"
 _STREAMS = "/v1/streams/"
 _MAX_KINDS, _MAX_KIND_CHARS = 16, 64
+_MAX_PATH_CHARS = 256
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]")
 _WITHOUT_VERSION = ("/chat/completions", "/completions", "/embeddings", "/models", "/responses")
 
@@ -150,8 +152,11 @@ class Authentication:
     cannot send headers. The route verifies the token.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys, limits: Limits, metrics: Metrics) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: Keys, limits: Limits, refusals: Refusals, metrics: Metrics
+    ) -> None:
         self._app = app
+        self._refusals = refusals
         self._keys = keys
         self._limits = limits
         self._metrics = metrics
@@ -170,10 +175,23 @@ class Authentication:
                 caller.require(needed)
         except (InvalidApiKey, PermissionDenied) as error:
             self._metrics.count_error(error.code)
+            self._record_refusal(error, scope)
             return await error_response(error)(scope, receive, send)
         if caller is not None:
             send = self._with_limits(caller, send)
+        if caller is not None and needed == "operator":
+            send = _recorded(caller, scope, send)
         return await self._app(scope, receive, send)
+
+    def _record_refusal(self, error: InvalidApiKey | PermissionDenied, scope: Scope) -> None:
+        named = self._keys.named(Headers(scope=scope).get("authorization", ""))
+        self._refusals.record(
+            "login refused" if isinstance(error, InvalidApiKey) else "access refused",
+            tenant="" if named is None else named.tenant,
+            key_id="" if named is None else named.key_id,
+            reason=error.message,
+            **_facts_of(scope),
+        )
 
     def _with_limits(self, caller: ApiKey, send: Send) -> Send:
         """Add the state of the key's limits to the response."""
@@ -191,6 +209,29 @@ class Authentication:
         if not authorization and has_token and self._keys.are_needed:
             return None
         return self._keys.find(authorization)
+
+
+def _recorded(caller: ApiKey, scope: Scope, send: Send) -> Send:
+    """Record an operator's request when it is answered."""
+
+    async def send_recorded(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            facts = {**_facts_of(scope), "status": message["status"]}
+            audit.record("operator's request", tenant=caller.tenant, key_id=caller.key_id, **facts)
+        await send(message)
+
+    return send_recorded
+
+
+def _facts_of(scope: Scope) -> dict[str, object]:
+    """What the audit log has of a request. A path has no prompts; a query may have tokens."""
+    client = scope.get("client")
+    return {
+        "method": scope["method"],
+        "path": scope["path"][:_MAX_PATH_CHARS],
+        "address": client[0] if client else "",
+        "request_id": scope["state"]["request_id"],
+    }
 
 
 class ErrorBoundary:

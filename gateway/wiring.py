@@ -18,6 +18,7 @@ from gateway.log.registry import Relays
 from gateway.log.reply_queues import ReplyQueues
 from gateway.metrics import Metrics
 from shared import incidents, topology
+from shared.audit import Refusals
 from shared.bus.base import Bus, Message
 from shared.bus.subscribe import receive
 from shared.messages import Release, Withheld, decode_announcement, decode_command, decode_usage
@@ -41,6 +42,7 @@ class Gateway:
     workers: LiveWorkers
     keys: Keys
     limits: Limits
+    refusals: Refusals
     signer: Signer
     quick: QuickLane
     publishers: Publishers
@@ -61,6 +63,7 @@ class Gateway:
             relays=Relays(bus, reply_queues, workers, settings),
             workers=workers,
             keys=keys,
+            refusals=Refusals(),
             limits=Limits(bus, settings.max_detached),
             signer=Signer.of(settings),
             quick=QuickLane(bus),

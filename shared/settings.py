@@ -73,6 +73,11 @@ class CommonSettings(BaseSettings):
         "auto",
         description="Format of log lines. auto: human-readable on a terminal, JSON otherwise.",
     )
+    audit_file: Path | None = Field(
+        None,
+        description="File to which refused logins and administrative acts are appended as JSON "
+        "lines. They are also logged by `warren.audit`.",
+    )
     otlp_endpoint: str | None = Field(
         None,
         description="OTLP/HTTP endpoint that receives trace spans. Unset: spans are not exported.",

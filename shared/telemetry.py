@@ -16,6 +16,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+from shared import audit
 from shared.settings import CommonSettings
 
 tracer = trace.get_tracer("warren")
@@ -27,8 +28,11 @@ _QUIET = ("aio_pika", "aiormq", "uvicorn.access", "httpx", "httpcore")
 
 
 def configure(settings: CommonSettings, service: str) -> None:
-    """Set up logging and, if an endpoint is set, the export of spans. Call once per process."""
+    """Set up logging and, if an endpoint is set, the export of spans. Call once per process. Raises
+    `StartupError` if the audit log cannot be written."""
     _configure_logging(settings)
+    if settings.audit_file is not None:
+        audit.write_to(settings.audit_file)
     if settings.otlp_endpoint is not None:
         _configure_tracing(settings.otlp_endpoint, service)
 

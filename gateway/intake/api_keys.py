@@ -6,10 +6,12 @@ import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from starlette.requests import Request
 
 from gateway.intake.key_file import SCOPES, ApiKey, KeyFile, Scope, digest, id_of
+from shared import audit
 from shared.errors import InvalidApiKey, StartupError
 from shared.settings import GatewaySettings
 
@@ -110,6 +112,10 @@ class Keys:
             raise InvalidApiKey("This API key has expired.")
         return known
 
+    def named(self, authorization: str) -> ApiKey | None:
+        """The key that has the id of this Authorization header, which may still be another key."""
+        return self._keys.get(id_of(authorization.partition(" ")[2]))
+
     def _refresh(self) -> None:
         now = time.monotonic()
         if self._file is None or now - self._looked_at < _LOOK_INTERVAL_S:
@@ -125,13 +131,26 @@ class Keys:
             keys, faults = {}, [error.message]
         self._is_broken = bool(faults)
         if not faults:
+            self._record_change(keys)
             self._keys = keys
-            logger.info("API keys loaded", extra={"num_keys": len(keys)})
             return
         revoked = sorted(self._keys.keys() - self._mentioned()) if keys else []
-        self._keys = {one: key for one, key in self._keys.items() if one not in revoked}
+        left = {one: key for one, key in self._keys.items() if one not in revoked}
+        self._record_change(left)
+        self._keys = left
         facts = {"reason": faults[0], "num_faults": len(faults), "revoked": revoked}
         logger.error("API keys not reloaded, the last good ones stay in force", extra=facts)
+
+    def _record_change(self, keys: dict[str, ApiKey]) -> None:
+        """Record what becomes different with other ``keys``."""
+        old = self._keys
+        changes: dict[str, Any] = {
+            "added": sorted(keys.keys() - old.keys()),
+            "revoked": sorted(old.keys() - keys.keys()),
+            "changed": sorted(one for one in keys.keys() & old.keys() if keys[one] != old[one]),
+        }
+        if any(changes.values()):
+            audit.record("API keys changed", **changes)
 
     def _mentioned(self) -> set[str]:
         """The ids with which a line of the file begins, whether or not it is valid."""
