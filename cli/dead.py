@@ -41,7 +41,7 @@ def list_(
 ) -> None:
     """List the dead letters: their queue, reason and age.
 
-    [dim]warren dead list --broker amqp://operator:PASSWORD@localhost/warren[/]
+    [dim]warren dead list --broker-file operator.url[/]
     """
 
     async def act(_: Bus, letters: list[DeadLetter]) -> None:
