@@ -66,7 +66,7 @@ class Submission(NamedTuple):
         optional and they are not. Raises `InvalidRequest` and `Overloaded`."""
         try:
             if self.wanted is not None:
-                await check(self.wanted)
+                await check(self.wanted, self.job.tenant)
         except InvalidRequest as error:
             return self._unconstrained(error)
         return self
