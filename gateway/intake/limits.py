@@ -48,6 +48,7 @@ _CHARS_PER_TOKEN = 4
 _SETTLE_S = 0.05
 """Seconds that the other gateways have to answer one that has just begun to listen."""
 _PATIENCE_S = 5.0
+_RETRY_PAUSE_S = 0.5
 _HEARTBEAT_S = 2.0
 
 
@@ -184,7 +185,7 @@ class Limits:
                 except BusError as error:
                     self._fail_waiting(error)
                     self.listen()
-                    await asyncio.sleep(_SETTLE_S)
+                    await asyncio.sleep(_RETRY_PAUSE_S)
                     await self._bus.wait_connected()
 
     async def _decided(self, claim: Claim) -> None:
