@@ -56,6 +56,12 @@ def echo_model(worker: WorkerSettings, step_s: float = 0.0, num_blocks: int = 81
         max_seq_len=min(runner.max_seq_len, num_blocks * worker.block_size),
         fingerprint=MODEL,
         tool_parser=tool_parser(tokenizer, worker.tool_parser),
+        facts={
+            "device": "cpu",
+            "dtype": "none",
+            "numerics": MODEL,
+            "kv_cache_tokens": num_blocks * worker.block_size,
+        },
     )
 
 

@@ -30,7 +30,7 @@ QUESTION = "Why is the sky blue?"
 MAX_TOKENS = 80
 KILL_AFTER = 30
 _MODEL = ("--model=smollm2", "--dtype=float32", "--kv-cache-bytes=268435456")
-_RUNNING = "warren:num_requests_running "
+_RUNNING = "warren_worker_sequences_running{"
 
 _WIDTH, _LEFT, _CHARS, _LINE = 800, 24, 86, 20
 _FIRST, _SECOND, _KILL = "#7cc4ff", "#ffb86b", "#ff5c6c"
@@ -139,7 +139,7 @@ def _busy(client: httpx.Client, workers: Sequence[WarrenProcess]) -> WarrenProce
     """The worker that runs the request."""
     for worker in workers:
         lines = client.get(f"{worker.url}/metrics").text.splitlines()
-        if any(line.startswith(_RUNNING) and float(line.split()[1]) > 0 for line in lines):
+        if any(line.startswith(_RUNNING) and float(line.split()[-1]) > 0 for line in lines):
             return worker
     raise RuntimeError("no worker runs the request")
 

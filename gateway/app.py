@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 _LAST_WORDS_S = 5.0
 _CLEAN_UP_S = 10.0
+_PROGRESS_INTERVAL_S = 5.0
+"""Seconds between the lines about a drain."""
 
 
 def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
@@ -51,6 +54,7 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
                 gateway.quick.listen,
                 gateway.hear_usage,
                 gateway.limits.announce,
+                gateway.queues.run,
             ):
                 stack.callback(asyncio.create_task(incidents.keep_running(work)).cancel)
             stack.push_async_callback(_drain, gateway)
@@ -101,17 +105,35 @@ def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
 
 
 async def _drain(gateway: Gateway) -> None:
-    gateway.admission.close()
+    admission, grace_s = gateway.admission, gateway.settings.drain_grace_s
+    admission.close()
+    began = time.monotonic()
+    facts: dict[str, object] = {"requests": admission.num_requests}
+    logger.info("draining", extra={**facts, "at_most_s": grace_s})
     try:
-        async with asyncio.timeout(gateway.settings.drain_grace_s):
-            await gateway.admission.wait_idle()
+        async with asyncio.timeout(grace_s):
+            while not await _is_idle(gateway):
+                left_s = round(began + grace_s - time.monotonic())
+                facts = {"requests": admission.num_requests, "at_most_s": left_s}
+                logger.info("still draining", extra=facts)
     except TimeoutError:
         gateway.relays.fail_all(Unavailable("The gateway is shutting down."))
-        await _at_most(_LAST_WORDS_S, gateway.admission.wait_idle(), "clients are not reading")
+        await _at_most(_LAST_WORDS_S, admission.wait_idle(), "clients are not reading")
     gateway.relays.wait_for_nobody()
     await _at_most(
         _CLEAN_UP_S, gateway.relays.wait_closed(), "logs were not cleaned up and will expire"
     )
+    logger.info("drained", extra={"seconds": round(time.monotonic() - began, 1)})
+
+
+async def _is_idle(gateway: Gateway) -> bool:
+    """Whether all requests have ended within the next few seconds."""
+    waiting = asyncio.create_task(gateway.admission.wait_idle())
+    try:
+        done, _ = await asyncio.wait([waiting], timeout=_PROGRESS_INTERVAL_S)
+        return bool(done)
+    finally:
+        waiting.cancel()
 
 
 async def _at_most(seconds: float, work: Awaitable[None], trouble: str) -> None:

@@ -11,10 +11,12 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from gateway.metrics import Metrics
-from shared import errors
+from shared import errors, job_lines
 from shared.errors import (
     BusError,
     InternalError,
@@ -26,6 +28,12 @@ from shared.errors import (
 
 logger = logging.getLogger(__name__)
 
+ACCEPTED = "is_accepted"
+"""The entry of a request's state that says that it was accepted, and has an end of its own."""
+SERVICE_FAILURES = (500, 503)
+"""The statuses of failures of the service; those of clients, limits and deadlines are no
+warnings."""
+_MAX_PATH_CHARS = 128
 _RETRY_AFTER_S = 1.0
 _ENCODER = msgspec.json.Encoder()
 
@@ -114,12 +122,41 @@ def internal_error_response() -> Response:
     return error_response(InternalError("The gateway failed on this request."))
 
 
-def http_error_response(error: HTTPException, metrics: Metrics) -> Response:
-    """The response to a request that is at fault as HTTP, which it counts. The code is the status's
-    name, such as ``not_found``."""
+def report(metrics: Metrics, scope: Scope | None, code: str, status: int, limit: str = "") -> None:
+    """Count an error that is answered, and write the line of a request that is refused with it.
+
+    ``limit`` is the setting of the limit that was reached, if any. Without ``scope`` a connection
+    is refused, before its request is known.
+    """
+    metrics.count_error(code)
+    state = {} if scope is None else scope.get("state", {})
+    if state.get(ACCEPTED):
+        return
+    metrics.refused.labels(limit or code).inc()
+    if scope is None:
+        return
+    trace_parent = Headers(scope=scope).get("traceparent", "")
+    facts = {
+        "request_id": state.get("request_id"),
+        "tenant": state.get("tenant") or None,
+        "trace_id": job_lines.trace_id_of({"traceparent": trace_parent}),
+        "method": scope.get("method"),
+        "path": scope["path"][:_MAX_PATH_CHARS],
+        "status": status,
+        "code": code,
+        "limit": limit or None,
+    }
+    job_lines.write("request refused", None, facts, is_warning=status in SERVICE_FAILURES)
+
+
+def http_error_response(
+    error: HTTPException, metrics: Metrics, scope: Scope | None = None
+) -> Response:
+    """The response to a request that is at fault as HTTP, which it reports. The code is the
+    status's name, such as ``not_found``."""
     status = error.status_code
     code = "_".join(re.findall(r"[a-z]+", http.HTTPStatus(status).phrase.lower()))
-    metrics.count_error(code)
+    report(metrics, scope, code, status)
     kind = "invalid_request_error" if status < 500 else "server_error"
     detail = ErrorDetail(message=error.detail, type=kind, param=None, code=code)
     return _response(status, ErrorBody(detail), dict(error.headers or {}))
@@ -133,12 +170,13 @@ def install(app: FastAPI, metrics: Metrics) -> None:
         if isinstance(error, BusError):
             facts = {"path": request.url.path, "code": error.code, "reason": error.message}
             logger.warning("request failed by the broker", extra=facts)
-        metrics.count_error(error.code)
+        limit = error.limit if isinstance(error, Overloaded) else ""
+        report(metrics, request.scope, error.code, status_of(error).code, limit)
         return error_response(error)
 
-    async def on_http_exception(_: Request, error: Exception) -> Response:
+    async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return http_error_response(error, metrics)
+        return http_error_response(error, metrics, request.scope)
 
     async def on_validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)

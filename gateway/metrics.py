@@ -1,17 +1,26 @@
-"""The gateway's metrics, named after vLLM's so that dashboards can be reused."""
+"""What a gateway exports: for Prometheus, and through OTLP with the names of OpenTelemetry's
+conventions for generative AI."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from opentelemetry import metrics as otel
+from prometheus_client import Counter, Gauge, Histogram, generate_latest
 
-from shared import incidents
+from shared.metrics import (
+    CONTENT_TYPE,
+    FIRST_TOKEN_S,
+    PROCESS,
+    REQUEST_S,
+    TOKEN_S,
+    Catalog,
+    TenantLabels,
+)
 
-_FIRST_TOKEN_S = (
-    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
-)  # fmt: skip
-_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 20)
-_REQUEST_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 60, 120, 300, 600)
+_REASONS = ("worker_lost", "worker_silent", "connection_lost", "handed_over")
+_LIMITS = ("max_requests", "max_bytes_in_flight", "max_queue_wait_s", "queue_length")
+"""Counters that begin with their first event show no increase, so these begin with 0."""
+_COMPLETIONS = "cmpl"
+"""The beginning of the ids of requests without a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,74 +33,208 @@ class ModelMetrics:
     first_token_s: Histogram
     token_s: Histogram
     request_s: Histogram
-    prompt_tokens: Counter
-    generation_tokens: Counter
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounters:
+    """The tokens of one model and tenant."""
+
+    prompt: Counter
+    cached: Counter
+    completion: Counter
 
 
 class Metrics:
-    """The metrics of one gateway, in their own registry."""
+    """The metrics of one gateway."""
 
-    content_type = CONTENT_TYPE_LATEST
+    content_type = CONTENT_TYPE
 
-    def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(incidents.REGISTRY)
+    def __init__(self, num_tenants: int = 20) -> None:
+        self.catalog = catalog = Catalog()
+        self.gen_ai = GenAiMetrics()
+        self._tenants = TenantLabels(num_tenants, catalog.forget_tenant)
         self._by_model: dict[str, ModelMetrics] = {}
-        self.num_running = self._gauge(
-            "num_requests_running", "Requests that a worker is answering."
+        self._num_running = catalog.gauge(
+            "warren_gateway_requests_running",
+            "Requests of this gateway that a worker is answering.",
+            "model",
         )
-        self.num_waiting = self._gauge(
-            "num_requests_waiting", "Requests that are waiting for a worker."
+        self._num_waiting = catalog.gauge(
+            "warren_gateway_requests_waiting",
+            "Requests of this gateway that no worker has started yet.",
+            "model",
         )
-        self.first_token_s = self._histogram(
-            "time_to_first_token_seconds", "From a request to its first token.", _FIRST_TOKEN_S
+        self._first_token_s = catalog.histogram(
+            "warren_gateway_time_to_first_token_seconds",
+            "From the arrival of a request to its first token.",
+            FIRST_TOKEN_S,
+            "model",
         )
-        self.token_s = self._histogram(
-            "inter_token_latency_seconds", "Time between two tokens of a choice.", _TOKEN_S
+        self._token_s = catalog.histogram(
+            "warren_gateway_inter_token_latency_seconds",
+            "Time between two tokens of a choice.",
+            TOKEN_S,
+            "model",
         )
-        self.request_s = self._histogram(
-            "e2e_request_latency_seconds", "From a request to the end of its answer.", _REQUEST_S
+        self._request_s = catalog.histogram(
+            "warren_gateway_request_duration_seconds",
+            "From the arrival of an accepted request to the end of its answer.",
+            REQUEST_S,
+            "model",
         )
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens.")
-        self.generation_tokens = self._counter("generation_tokens", "Tokens relayed.")
-        self.success = self._counter(
-            "request_success", "Finished choices, by reason.", "finished_reason"
+        self.requests = catalog.counter(
+            "warren_gateway_requests_total",
+            "Accepted requests that ended, by outcome: completed, client_gone, or the code of the "
+            "error.",
+            "model",
+            "tenant",
+            "outcome",
         )
-        self.resumed = Counter(
-            "warren:streams_resumed", "Streams that a client resumed.", registry=self._registry
+        self._prompt_tokens = catalog.counter(
+            "warren_gateway_prompt_tokens_total", "Prompt tokens.", "model", "tenant"
         )
-        self._errors = Counter(
-            "warren:request_errors", "Errors answered.", ["code"], registry=self._registry
+        self._cached_tokens = catalog.counter(
+            "warren_gateway_cached_tokens_total",
+            "Prompt tokens that were found in a worker's prefix cache.",
+            "model",
+            "tenant",
         )
-
-        self.keys_file_broken = Gauge(
-            "warren:keys_file_broken",
+        self._completion_tokens = catalog.counter(
+            "warren_gateway_completion_tokens_total",
+            "Tokens passed on to clients.",
+            "model",
+            "tenant",
+        )
+        self.finished = catalog.counter(
+            "warren_gateway_choices_finished_total",
+            "Choices that ended, by finish reason.",
+            "model",
+            "reason",
+        )
+        self.takeovers = catalog.counter(
+            "warren_gateway_takeovers_total",
+            "Streams that moved to another worker, by the reason: worker_lost, worker_silent, "
+            "connection_lost or handed_over.",
+            "model",
+            "reason",
+        )
+        self.refused = catalog.counter(
+            "warren_gateway_requests_refused_total",
+            "Requests answered with an error before they were accepted, by the reason: the setting "
+            "of the limit that was reached, or the code of the error.",
+            "reason",
+        )
+        for limit in _LIMITS:
+            self.refused.labels(limit)
+        self._errors = catalog.counter(
+            "warren_gateway_errors_total",
+            "Errors answered, before and in streams, by code.",
+            "code",
+        )
+        self.resumed = catalog.counter(
+            "warren_gateway_streams_resumed_total", "Streams that a client resumed."
+        )
+        self.keys_file_broken = catalog.gauge(
+            "warren_gateway_keys_file_broken",
             "1 while the file of API keys has a fault and older keys are in force.",
-            registry=self._registry,
         )
 
     def of_model(self, model: str) -> ModelMetrics:
         known = self._by_model.get(model)
         if known is None:
-            names = (field.name for field in fields(ModelMetrics))
-            labelled = {name: getattr(self, name).labels(model) for name in names}
-            known = self._by_model[model] = ModelMetrics(**labelled)
+            known = self._by_model[model] = ModelMetrics(
+                num_running=self._num_running.labels(model),
+                num_waiting=self._num_waiting.labels(model),
+                first_token_s=self._first_token_s.labels(model),
+                token_s=self._token_s.labels(model),
+                request_s=self._request_s.labels(model),
+            )
+            for reason in _REASONS:
+                self.takeovers.labels(model, reason)
         return known
+
+    def tenant_label(self, tenant: str) -> str:
+        """The label of a request's tenant, which this counts. Call it once for each request."""
+        return self._tenants.label(tenant)
+
+    def tokens_of(self, model: str, tenant_label: str) -> TokenCounters:
+        labels = (model, tenant_label)
+        self.requests.labels(*labels, "completed")
+        return TokenCounters(
+            prompt=self._prompt_tokens.labels(*labels),
+            cached=self._cached_tokens.labels(*labels),
+            completion=self._completion_tokens.labels(*labels),
+        )
 
     def count_error(self, code: str) -> None:
         self._errors.labels(code).inc()
 
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+        catalogs = (PROCESS, self.catalog)
+        return b"".join(generate_latest(catalog.registry) for catalog in catalogs)
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"warren:{name}", text, ["model_name"], registry=self._registry)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"warren:{name}", text, ["model_name", *labels], registry=self._registry)
+class GenAiMetrics:
+    """OpenTelemetry's metrics of a generative AI server. Without ``WARREN_OTLP_METRICS_ENDPOINT``
+    recording does nothing."""
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(
-            f"warren:{name}", text, ["model_name"], registry=self._registry, buckets=buckets
+    def __init__(self) -> None:
+        meter = otel.get_meter("warren")
+        self._first_token_s = meter.create_histogram(
+            "gen_ai.server.time_to_first_token",
+            "s",
+            "Time to generate the first token of a successful response.",
+            explicit_bucket_boundaries_advisory=[
+                0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10
+            ],
+        )  # fmt: skip
+        self._token_s = meter.create_histogram(
+            "gen_ai.server.time_per_output_token",
+            "s",
+            "Time per output token after the first one, of successful responses.",
+            explicit_bucket_boundaries_advisory=[
+                0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5
+            ],
+        )  # fmt: skip
+        self._request_s = meter.create_histogram(
+            "gen_ai.server.request.duration",
+            "s",
+            "Duration of a request.",
+            explicit_bucket_boundaries_advisory=[0.01 * 2**k for k in range(14)],
         )
+        self._tokens = meter.create_histogram(
+            "gen_ai.client.token.usage",
+            "{token}",
+            "Number of input and output tokens of a request.",
+            explicit_bucket_boundaries_advisory=[4.0**k for k in range(14)],
+        )
+
+    def record(
+        self,
+        request_id: str,
+        model: str,
+        *,
+        duration_s: float,
+        first_token_s: float | None,
+        num_prompt_tokens: int,
+        num_tokens: int,
+        error_code: str | None,
+    ) -> None:
+        """Record a request that ended."""
+        is_completion = request_id.partition("-")[0] == _COMPLETIONS
+        attributes = {
+            "gen_ai.operation.name": "text_completion" if is_completion else "chat",
+            "gen_ai.provider.name": "warren",
+            "gen_ai.request.model": model,
+            "gen_ai.response.model": model,
+        }
+        failed = {} if error_code is None else {"error.type": error_code}
+        self._request_s.record(duration_s, attributes | failed)
+        for kind, count in (("input", num_prompt_tokens), ("output", num_tokens)):
+            self._tokens.record(count, attributes | {"gen_ai.token.type": kind})
+        if first_token_s is not None and error_code is None:
+            self._first_token_s.record(first_token_s, attributes)
+            if num_tokens > 1:
+                per_token_s = (duration_s - first_token_s) / (num_tokens - 1)
+                self._token_s.record(per_token_s, attributes)

@@ -14,7 +14,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.errors import error_response, http_error_response, internal_error_response
+from gateway.errors import (
+    error_response,
+    http_error_response,
+    internal_error_response,
+    report,
+    status_of,
+)
 from gateway.intake.api_keys import Keys
 from gateway.intake.key_file import ApiKey
 from gateway.intake.limits import Limits
@@ -103,7 +109,7 @@ class KnownSites:
             fault = self._fault_of(Headers(scope=scope))
             if fault is not None:
                 error = HTTPException(403, fault)
-                response = http_error_response(error, self._metrics)
+                response = http_error_response(error, self._metrics, scope)
                 return await response(scope, receive, send)
         return await self._app(scope, receive, send)
 
@@ -174,7 +180,7 @@ class Authentication:
             if caller is not None:
                 caller.require(needed)
         except (InvalidApiKey, PermissionDenied) as error:
-            self._metrics.count_error(error.code)
+            report(self._metrics, scope, error.code, status_of(error).code)
             self._record_refusal(error, scope)
             return await error_response(error)(scope, receive, send)
         if caller is not None:
@@ -259,6 +265,6 @@ class ErrorBoundary:
             facts = {"request_id": scope["state"]["request_id"]}
             incidents.report("request", "request failed", error, **facts)
             if not is_started:
-                self._metrics.count_error(InternalError.code)
+                report(self._metrics, scope, InternalError.code, 500)
                 with incidents.survived("request", "error not answered", **facts):
                     await internal_error_response()(scope, receive, send)

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from gateway.fleet.live_workers import Backlog, LiveWorkers
+from gateway.fleet.queue_watch import QueueWatch
 from gateway.fleet.unary import QuickLane
+from gateway.fleet_metrics import export_fleet
 from gateway.intake.admission import Admission
 from gateway.intake.api_keys import Keys
 from gateway.intake.limits import Limits
@@ -46,19 +48,23 @@ class Gateway:
     signer: Signer
     quick: QuickLane
     publishers: Publishers
+    queues: QueueWatch
     metrics: Metrics
 
     @classmethod
     def build(cls, settings: GatewaySettings, bus: Bus) -> "Gateway":
         """Build a gateway. Raises `StartupError`."""
         reply_queues = ReplyQueues(bus, settings.reply_retention_s)
-        keys, metrics = Keys.of(settings), Metrics()
-        metrics.keys_file_broken.set_function(lambda: keys.is_broken)
         workers = LiveWorkers(bus, Backlog(bus, settings.max_queue_wait_s))
+        queues = QueueWatch(bus, workers)
+        admission = Admission(settings.max_requests, settings.max_bytes_in_flight)
+        keys, metrics = Keys.of(settings), Metrics(settings.metrics_tenants)
+        metrics.keys_file_broken.set_function(lambda: keys.is_broken)
+        export_fleet(metrics.catalog, settings, bus, queues, workers, admission)
         return cls(
             settings=settings,
             bus=bus,
-            admission=Admission(settings.max_requests, settings.max_bytes_in_flight),
+            admission=admission,
             reply_queues=reply_queues,
             relays=Relays(bus, reply_queues, workers, settings),
             workers=workers,
@@ -68,6 +74,7 @@ class Gateway:
             signer=Signer.of(settings),
             quick=QuickLane(bus),
             publishers=Publishers((bus.user, *settings.trusted_users)),
+            queues=queues,
             metrics=metrics,
         )
 

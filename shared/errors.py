@@ -102,13 +102,15 @@ class ServiceError(WarrenError):
 
 
 class Overloaded(ServiceError):
-    """Too many requests. ``retry_after_s`` is the recommended delay before a retry."""
+    """Too many requests. ``retry_after_s`` is the recommended delay before a retry; ``limit`` is
+    the setting of the limit that was reached, for metrics."""
 
     code = "rate_limit_exceeded"
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, limit: str = "") -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.limit = limit
 
 
 class RateLimited(Overloaded):

@@ -9,23 +9,23 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
-from prometheus_client import CollectorRegistry, Counter
+from shared.metrics import PROCESS
 
 Kind: TypeAlias = Literal["job", "request", "task", "call", "channel", "connection"]
 """What failed: a job, an HTTP request, a background task, a call to the broker, or a channel or
 connection."""
 
-REGISTRY = CollectorRegistry()
-"""The counter's registry, one per process: both sides of `warren serve` share it."""
-
-_incidents = Counter(
-    "warren:incidents",
-    "Failures that the process survived, by what failed.",
-    ["kind"],
-    registry=REGISTRY,
+_incidents = PROCESS.counter(
+    "warren_incidents_total",
+    "Failures that the process survived, by what failed: job, request, task, call, channel or "
+    "connection.",
+    "kind",
 )
+
+for _kind in get_args(Kind):  # a counter that begins with its first event shows no increase
+    _incidents.labels(_kind)
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def report(kind: Kind, event: str, error: BaseException | None, **facts: object)
 
 def num_reported(kind: Kind) -> int:
     """The number of incidents of this kind in this process."""
-    return int(REGISTRY.get_sample_value("warren:incidents_total", {"kind": kind}) or 0)
+    return int(PROCESS.registry.get_sample_value("warren_incidents_total", {"kind": kind}) or 0)
 
 
 @contextmanager

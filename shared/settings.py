@@ -79,9 +79,26 @@ class CommonSettings(BaseSettings):
         description="File to which refused logins and administrative acts are appended as JSON "
         "lines. They are also logged by `warren.audit`.",
     )
+    job_log_level: Literal["info", "warning", "off"] = Field(
+        "info",
+        description="Least severe level of the lines about single requests and jobs. info: every "
+        "step; warning: take-overs, dead letters and failures of the service. WARREN_LOG_LEVEL "
+        "applies as well.",
+    )
     otlp_endpoint: str | None = Field(
         None,
         description="OTLP/HTTP endpoint that receives trace spans. Unset: spans are not exported.",
+    )
+    otlp_metrics_endpoint: str | None = Field(
+        None,
+        description="OTLP/HTTP endpoint that receives metrics with the names of OpenTelemetry's "
+        "conventions for generative AI. Unset: they are not exported. /metrics is served always.",
+    )
+    metrics_tenants: int = Field(
+        20,
+        ge=0,
+        description="Number of tenants with metrics of their own: those with the most requests. "
+        "All others are counted as the tenant `other`.",
     )
     drain_grace_s: Seconds = Field(
         30,

@@ -5,18 +5,23 @@ answers are never logged. A span's context is part of the job (`inject`, `extrac
 gateway, queue, prefill and decode form one trace on any bus.
 """
 
+import json
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
+from datetime import UTC, datetime
+from typing import Any
 
+import msgspec
 import structlog
-from opentelemetry import propagate, trace
+from opentelemetry import metrics, propagate, trace
 from opentelemetry.context import Context, get_current
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from shared import audit
+from shared import audit, job_lines
+from shared.metrics import VERSION
 from shared.settings import CommonSettings
 
 tracer = trace.get_tracer("warren")
@@ -24,17 +29,22 @@ tracer = trace.get_tracer("warren")
 _TRACE_PARENT = "traceparent"
 """The key of W3C trace context that identifies the parent span."""
 
+_OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
+"""The attributes of every record, and one that uvicorn adds to its own; all others are fields."""
+
 _QUIET = ("aio_pika", "aiormq", "uvicorn.access", "httpx", "httpcore")
 
 
 def configure(settings: CommonSettings, service: str) -> None:
-    """Set up logging and, if an endpoint is set, the export of spans. Call once per process. Raises
-    `StartupError` if the audit log cannot be written."""
+    """Set up logging and, if endpoints are set, the export of spans and metrics. Call once per
+    process. Raises `StartupError` if the audit log cannot be written."""
     _configure_logging(settings)
     if settings.audit_file is not None:
         audit.write_to(settings.audit_file)
     if settings.otlp_endpoint is not None:
         _configure_tracing(settings.otlp_endpoint, service)
+    if settings.otlp_metrics_endpoint is not None:
+        _configure_metrics(settings.otlp_metrics_endpoint, service)
 
 
 def inject() -> dict[str, str]:
@@ -52,30 +62,62 @@ def extract(carrier: Mapping[str, str]) -> Context:
     return propagate.extract(carrier, context) if _TRACE_PARENT in carrier else context
 
 
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line.
+
+    Every request has several lines, so they are encoded by msgspec, in a fifth of the time that
+    structlog's renderer takes.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
+        line.update(item for item in vars(record).items() if item[0] not in _OWN_FIELDS)
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        try:
+            return msgspec.json.encode(line, enc_hook=repr).decode()
+        except (ValueError, TypeError):  # such as half a surrogate pair, which is not UTF-8
+            return json.dumps(line, default=repr)
+
+
+def _console_formatter() -> logging.Formatter:
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[
+            structlog.stdlib.add_log_level,
+            structlog.stdlib.add_logger_name,
+            structlog.stdlib.ExtraAdder(),
+            structlog.processors.TimeStamper(fmt="iso"),
+            _without_color_message,
+        ],
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            structlog.processors.format_exc_info,
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
+        ],
+    )
+
+
+def _without_color_message(
+    _logger: Any, _name: str, line: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Leave out the copy of the message that uvicorn adds to its records."""
+    line.pop("color_message", None)
+    return line
+
+
 def _configure_logging(settings: CommonSettings) -> None:
     as_console = settings.log_format == "console" or (
         settings.log_format == "auto" and sys.stderr.isatty()
     )
-    renderer = (
-        structlog.dev.ConsoleRenderer() if as_console else structlog.processors.JSONRenderer()
-    )
     handler = logging.StreamHandler()
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[
-                structlog.stdlib.add_log_level,
-                structlog.stdlib.add_logger_name,
-                structlog.stdlib.ExtraAdder(),
-                structlog.processors.TimeStamper(fmt="iso"),
-            ],
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.format_exc_info,
-                renderer,
-            ],
-        )
-    )
+    handler.setFormatter(_console_formatter() if as_console else JsonFormatter())
     logging.basicConfig(handlers=[handler], level=settings.log_level.upper(), force=True)
+    job_lines.set_level(settings.job_log_level)
     for name in _QUIET:
         # These print message bodies, which contain prompts, at DEBUG and even at ERROR.
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -85,7 +127,21 @@ def _configure_tracing(endpoint: str, service: str) -> None:
     # Imported here because the exporter takes 0.2 s to import, and most processes export nothing.
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    provider = TracerProvider(resource=Resource.create({"service.name": service}))
+    provider = TracerProvider(resource=_resource(service))
     exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
     provider.add_span_processor(BatchSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
+
+
+def _configure_metrics(endpoint: str, service: str) -> None:
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+    exporter = OTLPMetricExporter(endpoint=f"{endpoint.rstrip('/')}/v1/metrics")
+    reader = PeriodicExportingMetricReader(exporter)
+    metrics.set_meter_provider(MeterProvider([reader], resource=_resource(service)))
+
+
+def _resource(service: str) -> Resource:
+    return Resource.create({"service.name": service, "service.version": VERSION})

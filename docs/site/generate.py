@@ -9,11 +9,16 @@ from pathlib import Path
 
 from cli.options import table
 from docs.site.compatibility import tables
+from docs.site.metrics import metric_tables
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs"
 
-_BLOCKS: Mapping[str, Callable[[], str]] = {"compatibility": tables, "settings": table}
+_BLOCKS: Mapping[str, Callable[[], str]] = {
+    "compatibility": tables,
+    "metrics": metric_tables,
+    "settings": table,
+}
 """What stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``."""
 _BLOCK = re.compile(r"(<!-- (?P<name>\w+) -->\n).*?(<!-- /(?P=name) -->)", re.DOTALL)
 _FILE = re.compile(r"(<!-- file: (?P<path>\S+) -->\n```\w+\n).*?(```\n)", re.DOTALL)

@@ -1,20 +1,19 @@
-"""Measures one request: metrics, and a log line for operators."""
+"""Measures one request: metrics, and log lines for operators."""
 
-import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from gateway.errors import status_of
+from gateway.errors import ACCEPTED, SERVICE_FAILURES, status_of
 from gateway.log.cursor import Item
+from gateway.log.relay import LogRelay
 from gateway.metrics import Metrics
+from shared import job_lines
 from shared.errors import WarrenError
 from shared.messages import Finished, GenerationJob, Started, TokenDelta
-
-logger = logging.getLogger(__name__)
 
 _TOKENS = (TokenDelta, Finished)
 CLIENT_GONE = 499
@@ -32,9 +31,13 @@ class _Seen:
 
 
 class Observation:
-    """Follows one request from admission to its end, which leaving the ``with`` records."""
+    """Follows one request to its end, which leaving the ``with`` records. A request that raises
+    before it was accepted is reported where its error is answered: `gateway.errors`."""
 
-    def __init__(self, metrics: Metrics, job: GenerationJob) -> None:
+    def __init__(
+        self, metrics: Metrics, job: GenerationJob, state: MutableMapping[str, Any]
+    ) -> None:
+        """``state`` is that of the HTTP request."""
         self.status = 200
         self.error: WarrenError | None = None
         """The error that ended the request, possibly after its status was sent."""
@@ -43,11 +46,19 @@ class Observation:
         self.num_tokens = 0
         self._metrics = metrics
         self._job = job
+        self._state = state
+        self._relay: LogRelay | None = None
+        """Set once the request is accepted."""
         self._began_at = time.monotonic()
+        self._first_token_s: float | None = None
         self._has_started = False
+        self._taken_over: set[str] = set()
+        """The tickets of the runs that were replaced."""
         self._seen: defaultdict[int, _Seen] = defaultdict(_Seen)
         """By choice."""
         self._of_model = metrics.of_model(job.model)
+        self._tenant = metrics.tenant_label(job.tenant)
+        self._tokens = metrics.tokens_of(job.model, self._tenant)
         self._in_state = self._of_model.num_waiting
 
     def __enter__(self) -> Self:
@@ -65,9 +76,15 @@ class Observation:
             self.status, self.error = status_of(error).code, error
         elif error is not None:
             self.status = 500
-        duration_s = time.monotonic() - self._began_at
-        self._of_model.request_s.observe(duration_s)
-        logger.info("request ended", extra=self._facts(duration_s))
+        if self._relay is not None or not isinstance(error, WarrenError):
+            self._end()
+
+    def accepted(self, relay: LogRelay) -> None:
+        """The job was published, or an earlier one with its Idempotency-Key is relayed."""
+        self._relay = relay
+        self._state[ACCEPTED] = True
+        facts = {"repeats_earlier": True} if relay.is_answered else {}
+        job_lines.write("request accepted", self._job, facts)
 
     def read(self, items: Iterable[Item]) -> None:
         """Count the events that were just read. Repeated tokens are not counted again."""
@@ -75,12 +92,11 @@ class Observation:
         for item in items:
             if isinstance(item, _TOKENS):
                 self._count_tokens(item, now)
-            elif isinstance(item, Started) and not self._has_started:
+            elif isinstance(item, Started):
                 self._start(item)
 
     def client_left(self) -> None:
         self.status = CLIENT_GONE
-        self._metrics.success.labels(self._job.model, "abort").inc()
 
     def failed(self, error: WarrenError) -> None:
         """The stream ends with ``error``."""
@@ -88,39 +104,87 @@ class Observation:
         self._metrics.count_error(error.code)
 
     def _start(self, event: Started) -> None:
-        self._has_started = True
-        self.num_prompt_tokens = sum(event.num_prompt_tokens)
-        self._of_model.prompt_tokens.inc(self.num_prompt_tokens)
-        self._in_state.dec()
-        self._in_state = self._of_model.num_running
-        self._in_state.inc()
+        if not self._has_started:
+            self._has_started = True
+            self.num_prompt_tokens = sum(event.num_prompt_tokens)
+            self._tokens.prompt.inc(self.num_prompt_tokens)
+            self._in_state.dec()
+            self._in_state = self._of_model.num_running
+            self._in_state.inc()
+        replaced = None if self._relay is None else self._relay.cursor.reader.replaced
+        if replaced is None or replaced.ticket in self._taken_over:
+            return
+        self._taken_over.add(replaced.ticket)
+        reason = replaced.reason.replace(" ", "_")
+        self._metrics.takeovers.labels(self._job.model, reason).inc()
+        facts: dict[str, object] = {
+            "from_worker": replaced.worker,
+            "at_token": self.num_tokens,
+            "reason": replaced.reason,
+        }
+        is_planned = replaced.reason == "handed over"
+        self._write("request taken over", facts, is_warning=not is_planned)
 
     def _count_tokens(self, event: TokenDelta | Finished, now: float) -> None:
         seen = self._seen[event.choice]
         if isinstance(event, Finished) and not seen.is_finished:
             seen.is_finished = True
             self.num_cached_tokens += event.num_cached_tokens
-            self._metrics.success.labels(self._job.model, event.finish_reason).inc()
+            self._tokens.cached.inc(event.num_cached_tokens)
+            self._metrics.finished.labels(self._job.model, event.finish_reason).inc()
         num_tokens = event.index + len(event.token_ids) - seen.num_tokens
         if num_tokens <= 0:
             return
         seen.num_tokens += num_tokens
         if not self.num_tokens:
-            self._of_model.first_token_s.observe(now - self._began_at)
+            self._first_token_s = now - self._began_at
+            self._of_model.first_token_s.observe(self._first_token_s)
         if seen.last_at is not None:
             self._of_model.token_s.observe((now - seen.last_at) / num_tokens)
         seen.last_at = now
         self.num_tokens += num_tokens
-        self._of_model.generation_tokens.inc(num_tokens)
+        self._tokens.completion.inc(num_tokens)
 
-    def _facts(self, duration_s: float) -> dict[str, object]:
-        return {
-            "request_id": self._job.request_id,
-            "model": self._job.model,
+    def _end(self) -> None:
+        duration_s = time.monotonic() - self._began_at
+        code = self._outcome
+        self._of_model.request_s.observe(duration_s)
+        self._metrics.requests.labels(self._job.model, self._tenant, code or "completed").inc()
+        self._metrics.gen_ai.record(
+            self._job.request_id,
+            self._job.model,
+            duration_s=duration_s,
+            first_token_s=self._first_token_s,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_tokens=self.num_tokens,
+            error_code=code,
+        )
+        first_s = self._first_token_s
+        facts: dict[str, object] = {
             "status": self.status,
-            "code": self.error.code if self.error is not None else None,
+            "code": code,
             "prompt_tokens": self.num_prompt_tokens,
             "cached_tokens": self.num_cached_tokens,
             "completion_tokens": self.num_tokens,
+            "first_token_s": None if first_s is None else round(first_s, 4),
             "duration_s": round(duration_s, 4),
         }
+        self._write("request ended", facts, is_warning=self.status in SERVICE_FAILURES)
+
+    @property
+    def _outcome(self) -> str | None:
+        """None for a request that was answered; otherwise the code of the error, or that the client
+        left."""
+        if self.error is not None:
+            return self.error.code
+        if self.status == CLIENT_GONE:
+            return "client_gone"
+        return None if self.status < 500 else "internal_error"
+
+    def _write(
+        self, step: job_lines.Step, facts: dict[str, object], *, is_warning: bool = False
+    ) -> None:
+        reader = None if self._relay is None else self._relay.cursor.reader
+        if reader is not None:
+            facts = {"worker": reader.worker, "attempt": reader.attempt or None, **facts}
+        job_lines.write(step, self._job, facts, is_warning=is_warning)

@@ -108,7 +108,9 @@ class Backlog:
             if wait_s > self._max_wait_s:
                 retry_after_s = min(max(wait_s - self._max_wait_s, 1.0), _MAX_RETRY_AFTER_S)
                 raise Overloaded(
-                    "Too many requests are waiting for this model.", retry_after_s=retry_after_s
+                    "Too many requests are waiting for this model.",
+                    retry_after_s=retry_after_s,
+                    limit="max_queue_wait_s",
                 )
         depth.num_admitted += 1
 
@@ -156,7 +158,9 @@ async def publish_job(bus: Bus, job: GenerationJob | QuickJob, reply_key: str) -
     except Unroutable:
         raise ModelNotFound(f"The model '{job.model}' does not exist.", param="model") from None
     except PublishRefused:
-        raise Overloaded("Too many requests are waiting for this model.") from None
+        raise Overloaded(
+            "Too many requests are waiting for this model.", limit="queue_length"
+        ) from None
     except MessageTooLarge:
         raise InvalidRequest("The request is too large.") from None
 
@@ -177,6 +181,8 @@ class LiveWorkers:
     _heard_at: dict[str, float] = field(default_factory=dict)
     """Includes workers that are shutting down, whose streams continue for a while."""
     _first_seen_at: dict[str, int] = field(default_factory=dict)
+    known_models: set[str] = field(default_factory=set)
+    """The models whose queues are known to exist, with or without a live worker."""
 
     def hear(self, announcement: Announcement) -> None:
         now = time.monotonic()
@@ -188,6 +194,7 @@ class LiveWorkers:
         else:
             self._workers[announcement.worker] = _Known(announcement, now)
             self._first_seen_at.setdefault(announcement.model, int(time.time()))
+            self.known_models.add(announcement.model)
         self.backlog.hear(announcement)
 
     def of_model(self, model: str) -> list[Announcement]:
@@ -210,6 +217,7 @@ class LiveWorkers:
         queue = topology.jobs_queue(model, "interactive")
         if await self.bus.inspect(queue.name) is None:
             raise ModelNotFound(f"The model '{model}' does not exist.", param="model")
+        self.known_models.add(model)
         return None
 
     def admit(self, model: str) -> None:

@@ -61,7 +61,9 @@ class Admission:
     def hold(self, num_bytes: int) -> None:
         """Raises `Overloaded` if the bodies in flight become too large together."""
         if self._num_bytes + num_bytes > self._max_bytes:
-            raise Overloaded("The requests in flight are too large together.")
+            raise Overloaded(
+                "The requests in flight are too large together.", limit="max_bytes_in_flight"
+            )
         self._num_bytes += num_bytes
 
     def _leave(self) -> None:
@@ -72,7 +74,7 @@ class Admission:
     def _require_place(self) -> None:
         self._require_open()
         if self.num_requests + self._num_uploads >= self._max_requests:
-            raise Overloaded("Too many requests are in flight.")
+            raise Overloaded("Too many requests are in flight.", limit="max_requests")
 
     def _require_open(self) -> None:
         if not self.is_open:

@@ -19,6 +19,7 @@ from shared.messages import (
     HandedOver,
     Progress,
     PromptScores,
+    Replaced,
     ReplyEvent,
     Started,
     TokenDelta,
@@ -106,6 +107,8 @@ class LogReader:
         self.ordinal = 0
         self.worker: str | None = None
         self.ticket: str | None = None
+        self.replaced: Replaced | None = None
+        """The run before the current one."""
         self.body_hash: str | None = None
         self.is_ended = False
         self._run = _NO_RUN
@@ -113,6 +116,7 @@ class LogReader:
         """The tickets of the runs of the newest delivery; any of them may hold the job."""
         self._replaced: dict[str, Run] = {}
         """The replaced runs by ticket."""
+        self._cut_off = frozenset(cut_off)
         self._handed_over = set(cut_off)
 
     @property
@@ -171,7 +175,9 @@ class LogReader:
             self._contenders.add(event.ticket)
             return [self._stop(event.worker, event.ticket, is_replaced=True)]
         fence = self._cancel(is_replaced=True)
-        if self.ticket is not None:
+        if self.worker is not None and self.ticket is not None:
+            reason = self._why_replaced(self.ticket, run)
+            self.replaced = Replaced(worker=self.worker, ticket=self.ticket, reason=reason)
             self._replaced[self.ticket] = self._run
         self._run = run
         self.worker, self.ticket = event.worker, event.ticket
@@ -182,6 +188,14 @@ class LogReader:
         if fence or event.is_waiting:
             start.append(Send(event.worker, self._continue(event.ticket)))
         return start
+
+    def _why_replaced(self, ticket: str, run: Run) -> str:
+        """Why ``run`` replaces the one with ``ticket``, as far as the log shows it."""
+        if ticket in self._cut_off:
+            return "connection lost"
+        if ticket in self._handed_over:
+            return "handed over"
+        return "worker silent" if run.publication > self._run.publication else "worker lost"
 
     def _is_late(self, run: Run) -> bool:
         return run < self._run
@@ -199,6 +213,7 @@ class LogReader:
             attempt=self.attempt,
             num_crashes=self.num_crashes,
             num_crashes_alone=self.num_crashes_alone,
+            replaced=self.replaced,
             choices=tuple(
                 Progress(token_ids=tuple(chain.token_ids), is_finished=chain.is_finished)
                 for chain in self.chains

@@ -21,6 +21,7 @@ from shared.messages import (
     Failed,
     Finished,
     FinishReason,
+    Replaced,
     ReplyEvent,
     TokenDelta,
     TokenLogprobs,
@@ -160,6 +161,8 @@ class Attempt:
         self.is_first = not (num_returns or publication or is_suspect)
         self.log: LogWriter | None = LogWriter(1, num_choices) if self.is_first else None
         """None while the attempt waits for `Continue`."""
+        self.replaced: Replaced | None = None
+        """The run before this one, if its reader has named it."""
         self._request_id = request_id
         self._num_choices = num_choices
         self._is_suspect = is_suspect
@@ -182,6 +185,7 @@ class Attempt:
             if self._num_hearings < HEARINGS:
                 return None
         self.log = LogWriter.resume(command)
+        self.replaced = command.replaced
         return verdict
 
     def read(self, log: Iterable[ReplyEvent | None], *, is_settled: bool = True) -> Verdict | None:

@@ -25,6 +25,7 @@ from shared.messages.commands import (
     Continue,
     Progress,
     Release,
+    Replaced,
     Withheld,
 )
 from shared.messages.events import (
@@ -139,6 +140,7 @@ __all__ = [
     "QuickAnswer",
     "QuickJob",
     "Release",
+    "Replaced",
     "ReplyEvent",
     "RequestId",
     "Role",

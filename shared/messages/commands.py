@@ -2,9 +2,18 @@
 
 from typing import Annotated, TypeAlias
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
-from shared.messages.fields import Count, ModelName, RequestId, Tenant, TokenIds, Wire
+from shared.messages.fields import (
+    Count,
+    JobClass,
+    ModelName,
+    RequestId,
+    Tenant,
+    TokenIds,
+    UnixTime,
+    Wire,
+)
 
 
 class Cancel(Wire, frozen=True, kw_only=True):
@@ -24,6 +33,17 @@ class Progress(Struct, frozen=True, kw_only=True):
     is_finished: bool = False
 
 
+class Replaced(Struct, frozen=True, kw_only=True):
+    """The run that another one replaces, for logs and traces."""
+
+    worker: str
+    """The address of its worker."""
+    ticket: str
+    reason: str
+    """``worker lost``, ``worker silent``, ``connection lost`` (to the broker), or ``handed
+    over``."""
+
+
 class Continue(Wire, frozen=True, kw_only=True):
     """The reader's answer to a `Started` that waits or that replaces a run: continue from here."""
 
@@ -35,6 +55,8 @@ class Continue(Wire, frozen=True, kw_only=True):
     """Earlier attempts that ended in a crash."""
     num_crashes_alone: Count = 0
     """Those of them that ran this publication of the job in quarantine."""
+    replaced: Replaced | None = None
+    """The run before this one, if there was one."""
 
 
 class Release(Wire, frozen=True, kw_only=True):
@@ -83,6 +105,11 @@ class Announcement(Wire, frozen=True, kw_only=True):
     num_answered: Count = 0
     """Jobs answered since the worker's start."""
     kv_usage: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    newest_taken: dict[JobClass, UnixTime] = field(default_factory=dict)
+    """When the newest job taken from each queue was created, a Unix time. Jobs that still wait in
+    the queue are newer."""
+    mean_job_tokens: Annotated[float, Meta(ge=0.0)] = 0.0
+    """The mean number of tokens of the jobs answered recently, prompt and answer together."""
     tool_parser: str | None = None
     """The format in which the model writes tool calls; None if it does not support tools."""
     reasoning_parser: str | None = None

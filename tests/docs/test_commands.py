@@ -14,7 +14,6 @@ from typer.core import TyperGroup
 
 from cli import main
 from gateway.app import create_app
-from gateway.metrics import Metrics
 from shared.bus.memory import MemoryBus
 from shared.settings import GatewaySettings, WorkerSettings, variable
 from tests.support.pages import PAGES, ROOT, blocks, commands, name_of
@@ -176,22 +175,6 @@ def test_every_command_is_documented() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 
     assert [name for name in root.commands if f"`warren {name}" not in page] == []
-
-
-def test_metrics_of_the_gateway_exist() -> None:
-    page = (ROOT / "docs" / "deployment" / "index.md").read_text(encoding="utf-8")
-    rows = [line for line in page.splitlines() if line.startswith("| `warren:")]
-    exported = Metrics().render().decode()
-
-    named = [
-        name
-        for row in rows
-        if row.split("|")[2].strip() in ("both", "gateway")
-        for name in _METRIC.findall(row)
-    ]
-
-    assert len(named) > 8
-    assert [name for name in named if f"# HELP warren:{name}" not in exported] == []
 
 
 def test_every_shell_block_is_run_or_a_list_of_commands() -> None:

@@ -82,7 +82,7 @@ async def test_a_large_head_is_refused(
 
         assert answer.startswith(b"HTTP/1.1 %d " % status)
         assert await client.error()
-    assert await gateway.sample("warren:request_errors_total") == 1
+    assert await gateway.sample("warren_gateway_errors_total") == 1
 
 
 async def test_a_head_within_the_limits_is_served(gateway: LiveGateway) -> None:

@@ -60,7 +60,7 @@ async def test_a_request_that_breaks_off_is_dropped(
     answer = await send_raw(gateway, request_bytes)
 
     assert answer == b""
-    assert await gateway.sample("warren:num_requests_running") == 0
+    assert await gateway.sample("warren_gateway_requests_running") == 0
     assert await is_healthy(gateway)
 
 

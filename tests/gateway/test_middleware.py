@@ -151,7 +151,7 @@ async def test_what_nobody_expected_tells_the_client_nothing_and_the_log_everyth
 ) -> None:
     async with HaywireBus(broker) as bus, live_gateway(bus) as gateway:
         response = await gateway.chat()
-        num_errors = await gateway.sample("warren:request_errors_total")
+        num_errors = await gateway.sample("warren_gateway_errors_total")
 
     assert response.status_code == 500
     assert response.json()["error"]["code"] == "internal_error"
@@ -162,7 +162,7 @@ async def test_what_nobody_expected_tells_the_client_nothing_and_the_log_everyth
     assert record.exc_info is not None
 
 
-async def test_a_request_has_one_line_in_the_log_without_its_content(
+async def test_the_end_of_a_request_has_one_line_in_the_log_without_its_content(
     gateway: LiveGateway, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -172,7 +172,9 @@ async def test_a_request_has_one_line_in_the_log_without_its_content(
     (record,) = [record for record in caplog.records if record.message == "request ended"]
     facts: dict[str, Any] = record.__dict__
     assert facts["request_id"] == response.headers["x-request-id"]
-    assert (facts["model"], facts["status"], facts["code"]) == ("scripted", 200, None)
+    assert (facts["model"], facts["status"], facts["attempt"]) == ("scripted", 200, 1)
+    assert "code" not in facts
+    assert facts["worker"].startswith("worker.")
     assert (facts["prompt_tokens"], facts["completion_tokens"]) == (3, 3)
     assert facts["duration_s"] > 0
     assert "three" not in caplog.text

@@ -27,7 +27,7 @@ def test_an_incident_leaves_a_line_with_its_traceback_and_is_counted(
 def test_the_gateway_exposes_the_incidents_of_its_process() -> None:
     incidents.report("request", "request failed", None)
 
-    assert b'warren:incidents_total{kind="request"}' in Metrics().render()
+    assert b'warren_incidents_total{kind="request"}' in Metrics().render()
 
 
 def test_what_is_survived_is_reported() -> None:

@@ -106,7 +106,8 @@ GOLDEN_COMMANDS = [
     (
         Continue(request_id="r", ticket="t", attempt=2, choices=(Progress(token_ids=(1,)),)),
         '{"type":"continue","request_id":"r","ticket":"t","attempt":2,"choices":[{"token_ids":[1],'
-        '"is_finished":false}],"num_crashes":0,"num_crashes_alone":0}',
+        '"is_finished":false}],"num_crashes":0,"num_crashes_alone":0,'
+        '"replaced":null}',
     ),
     (
         Release(request_id="r"),
@@ -121,7 +122,7 @@ GOLDEN_COMMANDS = [
 GOLDEN_ANNOUNCEMENT = (
     '{"type":"announcement","worker":"worker.1","model":"m","vocab_size":9,"max_seq_len":8,'
     '"fingerprint":"f","numerics":"","max_num_seqs":4,"num_running":0,"num_waiting":0,"num_answered":0,'
-    '"kv_usage":0.0,"tool_parser":null,"reasoning_parser":null,"is_leaving":false}'
+    '"kv_usage":0.0,"newest_taken":{},"mean_job_tokens":0.0,"tool_parser":null,"reasoning_parser":null,"is_leaving":false}'
 )
 
 

@@ -2,6 +2,7 @@
 Spans: sent to the endpoint that the settings name."""
 
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
 import pytest
+
+from shared.telemetry import JsonFormatter
 
 SCRIPT = """
 import logging
@@ -20,6 +23,17 @@ logging.getLogger("aiormq.connection").error("returned: %s", "a prompt")
 logging.getLogger("aio_pika.queue").debug("body: %s", "a prompt")
 """
 
+CONSOLE_SCRIPT = """
+import sys
+from shared import job_lines, telemetry
+from shared.settings import WorkerSettings
+telemetry.configure(
+    WorkerSettings(log_format="console", job_log_level=sys.argv[1]), "warren-test"
+)
+job_lines.write("job started", None, {"request_id": "r1", "attempt": 1})
+job_lines.write("job taken over", None, {"request_id": "r1", "attempt": 2}, is_warning=True)
+"""
+
 SPAN_SCRIPT = """
 import sys
 from opentelemetry import trace
@@ -29,6 +43,29 @@ telemetry.configure(WorkerSettings(otlp_endpoint=sys.argv[1]), "warren-test")
 telemetry.tracer.start_span("worker.queue").end()
 trace.get_tracer_provider().shutdown()
 """
+
+
+METRICS_SCRIPT = """
+import sys
+from opentelemetry import metrics
+from gateway.metrics import GenAiMetrics
+from shared import telemetry
+from shared.settings import GatewaySettings
+telemetry.configure(GatewaySettings(otlp_metrics_endpoint=sys.argv[1]), "warren-test")
+GenAiMetrics().record(
+    "chatcmpl-1", "m", duration_s=2.0, first_token_s=0.5, num_prompt_tokens=7, num_tokens=4,
+    error_code=None,
+)
+metrics.get_meter_provider().shutdown()
+"""
+GEN_AI = (
+    b"gen_ai.server.time_to_first_token",
+    b"gen_ai.server.time_per_output_token",
+    b"gen_ai.server.request.duration",
+    b"gen_ai.client.token.usage",
+    b"gen_ai.operation.name",
+    b"gen_ai.token.type",
+)
 
 
 class Collector(HTTPServer):
@@ -82,6 +119,28 @@ def test_libraries_that_print_bodies_are_silent(lines: list[str]) -> None:
     assert "a prompt" not in "".join(lines)
 
 
+@pytest.mark.parametrize(("level", "num_lines"), [("info", 2), ("warning", 1), ("off", 0)], ids=str)
+def test_lines_about_jobs_are_readable_text_and_have_a_level_of_their_own(
+    level: str, num_lines: int
+) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", CONSOLE_SCRIPT, level], capture_output=True, text=True, check=True
+    )
+
+    lines = run.stderr.splitlines()
+    assert len(lines) == num_lines
+    assert all("request_id=r1" in line and "attempt=" in line for line in lines)
+
+
+def test_a_line_with_a_field_that_is_no_text_is_json_all_the_same() -> None:
+    record = logging.makeLogRecord({"msg": "odd", "path": "\ud800", "kind": object})
+
+    line = json.loads(JsonFormatter().format(record))
+
+    assert (line["event"], line["path"]) == ("odd", "\ud800")
+    assert "object" in line["kind"]
+
+
 def test_spans_go_to_the_configured_endpoint(collector: Collector) -> None:
     subprocess.run([sys.executable, "-c", SPAN_SCRIPT, collector.url], check=True)
 
@@ -89,3 +148,11 @@ def test_spans_go_to_the_configured_endpoint(collector: Collector) -> None:
     assert path == "/v1/traces"
     assert b"worker.queue" in body
     assert b"warren-test" in body
+
+
+def test_metrics_of_generative_ai_go_to_their_endpoint(collector: Collector) -> None:
+    subprocess.run([sys.executable, "-c", METRICS_SCRIPT, collector.url], check=True)
+
+    assert {path for path, _ in collector.posts} == {"/v1/metrics"}
+    body = b"".join(body for _, body in collector.posts)
+    assert [name for name in GEN_AI if name not in body] == []

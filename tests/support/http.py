@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from shared import settings
 from shared.bus.base import Bus
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.settings import GatewaySettings
+from tests.support.metrics import total
 from tests.support.processes import NO_TLS
 
 SECRET = "a secret that all gateways share"
@@ -40,8 +40,7 @@ class LiveGateway:
 
     async def sample(self, name: str) -> float:
         """The sum over all labels of one metric."""
-        lines = (await self.http.get("/metrics")).text.splitlines()
-        return sum(float(line.split()[-1]) for line in lines if re.split("[{ ]", line)[0] == name)
+        return total((await self.http.get("/metrics")).text, name)
 
 
 @asynccontextmanager

@@ -16,14 +16,15 @@ import pytest
 from shared import topology
 from tests.support import processes
 from tests.support.broker import Broker
+from tests.support.metrics import sample
 from tests.support.processes import NO_TLS, ROOT, WarrenProcess
 
 pytestmark = pytest.mark.rabbit
 
 MODEL = "smollm2"
 QUESTION = "What is the capital of France?"
-GENERATED = "warren:generation_tokens_total"
-RUNNING = "warren:num_requests_running"
+GENERATED = "warren_worker_generation_tokens_total"
+RUNNING = "warren_worker_sequences_running"
 
 
 @pytest.fixture
@@ -36,12 +37,6 @@ def answer(client: openai.OpenAI, prompt: str, *, max_tokens: int = 24, model: s
         model=model, prompt=prompt, max_tokens=max_tokens, temperature=0, seed=1, stream=True
     )
     return "".join(chunk.choices[0].text for chunk in chunks)
-
-
-def sample(worker: WarrenProcess, name: str) -> float:
-    """The current value of a worker's metric."""
-    lines = httpx.get(f"{worker.url}/metrics", verify=NO_TLS).text.splitlines()
-    return sum(float(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def wait_until(is_true: Callable[[], bool], within_s: float = 30) -> None:

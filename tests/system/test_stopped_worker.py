@@ -9,13 +9,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from shared.bus.rabbit import RabbitBus
 from tests.support.broker import Broker
 from tests.support.http import SECRET, LiveGateway, events, live_gateway
-from tests.support.processes import NO_TLS, WarrenProcess, free_port
+from tests.support.metrics import sample
+from tests.support.processes import WarrenProcess, free_port
 
 pytestmark = pytest.mark.rabbit
 
@@ -27,7 +27,7 @@ BODY = {
     "ignore_eos": True,
     "seed": 7,
 }
-RUNNING = re.compile(r"^warren:num_requests_running 1", re.MULTILINE)
+RUNNING = "warren_worker_sequences_running"
 
 
 @pytest.fixture
@@ -49,9 +49,7 @@ def workers(broker: Broker, tmp_path: Path) -> Iterator[list[WarrenProcess]]:
 
 
 def busy(workers: list[WarrenProcess]) -> WarrenProcess:
-    (worker,) = [
-        w for w in workers if RUNNING.search(httpx.get(f"{w.url}/metrics", verify=NO_TLS).text)
-    ]
+    (worker,) = [w for w in workers if sample(w, RUNNING) == 1]
     return worker
 
 

@@ -26,6 +26,7 @@ from shared.messages import (
 )
 from tests.support.broker import Broker, RabbitNode
 from tests.support.jobs import Log, ask, ask_all, new_job, num_ready, publish, read, reading
+from tests.support.metrics import sample
 from tests.support.processes import NO_TLS, WarrenProcess, free_port
 from tests.system.chaos.worker import DEADLY_TOKEN
 
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.rabbit
 
 SAMPLING = SamplingParams(max_tokens=100, ignore_eos=True)
 LONG = SamplingParams(max_tokens=300, ignore_eos=True)
-RUNNING = "warren:num_requests_running"
+RUNNING = "warren_worker_sequences_running"
 
 
 @pytest.fixture
@@ -88,11 +89,6 @@ async def expected(bus: Bus, workers: Workers, jobs: Sequence[GenerationJob]) ->
     logs = await ask_all(bus, jobs)
     await asyncio.to_thread(worker.kill)
     return [log.token_ids for log in logs]
-
-
-def sample(worker: WarrenProcess, name: str) -> float:
-    lines = httpx.get(f"{worker.url}/metrics", verify=NO_TLS).text.splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
 
 async def wait_until(is_true: Callable[[], bool], within_s: float = 10) -> None:

@@ -16,6 +16,7 @@ from worker.engine.interface import (
     StepOutput,
     Submit,
 )
+from worker.engine.step_times import StepTimes
 
 
 class Generation:
@@ -105,6 +106,10 @@ class Generations:
     @property
     def load(self) -> EngineLoad:
         return self._engine.load()
+
+    @property
+    def step_times(self) -> StepTimes:
+        return self._engine.step_times
 
     @property
     def stalled_s(self) -> float:

@@ -1,5 +1,7 @@
 """The model that a worker serves: its name, tokenizer, parsers and engine."""
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,6 +31,9 @@ class ServedModel:
     """The format in which the model writes its reasoning; None if it does not."""
     embedder: "Embedder | None" = None
     """None: the model does not support embeddings."""
+    facts: Mapping[str, str | int] = field(default_factory=dict)
+    """How the model runs, for the log and for metrics: device, data type, numerics, threads, and
+    the size of the KV cache."""
     constraints: Constraints = field(init=False)
 
     def __post_init__(self) -> None:
@@ -55,6 +60,7 @@ def load(settings: WorkerSettings) -> ServedModel:
     from worker.model.start import RunnerLimits
 
     directory = store.resolve(settings.model)
+    num_threads = settings.compute_threads or len(os.sched_getaffinity(0))
     runner = loading.load_runner(
         directory,
         RunnerLimits(
@@ -70,7 +76,7 @@ def load(settings: WorkerSettings) -> ServedModel:
         kernels=embedder.kernels_for(directory, settings.kernels),
         is_batch_invariant=settings.batch_invariant,
         device=settings.device,
-        compute_threads=settings.compute_threads,
+        compute_threads=num_threads,
     )
     limits = SchedulerLimits(
         max_num_seqs=settings.max_num_seqs,
@@ -80,18 +86,20 @@ def load(settings: WorkerSettings) -> ServedModel:
         max_step_s=settings.max_step_ms / 1000,
     )
     tokenizer = Tokenizer.load(directory)
+    numerics = numerics_of(
+        runner.decoder, settings.kernels, is_batch_invariant=settings.batch_invariant
+    )
     return ServedModel(
         name=name_of(settings),
         tokenizer=tokenizer,
         engine=Engine(runner, limits),
         max_seq_len=min(runner.max_seq_len, runner.num_blocks * runner.block_size),
         fingerprint=loading.fingerprint(directory, settings.weight_format),
-        numerics=numerics_of(
-            runner.decoder, settings.kernels, is_batch_invariant=settings.batch_invariant
-        ),
+        numerics=numerics,
         tool_parser=tool_parser(tokenizer, settings.tool_parser),
         reasoning_parser=reasoning_parser(tokenizer, settings.reasoning_parser),
         embedder=embedder.start_embedder(
             directory, runner, max_num_batched_tokens=settings.max_num_batched_tokens
         ),
+        facts={**runner.facts(), "numerics": numerics, "threads": num_threads},
     )

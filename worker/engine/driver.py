@@ -7,6 +7,7 @@ from threading import Thread
 
 from worker.engine.engine import Command, Engine, Output
 from worker.engine.interface import EngineLoad, SequenceFailed, Submit
+from worker.engine.step_times import StepTimes
 
 OnOutputs = Callable[[Sequence[Output]], None]
 OnFailed = Callable[[list[SequenceFailed]], None]
@@ -56,6 +57,10 @@ class EngineThread:
     def load(self) -> EngineLoad:
         """The engine's load after its last step. Thread-safe."""
         return self._load
+
+    @property
+    def step_times(self) -> StepTimes:
+        return self._engine.step_times
 
     @property
     def stalled_s(self) -> float:

@@ -29,6 +29,7 @@ from worker.engine.interface import (
 from worker.engine.scheduler import Scheduler, SchedulerLimits
 from worker.engine.sequence import Sequence
 from worker.engine.step_plan import StepPlan
+from worker.engine.step_times import StepFacts, StepTimes
 
 Command: TypeAlias = Submit | CancelSequence | Promote
 Output: TypeAlias = StepOutput | PromptScored
@@ -63,6 +64,8 @@ class Engine:
         pool = BlockPool(runner.num_blocks, runner.block_size)
         self.max_seq_len = min(runner.max_seq_len, pool.num_slots)
         """Maximum length of prompt and output together that this engine can run, in tokens."""
+        self.step_times = StepTimes()
+        self._last_step: StepFacts | None = None
         self._runner = runner
         self._pool = pool
         self._scheduler = Scheduler(limits, pool)
@@ -132,6 +135,9 @@ class Engine:
 
     def load(self) -> EngineLoad:
         num_waiting = self._scheduler.num_waiting + sum(map(len, self._followers.values()))
+        num_waiting_batch = self._scheduler.num_waiting_batch + sum(
+            follower.is_batch for followers in self._followers.values() for follower in followers
+        )
         return EngineLoad(
             num_running=len(self._sequences) - num_waiting,
             num_waiting=num_waiting,
@@ -140,6 +146,9 @@ class Engine:
             num_preemptions=self._scheduler.num_preemptions,
             num_begun_tokens=self._scheduler.num_begun_tokens,
             num_cached_tokens=self._scheduler.num_cached_tokens,
+            num_running_batch=sum(s.is_batch for s in self._sequences.values()) - num_waiting_batch,
+            num_waiting_batch=num_waiting_batch,
+            last_step=self._last_step,
         )
 
     def close(self) -> None:
@@ -230,7 +239,12 @@ class Engine:
         result."""
         began_at = max(launch.launched_at, self._collected_at)
         self._collected_at = self._clock()
-        self._scheduler.learn(launch.plan.work, self._collected_at - began_at)
+        duration_s = self._collected_at - began_at
+        self._scheduler.learn(launch.plan.work, duration_s)
+        self.step_times.add(duration_s)
+        work = launch.plan.work
+        num_tokens = work.num_prompt_tokens + work.num_decodes
+        self._last_step = StepFacts(duration_s, len(launch.plan.shares), num_tokens)
 
     def _advance_prompt(self, sequence: Sequence, scores: list[TokenScore]) -> PromptScored:
         finish_reason = sequence.learn_scores(len(scores))

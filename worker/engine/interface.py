@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from shared.errors import WarrenError
 from shared.messages import FinishReason, JobClass, SamplingParams
+from worker.engine.step_times import StepFacts
 
 
 class SequenceId(NamedTuple):
@@ -142,6 +143,10 @@ class EngineLoad:
     """Prompt tokens of all sequences that started."""
     num_cached_tokens: int = 0
     """Prompt tokens of these that were found in the prefix cache."""
+    num_running_batch: int = 0
+    """Running sequences of batch jobs."""
+    num_waiting_batch: int = 0
+    last_step: StepFacts | None = None
 
 
 class LogitEdits(NamedTuple):

@@ -99,6 +99,10 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def num_waiting_batch(self) -> int:
+        return sum(sequence.is_batch for sequence in self._waiting)
+
     def add(self, sequence: Sequence) -> None:
         """Add a waiting sequence. Its ``max_len`` must fit into the pool."""
         insort(self._waiting, sequence, key=_priority)

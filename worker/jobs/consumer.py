@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeAlias
 
-from shared import incidents, topology
+from shared import incidents, job_lines, topology
 from shared.bus.base import Bus, Message
 from shared.bus.subscribe import Attached, Lost, Subscription
 from shared.errors import (
@@ -30,6 +30,8 @@ from shared.publishers import Publishers
 from shared.topology import Lane
 from worker.jobs.delivery import JobDelivery, ReplyPublisher
 from worker.jobs.execution import JobExecution
+from worker.jobs.metrics import JobMetrics
+from worker.jobs.observation import report_undecodable
 from worker.jobs.quarantine import published_again
 from worker.jobs.run import Outcome, Signal
 
@@ -83,7 +85,7 @@ class HeldJob:
         """Hand the job over: the delivery did not come back, so another worker has it."""
         if self._delivery is None:
             self._decided.set()
-            self.execution.tell(Signal.HAND_OVER)
+            self.execution.hand_over("delivery lost")
 
     @property
     def in_hand(self) -> JobDelivery | None:
@@ -125,6 +127,7 @@ class JobConsumer:
         held: HeldJobs,
         publishers: Publishers,
         new_execution: NewExecution,
+        metrics: JobMetrics,
     ) -> None:
         self._bus = bus
         self._model = model
@@ -134,6 +137,7 @@ class JobConsumer:
         self._held = held
         self._publishers = publishers
         self._new_execution = new_execution
+        self._metrics = metrics
         self._subscription: Subscription | None = None
         self._serving: dict[asyncio.Task[None], HeldJob | None] = {}
         self._may_take = asyncio.Event()
@@ -247,17 +251,17 @@ class JobConsumer:
         try:
             job = self._decode(delivery)
         except UndecodableMessage as error:
-            logger.warning("job rejected", extra={"reason": error.message})
+            report_undecodable(delivery.message, error, self._metrics)
             await self._refuse(delivery, error)
             return await delivery.reject()
         previous = self._held.get(job.request_id)
         if previous is not None and previous.adopt(job, delivery):
-            logger.info("job adopted", extra={"request_id": job.request_id})
+            job_lines.write("job adopted", job, {})
             return None
         if previous is not None and previous.job.publication > job.publication:
             # The publisher of the newer one could not acknowledge this delivery; the newer one is
             # here.
-            logger.info("job dropped: it was published anew", extra={"request_id": job.request_id})
+            job_lines.write("job ended", job, {"outcome": "published anew"})
             return await delivery.ack()
         if previous is not None:
             previous.execution.tell(Signal.SUPERSEDED)
@@ -316,7 +320,7 @@ class JobConsumer:
         await self._bus.publish(
             topology.jobs_binding(self._model, lane), published_again(job, delivery.message)
         )
-        logger.warning("job moved", extra={"request_id": job.request_id, "lane": lane})
+        job_lines.write("job moved", job, {"to": lane}, is_warning=True)
         newest = await held.delivery()  # it may have been lost meanwhile, and have come back
         if newest is not None:
             await newest.ack()

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -10,9 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from opentelemetry.trace import SpanKind
-
-from shared import incidents, telemetry
+from shared import incidents
 from shared.bus.base import Bus
 from shared.errors import BusError, InternalError, WarrenError
 from shared.messages import GenerationJob, JobClass, ReplyEvent
@@ -21,8 +18,11 @@ from worker.decode.bridge import Generation, Generations
 from worker.decode.choices import Choices, is_long_replay
 from worker.decode.plan import ChoicePlan, plan, prompt_texts
 from worker.decode.served_model import ServedModel
+from worker.engine.interface import StepOutput
 from worker.jobs.delivery import ReplyPublisher
 from worker.jobs.log_reader import read_log
+from worker.jobs.metrics import JobMetrics
+from worker.jobs.observation import JobObservation
 from worker.jobs.run import (
     Action,
     Decoded,
@@ -45,56 +45,6 @@ _FRESH_S = 0.5
 Admission: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
 
 
-class Timeline:
-    """The timestamps of one job, as Unix times in seconds.
-
-    Queue, prefill and decode are recorded as spans of the publisher's trace when they end.
-    """
-
-    def __init__(self, job: GenerationJob) -> None:
-        self._context = telemetry.extract(job.trace)
-        self._request_id = job.request_id
-        self._last = time.time()
-        self._has_token = False
-        self._moved_at = time.monotonic()
-        if job.created_at:
-            self._record("worker.queue", min(job.created_at, self._last), self._last)
-
-    @property
-    def waits_s(self) -> float:
-        """Seconds since the last token, or since the worker took the job."""
-        return time.monotonic() - self._moved_at
-
-    def submitted(self) -> None:
-        self._last = time.time()
-
-    def token(self) -> None:
-        """Record the arrival of a token; the first one ends the prefill."""
-        self._moved_at = time.monotonic()
-        if not self._has_token:
-            self._has_token = True
-            self._end("worker.prefill")
-
-    def ended(self) -> None:
-        if self._has_token:
-            self._end("worker.decode")
-
-    def _end(self, name: str) -> None:
-        now = time.time()
-        self._record(name, self._last, now)
-        self._last = now
-
-    def _record(self, name: str, start_s: float, end_s: float) -> None:
-        span = telemetry.tracer.start_span(
-            name,
-            context=self._context,
-            kind=SpanKind.CONSUMER,
-            attributes={"warren.request_id": self._request_id},
-            start_time=int(start_s * 1e9),
-        )
-        span.end(end_time=int(end_s * 1e9))
-
-
 @dataclass(frozen=True, slots=True)
 class Workplace:
     """What all runs of a worker share."""
@@ -105,6 +55,7 @@ class Workplace:
     address: str
     """The routing key of the worker's commands."""
     job_timeout_s: float
+    metrics: JobMetrics
 
 
 class JobExecution:
@@ -131,17 +82,24 @@ class JobExecution:
         self._admission = admission
         self._job = job
         self._publisher = publisher
-        self._ticket = secrets.token_hex(8)
+        self._num_returns = num_returns
+        self._observation = JobObservation(
+            job,
+            self.job_class,
+            worker=workplace.address,
+            num_returns=num_returns,
+            metrics=workplace.metrics,
+            generations=workplace.generations,
+        )
         self._run = JobRun(
             job,
             worker=workplace.address,
-            ticket=self._ticket,
+            ticket=self._observation.ticket,
             num_returns=num_returns,
             is_suspect=lane == "suspect",
             is_copy=is_copy,
         )
         self._deadline = job.deadline or time.time() + workplace.job_timeout_s
-        self._timeline = Timeline(job)
         self._admitted = AsyncExitStack()
         self._plans: list[ChoicePlan] = []
         self._choices: Choices | None = None
@@ -180,11 +138,16 @@ class JobExecution:
                     self.tell(Signal.ADMITTED)
                 else:
                     self._start(partial(self._admit, self._admission))
-                return await self._run_until_settled()
+                outcome = await self._run_until_settled()
+            except Exception:
+                self._observation.end(None)
+                raise
+            else:
+                self._observation.end(outcome)
+                return outcome
             finally:
                 deadline.cancel()
                 self._work(Work.NONE)
-                self._timeline.ended()
                 if self._working is not None:
                     facts = {"request_id": self._job.request_id}
                     with incidents.survived("job", "work not waited for", **facts):
@@ -194,10 +157,15 @@ class JobExecution:
         """Apply an event to the run."""
         self._apply(event, is_settled=self._workplace.bus.is_settled)
 
+    def hand_over(self, reason: str) -> None:
+        """Let another worker continue; ``reason`` is for the log."""
+        self._observation.hand_over_reason = reason
+        self.tell(Signal.HAND_OVER)
+
     @property
     def starves_s(self) -> float:
         """Seconds for which a batch job has waited for a token; 0 for other jobs."""
-        return self._timeline.waits_s if self.job_class == "batch" else 0.0
+        return self._observation.waits_s if self.job_class == "batch" else 0.0
 
     def promote(self) -> None:
         """Continue with interactive priority."""
@@ -243,7 +211,7 @@ class JobExecution:
             return False
         outputs = self._generation.take()
         if outputs:
-            self._timeline.token()
+            self._observation.count_tokens(sum(isinstance(o, StepOutput) for o in outputs))
             self._apply(Decoded(self._choices.advance(outputs, self._generation)))
         return bool(outputs)
 
@@ -272,6 +240,7 @@ class JobExecution:
         match action:
             case Publish():
                 self._publishing = action.event
+                self._observation.published(action.event)
             case Settle():
                 self._end = action.outcome
             case _:
@@ -319,7 +288,7 @@ class JobExecution:
         )
 
     async def _read_log(self) -> None:
-        events = await read_log(self._workplace.bus, self.queue, self._ticket)
+        events = await read_log(self._workplace.bus, self.queue, self._observation.ticket)
         if events is not None:
             self.tell(LogRead(events))
         await asyncio.sleep(_CHECK_INTERVAL_S)
@@ -334,7 +303,13 @@ class JobExecution:
     def _generate(self, choices: Choices) -> None:
         first_events = list(choices.begin())
         submits = choices.submits(self.job_class)
-        self._timeline.submitted()
+        log = self._run.log
+        self._observation.begin(
+            log.attempt if self._job.mode == "stream" else self._num_returns + 1,
+            sum(len(plan.prompt_ids) for plan in self._plans),
+            sum(len(chain.token_ids) for chain in log.chains),
+            self._run.replaced,
+        )
         self._choices = choices
         self._generation = self._workplace.generations.open(submits, self._news.set)
         self._apply(Decoded(first_events))

@@ -34,6 +34,7 @@ from shared.messages import (
     Failed,
     GenerationJob,
     HandedOver,
+    Replaced,
     ReplyEvent,
     Started,
 )
@@ -194,6 +195,11 @@ class JobRun:
         log = self._attempt.log if self._whole is None else self._whole.log
         assert log is not None, "the position in the log is not known"
         return log
+
+    @property
+    def replaced(self) -> Replaced | None:
+        """The run that this one continues, if its reader has named it."""
+        return self._attempt.replaced
 
     def on(self, event: Event, *, is_settled: bool = True) -> list[Action]:
         """Apply an event; returns the resulting actions in order. Late events have no effect.

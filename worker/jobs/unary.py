@@ -9,7 +9,7 @@ import logging
 import time
 from contextlib import suppress
 
-from shared import incidents, topology
+from shared import incidents, job_lines, topology
 from shared.bus.base import Bus
 from shared.bus.subscribe import Attached, Lost, Subscription
 from shared.errors import (
@@ -37,6 +37,8 @@ from shared.messages import (
 from shared.publishers import Publishers
 from worker.decode.served_model import ServedModel
 from worker.jobs.delivery import JobDelivery, ReplyPublisher
+from worker.jobs.metrics import JobMetrics
+from worker.jobs.observation import report_undecodable
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +50,18 @@ _MAX_TEXT_BYTES = 1 << 19
 class QuickConsumer:
     """Answers the unary jobs of one model, a few at a time."""
 
-    def __init__(self, bus: Bus, model: ServedModel, publishers: Publishers) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        model: ServedModel,
+        publishers: Publishers,
+        metrics: JobMetrics,
+        worker: str = "",
+    ) -> None:
+        """``worker`` is the address that log lines name."""
         self._bus = bus
+        self._metrics = metrics
+        self._worker = worker
         self._model = model
         self._publishers = publishers
         self._queue = topology.jobs_queue(model.name, "quick")
@@ -110,17 +122,29 @@ class QuickConsumer:
             job = decode_quick_job(message.body, message.content_type)
             job = self._publishers.admitted(job, message)
         except UndecodableMessage as error:
-            logger.warning("job rejected", extra={"reason": error.message})
+            report_undecodable(message, error, self._metrics)
             if self._publishers.may_be_answered(message):
                 with suppress(BusError):
                     await publisher.publish(Failed(code=InvalidRequest.code, message=error.message))
             return await delivery.reject()
         try:
-            await _publish(publisher, await self._answer(job))
+            answered = await self._answer(job)
+            self._observe(job, answered)
+            await _publish(publisher, answered)
         except BusError as error:
             facts = {"request_id": job.request_id, "reason": error.code}
             logger.info("answer dropped", extra=facts)
         return await delivery.ack()
+
+    def _observe(self, job: QuickJob, answered: QuickAnswer | Failed) -> None:
+        """Write the line of a job and count it."""
+        is_refused = isinstance(answered, Failed)
+        outcome = answered.code if isinstance(answered, Failed) else "completed"
+        tenant = self._metrics.tenant_label(getattr(job, "tenant", ""))
+        self._metrics.jobs.labels(self._model.name, "quick", tenant, outcome).inc()
+        step: job_lines.Step = "job refused" if is_refused else "job ended"
+        facts = {"worker": self._worker, "kind": type(job).__name__, "outcome": outcome}
+        job_lines.write(step, job, facts)
 
     async def _answer(self, job: QuickJob) -> QuickAnswer | Failed:
         try:

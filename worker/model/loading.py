@@ -1,7 +1,9 @@
 """Loads a model directory into a runner."""
 
 import hashlib
+import logging
 import os
+import time
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -23,6 +25,8 @@ from worker.model.provision import can_be_native, foreign_ops, provider_on
 from worker.model.runner import TorchRunner, use_device
 from worker.model.start import DEFAULT_LIMITS, RunnerLimits, can_record, start_runner
 from worker.model.weights.layers import WeightReader, read_weights
+
+logger = logging.getLogger(__name__)
 
 _SAMPLES = 64
 _SAMPLE_BYTES = 4096
@@ -52,6 +56,10 @@ def load_runner(
     chosen = _device(device)
     use_device(chosen)
     num_threads = compute_threads or len(os.sched_getaffinity(0))
+    began = time.monotonic()
+    # Files that an index names and that do not exist are refused where they are read.
+    num_bytes = sum(path.stat().st_size for path in weight_files(directory) if path.exists())
+    logger.info("reading weights", extra={"bytes": num_bytes, "device": str(chosen)})
     decoder = load_decoder(
         directory,
         dtype=dtype,
@@ -63,6 +71,7 @@ def load_runner(
         max_seq_len=limits.max_seq_len,
         num_threads=num_threads,
     )
+    logger.info("weights read", extra={"seconds": round(time.monotonic() - began, 1)})
     is_fused = isinstance(decoder, fused.FusedDecoder)
     # A fused decoder leaves little work to torch, whose threads would compete with its own.
     torch.set_num_threads(1 if is_fused else num_threads)

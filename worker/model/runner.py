@@ -111,6 +111,15 @@ class TorchRunner:
     def max_seq_len(self) -> int:
         return self._max_seq_len
 
+    def facts(self) -> dict[str, str | int]:
+        """How the model runs, for operators."""
+        return {
+            "device": str(self._decoder.device),
+            "dtype": str(self._decoder.dtype).removeprefix("torch."),
+            "kv_cache_bytes": self._kv_cache.keys.nbytes + self._kv_cache.values.nbytes,
+            "kv_cache_tokens": self.num_blocks * self.block_size,
+        }
+
     def launch(self, batch: ScheduledBatch) -> TorchStep:
         """Start a step. Raises `ValueError` if the batch exceeds the limits."""
         if batch.num_tokens > self._max_num_batched_tokens:

@@ -3,15 +3,13 @@
 import threading
 from collections.abc import Callable, Iterable
 from socketserver import ThreadingMixIn
-from typing import Any, Self
+from typing import Self
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from wsgiref.types import StartResponse, WSGIEnvironment
 
-from prometheus_client import make_wsgi_app
-
 from shared.errors import StartupError
-from worker.decode.bridge import Generations
-from worker.process.metrics import new_registry
+from shared.metrics import CONTENT_TYPE
+from worker.process.metrics import WorkerMetrics
 
 
 class HealthServer:
@@ -24,14 +22,14 @@ class HealthServer:
         self,
         host: str,
         port: int | None,
-        generations: Generations,
+        metrics: WorkerMetrics,
         *,
         is_live: Callable[[], bool],
         is_healthy: Callable[[], bool],
     ) -> None:
         self._server: WSGIServer | None = None
         if port is not None:
-            app = _App(generations, is_live, is_healthy)
+            app = _App(metrics, is_live, is_healthy)
             self._server = _listen(host, port, app)
 
     def __enter__(self) -> Self:
@@ -62,18 +60,18 @@ class _ThreadingServer(ThreadingMixIn, WSGIServer):
 class _App:
     def __init__(
         self,
-        generations: Generations,
+        metrics: WorkerMetrics,
         is_live: Callable[[], bool],
         is_healthy: Callable[[], bool],
     ) -> None:
         self._states = {"/live": is_live, "/health": is_healthy}
-        self._metrics: Any = make_wsgi_app(new_registry(generations))
+        self._metrics = metrics
 
     def __call__(self, environ: WSGIEnvironment, respond: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         if path == "/metrics":
-            metrics: Iterable[bytes] = self._metrics(environ, respond)
-            return metrics
+            respond("200 OK", [("Content-Type", CONTENT_TYPE)])
+            return [self._metrics.render()]
         is_good = self._states.get(path)
         if is_good is None:
             status = "404 Not Found"

@@ -1,59 +1,160 @@
-"""The worker's metrics, named after vLLM's so that dashboards can be reused."""
+"""What a worker exports: its process, its jobs (`worker.jobs.metrics`) and its engine."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import generate_latest
 
-from shared import incidents
-from worker.decode.bridge import Generations
+from shared.messages import JobClass
+from shared.metrics import PROCESS, Catalog, Samples, StepHistogram
+from worker.engine.interface import EngineLoad
+from worker.engine.step_times import BOUNDS_S, StepTimes
+from worker.jobs.metrics import JobMetrics
 
-
-def new_registry(generations: Generations) -> CollectorRegistry:
-    registry = CollectorRegistry()
-    registry.register(_EngineCollector(generations))
-    registry.register(incidents.REGISTRY)
-    return registry
+_CLASSES: tuple[JobClass, ...] = ("interactive", "batch")
+_BY_MODEL = ("model",)
+_BY_CLASS = ("model", "class")
 
 
-class _EngineCollector(Collector):
-    """Reads the engine's counters at each scrape, so that they are kept in one place only."""
+class WorkerMetrics:
+    """All metrics of one worker. Those of the engine are read at each scrape."""
 
-    def __init__(self, generations: Generations) -> None:
-        self._generations = generations
+    def __init__(
+        self,
+        jobs: JobMetrics,
+        load: Callable[[], EngineLoad],
+        step_times: StepTimes,
+        *,
+        stalled_s: Callable[[], float],
+        limits: Mapping[str, float],
+        batch_reserve: int = 0,
+        facts: Mapping[str, object] | None = None,
+    ) -> None:
+        """``limits`` include ``max_num_seqs``; ``facts`` describe the model as it is loaded."""
+        self.catalog = catalog = Catalog()
+        self._jobs = jobs
+        self._load = load
+        self._max_num_seqs = int(limits["max_num_seqs"])
+        self._batch_reserve = batch_reserve
+        by_model = (jobs.model,)
+        info = {name: str((facts or {}).get(name, "")) for name in ("device", "dtype", "numerics")}
 
-    def collect(self) -> Iterator[Metric]:
-        load = self._generations.load
-        yield GaugeMetricFamily(
-            "warren:num_requests_running", "Sequences in the batch.", load.num_running
+        def of_engine(read: Callable[[EngineLoad], float]) -> Callable[[], Samples]:
+            return lambda: [(by_model, read(load()))]
+
+        catalog.at_scrape(
+            "gauge",
+            "warren_worker_info",
+            "Always 1; the labels describe how the model runs.",
+            ("model", *info),
+            lambda: [((jobs.model, *info.values()), 1)],
         )
-        yield GaugeMetricFamily(
-            "warren:num_requests_waiting", "Sequences waiting for the batch.", load.num_waiting
+        catalog.at_scrape(
+            "gauge",
+            "warren_worker_limit",
+            "The worker's limits, by the name of the setting; kv_cache_tokens and "
+            "kv_cache_bytes are the size of the KV cache.",
+            ("model", "limit"),
+            lambda: [((jobs.model, name), value) for name, value in limits.items()],
         )
-        yield GaugeMetricFamily(
-            "warren:kv_cache_usage_perc",
-            "Share of the KV cache's blocks in use, 0 to 1.",
-            1 - load.num_free_blocks / load.num_blocks,
+        catalog.at_scrape(
+            "gauge",
+            "warren_worker_sequences_running",
+            "Sequences in the batch.",
+            _BY_CLASS,
+            lambda: self._by_class(_num_running),
+            vllm="num_requests_running",
         )
-        yield CounterMetricFamily(
-            "warren:num_preemptions", "Preemptions since the start.", load.num_preemptions
+        catalog.at_scrape(
+            "gauge",
+            "warren_worker_sequences_waiting",
+            "Sequences of jobs that this worker has taken and that wait for room in the batch.",
+            _BY_CLASS,
+            lambda: self._by_class(_num_waiting),
+            vllm="num_requests_waiting",
         )
-        yield CounterMetricFamily(
-            "warren:prefix_cache_queries",
-            "Tokens of prompts looked up in the prefix cache.",
-            load.num_begun_tokens,
+        catalog.at_scrape(
+            "gauge",
+            "warren_worker_sequences_free",
+            "Further sequences that the batch has slots for.",
+            _BY_CLASS,
+            self._num_free,
         )
-        yield CounterMetricFamily(
-            "warren:prefix_cache_hits",
-            "Tokens of prompts found in the prefix cache.",
-            load.num_cached_tokens,
+        catalog.at_scrape(
+            "gauge",
+            "warren_worker_kv_cache_usage_ratio",
+            "Used share of the KV cache's blocks, 0 to 1. Cached blocks that can be evicted are "
+            "free.",
+            _BY_MODEL,
+            of_engine(lambda now: 1 - now.num_free_blocks / now.num_blocks),
+            vllm="kv_cache_usage_perc",
         )
-        yield CounterMetricFamily(
-            "warren:prompt_tokens", "Tokens of prompts taken.", self._generations.num_prompt_tokens
+        catalog.at_scrape(
+            "gauge",
+            "warren_worker_stalled_seconds",
+            "Seconds for which the engine has had work without completing a step; 0 if idle.",
+            _BY_MODEL,
+            lambda: [(by_model, stalled_s())],
         )
-        yield CounterMetricFamily(
-            "warren:generation_tokens",
-            "Tokens generated.",
-            self._generations.num_generated_tokens,
+        catalog.at_scrape(
+            "counter",
+            "warren_worker_preemptions_total",
+            "Sequences that were preempted, and are computed again.",
+            _BY_MODEL,
+            of_engine(lambda now: now.num_preemptions),
+            vllm="num_preemptions",
         )
+        catalog.at_scrape(
+            "counter",
+            "warren_worker_prefix_cache_queries_total",
+            "Prompt tokens that were looked up in the prefix cache.",
+            _BY_MODEL,
+            of_engine(lambda now: now.num_begun_tokens),
+            vllm="prefix_cache_queries",
+        )
+        catalog.at_scrape(
+            "counter",
+            "warren_worker_prefix_cache_hits_total",
+            "Prompt tokens that were found in the prefix cache.",
+            _BY_MODEL,
+            of_engine(lambda now: now.num_cached_tokens),
+            vllm="prefix_cache_hits",
+        )
+        steps = catalog.describe(
+            "warren_worker_step_duration_seconds",
+            "histogram",
+            "Duration of the engine's steps.",
+            _BY_MODEL,
+        )
+        catalog.registry.register(
+            StepHistogram(
+                steps,
+                by_model,
+                BOUNDS_S,
+                lambda: ([*step_times.counts], step_times.total_s),
+            )
+        )
+
+    def render(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        catalogs = (PROCESS, self._jobs.catalog, self.catalog)
+        return b"".join(generate_latest(catalog.registry) for catalog in catalogs)
+
+    def _by_class(self, count: Callable[[EngineLoad, JobClass], int]) -> Samples:
+        load = self._load()
+        return [((self._jobs.model, name), count(load, name)) for name in _CLASSES]
+
+    def _num_free(self) -> Samples:
+        num_free = self._max_num_seqs - self._load().num_running
+        for name in _CLASSES:
+            reserved = self._batch_reserve if name == "batch" else 0
+            yield (self._jobs.model, name), max(0, num_free - reserved)
+
+
+def _num_running(load: EngineLoad, job_class: JobClass) -> int:
+    is_batch = job_class == "batch"
+    return load.num_running_batch if is_batch else load.num_running - load.num_running_batch
+
+
+def _num_waiting(load: EngineLoad, job_class: JobClass) -> int:
+    is_batch = job_class == "batch"
+    return load.num_waiting_batch if is_batch else load.num_waiting - load.num_waiting_batch

@@ -3,12 +3,14 @@
 import asyncio
 import logging
 import math
+import resource
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
+from itertools import islice
 
 from shared import incidents, topology
 from shared.bus.base import MAX_PREFETCH, Bus, Message
@@ -21,6 +23,7 @@ from shared.messages import (
     decode_command,
     encode,
 )
+from shared.metrics import VERSION
 from shared.publishers import Publishers
 from shared.settings import WorkerSettings
 from shared.topology import Lane
@@ -29,10 +32,11 @@ from worker.decode.bridge import Generations
 from worker.decode.served_model import ServedModel
 from worker.jobs.consumer import HeldJob, HeldJobs, JobConsumer
 from worker.jobs.execution import Admission, JobExecution, Workplace
+from worker.jobs.metrics import JobMetrics
 from worker.jobs.quarantine import Solitude
-from worker.jobs.run import Signal
 from worker.jobs.unary import QuickConsumer
 from worker.process.health_server import HealthServer
+from worker.process.metrics import WorkerMetrics
 from worker.process.peers import hear_peers, require_same
 from worker.process.watchdog import Watchdog, end_process
 
@@ -40,6 +44,9 @@ logger = logging.getLogger(__name__)
 
 _READER_CHECK_INTERVAL_S = 1.0
 _HAND_OVER_TIMEOUT_S = 5.0
+_MAX_NAMED_JOBS = 10
+_PROGRESS_INTERVAL_S = 5.0
+"""Seconds between the lines about loading and draining."""
 _PROMOTION_INTERVAL_S = 0.5
 _SWITCH_INTERVAL_S = 2e-4
 """Python's thread switch interval in seconds. The engine thread reacquires the GIL many times a
@@ -67,7 +74,7 @@ async def run_worker(
     hearing = asyncio.create_task(hear_peers(bus, name, worker_id, settings.announce_interval_s))
     try:
         if model is None:
-            model = await asyncio.to_thread(served_model.load, settings)
+            model = await _load(settings, name)
         require_same(await hearing, name, fingerprint=model.fingerprint, numerics=model.numerics)
     finally:
         hearing.cancel()
@@ -77,6 +84,22 @@ async def run_worker(
         async with generations:
             worker = Worker(worker_id, settings, bus, model, generations)
             await worker.run(stop, ready or (lambda: None))
+
+
+async def _load(settings: WorkerSettings, name: str) -> ServedModel:
+    """Load the model in a thread, and log every few seconds that it is being loaded."""
+    began = time.monotonic()
+    logger.info("loading the model", extra={"model": name, "from": settings.model})
+    loading = asyncio.create_task(asyncio.to_thread(served_model.load, settings))
+    while not (await asyncio.wait([loading], timeout=_PROGRESS_INTERVAL_S))[0]:
+        memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        seconds = round(time.monotonic() - began)
+        facts = {"model": name, "seconds": seconds, "memory_bytes": memory_bytes}
+        logger.info("still loading the model", extra=facts)
+    model = await loading
+    seconds = round(time.monotonic() - began)
+    logger.info("model loaded", extra={"model": name, "seconds": seconds})
+    return model
 
 
 class Worker:
@@ -97,7 +120,10 @@ class Worker:
         self._id = worker_id
         self._control = topology.worker_queue(self._id)
         self._address = self._control.bindings[0].routing_key
-        self._workplace = Workplace(bus, model, generations, self._address, settings.job_timeout_s)
+        self._metrics = JobMetrics(model.name, settings.metrics_tenants)
+        self._workplace = Workplace(
+            bus, model, generations, self._address, settings.job_timeout_s, self._metrics
+        )
         self._held = HeldJobs()
         self._publishers = Publishers((bus.user, *settings.trusted_users))
         self._is_draining = False
@@ -105,7 +131,7 @@ class Worker:
             self._consumer("interactive", settings.max_num_seqs),
             self._consumer("batch", max(1, settings.max_num_seqs - settings.batch_reserve)),
         ]
-        self._quick = QuickConsumer(bus, model, self._publishers)
+        self._quick = QuickConsumer(bus, model, self._publishers, self._metrics, self._address)
         solitude = Solitude(in_company, [self._quick])
         self._consumers = [*in_company, self._consumer("suspect", 1, solitude.enter)]
 
@@ -115,7 +141,7 @@ class Worker:
             health = HealthServer(
                 self._settings.health_host,
                 self._settings.health_port,
-                self._generations,
+                self._worker_metrics(),
                 is_live=self._is_live,
                 is_healthy=self._is_healthy,
             )
@@ -134,7 +160,7 @@ class Worker:
             # Outside the other tasks' error handling: if the engine fails, the worker ends.
             background.append(tasks.create_task(self._generations.watch()))
             taking = [tasks.create_task(consumer.run()) for consumer in self._consumers]
-            logger.info("worker ready", extra={"model": self._model.name, "worker": self._id})
+            logger.info("worker ready", extra=self._banner())
             ready()
             await stop.wait()
             await self._drain(taking)
@@ -160,6 +186,45 @@ class Worker:
             held=self._held,
             publishers=self._publishers,
             new_execution=partial(JobExecution, self._workplace, lane, admission),
+            metrics=self._metrics,
+        )
+
+    def _limits(self) -> dict[str, int]:
+        settings, model = self._settings, self._model
+        sizes = {
+            name: size
+            for name in ("kv_cache_bytes", "kv_cache_tokens")
+            if isinstance(size := model.facts.get(name), int)
+        }
+        return {
+            "max_num_seqs": settings.max_num_seqs,
+            "max_num_batched_tokens": settings.max_num_batched_tokens,
+            "max_seq_len": model.max_seq_len,
+            **sizes,
+        }
+
+    def _banner(self) -> dict[str, object]:
+        """What an operator must know of a worker that has started."""
+        return {
+            "model": self._model.name,
+            "worker": self._address,
+            "version": VERSION,
+            **self._model.facts,
+            **self._limits(),
+            "prefix_cache": self._settings.prefix_cache,
+            "batch_reserve": self._settings.batch_reserve,
+        }
+
+    def _worker_metrics(self) -> WorkerMetrics:
+        generations = self._generations
+        return WorkerMetrics(
+            self._metrics,
+            lambda: generations.load,
+            generations.step_times,
+            stalled_s=lambda: generations.stalled_s,
+            limits=self._limits(),
+            batch_reserve=self._settings.batch_reserve,
+            facts=self._model.facts,
         )
 
     def _is_live(self) -> bool:
@@ -199,6 +264,8 @@ class Worker:
             num_waiting=load.num_waiting,
             num_answered=self._held.num_answered,
             kv_usage=1 - load.num_free_blocks / load.num_blocks,
+            newest_taken=self._metrics.newest_taken,
+            mean_job_tokens=self._metrics.mean_job_tokens,
             tool_parser=self._model.tool_parser,
             reasoning_parser=self._model.reasoning_parser,
             is_leaving=self._is_draining,
@@ -256,12 +323,32 @@ class Worker:
     async def _drain(self, taking: list[asyncio.Task[None]]) -> None:
         """Let jobs finish within the grace period and hand over the rest."""
         self._is_draining = True
+        began = time.monotonic()
+        until = began + self._settings.drain_grace_s
+        logger.info("draining", extra=self._waited_for(until))
         await self._announce_once()
         for consumer in self._consumers:
             await consumer.stop()
-        await asyncio.wait(taking, timeout=self._settings.drain_grace_s)
+        pending: Iterable[object] = taking
+        while pending and (left_s := until - time.monotonic()) > 0:
+            timeout_s = min(left_s, _PROGRESS_INTERVAL_S)
+            _, pending = await asyncio.wait(taking, timeout=timeout_s)
+            if pending:
+                logger.info("still draining", extra=self._waited_for(until))
+        num_handed_over = len(self._held)
         for held in self._held.values():
-            held.execution.tell(Signal.HAND_OVER)
+            held.execution.hand_over("drain")
         await asyncio.wait(taking, timeout=_HAND_OVER_TIMEOUT_S)
         for task in taking:  # the broker is unreachable and will redeliver
             task.cancel()
+        facts = {"handed_over": num_handed_over, "seconds": round(time.monotonic() - began, 1)}
+        logger.info("drained", extra={"worker": self._address, **facts})
+
+    def _waited_for(self, until: float) -> dict[str, object]:
+        """The jobs that a drain waits for; ``until`` is a monotonic time in seconds."""
+        return {
+            "worker": self._address,
+            "jobs": len(self._held),
+            "request_ids": list(islice(self._held, _MAX_NAMED_JOBS)),
+            "at_most_s": round(until - time.monotonic()),
+        }

@@ -38,7 +38,7 @@ from gateway.log.framing import PING, Framer
 from gateway.log.relay import LogRelay
 from gateway.log.reply_queues import ReplyLog, new_id
 from gateway.wiring import Gateway
-from shared import telemetry
+from shared import job_lines, telemetry
 from shared.errors import WarrenError
 from shared.settings import GatewaySettings
 
@@ -129,12 +129,12 @@ async def generate(
             # After the checks: the spare log of a bad request becomes another one's.
             request.state.request_id = log.request_id
             request.state.ignored_tools = body.ignored_tools
-            job = submitted.job
+            job, state = submitted.job, request.scope["state"]
             detached = job if body.detach else None
             async with gateway.limits.admit(caller, tokens_of(job), detached) as grant:
                 if promise is not None:
                     return await _start(gateway, log, submitted, grant, promise, request, send)
-                with in_own_words(), Observation(gateway.metrics, job) as observation:
+                with in_own_words(), Observation(gateway.metrics, job, state) as observation:
                     framer = _framer(request, submitted)
                     try:
                         answer = _Answer(gateway, submitted, grant, observation, framer)
@@ -197,6 +197,7 @@ async def _start(
     async with gateway.relays.open(log, submitted.job, submitted.facts) as relay:
         grant.is_published = True
         relay.close(Departure.LEFT)
+    job_lines.write("request accepted", submitted.job, {"detached": True})
     body = msgspec.json.encode(promise(submitted.rendering))
     await Response(body, media_type="application/json")(request.scope, request.receive, send)
 
@@ -228,6 +229,7 @@ class _Answer:
         has_ids = rendering.is_stream and self._framer.is_numbered
         async with self._gateway.relays.open(log, job, facts, has_ids=has_ids) as relay:
             self._grant.is_published = True
+            self._observation.accepted(relay)
             try:
                 if rendering.is_stream:
                     await self._stream(relay, receive, send)

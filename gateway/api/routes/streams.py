@@ -18,6 +18,7 @@ from gateway.log.cursor import NOT_FOUND, Departure
 from gateway.log.framing import PING, EventId, Framer
 from gateway.log.relay import LogRelay
 from gateway.wiring import Gateway
+from shared import job_lines
 from shared.errors import InvalidApiKey, StreamNotFound, WarrenError
 
 _REPLAY_PAUSE_S = 0.1
@@ -55,6 +56,8 @@ class ResumedStream(Response):
         with self._gateway.admission.admit():
             async with self._gateway.relays.resume(self._request_id, self._tenant) as relay:
                 self._gateway.metrics.resumed.inc()
+                facts = {"request_id": self._request_id, "tenant": self._tenant or None}
+                job_lines.write("stream resumed", None, facts)
                 try:
                     await self._stream(relay, receive, send)
                     relay.close(Departure.SERVED)

@@ -26,6 +26,7 @@ from gateway.intake.body import parsed, read_body
 from gateway.intake.key_file import ApiKey
 from gateway.intake.limits import tokens_of_unary
 from gateway.wiring import Gateway
+from shared import job_lines
 
 QuickRequest: TypeAlias = TokenizeRequest | DetokenizeRequest | EmbeddingRequest
 
@@ -52,6 +53,7 @@ def router(gateway: Gateway) -> APIRouter:
             served = await gateway.workers.find(model)
             gateway.workers.admit(model)
             body.check(served)
+            began = time.monotonic()
             async with gateway.limits.admit(caller, num_tokens) as grant:
                 grant.is_published = True
                 try:
@@ -63,6 +65,15 @@ def router(gateway: Gateway) -> APIRouter:
                     grant.settle(answered.usage.total_tokens)
             response = Response(msgspec.json.encode(answered), media_type="application/json")
             await response(request.scope, request.receive, send)
+            facts = {
+                "request_id": draft.request_id,
+                "model": model,
+                "tenant": draft.tenant or None,
+                "kind": kind.__name__,
+                "status": 200,
+                "duration_s": round(time.monotonic() - began, 4),
+            }
+            job_lines.write("request ended", None, facts)
 
     @routes.post(
         "/tokenize",

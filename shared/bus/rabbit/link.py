@@ -1,7 +1,6 @@
 """A connection to the broker that is reopened whenever it is lost."""
 
 import asyncio
-import logging
 import math
 import random
 import time
@@ -22,11 +21,10 @@ from aiormq.exceptions import (
 from yarl import URL
 
 from shared import incidents
+from shared.bus.outage import Outage
 from shared.bus.rabbit.encoding import AMQP_FAILURES, is_asked_for, translated
 from shared.bus.rabbit.shielded_calls import Calls
 from shared.errors import BusError, BusUnavailable, StartupError
-
-logger = logging.getLogger(__name__)
 
 DEFAULT_USER = "guest"
 """The user of a URL that names none."""
@@ -83,7 +81,7 @@ class Link:
         self._connected = asyncio.Event()
         self._came_back_at = -math.inf  # infinite while a lost connection has not been reopened
         self._last_number = 0
-        self._last_warning = ""
+        self._outage = Outage(self._log_fields)
         self._supervisor: asyncio.Task[None] | None = None
         self._broken: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
@@ -161,10 +159,11 @@ class Link:
                     attempted.set()
                     raise StartupError(f"the broker refuses the login: {error}") from error
                 refused = "the broker refuses the login"
-                self._warn(refused if _is_refusal(error) else "broker unreachable", error)
+                problem = refused if _is_refusal(error) else "broker unreachable"
+                self._outage.failed(problem, error)
             except (BusError, *AMQP_FAILURES, asyncio.CancelledError) as error:
                 if not self._stopped.is_set():
-                    self._warn("broker unreachable", error)
+                    self._outage.failed("broker unreachable", error)
             except Exception as error:  # noqa: BLE001 - reported, and another connection is made
                 incidents.report(
                     "connection", "broker connection failed", error, **self._log_fields
@@ -192,7 +191,7 @@ class Link:
             if self._came_back_at == math.inf:
                 self._came_back_at = time.monotonic()
             self._connected.set()
-            self._last_warning = ""
+            self._outage.ended()
             yield connection
         finally:
             self._connection = None
@@ -212,8 +211,7 @@ class Link:
         self._came_back_at = math.inf
         if not self._stopped.is_set():
             error = None if closing.cancelled() else closing.exception()
-            self._last_warning = "broker connection lost"
-            incidents.report("connection", self._last_warning, error, **self._log_fields)
+            self._outage.lost(error)
 
     async def _open_channel(self, connection: Connection, *, confirms: bool = False) -> Channel:
         if connection.is_closed:
@@ -251,13 +249,6 @@ class Link:
             if self._last_number not in connection.channels:
                 return self._last_number
         raise BusUnavailable("all channels of the connection are in use")
-
-    def _warn(self, event: str, error: BaseException | None) -> None:
-        """Log each problem once until the connection is up again, not at every attempt."""
-        level = logging.DEBUG if event == self._last_warning else logging.WARNING
-        self._last_warning = event
-        reason = f"{type(error).__name__}: {error}" if error is not None else "closed"
-        logger.log(level, event, extra={**self._log_fields, "reason": reason})
 
 
 def _is_refusal(error: Exception) -> bool:

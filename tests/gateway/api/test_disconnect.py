@@ -88,7 +88,7 @@ async def test_nothing_is_left_behind(
 
     await eventually(is_gone)
     assert (await gateway.http.get("/health")).json()["requests"] == 0
-    assert await gateway.sample("warren:num_requests_running") == 0
+    assert await gateway.sample("warren_gateway_requests_running") == 0
 
 
 async def test_a_client_that_leaves_in_the_middle_of_its_body_harms_nobody(
@@ -107,4 +107,4 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_harms_nobody(
     response: httpx.Response = await gateway.chat()
 
     assert response.status_code == 200
-    assert await gateway.sample("warren:request_errors_total") == 0
+    assert await gateway.sample("warren_gateway_errors_total") == 0

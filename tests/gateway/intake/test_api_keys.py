@@ -121,7 +121,7 @@ async def test_probes_and_documentation_need_no_key_and_everything_else_does(
             "/docs/../v1/models",
         ):
             assert (await gateway.http.get(path)).status_code == 401
-        assert await gateway.sample("warren:request_errors_total") == 5
+        assert await gateway.sample("warren_gateway_errors_total") == 5
 
 
 def id_of(key: str) -> str:
@@ -216,7 +216,7 @@ async def test_a_broken_file_leaves_the_last_good_keys_and_says_so(
                 file.path.write_bytes(broken)
             answer = await gateway.http.get("/v1/models", headers=bearer(key))
             assert answer.status_code == 200
-            assert await gateway.sample("warren:keys_file_broken") == 1
+            assert await gateway.sample("warren_gateway_keys_file_broken") == 1
         errors = [one for one in caplog.records if one.levelno == logging.ERROR]
         assert [one.message for one in errors] == [
             "API keys not reloaded, the last good ones stay in force"
@@ -224,7 +224,7 @@ async def test_a_broken_file_leaves_the_last_good_keys_and_says_so(
 
         new = file.add("alice")
         assert (await gateway.http.get("/v1/models", headers=bearer(new))).status_code == 200
-        assert await gateway.sample("warren:keys_file_broken") == 0
+        assert await gateway.sample("warren_gateway_keys_file_broken") == 0
 
 
 @pytest.mark.usefixtures("looks_at_once")

@@ -358,7 +358,7 @@ async def test_an_abandoned_request_that_comes_after_its_retry_does_not_cost_it_
         if has_left:
             abandoned.close()
         await asyncio.sleep(0.3)
-        num_cut_off = await gateway.sample("warren:request_errors_total")
+        num_cut_off = await gateway.sample("warren_gateway_errors_total")
         may_end.set()
         answer = await retry
         abandoned.close()

@@ -9,7 +9,7 @@ from shared.bus.base import Binding, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import PublishRefused, Unroutable
 from shared.log import LogWriter
-from shared.messages import Cancel, Continue, Progress, Release, Started, encode
+from shared.messages import Cancel, Continue, Progress, Release, Replaced, Started, encode
 from tests.support.http import LiveGateway, chat_body, events, eventually, live_gateway, text_of
 from tests.support.scripted_worker import Script, ScriptedJob, ScriptedWorker
 
@@ -118,6 +118,9 @@ async def test_a_worker_that_takes_a_job_again_is_told_where_to_go_on(
             attempt=2,
             choices=(Progress(token_ids=(4, 4)),),
             num_crashes=1,
+            replaced=Replaced(
+                worker=worker.address, ticket=worker.jobs[0].ticket, reason="worker lost"
+            ),
         )
     ]
 
@@ -159,6 +162,7 @@ async def test_a_replaced_worker_is_cancelled_and_its_late_words_are_dropped(
                 attempt=2,
                 choices=(Progress(token_ids=(1,)),),
                 num_crashes=1,
+                replaced=Replaced(worker=worker.address, ticket="zombie", reason="worker lost"),
             )
         ]
 

@@ -4,6 +4,7 @@ import itertools
 import random
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from shared.messages import (
     HandedOver,
     Progress,
     PromptScores,
+    Replaced,
     ReplyEvent,
     Started,
     TokenDelta,
@@ -353,3 +355,39 @@ def test_scores_of_a_prompt_that_is_not_there_are_dropped() -> None:
     ]
 
     assert relayed(reader, [started(), *scores]) == scores[:1]
+
+
+@pytest.mark.parametrize(
+    ("between", "cut_off", "publication", "reason"),
+    [
+        ([], (), 0, "worker lost"),
+        ([], (), 1, "worker silent"),
+        ([], ("a",), 0, "connection lost"),
+        ([HandedOver(ticket="a")], (), 0, "handed over"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_run_that_continues_learns_which_one_it_replaces_and_why(
+    between: list[HandedOver], cut_off: tuple[str, ...], publication: int, reason: str
+) -> None:
+    reader = LogReader("r", 1, cut_off)
+    first = Started(worker="worker.a", ticket="a", num_prompt_tokens=(1,))
+    second = Started(
+        worker="worker.b",
+        ticket="b",
+        num_prompt_tokens=(1,),
+        is_waiting=True,
+        publication=publication,
+        num_returns=1,
+    )
+
+    log: list[ReplyEvent] = [first, *between, second]
+
+    actions = [action for event in log for action in reader.read(event)]
+
+    (told,) = [
+        action.command
+        for action in actions
+        if isinstance(action, Send) and isinstance(action.command, Continue)
+    ]
+    assert told.replaced == Replaced(worker="worker.a", ticket="a", reason=reason)

@@ -19,7 +19,11 @@ MORE_MEMORY_BYTES = 48 << 20
 _PATIENCE_S = 60
 _LOOK_INTERVAL_S = 2.0
 """A check takes a second of CPU time, because it starts the broker's command-line tool."""
-_BUSY = ("warren:num_requests_running", "warren:num_requests_waiting", "warren:kv_cache_usage_perc")
+_BUSY = (
+    "warren_worker_sequences_running",
+    "warren_worker_sequences_waiting",
+    "warren_worker_kv_cache_usage_ratio",
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ def _in_engine(worker: WarrenProcess) -> list[str]:
     return [
         f"{worker.url}: {line}"
         for line in lines
-        if line.split()[0] in _BUSY and float(line.split()[1]) > 0
+        if line.split("{")[0] in _BUSY and float(line.split()[-1]) > 0
     ]
 
 

@@ -13,6 +13,7 @@ import httpx
 
 from tests.support import processes
 from tests.support.broker import RabbitNode
+from tests.support.metrics import sample
 from tests.support.processes import WarrenProcess
 from tests.system.chaos.campaign import patient_client
 from tests.system.chaos.deployment import Deployment
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 DETACH_TTL_S = 40
 """Retention that lets the logs of detached streams expire within the minute after the end."""
-_GENERATED = "warren:generation_tokens_total"
+_GENERATED = "warren_worker_generation_tokens_total"
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ def _ask_processes(named: Mapping[str, WarrenProcess], findings: Findings) -> No
     living = {name: process for name, process in named.items() if process.is_alive}
     findings.incidents = {name: traces.num_incidents(one) for name, one in living.items()}
     workers = (one for name, one in living.items() if name.startswith("worker"))
-    findings.num_generated = round(sum(traces.metric(worker, _GENERATED) for worker in workers))
+    findings.num_generated = round(sum(sample(worker, _GENERATED) for worker in workers))
 
 
 async def _end(named: Mapping[str, WarrenProcess], findings: Findings) -> None:

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
-
-from tests.support.processes import NO_TLS, WarrenProcess
+from tests.support.metrics import sample
+from tests.support.processes import WarrenProcess
 
 ALLOWED_WARNINGS: Mapping[str, str] = {}
 """Warnings that the traffic is expected to cause, with the reason for each."""
@@ -21,6 +20,9 @@ ALLOWED_REFUSALS: Mapping[str, str] = {
 """Errors of a channel that Warren takes for an answer, with the reason of each."""
 PROVOKED_WARNINGS: Mapping[str, str] = {
     "broker unreachable": "a new connection was struck, too",
+    "broker still unreachable": "a new connection was struck again and again",
+    "job taken over": "a lost connection moved it",
+    "request taken over": "a lost connection moved its job",
     "job moved": "lost connections alone brought a job back too often",
     "job not moved": "the connection was lost again at that moment",
     "subscription failed, retrying": "its channel or connection was struck",
@@ -32,7 +34,7 @@ PROVOKED_INCIDENTS = {"channel", "connection"}
 """What provoked faults end, and nothing else."""
 _REFUSAL = re.compile(r"operation (\S+) caused a channel exception (\w+)")
 _REFUSED = "Channel error on connection"
-_INCIDENTS = "warren:incidents_total"
+_INCIDENTS = "warren_incidents_total"
 _MAX_ERROR_CHARS = 4000
 
 
@@ -99,14 +101,8 @@ def reason_of(event: str, *, is_provoked: bool = False) -> str:
     return {**ALLOWED_WARNINGS, **ALLOWED_REFUSALS, **provoked}.get(event, "")
 
 
-def metric(process: WarrenProcess, name: str) -> float:
-    """The sum of one metric over its labels."""
-    lines = httpx.get(f"{process.url}/metrics", verify=NO_TLS).text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.split("{")[0].split()[0] == name)
-
-
 def num_incidents(process: WarrenProcess) -> int:
-    return round(metric(process, _INCIDENTS))
+    return round(sample(process, _INCIDENTS))
 
 
 def _entry(line: str) -> dict[str, Any] | None:

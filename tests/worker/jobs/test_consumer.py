@@ -16,6 +16,7 @@ from tests.support.workers import echo_worker
 from worker.jobs.consumer import HeldJobs, JobConsumer
 from worker.jobs.delivery import ReplyPublisher
 from worker.jobs.execution import JobExecution
+from worker.jobs.metrics import JobMetrics
 
 QUEUE = topology.jobs_queue("echo", "interactive")
 
@@ -36,6 +37,7 @@ async def consuming(bus: MemoryBus) -> AsyncIterator[tuple[JobConsumer, "asyncio
         held=HeldJobs(),
         publishers=Publishers(()),
         new_execution=never_asked,
+        metrics=JobMetrics("echo", 0),
     )
     running = asyncio.create_task(consumer.run())
     await asyncio.sleep(0.01)

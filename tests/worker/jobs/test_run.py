@@ -346,7 +346,7 @@ def test_a_superseded_run_says_nothing_more() -> None:
     ],
 )
 def test_a_job_whose_workers_crashed_is_quarantined_and_then_buried(
-    is_suspect: bool, crashes: dict[str, int], end: type[ReplyEvent], outcome: Outcome
+    is_suspect: bool, crashes: dict[str, Any], end: type[ReplyEvent], outcome: Outcome
 ) -> None:
     driver = waiting(is_suspect=is_suspect)
     command = Continue(request_id="r", ticket="t", attempt=2, choices=(Progress(),), **crashes)

@@ -13,6 +13,7 @@ from shared.bus.base import Bus, Message
 from shared.bus.memory import MemoryBus
 from shared.messages import Cancel, Failed, GenerationJob, SamplingParams, TokenPrompt, encode
 from tests.support.jobs import ask, new_job, num_ready, publish, read, reading
+from tests.support.metrics import total
 from tests.support.processes import free_port
 from tests.support.workers import echo_worker
 
@@ -23,8 +24,7 @@ STEP_S = 0.5
 
 def sample(port: int, name: str) -> float:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
-        lines = response.read().decode().splitlines()
-    return float(next(line.split()[1] for line in lines if line.startswith(f"warren:{name} ")))
+        return total(response.read().decode(), f"warren_worker_{name}")
 
 
 async def num_prompt_tokens(bus: Bus, port: int) -> float:
@@ -87,12 +87,12 @@ async def test_a_cancelled_answer_frees_its_blocks_within_a_step() -> None:
     ):
         await publish(bus, job)
         log = await read(bus, job, consumer, num_tokens=1)
-        before = usage = await asyncio.to_thread(sample, port, "kv_cache_usage_perc")
+        before = usage = await asyncio.to_thread(sample, port, "kv_cache_usage_ratio")
         await cancel(bus, job, str(log.reader.worker))
         # The step that runs, the one that was planned beside it, and what the machine adds.
         async with asyncio.timeout(4 * STEP_S):
             while usage:
                 await asyncio.sleep(0.02)
-                usage = await asyncio.to_thread(sample, port, "kv_cache_usage_perc")
+                usage = await asyncio.to_thread(sample, port, "kv_cache_usage_ratio")
 
     assert before > 0

@@ -1,6 +1,7 @@
 """A whole worker on the in-memory bus, with a synthetic engine."""
 
 import asyncio
+import logging
 import socket
 import time
 import urllib.error
@@ -27,6 +28,7 @@ from shared.messages import (
     TokenPrompt,
 )
 from tests.support.jobs import Log, ask, ask_all, new_job, publish, read, reading
+from tests.support.metrics import total
 from tests.support.processes import free_port
 from tests.support.workers import echo_worker
 from worker.text import Tokenizer
@@ -174,7 +176,7 @@ async def test_a_body_that_is_no_job_goes_to_the_dead_letters_and_harms_nobody(
     assert isinstance(log.last, Finished)
     assert dead is not None
     assert dead.num_ready == len(bodies)
-    rejected = [vars(record) for record in caplog.records if record.message == "job rejected"]
+    rejected = [vars(record) for record in caplog.records if record.message == "job dead-lettered"]
     assert len(rejected) == len(bodies)
     assert "secret" not in str(rejected)
 
@@ -351,18 +353,23 @@ async def test_the_health_port_tells_of_life_health_and_load() -> None:
         }
 
     assert [answers[path][0] for path in answers] == [200, 200, 200, 404]
-    # Incidents are counted per process, so other tests' are included.
-    lines = [line for line in answers["/metrics"][1].splitlines() if "incidents" not in line]
-    assert [line for line in lines if line[0] != "#"] == [
-        "warren:num_requests_running 0.0",
-        "warren:num_requests_waiting 0.0",
-        "warren:kv_cache_usage_perc 0.0",
-        "warren:num_preemptions_total 0.0",
-        "warren:prefix_cache_queries_total 4.0",
-        "warren:prefix_cache_hits_total 0.0",
-        "warren:prompt_tokens_total 4.0",
-        "warren:generation_tokens_total 8.0",
-    ]
+    metrics = answers["/metrics"][1]
+    assert total(metrics, "warren_worker_generation_tokens_total") == 8
+    assert total(metrics, "warren_worker_prompt_tokens_total") == 4
+    assert total(metrics, "warren_worker_prefix_cache_queries_total") == 4
+    assert total(metrics, "warren_worker_step_duration_seconds_count") >= 8
+    assert total(metrics, "warren_worker_sequences_running") == 0
+
+
+async def test_a_worker_that_is_ready_says_how_it_runs(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async with MemoryBus() as bus, echo_worker(bus, max_num_seqs=7):
+        (banner,) = [vars(record) for record in caplog.records if record.message == "worker ready"]
+
+    assert (banner["model"], banner["device"], banner["max_num_seqs"]) == ("echo", "cpu", 7)
+    assert banner["kv_cache_tokens"] == 8192 * 16
+    assert banner["worker"].startswith("worker.")
 
 
 async def test_the_health_port_is_this_machines_alone() -> None:

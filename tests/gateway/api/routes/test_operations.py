@@ -103,12 +103,12 @@ async def test_requests_and_tokens_are_counted(gateway: LiveGateway) -> None:
     await gateway.chat(stream=True, max_tokens=2)
     await gateway.chat(temperature=9)
 
-    assert await gateway.sample("warren:prompt_tokens_total") == 6
-    assert await gateway.sample("warren:generation_tokens_total") == 5
-    assert await gateway.sample("warren:request_success_total") == 2
-    assert await gateway.sample("warren:time_to_first_token_seconds_count") == 2
-    assert await gateway.sample("warren:inter_token_latency_seconds_count") == 3
-    assert await gateway.sample("warren:request_errors_total") == 1
+    assert await gateway.sample("warren_gateway_prompt_tokens_total") == 6
+    assert await gateway.sample("warren_gateway_completion_tokens_total") == 5
+    assert await gateway.sample("warren_gateway_choices_finished_total") == 2
+    assert await gateway.sample("warren_gateway_time_to_first_token_seconds_count") == 2
+    assert await gateway.sample("warren_gateway_inter_token_latency_seconds_count") == 3
+    assert await gateway.sample("warren_gateway_errors_total") == 1
 
 
 async def test_waiting_requests_become_running_ones(
@@ -122,8 +122,8 @@ async def test_waiting_requests_become_running_ones(
         await asyncio.Event().wait()
 
     async def states() -> tuple[float, float]:
-        waiting = await gateway.sample("warren:num_requests_waiting")
-        return waiting, await gateway.sample("warren:num_requests_running")
+        waiting = await gateway.sample("warren_gateway_requests_waiting")
+        return waiting, await gateway.sample("warren_gateway_requests_running")
 
     async def is_running() -> bool:
         return await states() == (0, 1)

@@ -1,0 +1,93 @@
+"""The queues of all known models, inspected periodically for metrics: the jobs of every publisher
+count, also those that pass no gateway."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from gateway.fleet.live_workers import LiveWorkers
+from shared import topology
+from shared.bus.base import Bus, QueueState
+from shared.errors import BusError
+from shared.topology import Lane
+
+_LOOK_INTERVAL_S = 2.0
+
+
+@dataclass(slots=True)
+class QueueReading:
+    """One queue, as it was inspected last."""
+
+    num_waiting: int
+    num_consumers: int
+    since: float
+    """No job that waits was created before this Unix time."""
+
+    @property
+    def oldest_age_s(self) -> float:
+        """The age of the oldest waiting job, at most."""
+        return max(0.0, time.time() - self.since) if self.num_waiting else 0.0
+
+
+class QueueWatch:
+    """Inspects the queues.
+
+    The broker does not reveal the age of a queue's head. It is derived from what is known of a
+    queue that is served in order: the head came after the queue was last empty, and after the
+    newest job that a worker has taken from it. Before either is known, the age counts from the
+    first look.
+    """
+
+    def __init__(self, bus: Bus, workers: LiveWorkers) -> None:
+        self._bus = bus
+        self._workers = workers
+        self.readings: dict[tuple[str, Lane], QueueReading] = {}
+        """By model and lane; empty while the broker is unreachable."""
+        self.num_dead = 0
+        """Messages in the queue of dead letters."""
+        self._since: dict[tuple[str, Lane], float] = {}
+        self._job_tokens: dict[str, float] = {}
+
+    def num_tokens_waiting(self, model: str, lane: Lane) -> float:
+        """An estimate: waiting jobs times the mean of the jobs answered recently."""
+        return self.readings[model, lane].num_waiting * self._job_tokens.get(model, 0.0)
+
+    async def run(self) -> None:
+        """Inspect the queues every few seconds, until cancelled."""
+        while True:
+            try:
+                await self.look()
+            except BusError:
+                self.readings = {}
+            await asyncio.sleep(_LOOK_INTERVAL_S)
+
+    async def look(self) -> None:
+        """Inspect all queues once. Raises `BusError`."""
+        models = sorted(self._workers.known_models)
+        if not models:  # the first worker declares the queues, and a broker logs each missing one
+            return
+        dead = await self._bus.inspect(topology.DEAD_LETTERS.name)
+        self.num_dead = 0 if dead is None else dead.num_ready
+        readings: dict[tuple[str, Lane], QueueReading] = {}
+        for model in models:
+            self._hear_workers(model)
+            for lane in topology.LANES:
+                state = await self._bus.inspect(topology.jobs_queue(model, lane).name)
+                if state is None:  # an operator has deleted it
+                    self._workers.known_models.discard(model)
+                    break
+                readings[model, lane] = self._reading(model, lane, state)
+        self.readings = readings
+
+    def _hear_workers(self, model: str) -> None:
+        for worker in self._workers.of_model(model):
+            self._job_tokens[model] = worker.mean_job_tokens
+            for job_class, taken_at in worker.newest_taken.items():
+                known = self._since.get((model, job_class), 0.0)
+                self._since[model, job_class] = max(known, taken_at)
+
+    def _reading(self, model: str, lane: Lane, state: QueueState) -> QueueReading:
+        now = time.time()
+        since = now if not state.num_ready else self._since.get((model, lane), now)
+        self._since[model, lane] = since
+        return QueueReading(state.num_ready, state.num_consumers, since)

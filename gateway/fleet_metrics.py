@@ -1,0 +1,126 @@
+"""The metrics of what a gateway sees of the whole deployment: queues, workers, and its own limits.
+
+All gateways export the same values of queues and workers: use ``max``, not ``sum``, over gateways.
+"""
+
+from collections.abc import Callable
+
+from gateway.fleet.live_workers import LiveWorkers
+from gateway.fleet.queue_watch import QueueReading, QueueWatch
+from gateway.intake.admission import Admission
+from shared.bus.base import Bus
+from shared.metrics import Catalog, Samples
+from shared.settings import GatewaySettings
+
+_BY_MODEL = ("model",)
+_BY_CLASS = ("model", "class")
+_LIMITS = (
+    "max_requests",
+    "max_connections",
+    "max_connections_per_address",
+    "max_bytes_in_flight",
+    "max_queue_wait_s",
+)
+
+
+def export_fleet(
+    catalog: Catalog,
+    settings: GatewaySettings,
+    bus: Bus,
+    queues: QueueWatch,
+    workers: LiveWorkers,
+    admission: Admission,
+) -> None:
+    """Add these metrics to ``catalog``. They are read at each scrape."""
+
+    def of_queues(read: Callable[[QueueReading], float]) -> Callable[[], Samples]:
+        return lambda: [(key, read(reading)) for key, reading in queues.readings.items()]
+
+    catalog.at_scrape(
+        "gauge",
+        "warren_queue_jobs_waiting",
+        "Jobs in the queue at the broker, of all publishers. The class quick contains unary jobs, "
+        "suspect quarantined ones.",
+        _BY_CLASS,
+        of_queues(lambda reading: reading.num_waiting),
+    )
+    catalog.at_scrape(
+        "gauge",
+        "warren_queue_oldest_age_seconds",
+        "Age of the oldest waiting job, estimated from above; 0 if none waits.",
+        _BY_CLASS,
+        of_queues(lambda reading: reading.oldest_age_s),
+    )
+    catalog.at_scrape(
+        "gauge",
+        "warren_queue_tokens_waiting",
+        "Tokens of the waiting jobs, prompt and answer together, estimated from recent jobs.",
+        _BY_CLASS,
+        lambda: [(key, queues.num_tokens_waiting(*key)) for key in queues.readings],
+    )
+    catalog.at_scrape(
+        "gauge",
+        "warren_queue_consumers",
+        "Workers that consume the queue.",
+        _BY_CLASS,
+        of_queues(lambda reading: reading.num_consumers),
+    )
+    catalog.at_scrape(
+        "gauge",
+        "warren_queue_dead_letters",
+        "Dead letters at the broker.",
+        (),
+        lambda: [((), queues.num_dead)],
+    )
+
+    def of_fleet(count: str) -> Callable[[], Samples]:
+        return lambda: [
+            ((model,), sum(getattr(worker, count) for worker in workers.of_model(model)))
+            for model in sorted(workers.known_models)
+        ]
+
+    catalog.at_scrape(
+        "gauge",
+        "warren_fleet_workers",
+        "Live workers: those that have sent a heartbeat recently.",
+        _BY_MODEL,
+        lambda: [((m,), len(workers.of_model(m))) for m in sorted(workers.known_models)],
+    )
+    catalog.at_scrape(
+        "gauge",
+        "warren_fleet_sequences_running",
+        "Sequences in the batches of all live workers.",
+        _BY_MODEL,
+        of_fleet("num_running"),
+    )
+    catalog.at_scrape(
+        "gauge",
+        "warren_fleet_sequences_free",
+        "Further sequences that the batches of all live workers have slots for.",
+        _BY_MODEL,
+        lambda: [
+            ((m,), sum(max(0, w.max_num_seqs - w.num_running) for w in workers.of_model(m)))
+            for m in sorted(workers.known_models)
+        ],
+    )
+    catalog.at_scrape(
+        "gauge",
+        "warren_gateway_broker_connected",
+        "1 while the gateway is connected to the broker, otherwise 0.",
+        (),
+        lambda: [((), bus.is_connected)],
+    )
+    catalog.at_scrape(
+        "gauge",
+        "warren_gateway_requests_in_flight",
+        "Requests that count against the limit max_requests.",
+        (),
+        lambda: [((), admission.num_requests)],
+    )
+    catalog.at_scrape(
+        "gauge",
+        "warren_gateway_limit",
+        "The gateway's limits, by the name of the setting.",
+        ("limit",),
+        lambda: [((name,), getattr(settings, name)) for name in _LIMITS],
+    )

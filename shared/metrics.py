@@ -1,0 +1,229 @@
+"""Metrics for Prometheus: a catalog that describes what a process exports, and the bound on the
+number of tenants in labels.
+
+The page ``docs/metrics.md`` and the recording rules with vLLM's names are generated from the
+catalogs of gateway and worker.
+"""
+
+import platform
+from collections import Counter as Counts
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Literal, TypeAlias
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+# They would double the number of series.
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+
+CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]
+"""Values with those of their labels."""
+
+FIRST_TOKEN_S = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
+)  # fmt: skip
+TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 20)
+REQUEST_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 60, 120, 300, 600)
+
+ANONYMOUS, OTHER = "anonymous", "other"
+"""The labels of requests without a tenant, and of the tenants that have no label."""
+_REMEMBERED = 10_000
+"""Requests after which the counts of tenants are halved, so that recent ones weigh more."""
+_MAX_OTHERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A metric, as the documentation describes it."""
+
+    name: str
+    """As it is exported; the names of a histogram's series have a further suffix."""
+    kind: Kind
+    meaning: str
+    labels: tuple[str, ...]
+    vllm: str
+    """vLLM's name for it, without ``vllm:``; empty if there is none."""
+
+
+class Catalog:
+    """The metrics of one part of a process, with their descriptions."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.descriptions: list[Description] = []
+        self._by_tenant: list[Counter] = []
+        self._read_at_scrape: list[tuple[Description, Callable[[], Samples]]] = []
+        self.registry.register(_AtScrape(self._read_at_scrape))
+
+    def counter(self, name: str, meaning: str, *labels: str, vllm: str = "") -> Counter:
+        """A counter that code increments; ``name`` ends with ``_total``."""
+        self.describe(name, "counter", meaning, labels, vllm)
+        counter = Counter(name, meaning, labels, registry=self.registry)
+        if "tenant" in labels:
+            self._by_tenant.append(counter)
+        return counter
+
+    def gauge(self, name: str, meaning: str, *labels: str, vllm: str = "") -> Gauge:
+        self.describe(name, "gauge", meaning, labels, vllm)
+        return Gauge(name, meaning, labels, registry=self.registry)
+
+    def histogram(
+        self, name: str, meaning: str, buckets: Sequence[float], *labels: str, vllm: str = ""
+    ) -> Histogram:
+        self.describe(name, "histogram", meaning, labels, vllm)
+        return Histogram(name, meaning, labels, registry=self.registry, buckets=buckets)
+
+    def at_scrape(
+        self,
+        kind: Literal["counter", "gauge"],
+        name: str,
+        meaning: str,
+        labels: Sequence[str],
+        read: Callable[[], Samples],
+        *,
+        vllm: str = "",
+    ) -> None:
+        """A metric whose values are read at each scrape, so that they are kept in one place."""
+        description = self.describe(name, kind, meaning, labels, vllm)
+        self._read_at_scrape.append((description, read))
+
+    def forget_tenant(self, tenant: str) -> None:
+        """Remove the series of a tenant."""
+        for counter in self._by_tenant:
+            counter.remove_by_labels({"tenant": tenant})
+
+    def render(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return prometheus_client.generate_latest(self.registry)
+
+    def describe(
+        self, name: str, kind: Kind, meaning: str, labels: Sequence[str], vllm: str = ""
+    ) -> Description:
+        """Describe a metric that a collector of its own exports."""
+        description = Description(name, kind, meaning, tuple(labels), vllm)
+        self.descriptions.append(description)
+        return description
+
+
+class _AtScrape(Collector):
+    def __init__(self, metrics: list[tuple[Description, Callable[[], Samples]]]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        for description, read in self._metrics:
+            is_counter = description.kind == "counter"
+            family = (CounterMetricFamily if is_counter else GaugeMetricFamily)(
+                description.name, description.meaning, labels=description.labels
+            )
+            for labels, value in read():
+                family.add_metric(labels, value)
+            yield family
+
+
+class StepHistogram(Collector):
+    """A histogram that another thread counts without a lock: see `worker.engine.step_times`."""
+
+    def __init__(
+        self,
+        description: Description,
+        labels: Sequence[str],
+        bounds: Sequence[float],
+        counts: Callable[[], tuple[Sequence[int], float]],
+    ) -> None:
+        """``counts`` returns the number of values in each bucket, the last one without a bound, and
+        their sum."""
+        self._description = description
+        self._labels = labels
+        self._bounds = [*map(str, bounds), "+Inf"]
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        counts, total = self._counts()
+        buckets, cumulative = [], 0
+        for bound, count in zip(self._bounds, counts, strict=True):
+            cumulative += count
+            buckets.append((bound, float(cumulative)))
+        family = HistogramMetricFamily(
+            self._description.name, self._description.meaning, labels=self._description.labels
+        )
+        family.add_metric(self._labels, buckets, total)
+        yield family
+
+
+class TenantLabels:
+    """The label of each tenant: its name if it is among those with the most recent requests.
+
+    Series cannot move from one label to another, so a tenant that is displaced loses its series,
+    and its further requests are counted as `OTHER`.
+    """
+
+    def __init__(self, size: int, forget: Callable[[str], object]) -> None:
+        """``forget`` is called with each displaced tenant."""
+        self._size = size
+        self._forget = forget
+        self._counts: Counts[str] = Counts()
+        self._others: Counts[str] = Counts()
+
+    def label(self, tenant: str) -> str:
+        """Count a request of ``tenant``; returns the label of its metrics."""
+        if not tenant:
+            return ANONYMOUS
+        if tenant in self._counts or len(self._counts) < self._size:
+            self._counts[tenant] += 1
+            if self._counts[tenant] >= _REMEMBERED:
+                self._halve()
+            return tenant
+        if not self._size:
+            return OTHER
+        self._others[tenant] += 1
+        smallest = min(self._counts, key=self._counts.__getitem__)
+        if self._others[tenant] > self._counts[smallest]:
+            del self._counts[smallest]
+            self._counts[tenant] = self._others.pop(tenant)
+            self._forget(smallest)
+            return tenant
+        if len(self._others) > _MAX_OTHERS * self._size:
+            self._others.clear()
+        return OTHER
+
+    def _halve(self) -> None:
+        for counts in (self._counts, self._others):
+            for tenant in counts:
+                counts[tenant] //= 2
+
+
+PROCESS = Catalog()
+"""What every process exports. Both sides of `warren serve` share it."""
+ProcessCollector(registry=PROCESS.registry)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("warren")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+VERSION = _version()
+PROCESS.at_scrape(
+    "gauge",
+    "warren_build_info",
+    "Always 1; the labels are the versions of Warren and Python.",
+    ("version", "python"),
+    lambda: [((VERSION, platform.python_version()), 1)],
+)
+reconnects = PROCESS.counter(
+    "warren_broker_reconnects_total",
+    "Connections to the broker that were opened again. A process has several connections.",
+)

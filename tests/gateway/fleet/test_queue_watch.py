@@ -1,0 +1,110 @@
+"""The queues as a gateway's metrics show them: the jobs of every publisher."""
+
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.fleet.live_workers import Backlog, LiveWorkers
+from gateway.fleet.queue_watch import QueueWatch
+from shared import topology
+from shared.bus.memory import MemoryBus
+from shared.errors import BusUnavailable
+from shared.messages import Announcement
+from tests.support.jobs import new_job, publish
+
+MODEL = "m"
+
+
+def announcement(**more: object) -> Announcement:
+    return Announcement(
+        worker="worker.1",
+        model=MODEL,
+        vocab_size=9,
+        max_seq_len=8,
+        fingerprint="f",
+        max_num_seqs=4,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture
+async def bus() -> AsyncIterator[MemoryBus]:
+    async with MemoryBus() as bus:
+        await topology.declare_worker(bus, MODEL, "1")
+        yield bus
+
+
+@pytest.fixture
+def workers(bus: MemoryBus) -> LiveWorkers:
+    workers = LiveWorkers(bus, Backlog(bus, 60))
+    workers.hear(announcement(mean_job_tokens=50.0))
+    return workers
+
+
+@pytest.fixture
+def watch(bus: MemoryBus, workers: LiveWorkers) -> QueueWatch:
+    return QueueWatch(bus, workers)
+
+
+async def test_jobs_of_other_publishers_count(bus: MemoryBus, watch: QueueWatch) -> None:
+    await publish(bus, new_job(MODEL), "batch")
+    await publish(bus, new_job(MODEL), "batch")
+
+    await watch.look()
+
+    waiting = {lane: reading.num_waiting for (_, lane), reading in watch.readings.items()}
+    assert waiting == {"interactive": 0, "batch": 2, "quick": 0, "suspect": 0}
+    assert watch.num_tokens_waiting(MODEL, "batch") == 100
+
+
+async def test_a_waiting_job_is_newer_than_the_newest_that_was_taken(
+    bus: MemoryBus, workers: LiveWorkers, watch: QueueWatch
+) -> None:
+    await publish(bus, new_job(MODEL))
+    workers.hear(announcement(newest_taken={"interactive": time.time() - 30}))
+
+    await watch.look()
+
+    assert 29 < watch.readings[MODEL, "interactive"].oldest_age_s < 60
+    assert watch.readings[MODEL, "batch"].oldest_age_s == 0
+
+
+async def test_a_waiting_job_came_after_the_queue_was_empty(
+    bus: MemoryBus, workers: LiveWorkers, watch: QueueWatch
+) -> None:
+    workers.hear(announcement(newest_taken={"interactive": time.time() - 300}))
+    await watch.look()
+    await publish(bus, new_job(MODEL))
+
+    await watch.look()
+
+    assert watch.readings[MODEL, "interactive"].oldest_age_s < 60
+
+
+async def test_queues_of_a_model_without_workers_are_watched(
+    bus: MemoryBus, workers: LiveWorkers, watch: QueueWatch
+) -> None:
+    workers.hear(announcement(is_leaving=True))
+    await publish(bus, new_job(MODEL))
+
+    await watch.look()
+
+    assert watch.readings[MODEL, "interactive"].num_waiting == 1
+
+
+async def test_a_model_whose_queue_was_deleted_is_forgotten(
+    bus: MemoryBus, workers: LiveWorkers, watch: QueueWatch
+) -> None:
+    await bus.delete_queue(topology.jobs_queue(MODEL, "interactive").name)
+
+    await watch.look()
+
+    assert (watch.readings, workers.known_models) == ({}, set())
+
+
+async def test_a_broker_that_is_away_is_an_error(bus: MemoryBus, watch: QueueWatch) -> None:
+    bus.sever()
+
+    with pytest.raises(BusUnavailable):
+        await watch.look()

@@ -1,0 +1,171 @@
+"""The life of a request in the logs of gateway and workers, with a worker that dies in between."""
+
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from shared import topology
+from shared.bus.base import Message
+from shared.bus.memory import MemoryBroker, MemoryBus
+from tests.support.http import LiveGateway, eventually, hears_a_worker, live_gateway
+from tests.support.lines import job_records, texts
+from tests.support.workers import doomed_worker, echo_worker
+
+PROMPT = "a secret about badgers"
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+HEADERS = {"traceparent": f"00-{TRACE_ID}-b7ad6b7169203331-01"}
+BODY = {
+    "model": "echo",
+    "prompt": PROMPT,
+    "max_tokens": 200,
+    "ignore_eos": True,
+    "stream": True,
+}
+
+
+@asynccontextmanager
+async def streaming(gateway: LiveGateway) -> AsyncIterator[AsyncIterator[str]]:
+    """The lines of a stream that has begun."""
+    async with gateway.http.stream(
+        "POST", "/v1/completions", json=BODY, headers=HEADERS
+    ) as response:
+        assert response.status_code == 200
+        lines = response.aiter_lines()
+        while not (await anext(lines)).startswith("data: "):
+            pass
+        yield lines
+
+
+async def text_of(lines: AsyncIterator[str]) -> str:
+    chunks = [json.loads(line[6:]) async for line in lines if line.startswith("data: {")]
+    return "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"])
+
+
+async def test_each_step_of_a_request_whose_worker_dies_is_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    broker = MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        MemoryBus(broker) as first,
+        MemoryBus(broker) as second,
+        live_gateway(bus) as gateway,
+    ):
+        async with doomed_worker(first, step_s=0.01):
+            await hears_a_worker(gateway)
+            streams = streaming(gateway)
+            lines = await streams.__aenter__()
+        async with echo_worker(second):
+            text = await text_of(lines)
+        await streams.__aexit__(None, None, None)
+
+        async def has_ended() -> bool:
+            return len(job_records(caplog, "request ended")) == 1
+
+        await eventually(has_ended)
+
+    lives = job_records(caplog)
+    assert [life["step"] for life in lives[:2]] == ["request accepted", "job started"]
+    assert sorted(life["step"] for life in lives[2:]) == [
+        "job ended",
+        "job taken over",
+        "request ended",
+        "request taken over",
+    ]
+    assert {(life["request_id"], life["model"], life["trace_id"]) for life in lives} == {
+        (lives[0]["request_id"], "echo", TRACE_ID)
+    }
+    started, *_ = job_records(caplog, "job started")
+    for step in ("job taken over", "request taken over"):
+        (taken_over,) = job_records(caplog, step)
+        assert taken_over["from_worker"] == started["worker"] != taken_over["worker"]
+        assert taken_over["reason"] == "worker lost"
+        assert (taken_over["attempt"], taken_over["at_token"] > 0) == (2, True)
+        assert taken_over["levelname"] == "WARNING"
+    assert text
+    assert PROMPT not in texts(caplog.records)
+    assert text[:20] not in texts(caplog.records)
+
+
+async def test_a_drain_says_what_it_waits_for_and_hands_over_the_rest(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    broker = MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        MemoryBus(broker) as first,
+        MemoryBus(broker) as second,
+        live_gateway(bus) as gateway,
+    ):
+        async with echo_worker(first, step_s=0.02, drain_grace_s=0.1):
+            await hears_a_worker(gateway)
+            streams = streaming(gateway)
+            lines = await streams.__aenter__()
+        async with echo_worker(second):
+            await text_of(lines)
+        await streams.__aexit__(None, None, None)
+
+    (handed_over,) = job_records(caplog, "job handed over")
+    assert handed_over["reason"] == "drain"
+    (taken_over,) = job_records(caplog, "job taken over")
+    assert (taken_over["reason"], taken_over["levelname"]) == ("handed over", "INFO")
+    draining, *_ = [
+        vars(r) for r in caplog.records if r.message == "draining" and "jobs" in vars(r)
+    ]
+    assert draining["request_ids"] == [handed_over["request_id"]]
+
+
+async def test_a_refused_request_has_one_line_and_is_counted_by_its_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with MemoryBus() as bus, live_gateway(bus) as gateway:
+        response = await gateway.http.post("/v1/completions", json=BODY)
+        num_refused = await gateway.sample("warren_gateway_requests_refused_total")
+
+    (refused,) = job_records(caplog)
+    assert (refused["step"], refused["status"]) == ("request refused", 404)
+    assert (refused["code"], refused["path"]) == ("model_not_found", "/v1/completions")
+    assert refused["request_id"] == response.headers["x-request-id"]
+    assert num_refused == 1
+    assert PROMPT not in texts(caplog.records)
+
+
+async def test_lines_about_jobs_can_be_turned_off(caplog: pytest.LogCaptureFixture) -> None:
+    jobs = logging.getLogger("warren.jobs")
+    caplog.set_level(logging.INFO)
+    jobs.setLevel(logging.CRITICAL + 1)
+    try:
+        async with MemoryBus() as bus, live_gateway(bus) as gateway:
+            await gateway.http.post("/v1/completions", json=BODY)
+    finally:
+        jobs.setLevel(logging.NOTSET)
+
+    assert job_records(caplog) == []
+
+
+async def test_a_job_that_nobody_can_decode_is_a_dead_letter_with_its_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def has_a_line() -> bool:
+        return bool(job_records(caplog))
+
+    async with MemoryBus() as bus, echo_worker(bus):
+        message = Message(b"no job", correlation_id="mine")
+        await bus.publish(topology.jobs_binding("echo", "interactive"), message)
+        await eventually(has_a_line)
+
+    (dead,) = job_records(caplog)
+    assert (dead["step"], dead["request_id"], dead["model"]) == (
+        "job dead-lettered",
+        "mine",
+        "echo",
+    )
+    assert dead["reason"]

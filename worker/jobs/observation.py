@@ -1,0 +1,280 @@
+"""Follows one run of a job: writes its log lines, its metrics and its spans."""
+
+import secrets
+import time
+from contextlib import suppress
+
+from opentelemetry import trace
+from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
+
+from shared import job_lines, telemetry
+from shared.bus.base import Message
+from shared.errors import UndecodableMessage
+from shared.messages import (
+    Completed,
+    Failed,
+    Finished,
+    GenerationJob,
+    JobClass,
+    Replaced,
+    ReplyEvent,
+)
+from worker.decode.bridge import Generations
+from worker.jobs.metrics import JobMetrics
+from worker.jobs.run import Outcome
+
+_STEP_INTERVAL = 64
+"""The engine's step is recorded as a span at a run's first token, and then once in so many."""
+_OUTCOMES = {
+    Outcome.HANDED_OVER: "handed_over",
+    Outcome.GIVEN_BACK: "handed_over",
+    Outcome.SUSPECTED: "moved",
+    Outcome.EXCUSED: "moved",
+    Outcome.BURIED: "dead_lettered",
+    Outcome.UNKNOWN: "internal_error",
+}
+
+
+class JobObservation:
+    """One run, from the delivery of its job to its end.
+
+    Its span ``worker.run`` has the spans of prefill, decode and sampled steps as children, and a
+    link to the run that it replaces.
+    """
+
+    def __init__(
+        self,
+        job: GenerationJob,
+        job_class: JobClass,
+        *,
+        worker: str,
+        num_returns: int,
+        metrics: JobMetrics,
+        generations: Generations,
+    ) -> None:
+        self._job = job
+        self._class: JobClass = job_class
+        self._worker = worker
+        self._num_returns = num_returns
+        self._metrics = metrics
+        self._generations = generations
+        self._of_class = metrics.of_class(job_class)
+        self._tenant = metrics.tenant_label(job.tenant)
+        self._tokens = metrics.tokens_of(job_class, self._tenant)
+        self._arrived_at = self._moved_at = self._submitted_at = time.monotonic()
+        self._first_at: float | None = None
+        self._attempt = 0
+        self._num_prompt_tokens = 0
+        self._num_tokens = 0
+        self._error_code: str | None = None
+        self._finish_reason: str | None = None
+        self.hand_over_reason = "replaced by another run"
+        now = time.time()
+        self._queue_s: float | None = None
+        context = telemetry.extract(job.trace)
+        if job.created_at:
+            # A publisher's clock may be ahead, and other jobs would seem to be older than this one.
+            metrics.taken(job_class, min(job.created_at, now))
+            self._queue_s = max(0.0, now - job.created_at)
+            self._of_class.queue_s.observe(self._queue_s)
+            facts = {"warren.request_id": job.request_id}
+            queued = telemetry.tracer.start_span(
+                "worker.queue",
+                context,
+                SpanKind.CONSUMER,
+                facts,
+                start_time=int((now - self._queue_s) * 1e9),
+            )
+            queued.end(int(now * 1e9))
+        self._span = telemetry.tracer.start_span(
+            "worker.run",
+            context,
+            SpanKind.CONSUMER,
+            {
+                "warren.request_id": job.request_id,
+                "warren.worker": worker,
+                "warren.class": job_class,
+                "gen_ai.request.model": job.model,
+            },
+        )
+        self._context = trace.set_span_in_context(self._span)
+        self.ticket = self._new_ticket()
+        """The fencing token of the run. It is the id of the span, so that a run that replaces this
+        one can link to it."""
+
+    @property
+    def waits_s(self) -> float:
+        """Seconds since the last token, or since the arrival of the job."""
+        return time.monotonic() - self._moved_at
+
+    def begin(
+        self,
+        attempt: int,
+        num_prompt_tokens: int,
+        num_known_tokens: int,
+        replaced: Replaced | None,
+    ) -> None:
+        """The job was submitted to the engine, with the tokens that its readers have already."""
+        self._submitted_at = time.monotonic()
+        self._attempt = attempt
+        self._num_prompt_tokens = num_prompt_tokens
+        labels = (self._metrics.model, self._class)
+        self._metrics.prompt_tokens.labels(*labels, self._tenant).inc(num_prompt_tokens)
+        facts: dict[str, object] = {
+            "prompt_tokens": num_prompt_tokens,
+            "queue_s": _rounded(self._queue_s),
+        }
+        if attempt == 1:
+            return self._write("job started", facts)
+        reason = "redelivered" if replaced is None else replaced.reason
+        self._metrics.takeovers.labels(*labels, reason.replace(" ", "_")).inc()
+        facts["from_worker"] = None if replaced is None else replaced.worker
+        facts |= {"at_token": num_known_tokens, "reason": reason}
+        self._write("job taken over", facts, is_warning=reason != "handed over")
+        if replaced is not None:
+            self._link(replaced)
+        return None
+
+    def count_tokens(self, num_tokens: int) -> None:
+        """Record the arrival of tokens."""
+        now = time.monotonic()
+        if self._first_at is None:
+            self._first_at = now
+            self._of_class.first_token_s.observe(now - self._arrived_at)
+            self._of_class.prefill_s.observe(now - self._submitted_at)
+            self._record("worker.prefill", now - self._submitted_at)
+            self._record_step()
+        elif num_tokens:
+            per_choice = max(1.0, num_tokens / self._job.total_choices)
+            self._of_class.token_s.observe((now - self._moved_at) / per_choice)
+            if (
+                self._num_tokens // _STEP_INTERVAL
+                < (self._num_tokens + num_tokens) // _STEP_INTERVAL
+            ):
+                self._record_step()
+        self._moved_at = now
+        self._num_tokens += num_tokens
+        self._tokens.inc(num_tokens)
+
+    def published(self, event: ReplyEvent) -> None:
+        """Learn how the run ends from the events that it publishes."""
+        match event:
+            case Failed():
+                self._error_code = event.code
+            case Finished():
+                self._finish_reason = event.finish_reason
+            case Completed():
+                self._finish_reason = event.choices[-1].finish_reason
+            case _:
+                pass
+
+    def end(self, outcome: Outcome | None) -> None:
+        """The run has ended; None if an unexpected error ended it."""
+        now = time.monotonic()
+        duration_s = now - self._arrived_at
+        label = self._outcome_label(outcome)
+        labels = (self._metrics.model, self._class, self._tenant, label)
+        self._metrics.jobs.labels(*labels).inc()
+        of_class = self._of_class
+        if self._attempt:
+            of_class.job_s.observe(duration_s)
+            of_class.prompt_tokens.observe(self._num_prompt_tokens)
+            of_class.generation_tokens.observe(self._num_tokens)
+            self._metrics.learn_tokens(self._num_prompt_tokens + self._num_tokens)
+        if self._first_at is not None:
+            of_class.decode_s.observe(now - self._first_at)
+            self._record("worker.decode", now - self._first_at)
+        self._write_end(outcome, label, duration_s)
+        if self._span.is_recording():
+            self._span.set_attribute("warren.outcome", label)
+            self._span.set_attribute("gen_ai.usage.output_tokens", self._num_tokens)
+        self._span.end()
+
+    def _write_end(self, outcome: Outcome | None, label: str, duration_s: float) -> None:
+        facts: dict[str, object] = {
+            "outcome": label,
+            "finish_reason": self._finish_reason,
+            "tokens": self._num_tokens,
+            "duration_s": _rounded(duration_s),
+        }
+        if outcome is Outcome.BURIED:
+            code = self._error_code or "unknown"
+            self._metrics.dead_letters.labels(self._metrics.model, code).inc()
+            self._write("job dead-lettered", facts | {"reason": code}, is_warning=True)
+        elif label == "handed_over":
+            self._write("job handed over", facts | {"reason": self.hand_over_reason})
+        elif not self._attempt and self._error_code is not None:
+            self._write("job refused", facts)
+        else:
+            self._write("job ended", facts)
+
+    def _outcome_label(self, outcome: Outcome | None) -> str:
+        if outcome is not Outcome.ANSWERED:
+            return "internal_error" if outcome is None else _OUTCOMES[outcome]
+        if self._error_code is not None:
+            return self._error_code
+        return "unread" if self._finish_reason is None else "completed"
+
+    def _write(
+        self, step: job_lines.Step, facts: dict[str, object], *, is_warning: bool = False
+    ) -> None:
+        own: dict[str, object] = {"worker": self._worker, "class": self._class}
+        own["attempt"] = self._attempt or self._num_returns + 1
+        job_lines.write(step, self._job, own | facts, is_warning=is_warning)
+
+    def _new_ticket(self) -> str:
+        context = self._span.get_span_context()
+        # Without an exporter, and if the trace is not sampled, the id is not the span's own.
+        return f"{context.span_id:016x}" if self._span.is_recording() else secrets.token_hex(8)
+
+    def _link(self, replaced: Replaced) -> None:
+        if not self._span.is_recording():
+            return
+        with suppress(ValueError):  # a worker's that does not derive its tickets from spans
+            trace_id = self._span.get_span_context().trace_id
+            other = SpanContext(
+                trace_id, int(replaced.ticket, 16), is_remote=True, trace_flags=TraceFlags(1)
+            )
+            facts = {"warren.reason": replaced.reason, "warren.worker": replaced.worker}
+            self._span.add_link(other, facts)
+
+    def _record(self, name: str, duration_s: float, **facts: int) -> None:
+        """Record a span that ends now."""
+        if not self._span.is_recording():
+            return
+        now = time.time()
+        span = telemetry.tracer.start_span(
+            name,
+            self._context,
+            attributes={"warren.request_id": self._job.request_id, **facts},
+            start_time=int((now - duration_s) * 1e9),
+        )
+        span.end(int(now * 1e9))
+
+    def _record_step(self) -> None:
+        step = self._generations.load.last_step
+        if step is not None:
+            self._record(
+                "engine.step",
+                step.duration_s,
+                **{
+                    "warren.step.sequences": step.num_sequences,
+                    "warren.step.tokens": step.num_tokens,
+                },
+            )
+
+
+def report_undecodable(message: Message, error: UndecodableMessage, metrics: JobMetrics) -> None:
+    """Report a message that is dead-lettered because it is no job, or one that may not be run."""
+    metrics.dead_letters.labels(metrics.model, "undecodable").inc()
+    facts = {
+        "request_id": message.correlation_id or None,
+        "model": metrics.model,
+        "outcome": "dead_lettered",
+        "reason": error.message,
+    }
+    job_lines.write("job dead-lettered", None, facts, is_warning=True)
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)
