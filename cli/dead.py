@@ -1,6 +1,7 @@
 """The command ``warren dead``: inspect, retry and drop dead letters."""
 
 import asyncio
+import getpass
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 from cli.options import EPILOG, takes_settings
 from cli.runtime import broker_of
 from cli.terminal import notices, output
-from shared import settings
+from shared import audit, settings
 from shared.bus.base import MAX_PREFETCH, Bus
 from shared.dead_letters import DeadLetter, find, opened
 from shared.messages import JSON
@@ -40,7 +41,7 @@ def list_(
 ) -> None:
     """List the dead letters: their queue, reason and age.
 
-    [dim]warren dead list --broker amqp://operator:PASSWORD@localhost/warren[/]
+    [dim]warren dead list --broker-file operator.url[/]
     """
 
     async def act(_: Bus, letters: list[DeadLetter]) -> None:
@@ -102,6 +103,7 @@ def retry(request_ids: Ids, **options: Any) -> None:
         jobs = [letter for letter in letters if letter.job is not None]
         for letter in jobs if request_ids == [_EVERY] else _chosen(letters, request_ids):
             queue = await letter.retry(bus)
+            _record("dead letters requeued", letter, bus)
             output.print(f"{letter.request_id} was returned to {queue}", soft_wrap=True)
 
     _at_letters(act, options)
@@ -120,9 +122,10 @@ def drop(
     if request_ids == [_EVERY] and not yes:
         typer.confirm("Drop all dead letters permanently?", abort=True)
 
-    async def act(_: Bus, letters: list[DeadLetter]) -> None:
+    async def act(bus: Bus, letters: list[DeadLetter]) -> None:
         for letter in _chosen(letters, request_ids):
             await letter.drop()
+            _record("dead letters dropped", letter, bus)
             output.print(f"{letter.request_id} was dropped", soft_wrap=True)
 
     _at_letters(act, options)
@@ -134,8 +137,16 @@ def _chosen(letters: list[DeadLetter], request_ids: list[str]) -> list[DeadLette
     return [find(letters, request_id) for request_id in request_ids]
 
 
+def _record(act: audit.Act, letter: DeadLetter, bus: Bus) -> None:
+    tenant = letter.job.tenant if letter.job else ""
+    facts = {"request_id": letter.request_id, "broker_user": bus.user, "by": getpass.getuser()}
+    audit.record(act, tenant=tenant, **facts)
+
+
 def _at_letters(act: Act, options: dict[str, Any], limit: int = MAX_LETTERS) -> None:
     common = settings.load(CommonSettings, **options)
+    if common.audit_file is not None:
+        audit.write_to(common.audit_file)
     asyncio.run(_act(act, broker_of(common), limit, common.trusted_users))
 
 

@@ -1,61 +1,144 @@
 """The command ``warren keys``: manage API keys."""
 
+import getpass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cli.terminal import notices, output
-from gateway.intake.api_keys import KeyFile
+from gateway.intake.key_file import SCOPES, ApiKey, KeyFile, id_of, read_options
+from shared import audit
+from shared.errors import StartupError
 from shared.settings import variable
 
-app = typer.Typer(help="Add, list and revoke the API keys of gateways.", no_args_is_help=True)
+app = typer.Typer(
+    help="Add, list, rotate and revoke the API keys of gateways.", no_args_is_help=True
+)
 KeysFile = Annotated[
     Path,
     typer.Option(envvar=variable("keys_file"), help="File of API keys that gateways read."),
 ]
+AuditFile = Annotated[
+    Path | None,
+    typer.Option(envvar=variable("audit_file"), help="File to which the change is recorded."),
+]
+KeyId = Annotated[str, typer.Argument(metavar="ID", help="Key id, as shown by `list`.")]
 
 
 @app.command()
 def add(
     tenant: Annotated[str, typer.Argument(help="Tenant that the key belongs to.")],
     keys_file: KeysFile,
+    label: Annotated[str | None, typer.Option(help="What the key is for.")] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(help="Date or time, in UTC, from which on the key is invalid: 2027-01-31."),
+    ] = None,
     scopes: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated: generate, cancel, operator. Without it: generate and cancel."
+            help=f"Comma-separated: {', '.join(SCOPES)}. Without it: generate and cancel."
         ),
     ] = None,
+    models: Annotated[
+        str | None,
+        typer.Option(help="Comma-separated models that the key may use, each a name or a pattern."),
+    ] = None,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(min=1, help="Requests in any minute, at all gateways.")
+    ] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of prompts and answers in any minute.")
+    ] = None,
+    max_concurrent: Annotated[
+        int | None, typer.Option(min=1, help="Requests at the same time, at all gateways.")
+    ] = None,
+    max_detached: Annotated[
+        int | None, typer.Option(min=1, help="Detached requests that have not ended.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Largest max_tokens of a request.")
+    ] = None,
+    audit_file: AuditFile = None,
 ) -> None:
     """Create a key and print it once; the file stores only its hash.
 
-    [dim]warren keys add alice --keys-file /etc/warren/keys[/]
+    [dim]warren keys add alice --label 'Web app' --keys-file /etc/warren/keys[/]
     """
-    chosen = () if scopes is None else tuple(scopes.split(","))
-    _show(KeyFile(keys_file).add(tenant, chosen))
+    given = {
+        "label": label,
+        "expires": expires,
+        "scopes": scopes,
+        "models": models,
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "max_concurrent": max_concurrent,
+        "max_detached": max_detached,
+        "max_tokens": max_tokens,
+    }
+    try:
+        options = read_options({name: str(one) for name, one in given.items() if one is not None})
+    except ValueError as error:
+        raise StartupError(str(error)) from None
+    key = KeyFile(keys_file).add(tenant, **options)
+    _record("API key added", id_of(key), tenant, audit_file)
+    _show(key)
 
 
 @app.command("list")
 def list_(keys_file: KeysFile) -> None:
-    """List the keys: id, date of creation and tenant. The id is the second part of a key.
+    """List the keys as the file has them, without their hashes. The id is the second part of a key.
 
     [dim]warren keys list --keys-file /etc/warren/keys[/]
     """
     for key in KeyFile(keys_file).read().values():
-        _show(f"{key.key_id}  {key.created}  {key.tenant}")
+        _show(_described(key))
 
 
 @app.command()
-def revoke(
-    key_id: Annotated[str, typer.Argument(metavar="ID", help="Key id, as shown by `list`.")],
+def rotate(
+    key_id: KeyId,
     keys_file: KeysFile,
+    grace_hours: Annotated[
+        float, typer.Option(min=0, help="Hours for which the old key remains valid, too.")
+    ] = 24.0,
+    audit_file: AuditFile = None,
 ) -> None:
-    """Revoke a key. Gateways reject it within a second.
+    """Replace a key and print the new one. It has the same id, limits and expiry.
+
+    [dim]warren keys rotate 3c5c4c7894 --keys-file /etc/warren/keys[/]
+    """
+    file = KeyFile(keys_file)
+    key = file.rotate(key_id, timedelta(hours=grace_hours))
+    _record("API key rotated", key_id, file.read()[key_id].tenant, audit_file)
+    _show(key)
+
+
+@app.command()
+def revoke(key_id: KeyId, keys_file: KeysFile, audit_file: AuditFile = None) -> None:
+    """Revoke a key, and what is left of the one before its rotation. Gateways reject it within a
+    second.
 
     [dim]warren keys revoke 3c5c4c7894 --keys-file /etc/warren/keys[/]
     """
     tenant = KeyFile(keys_file).revoke(key_id).tenant
+    _record("API key revoked", key_id, tenant, audit_file)
     notices.print(f"key {key_id} of {tenant} was revoked", markup=False, highlight=False)
+
+
+def _record(act: audit.Act, key_id: str, tenant: str, audit_file: Path | None) -> None:
+    if audit_file is not None:
+        audit.write_to(audit_file)
+    audit.record(act, tenant=tenant, key_id=key_id, by=getpass.getuser())
+
+
+def _described(key: ApiKey) -> str:
+    words = key.line.split(maxsplit=3)
+    is_expired = key.expires is not None and key.expires <= datetime.now(UTC)
+    rest = " ".join(one for one in words[3].split(" ") if not one.startswith("previous="))
+    return f"{key.key_id}  {key.tenant}  {rest.rstrip()}{'  (expired)' if is_expired else ''}"
 
 
 def _show(line: str) -> None:

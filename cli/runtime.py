@@ -29,7 +29,9 @@ def bus_of(common: CommonSettings) -> "Bus":
 
 def broker_of(common: CommonSettings) -> "Bus":
     if common.broker is None:
-        raise StartupError("no broker: set one with --broker amqp://USER:PASSWORD@HOST/VHOST")
+        raise StartupError(
+            "no broker: set WARREN_BROKER, or name a file with its URL with --broker-file"
+        )
     from shared.bus.rabbit import RabbitBus
 
     return RabbitBus(common.broker.get_secret_value())

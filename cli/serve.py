@@ -51,7 +51,7 @@ def serve(
 def gateway(**options: Any) -> None:
     """Run a gateway: accept HTTP requests and publish them as jobs.
 
-    [dim]warren gateway --broker amqp://gateway:PASSWORD@localhost/warren --port 8000[/]
+    [dim]warren gateway --broker-file gateway.url --port 8000[/]
     """
     chosen_settings = settings.load(GatewaySettings, **options)
     configure(chosen_settings, "warren-gateway")
@@ -62,7 +62,7 @@ def gateway(**options: Any) -> None:
 def worker(**options: Any) -> None:
     """Run a worker: consume jobs and answer them with a model.
 
-    [dim]warren worker --broker amqp://worker:PASSWORD@localhost/warren --model smollm2[/]
+    [dim]warren worker --broker-file worker.url --model smollm2[/]
     """
     chosen_settings = settings.load(WorkerSettings, **options)
     configure(chosen_settings, "warren-worker")

@@ -26,6 +26,7 @@ from gateway.api.routes import (
     unary,
 )
 from gateway.batches.runner import BatchRunner
+from gateway.intake.limits import RATE_HEADERS
 from gateway.middleware import (
     IGNORED_TOOLS_HEADER,
     Authentication,
@@ -65,6 +66,8 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
                 gateway.reply_queues.keep_spares,
                 gateway.relays.watch,
                 gateway.quick.listen,
+                gateway.hear_usage,
+                gateway.limits.announce,
                 gateway.queues.run,
             ):
                 stack.callback(asyncio.create_task(incidents.keep_running(work)).cancel)
@@ -112,7 +115,13 @@ async def _running_batches(gateway: Gateway) -> AsyncIterator[None]:
 def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
     """Add the middleware. The last one is the outermost, so even preflight responses have a request
     id."""
-    app.add_middleware(Authentication, keys=gateway.keys, metrics=gateway.metrics)
+    app.add_middleware(
+        Authentication,
+        keys=gateway.keys,
+        limits=gateway.limits,
+        refusals=gateway.refusals,
+        metrics=gateway.metrics,
+    )
     if not gateway.keys.are_needed:
         app.add_middleware(KnownSites, settings=gateway.settings, metrics=gateway.metrics)
     app.add_middleware(ErrorBoundary, metrics=gateway.metrics)
@@ -130,6 +139,7 @@ def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
                 "retry-after",
                 "retry-after-ms",
                 "x-should-retry",
+                *RATE_HEADERS,
                 IGNORED_TOOLS_HEADER,
             ],
         )

@@ -25,6 +25,7 @@ from shared.errors import (
     InternalError,
     InvalidRequest,
     Overloaded,
+    RateLimited,
     WarrenError,
 )
 
@@ -81,6 +82,7 @@ _STATUS: dict[str, HttpStatus] = {
     errors.InvalidRequest.code: HttpStatus(400, "invalid_request_error"),
     errors.ContextLengthExceeded.code: HttpStatus(400, "invalid_request_error"),
     errors.InvalidApiKey.code: HttpStatus(401, "invalid_request_error"),
+    errors.PermissionDenied.code: HttpStatus(403, "invalid_request_error"),
     errors.ModelNotFound.code: HttpStatus(404, "invalid_request_error"),
     errors.NotFound.code: HttpStatus(404, "invalid_request_error"),
     errors.StreamNotFound.code: HttpStatus(404, "invalid_request_error"),
@@ -128,8 +130,10 @@ def is_messages(path: str) -> bool:
 
 def error_body(error: WarrenError) -> ErrorBody:
     status = status_of(error)
+    # OpenAI's type of a limit says what is limited.
+    kind = error.kind if isinstance(error, RateLimited) else status.type
     return ErrorBody(
-        ErrorDetail(message=_message(error), type=status.type, param=error.param, code=error.code)
+        ErrorDetail(message=_message(error), type=kind, param=error.param, code=error.code)
     )
 
 

@@ -134,6 +134,10 @@ class Metrics:
         self.resumed = catalog.counter(
             "warren_gateway_streams_resumed_total", "Streams that a client resumed."
         )
+        self.keys_file_broken = catalog.gauge(
+            "warren_gateway_keys_file_broken",
+            "1 while the file of API keys has a fault and older keys are in force.",
+        )
 
     def of_model(self, model: str) -> ModelMetrics:
         known = self._by_model.get(model)

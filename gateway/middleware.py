@@ -22,10 +22,13 @@ from gateway.errors import (
     report,
     status_of,
 )
-from gateway.intake.api_keys import Keys, needs_key
+from gateway.intake.api_keys import Keys
+from gateway.intake.key_file import ApiKey
+from gateway.intake.limits import Limits
 from gateway.metrics import Metrics
-from shared import incidents
-from shared.errors import InternalError, InvalidApiKey
+from shared import audit, incidents
+from shared.audit import Refusals
+from shared.errors import InternalError, InvalidApiKey, PermissionDenied
 from shared.settings import GatewaySettings
 
 logger = logging.getLogger(__name__)
@@ -33,6 +36,7 @@ logger = logging.getLogger(__name__)
 IGNORED_TOOLS_HEADER = "x-warren-ignored-tools"
 _STREAMS = "/v1/streams/"
 _MAX_KINDS, _MAX_KIND_CHARS = 16, 64
+_MAX_PATH_CHARS = 256
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]")
 _WITHOUT_VERSION = (
     "/batches",
@@ -161,38 +165,102 @@ def _address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
 
 
 class Authentication:
-    """Rejects requests without a valid API key; stores the key's tenant as ``state["tenant"]``.
+    """Rejects requests without a valid API key, and those whose key lacks the scope; stores the key
+    as ``state["caller"]``, and its tenant as ``state["tenant"]``. Answers say how much of the key's
+    limits is left.
 
-    The tenant is None if the request has a stream token instead of a key, because an
-    ``EventSource`` cannot send headers. The route verifies the token.
+    Both are None if the request has a stream token instead of a key, because an ``EventSource``
+    cannot send headers. The route verifies the token.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: Keys, limits: Limits, refusals: Refusals, metrics: Metrics
+    ) -> None:
         self._app = app
+        self._refusals = refusals
         self._keys = keys
+        self._limits = limits
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not needs_key(scope["path"]):
+        if scope["type"] != "http":
             return await self._app(scope, receive, send)
+        needed = self._keys.scope_of(scope["method"], scope["path"])
+        if needed is None:
+            return await self._app(scope, receive, send)
+        state = scope["state"]
         try:
-            scope["state"]["tenant"] = self._tenant_of(scope)
-        except InvalidApiKey as error:
+            caller = state["caller"] = self._caller_of(scope)
+            state["tenant"] = None if caller is None else caller.tenant
+            if caller is not None:
+                caller.require(needed)
+        except (InvalidApiKey, PermissionDenied) as error:
             report(self._metrics, scope, error.code, status_of(error).code)
+            self._record_refusal(error, scope)
             return await error_response(error, scope)(scope, receive, send)
+        if caller is not None:
+            send = self._with_limits(caller, send)
+        if caller is not None and needed == "operator":
+            send = _recorded(caller, scope, send)
         return await self._app(scope, receive, send)
 
-    def _tenant_of(self, scope: Scope) -> str | None:
-        if not self._keys.are_needed:
-            return ""
-        headers = Headers(scope=scope)
-        authorization = headers.get("authorization", "")
-        if not authorization and (key := headers.get("x-api-key")):  # Anthropic's clients
-            authorization = f"Bearer {key}"
+    def _record_refusal(self, error: InvalidApiKey | PermissionDenied, scope: Scope) -> None:
+        named = self._keys.named(_authorization(scope))
+        self._refusals.record(
+            "login refused" if isinstance(error, InvalidApiKey) else "access refused",
+            tenant="" if named is None else named.tenant,
+            key_id="" if named is None else named.key_id,
+            reason=error.message,
+            **_facts_of(scope),
+        )
+
+    def _with_limits(self, caller: ApiKey, send: Send) -> Send:
+        """Add the state of the key's limits to the response."""
+
+        async def send_with_limits(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *self._limits.headers(caller)]
+            await send(message)
+
+        return send_with_limits if caller.has_rates else send
+
+    def _caller_of(self, scope: Scope) -> ApiKey | None:
+        authorization = _authorization(scope)
         has_token = scope["path"].startswith(_STREAMS) and b"token=" in scope["query_string"]
-        if not authorization and has_token:
+        if not authorization and has_token and self._keys.are_needed:
             return None
-        return self._keys.tenant_of(authorization)
+        return self._keys.find(authorization)
+
+
+def _authorization(scope: Scope) -> str:
+    headers = Headers(scope=scope)
+    authorization = headers.get("authorization", "")
+    if not authorization and (key := headers.get("x-api-key")):  # Anthropic's clients
+        return f"Bearer {key}"
+    return authorization
+
+
+def _recorded(caller: ApiKey, scope: Scope, send: Send) -> Send:
+    """Record an operator's request when it is answered."""
+
+    async def send_recorded(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            facts = {**_facts_of(scope), "status": message["status"]}
+            audit.record("operator's request", tenant=caller.tenant, key_id=caller.key_id, **facts)
+        await send(message)
+
+    return send_recorded
+
+
+def _facts_of(scope: Scope) -> dict[str, object]:
+    """What the audit log has of a request. A path has no prompts; a query may have tokens."""
+    client = scope.get("client")
+    return {
+        "method": scope["method"],
+        "path": scope["path"][:_MAX_PATH_CHARS],
+        "address": client[0] if client else "",
+        "request_id": scope["state"]["request_id"],
+    }
 
 
 class ErrorBoundary:

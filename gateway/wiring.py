@@ -16,6 +16,7 @@ from gateway.fleet.unary import QuickLane
 from gateway.fleet_metrics import export_fleet
 from gateway.intake.admission import Admission
 from gateway.intake.api_keys import Keys
+from gateway.intake.limits import Limits
 from gateway.intake.signer import Signer
 from gateway.intake.tenant_usage import TenantUsage
 from gateway.log.registry import Relays
@@ -24,9 +25,10 @@ from gateway.metrics import Metrics
 from gateway.store.batches import BATCH_PREFIX
 from gateway.store.state import Store
 from shared import incidents, topology
+from shared.audit import Refusals
 from shared.bus.base import Bus, Message
 from shared.bus.subscribe import receive
-from shared.messages import Release, Withheld, decode_announcement, decode_command
+from shared.messages import Release, Withheld, decode_announcement, decode_command, decode_usage
 from shared.publishers import Publishers
 from shared.settings import GatewaySettings
 
@@ -48,6 +50,8 @@ class Gateway:
     workers: LiveWorkers
     queues: QueueWatch
     keys: Keys
+    limits: Limits
+    refusals: Refusals
     signer: Signer
     quick: QuickLane
     publishers: Publishers
@@ -66,7 +70,8 @@ class Gateway:
         workers = LiveWorkers(bus, Backlog(bus, settings.max_queue_wait_s))
         queues = QueueWatch(bus, workers)
         admission = Admission(settings.max_requests, settings.max_bytes_in_flight)
-        metrics = Metrics(settings.metrics_tenants)
+        keys, metrics = Keys.of(settings), Metrics(settings.metrics_tenants)
+        metrics.keys_file_broken.set_function(lambda: keys.is_broken)
         export_fleet(metrics.catalog, settings, bus, queues, workers, admission)
         return cls(
             settings=settings,
@@ -75,7 +80,9 @@ class Gateway:
             reply_queues=reply_queues,
             relays=Relays(bus, reply_queues, workers, settings),
             workers=workers,
-            keys=Keys(settings.keys_file),
+            keys=keys,
+            refusals=Refusals(),
+            limits=Limits(bus, settings.max_detached),
             signer=Signer.of(settings),
             quick=QuickLane(bus),
             publishers=Publishers((bus.user, *settings.trusted_users)),
@@ -93,6 +100,20 @@ class Gateway:
 
     def hear_announcement(self, message: Message) -> None:
         self.workers.hear(decode_announcement(message.body))
+
+    async def hear_usage(self) -> None:
+        """Hear what other gateways and workers say of the use of API keys; never returns."""
+        queue = topology.usage_queue(self.limits.name)
+        await receive(self.bus, queue, self._hear_fact, self.limits.listen)
+
+    async def cancel(self, request_id: str, tenant: str | None) -> None:
+        """Cancel a job and delete its log. Raises as `Relays.cancel`."""
+        await self.relays.cancel(request_id, tenant)
+        self.limits.end(request_id)
+
+    def _hear_fact(self, message: Message) -> None:
+        if self.publishers.is_trusted(message.user_id):
+            self.limits.hear(decode_usage(message.body))
 
     def obey(self, message: Message) -> None:
         """Apply a command that another gateway sent to all gateways."""

@@ -6,12 +6,14 @@
     │   ├── ModelNotFound               model_not_found
     │   ├── ContextLengthExceeded       context_length_exceeded
     │   ├── InvalidApiKey               invalid_api_key
+    │   ├── PermissionDenied            insufficient_permissions
     │   ├── IdempotencyMismatch         idempotency_mismatch
     │   ├── NotFound                    not_found
     │   ├── StreamNotFound              stream_not_found
     │   └── StreamExpired               stream_expired
     ├── ServiceError                  a valid request that the service could not complete
     │   ├── Overloaded                  rate_limit_exceeded
+    │   │   └── RateLimited               a limit of the API key
     │   ├── Unavailable                 service_unavailable
     │   ├── DeadlineExceeded            deadline_exceeded
     │   ├── Cancelled                   cancelled
@@ -72,6 +74,12 @@ class InvalidApiKey(RequestError):
     code = "invalid_api_key"
 
 
+class PermissionDenied(RequestError):
+    """The API key lacks a scope."""
+
+    code = "insufficient_permissions"
+
+
 class IdempotencyMismatch(RequestError):
     """The Idempotency-Key was used before with another body."""
 
@@ -110,6 +118,14 @@ class Overloaded(ServiceError):
         super().__init__(message)
         self.retry_after_s = retry_after_s
         self.limit = limit
+
+
+class RateLimited(Overloaded):
+    """A limit of the API key is reached. ``kind`` is ``requests`` or ``tokens``."""
+
+    def __init__(self, message: str, *, kind: str = "requests", retry_after_s: float = 1.0) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.kind = kind
 
 
 class Unavailable(ServiceError):

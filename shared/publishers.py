@@ -36,7 +36,7 @@ class Publishers:
         if not is_reply_key(message.reply_to):
             raise UndecodableMessage("reply_to is not the key of a reply queue")
         user = message.user_id
-        if user in self._trusted:
+        if self.is_trusted(user):
             return job
         if not user:
             raise UndecodableMessage("the message has no user_id")
@@ -47,6 +47,10 @@ class Publishers:
         if isinstance(job, GenerationJob | EmbeddingJob) and job.tenant != user:
             return msgspec.structs.replace(job, tenant=user)
         return job
+
+    def is_trusted(self, user: str) -> bool:
+        """Whether ``user`` may name any tenant and any request."""
+        return user in self._trusted
 
     def may_name(self, user: str, request_id: str) -> bool:
         """Whether ``user`` may publish and command this request."""

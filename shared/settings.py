@@ -67,8 +67,9 @@ class CommonSettings(BaseSettings):
 
     broker: SecretStr | None = Field(
         None,
-        description="AMQP URL of the RabbitMQ broker, amqp:// or amqps://. Unset: the "
-        "in-process bus, which only `warren serve` supports.",
+        description="AMQP URL of the RabbitMQ broker, amqp:// or amqps://. It contains a password: "
+        "set the variable or WARREN_BROKER_FILE, because options are visible in the process list. "
+        "Unset: the in-process bus, which only `warren serve` supports.",
     )
     broker_file: Path | None = Field(
         None, description="File that contains the URL of WARREN_BROKER, such as a mounted secret."
@@ -85,6 +86,11 @@ class CommonSettings(BaseSettings):
     log_format: Literal["auto", "console", "json"] = Field(
         "auto",
         description="Format of log lines. auto: human-readable on a terminal, JSON otherwise.",
+    )
+    audit_file: Path | None = Field(
+        None,
+        description="File to which refused logins and administrative acts are appended as JSON "
+        "lines. They are also logged by `warren.audit`.",
     )
     job_log_level: Literal["info", "warning", "off"] = Field(
         "info",
@@ -168,6 +174,12 @@ class GatewaySettings(CommonSettings):
         "with its length and 64 bytes for each JSON value. A body that does not fit in is answered "
         "429. Raise it for many long prompts at once.",
     )
+    max_detached: int = Field(
+        500,
+        gt=0,
+        description="Detached requests of one tenant whose jobs have not ended, at all gateways; "
+        "further ones are answered 429. The field `max_detached` of an API key overrides it.",
+    )
     request_timeout_s: Seconds = Field(
         600,
         description="Seconds after which an unfinished request fails with `deadline_exceeded`. "
@@ -231,6 +243,11 @@ class GatewaySettings(CommonSettings):
         None,
         description="File of API keys, managed with `warren keys`. Changes take effect without "
         "a restart. Unset: requests need no API key.",
+    )
+    open_metrics: bool = Field(
+        True,
+        description="Answer /metrics without an API key. false: it needs a key with the scope "
+        "`metrics`, if there are API keys.",
     )
     allow_anonymous: bool = Field(
         False,

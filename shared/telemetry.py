@@ -20,7 +20,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from shared import job_lines
+from shared import audit, job_lines
 from shared.metrics import VERSION
 from shared.settings import CommonSettings
 
@@ -37,8 +37,10 @@ _QUIET = ("aio_pika", "aiormq", "uvicorn.access", "httpx", "httpcore")
 
 def configure(settings: CommonSettings, service: str) -> None:
     """Set up logging and, if endpoints are set, the export of spans and metrics. Call once per
-    process."""
+    process. Raises `StartupError` if the audit log cannot be written."""
     _configure_logging(settings)
+    if settings.audit_file is not None:
+        audit.write_to(settings.audit_file)
     if settings.otlp_endpoint is not None:
         _configure_tracing(settings.otlp_endpoint, service)
     if settings.otlp_metrics_endpoint is not None:

@@ -6,6 +6,7 @@ warren.replies  topic   reply.<id>        -> reply.<id>             declared by 
                         reply.<user>.<id> -> reply.<user>.<id>      the same of other publishers
 warren.control  topic   worker.<id>       -> control.worker.<id>    commands to one worker
                         gateways          -> control.gateway.<id>   commands to all gateways
+                        usage             -> control.gateway.<id>.usage  what API keys have used
 warren.workers  fanout                    -> workers.<gateway id>   announcements
                                           -> reply.<user>.<id>.workers, for publishers
 warren.dead     fanout                    -> jobs.dead              dead letters
@@ -41,6 +42,7 @@ DEAD_LETTERS = Queue(
     delivery_limit=1_000_000,
 )
 ALL_GATEWAYS = Binding(CONTROL, "gateways")
+USAGE = Binding(CONTROL, "usage")
 ANNOUNCEMENTS = Binding(WORKERS, "")
 
 JOB_CLASSES: tuple[JobClass, ...] = get_args(JobClass)
@@ -105,6 +107,12 @@ def peers_queue(worker_id: str) -> Queue:
 
 def gateway_queue(gateway_id: str) -> Queue:
     return Queue(f"control.gateway.{gateway_id}", (ALL_GATEWAYS,), is_exclusive=True)
+
+
+def usage_queue(gateway_id: str) -> Queue:
+    """The queue on which a gateway hears what gateways have admitted, and which detached jobs have
+    ended."""
+    return Queue(f"control.gateway.{gateway_id}.usage", (USAGE,), is_exclusive=True)
 
 
 def announcements_queue(gateway_id: str) -> Queue:

@@ -45,7 +45,7 @@ def batch(
 
     After Ctrl-C, run the same command again to continue.
 
-    [dim]warren batch IN.jsonl OUT.jsonl --broker amqp://publisher:PASSWORD@localhost/warren[/]
+    [dim]warren batch IN.jsonl OUT.jsonl --broker-file publisher.url[/]
     """
     chosen_settings = settings.load(CommonSettings, **options)
     configure(chosen_settings, "warren-batch")

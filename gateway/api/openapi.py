@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from gateway.errors import ErrorBody, MessagesErrorBody, is_messages
 from gateway.intake.api_keys import needs_key
+from gateway.intake.limits import RATE_HEADERS
 from gateway.intake.signer import KEY_HEADER
 
 _DESCRIPTION = (
@@ -25,7 +26,8 @@ _DESCRIPTION = (
 _ERRORS: Mapping[int, str] = {
     400: "The request is invalid; `param` names the part that is at fault.",
     401: "The API key is missing, unknown or revoked.",
-    403: "The gateway has no API keys, and the `Host` or the `Origin` is a foreign site's.",
+    403: "The API key lacks the scope; or the gateway has no API keys, and the `Host` or the "
+    "`Origin` is a foreign site's.",
     404: "The model or the id is unknown.",
     405: "The method is not allowed for this path.",
     408: "The headers or the body did not arrive in time.",
@@ -94,6 +96,13 @@ _HEADERS: Mapping[str, Any] = {
         "description": "Whether a retry can succeed. If it is absent, the status decides.",
         "schema": {"type": "string", "enum": ["true", "false"]},
     },
+    **{
+        name: {
+            "description": "Only if the API key has such a limit: OpenAI's header about it.",
+            "schema": {"type": "string"},
+        }
+        for name in RATE_HEADERS
+    },
     "WWW-Authenticate": {
         "description": "The scheme in which the API key is expected.",
         "schema": {"type": "string", "enum": ["Bearer"]},
@@ -155,6 +164,7 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
         # A stream token replaces the key.
         keys: list[dict[str, list[str]]] = [{_KEY_SCHEME: []}, {_KEY_HEADER_SCHEME: []}]
         operation["security"] = [*keys, *([{}] if takes_token else [])]
+    of_key = RATE_HEADERS if needs_key(path) else ()
     for status, response in operation["responses"].items():
         headers = response.setdefault("headers", {})
         if is_messages(path):
@@ -162,7 +172,7 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
             if int(status) >= 400:
                 error = {"schema": schema_of(MessagesErrorBody)}
                 response["content"] = {"application/json": error}
-        for name in ("x-request-id", *_HEADERS_OF_STATUS.get(status, ())):
+        for name in ("x-request-id", *of_key, *_HEADERS_OF_STATUS.get(status, ())):
             headers[name] = _header(name)
 
 

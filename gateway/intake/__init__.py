@@ -1,1 +1,2 @@
-"""Admission of requests: API keys and tenants, the number of requests, and the size of bodies."""
+"""Admission of requests: API keys, their scopes and limits, the number of requests, and the size of
+bodies."""

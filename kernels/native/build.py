@@ -14,6 +14,7 @@ BUILT = Path(__file__).with_name("built")
 """The location of precompiled libraries in images without a compiler."""
 _FLAGS = ("-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
 _TIMEOUT_S = 600
+_WRITABLE_BY_OTHERS = 0o022
 
 VARIANTS: Mapping[str, tuple[frozenset[str], tuple[str, ...]]] = MappingProxyType(
     {
@@ -56,24 +57,49 @@ def build(
     """Return the library of a variant; compile it into ``directory`` if necessary.
 
     The default directory is the user's cache. If several processes compile it, the last one
-    replaces the file with identical bytes. Raises `LibraryUnavailable` if there is no compiler or
-    it fails.
+    replaces the file with identical bytes. A library that others may have changed is compiled
+    again. Raises `LibraryUnavailable` if there is no compiler or it fails, and if the directory is
+    another user's.
     """
     flags = (*_FLAGS, *VARIANTS[variant][1], *extra_flags)
     name = f"{variant}-{_digest(flags)}.so"
     library = (directory or user_directory()) / name
     if directory is None and (BUILT / name).exists():
         return BUILT / name
-    if not library.exists():
+    _own(library.parent)
+    if not _is_ours(library):
         _compile(library, flags)
     return library
+
+
+def _own(directory: Path) -> None:
+    """Make a directory into which nobody else can write: its libraries are run. Raises
+    `LibraryUnavailable` if it is another user's."""
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    state = directory.stat()
+    if state.st_uid not in (os.geteuid(), 0):
+        raise LibraryUnavailable(f"{directory} belongs to another user")
+    if state.st_mode & _WRITABLE_BY_OTHERS:
+        try:
+            directory.chmod(0o700)
+        except OSError as error:
+            raise LibraryUnavailable(f"others may write into {directory}") from error
+
+
+def _is_ours(library: Path) -> bool:
+    """Whether the library exists, and nobody else can have changed it."""
+    try:
+        state = library.stat()
+    except FileNotFoundError:
+        return False
+    is_owned = state.st_uid in (os.geteuid(), 0)
+    return is_owned and not state.st_mode & _WRITABLE_BY_OTHERS
 
 
 def _compile(library: Path, flags: tuple[str, ...]) -> None:
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise LibraryUnavailable("there is no C++ compiler: install g++")
-    library.parent.mkdir(parents=True, exist_ok=True)
     partial = library.with_name(f".{library.name}.{os.getpid()}")
     command = [compiler, *flags, "-o", str(partial), str(_SOURCES / "native.cpp")]
     try:
@@ -82,6 +108,7 @@ def _compile(library: Path, flags: tuple[str, ...]) -> None:
         )
         if done.returncode:
             raise LibraryUnavailable(f"{compiler} failed: {done.stderr.strip()[:500]}")
+        partial.chmod(0o700)
         partial.rename(library)
     finally:
         partial.unlink(missing_ok=True)

@@ -148,15 +148,24 @@ class Subscription(AbstractAsyncContextManager["Subscription"]):
         return consumer
 
 
-async def receive(bus: Bus, queue: Queue, handle: Callable[[Message], None]) -> None:
+async def receive(
+    bus: Bus,
+    queue: Queue,
+    handle: Callable[[Message], None],
+    on_attached: Callable[[], None] = lambda: None,
+) -> None:
     """Declare ``queue`` and pass each of its messages to ``handle``, until cancelled.
 
     Messages are acknowledged before they are handled. ``handle`` may raise `UndecodableMessage`;
-    any other error is reported.
+    any other error is reported. ``on_attached`` is called whenever messages may have been missed
+    and can be received from now on.
     """
     async with Subscription(bus, queue.name, declare=(queue,)) as subscription:
         async for item in subscription:
-            if isinstance(item, Attached | Lost):
+            if isinstance(item, Attached):
+                on_attached()
+                continue
+            if isinstance(item, Lost):
                 continue
             await item.ack()
             with incidents.survived("task", "message not handled", queue=queue.name):

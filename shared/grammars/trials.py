@@ -12,6 +12,7 @@ import select
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from shared.errors import Overloaded
 from shared.grammars.json_schemas import for_generation
+from shared.grammars.turns import Turns
 from shared.messages import Constraint
 
 logger = logging.getLogger(__name__)
@@ -75,16 +77,24 @@ class Trials:
         self._is_free = threading.Lock()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar-trials")
         self._verdicts: OrderedDict[Constraint, str] = OrderedDict()
+        self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Turns]
+        self._turns = weakref.WeakKeyDictionary()
 
-    async def problem(self, constraint: Constraint) -> str:
-        """The problem with a constraint, or an empty string. Raises `Overloaded`."""
+    async def problem(self, constraint: Constraint, tenant: str = "") -> str:
+        """The problem with a constraint, or an empty string. Tenants take turns, and one whose
+        trials take long waits for those of others. Raises `Overloaded`."""
         if (known := self._verdicts.get(constraint)) is not None:
             return known
-        trial = asyncio.get_running_loop().run_in_executor(
-            self._thread, self.problem_now, constraint
-        )
+        loop = asyncio.get_running_loop()
+        turns = self._turns.setdefault(loop, Turns())
         try:
-            return await asyncio.wait_for(trial, _MAX_WAIT_S)
+            async with asyncio.timeout(_MAX_WAIT_S):
+                await turns.take(tenant)
+                began = time.monotonic()
+                trial = loop.run_in_executor(self._thread, self.problem_now, constraint)
+                # The turn lasts as long as the trial, which goes on without its request.
+                trial.add_done_callback(lambda _: turns.leave(tenant, time.monotonic() - began))
+                return await asyncio.shield(trial)
         except TimeoutError:
             raise Overloaded("Too many constraints are waiting to be checked.") from None
 

@@ -14,6 +14,7 @@ from shared.messages.codec import (
     decode_event,
     decode_job,
     decode_quick_job,
+    decode_usage,
     encode,
     is_reply_key,
 )
@@ -88,6 +89,7 @@ from shared.messages.prompts import (
     ToolCall,
 )
 from shared.messages.sampling import Constraint, SamplingParams
+from shared.messages.usage import DetachedJob, Ended, KeyUsage, Usage
 
 __all__ = [
     "JSON",
@@ -118,17 +120,20 @@ __all__ = [
     "Completed",
     "Constraint",
     "Continue",
+    "DetachedJob",
     "DetokenizeJob",
     "Detokenized",
     "Drain",
     "Embedded",
     "EmbeddingJob",
+    "Ended",
     "Failed",
     "FinishReason",
     "Finished",
     "GenerationJob",
     "HandedOver",
     "JobClass",
+    "KeyUsage",
     "Logprob",
     "ModelName",
     "Progress",
@@ -152,12 +157,14 @@ __all__ = [
     "Tokenized",
     "Tool",
     "ToolCall",
+    "Usage",
     "Withheld",
     "decode_announcement",
     "decode_command",
     "decode_event",
     "decode_job",
     "decode_quick_job",
+    "decode_usage",
     "encode",
     "is_reply_key",
     "seconds_left",

@@ -11,6 +11,7 @@ from shared.messages.commands import Announcement, Command
 from shared.messages.events import ReplyEvent
 from shared.messages.fields import WIRE_VERSION, ReplyKey
 from shared.messages.jobs import GenerationJob, QuickJob
+from shared.messages.usage import Ended, Usage
 
 MSGPACK = "application/msgpack"
 JSON = "application/json"
@@ -50,6 +51,7 @@ _JOB: _Codec[GenerationJob] = _Codec(GenerationJob)
 _QUICK_JOB: _Codec[QuickJob] = _Codec(QuickJob)
 _EVENT: _Codec[ReplyEvent] = _Codec(ReplyEvent)
 _COMMAND: _Codec[Command] = _Codec(Command)
+_USAGE: _Codec[Usage | Ended] = _Codec(Usage | Ended)
 _ANNOUNCEMENT: _Codec[Announcement] = _Codec(Announcement)
 _VERSION: _Codec[_Version] = _Codec(_Version)
 _MSGPACK_ENCODER = msgspec.msgpack.Encoder()
@@ -98,6 +100,12 @@ def decode_command(body: bytes) -> Command:
 def decode_announcement(body: bytes) -> Announcement:
     """Decode a worker's announcement. Raises `UndecodableMessage`."""
     return _ANNOUNCEMENT.decode(body, MSGPACK)
+
+
+def decode_usage(body: bytes) -> Usage | Ended:
+    """Decode what a gateway or a worker tells of the use of API keys. Raises
+    `UndecodableMessage`."""
+    return _USAGE.decode(body, MSGPACK)
 
 
 def _check_version(body: bytes, content_type: str) -> None:

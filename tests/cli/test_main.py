@@ -14,7 +14,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 BROKER = "--broker=amqp://nobody:secret@127.0.0.1:1/warren"
 COMMANDS = ["serve", "gateway", "worker", "pull", "chat", "batch", "status", "top"]
-GROUPS = {"batches": ["list"], "dead": ["list"], "keys": ["add", "list", "revoke"]}
+GROUPS = {
+    "batches": ["list"],
+    "dead": ["list"],
+    "keys": ["add", "list", "rotate", "revoke"],
+}
 
 
 def warren(*args: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
-from gateway.intake.api_keys import KeyFile
+from gateway.intake.key_file import KeyFile
 from tests.clients.checks import Target
 from tests.support import processes
 from tests.support.broker import URL_VARIABLE, Broker, running_node

@@ -49,6 +49,16 @@ def warren_commands(page: Path) -> Iterator[list[str]]:
             yield arguments
 
 
+_PASSWORD = re.compile(r"--(broker|secret)[ =](\S*://\S+:\S+@|[^-$\s]*[A-Za-z0-9]{8})")
+
+
+@pytest.mark.parametrize(
+    "source", [*PAGES, *sorted((ROOT / "cli").rglob("*.py"))], ids=lambda path: path.name
+)
+def test_no_example_has_a_password_among_its_arguments(source: Path) -> None:
+    assert _PASSWORD.search(source.read_text(encoding="utf-8")) is None
+
+
 @per_page
 def test_targets_exist(page: Path) -> None:
     called = {shlex.split(line)[1] for line in commands(page) if line.startswith("make ")}

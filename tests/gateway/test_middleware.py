@@ -8,7 +8,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from gateway.intake.api_keys import KeyFile
+from gateway.intake.key_file import KeyFile
 from shared import topology
 from shared.bus.base import Exchange, Queue
 from shared.bus.memory import MemoryBroker, MemoryBus

@@ -183,6 +183,17 @@ def gateway_queue(suffix: str) -> Queue:
     return topology.gateway_queue(f"{uuid.uuid4().hex}-{suffix}")
 
 
+async def test_gateways_hear_of_the_use_of_keys(gateway: RabbitBus, worker: RabbitBus) -> None:
+    queue = topology.usage_queue(uuid.uuid4().hex)
+    await gateway.declare(queue)
+
+    await gateway.publish(topology.USAGE, Message(b"used"))
+    await worker.publish(topology.USAGE, Message(b"ended"))
+
+    await find(gateway, queue.name, b"used")
+    await find(gateway, queue.name, b"ended")
+
+
 async def test_a_gateway_writes_into_the_log_of_its_request(gateway: RabbitBus) -> None:
     queue = topology.reply_queue(uuid.uuid4().hex, expires_s=60)
     await gateway.declare(queue)
@@ -267,6 +278,7 @@ async def test_a_gateway_may_not(worker: RabbitBus, gateway: RabbitBus, act: Act
         declaring(topology.reply_queue("x", 1)),
         deleting("reply.x"),
         binding("worker", topology.reply_binding("reply.x")),
+        binding("worker", topology.USAGE),
         declaring(topology.gateway_queue("x")),
         NEW_EXCHANGE,
         NEW_QUEUE,
@@ -295,6 +307,8 @@ async def test_a_worker_may_not(broker: Broker, worker: RabbitBus, act: Act) -> 
         binding("publisher", topology.reply_binding("reply.x")),
         binding("publisher", A_WORKERS_COMMANDS),
         binding("publisher", topology.ALL_GATEWAYS),
+        binding("publisher", topology.USAGE),
+        publishing(topology.USAGE),
         FORGED_SUSPECT,
         FORGED_EVENT,
         FORGED_ANNOUNCEMENT,

@@ -38,6 +38,10 @@ class Mutator:
         for _ in range(self._random.randrange(3)):
             tree = self._wrong_inside(tree)
         body = _dumped(tree, content_type, self._random.choice(_DEPTHS))
+        return self.mangled(body)
+
+    def mangled(self, body: bytes) -> bytes:
+        """Some bytes with random changes, or unchanged."""
         return self._random.choice(self._manglers)(body)
 
     @property

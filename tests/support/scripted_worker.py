@@ -26,6 +26,7 @@ from shared.messages import (
     Drain,
     Embedded,
     EmbeddingJob,
+    Ended,
     Failed,
     FinishReason,
     GenerationJob,
@@ -271,6 +272,10 @@ class ScriptedWorker:
             if not run.cancelled():
                 run.result()
             await delivery.ack()
+            if job.job.is_detached:
+                ended = Ended(request_id=job.job.request_id, num_tokens=0)
+                with suppress(BusError):
+                    await self.bus.publish(topology.USAGE, Message(encode(ended)))
         finally:
             run.cancel()
             del self._running[job]

@@ -3,10 +3,13 @@
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
+
+from shared.errors import StartupError
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Progress of a long operation: a stage's name, the amount done and the total; total 0: unknown."""
@@ -22,23 +25,35 @@ def build_once(directory: Path, build: Callable[[Path], None]) -> Path:
 
     ``build`` fills an empty directory beside the final one, which is then renamed: the final one is
     complete or absent. Of several processes one builds and the others wait. The leftovers of a
-    killed process are removed by the next one.
+    killed process are removed by the next one. Raises `StartupError` if another user may have
+    changed the directory.
     """
     if directory.exists():
+        _check_owned(directory)
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)
     with _exclusive(directory.with_name(f".{directory.name}.lock")):
         if directory.exists():
+            _check_owned(directory)
             return directory
         partial = directory.with_name(f".{directory.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
+        partial.mkdir(mode=0o755)
         try:
             build(partial)
             partial.rename(directory)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return directory
+
+
+def _check_owned(directory: Path) -> None:
+    state = directory.stat()
+    is_read_only = bool(os.statvfs(directory).f_flag & os.ST_RDONLY)
+    if state.st_uid not in (os.geteuid(), 0) and not is_read_only:
+        raise StartupError(f"{directory} belongs to another user, who may have changed the model")
+    if state.st_mode & stat.S_IWOTH:
+        raise StartupError(f"everyone may write into {directory}: run chmod o-w on it")
 
 
 def link(name: Path, directory: Path) -> None:

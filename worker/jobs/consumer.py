@@ -25,7 +25,7 @@ from shared.errors import (
     InvalidRequest,
     UndecodableMessage,
 )
-from shared.messages import Cancel, Continue, Failed, GenerationJob, decode_job
+from shared.messages import Cancel, Continue, Ended, Failed, GenerationJob, decode_job, encode
 from shared.publishers import Publishers
 from shared.topology import Lane
 from worker.jobs.delivery import JobDelivery, ReplyPublisher
@@ -358,8 +358,10 @@ class JobConsumer:
             case Outcome.ANSWERED:
                 self._held.num_answered += 1
                 await delivery.ack()
+                await self._tell_end(held)
             case Outcome.BURIED:
                 await delivery.reject()
+                await self._tell_end(held)
             case Outcome.SUSPECTED:
                 await self._publish_again(held, delivery, "suspect")
             case Outcome.EXCUSED:
@@ -370,6 +372,15 @@ class JobConsumer:
             case Outcome.HANDED_OVER | Outcome.GIVEN_BACK:
                 # All brokers count this return, so the next run compares as newer than this one.
                 await delivery.reject(requeue=True)
+
+    async def _tell_end(self, held: HeldJob) -> None:
+        """Tell the gateways that a detached job counts against its tenant no longer. If they miss
+        it, the job counts until its deadline."""
+        if held.job.is_detached:
+            num_tokens = held.execution.num_tokens
+            ended = Ended(request_id=held.job.request_id, num_tokens=num_tokens)
+            with suppress(BusError):
+                await self._bus.publish(topology.USAGE, Message(encode(ended)))
 
     async def _publish_again(self, held: HeldJob, delivery: JobDelivery, lane: Lane) -> None:
         """Publish the job again, then acknowledge its delivery. Raises `BusError`."""

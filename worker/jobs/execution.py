@@ -117,6 +117,13 @@ class JobExecution:
         """The name of the reply queue."""
         return self._publisher.queue
 
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of the prompts, and of the answers so far."""
+        chains = () if self._choices is None else self._run.log.chains
+        num_answered = sum(len(chain.token_ids) for chain in chains)
+        return sum(len(plan.prompt_ids) for plan in self._plans) + num_answered
+
     async def run(self) -> Outcome:
         """Publish all events up to the last one; returns how the job is to be settled.
 

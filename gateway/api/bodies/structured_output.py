@@ -124,12 +124,12 @@ def json_constraint(schema: Any, param: str) -> Constraint:
     return _constraint("json_schema", msgspec.json.encode(schema).decode(), param)
 
 
-async def check(wanted: Wanted) -> None:
+async def check(wanted: Wanted, tenant: str) -> None:
     """Raise `InvalidRequest` if no worker could obey, naming the part at fault if it is one, and
     `Overloaded`."""
-    problem = await TRIALS.problem(wanted.constraint)
+    problem = await TRIALS.problem(wanted.constraint, tenant)
     for part in wanted.parts if problem else ():
-        await check(part)
+        await check(part, tenant)
     _require(wanted, problem)
 
 

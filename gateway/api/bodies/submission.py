@@ -20,6 +20,7 @@ from gateway.api.bodies.structured_output import (
 )
 from gateway.api.bodies.tool_choice import ToolUse
 from gateway.api.rendering import Rendering
+from gateway.intake.key_file import ApiKey
 from gateway.log.cursor import LogFacts
 from gateway.text.reasoning import REASONING_PARSERS
 from shared.errors import InvalidRequest
@@ -51,12 +52,22 @@ class Submission(NamedTuple):
     wanted: Wanted | None
     """The constraint to check before the job is published."""
 
+    def limited(self, caller: ApiKey) -> "Submission":
+        """The same, with as many tokens as the caller's API key has at most. Raises
+        `InvalidRequest`."""
+        wanted = self.job.sampling.max_tokens
+        max_tokens = caller.limited_tokens(wanted)
+        if max_tokens == wanted:
+            return self
+        sampling = structs.replace(self.job.sampling, max_tokens=max_tokens)
+        return self._replace(job=structs.replace(self.job, sampling=sampling))
+
     async def checked(self) -> "Submission":
         """The same, once workers are known to be able to obey its constraint; without it if it is
         optional and they are not. Raises `InvalidRequest` and `Overloaded`."""
         try:
             if self.wanted is not None:
-                await check(self.wanted)
+                await check(self.wanted, self.job.tenant)
         except InvalidRequest as error:
             return self._unconstrained(error)
         return self

@@ -30,6 +30,8 @@ from gateway.api.sending import (
     until_disconnect,
 )
 from gateway.intake.body import parsed, read_body
+from gateway.intake.key_file import ApiKey
+from gateway.intake.limits import Grant, tokens_of
 from gateway.intake.signer import KEY_HEADER, Verb, check_key, hash_body
 from gateway.log.cursor import Departure, Restarted
 from gateway.log.framing import Framer
@@ -105,6 +107,8 @@ async def generate(
         body_hash = "" if key is None else hash_body(raw_body)
         del raw_body  # an answer may take minutes
         now, tenant = time.time(), request.state.tenant
+        caller: ApiKey = request.state.caller
+        caller.require_model(body.model)
         with (
             _log_for(gateway, kind, tenant, key, is_detached=body.detach) as log,
             _span(request, log.request_id, body.model),
@@ -120,6 +124,7 @@ async def generate(
                 echoed=echoed,
                 trace=telemetry.inject(),
             )
+            submitted = submitted.limited(caller)
             lane = body.job_class
             if lane == "interactive":
                 gateway.workers.admit(body.model)
@@ -127,20 +132,25 @@ async def generate(
             # After the checks: the spare log of a bad request becomes another one's.
             request.state.request_id = log.request_id
             request.state.ignored_tools = body.ignored_tools
-            if promise is not None:
-                return await _start(gateway, log, submitted, promise, request, send, lane)
-            state = request.scope["state"]
-            with (
-                in_own_words(),
-                gateway.tenant_usage.request(tenant) as usage,
-                Observation(gateway.metrics, submitted.job, state, usage) as observation,
-            ):
-                framer = _framer(request, submitted)
-                try:
-                    answer = _Answer(gateway, submitted, observation, framer, lane)
-                    await answer.send(log, request.receive, send)
-                except ClientGone:
-                    observation.client_left()
+            job, state = submitted.job, request.scope["state"]
+            detached = job if body.detach else None
+            async with gateway.limits.admit(caller, tokens_of(job), detached) as grant:
+                if promise is not None:
+                    return await _start(
+                        gateway, log, submitted, grant, promise, request, send, lane
+                    )
+                with (
+                    in_own_words(),
+                    gateway.tenant_usage.request(tenant) as usage,
+                    Observation(gateway.metrics, job, state, usage) as observation,
+                ):
+                    framer = _framer(request, submitted)
+                    try:
+                        answer = _Answer(gateway, submitted, grant, observation, framer, lane)
+                        await answer.send(log, request.receive, send)
+                        grant.settle(observation.num_prompt_tokens + observation.num_tokens)
+                    except ClientGone:
+                        observation.client_left()
 
 
 @contextmanager
@@ -187,6 +197,7 @@ async def _start(
     gateway: Gateway,
     log: ReplyLog,
     submitted: Submission,
+    grant: Grant,
     promise: Callable[[Rendering], object],
     request: Request,
     send: Send,
@@ -194,6 +205,7 @@ async def _start(
 ) -> None:
     """Publish a job without waiting for its result."""
     async with gateway.relays.open(log, submitted.job, submitted.facts, lane=lane) as relay:
+        grant.is_published = True
         relay.close(Departure.LEFT)
     job_lines.write("request accepted", submitted.job, {"detached": True})
     body = msgspec.json.encode(promise(submitted.rendering))
@@ -207,12 +219,14 @@ class _Answer:
         self,
         gateway: Gateway,
         submitted: Submission,
+        grant: Grant,
         observation: Observation,
         framer: Framer,
         lane: JobClass,
     ) -> None:
         self._gateway = gateway
         self._submitted = submitted
+        self._grant = grant
         self._observation = observation
         self._framer = framer
         self._lane = lane
@@ -227,6 +241,7 @@ class _Answer:
         has_ids = rendering.is_stream and self._framer.is_numbered
         relays, lane = self._gateway.relays, self._lane
         async with relays.open(log, job, facts, has_ids=has_ids, lane=lane) as relay:
+            self._grant.is_published = True
             self._observation.accepted(relay)
             try:
                 if rendering.is_stream:

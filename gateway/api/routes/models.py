@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 import msgspec
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Request, Response
 from msgspec import Struct
 
 from gateway.api.openapi import answered
+from gateway.intake.key_file import ApiKey
 from gateway.wiring import Gateway
 from shared.errors import ModelNotFound
 from shared.messages import Announcement
@@ -42,15 +43,19 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.head("/v1/models", include_in_schema=False)
     @routes.get("/v1/models", openapi_extra={"responses": {"200": answered(ModelList)}})
-    async def list_models() -> Response:
-        """List the models that have a live worker."""
+    async def list_models(request: Request) -> Response:
+        """List the models that have a live worker, and that the API key may use."""
+        caller: ApiKey = request.state.caller
         models = sorted(gateway.workers.models().items())
+        models = [one for one in models if caller.allows_model(one[0])]
         return _json(ModelList([describe(*model) for model in models]))
 
     @routes.head("/v1/models/{model:path}", include_in_schema=False)
     @routes.get("/v1/models/{model:path}", openapi_extra={"responses": {"200": answered(Model)}})
-    async def get_model(model: str = _MODEL) -> Response:
+    async def get_model(request: Request, model: str = _MODEL) -> Response:
         """Describe one model."""
+        caller: ApiKey = request.state.caller
+        caller.require_model(model)
         workers = gateway.workers.models().get(model)
         if workers is None:
             raise ModelNotFound(f"The model '{model}' has no live worker.", param="model")

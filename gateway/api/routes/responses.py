@@ -102,7 +102,7 @@ def router(gateway: Gateway) -> APIRouter:
                 raise InvalidRequest("Only background responses can be cancelled.")
             response = gathered_response(gathering, gathering.usage, error=error)
             if response.status in ("queued", "in_progress"):
-                await gateway.relays.cancel(response_id, tenant)
+                await gateway.cancel(response_id, tenant)
                 response = gathered_response(gathering, gathering.usage, is_cancelled=True)
         return _json(response)
 
@@ -110,7 +110,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def delete_response(request: Request, response_id: str = _RESPONSE_ID) -> dict[str, Any]:
         """Delete a response."""
         with in_own_words():
-            await gateway.relays.cancel(_checked(response_id), request.state.tenant)
+            await gateway.cancel(_checked(response_id), request.state.tenant)
         return {"id": response_id, "object": "response", "deleted": True}
 
     return routes

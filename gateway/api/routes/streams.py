@@ -105,6 +105,8 @@ def router(gateway: Gateway) -> APIRouter:
         if token is not None and gateway.signer.is_stream_token(request_id, verb, token):
             return None
         if token is not None or tenant is None:
+            facts = {"reason": f"token not valid to {verb}", "path": request.url.path[:256]}
+            gateway.refusals.record("login refused", tenant=tenant or "", key_id="", **facts)
             raise InvalidApiKey(
                 f"This token is not the stream's to {verb}, or has expired.", param="token"
             )
@@ -139,7 +141,7 @@ def router(gateway: Gateway) -> APIRouter:
     ) -> dict[str, Any]:
         """Cancel a request, at any gateway. Its stream ends and is deleted."""
         tenant = right_to("cancel", stream_id, request, token)
-        await gateway.relays.cancel(checked_id(stream_id), tenant)
+        await gateway.cancel(checked_id(stream_id), tenant)
         return {"id": stream_id, "object": "stream", "deleted": True}
 
     return routes

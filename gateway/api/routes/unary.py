@@ -31,6 +31,8 @@ from gateway.api.openapi import documented
 from gateway.api.routes.generation import LiveResponse
 from gateway.api.sending import ClientGone, until_disconnect
 from gateway.intake.body import parsed, read_body
+from gateway.intake.key_file import ApiKey
+from gateway.intake.limits import tokens_of_unary
 from gateway.wiring import Gateway
 from shared import job_lines
 
@@ -69,38 +71,46 @@ _RERANK_EXAMPLE: Mapping[str, Any] = {
 }
 
 
-def router(gateway: Gateway) -> APIRouter:
-    routes = APIRouter(tags=["quick"])
-
-    async def serve(kind: type[QuickRequest], request: Request, send: Send) -> None:
-        with gateway.admission.enter() as entry:
-            raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
-            body = await parsed(partial(parse, kind), raw_body)
-            deadline = time.time() + gateway.settings.request_timeout_s
-            model = body.model or gateway.workers.only_model()
-            draft = QuickDraft(model, request.state.request_id, deadline, request.state.tenant)
-            body.job(draft)  # refuses what is out of its limits before the broker is asked
-            entry.begin()
-            served = await gateway.workers.find(model)
-            gateway.workers.admit(model)
-            body.check(served)
-            began = time.monotonic()
+async def _serve(gateway: Gateway, kind: type[QuickRequest], request: Request, send: Send) -> None:
+    with gateway.admission.enter() as entry:
+        raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
+        body = await parsed(partial(parse, kind), raw_body)
+        deadline = time.time() + gateway.settings.request_timeout_s
+        model = body.model or gateway.workers.only_model()
+        caller: ApiKey = request.state.caller
+        caller.require_model(model)
+        draft = QuickDraft(model, request.state.request_id, deadline, request.state.tenant)
+        # Refuses what is out of its limits before the broker is asked.
+        num_tokens = tokens_of_unary(body.job(draft))
+        entry.begin()
+        served = await gateway.workers.find(model)
+        gateway.workers.admit(model)
+        body.check(served)
+        began = time.monotonic()
+        async with gateway.limits.admit(caller, num_tokens) as grant:
+            grant.is_published = True
             try:
                 async with until_disconnect(request.receive):
                     answered = await body.answer(gateway.quick, draft)
             except ClientGone:
                 return
-            response = Response(msgspec.json.encode(answered), media_type="application/json")
-            await response(request.scope, request.receive, send)
-            facts = {
-                "request_id": draft.request_id,
-                "model": model,
-                "tenant": draft.tenant or None,
-                "kind": kind.__name__,
-                "status": 200,
-                "duration_s": round(time.monotonic() - began, 4),
-            }
-            job_lines.write("request ended", None, facts)
+            if isinstance(answered, Embeddings):
+                grant.settle(answered.usage.total_tokens)
+        response = Response(msgspec.json.encode(answered), media_type="application/json")
+        await response(request.scope, request.receive, send)
+        facts = {
+            "request_id": draft.request_id,
+            "model": model,
+            "tenant": draft.tenant or None,
+            "kind": kind.__name__,
+            "status": 200,
+            "duration_s": round(time.monotonic() - began, 4),
+        }
+        job_lines.write("request ended", None, facts)
+
+
+def router(gateway: Gateway) -> APIRouter:
+    routes = APIRouter(tags=["quick"])
 
     @routes.post(
         "/tokenize",
@@ -108,7 +118,7 @@ def router(gateway: Gateway) -> APIRouter:
     )
     async def tokenize() -> Response:
         """The token ids of a prompt, or of a conversation in the model's chat template."""
-        return LiveResponse(partial(serve, TokenizeRequest))
+        return LiveResponse(partial(_serve, gateway, TokenizeRequest))
 
     @routes.post(
         "/detokenize",
@@ -116,7 +126,7 @@ def router(gateway: Gateway) -> APIRouter:
     )
     async def detokenize() -> Response:
         """The text of token ids."""
-        return LiveResponse(partial(serve, DetokenizeRequest))
+        return LiveResponse(partial(_serve, gateway, DetokenizeRequest))
 
     @routes.post(
         "/v1/embeddings",
@@ -124,7 +134,7 @@ def router(gateway: Gateway) -> APIRouter:
     )
     async def create_embeddings() -> Response:
         """One vector of length 1 for each text, where the model has them."""
-        return LiveResponse(partial(serve, EmbeddingRequest))
+        return LiveResponse(partial(_serve, gateway, EmbeddingRequest))
 
     @routes.post(
         "/v1/score",
@@ -132,7 +142,7 @@ def router(gateway: Gateway) -> APIRouter:
     )
     async def score() -> Response:
         """The similarity of texts, where the model has embeddings."""
-        return LiveResponse(partial(serve, ScoreRequest))
+        return LiveResponse(partial(_serve, gateway, ScoreRequest))
 
     @routes.post("/v2/rerank", include_in_schema=False)  # Cohere's clients
     @routes.post(
@@ -141,7 +151,7 @@ def router(gateway: Gateway) -> APIRouter:
     )
     async def rerank() -> Response:
         """Documents, sorted by their similarity to a query, where the model has embeddings."""
-        return LiveResponse(partial(serve, RerankRequest))
+        return LiveResponse(partial(_serve, gateway, RerankRequest))
 
     @routes.post(
         "/v1/messages/count_tokens",
@@ -151,7 +161,7 @@ def router(gateway: Gateway) -> APIRouter:
     )
     async def count_message_tokens() -> Response:
         """The number of tokens of a message's prompt, with Anthropic's Messages API."""
-        return LiveResponse(partial(serve, MessageTokensRequest))
+        return LiveResponse(partial(_serve, gateway, MessageTokensRequest))
 
     @routes.post(
         "/v1/responses/input_tokens",
@@ -161,6 +171,6 @@ def router(gateway: Gateway) -> APIRouter:
     )
     async def count_response_tokens() -> Response:
         """The number of tokens of a response's prompt."""
-        return LiveResponse(partial(serve, ResponseTokensRequest))
+        return LiveResponse(partial(_serve, gateway, ResponseTokensRequest))
 
     return routes

@@ -34,6 +34,44 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert not list((tmp_path / "built").iterdir())
 
 
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One that counts what it compiles."""
+    path = tmp_path / "g++"
+    path.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho honest >"$2"\n')
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.defpath}")
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_library_that_others_may_have_changed_is_compiled_again(tmp_path: Path) -> None:
+    directory = tmp_path / "built"
+    library = build("avx2", directory=directory)
+    library.write_text("forged")
+    library.chmod(0o777)
+    directory.chmod(0o777)
+
+    again = build("avx2", directory=directory)
+
+    assert again.read_text() == "honest\n"
+    assert (again.stat().st_mode | directory.stat().st_mode) & 0o077 == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+@pytest.mark.usefixtures("compiler")
+def test_libraries_of_another_user_are_not_run(tmp_path: Path) -> None:
+    directory = tmp_path / "built"
+    library = build("avx2", directory=directory)
+    os.chown(library, 12345, -1)
+    library.write_text("forged")
+    assert build("avx2", directory=directory).read_text() == "honest\n"
+
+    os.chown(directory, 12345, -1)
+
+    with pytest.raises(LibraryUnavailable, match="belongs to another user"):
+        build("avx2", directory=directory)
+
+
 def test_every_variant_needs_what_it_is_compiled_for() -> None:
     assert list(module.VARIANTS) == ["avx512", "avx2"]
     assert "avx512_bf16" in module.VARIANTS["avx512"][0]

@@ -108,6 +108,23 @@ async def test_the_event_loop_goes_on(trials: Trials) -> None:
     assert longest < max(0.2, (before - began) / 2)
 
 
+async def test_a_tenants_bombs_do_not_hold_up_another(trials: Trials) -> None:
+    ended: list[str] = []
+
+    async def check(tenant: str, kind: Kind, source: Any) -> None:
+        await trials.problem(constraint(kind, source), tenant)
+        ended.append(tenant)
+
+    bombs = [{"type": "integer", "multipleOf": 999_900 + number} for number in range(3)]
+    async with asyncio.TaskGroup() as tasks:
+        for bomb in bombs:
+            tasks.create_task(check("mallory", "json_schema", bomb))
+        await asyncio.sleep(0)
+        tasks.create_task(check("alice", "regex", "of alice"))
+
+    assert ended == ["mallory", "alice", "mallory", "mallory"]
+
+
 def test_a_verdict_is_remembered(trials: Trials) -> None:
     bomb = constraint("json_schema", {"type": "integer", "multipleOf": 999_931})
     began = time.monotonic()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.errors import StartupError
 from worker.checkpoints.cache import build_once, link
 
 
@@ -76,3 +77,20 @@ def test_a_name_moves_from_one_directory_to_another(tmp_path: Path) -> None:
 
     assert (tmp_path / "models" / "name").resolve() == tmp_path / "converted" / "new"
     assert len(list((tmp_path / "models").iterdir())) == 1
+
+
+def test_a_model_that_everyone_may_change_is_refused(tmp_path: Path) -> None:
+    directory = build_once(tmp_path / "model", write_slowly)
+    directory.chmod(0o777)
+
+    with pytest.raises(StartupError, match="everyone may write"):
+        build_once(directory, write_slowly)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory to another user")
+def test_a_model_of_another_user_is_refused(tmp_path: Path) -> None:
+    directory = build_once(tmp_path / "model", write_slowly)
+    os.chown(directory, 12345, -1)
+
+    with pytest.raises(StartupError, match="belongs to another user"):
+        build_once(directory, write_slowly)

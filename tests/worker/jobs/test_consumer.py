@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from shared import topology
 from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.messages import GenerationJob
+from shared.messages import Ended, GenerationJob, decode_usage
 from shared.publishers import Publishers
 from tests.support.jobs import ask, new_job
 from tests.support.workers import echo_worker
@@ -89,6 +90,25 @@ async def test_a_paused_consumer_takes_nothing_until_it_resumes() -> None:
         nums.append(await num_consumers(bus))
 
     assert nums == [1, 0, 1]
+
+
+@pytest.mark.parametrize("is_detached", [False, True])
+async def test_the_end_of_a_detached_job_is_told_to_all_gateways(is_detached: bool) -> None:
+    broker, told = MemoryBroker(), topology.usage_queue("g")
+    job = msgspec.structs.replace(new_job("echo"), is_detached=is_detached)
+    async with MemoryBus(broker) as bus, MemoryBus(broker) as theirs, echo_worker(theirs):
+        await bus.declare(told)
+        await ask(bus, job)
+        await ask(
+            bus, msgspec.structs.replace(new_job("echo"), request_id="last", is_detached=True)
+        )
+        async with bus.consume(told.name) as consumer:
+            first = decode_usage((await anext(consumer)).message.body)
+
+    assert isinstance(first, Ended)
+    assert first.request_id == (job.request_id if is_detached else "last")
+    assert first.num_tokens is not None
+    assert first.num_tokens > 8
 
 
 async def test_a_worker_declares_its_deleted_queues_again() -> None:

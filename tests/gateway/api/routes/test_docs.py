@@ -7,7 +7,7 @@ from urllib.parse import urljoin, urlsplit
 
 import pytest
 
-from gateway.intake.api_keys import KeyFile
+from gateway.intake.key_file import KeyFile
 from shared.bus.memory import MemoryBus
 from tests.support.http import LiveGateway, live_gateway
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.intake.api_keys import KeyFile
+from gateway.intake.key_file import KeyFile
 from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus

@@ -1,0 +1,333 @@
+"""The limits of API keys, which hold for all gateways together.
+
+A gateway announces to all gateways what a request will use, and waits until its own announcement
+has come back. What the others had announced before is counted by then, and the request is admitted
+if it fits in. Announcements that cross each other are the only error. An announcement has the
+gateway's whole use of a key, so the next one corrects what a lost one, or a request that was not
+admitted, has left. A gateway that begins to listen asks the others for what they have used.
+
+A request of a key without limits is admitted at once, unless it is detached.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+
+from gateway.intake.key_file import ApiKey
+from gateway.intake.usage import Claim, UsageLedger
+from shared import topology
+from shared.bus.base import Bus, Message
+from shared.errors import BusError, InvalidRequest, Unavailable, WarrenError
+from shared.messages import (
+    ChatPrompt,
+    DetachedJob,
+    EmbeddingJob,
+    Ended,
+    GenerationJob,
+    Prompt,
+    QuickJob,
+    TextPrompt,
+    TokenPrompt,
+    Usage,
+    encode,
+)
+
+logger = logging.getLogger(__name__)
+
+RATE_HEADERS = tuple(
+    f"x-ratelimit-{name}-{kind}"
+    for kind in ("requests", "tokens")
+    for name in ("limit", "remaining", "reset")
+)
+_ANSWER_TOKENS = 1024
+"""The tokens of an answer without ``max_tokens``, until it has ended."""
+_CHARS_PER_TOKEN = 4
+_SETTLE_S = 0.05
+"""Seconds that the other gateways have to answer one that has just begun to listen."""
+_PATIENCE_S = 5.0
+_RETRY_PAUSE_S = 0.5
+_HEARTBEAT_S = 2.0
+
+
+class Grant:
+    """The place of one admitted request."""
+
+    def __init__(self, limits: "Limits", claim: Claim) -> None:
+        self.is_published = False
+        """Whether the job was published, so that its tokens count."""
+        self._limits = limits
+        self._claim = claim
+
+    def settle(self, num_tokens: int) -> None:
+        """Count the tokens that prompts and answers really have. Those of a detached job count when
+        its worker says so."""
+        if self._claim.detached is None:
+            self._limits.settle(self._claim, num_tokens)
+
+
+class Limits:
+    """Admits the requests of one gateway, within the limits of their keys at all gateways."""
+
+    def __init__(self, bus: Bus, max_detached: int, clock: Callable[[], float] = time.time) -> None:
+        """``max_detached``: of a tenant whose key does not say otherwise."""
+        self._bus = bus
+        self._max_detached = max_detached
+        self._clock = clock
+        self.name = uuid.uuid4().hex
+        self._ledger = UsageLedger(self.name)
+        self._waiting: dict[Claim, asyncio.Future[bool]] = {}
+        """Claims that are not decided yet, in order."""
+        self._announced: dict[Claim, int] = {}
+        """The number of the first announcement that has the claim."""
+        self._detached: dict[str, Claim] = {}
+        """The claims of detached jobs of this gateway, by request id."""
+        self._changed: set[str] = set()
+        """Ids of keys whose use the others have to hear of."""
+        self._ended: list[Ended] = []
+        self._news = asyncio.Event()
+        self._number = 0
+        self._is_new = False
+        self._is_asked = False
+        """Whether another gateway has asked for all that this one has heard."""
+        self._asked_in = 0
+        """The number of the announcement with which this gateway has asked for those of others."""
+        self._is_ready = asyncio.Event()
+
+    @asynccontextmanager
+    async def admit(
+        self, key: ApiKey, num_tokens: int = 0, job: GenerationJob | None = None
+    ) -> AsyncIterator[Grant]:
+        """Hold the place of a request of about ``num_tokens``. ``job`` is a detached job, which
+        counts until it has ended.
+
+        Raises `RateLimited`, `InvalidRequest` if the request exceeds a limit by itself, and
+        `Unavailable` and `BusError` if the other gateways cannot be asked.
+        """
+        claim = Claim(key, self._clock(), num_tokens)
+        if job is not None:
+            assert job.deadline is not None
+            claim.detached = job.request_id, DetachedJob(job.tenant, job.deadline)
+            claim.max_detached = key.max_detached or self._max_detached
+        if claim.detached is None and not _is_limited(key):
+            yield Grant(self, claim)
+            return
+        if key.tokens_per_minute is not None and num_tokens > key.tokens_per_minute:
+            raise InvalidRequest(
+                f"The request has about {num_tokens} tokens, and this API key has "
+                f"{key.tokens_per_minute} tokens per minute.",
+                param="max_tokens",
+            )
+        await self._decided(claim)
+        grant = Grant(self, claim)
+        try:
+            yield grant
+        finally:
+            self._leave(claim, is_published=grant.is_published)
+
+    def settle(self, claim: Claim, num_tokens: int) -> None:
+        """Replace the estimated tokens of an admitted claim."""
+        if _is_limited(claim.key):
+            self._ledger.settle(claim, num_tokens, self._clock())
+            self._tell(claim.key.key_id)
+
+    def end(self, request_id: str) -> None:
+        """Tell all gateways that a request was cancelled, which may be a detached one."""
+        self._ledger.detached.pop(request_id, None)
+        self._ended.append(Ended(request_id=request_id))
+        self._news.set()
+
+    def headers(self, key: ApiKey) -> Iterator[tuple[bytes, bytes]]:
+        """OpenAI's headers about the limits of a key."""
+        for rate in self._ledger.rates(key, self._clock()):
+            values = rate.limit, max(rate.limit - rate.used, 0), _duration(rate.reset_s)
+            for name, value in zip(("limit", "remaining", "reset"), values, strict=True):
+                yield f"x-ratelimit-{name}-{rate.kind}".encode(), str(value).encode()
+
+    def listen(self) -> None:
+        """Ask the others for their use: they could not be heard so far, or for a while."""
+        self._is_ready.clear()
+        self._is_new = True
+        self._news.set()
+
+    def hear(self, fact: Usage | Ended) -> None:
+        """Record what a gateway or a worker has announced."""
+        if isinstance(fact, Ended):
+            return self._hear_end(fact)
+        if fact.gateway != self.name:
+            self._ledger.hear(fact.gateway, fact.keys, self._clock())
+            self._ledger.detached.update(fact.detached)
+            if fact.is_new:
+                self._is_asked = True
+                self._news.set()
+            return None
+        if self._asked_in and fact.number >= self._asked_in:
+            self._asked_in = 0
+            asyncio.get_running_loop().call_later(_SETTLE_S, self._is_ready.set)
+        self._decide(fact.number)
+        return None
+
+    async def announce(self) -> None:
+        """Tell the other gateways what changes; never returns."""
+        while True:
+            try:
+                async with asyncio.timeout(_HEARTBEAT_S):
+                    await self._news.wait()
+            except TimeoutError:
+                self._forget_ends()
+                self._tell(*self._ledger.own_keys(self._clock()))
+            self._news.clear()
+            if self._changed or self._ended or self._is_new or self._is_asked:
+                try:
+                    await self._publish()
+                except BusError as error:
+                    self._fail_waiting(error)
+                    self.listen()
+                    await asyncio.sleep(_RETRY_PAUSE_S)
+                    await self._bus.wait_connected()
+
+    async def _decided(self, claim: Claim) -> None:
+        """Return when the claim is admitted and counted."""
+        self._ledger.check(claim, *self._waiting)
+        decided: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._is_ready.wait()
+                self._ledger.check(claim, *self._waiting)
+                self._waiting[claim] = decided
+                self._tell(claim.key.key_id)
+                await decided
+        except TimeoutError:
+            raise Unavailable("The limits of this API key cannot be checked now.") from None
+        except asyncio.CancelledError:
+            if decided.done() and not decided.cancelled() and decided.exception() is None:
+                self._leave(claim, is_published=False)
+            raise
+        finally:
+            self._announced.pop(claim, None)
+            if self._waiting.pop(claim, None) is not None:
+                self._retract(claim)
+
+    def _decide(self, number: int) -> None:
+        """Decide the claims that all gateways have heard of."""
+        for claim in [one for one, first in self._announced.items() if first <= number]:
+            del self._announced[claim]
+            decided = self._waiting.pop(claim)
+            if decided.done():
+                continue
+            try:
+                self._ledger.check(claim)
+            except WarrenError as error:
+                decided.set_exception(error)
+                self._retract(claim)
+            else:
+                self._ledger.add(claim)
+                if claim.detached is not None:
+                    self._detached[claim.detached[0]] = claim
+                decided.set_result(True)
+
+    def _retract(self, claim: Claim) -> None:
+        """Tell the others that a claim they may have heard of is not admitted."""
+        self._tell(claim.key.key_id)
+        if claim.detached is not None:
+            self.end(claim.detached[0])
+
+    def _leave(self, claim: Claim, *, is_published: bool) -> None:
+        self._ledger.leave(claim)
+        if not is_published:
+            self._ledger.settle(claim, 0, self._clock())
+            self._retract(claim)
+        self._tell(claim.key.key_id)
+
+    def _hear_end(self, ended: Ended) -> None:
+        self._ledger.detached.pop(ended.request_id, None)
+        if ended.num_tokens is not None:
+            claim = self._detached.pop(ended.request_id, None)
+            if claim is not None:
+                self.settle(claim, ended.num_tokens)
+
+    def _tell(self, *key_ids: str) -> None:
+        if key_ids:
+            self._changed.update(key_ids)
+            self._news.set()
+
+    async def _publish(self) -> None:
+        """Raises `BusError`."""
+        self._number += 1
+        if self._is_new or self._is_asked:
+            self._changed.update(self._ledger.own_keys(self._clock()))
+        if self._is_new:
+            self._asked_in = self._number
+        for claim in self._waiting:
+            self._announced.setdefault(claim, self._number)
+        claims = list(self._waiting)
+        detached = dict(self._ledger.detached) if self._is_asked else {}
+        detached.update(one.detached for one in claims if one.detached is not None)
+        usage = Usage(
+            gateway=self.name,
+            number=self._number,
+            keys={key_id: self._ledger.own_usage(key_id, *claims) for key_id in self._changed},
+            detached=detached,
+            is_new=self._is_new,
+        )
+        self._changed, self._is_new, self._is_asked = set(), False, False
+        await self._bus.publish(topology.USAGE, Message(encode(usage)))
+        while self._ended:
+            await self._bus.publish(topology.USAGE, Message(encode(self._ended[0])))
+            self._ended.pop(0)
+
+    def _fail_waiting(self, error: BusError) -> None:
+        for claim, decided in self._waiting.items():
+            if not decided.done():
+                decided.set_exception(error)
+            self._retract(claim)
+        self._waiting.clear()
+        self._announced.clear()
+
+    def _forget_ends(self) -> None:
+        """Forget detached jobs whose end nobody has told."""
+        now = self._clock()
+        for request_id, claim in list(self._detached.items()):
+            if claim.detached is not None and claim.detached[1].deadline < now:
+                del self._detached[request_id]
+
+
+def tokens_of(job: GenerationJob) -> int:
+    """About how many tokens the prompts and answers of a job have, at most."""
+    answer = job.sampling.max_tokens
+    num_answer_tokens = _ANSWER_TOKENS if answer is None else answer
+    return _tokens_of_prompts(job.prompts) + num_answer_tokens * job.total_choices
+
+
+def tokens_of_unary(job: QuickJob) -> int:
+    """About how many tokens the prompts of a unary job have; 0 unless a model computes them."""
+    return _tokens_of_prompts(job.prompts) if isinstance(job, EmbeddingJob) else 0
+
+
+def _tokens_of_prompts(prompts: tuple[Prompt, ...]) -> int:
+    return sum(map(_num_tokens, prompts))
+
+
+def _num_tokens(prompt: Prompt) -> int:
+    match prompt:
+        case TokenPrompt():
+            return len(prompt.token_ids)
+        case TextPrompt():
+            num_chars = len(prompt.text)
+        case ChatPrompt():
+            num_chars = sum(len(message.content) for message in prompt.messages)
+    return -(-num_chars // _CHARS_PER_TOKEN)
+
+
+def _is_limited(key: ApiKey) -> bool:
+    return key.has_rates or key.max_concurrent is not None
+
+
+def _duration(seconds: float) -> str:
+    """As OpenAI writes it: ``6m0s``, ``1.5s``, ``20ms``."""
+    if seconds < 1:
+        return f"{round(seconds * 1000)}ms"
+    minutes, rest = divmod(seconds, 60)
+    return f"{minutes:.0f}m{rest:.0f}s" if minutes else f"{round(rest, 1):g}s"

@@ -1,0 +1,225 @@
+"""What API keys have used in the last minute at all gateways, and whether a request fits in.
+
+Counts are kept for each second, so that any 60 seconds stay within a limit. Nothing here has a
+clock or does I/O.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gateway.intake.key_file import ApiKey
+from shared.errors import RateLimited
+from shared.messages import DetachedJob, KeyUsage
+
+_WINDOW_S = 61
+"""A minute, and the second that has begun."""
+_SILENCE_S = 10.0
+"""Seconds after which the running requests of a silent gateway are not counted any more."""
+_BUSY_RETRY_S = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """What a request uses."""
+
+    key: ApiKey
+    at: float
+    """When it came, a Unix time."""
+    num_tokens: int = 0
+    """An estimate, until the answer has ended."""
+    detached: tuple[str, DetachedJob] | None = None
+    """The request id of a detached job, and what counts against its tenant."""
+    max_detached: int = 0
+
+    @property
+    def second(self) -> int:
+        return math.floor(self.at)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """The use of one key at one gateway."""
+
+    seconds: dict[int, tuple[int, int]] = field(default_factory=dict)
+    num_running: int = 0
+
+    def add(self, second: int, num_requests: int, num_tokens: int) -> None:
+        requests, tokens = self.seconds.get(second, (0, 0))
+        self.seconds[second] = requests + num_requests, max(tokens + num_tokens, 0)
+
+    def forget(self, now: float) -> None:
+        oldest = math.floor(now) - _WINDOW_S
+        for second in [one for one in self.seconds if one <= oldest]:
+            del self.seconds[second]
+
+
+@dataclass(slots=True)
+class _Gateway:
+    tallies: dict[str, _Tally] = field(default_factory=dict)
+    """By key id."""
+    heard_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """The state of one limit."""
+
+    kind: str
+    """``requests`` or ``tokens``."""
+    limit: int
+    used: int
+    reset_s: float
+    """Seconds until nothing of it is used."""
+
+
+class UsageLedger:
+    """The use of all keys. ``own`` is the gateway that admits."""
+
+    def __init__(self, own: str) -> None:
+        self.detached: dict[str, DetachedJob] = {}
+        """The detached jobs that have not ended, by request id."""
+        self._own = own
+        self._gateways = {own: _Gateway(heard_at=math.inf)}
+
+    def check(self, claim: Claim, *before: Claim) -> None:
+        """Raises `RateLimited` unless the claim fits in after all that is counted and ``before``,
+        other claims that are not counted yet."""
+        key, now = claim.key, claim.at
+        mine = [one for one in before if one.key.key_id == key.key_id]
+        if claim.detached is not None:
+            self._check_detached(claim, *before)
+        if key.max_concurrent is not None:
+            num_running = len(mine) + sum(
+                tally.num_running for tally in self._tallies(key.key_id, now)
+            )
+            if num_running >= key.max_concurrent:
+                raise RateLimited(
+                    _says("concurrent requests", key.max_concurrent, num_running, 1),
+                    retry_after_s=_BUSY_RETRY_S,
+                )
+        for kind, limit in _limits(key):
+            index = _KINDS.index(kind)
+            wanted = (1, claim.num_tokens)[index]
+            claimed = sum((1, one.num_tokens)[index] for one in mine)
+            seconds = self._seconds(key.key_id, now, index)
+            used = claimed + sum(seconds.values())
+            if used + wanted > limit:
+                retry_after_s = _until_free(seconds, used + wanted - limit, now)
+                message = _says(f"{kind} per minute", limit, used, wanted)
+                raise RateLimited(message, kind=kind, retry_after_s=retry_after_s)
+
+    def add(self, claim: Claim) -> None:
+        """Count an admitted claim."""
+        tally = self._own_tally(claim.key.key_id)
+        tally.add(claim.second, 1, claim.num_tokens)
+        tally.num_running += 1
+        if claim.detached is not None:
+            request_id, job = claim.detached
+            self.detached[request_id] = job
+
+    def settle(self, claim: Claim, num_tokens: int, now: float) -> None:
+        """Replace the estimate of an admitted claim. What was not used is returned where it was
+        counted, and what was used beyond it counts now."""
+        change, claim.num_tokens = num_tokens - claim.num_tokens, num_tokens
+        second = claim.second if change < 0 else math.floor(now)
+        self._own_tally(claim.key.key_id).add(second, 0, change)
+
+    def leave(self, claim: Claim) -> None:
+        """Count a request as no longer running."""
+        self._own_tally(claim.key.key_id).num_running -= 1
+
+    def own_usage(self, key_id: str, *claims: Claim) -> KeyUsage:
+        """What this gateway has admitted for a key, and ``claims`` in addition."""
+        tally = self._own_tally(key_id)
+        seconds, num_running = dict(tally.seconds), tally.num_running
+        for claim in claims:
+            if claim.key.key_id == key_id:
+                requests, tokens = seconds.get(claim.second, (0, 0))
+                seconds[claim.second] = requests + 1, tokens + claim.num_tokens
+                num_running += 1
+        return KeyUsage(seconds, num_running)
+
+    def own_keys(self, now: float) -> list[str]:
+        """The ids of the keys that this gateway has admitted requests of; forgets the others."""
+        tallies = self._gateways[self._own].tallies
+        for key_id, tally in list(tallies.items()):
+            tally.forget(now)
+            if not tally.seconds and not tally.num_running:
+                del tallies[key_id]
+        return list(tallies)
+
+    def hear(self, gateway: str, usage: dict[str, KeyUsage], now: float) -> None:
+        """Record what another gateway says of the keys that it names."""
+        self._forget(now)
+        heard = self._gateways.setdefault(gateway, _Gateway())
+        heard.heard_at = now
+        for key_id, one in usage.items():
+            heard.tallies[key_id] = _Tally(dict(one.seconds), one.num_running)
+
+    def rates(self, key: ApiKey, now: float) -> Iterator[Rate]:
+        """The state of the limits of a key for each minute."""
+        for kind, limit in _limits(key):
+            seconds = self._seconds(key.key_id, now, _KINDS.index(kind))
+            newest = max((second for second, num in seconds.items() if num), default=None)
+            reset_s = 0.0 if newest is None else max(newest + _WINDOW_S - now, 0.0)
+            yield Rate(kind, limit, sum(seconds.values()), reset_s)
+
+    def _check_detached(self, claim: Claim, *before: Claim) -> None:
+        assert claim.detached is not None
+        tenant = claim.detached[1].tenant
+        for request_id in [one for one, job in self.detached.items() if job.deadline < claim.at]:
+            del self.detached[request_id]
+        jobs = [*self.detached.values(), *(one.detached[1] for one in before if one.detached)]
+        num_detached = sum(job.tenant == tenant for job in jobs)
+        if num_detached >= claim.max_detached:
+            message = _says("unfinished detached requests", claim.max_detached, num_detached, 1)
+            raise RateLimited(message, retry_after_s=_BUSY_RETRY_S)
+
+    def _seconds(self, key_id: str, now: float, index: int) -> dict[int, int]:
+        """What was used in each second, at all gateways."""
+        seconds: dict[int, int] = {}
+        for tally in self._tallies(key_id, now):
+            for second, numbers in tally.seconds.items():
+                seconds[second] = seconds.get(second, 0) + numbers[index]
+        return seconds
+
+    def _tallies(self, key_id: str, now: float) -> Iterator[_Tally]:
+        for gateway in self._gateways.values():
+            tally = gateway.tallies.get(key_id)
+            if tally is not None:
+                tally.forget(now)
+                if now - gateway.heard_at > _SILENCE_S:
+                    tally.num_running = 0
+                yield tally
+
+    def _own_tally(self, key_id: str) -> _Tally:
+        return self._gateways[self._own].tallies.setdefault(key_id, _Tally())
+
+    def _forget(self, now: float) -> None:
+        """Forget gateways that have been silent for longer than anything counts."""
+        for name, gateway in list(self._gateways.items()):
+            if now - gateway.heard_at > _WINDOW_S:
+                del self._gateways[name]
+
+
+_KINDS = ("requests", "tokens")
+
+
+def _limits(key: ApiKey) -> Iterator[tuple[str, int]]:
+    for kind, limit in zip(_KINDS, (key.requests_per_minute, key.tokens_per_minute), strict=True):
+        if limit is not None:
+            yield kind, limit
+
+
+def _until_free(seconds: dict[int, int], num_wanted: int, now: float) -> float:
+    """Seconds until the oldest seconds, which together have this many, count no longer."""
+    for second in sorted(seconds):
+        num_wanted -= seconds[second]
+        if num_wanted <= 0:
+            return max(second + _WINDOW_S - now, 0.001)
+    return _WINDOW_S  # what claims it is not admitted yet
+
+
+def _says(what: str, limit: int, used: int, wanted: int) -> str:
+    return f"Rate limit reached for {what}: Limit {limit}, Used {used}, Requested {wanted}."

@@ -1,0 +1,72 @@
+"""What a gateway writes into the audit log."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.intake.key_file import KeyFile
+from shared.bus.memory import MemoryBus
+from tests.support.http import chat_body, live_gateway
+from tests.support.scripted_worker import ScriptedWorker
+
+SAID = "a prompt that nobody else may read"
+
+
+def audited(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, Any]]]:
+    records = [one for one in caplog.records if one.name == "warren.audit"]
+    return [(one.message, getattr(one, "audit", {})) for one in records]
+
+
+async def test_refusals_and_operators_requests_are_recorded_and_no_prompts(
+    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "warren.audit")
+    file = KeyFile(tmp_path / "keys")
+    user, operator = file.add("alice"), file.add("ops", scopes=("operator",))
+    body = chat_body(messages=[{"role": "user", "content": SAID}])
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+
+        async def send(method: str, path: str, key: str) -> None:
+            headers = {"authorization": f"Bearer {key}"}
+            await gateway.http.request(method, path, json=body, headers=headers)
+
+        await send("POST", "/v1/chat/completions", user)
+        await send("POST", "/v1/chat/completions", f"{user}x")
+        await send("POST", f"/v1/chat/completions?prompt={SAID}", "wk-ffff-nobody")
+        await send("GET", "/admin/nothing", user)
+        await send("POST", "/admin/nothing", operator)
+        await gateway.http.get(f"/v1/streams/chatcmpl-{'0' * 32}?token=1.{'0' * 32}")
+
+    records = audited(caplog)
+    told = [(act, fact["tenant"], fact["key_id"], fact["path"]) for act, fact in records]
+    of_alice, of_ops = ("alice", user.split("-")[1]), ("ops", operator.split("-")[1])
+    assert told == [
+        ("login refused", *of_alice, "/v1/chat/completions"),
+        ("login refused", "", "", "/v1/chat/completions"),
+        ("access refused", *of_alice, "/admin/nothing"),
+        ("operator's request", *of_ops, "/admin/nothing"),
+        ("login refused", "", "", f"/v1/streams/chatcmpl-{'0' * 32}"),
+    ]
+    written = json.dumps(records)
+    assert not any(secret in written for secret in (SAID, user.split("-", 2)[2], "nobody"))
+
+
+async def test_changes_of_the_keys_are_recorded(
+    bus: MemoryBus,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level(logging.INFO, "warren.audit")
+    monkeypatch.setattr("gateway.intake.api_keys._LOOK_INTERVAL_S", 0.0)
+    file = KeyFile(tmp_path / "keys")
+    old, _ = (file.add(name).split("-")[1] for name in ("alice", "bob"))
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        file.revoke(old)
+        await gateway.http.get("/metrics")
+
+    changes = {"added": [], "revoked": [old], "changed": []}
+    assert audited(caplog) == [("API keys changed", {"tenant": "", "key_id": "", **changes})]

@@ -1,0 +1,158 @@
+"""What the limits of an API key mean for its requests."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from gateway.intake.key_file import KeyFile
+from shared.bus.memory import MemoryBroker, MemoryBus
+from tests.support.http import LiveGateway, chat_body, eventually, live_gateway, two_gateways
+from tests.support.scripted_worker import ScriptedJob, ScriptedWorker, start_only
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> KeyFile:
+    return KeyFile(tmp_path / "keys")
+
+
+def headers_of(file: KeyFile, **limits: Any) -> dict[str, str]:
+    return {"authorization": f"Bearer {file.add('alice', **limits)}"}
+
+
+async def chat(gateway: LiveGateway, headers: dict[str, str], **more: Any) -> httpx.Response:
+    return await gateway.http.post(CHAT, json=chat_body(**more), headers=headers)
+
+
+async def test_every_answer_says_what_is_left_and_a_refusal_when_there_is_more(
+    broker: MemoryBroker, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    headers = headers_of(file, requests_per_minute=2, tokens_per_minute=1000)
+    async with two_gateways(broker, keys_file=file.path) as (first, second):
+        answers = [await chat(one, headers, max_tokens=10) for one in (first, second, first)]
+        listed = await second.http.get("/v1/models", headers=headers)
+
+    assert [one.status_code for one in answers] == [200, 200, 429]
+    assert [one.headers["x-ratelimit-remaining-requests"] for one in answers] == ["1", "0", "0"]
+    assert answers[0].headers["x-ratelimit-limit-requests"] == "2"
+    assert answers[0].headers["x-ratelimit-reset-requests"].endswith("s")
+    assert listed.headers["x-ratelimit-limit-tokens"] == "1000"
+    assert 0 < int(listed.headers["x-ratelimit-remaining-tokens"]) < 1000
+    error = answers[2].json()["error"]
+    assert (error["type"], error["code"]) == ("requests", "rate_limit_exceeded")
+    assert 30 < int(answers[2].headers["retry-after"]) <= 61
+
+
+async def test_tokens_that_were_not_generated_are_returned(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    headers = headers_of(file, tokens_per_minute=110)
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        answers = [await chat(gateway, headers, max_tokens=100) for _ in range(2)]
+        large = await chat(gateway, headers, max_tokens=200)
+        last = await chat(gateway, headers, max_tokens=100)
+
+    assert [one.status_code for one in answers] == [200, 200]
+    assert (large.status_code, large.json()["error"]["param"]) == (400, "max_tokens")
+    assert (last.status_code, last.json()["error"]["type"]) == (429, "tokens")
+
+
+async def test_the_official_client_sees_a_limit_of_concurrent_requests(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    worker.script = start_only
+    headers = headers_of(file, max_concurrent=1)
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        running = asyncio.create_task(chat(gateway, headers))
+        await worker.wait_until(lambda: bool(worker.jobs))
+
+        with pytest.raises(openai.RateLimitError, match="concurrent requests: Limit 1, Used 1"):
+            await gateway.openai.chat.completions.create(**chat_body(), extra_headers=headers)
+
+        running.cancel()
+
+
+async def test_a_foreign_model_does_not_exist_for_a_key(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    everything, nothing = headers_of(file), headers_of(file, models=("other", "another*"))
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        assert (await chat(gateway, everything)).status_code == 200
+        for method, path, body in (
+            ("POST", CHAT, chat_body()),
+            ("POST", "/tokenize", {"model": "scripted", "prompt": "a"}),
+            ("GET", "/v1/models/scripted", None),
+        ):
+            refused = await gateway.http.request(method, path, json=body, headers=nothing)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (
+                404,
+                "model_not_found",
+            )
+        listed = await gateway.http.get("/v1/models", headers=nothing)
+        assert listed.json()["data"] == []
+
+
+async def test_a_keys_max_tokens_bounds_each_answer(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    headers = headers_of(file, max_tokens=2)
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        unasked = await chat(gateway, headers)
+        too_large = await chat(gateway, headers, max_tokens=3)
+
+    assert unasked.json()["choices"][0]["finish_reason"] == "length"
+    assert [job.job.sampling.max_tokens for job in worker.jobs] == [2]
+    assert (too_large.status_code, too_large.json()["error"]["param"]) == (400, "max_tokens")
+
+
+@pytest.mark.parametrize("ending", ["answer", "cancel"])
+async def test_background_work_counts_until_its_log_ends(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile, ending: str
+) -> None:
+    may_end = asyncio.Event()
+
+    async def wait(job: ScriptedJob) -> None:
+        await job.start()
+        await may_end.wait()
+        await job.finish("done")
+
+    worker.script = wait
+    headers = headers_of(file, max_detached=1)
+    body = {"model": "scripted", "input": "a", "background": True}
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+
+        async def begin() -> httpx.Response:
+            return await gateway.http.post("/v1/responses", json=body, headers=headers)
+
+        first, second = await begin(), await begin()
+        assert (first.status_code, second.status_code) == (200, 429)
+        assert "unfinished detached requests" in second.json()["error"]["message"]
+        if ending == "cancel":
+            await worker.wait_until(lambda: bool(worker.jobs))
+            await gateway.http.delete(f"/v1/responses/{first.json()['id']}", headers=headers)
+        else:
+            may_end.set()
+
+        async def is_free() -> bool:
+            return (await begin()).status_code == 200
+
+        await eventually(is_free)
+
+
+async def test_anonymous_tenants_have_a_limit_of_detached_work(
+    bus: MemoryBus, worker: ScriptedWorker
+) -> None:
+    worker.script = start_only
+    async with live_gateway(bus, max_detached=2) as gateway:
+        answers = [
+            await gateway.post("/v1/responses", model="scripted", input="a", background=True)
+            for _ in range(3)
+        ]
+
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert not any(name.startswith("x-ratelimit") for name in answers[0].headers)

@@ -1,0 +1,296 @@
+"""The limits of API keys, over several gateways."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from gateway.intake.key_file import ApiKey
+from gateway.intake.limits import Limits
+from shared import topology
+from shared.bus.base import Binding, Message
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.bus.subscribe import receive
+from shared.errors import RateLimited
+from shared.messages import Ended, GenerationJob, TextPrompt, decode_usage, encode
+
+START = 1_800_000_000.0
+SHARES = (80, 15, 5)
+"""How the load is spread over the gateways."""
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = START
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class SlowBus(MemoryBus):
+    """Publishes after a number of turns of the event loop that differs each time."""
+
+    def __init__(self, broker: MemoryBroker, seed: int) -> None:
+        super().__init__(broker)
+        self._random = random.Random(seed)
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        for _ in range(self._random.randrange(20)):
+            await asyncio.sleep(0)
+        await super().publish(binding, message)
+
+
+@asynccontextmanager
+async def running(limits: Limits, bus: MemoryBus) -> AsyncIterator[Limits]:
+    """One gateway's limits, until the context ends."""
+
+    def hear(message: Message) -> None:
+        limits.hear(decode_usage(message.body))
+
+    queue = topology.usage_queue(limits.name)
+    tasks = [
+        asyncio.create_task(receive(bus, queue, hear, limits.listen)),
+        asyncio.create_task(limits.announce()),
+    ]
+    try:
+        yield limits
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def gateways(clock: Clock) -> AsyncIterator[list[Limits]]:
+    """Three gateways on one broker."""
+    broker = MemoryBroker()
+    async with AsyncExitStack() as stack:
+        yield [await opened(stack, broker, clock, seed) for seed in range(3)]
+
+
+async def opened(stack: AsyncExitStack, broker: MemoryBroker, clock: Clock, seed: int) -> Limits:
+    bus = await stack.enter_async_context(SlowBus(broker, seed))
+    limits = Limits(bus, max_detached=3, clock=clock)
+    return await stack.enter_async_context(running(limits, bus))
+
+
+def key(**limits: Any) -> ApiKey:
+    return ApiKey("00aa", "alice", "", "", **limits)
+
+
+def detached_job(request_id: str, clock: Clock) -> GenerationJob:
+    return GenerationJob(
+        request_id=request_id,
+        model="m",
+        prompts=(TextPrompt(text="a"),),
+        tenant="alice",
+        is_detached=True,
+        deadline=clock.now + 3600,
+    )
+
+
+async def heard() -> None:
+    """Wait until every gateway has heard what the others have announced."""
+    for _ in range(200):
+        await asyncio.sleep(0)
+
+
+async def use(limits: Limits, key: ApiKey, reserved: int, really: int) -> int:
+    """Send a request; returns what it used, or -1 if it was refused."""
+    try:
+        async with limits.admit(key, reserved) as grant:
+            grant.is_published = True
+            grant.settle(really)
+    except RateLimited:
+        return -1
+    return really
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("limit", "kind"), [(60, "requests"), (600, "requests"), (60_000, "tokens")]
+)
+async def test_a_skewed_load_uses_a_minutes_limit_within_five_percent(
+    gateways: list[Limits], clock: Clock, limit: int, kind: str, seed: int
+) -> None:
+    """Two minutes with a burst at the start, and four times what the key may have."""
+    source = random.Random(seed)
+    one = key(**{f"{kind}_per_minute": limit})
+    size = 1 if kind == "requests" else 200
+    per_step = 4 * limit / size / 60 / 2
+    used: Counter[int] = Counter()
+    for step in range(240):
+        clock.now = START + step / 2
+        num = round(per_step * (10 if not step else source.uniform(0, 2)))
+        who = source.choices(gateways, SHARES, k=num)
+        costs = await asyncio.gather(*(use(limits, one, size, size) for limits in who))
+        used[step] += sum(size if kind == "tokens" else 1 for cost in costs if cost >= 0)
+
+    minutes = [sum(used[step] for step in range(first, first + 120)) for first in range(121)]
+    assert max(minutes) <= limit
+    assert min(minutes[::120]) >= 0.95 * limit
+
+
+async def test_what_was_reserved_and_not_used_is_returned(gateways: list[Limits]) -> None:
+    one = key(tokens_per_minute=1000)
+
+    used = []
+    for number in range(8):
+        used.append(await use(gateways[number % 3], one, 400, 100))
+        await heard()
+
+    assert used == [100] * 7 + [-1]
+
+
+async def test_requests_at_the_same_time_are_counted_at_all_gateways(
+    gateways: list[Limits],
+) -> None:
+    one = key(max_concurrent=3)
+    async with AsyncExitStack() as running:
+        for limits in gateways:
+            await running.enter_async_context(limits.admit(one))
+
+        with pytest.raises(RateLimited, match="Limit 3, Used 3"):
+            await running.enter_async_context(gateways[0].admit(one))
+    await heard()
+    async with AsyncExitStack() as running:
+        for _ in range(3):
+            await running.enter_async_context(gateways[1].admit(one))
+
+
+async def test_a_gateway_that_begins_counts_what_the_others_have_admitted(clock: Clock) -> None:
+    one, broker = key(requests_per_minute=2), MemoryBroker()
+    async with AsyncExitStack() as stack:
+        first = await opened(stack, broker, clock, 0)
+        assert [await use(first, one, 0, 0) for _ in range(2)] == [0, 0]
+        job = detached_job("req-0", clock)
+        async with first.admit(key(max_detached=1), job=job) as grant:
+            grant.is_published = True
+
+        second = await opened(stack, broker, clock, 1)
+
+        assert await use(second, one, 0, 0) == -1
+        with pytest.raises(RateLimited):
+            async with second.admit(key(max_detached=1), job=detached_job("req-1", clock)):
+                pass
+
+
+async def test_the_requests_of_a_gateway_that_died_are_forgotten(clock: Clock) -> None:
+    one, broker = key(max_concurrent=1), MemoryBroker()
+    async with AsyncExitStack() as stack:
+        first = await opened(stack, broker, clock, 0)
+        async with AsyncExitStack() as others:
+            second = await opened(others, broker, clock, 1)
+            running = second.admit(one)
+            await running.__aenter__()
+            assert await use(first, one, 0, 0) == -1
+        clock.now += 11
+
+        assert await use(first, one, 0, 0) == 0
+        await running.__aexit__(None, None, None)
+
+
+async def test_a_detached_job_counts_until_its_worker_says_that_it_has_ended(
+    gateways: list[Limits], clock: Clock
+) -> None:
+    first, other, _ = gateways
+    one = key(tokens_per_minute=1000, max_detached=2)
+    for number in range(2):
+        job = detached_job(f"req-{number}", clock)
+        async with first.admit(one, 400, job) as grant:
+            grant.is_published = True
+            grant.settle(1)  # its worker knows better
+        await heard()
+    with pytest.raises(RateLimited, match="unfinished detached requests: Limit 2, Used 2"):
+        async with other.admit(one, 100, detached_job("req-2", clock)):
+            pass
+
+    for limits in gateways:
+        limits.hear(Ended(request_id="req-0", num_tokens=100))
+    await heard()
+
+    async with other.admit(one, 400, detached_job("req-3", clock)) as grant:
+        grant.is_published = True
+
+
+async def test_a_detached_job_that_is_never_ended_counts_until_its_deadline(
+    gateways: list[Limits], clock: Clock
+) -> None:
+    one = key(max_detached=1)
+    async with gateways[0].admit(one, job=detached_job("req-0", clock)) as grant:
+        grant.is_published = True
+
+    clock.now += 3601
+
+    async with gateways[0].admit(one, job=detached_job("req-1", clock)):
+        pass
+
+
+async def test_a_refused_or_unpublished_detached_request_leaves_nothing(
+    gateways: list[Limits], clock: Clock
+) -> None:
+    one = key(max_detached=1)
+    for number in range(3):
+        async with gateways[number].admit(one, job=detached_job(f"req-{number}", clock)):
+            pass
+        await heard()
+
+
+async def test_the_headers_say_what_is_left(gateways: list[Limits], clock: Clock) -> None:
+    one = key(requests_per_minute=10, tokens_per_minute=1000)
+    assert dict(gateways[0].headers(one))[b"x-ratelimit-reset-tokens"] == b"0ms"
+
+    await use(gateways[0], one, 30, 30)
+    clock.now += 1
+
+    assert dict(gateways[0].headers(one)) == {
+        b"x-ratelimit-limit-requests": b"10",
+        b"x-ratelimit-remaining-requests": b"9",
+        b"x-ratelimit-reset-requests": b"1m0s",
+        b"x-ratelimit-limit-tokens": b"1000",
+        b"x-ratelimit-remaining-tokens": b"970",
+        b"x-ratelimit-reset-tokens": b"1m0s",
+    }
+
+
+async def test_a_refusal_says_when_there_is_room(gateways: list[Limits], clock: Clock) -> None:
+    one = key(tokens_per_minute=100)
+    await use(gateways[0], one, 60, 60)
+    clock.now += 20
+    await use(gateways[1], one, 40, 40)
+
+    with pytest.raises(RateLimited) as raised:
+        async with gateways[2].admit(one, 50):
+            pass
+
+    assert raised.value.retry_after_s == 41
+    clock.now += 41
+    assert await use(gateways[2], one, 50, 50) == 50
+
+
+async def test_a_cancelled_request_leaves_nothing(gateways: list[Limits]) -> None:
+    one = key(max_concurrent=1)
+    for _ in range(30):
+        asking = asyncio.create_task(use(gateways[0], one, 0, 0))
+        for _ in range(random.Random(1).randrange(30)):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait([asking])
+
+    await heard()
+    assert await use(gateways[1], one, 0, 0) == 0
+
+
+async def test_facts_survive_their_encoding(gateways: list[Limits]) -> None:
+    ended = Ended(request_id="req-0", num_tokens=3)
+
+    assert decode_usage(encode(ended)) == ended

@@ -1,0 +1,73 @@
+"""The audit log."""
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shared import audit
+from shared.errors import StartupError
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "audit.jsonl"
+    handler = audit.write_to(path)
+    yield path
+    audit.logger.removeHandler(handler)
+    handler.close()
+
+
+def records(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_record_is_a_line_of_json_and_its_owners_alone(file: Path) -> None:
+    audit.record("API key revoked", tenant="alice", key_id="00aa", by="öp\n")
+
+    [record] = records(file)
+    assert record.pop("time")
+    assert record == {
+        "act": "API key revoked",
+        "tenant": "alice",
+        "key_id": "00aa",
+        "by": "öp\n",
+    }
+    assert file.stat().st_mode & 0o077 == 0
+
+
+def test_a_flood_of_refusals_is_counted(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusals, now = audit.Refusals(), 100.0
+    monkeypatch.setattr("shared.audit.time.monotonic", lambda: now)
+    for _ in range(1000):
+        refusals.record("login refused", tenant="", key_id="")
+    now += 1
+    refusals.record("login refused", tenant="", key_id="")
+
+    *first, last = records(file)
+    assert len(first) == 20
+    assert last["num_left_out"] == 980
+
+
+def test_a_file_that_is_moved_away_is_written_anew(file: Path) -> None:
+    audit.record("API key added")
+    file.rename(file.with_suffix(".1"))
+    audit.record("API key revoked")
+
+    assert [one["act"] for one in records(file)] == ["API key revoked"]
+
+
+def test_an_audit_log_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="audit log"):
+        audit.write_to(tmp_path / "no" / "audit.jsonl")
+
+
+def test_records_are_logged_as_well(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    audit.record("API key added", tenant="alice")
+
+    assert [(one.name, one.message) for one in caplog.records] == [
+        ("warren.audit", "API key added")
+    ]
