@@ -46,7 +46,8 @@ def uncancelled(
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
-            await asyncio.wait([running])
+            # Also if it fails, which nobody is told any more.
+            await asyncio.gather(asyncio.shield(running), return_exceptions=True)
             raise
 
     return run
@@ -57,6 +58,9 @@ class Database:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
+        self._num_open = 0
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
 
     @classmethod
     async def open(cls, url: str | None, data_dir: Path) -> Self:
@@ -78,6 +82,8 @@ class Database:
     async def begin(self) -> AsyncIterator[AsyncConnection]:
         """A transaction, which ends with the block. Raises `Unavailable` if the database cannot be
         reached; a transaction whose commit was interrupted may have taken effect."""
+        self._num_open += 1
+        self._is_idle.clear()
         try:
             async with self._engine.begin() as connection:
                 yield connection
@@ -85,10 +91,17 @@ class Database:
             if _is_unreachable(error):
                 raise Unavailable("The database is unreachable.") from error
             raise
+        finally:
+            self._num_open -= 1
+            if not self._num_open:
+                self._is_idle.set()
 
     async def close(self) -> None:
+        """Close all connections, once no transaction is open."""
+        await self._is_idle.wait()
         await self._engine.dispose()
 
+    @uncancelled
     async def _migrate(self) -> None:
         async with self.begin() as connection:
             # On SQLite, every transaction begins with the lock of the whole database.
