@@ -77,7 +77,7 @@ def _busy(workers: Sequence[WarrenProcess]) -> WarrenProcess:
     """The worker that runs a request."""
     for worker in workers:
         lines = httpx.get(f"{worker.url}/metrics", verify=NO_TLS).text.splitlines()
-        if any(line.startswith(_RUNNING) and float(line.split()[1]) for line in lines):
+        if any(line.startswith(_RUNNING) and float(line.split()[-1]) for line in lines):
             return worker
     raise AssertionError("the answer was too short")
 
