@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from cli.status import duration
-from gateway.intake.api_keys import KeyFile
+from gateway.intake.key_file import KeyFile
 from tests.support.serving import served
 
 ROOT = Path(__file__).parents[2]

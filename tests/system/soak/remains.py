@@ -5,8 +5,8 @@ from collections import Counter
 
 import httpx
 
-from cli.dead_letters import opened
 from shared.bus.rabbit import RabbitBus
+from shared.dead_letters import opened
 from tests.support.broker import RabbitNode
 from tests.support.processes import NO_TLS
 from tests.system.chaos import ground

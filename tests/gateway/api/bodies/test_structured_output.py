@@ -143,7 +143,7 @@ def test_what_costs_too_much_is_refused_by_name() -> None:
 async def test_one_is_checked_beside_the_event_loop() -> None:
     wanted = wanted_constraint({"guided_choice": [f"choice {time.time()}"]})
     assert wanted is not None
-    checking = asyncio.create_task(check(wanted))
+    checking = asyncio.create_task(check(wanted, "tenant"))
 
     await asyncio.sleep(0)
 

@@ -8,7 +8,7 @@ from urllib.parse import urljoin
 import pytest
 
 from gateway.api.routes.console import FILES
-from gateway.intake.api_keys import KeyFile
+from gateway.intake.key_file import KeyFile
 from shared.bus.memory import MemoryBus
 from tests.support.http import LiveGateway, live_gateway
 

@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 
-from gateway.intake.api_keys import KeyFile
+from gateway.intake.key_file import KeyFile
 from shared.bus.memory import MemoryBus
 from tests.support.http import LiveGateway, live_gateway
 from tests.support.scripted_worker import ScriptedWorker

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from anthropic.types import MessageParam, ToolParam
 
-from gateway.intake.api_keys import KeyFile
+from gateway.intake.key_file import KeyFile
 from shared.bus.memory import MemoryBus
 from shared.messages import ChatPrompt, Tokenized, TokenizeJob, ToolCall
 from tests.support.grammars import matches
