@@ -34,7 +34,7 @@ with suppress(ImportError):  # machines that only run the GPU's tests may lack i
     settings.load_profile("warren")
 
 # Gateways whose tests store nothing find no database.
-os.environ[f"{PREFIX}DATA_DIR"] = str(Path(tempfile.gettempdir()) / "warren-tests-without-data")
+os.environ[f"{PREFIX}DATA_DIR"] = str(Path(tempfile.gettempdir()) / f"warren-tests-{os.getpid()}")
 
 _PULL_TIMEOUT_S = 900
 _LONGEST = ("tests/system/", "tests/worker/", "tests/shared/", "tests/kernels/", "tests/bench/")
