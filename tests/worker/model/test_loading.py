@@ -1,5 +1,6 @@
 """How a runner is loaded, and what prevents its start."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -141,3 +142,17 @@ def test_an_installed_distribution_named_kernels_stops_the_start(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(StartupError, match=r"kernels 0\.11\.1 is installed"):
         load_runner(model, device="cpu")
+
+
+def test_weights_that_no_memory_holds_stop_the_start_before_they_are_read(tmp_path: Path) -> None:
+    num_bytes = 1 << 40
+    tensor = {"dtype": "BF16", "shape": [num_bytes // 2], "data_offsets": [0, num_bytes]}
+    header = json.dumps({"model.embed_tokens.weight": tensor}).encode()
+    header += b" " * (-len(header) % 8)
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + num_bytes)  # a hole, which takes no room
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_act": "silu"}')
+
+    with pytest.raises(StartupError, match=f"the weights need {num_bytes:,} bytes .* --weight-fo"):
+        load_decoder(tmp_path, device=torch.device("cpu"))
