@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from cli.chat import Chat
-from cli.conversation import Conversation, Server, show_answer
+from cli.conversation import PATIENCE_S, Conversation, Server, show_answer
 from shared.errors import (
     ContextLengthExceeded,
     InternalError,
@@ -63,8 +63,9 @@ class Answers:
         return [json.loads(request.content)["messages"] for request in posted]
 
 
-def server(handler: Handler, **options: float) -> Server:
-    return Server("http://server", transport=httpx.MockTransport(handler), **options)
+def server(handler: Handler, patience_s: float = PATIENCE_S) -> Server:
+    transport = httpx.MockTransport(handler)
+    return Server("http://server", transport=transport, patience_s=patience_s)
 
 
 def conversation(*answers: httpx.Response | Exception) -> tuple[Conversation, Answers]:

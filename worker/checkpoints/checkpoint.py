@@ -109,7 +109,7 @@ class Checkpoint:
 def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
-    except (OSError, SafetensorError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:  # no room to map a large file
         raise StartupError(f"{path.name} cannot be read: {error}") from None
 
 
