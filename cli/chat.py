@@ -16,7 +16,7 @@ from shared.errors import StartupError, WarrenError
 from shared.settings import did_you_mean
 
 if TYPE_CHECKING:
-    from cli.conversation import Conversation, Server
+    from cli.conversation import Conversation, ModelServer
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 _HISTORY = Path("~/.local/state/warren/chat_history")
@@ -57,15 +57,15 @@ def chat(
     [dim]warren chat --url http://127.0.0.1:8000[/]
     """
     with needs("gateway"):
-        from cli.conversation import Conversation, Server
+        from cli.conversation import Conversation, ModelServer
 
-    with closing(Server(url, api_key)) as server:
+    with closing(ModelServer(url, api_key)) as server:
         conversation = Conversation(server, _chosen(server, model), temperature, system)
         read = _prompt(history.expanduser()) if sys.stdin.isatty() else _line
         Chat(server, conversation, read, output).run()
 
 
-def _chosen(server: "Server", model: str | None) -> str:
+def _chosen(server: "ModelServer", model: str | None) -> str:
     listed = server.models()
     if model is None and not listed:
         raise StartupError(f"the server at {server.url} serves no model yet")
@@ -77,7 +77,7 @@ class Chat:
     """A conversation that is read from ``read`` and shown on ``console``."""
 
     def __init__(
-        self, server: "Server", conversation: "Conversation", read: Read, console: Console
+        self, server: "ModelServer", conversation: "Conversation", read: Read, console: Console
     ) -> None:
         self._server = server
         self._conversation = conversation

@@ -39,7 +39,7 @@ class _Event(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Place:
+class _Bookmark:
     """How far a stream has been read."""
 
     body: dict[str, Any]
@@ -58,7 +58,7 @@ class _Place:
         return client.build_request("POST", "/v1/chat/completions", json=self.body, headers=headers)
 
 
-class Server:
+class ModelServer:
     """A server at a URL, with or without ``/v1`` at its end."""
 
     def __init__(
@@ -112,12 +112,12 @@ class Server:
         `PATIENCE_S` have passed without an event. Raises the `WarrenError` that the server sent, or
         `InternalError`.
         """
-        place = _Place(body)
+        bookmark = _Bookmark(body)
         num_failures, heard_at = 0, time.monotonic()
         try:
             while True:
                 try:
-                    for chunk in self._rest(place):
+                    for chunk in self._rest(bookmark):
                         num_failures, heard_at = 0, time.monotonic()
                         yield chunk
                 except (httpx.TransportError, _Lost) as error:
@@ -131,19 +131,19 @@ class Server:
                 time.sleep(_PAUSES_S[min(num_failures, len(_PAUSES_S) - 1)])
                 num_failures += 1
         except (GeneratorExit, KeyboardInterrupt):
-            self._cancel(place.stream_id)
+            self._cancel(bookmark.stream_id)
             raise
 
-    def _rest(self, place: "_Place") -> Iterator[dict[str, Any]]:
+    def _rest(self, bookmark: "_Bookmark") -> Iterator[dict[str, Any]]:
         """The chunks that are missing, as far as the connection lasts."""
-        with closing(self._client.send(place.request(self._client), stream=True)) as response:
+        with closing(self._client.send(bookmark.request(self._client), stream=True)) as response:
             self._check(response)
             if "x-stream-token" in response.headers:
-                place.stream_id = response.headers["x-request-id"]
+                bookmark.stream_id = response.headers["x-request-id"]
             for event in _events(response):
                 if event.data == "[DONE]":
                     return
-                place.last_event_id = event.id or place.last_event_id
+                bookmark.last_event_id = event.id or bookmark.last_event_id
                 yield _chunk(event)
         if response.status_code != httpx.codes.NO_CONTENT:
             raise _Lost("the stream ended before the answer was complete")
@@ -180,7 +180,9 @@ class Server:
 class Conversation:
     """The messages exchanged so far with ``model``, and its settings."""
 
-    def __init__(self, server: Server, model: str, temperature: float, system: str = "") -> None:
+    def __init__(
+        self, server: ModelServer, model: str, temperature: float, system: str = ""
+    ) -> None:
         self.model = model
         self.temperature = temperature
         self.system = system
@@ -197,7 +199,7 @@ class Conversation:
         """Stream the answer piece by piece; closing the generator cancels the request.
 
         A truncated answer stays in the conversation; a question without any answer does not. Raises
-        what `Server.stream` raises.
+        what `ModelServer.stream` raises.
         """
         self.messages.append({"role": "user", "content": question})
         body = {

@@ -177,11 +177,11 @@ def _pull(model: str) -> Path:
 
 
 def _show_answer(url: str, model: str, question: str) -> None:
-    from cli.conversation import Conversation, Server, show_answer
+    from cli.conversation import Conversation, ModelServer, show_answer
 
     output.print(f"[bold cyan]you[/]  {escape(question)}")
     output.print(f"[bold green]{model}[/]  ", end="")
-    with closing(Server(url)) as server:
+    with closing(ModelServer(url)) as server:
         show_answer(Conversation(server, model, temperature=0), question, output)
 
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from cli.chat import Chat
-from cli.conversation import PATIENCE_S, Conversation, Server, show_answer
+from cli.conversation import PATIENCE_S, Conversation, ModelServer, show_answer
 from shared.errors import (
     ContextLengthExceeded,
     InternalError,
@@ -63,9 +63,9 @@ class Answers:
         return [json.loads(request.content)["messages"] for request in posted]
 
 
-def server(handler: Handler, patience_s: float = PATIENCE_S) -> Server:
+def server(handler: Handler, patience_s: float = PATIENCE_S) -> ModelServer:
     transport = httpx.MockTransport(handler)
-    return Server("http://server", transport=transport, patience_s=patience_s)
+    return ModelServer("http://server", transport=transport, patience_s=patience_s)
 
 
 def conversation(*answers: httpx.Response | Exception) -> tuple[Conversation, Answers]:
@@ -208,7 +208,7 @@ def test_an_answer_that_is_no_json_is_an_error_with_its_status() -> None:
     "url", ["http://server", "http://server/", "http://server/v1", "server/v1/"]
 )
 def test_the_url_may_end_with_v1(url: str) -> None:
-    asked = Server(url, transport=httpx.MockTransport(Answers()))
+    asked = ModelServer(url, transport=httpx.MockTransport(Answers()))
 
     assert asked.models() == ["m", "other"]
 
@@ -225,15 +225,15 @@ def test_a_refused_key_is_named_without_its_secret(key: str | None, message: str
     transport = httpx.MockTransport(lambda _: failure(401, "invalid_api_key", "no"))
 
     with pytest.raises(StartupError, match=message) as refused:
-        Server("http://server", key, transport=transport).models()
+        ModelServer("http://server", key, transport=transport).models()
     assert "secret" not in str(refused.value)
     with pytest.raises(InvalidApiKey, match=message):
-        list(Conversation(Server("http://server", key, transport=transport), "m", 0).ask("x"))
+        list(Conversation(ModelServer("http://server", key, transport=transport), "m", 0).ask("x"))
 
 
 def test_a_server_that_is_not_there_stops_the_start() -> None:
     with pytest.raises(StartupError, match="no server answers at http"):
-        Server("http://127.0.0.1:1").models()
+        ModelServer("http://127.0.0.1:1").models()
 
 
 def test_what_is_no_model_server_stops_the_start() -> None:
