@@ -81,7 +81,7 @@ def _checks(
     api_key: str | None,
     management: str | None,
 ) -> Iterator[Finding]:
-    from cli.doctor_broker import check_broker, check_management
+    from cli.doctor_broker import check_broker, check_management, virtual_host
 
     yield ok("settings", "all variables and options are valid")
     yield _software()
@@ -97,7 +97,8 @@ def _checks(
         model = worker.served_name or Path(worker.model).name
         yield from asyncio.run(check_broker(broker.get_secret_value(), model))
     if management is not None:
-        yield from check_management(management, "warren")
+        vhost = "warren" if broker is None else virtual_host(broker.get_secret_value())
+        yield from check_management(management, vhost)
     if url is None:
         yield skipped("gateway", "name one with --url")
     else:

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 from yarl import URL
 
@@ -69,10 +70,18 @@ async def check_broker(url: str, model: str) -> list[Finding]:
         return [failure("broker", str(error), "correct --broker, or the account at the broker")]
 
 
+def virtual_host(url: str) -> str:
+    """The virtual host of a broker's URL; ``/`` if the URL cannot be read."""
+    try:
+        return parse_url(url).path[1:] or "/"
+    except StartupError:
+        return "/"
+
+
 def check_management(url: str, vhost: str) -> list[Finding]:
     """Check policies, alarms and nodes through RabbitMQ's management API at ``url``."""
     try:
-        policies = _listed(url, f"/api/policies/{vhost}")
+        policies = _listed(url, f"/api/policies/{quote(vhost, safe='')}")
         nodes = _listed(url, "/api/nodes")
     except (OSError, ValueError) as error:
         return [

@@ -1,7 +1,12 @@
 """The doctor's findings about deployments that are well, and about those that are not."""
 
 import asyncio
+import base64
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +134,53 @@ async def test_a_wrong_password_is_a_finding(broker: Broker) -> None:
 
     assert found.status == "failure"
     assert "its password is wrong" in found.detail
+
+
+@contextmanager
+def management(answers: dict[str, Any]) -> Iterator[str]:
+    """A management API for the user operator; yields its URL, which contains the password."""
+    login = f"Basic {base64.b64encode(b'operator:p/ss').decode()}"
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            is_known = self.path in answers and self.headers["Authorization"] == login
+            body = json.dumps(answers.get(self.path)).encode()
+            self.send_response(200 if is_known else 401)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Log nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield f"http://operator:p%2Fss@127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+def test_missing_policies_and_alarms_are_found() -> None:
+    node = {"name": "rabbit@a", "running": True}
+    policies = [{"name": "warren-jobs"}, {"name": "warren-dead-letters"}]
+    good = {"/api/policies/%2F": policies, "/api/nodes": [node]}
+    bad = {
+        "/api/policies/%2F": policies[:1],
+        "/api/nodes": [{**node, "mem_alarm": True}, {"name": "rabbit@b", "running": False}],
+    }
+
+    with management(good) as url:
+        well = by_check(check_management(url, "/"))
+        (refused,) = check_management(url.replace("operator", "nobody"), "/")
+    with management(bad) as url:
+        ill = by_check(check_management(url, "/"))
+
+    assert {finding.status for finding in well.values()} == {"ok"}
+    assert refused.status == "failure"
+    assert ill["policies"].detail == "missing: warren-dead-letters"
+    assert ill["alarms"].detail.endswith("rabbit@a: mem_alarm")
+    assert ill["nodes"].detail == "not running: rabbit@b"
 
 
 def test_the_management_api_must_answer() -> None:
