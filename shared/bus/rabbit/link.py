@@ -275,21 +275,17 @@ def _is_refusal(error: Exception) -> bool:
 
 def _refusal(url: URL, error: Exception) -> str:
     """The broker's refusal of a connection as a sentence that says what to change."""
-    place, user, text = f"{url.host}:{url.port}", url.user or DEFAULT_USER, str(error)
-    vhost = url.path[1:] or "/"
-    if isinstance(error, ProbableAuthenticationError):
-        return (
-            f"the broker at {place} refuses user {user!r}: its password is wrong, or there is no "
-            "such user"
-        )
-    if "vhost" not in text:
-        return f"the broker at {place} refuses the connection: {text}"
-    if "not found" in text:
-        return (
-            f"the broker at {place} has no virtual host {vhost!r}: create it, or name another one "
-            "at the end of the broker's URL"
-        )
-    return (
-        f"user {user!r} may not use the virtual host {vhost!r} of the broker at {place}: grant it "
-        "permissions, or name another one at the end of the broker's URL"
-    )
+    place, user, vhost = f"{url.host}:{url.port}", url.user or DEFAULT_USER, url.path[1:] or "/"
+    match error:
+        case ProbableAuthenticationError():
+            return (
+                f"the broker at {place} refuses user {user!r}: its password is wrong, or there is "
+                "no such user"
+            )
+        case InvalidFrameError():  # aiormq does not pass the broker's reason on
+            return (
+                f"the broker at {place} refuses the virtual host {vhost!r} at the end of the URL: "
+                f"it does not exist, or user {user!r} has no permissions in it"
+            )
+        case _:
+            return f"the broker at {place} refuses the connection: {error}"
