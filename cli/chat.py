@@ -44,6 +44,9 @@ def chat(
     ] = None,
     system: Annotated[str, typer.Option(help="System prompt.")] = "",
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.7,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of an answer. Default: the server's.")
+    ] = None,
     api_key: Annotated[
         str | None,
         typer.Option(envvar="OPENAI_API_KEY", help="API key, if the server requires one."),
@@ -60,7 +63,9 @@ def chat(
         from cli.conversation import Conversation, ModelServer
 
     with closing(ModelServer(url, api_key)) as server:
-        conversation = Conversation(server, _chosen(server, model), temperature, system)
+        conversation = Conversation(
+            server, _chosen(server, model), temperature, system, max_tokens=max_tokens
+        )
         read = _prompt(history.expanduser()) if sys.stdin.isatty() else _line
         Chat(server, conversation, read, output).run()
 

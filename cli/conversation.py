@@ -139,6 +139,7 @@ class ModelServer:
         with closing(self._client.send(bookmark.request(self._client), stream=True)) as response:
             self._check(response)
             if "x-stream-token" in response.headers:
+                self._is_warren = True  # also if no model was listed yet
                 bookmark.stream_id = response.headers["x-request-id"]
             for event in _events(response):
                 if event.data == "[DONE]":
@@ -181,11 +182,18 @@ class Conversation:
     """The messages exchanged so far with ``model``, and its settings."""
 
     def __init__(
-        self, server: ModelServer, model: str, temperature: float, system: str = ""
+        self,
+        server: ModelServer,
+        model: str,
+        temperature: float,
+        system: str = "",
+        *,
+        max_tokens: int | None = None,
     ) -> None:
         self.model = model
         self.temperature = temperature
         self.system = system
+        self.max_tokens = max_tokens
         self.messages: list[dict[str, str]] = []
         self._server = server
 
@@ -202,12 +210,14 @@ class Conversation:
         what `ModelServer.stream` raises.
         """
         self.messages.append({"role": "user", "content": question})
-        body = {
+        body: dict[str, Any] = {
             "model": self.model,
             "messages": self.prompt,
             "temperature": self.temperature,
             "stream": True,
         }
+        if self.max_tokens is not None:
+            body["max_tokens"] = self.max_tokens
         answer = ""
         try:
             with closing(self._server.stream(body)) as chunks:
