@@ -21,7 +21,7 @@ from tests.support.scripted_worker import ScriptedJob, ScriptedWorker, repeat_th
 PROXY = Path(__file__).parents[2] / "infra" / "proxy"
 HOSTS = ("127.0.0.1", "127.0.0.2")
 CHAT = "/v1/chat/completions"
-REQUESTS = "warren:e2e_request_latency_seconds_count"
+REQUESTS = "warren_gateway_request_duration_seconds_count"
 
 pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
 
