@@ -58,6 +58,24 @@ class _Bookmark:
         return client.build_request("POST", "/v1/chat/completions", json=self.body, headers=headers)
 
 
+def connect(
+    url: str, api_key: str | None = None, transport: httpx.BaseTransport | None = None
+) -> httpx.Client:
+    """Create a client for the server at ``url``, with or without ``/v1`` at its end. It waits for
+    answers without a limit. Raises `StartupError`."""
+    url = url.strip().rstrip("/").removesuffix("/v1")
+    url = url if "://" in url else f"http://{url}"
+    try:
+        return httpx.Client(
+            base_url=url,
+            headers={} if api_key is None else {"authorization": f"Bearer {api_key}"},
+            timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
+            transport=transport,
+        )
+    except (httpx.InvalidURL, ValueError) as error:
+        raise StartupError(f"{url} is not a URL: {error}") from None
+
+
 class ModelServer:
     """A server at a URL, with or without ``/v1`` at its end."""
 
@@ -71,21 +89,12 @@ class ModelServer:
         on_lost: Callable[[], object] = lambda: None,
     ) -> None:
         """``on_lost`` is called whenever the connection to a stream is lost."""
-        url = url.strip().rstrip("/").removesuffix("/v1")
-        self.url = url if "://" in url else f"http://{url}"
         self.on_lost = on_lost
         self._api_key = api_key
         self._patience_s = patience_s
         self._is_warren = False
-        try:
-            self._client = httpx.Client(
-                base_url=self.url,
-                headers={} if api_key is None else {"authorization": f"Bearer {api_key}"},
-                timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
-                transport=transport,
-            )
-        except (httpx.InvalidURL, ValueError) as error:
-            raise StartupError(f"{self.url} is not a URL: {error}") from None
+        self._client = connect(url, api_key, transport)
+        self.url = str(self._client.base_url).rstrip("/")
 
     def close(self) -> None:
         self._client.close()

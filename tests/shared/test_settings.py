@@ -59,7 +59,7 @@ def test_weights_are_read_by_name(env: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("weights", ["alice", "alice=0", "alice=-1", "alice=inf", "alice=many"])
 def test_a_weight_is_a_positive_number(weights: str) -> None:
-    with pytest.raises(StartupError, match="WARREN_TENANT_WEIGHTS"):
+    with pytest.raises(StartupError, match="--tenant-weights"):
         settings.load(WorkerSettings, tenant_weights=weights)
 
 
