@@ -58,6 +58,7 @@ SET_BY_COMPOSE = {
     "host",
     "port",
     "keys_file",
+    "data_dir",
     "max_connections_per_address",
     "health_host",
     "health_port",
