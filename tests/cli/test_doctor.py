@@ -17,7 +17,7 @@ from cli.doctor import _gateway
 from cli.doctor_broker import _permissions, check_broker, check_management
 from cli.findings import Finding
 from cli.main import app
-from gateway.intake.api_keys import KeyFile
+from gateway.intake.key_file import KeyFile
 from shared import topology
 from shared.bus.memory import MemoryBus
 from shared.bus.rabbit import RabbitBus

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from yarl import URL
 
-from gateway.intake.api_keys import KeyFile
+from gateway.intake.key_file import KeyFile
 from tests.support.broker import RabbitNode, new_node
 from tests.support.helm import Manifest, find, render
 from tests.support.pods import Pod
