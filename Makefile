@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint con
 MINUTES := 30
 QUESTION := What is the capital of France?
 YAML_RULES := {extends: default, rules: {document-start: disable, line-length: {max: 120}, \
-	indentation: {indent-sequences: whatever}}}
+	indentation: {indent-sequences: whatever}}, ignore: [infra/helm/warren/templates]}
 
 help: ## Show these targets
 	@sed -nE 's/^([a-z]+):[^#]*## (.+)/\1\t\2/p' $(MAKEFILE_LIST) \
@@ -39,13 +39,14 @@ soak: setup ## Send rude traffic for half an hour (MINUTES=4: as long), and look
 	infra/rabbitmq/with_rabbitmq.sh $(BIN)/python -m tests.system.soak --minutes $(MINUTES) \
 	    --out bench/results/soak.md
 
-check: setup ## Check format, lint, types, imports, duplicates, YAML and the documentation
+check: setup ## Check format, lint, types, imports, duplicates, YAML, the Helm chart and the documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pylint cli shared gateway worker kernels warren.py tests bench infra docs examples
 	$(BIN)/yamllint --strict -d '$(YAML_RULES)' docker-compose.yml infra docs
+	$(BIN)/pytest -q tests/infra/test_helm.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml
 
 fmt: setup ## Format the code and fix what can be fixed

@@ -1,35 +1,229 @@
-"""The command ``warren chat``."""
+"""The command ``warren chat``: a terminal in which one talks to a model."""
 
-from typing import Annotated
+import json
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from cli.runtime import needs
 from cli.terminal import output
+from shared.errors import StartupError, WarrenError
+from shared.settings import did_you_mean
+
+if TYPE_CHECKING:
+    from cli.conversation import Conversation, ModelServer
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+_HISTORY = Path("~/.local/state/warren/chat_history")
+_COMMANDS = {
+    "/help": "show this list",
+    "/model": "list the models; /model NAME continues with another one",
+    "/system": "show the system prompt; /system TEXT sets it, /system - removes it",
+    "/clear": "forget the conversation, but not the system prompt",
+    "/save": "/save FILE writes the conversation: as Markdown to FILE.md, otherwise as JSON",
+    "/exit": "leave; so does Ctrl-D",
+}
+
+Read = Callable[[], str]
+"""Return the next question, which may have several lines. Raises `EOFError` after the last one, and
+`KeyboardInterrupt`."""
 
 
 def chat(
     url: Annotated[
-        str, typer.Option(help="Base URL of an OpenAI-compatible server.")
+        str, typer.Option(help="Base URL of an OpenAI-compatible server, with or without /v1.")
     ] = DEFAULT_URL,
     model: Annotated[
         str | None,
         typer.Option(help="Model to chat with. Default: the first model that the server lists."),
     ] = None,
+    system: Annotated[str, typer.Option(help="System prompt.")] = "",
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.7,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of an answer. Default: the server's.")
+    ] = None,
     api_key: Annotated[
         str | None,
         typer.Option(envvar="OPENAI_API_KEY", help="API key, if the server requires one."),
     ] = None,
+    history: Annotated[
+        Path, typer.Option(help="File that keeps the questions for the arrow keys.")
+    ] = _HISTORY,
 ) -> None:
     """Chat with a model in the terminal.
 
     [dim]warren chat --url http://127.0.0.1:8000[/]
     """
     with needs("gateway"):
-        from cli.conversation import Conversation, connect, converse, first_model
+        from cli.conversation import Conversation, ModelServer
 
-    with connect(url, api_key) as client:
-        converse(Conversation(client, model or first_model(client), temperature), output)
+    with closing(ModelServer(url, api_key)) as server:
+        conversation = Conversation(
+            server, _chosen(server, model), temperature, system, max_tokens=max_tokens
+        )
+        read = _prompt(history.expanduser()) if sys.stdin.isatty() else _line
+        Chat(server, conversation, read, output).run()
+
+
+def _chosen(server: "ModelServer", model: str | None) -> str:
+    listed = server.models()
+    if model is None and not listed:
+        raise StartupError(f"the server at {server.url} serves no model yet")
+    # A model that is not listed may have no worker at the moment; the server knows.
+    return model or listed[0]
+
+
+class Chat:
+    """A conversation that is read from ``read`` and shown on ``console``."""
+
+    def __init__(
+        self, server: "ModelServer", conversation: "Conversation", read: Read, console: Console
+    ) -> None:
+        self._server = server
+        self._conversation = conversation
+        self._read = read
+        self._console = console
+        server.on_lost = lambda: self._note("\n[the connection was lost; continuing ...]")
+
+    def run(self) -> None:
+        """Answer until the user leaves."""
+        self._note(f"{self._conversation.model} is ready. /help lists the commands.\n")
+        while True:
+            try:
+                text = self._read().strip()
+            except KeyboardInterrupt:
+                continue
+            except EOFError:
+                return
+            if text == "/exit":
+                return
+            if text.startswith("/"):
+                self._obey(text)
+            elif text:
+                self._answer(text)
+
+    def _answer(self, question: str) -> None:
+        from cli.conversation import show_answer
+
+        self._console.print(f"[bold green]{self._conversation.model}[/]  ", end="")
+        try:
+            show_answer(self._conversation, question, self._console)
+        except KeyboardInterrupt:
+            self._note("\nstopped")
+        except WarrenError as error:
+            self._note(f"\n{error.code}: {error.message}", style="red")
+        self._console.print()
+
+    def _obey(self, text: str) -> None:
+        command, _, argument = text.partition(" ")
+        argument = argument.strip()
+        try:
+            match command:
+                case "/help":
+                    self._help()
+                case "/model":
+                    self._model(argument)
+                case "/system":
+                    self._system(argument)
+                case "/clear":
+                    self._conversation.messages.clear()
+                    self._note("The conversation is forgotten.\n")
+                case "/save":
+                    self._save(argument)
+                case _:
+                    hint = did_you_mean(command, _COMMANDS) or "; /help lists the commands"
+                    self._note(f"unknown command {command}{hint}\n", style="red")
+        except (WarrenError, OSError) as error:
+            self._note(f"{error}\n", style="red")
+
+    def _help(self) -> None:
+        for command, meaning in _COMMANDS.items():
+            self._note(f"{command:8} {meaning}")
+        self._note(
+            "Ctrl-C stops an answer. Alt-Enter begins a new line; pasted lines are one question.\n"
+        )
+
+    def _model(self, name: str) -> None:
+        listed = self._server.models()
+        if not name:
+            for model in listed:
+                self._note(f"{'*' if model == self._conversation.model else ' '} {model}")
+        elif name in listed:
+            self._conversation.model = name
+            self._note(f"{name} answers from now on.")
+        else:
+            hint = did_you_mean(name, listed)
+            self._note(f"{name} is not served{hint}", style="red")
+        self._note("")
+
+    def _system(self, text: str) -> None:
+        if text:
+            self._conversation.system = "" if text == "-" else text
+        self._note(f"System prompt: {self._conversation.system or 'none'}\n")
+
+    def _save(self, name: str) -> None:
+        if not name:
+            self._note("Name a file: /save FILE\n", style="red")
+            return
+        path, prompt = Path(name).expanduser(), self._conversation.prompt
+        if path.suffix == ".md":
+            text = "".join(f"**{one['role']}**\n\n{one['content']}\n\n" for one in prompt)
+        else:
+            model = self._conversation.model
+            text = json.dumps({"model": model, "messages": prompt}, indent=2, ensure_ascii=False)
+        with path.open("x", encoding="utf-8") as file:  # never replaces a file
+            file.write(f"{text.rstrip()}\n")
+        self._note(f"{len(self._conversation.messages)} messages are in {path}.\n")
+
+    def _note(self, text: str, style: str = "dim") -> None:
+        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _line() -> str:
+    """A line of standard input that is not a terminal."""
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line
+
+
+def _prompt(history: Path) -> Read:
+    """A prompt with line editing, history and completion, which takes pasted lines as one."""
+    with needs("gateway"):
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.completion import WordCompleter
+        from prompt_toolkit.formatted_text import HTML
+        from prompt_toolkit.history import FileHistory, InMemoryHistory
+        from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    try:
+        history.parent.mkdir(parents=True, exist_ok=True)
+        history.touch(mode=0o600)
+    except OSError:  # such as a read-only home
+        kept: FileHistory | InMemoryHistory = InMemoryHistory()
+    else:
+        kept = FileHistory(history)
+    session: PromptSession[str] = PromptSession(
+        HTML("<b><ansicyan>you</ansicyan></b>  "),
+        history=kept,
+        key_bindings=keys,
+        multiline=True,
+        completer=WordCompleter([*_COMMANDS], sentence=True),
+        complete_while_typing=False,
+    )
+    return session.prompt

@@ -1,91 +1,245 @@
-"""A conversation in the terminal with an OpenAI-compatible server."""
+"""A conversation with an OpenAI-compatible server, whose answers survive the loss of a gateway."""
 
 import json
-from collections.abc import Generator, Iterator
-from contextlib import closing
-from typing import Any
+import re
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import httpx
 from rich.console import Console
 
-from shared.errors import InternalError, StartupError, WarrenError, from_code
+from shared.errors import (
+    InternalError,
+    InvalidApiKey,
+    StartupError,
+    Unavailable,
+    WarrenError,
+    from_code,
+)
 
-FAREWELL = "/exit"
+PATIENCE_S = 60.0
+"""How long a lost answer is looked for; a gateway keeps it as long."""
 _CONNECT_TIMEOUT_S = 5.0
+_PAUSES_S = (0.0, 0.25, 0.5, 1.0, 2.0)
+_CANCEL_TIMEOUT_S = 2.0
+_KEY_ID = re.compile(r"wk-[0-9a-f]+-")
+
+
+class _Lost(Exception):
+    """The connection, or the gateway behind it, was lost; the answer may still be there."""
+
+
+class _Event(NamedTuple):
+    id: str
+    data: str
+
+
+@dataclass(slots=True)
+class _Bookmark:
+    """How far a stream has been read."""
+
+    body: dict[str, Any]
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Makes a request that is sent again join the first one."""
+    stream_id: str = ""
+    """Empty until the answer begins, and for servers whose streams cannot be resumed."""
+    last_event_id: str = ""
+
+    def request(self, client: httpx.Client) -> httpx.Request:
+        """The request for what is missing."""
+        if self.stream_id:
+            path, headers = f"/v1/streams/{self.stream_id}", {"last-event-id": self.last_event_id}
+            return client.build_request("GET", path, headers=headers)
+        headers = {"accept": "text/event-stream", "idempotency-key": self.key}
+        return client.build_request("POST", "/v1/chat/completions", json=self.body, headers=headers)
+
+
+def connect(
+    url: str, api_key: str | None = None, transport: httpx.BaseTransport | None = None
+) -> httpx.Client:
+    """Create a client for the server at ``url``, with or without ``/v1`` at its end. It waits for
+    answers without a limit. Raises `StartupError`."""
+    url = url.strip().rstrip("/").removesuffix("/v1")
+    url = url if "://" in url else f"http://{url}"
+    try:
+        return httpx.Client(
+            base_url=url,
+            headers={} if api_key is None else {"authorization": f"Bearer {api_key}"},
+            timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
+            transport=transport,
+        )
+    except (httpx.InvalidURL, ValueError) as error:
+        raise StartupError(f"{url} is not a URL: {error}") from None
+
+
+class ModelServer:
+    """A server at a URL, with or without ``/v1`` at its end."""
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        patience_s: float = PATIENCE_S,
+        on_lost: Callable[[], object] = lambda: None,
+    ) -> None:
+        """``on_lost`` is called whenever the connection to a stream is lost."""
+        self.on_lost = on_lost
+        self._api_key = api_key
+        self._patience_s = patience_s
+        self._is_warren = False
+        self._client = connect(url, api_key, transport)
+        self.url = str(self._client.base_url).rstrip("/")
+
+    def close(self) -> None:
+        self._client.close()
+
+    def models(self) -> list[str]:
+        """The models that the server lists. Raises `StartupError` if it cannot be asked."""
+        try:
+            response = self._client.get("/v1/models")
+            self._check(response)
+            listed: list[dict[str, str]] = response.json()["data"]
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise StartupError(f"no server answers at {self.url}: {error}") from error
+        except (ValueError, KeyError, TypeError):
+            raise StartupError(f"{self.url} is not an OpenAI-compatible server") from None
+        except (WarrenError, _Lost) as error:
+            raise StartupError(str(error)) from error
+        self._is_warren = any(model.get("owned_by") == "warren" for model in listed)
+        return [model["id"] for model in listed]
+
+    def stream(self, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+        """Yield the chunks of a streamed chat completion; closing the generator cancels it.
+
+        If the connection is lost, a Warren server is asked for the rest, until it answers or
+        `PATIENCE_S` have passed without an event. Raises the `WarrenError` that the server sent, or
+        `InternalError`.
+        """
+        bookmark = _Bookmark(body)
+        num_failures, heard_at = 0, time.monotonic()
+        try:
+            while True:
+                try:
+                    for chunk in self._rest(bookmark):
+                        num_failures, heard_at = 0, time.monotonic()
+                        yield chunk
+                except (httpx.TransportError, _Lost) as error:
+                    waited_s = time.monotonic() - heard_at
+                    if not self._is_warren or waited_s > self._patience_s:
+                        raise InternalError(f"the connection was lost: {error}") from error
+                else:
+                    return
+                if not num_failures:
+                    self.on_lost()
+                time.sleep(_PAUSES_S[min(num_failures, len(_PAUSES_S) - 1)])
+                num_failures += 1
+        except (GeneratorExit, KeyboardInterrupt):
+            self._cancel(bookmark.stream_id)
+            raise
+
+    def _rest(self, bookmark: "_Bookmark") -> Iterator[dict[str, Any]]:
+        """The chunks that are missing, as far as the connection lasts."""
+        with closing(self._client.send(bookmark.request(self._client), stream=True)) as response:
+            self._check(response)
+            if "x-stream-token" in response.headers:
+                self._is_warren = True  # also if no model was listed yet
+                bookmark.stream_id = response.headers["x-request-id"]
+            for event in _events(response):
+                if event.data == "[DONE]":
+                    return
+                bookmark.last_event_id = event.id or bookmark.last_event_id
+                yield _chunk(event)
+        if response.status_code != httpx.codes.NO_CONTENT:
+            raise _Lost("the stream ended before the answer was complete")
+
+    def _cancel(self, stream_id: str) -> None:
+        if stream_id:
+            with suppress(httpx.HTTPError):
+                self._client.delete(f"/v1/streams/{stream_id}", timeout=_CANCEL_TIMEOUT_S)
+
+    def _check(self, response: httpx.Response) -> None:
+        """Raise the error of a response: `_Lost` if another gateway may answer."""
+        if not response.is_error:
+            return
+        response.read()
+        try:
+            error = _error(response.json()["error"])
+        except (ValueError, KeyError, TypeError):
+            error = InternalError(f"the server answered with status {response.status_code}")
+        match response.status_code:
+            case httpx.codes.UNAUTHORIZED:
+                raise InvalidApiKey(self._key_problem())
+            case httpx.codes.BAD_GATEWAY | httpx.codes.SERVICE_UNAVAILABLE:
+                raise _Lost(error.message)
+        raise error
+
+    def _key_problem(self) -> str:
+        if self._api_key is None:
+            return f"{self.url} requires an API key: set OPENAI_API_KEY, or pass --api-key"
+        known = _KEY_ID.match(self._api_key)
+        which = f"the API key {known[0]}..." if known else "the API key"
+        return f"{self.url} does not accept {which} of --api-key or OPENAI_API_KEY"
 
 
 class Conversation:
-    """The messages exchanged so far with ``model``, which is reached through ``client``."""
+    """The messages exchanged so far with ``model``, and its settings."""
 
-    def __init__(self, client: httpx.Client, model: str, temperature: float) -> None:
+    def __init__(
+        self,
+        server: ModelServer,
+        model: str,
+        temperature: float,
+        system: str = "",
+        *,
+        max_tokens: int | None = None,
+    ) -> None:
         self.model = model
         self.temperature = temperature
+        self.system = system
+        self.max_tokens = max_tokens
         self.messages: list[dict[str, str]] = []
-        self._client = client
+        self._server = server
+
+    @property
+    def prompt(self) -> list[dict[str, str]]:
+        """All messages, the system's first."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *self.messages]
 
     def ask(self, question: str) -> Generator[str, None, None]:
         """Stream the answer piece by piece; closing the generator cancels the request.
 
         A truncated answer stays in the conversation; a question without any answer does not. Raises
-        the `WarrenError` that the server sent, or `InternalError`.
+        what `ModelServer.stream` raises.
         """
         self.messages.append({"role": "user", "content": question})
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": self.prompt,
+            "temperature": self.temperature,
+            "stream": True,
+        }
+        if self.max_tokens is not None:
+            body["max_tokens"] = self.max_tokens
         answer = ""
         try:
-            for piece in self._stream():
-                answer += piece
-                yield piece
-        except httpx.HTTPError as error:
-            raise InternalError(f"the connection broke: {error}") from error
+            with closing(self._server.stream(body)) as chunks:
+                for chunk in chunks:
+                    for choice in chunk["choices"]:
+                        piece = choice["delta"].get("content") or ""
+                        answer += piece
+                        yield piece
         finally:
             if answer:
                 self.messages.append({"role": "assistant", "content": answer})
             else:
                 self.messages.pop()
-
-    def _stream(self) -> Iterator[str]:
-        body = {
-            "model": self.model,
-            "messages": self.messages,
-            "temperature": self.temperature,
-            "stream": True,
-        }
-        with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
-            _check(response)
-            for event in _events(response):
-                for choice in event["choices"]:
-                    yield choice["delta"].get("content") or ""
-
-
-def connect(url: str, api_key: str | None = None) -> httpx.Client:
-    """Create a client for the server at ``url``, without a timeout for answers."""
-    headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-    timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
-    return httpx.Client(base_url=url, headers=headers, timeout=timeout)
-
-
-def first_model(client: httpx.Client) -> str:
-    """The first model that the server lists. Raises `StartupError` if there is none."""
-    try:
-        response = client.get("/v1/models")
-        _check(response)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise StartupError(f"no server answers at {client.base_url}: {error}") from error
-    models: list[dict[str, str]] = response.json()["data"]
-    if not models:
-        raise StartupError(f"the server at {client.base_url} serves no model yet")
-    return models[0]["id"]
-
-
-def converse(conversation: Conversation, console: Console) -> None:
-    """Ask what the user types until they type /exit or press Ctrl-D or Ctrl-C."""
-    console.print(
-        f"[bold]{conversation.model}[/] is ready. Type {FAREWELL} to leave, press Ctrl-C to stop "
-        "an answer.\n"
-    )
-    while (question := _read(console)) != FAREWELL:
-        if question:
-            _answer(conversation, question, console)
 
 
 def show_answer(conversation: Conversation, question: str, console: Console) -> None:
@@ -96,48 +250,26 @@ def show_answer(conversation: Conversation, question: str, console: Console) -> 
     console.print()
 
 
-def _read(console: Console) -> str:
-    try:
-        return console.input("[bold cyan]you[/]  ").strip()
-    except (EOFError, KeyboardInterrupt):
-        console.print()
-        return FAREWELL
-
-
-def _answer(conversation: Conversation, question: str, console: Console) -> None:
-    console.print(f"[bold green]{conversation.model}[/]  ", end="")
-    try:
-        show_answer(conversation, question, console)
-    except KeyboardInterrupt:
-        console.print("\n[dim]stopped[/]")
-    except WarrenError as error:
-        console.print(f"\n[red]{error.code}:[/] ", end="")
-        console.print(error.message, markup=False, highlight=False)
-    console.print()
-
-
-def _check(response: httpx.Response) -> None:
-    if response.is_error:
-        response.read()
-        try:
-            error = response.json()["error"]
-        except (ValueError, KeyError, TypeError):
-            raise InternalError(f"the server answered with status {response.status_code}") from None
-        raise _error(error)
-
-
-def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
-    """Yield the events of an SSE stream. Raises `InternalError` if it ends without ``[DONE]``."""
+def _events(response: httpx.Response) -> Iterator[_Event]:
+    """The complete events of an SSE stream."""
+    fields: dict[str, str] = {}
     for line in response.iter_lines():
-        data = line.removeprefix("data: ")
-        if data == "[DONE]":
-            return
-        if data != line:
-            event: dict[str, Any] = json.loads(data)
-            if event.get("error"):
-                raise _error(event["error"])
-            yield event
-    raise InternalError("the stream ended before the answer was complete")
+        name, colon, value = line.partition(": ")
+        if name and colon:
+            fields[name] = value
+        elif not line:
+            if "data" in fields:
+                yield _Event(fields.get("id", ""), fields["data"])
+            fields = {}
+
+
+def _chunk(event: _Event) -> dict[str, Any]:
+    """The chunk of an event. Raises its error: `_Lost` if the stream goes on elsewhere."""
+    chunk: dict[str, Any] = json.loads(event.data)
+    if chunk.get("error"):
+        error = _error(chunk["error"])
+        raise _Lost(error.message) if isinstance(error, Unavailable) else error
+    return chunk
 
 
 def _error(error: dict[str, Any]) -> WarrenError:

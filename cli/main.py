@@ -11,6 +11,7 @@ from rich.markup import escape
 from cli import batches, dead, keys
 from cli.batch.command import batch
 from cli.chat import chat
+from cli.doctor import doctor
 from cli.options import EPILOG
 from cli.serve import gateway, pull, serve, worker
 from cli.status import status, top
@@ -33,6 +34,7 @@ app.command()(chat)
 app.command(epilog=EPILOG)(batch)
 app.command()(status)
 app.command()(top)
+app.command(epilog=EPILOG)(doctor)
 app.add_typer(batches.app, name="batches")
 app.add_typer(dead.app, name="dead")
 app.add_typer(keys.app, name="keys")
@@ -71,15 +73,38 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 def main() -> None:
     """Run the command line.
 
-    A `WarrenError` is printed as one line; the exit status is 2 for start-up errors and 1
-    otherwise.
+    An error is printed as one line on standard error. The exit status is 2 for errors of usage and
+    of the start, and 1 otherwise.
     """
-    failures: list[BaseException] = []
     try:
-        app()
-    except* WarrenError as group:
-        failures = list(_leaves(group))
+        sys.exit(app(standalone_mode=False) or 0)
+    except typer.TyperException as error:
+        if message := error.format_message():  # empty if the help was shown instead
+            _complain(_usage_error(message))
+        sys.exit(error.exit_code)
+    except typer.Abort:
+        _complain("aborted")
+        sys.exit(1)
+    except (WarrenError, BaseExceptionGroup) as error:
+        failures = list(_leaves(error))
+        if not all(isinstance(failure, WarrenError) for failure in failures):
+            raise
     for failure in failures:
-        notices.print(f"[bold red]error:[/] {escape(str(failure))}", soft_wrap=True)
-    if failures:
-        sys.exit(2 if any(isinstance(f, StartupError) for f in failures) else 1)
+        _complain(str(failure))
+    sys.exit(2 if any(isinstance(failure, StartupError) for failure in failures) else 1)
+
+
+def _usage_error(message: str) -> str:
+    """A message of typer's in the form of our own errors."""
+    message = message.rstrip(".")
+    message = message[:1].lower() + message[1:]
+    # typer suggests commands in a sentence of its own, and options not as a question.
+    message = message.replace(". Did you mean", ": did you mean")
+    message, _, options = message.partition(" (Possible options: ")
+    if options:
+        message += f": did you mean {options.removesuffix(')').replace(', ', ' or ')}?"
+    return message
+
+
+def _complain(message: str) -> None:
+    notices.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from shared.settings import CommonSettings, GatewaySettings, WorkerSettings, variable
+from shared.settings import CommonSettings, GatewaySettings, WorkerSettings, option, variable
 
 EPILOG = (
     "Every setting is also an environment variable: --max-num-seqs is WARREN_MAX_NUM_SEQS. "
@@ -23,8 +23,9 @@ _Command = TypeVar("_Command", bound=Callable[..., None])
 def takes_settings(*classes: type[CommonSettings]) -> Callable[[_Command], _Command]:
     """Give a command's ``**options`` one option for each setting of ``classes``.
 
-    Each value is passed on as text, or as None if the option was not given; `shared.settings.load`
-    parses it like an environment variable.
+    A boolean setting becomes a pair of flags, ``--x`` and ``--no-x``. Each other value is passed on
+    as text, and `shared.settings.load` parses it like an environment variable. An option that was
+    not given is None.
     """
     fields = {name: (cls, field) for cls in classes for name, field in cls.model_fields.items()}
 
@@ -56,10 +57,13 @@ def table() -> str:
 
 
 def _parameter(name: str, cls: type[CommonSettings], field: FieldInfo) -> inspect.Parameter:
-    option = typer.Option(
-        f"--{name.replace('_', '-')}",
+    flag = option(name)
+    is_boolean = field.annotation is bool
+    declared = typer.Option(
+        f"{flag}/--no-{flag[2:]}" if is_boolean else flag,
         help=rf"{_meaning(field)} \[default: {_default(field) or 'none'}]",
-        metavar=_metavar(field),
+        metavar=None if is_boolean else _metavar(field),
+        show_default=False,
         rich_help_panel="Gateway and worker"
         if _is_common(name)
         else cls.__name__.removesuffix("Settings"),
@@ -68,7 +72,7 @@ def _parameter(name: str, cls: type[CommonSettings], field: FieldInfo) -> inspec
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
-        annotation=Annotated[str | None, option],
+        annotation=Annotated[bool | None if is_boolean else str | None, declared],
     )
 
 

@@ -5,7 +5,7 @@
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,11 +75,17 @@ def pull(
     model: Annotated[
         str, typer.Argument(help="Known name, model directory, GGUF file or Hugging Face Hub id.")
     ] = DEFAULT_MODEL,
+    is_list: Annotated[
+        bool, typer.Option("--list", help="List the known names instead, and how each one runs.")
+    ] = False,
 ) -> None:
     """Download a model to the cache and prepare it for loading.
 
     [dim]warren pull smollm2[/]
     """
+    if is_list:
+        _list_models()
+        return
     output.print(f"{model} is ready: {_pull(model)}", soft_wrap=True)
 
 
@@ -143,6 +149,25 @@ async def _work(worker_settings: WorkerSettings, bus: "Bus") -> None:
         await run_worker(worker_settings, bus, stop=stop, ready=lambda: on_signals(stop.set))
 
 
+def _list_models() -> None:
+    with needs("worker"):
+        from worker.checkpoints import store
+        from worker.checkpoints.catalogue import MODELS
+        from worker.model.config import FAMILIES
+
+    rows = [("NAME", "SIZE", "LICENSE", "RUNS", "SOURCE")]
+    for name, model in MODELS.items():
+        runs = "natively" if model.family in FAMILIES else "transformers"
+        source = model.source if isinstance(model.source, str) else model.source.requirement
+        remarks = ["gated"] * model.is_gated + ["downloaded"] * store.is_here(name)
+        source += f" ({', '.join(remarks)})" if remarks else ""
+        rows.append((name, model.size, model.license, runs, source))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        output.print(line.rstrip(), markup=False, soft_wrap=True)
+
+
 def _pull(model: str) -> Path:
     with needs("worker"):
         from worker.checkpoints import store
@@ -152,12 +177,12 @@ def _pull(model: str) -> Path:
 
 
 def _show_answer(url: str, model: str, question: str) -> None:
-    from cli.conversation import Conversation, connect, show_answer
+    from cli.conversation import Conversation, ModelServer, show_answer
 
     output.print(f"[bold cyan]you[/]  {escape(question)}")
     output.print(f"[bold green]{model}[/]  ", end="")
-    with connect(url) as client:
-        show_answer(Conversation(client, model, temperature=0), question, output)
+    with closing(ModelServer(url)) as server:
+        show_answer(Conversation(server, model, temperature=0), question, output)
 
 
 def _say_ready(what: str, url: str) -> None:

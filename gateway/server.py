@@ -66,7 +66,10 @@ def listen(settings: GatewaySettings) -> Iterator[socket.socket]:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-        raise StartupError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from None
+        place = f"{settings.host}:{settings.port}"
+        raise StartupError(
+            f"cannot listen on {place}: {reason}; choose another address with --host and --port"
+        ) from None
     with listener:
         yield listener
 
@@ -76,7 +79,7 @@ def _check_secured(settings: GatewaySettings, address: str) -> None:
     if not is_secured and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         raise StartupError(
             f"{settings.host} accepts requests from other machines, but no API keys are "
-            "configured: set --keys-file, or --allow-anonymous true"
+            "configured: set --keys-file, or --allow-anonymous"
         )
 
 

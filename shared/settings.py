@@ -1,10 +1,14 @@
 """All settings, read once at start-up from ``WARREN_`` variables and the command line.
 
 The command line takes precedence over the environment. An invalid value or an unknown variable
-stops the process at start-up with a one-line error.
+stops the process at start-up with a one-line error, which names the option or the variable.
+Variables that Kubernetes injects for a Service are ignored.
 """
 
 import os
+import re
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -17,7 +21,13 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import PydanticCustomError
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from shared.errors import StartupError
 
@@ -58,6 +68,38 @@ def _check_secret(secret: SecretStr) -> SecretStr:
             "the secret must have at least 32 bytes; `openssl rand -hex 32` makes one",
         )
     return secret
+
+
+class InvalidSetting(Exception):
+    """A problem with one setting, for which pydantic has no error."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(reason)
+        self.name = name
+
+
+_SERVICE_VARIABLE = re.compile(
+    rf"{PREFIX}(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+_SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
+
+
+def _is_of_kubernetes(name: str, value: str) -> bool:
+    """Whether Kubernetes injects this variable for a Service named ``warren`` or ``warren-...``.
+
+    Its ``WARREN_PORT=tcp://10.0.0.1:80`` is not the gateway's port.
+    """
+    is_address = name.endswith("_PORT") and _SERVICE_ADDRESS.fullmatch(value) is not None
+    return is_address or _SERVICE_VARIABLE.fullmatch(name) is not None
+
+
+class _Variables(EnvSettingsSource):
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        return {
+            name: value
+            for name, value in super()._load_env_vars().items()
+            if value is None or not _is_of_kubernetes(name.upper(), value)
+        }
 
 
 class CommonSettings(BaseSettings):
@@ -120,10 +162,22 @@ class CommonSettings(BaseSettings):
         "orchestrator's kill timeout.",
     )
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Options take precedence over variables; there are no other sources."""
+        return init_settings, _Variables(settings_cls)
+
     @model_validator(mode="before")
     @classmethod
     def _read_secrets(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Read secrets from their files. Raises `StartupError`."""
+        """Read secrets from their files. Raises `InvalidSetting`."""
         read = {
             name: _read_secret(name, Path(path))
             for name in _SECRETS
@@ -131,7 +185,7 @@ class CommonSettings(BaseSettings):
         }
         for name in read:
             if values.get(name) is not None:
-                raise StartupError(f"{variable(name)} and {variable(name)}_FILE are both set")
+                raise InvalidSetting(name, f"{variable(name)}_FILE is also set")
         return {**values, **read}
 
 
@@ -478,7 +532,7 @@ def _read_secret(name: str, path: Path) -> str:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
-        raise StartupError(f"{variable(name)}_FILE: {path} cannot be read: {reason}") from None
+        raise InvalidSetting(f"{name}_file", f"{path} cannot be read: {reason}") from None
 
 
 def variable(field: str) -> str:
@@ -486,23 +540,51 @@ def variable(field: str) -> str:
     return f"{PREFIX}{field}".upper()
 
 
+def option(field: str) -> str:
+    """The command-line option of a setting."""
+    return f"--{field.replace('_', '-')}"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown ``word``, with what was probably meant; may be empty."""
+    close = get_close_matches(word, list(known), n=1)
+    return f": did you mean {close[0]}?" if close else ""
+
+
 def load(settings: type[_Settings], **options: Any) -> _Settings:
     """Load settings. ``options`` are those of the command line; None means that an option was not
     given.
 
-    Raises `StartupError` naming each invalid setting; the values of secrets are not shown.
+    Raises `StartupError` naming each invalid option or variable; the values of secrets are not
+    shown.
     """
+    _check_variables()
+    given = {name: value for name, value in options.items() if value is not None}
+
+    def place(name: object) -> str:
+        return option(str(name)) if name in given else variable(str(name))
+
+    try:
+        return settings(**given)
+    except InvalidSetting as error:
+        raise StartupError(f"{place(error.name)}: {error}") from None
+    except ValidationError as error:
+        lines = [f"{place(problem['loc'][0])}: {problem['msg']}" for problem in error.errors()]
+        raise StartupError("; ".join(lines)) from None
+
+
+def _check_variables() -> None:
+    """Raise `StartupError` if a variable begins with the prefix and is no setting."""
     known = {
         variable(field) for cls in (GatewaySettings, WorkerSettings) for field in cls.model_fields
     }
-    unknown = sorted(v for v in os.environ if v.startswith(PREFIX) and v not in known)
-    unknown = [v for v in unknown if not v.startswith(f"{PREFIX}TEST_")]
+    unknown = [
+        f"unknown setting {name}{did_you_mean(name, known)}"
+        for name, value in sorted(os.environ.items())
+        if name.startswith(PREFIX)
+        and name not in known
+        and not name.startswith(f"{PREFIX}TEST_")
+        and not _is_of_kubernetes(name, value)
+    ]
     if unknown:
-        raise StartupError(f"unknown setting {', '.join(unknown)}")
-    try:
-        return settings(**{name: value for name, value in options.items() if value is not None})
-    except ValidationError as error:
-        lines = [
-            f"{variable(str(problem['loc'][0]))}: {problem['msg']}" for problem in error.errors()
-        ]
-        raise StartupError("; ".join(lines)) from None
+        raise StartupError("; ".join(unknown))

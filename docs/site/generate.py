@@ -1,6 +1,6 @@
 """Writes the parts of the pages that the code decides: ``python -m docs.site.generate``.
 
-A test fails while a page differs from what this module would write.
+A test fails while a page, or docker-compose.yml, differs from what this module would write.
 """
 
 import re
@@ -10,13 +10,31 @@ from pathlib import Path
 from cli.options import table
 from docs.site.compatibility import tables
 from docs.site.metrics import metric_tables
+from shared.settings import CommonSettings, GatewaySettings, WorkerSettings, variable
+from worker.checkpoints.catalogue import MODELS
+from worker.model.config import FAMILIES
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs"
+COMPOSE = ROOT / "docker-compose.yml"
+
+
+def models() -> str:
+    """The known models as a Markdown table."""
+    rows = ["| Name | Parameters | Runs | License | Source |", "|---|---|---|---|---|"]
+    for name, model in MODELS.items():
+        runs = "natively" if model.family in FAMILIES else "through transformers"
+        is_wheel = not isinstance(model.source, str)
+        source = "a wheel on PyPI" if is_wheel else f"`{model.source}`"
+        license_ = f"{model.license}, to be accepted" if model.is_gated else model.license
+        rows.append(f"| `{name}` | {model.size} | {runs} | {license_} | {source} |")
+    return "\n".join(rows)
+
 
 _BLOCKS: Mapping[str, Callable[[], str]] = {
     "compatibility": tables,
     "metrics": metric_tables,
+    "models": models,
     "settings": table,
 }
 """What stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``."""
@@ -30,6 +48,37 @@ def rendered(page: str) -> str:
     return _FILE.sub(lambda match: f"{match[1]}{_read(match['path'])}{match[3]}", page)
 
 
+_COMPOSE_LIST = re.compile(r"(  # settings: (?P<side>\w+)\n).*?(  # /settings\n)", re.DOTALL)
+_SIDES = {"common": CommonSettings, "gateway": GatewaySettings, "worker": WorkerSettings}
+SET_BY_COMPOSE = {
+    "broker",
+    "broker_file",
+    "secret",
+    "secret_file",
+    "host",
+    "port",
+    "keys_file",
+    "data_dir",
+    "max_connections_per_address",
+    "health_host",
+    "health_port",
+}
+"""Settings that docker-compose.yml or the images set."""
+
+
+def composed(compose: str) -> str:
+    """docker-compose.yml with its lists of settings as they are now."""
+    return _COMPOSE_LIST.sub(
+        lambda match: f"{match[1]}{_passed_on(match['side'])}{match[3]}", compose
+    )
+
+
+def _passed_on(side: str) -> str:
+    common = CommonSettings.model_fields if side != "common" else {}
+    own = [name for name in _SIDES[side].model_fields if name not in common]
+    return "".join(f"  {variable(name)}:\n" for name in own if name not in SET_BY_COMPOSE)
+
+
 def _read(path: str) -> str:
     return (ROOT / path).read_text(encoding="utf-8")
 
@@ -37,3 +86,4 @@ def _read(path: str) -> str:
 if __name__ == "__main__":
     for path in PAGES.rglob("*.md"):
         path.write_text(rendered(path.read_text(encoding="utf-8")), encoding="utf-8")
+    COMPOSE.write_text(composed(COMPOSE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -11,17 +11,17 @@ is_installed() {
         [[ -x /usr/sbin/rabbitmq-server || -x /usr/lib/rabbitmq/bin/rabbitmq-server ]]
 }
 
-install_debian_package() {
-    # Debian starts every service that it installs unless a policy forbids it. The tests start their own node.
-    local policy=/usr/sbin/policy-rc.d
+install_debian_packages() (
+    # Debian starts every service that it installs unless a policy forbids it. The tests start their own.
+    policy=/usr/sbin/policy-rc.d
     if [[ ! -e $policy ]]; then
         trap "rm -f $policy" EXIT
         printf '#!/bin/sh\nexit 101\n' >$policy
         chmod +x $policy
     fi
     apt-get update
-    DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends rabbitmq-server
-}
+    DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends "$@"
+)
 
 run_in_container() {
     local password secrets
@@ -43,11 +43,15 @@ run_in_container() {
     WARREN_TEST_AMQP_URL="amqp://operator:$password@$address/warren" "$@"
 }
 
+missing=()
+is_installed || missing+=(rabbitmq-server)
+command -v nginx >/dev/null || missing+=(nginx-light) # for the test of the proxy's configuration
+if ((${#missing[@]})) && [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
+    install_debian_packages "${missing[@]}"
+fi
+
 if is_installed; then
     exec "$@"
-elif [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
-    install_debian_package
-    "$@"
 elif docker info >/dev/null 2>&1; then
     run_in_container "$@"
 else

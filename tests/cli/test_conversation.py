@@ -2,51 +2,84 @@
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 
 import httpx
 import pytest
 from rich.console import Console
 
-from cli.conversation import Conversation, connect, converse, first_model, show_answer
-from shared.errors import ContextLengthExceeded, InternalError, StartupError, WorkerLost
+from cli.chat import Chat
+from cli.conversation import PATIENCE_S, Conversation, ModelServer, show_answer
+from shared.errors import (
+    ContextLengthExceeded,
+    InternalError,
+    InvalidApiKey,
+    StartupError,
+    WorkerLost,
+)
+
+DONE = "data: [DONE]\n\n"
+MODELS = {"data": [{"id": "m", "owned_by": "warren"}, {"id": "other", "owned_by": "warren"}]}
+OF_WARREN = {"x-stream-token": "t", "x-request-id": "chatcmpl-1"}
 
 Handler = Callable[[httpx.Request], httpx.Response]
-DONE = "data: [DONE]\n\n"
 
 
-def delta(content: str) -> str:
-    return f"data: {json.dumps({'choices': [{'delta': {'content': content}}]})}\n\n"
+def delta(content: str, event_id: str = "") -> str:
+    data = f"data: {json.dumps({'choices': [{'delta': {'content': content}}]})}\n\n"
+    return f"id: {event_id}\n{data}" if event_id else data
 
 
-def stream(*frames: str) -> httpx.Response:
-    return httpx.Response(200, text="".join(frames))
+def stream(*frames: str, **headers: str) -> httpx.Response:
+    return httpx.Response(200, text="".join(frames), headers=headers)
 
 
 def failure(status: int, code: str, message: str) -> httpx.Response:
     return httpx.Response(status, json={"error": {"code": code, "message": message, "param": None}})
 
 
-def client(handler: Handler) -> httpx.Client:
-    return httpx.Client(base_url="http://server", transport=httpx.MockTransport(handler))
+class Answers:
+    """A server that gives these answers in order, or raises them, and keeps the requests."""
+
+    def __init__(self, *answers: httpx.Response | Exception) -> None:
+        self.requests: list[httpx.Request] = []
+        self._left = iter(answers)
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json=MODELS)
+        self.requests.append(request)
+        answer = next(self._left)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    @property
+    def messages(self) -> list[list[dict[str, str]]]:
+        """The messages of each question."""
+        posted = [request for request in self.requests if request.method == "POST"]
+        return [json.loads(request.content)["messages"] for request in posted]
 
 
-def conversation(*answers: httpx.Response) -> tuple[Conversation, list[list[dict[str, str]]]]:
-    """A conversation with these answers, and the messages that each question sent."""
-    sent: list[list[dict[str, str]]] = []
-    left = iter(answers)
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        sent.append(json.loads(request.content)["messages"])
-        return next(left)
-
-    return Conversation(client(answer), "m", 0.5), sent
+def server(handler: Handler, patience_s: float = PATIENCE_S) -> ModelServer:
+    transport = httpx.MockTransport(handler)
+    return ModelServer("http://server", transport=transport, patience_s=patience_s)
 
 
-def screen() -> tuple[Console, io.StringIO]:
-    text = io.StringIO()
-    return Console(file=text, width=80), text
+def conversation(*answers: httpx.Response | Exception) -> tuple[Conversation, Answers]:
+    """A conversation with a server that may be any vendor's."""
+    handler = Answers(*answers)
+    return Conversation(server(handler), "m", 0.5), handler
+
+
+def with_warren(*answers: httpx.Response | Exception) -> tuple[Conversation, Answers]:
+    """A conversation with a server that is known to be Warren."""
+    handler = Answers(*answers)
+    asked = server(handler)
+    asked.models()
+    return Conversation(asked, "m", 0.5), handler
 
 
 def test_an_answer_comes_in_pieces() -> None:
@@ -55,14 +88,25 @@ def test_an_answer_comes_in_pieces() -> None:
     assert list(talk.ask("capital?")) == ["Pa", "ris"]
 
 
-def test_the_next_question_bears_what_was_said_before() -> None:
+def test_the_next_question_comes_with_what_was_said_before_and_the_system_prompt() -> None:
     talk, sent = conversation(stream(delta("Hi"), DONE), stream(delta("Yes"), DONE))
+    talk.system = "Be brief."
 
     list(talk.ask("hello"))
     list(talk.ask("there?"))
 
-    assert [message["content"] for message in sent[1]] == ["hello", "Hi", "there?"]
-    assert [message["role"] for message in sent[1]] == ["user", "assistant", "user"]
+    assert [message["content"] for message in sent.messages[1]] == [
+        "Be brief.",
+        "hello",
+        "Hi",
+        "there?",
+    ]
+    assert [message["role"] for message in sent.messages[1]] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+    ]
 
 
 def test_a_refused_question_is_the_servers_error_and_is_forgotten() -> None:
@@ -84,65 +128,208 @@ def test_an_error_inside_the_stream_keeps_what_came_before() -> None:
     assert [message["content"] for message in talk.messages] == ["capital?", "Par"]
 
 
-def test_a_stream_without_its_end_is_an_error() -> None:
-    talk, _ = conversation(stream(delta("Par")))
+def test_a_stream_without_its_end_is_an_error_of_a_server_that_cannot_resume() -> None:
+    talk, sent = conversation(stream(delta("Par")))
 
     with pytest.raises(InternalError, match="answer was complete"):
         list(talk.ask("capital?"))
+    assert len(sent.requests) == 1
 
 
-def test_an_answer_that_is_stopped_stays_as_far_as_it_went() -> None:
-    talk, _ = conversation(stream(delta("one"), delta("two"), DONE))
+def test_a_lost_stream_goes_on_after_its_last_event() -> None:
+    half = 'id: 2.9\ndata: {"choices": [{"del'  # is not taken for an event
+    talk, sent = with_warren(
+        stream(delta("Par", "1.3"), half, **OF_WARREN),
+        httpx.ConnectError("refused"),
+        httpx.Response(502, text="<html>"),
+        stream(delta("is", "2.5"), DONE),
+    )
+
+    assert list(talk.ask("capital?")) == ["Par", "is"]
+
+    resumed = sent.requests[1:]
+    assert [request.url.path for request in resumed] == ["/v1/streams/chatcmpl-1"] * 3
+    assert {request.headers["last-event-id"] for request in resumed} == {"1.3"}
+
+
+def test_a_gateway_that_shuts_down_is_no_error() -> None:
+    error = {"error": {"code": "service_unavailable", "message": "shutting down"}}
+    talk, _ = with_warren(
+        stream(delta("Par", "1.3"), f"data: {json.dumps(error)}\n\n", **OF_WARREN),
+        httpx.Response(204),
+    )
+
+    assert list(talk.ask("capital?")) == ["Par"]
+
+
+def test_a_question_that_was_not_answered_is_asked_again_under_the_same_key() -> None:
+    talk, sent = with_warren(
+        httpx.ReadError("broken"),
+        failure(503, "service_unavailable", "draining"),
+        stream(delta("Paris", "1.5"), DONE, **OF_WARREN),
+    )
+
+    assert list(talk.ask("capital?")) == ["Paris"]
+    assert len({request.headers["idempotency-key"] for request in sent.requests}) == 1
+
+
+def test_patience_ends() -> None:
+    handler = Answers(*[httpx.ConnectError("refused")] * 9)
+    asked = server(handler, patience_s=0)
+    asked.models()
+
+    with pytest.raises(InternalError, match="the connection was lost: refused"):
+        list(Conversation(asked, "m", 0).ask("capital?"))
+
+
+def test_an_answer_that_is_stopped_stays_as_far_as_it_went_and_is_cancelled() -> None:
+    talk, sent = with_warren(
+        stream(delta("one", "1.3"), delta("two", "2.6"), DONE, **OF_WARREN), httpx.Response(200)
+    )
 
     with closing(talk.ask("count")) as pieces:
         next(pieces)
 
     assert talk.messages[-1] == {"role": "assistant", "content": "one"}
+    assert (sent.requests[-1].method, sent.requests[-1].url.path) == (
+        "DELETE",
+        "/v1/streams/chatcmpl-1",
+    )
 
 
 def test_an_answer_that_is_no_json_is_an_error_with_its_status() -> None:
-    talk, _ = conversation(httpx.Response(502, text="<html>"))
+    talk, _ = conversation(httpx.Response(500, text="<html>"))
 
-    with pytest.raises(InternalError, match="502"):
+    with pytest.raises(InternalError, match="500"):
         list(talk.ask("x"))
 
 
-def test_the_first_model_of_the_list_answers() -> None:
-    listing = {"data": [{"id": "smollm2"}, {"id": "other"}]}
+@pytest.mark.parametrize(
+    "url", ["http://server", "http://server/", "http://server/v1", "server/v1/"]
+)
+def test_the_url_may_end_with_v1(url: str) -> None:
+    asked = ModelServer(url, transport=httpx.MockTransport(Answers()))
 
-    assert first_model(client(lambda _: httpx.Response(200, json=listing))) == "smollm2"
+    assert asked.models() == ["m", "other"]
 
 
-def test_a_server_without_models_stops_the_start() -> None:
-    with pytest.raises(StartupError, match="no model"):
-        first_model(client(lambda _: httpx.Response(200, json={"data": []})))
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        (None, "requires an API key: set OPENAI_API_KEY, or pass --api-key"),
+        ("wk-3c5c4c7894-secret", r"does not accept the API key wk-3c5c4c7894-\.\.\. of --api-key"),
+        ("sk-secret", "does not accept the API key of --api-key"),
+    ],
+)
+def test_a_refused_key_is_named_without_its_secret(key: str | None, message: str) -> None:
+    transport = httpx.MockTransport(lambda _: failure(401, "invalid_api_key", "no"))
+
+    with pytest.raises(StartupError, match=message) as refused:
+        ModelServer("http://server", key, transport=transport).models()
+    assert "secret" not in str(refused.value)
+    with pytest.raises(InvalidApiKey, match=message):
+        list(Conversation(ModelServer("http://server", key, transport=transport), "m", 0).ask("x"))
 
 
 def test_a_server_that_is_not_there_stops_the_start() -> None:
-    with connect("http://127.0.0.1:1") as nobody, pytest.raises(StartupError, match="no server"):
-        first_model(nobody)
+    with pytest.raises(StartupError, match="no server answers at http"):
+        ModelServer("http://127.0.0.1:1").models()
+
+
+def test_what_is_no_model_server_stops_the_start() -> None:
+    with pytest.raises(StartupError, match="not an OpenAI-compatible server"):
+        server(lambda _: httpx.Response(200, text="<html>")).models()
 
 
 def test_text_is_shown_as_it_is() -> None:
     talk, _ = conversation(stream(delta("[bold]a[/bold] " + "b" * 100), DONE))
-    console, text = screen()
+    text = io.StringIO()
 
-    show_answer(talk, "x", console)
+    show_answer(talk, "x", Console(file=text, width=80))
 
     assert text.getvalue() == "[bold]a[/bold] " + "b" * 100 + "\n"
 
 
-def test_a_conversation_goes_on_after_an_error_and_ends_at_exit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("capital?\n\ncapital?\n/exit\nnever asked\n"))
-    talk, sent = conversation(
-        failure(429, "rate_limit_exceeded", "later"), stream(delta("Paris"), DONE)
-    )
-    console, text = screen()
+class Typed:
+    """What a user types, and what the terminal shows for it."""
 
-    converse(talk, console)
+    def __init__(self, *answers: httpx.Response | Exception) -> None:
+        handler = Answers(*answers)
+        self.server = server(handler)
+        self.sent = handler
+        self.talk = Conversation(self.server, "m", 0.5)
+        self._screen = io.StringIO()
 
-    assert len(sent) == 2
-    assert "rate_limit_exceeded: later" in text.getvalue()
-    assert "Paris" in text.getvalue()
+    def type(self, *lines: str) -> str:
+        """Type lines and then Ctrl-D; returns what is on the screen."""
+        left: Iterator[str] = iter(lines)
+
+        def read() -> str:
+            try:
+                return next(left)
+            except StopIteration:
+                raise EOFError from None
+
+        console = Console(file=self._screen, width=80, color_system=None)
+        Chat(self.server, self.talk, read, console).run()
+        return self._screen.getvalue()
+
+
+def test_a_conversation_goes_on_after_an_error_and_ends_at_exit() -> None:
+    user = Typed(failure(429, "rate_limit_exceeded", "later"), stream(delta("Paris"), DONE))
+
+    shown = user.type("capital?", "", "capital?", "/exit", "never asked")
+
+    assert len(user.sent.requests) == 2
+    assert "rate_limit_exceeded: later" in shown
+    assert "Paris" in shown
+
+
+def test_pasted_lines_are_one_question() -> None:
+    user = Typed(stream(delta("Yes"), DONE))
+
+    user.type("first line\nsecond line\n")
+
+    assert user.sent.messages == [[{"role": "user", "content": "first line\nsecond line"}]]
+
+
+def test_a_model_is_listed_and_chosen() -> None:
+    user = Typed(stream(delta("Yes"), DONE))
+
+    shown = user.type("/model", "/model othr", "/model other", "hello")
+
+    assert "* m\n  other\n" in shown
+    assert "othr is not served: did you mean other?" in shown
+    assert json.loads(user.sent.requests[0].content)["model"] == "other"
+
+
+def test_a_system_prompt_stays_when_the_conversation_is_forgotten() -> None:
+    user = Typed(stream(delta("A"), DONE), stream(delta("B"), DONE), stream(delta("C"), DONE))
+
+    user.type("/system Be brief.", "one", "/clear", "two", "/system -", "three")
+
+    assert [len(messages) for messages in user.sent.messages] == [2, 2, 3]
+    assert user.sent.messages[1][0] == {"role": "system", "content": "Be brief."}
+    assert user.sent.messages[2][0] == {"role": "user", "content": "two"}
+
+
+def test_a_conversation_is_saved_and_no_file_is_replaced(tmp_path: Path) -> None:
+    user = Typed(stream(delta("Paris"), DONE))
+    as_json, as_markdown = tmp_path / "talk.json", tmp_path / "talk.md"
+    as_markdown.write_text("mine")
+
+    shown = user.type("capital?", f"/save {as_json}", f"/save {as_markdown}")
+
+    assert json.loads(as_json.read_text())["messages"][1]["content"] == "Paris"
+    assert as_markdown.read_text() == "mine"
+    assert "File exists" in shown
+
+
+def test_an_unknown_command_is_not_sent_to_the_model() -> None:
+    user = Typed()
+
+    shown = user.type("/hlep", "/help")
+
+    assert "unknown command /hlep: did you mean /help?" in shown
+    assert "/save FILE" in shown
+    assert user.sent.requests == []

@@ -17,7 +17,7 @@ def run(*args: str, env: dict[str, str] | None = None) -> str:
     @takes_settings(GatewaySettings)
     def command(own: str = "", **options: str) -> None:
         loaded = settings.load(GatewaySettings, **options)
-        print(own, loaded.host, loaded.port, loaded.cors_origins)
+        print(own, loaded.host, loaded.port, loaded.cors_origins, loaded.allow_anonymous)
 
     result = CliRunner().invoke(app, args, env=env, catch_exceptions=False)
     assert result.exit_code == 0, result.output
@@ -25,17 +25,34 @@ def run(*args: str, env: dict[str, str] | None = None) -> str:
 
 
 def test_an_option_sets_a_setting() -> None:
-    assert run("--own=x", "--port=9000") == "x 127.0.0.1 9000 ()"
+    assert run("--own=x", "--port=9000") == "x 127.0.0.1 9000 () False"
 
 
 def test_an_option_wins_over_the_variable() -> None:
     shown = run("--port=9000", env={"WARREN_PORT": "7000", "WARREN_HOST": "::1"})
 
-    assert shown.split() == ["::1", "9000", "()"]
+    assert shown.split() == ["::1", "9000", "()", "False"]
 
 
 def test_a_list_is_written_with_commas() -> None:
-    assert run("--cors-origins=a,b").endswith("('a', 'b')")
+    assert run("--cors-origins=a,b").endswith("('a', 'b') False")
+
+
+@pytest.mark.parametrize(
+    ("args", "variable", "is_allowed"),
+    [
+        (["--allow-anonymous", "--host", "0.0.0.0"], None, True),
+        (["--no-allow-anonymous"], "true", False),
+        ([], "true", True),
+        ([], None, False),
+    ],
+)
+def test_a_boolean_setting_is_a_pair_of_flags(
+    args: list[str], variable: str | None, is_allowed: bool
+) -> None:
+    env = {} if variable is None else {"WARREN_ALLOW_ANONYMOUS": variable}
+
+    assert run(*args, env=env).endswith(str(is_allowed))
 
 
 def test_each_side_gets_its_own_options() -> None:

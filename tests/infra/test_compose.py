@@ -10,11 +10,15 @@ import pytest
 import yaml
 from compose_spec import PyCompose
 
+from docs.site.generate import SET_BY_COMPOSE, composed
 from shared.settings import PREFIX, GatewaySettings, WorkerSettings, variable
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
-SERVICES: dict[str, Any] = PyCompose.from_yaml(COMPOSE.read_text()).to_dict()["services"]
+RAW = yaml.safe_load(COMPOSE.read_text())
+"""The services with all merges, as Compose reads them."""
+WITH_DEFAULTS = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", yaml.safe_dump(RAW))
+SERVICES: dict[str, Any] = PyCompose.from_yaml(WITH_DEFAULTS).to_dict()["services"]
 DOCKERFILES = sorted((ROOT / "infra" / "docker").glob("Dockerfile.*"))
 EXAMPLE = (ROOT / ".env.example").read_text()
 
@@ -81,11 +85,13 @@ def test_every_service_that_others_wait_for_says_when_it_is_well() -> None:
             assert "healthcheck" in SERVICES[name] or condition == "service_completed_successfully"
 
 
-def test_only_this_machine_reaches_the_ports() -> None:
+def test_only_this_machine_reaches_the_ports_unless_it_is_told_otherwise() -> None:
     ports = re.findall(r"- (\S*:\d+:\d+)", COMPOSE.read_text())
 
-    assert len(ports) >= 3
-    assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
+    assert len(ports) >= 5
+    shared = "${PROXY_ADDRESS:-127.0.0.1}:"
+    assert [port for port in ports if not port.startswith(("127.0.0.1:", shared))] == []
+    assert [port for port in ports if port.startswith(shared)] == [f"{shared}8443:8443"]
 
 
 def test_every_secret_comes_from_the_environment() -> None:
@@ -94,17 +100,62 @@ def test_every_secret_comes_from_the_environment() -> None:
     assert wanted == set(re.findall(r"^(\w+)=$", EXAMPLE, re.MULTILINE))
     users = load("infra/rabbitmq/definitions.json")["users"]
     passwords = {f"{user['name'].upper()}_PASSWORD" for user in users}
-    assert wanted == {*passwords, "WARREN_SECRET"}
+    assert wanted == {*passwords, "WARREN_SECRET", "GRAFANA_PASSWORD"}
 
 
-def test_observability_is_a_profile_of_its_own() -> None:
+def test_workers_and_observability_are_profiles() -> None:
     profiles = {name: service.get("profiles", []) for name, service in SERVICES.items()}
+    observers = {name for name, of in profiles.items() if of == ["observability"]}
 
-    assert {name for name, of in profiles.items() if of == ["observability"]} == {
-        "collector",
-        "prometheus",
-    }
-    assert all(of in ([], ["observability"]) for of in profiles.values())
+    assert observers == {"collector", "grafana", "prometheus", "tempo"}
+    assert (profiles["worker"], profiles["worker-gpu"]) == (["cpu"], ["gpu"])
+    assert {of[0] for of in profiles.values() if of} == {"cpu", "gpu", "observability"}
+    assert "COMPOSE_PROFILES=cpu\n" in EXAMPLE
+
+
+def test_a_setting_of_env_reaches_every_service_that_has_it() -> None:
+    compose = COMPOSE.read_text()
+
+    assert compose == composed(compose), "run python -m docs.site.generate"
+    for service, cls in (("gateway", GatewaySettings), ("worker", WorkerSettings)):
+        wanted = {variable(name) for name in cls.model_fields if name not in SET_BY_COMPOSE}
+        assert wanted <= set(RAW["services"][service]["environment"])
+
+
+def test_gateways_can_be_scaled_behind_the_proxy_and_need_keys() -> None:
+    gateway = RAW["services"]["gateway"]
+
+    assert not {"container_name", "ports", "hostname"} & set(gateway)
+    assert gateway["environment"]["WARREN_KEYS_FILE"]
+    assert (
+        RAW["services"]["keys"]["environment"]["WARREN_KEYS_FILE"]
+        == (gateway["environment"]["WARREN_KEYS_FILE"])
+    )
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_a_service_may_do_no_more_than_it_needs(name: str) -> None:
+    service = RAW["services"][name]
+
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["mem_limit"]
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_an_image_is_built_here_or_has_an_exact_tag(name: str) -> None:
+    service = RAW["services"][name]
+
+    assert "build" in service or re.search(r":v?\d+\.\d+\.\d+(-|$)", service["image"])
+
+
+def test_an_image_for_cpus_has_no_cuda() -> None:
+    dockerfile = (ROOT / "infra/docker/Dockerfile.worker").read_text()
+
+    assert re.search(r"^ARG TORCH_INDEX_URL=\S+/cpu$", dockerfile, re.MULTILINE)
+    assert "args" not in RAW["services"]["worker"]["build"]
+    assert RAW["services"]["worker-gpu"]["build"]["args"] == {"TORCH_INDEX_URL": ""}
 
 
 def test_the_broker_reads_the_definitions_that_are_rendered() -> None:
@@ -140,5 +191,5 @@ def test_make_writes_each_password_and_the_secret_once(tmp_path: Path) -> None:
 
     text = (tmp_path / ".env").read_text()
     secrets = re.findall(r"^(?:\w+_PASSWORD|WARREN_SECRET)=([0-9a-f]{64})$", text, re.MULTILINE)
-    assert len(set(secrets)) == 5
+    assert len(set(secrets)) == 6
     assert (tmp_path / ".env").stat().st_mode & 0o077 == 0

@@ -59,7 +59,7 @@ def test_weights_are_read_by_name(env: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("weights", ["alice", "alice=0", "alice=-1", "alice=inf", "alice=many"])
 def test_a_weight_is_a_positive_number(weights: str) -> None:
-    with pytest.raises(StartupError, match="WARREN_TENANT_WEIGHTS"):
+    with pytest.raises(StartupError, match="--tenant-weights"):
         settings.load(WorkerSettings, tenant_weights=weights)
 
 
@@ -108,12 +108,12 @@ def test_a_secret_has_one_source(env: pytest.MonkeyPatch, tmp_path: Path) -> Non
     (tmp_path / "broker").write_text("amqp://a/")
     env.setenv("WARREN_BROKER", "amqp://b/")
 
-    with pytest.raises(StartupError, match="WARREN_BROKER and WARREN_BROKER_FILE are both set"):
+    with pytest.raises(StartupError, match="WARREN_BROKER: WARREN_BROKER_FILE is also set"):
         settings.load(WorkerSettings, broker_file=str(tmp_path / "broker"))
 
 
 def test_a_missing_secret_file_stops_the_start(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match=r"WARREN_SECRET_FILE: .* No such file"):
+    with pytest.raises(StartupError, match=r"--secret-file: .* No such file"):
         settings.load(GatewaySettings, secret_file=str(tmp_path / "secret"))
 
 
@@ -123,3 +123,40 @@ def test_every_secret_has_a_file() -> None:
 
         assert secrets
         assert [name for name in secrets if f"{name}_file" not in cls.model_fields] == []
+
+
+def test_an_error_names_the_option_that_was_typed_or_else_the_variable(
+    env: pytest.MonkeyPatch,
+) -> None:
+    env.setenv("WARREN_DRAIN_GRACE_S", "soon")
+
+    with pytest.raises(StartupError, match=r"^WARREN_DRAIN_GRACE_S: .*; --port: "):
+        settings.load(GatewaySettings, port="many")
+
+
+def test_a_misspelled_variable_is_guessed(env: pytest.MonkeyPatch) -> None:
+    env.setenv("WARREN_MAX_REQUEST", "8")
+
+    with pytest.raises(StartupError, match=r"did you mean WARREN_MAX_REQUESTS\?$"):
+        settings.load(GatewaySettings)
+
+
+@pytest.mark.parametrize("service", ["WARREN", "WARREN_GATEWAY", "WARREN_HEALTH"])
+def test_variables_of_kubernetes_for_a_service_do_no_harm(
+    env: pytest.MonkeyPatch, service: str
+) -> None:
+    address = "tcp://10.0.0.1:8000"
+    for name, value in {
+        "SERVICE_HOST": "10.0.0.1",
+        "SERVICE_PORT": "8000",
+        "SERVICE_PORT_HTTP": "8000",
+        "PORT": address,
+        "PORT_8000_TCP": address,
+        "PORT_8000_TCP_PROTO": "tcp",
+        "PORT_8000_TCP_PORT": "8000",
+        "PORT_8000_TCP_ADDR": "10.0.0.1",
+    }.items():
+        env.setenv(f"{service}_{name}", value)
+
+    assert settings.load(GatewaySettings).port == 8000
+    assert settings.load(WorkerSettings).health_port is None

@@ -50,8 +50,10 @@ class Broker:
 class RabbitNode(Broker):
     """A node with Warren's configuration. ``kill`` acts like a power cut; data survives it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, definitions: str | None = None) -> None:
+        """``definitions`` replace the shipped ones, with their own passwords."""
         self._directory = directory
+        self._definitions = definitions
         self._port = free_port()
         self._mapper_port = free_port()
         self._distribution_port = free_port()
@@ -128,12 +130,7 @@ class RabbitNode(Broker):
 
     def _write_files(self) -> None:
         definitions = self._directory / "definitions.json"
-        users = ("GATEWAY", "WORKER", "PUBLISHER", "OPERATOR")
-        subprocess.run(
-            [sys.executable, INFRA / "render_definitions.py", definitions],
-            env={f"{user}_PASSWORD": self._password for user in users},
-            check=True,
-        )
+        self._write_definitions(definitions)
         overrides = {
             "load_definitions": str(definitions),
             "listeners.tcp.1": f"127.0.0.1:{self._port}",
@@ -145,6 +142,17 @@ class RabbitNode(Broker):
         lines = kept + [f"{key} = {value}" for key, value in overrides.items()]
         (self._directory / "rabbitmq.conf").write_text("\n".join(lines) + "\n")
         (self._directory / "enabled_plugins").write_text("[].")
+
+    def _write_definitions(self, definitions: Path) -> None:
+        if self._definitions is not None:
+            definitions.write_text(self._definitions)
+            return
+        users = ("GATEWAY", "WORKER", "PUBLISHER", "OPERATOR")
+        subprocess.run(
+            [sys.executable, INFRA / "render_definitions.py", definitions],
+            env={f"{user}_PASSWORD": self._password for user in users},
+            check=True,
+        )
 
     @property
     def _environment(self) -> dict[str, str]:
@@ -201,16 +209,23 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def running_node() -> Iterator[RabbitNode]:
-    """Run a node, and remove it with all its data afterwards."""
+def new_node(definitions: str | None = None) -> Iterator[RabbitNode]:
+    """A node that is not started, which is removed with all its data afterwards."""
     directory = Path(tempfile.mkdtemp(prefix="warren-broker-"))
-    node = RabbitNode(directory)
+    node = RabbitNode(directory, definitions)
     try:
-        node.start()
         yield node
     finally:
         node.close()
         shutil.rmtree(directory)
+
+
+@contextmanager
+def running_node() -> Iterator[RabbitNode]:
+    """Run a node, and remove it with all its data afterwards."""
+    with new_node() as node:
+        node.start()
+        yield node
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,8 @@ from shared.errors import StartupError
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
+_WORD_BYTES = 4
+
 
 class Checkpoint:
     """Named tensors, mapped into memory; tracks which were read.
@@ -43,6 +45,17 @@ class Checkpoint:
         if name not in _DTYPES:
             raise StartupError(f"weights of type {name} are not supported")
         return _DTYPES[name]
+
+    def num_bytes(self, bytes_per_weight: float) -> int:
+        """The memory for all weights, of which words of packed bits stay as they are."""
+        slices = [file.get_slice(self._stored(name)) for name, file in self._files.items()]
+        return sum(
+            math.ceil(
+                math.prod(view.get_shape())
+                * (_WORD_BYTES if view.get_dtype() == "I32" else bytes_per_weight)
+            )
+            for view in slices
+        )
 
     @property
     def unread(self) -> list[str]:
@@ -96,7 +109,7 @@ class Checkpoint:
 def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
-    except (OSError, SafetensorError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:  # no room to map a large file
         raise StartupError(f"{path.name} cannot be read: {error}") from None
 
 

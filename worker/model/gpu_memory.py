@@ -60,7 +60,8 @@ def measure(
     except (torch.OutOfMemoryError, StepFailed) as error:
         raise StartupError(
             f"the device has no memory for a step of {max_num_batched_tokens} tokens and "
-            f"{max_num_seqs} sequences beside the weights"
+            f"{max_num_seqs} sequences beside the weights: lower --max-num-batched-tokens or "
+            "--max-num-seqs"
         ) from error
     # The cache of the trial has been freed by now.
     free, total = _free_bytes(decoder.device), torch.cuda.mem_get_info(decoder.device)[1]

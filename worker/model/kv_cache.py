@@ -1,15 +1,14 @@
 """The KV cache, in blocks, and its size."""
 
 import math
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from kernels.native.host_memory import allocate
 from shared.errors import StartupError
+from shared.host_memory import free_bytes as free_host_bytes
 
 _CPU_SHARE = 0.15
 """The share of the memory that is free after loading the weights; activations need the rest."""
@@ -61,7 +60,10 @@ class KVCache:
             keys = torch.empty(shape, dtype=block.dtype, device=device)
             return cls(keys, torch.empty_like(keys))
         except (MemoryError, RuntimeError) as error:
-            raise StartupError(f"no memory for a KV cache of {num_blocks} blocks") from error
+            raise StartupError(
+                f"no memory for a KV cache of {num_blocks * block.num_bytes:,} bytes: set a "
+                "smaller --kv-cache-bytes"
+            ) from error
 
     @property
     def num_blocks(self) -> int:
@@ -100,31 +102,20 @@ def num_blocks_for(
         most = max_num_seqs * math.ceil(max_seq_len / block.block_size)
         num_blocks = min(most, free_bytes // block.num_bytes)
     if num_blocks < 1:
-        raise StartupError(
-            f"the KV cache is too small for one block, which takes {block.num_bytes} bytes"
-        )
+        raise StartupError(_too_small(block, kv_cache_bytes, free_bytes))
     return num_blocks
+
+
+def _too_small(block: BlockShape, kv_cache_bytes: int | None, free_bytes: int) -> str:
+    needed = f"{block.num_bytes:,} bytes for its first {block.block_size} tokens"
+    if kv_cache_bytes is not None:
+        return f"the KV cache needs {needed}, but has {kv_cache_bytes:,}: raise --kv-cache-bytes"
+    return (
+        f"the KV cache needs {needed}, but {free_bytes:,} bytes of memory are left for it: free "
+        "memory, choose a smaller model or weight format, or set --kv-cache-bytes"
+    )
 
 
 def cpu_bytes() -> int:
     """The bytes that a cache may use of the machine's, or the container's, free memory."""
-    return int(min(_available_bytes(), container_free_bytes()) * _CPU_SHARE)
-
-
-def _available_bytes() -> int:
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    lines = (line.split() for line in meminfo.read_text().splitlines())
-    return next(int(line[1]) * 1024 for line in lines if line[0] == "MemAvailable:")
-
-
-def container_free_bytes(folder: Path = Path("/sys/fs/cgroup")) -> float:
-    """The memory that the control group (version 2) still allows; infinite without a limit."""
-    limit = folder / "memory.max"
-    if not limit.exists() or (allowed := limit.read_text().strip()) == "max":
-        return math.inf
-    stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    # The kernel reclaims cached files before it refuses memory, and the weights are such files.
-    used = int((folder / "memory.current").read_text()) - int(stat["inactive_file"])
-    return int(allowed) - used
+    return int(free_host_bytes() * _CPU_SHARE)

@@ -14,8 +14,9 @@ import torch
 
 from kernels.native.library import library
 from kernels.providers import load_ops
-from kernels.quantized import QuantFormat
+from kernels.quantized import BLOCK_BYTES, BLOCK_INPUTS, QuantFormat
 from shared.errors import StartupError
+from shared.host_memory import free_bytes
 from worker.checkpoints.checkpoint import Checkpoint, weight_files
 from worker.model.config import DecoderConfig, decoder_config, is_native, read_json_config
 from worker.model.decoders import fused
@@ -60,17 +61,22 @@ def load_runner(
     # Files that an index names and that do not exist are refused where they are read.
     num_bytes = sum(path.stat().st_size for path in weight_files(directory) if path.exists())
     logger.info("reading weights", extra={"bytes": num_bytes, "device": str(chosen)})
-    decoder = load_decoder(
-        directory,
-        dtype=dtype,
-        weight_format=weight_format,
-        kernels=kernels,
-        is_batch_invariant=is_batch_invariant,
-        device=chosen,
-        block_size=limits.block_size,
-        max_seq_len=limits.max_seq_len,
-        num_threads=num_threads,
-    )
+    try:
+        decoder = load_decoder(
+            directory,
+            dtype=dtype,
+            weight_format=weight_format,
+            kernels=kernels,
+            is_batch_invariant=is_batch_invariant,
+            device=chosen,
+            block_size=limits.block_size,
+            max_seq_len=limits.max_seq_len,
+            num_threads=num_threads,
+        )
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise StartupError(
+            f"no memory for the weights on {chosen}: choose a smaller model or weight format"
+        ) from error
     logger.info("weights read", extra={"seconds": round(time.monotonic() - began, 1)})
     is_fused = isinstance(decoder, fused.FusedDecoder)
     # A fused decoder leaves little work to torch, whose threads would compete with its own.
@@ -102,6 +108,8 @@ def load_decoder(
     checkpoint = Checkpoint(directory)
     wanted = checkpoint.dtype if dtype == "auto" else _dtype(dtype)
     packed = _quant_format(weight_format)
+    weight_bytes = BLOCK_BYTES[packed] / BLOCK_INPUTS if packed else wanted.itemsize
+    _check_room(checkpoint, weight_bytes, device)
     if is_native(config):
         native = decoder_config(config)
         return _native_decoder(
@@ -128,6 +136,19 @@ def load_decoder(
         device=device,
         ops=lambda shape: choose(shape.dtype, head_dim=shape.head_dim),
     )
+
+
+def _check_room(checkpoint: Checkpoint, bytes_per_weight: float, device: torch.device) -> None:
+    """Raise `StartupError` if not even the weights fit into the free memory."""
+    needed = checkpoint.num_bytes(bytes_per_weight)
+    is_cpu = device.type == "cpu"
+    free = free_bytes() if is_cpu else torch.cuda.mem_get_info(device)[0]
+    if needed > free:
+        smaller = "--weight-format q4_1, --dtype bfloat16" if is_cpu else "--dtype bfloat16"
+        raise StartupError(
+            f"the weights need {needed:,} bytes of memory on {device}, but {free:,} are free: try "
+            f"{smaller}, a smaller model, or a machine or container with more memory"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,12 @@ def start_runner(
     kv_cache = _kv_cache(decoder, ops, limits, longest, graph_sizes)
     num_slots = kv_cache.num_blocks * kv_cache.block_size
     if limits.max_seq_len is not None and longest > num_slots:
-        raise StartupError(f"max_seq_len is {longest}, but the KV cache holds {num_slots} tokens")
+        held_bytes = kv_cache.keys.nbytes + kv_cache.values.nbytes
+        raise StartupError(
+            f"max_seq_len is {longest}, but the KV cache holds {num_slots} tokens in "
+            f"{held_bytes:,} bytes: lower --max-seq-len, or raise --kv-cache-bytes to "
+            f"{held_bytes // num_slots * longest:,}"
+        )
     longest = min(longest, num_slots)
     if isinstance(decoder, FusedDecoder):
         decoder.commit_ahead(kv_cache)
@@ -149,5 +154,6 @@ def _record(
         )
     except torch.OutOfMemoryError as error:
         raise StartupError(
-            "the device has no memory for the CUDA graphs: lower the size of the KV cache"
+            "the device has no memory for the CUDA graphs: lower --kv-cache-bytes or "
+            "--gpu-memory-share"
         ) from error

@@ -13,24 +13,17 @@ from worker.process.metrics import WorkerMetrics
 
 
 class HealthServer:
-    """Serves from its own thread, so that it responds while the event loop is busy.
+    """Serves from its own thread, so that it responds while the model loads and while the event
+    loop is busy.
 
-    With ``port`` None it does nothing.
+    It listens from the start, so that a port in use is found before the model is loaded. Until
+    `watch` is called, the worker is live and not healthy. With ``port`` None it does nothing.
     """
 
-    def __init__(
-        self,
-        host: str,
-        port: int | None,
-        metrics: WorkerMetrics,
-        *,
-        is_live: Callable[[], bool],
-        is_healthy: Callable[[], bool],
-    ) -> None:
-        self._server: WSGIServer | None = None
-        if port is not None:
-            app = _App(metrics, is_live, is_healthy)
-            self._server = _listen(host, port, app)
+    def __init__(self, host: str, port: int | None) -> None:
+        """Listen. Raises `StartupError`."""
+        self._app = _App()
+        self._server = None if port is None else _listen(host, port, self._app)
 
     def __enter__(self) -> Self:
         if self._server is not None:
@@ -42,13 +35,27 @@ class HealthServer:
             self._server.shutdown()
             self._server.server_close()
 
+    def watch(
+        self,
+        metrics: WorkerMetrics,
+        *,
+        is_live: Callable[[], bool],
+        is_healthy: Callable[[], bool],
+    ) -> None:
+        """Answer with the state and the metrics of a worker that has loaded its model."""
+        self._app.states = {"/live": is_live, "/health": is_healthy}
+        self._app.metrics = metrics
+
 
 def _listen(host: str, port: int, app: "_App") -> WSGIServer:
     try:
         return make_server(host, port, app, _ThreadingServer, _QuietHandler)
     except OSError as error:
         place = f"{host}:{port}"
-        raise StartupError(f"cannot listen on health port {place}: {error.strerror}") from error
+        raise StartupError(
+            f"cannot listen on health port {place}: {error.strerror}; choose another one with "
+            "--health-port"
+        ) from error
 
 
 class _ThreadingServer(ThreadingMixIn, WSGIServer):
@@ -58,25 +65,24 @@ class _ThreadingServer(ThreadingMixIn, WSGIServer):
 
 
 class _App:
-    def __init__(
-        self,
-        metrics: WorkerMetrics,
-        is_live: Callable[[], bool],
-        is_healthy: Callable[[], bool],
-    ) -> None:
-        self._states = {"/live": is_live, "/health": is_healthy}
-        self._metrics = metrics
+    def __init__(self) -> None:
+        self.states: dict[str, Callable[[], bool]] = {
+            "/live": lambda: True,
+            "/health": lambda: False,
+        }
+        self.metrics: WorkerMetrics | None = None
+        """None while the model loads."""
 
     def __call__(self, environ: WSGIEnvironment, respond: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
-        if path == "/metrics":
+        if path == "/metrics" and self.metrics is not None:
             respond("200 OK", [("Content-Type", CONTENT_TYPE)])
-            return [self._metrics.render()]
-        is_good = self._states.get(path)
-        if is_good is None:
+            return [self.metrics.render()]
+        is_good = self.states.get(path)
+        if is_good is None and path != "/metrics":
             status = "404 Not Found"
         else:
-            status = "200 OK" if is_good() else "503 Service Unavailable"
+            status = "200 OK" if is_good is not None and is_good() else "503 Service Unavailable"
         respond(status, [("Content-Type", "text/plain")])
         return [f"{status[4:]}\n".encode()]
 

@@ -8,7 +8,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 
@@ -75,6 +75,19 @@ async def run_worker(
     jobs. Raises `StartupError` if it cannot start, and any error that ends the engine. Calls
     ``on_stall`` if the engine or the event loop hangs.
     """
+    with HealthServer(settings.health_host, settings.health_port) as health:
+        await _run_worker(settings, bus, health, stop, ready or (lambda: None), model, on_stall)
+
+
+async def _run_worker(
+    settings: WorkerSettings,
+    bus: Bus,
+    health: HealthServer,
+    stop: asyncio.Event,
+    ready: Callable[[], None],
+    model: ServedModel | None,
+    on_stall: Callable[[], object],
+) -> None:
     worker_id = uuid.uuid4().hex
     name = served_model.name_of(settings) if model is None else model.name
     hearing = asyncio.create_task(hear_peers(bus, name, worker_id, settings.announce_interval_s))
@@ -89,7 +102,7 @@ async def run_worker(
     with Watchdog(lambda: generations.stalled_s, settings.stall_timeout_s, on_stall):
         async with generations:
             worker = Worker(worker_id, settings, bus, model, generations, stop)
-            await worker.run(ready or (lambda: None))
+            await worker.run(health, ready)
 
 
 async def _load(settings: WorkerSettings, name: str) -> ServedModel:
@@ -149,19 +162,11 @@ class Worker:
         suspect = self._consumer("suspect", 1, solitude.enter)
         self._consumers = [self._interactive, self._batch, suspect]
 
-    async def run(self, ready: Callable[[], None]) -> None:
+    async def run(self, health: HealthServer, ready: Callable[[], None]) -> None:
         await self._declare()
         self._started_at = time.time()
-        async with AsyncExitStack() as stack:
-            health = HealthServer(
-                self._settings.health_host,
-                self._settings.health_port,
-                self._worker_metrics(),
-                is_live=self._is_live,
-                is_healthy=self._is_healthy,
-            )
-            stack.enter_context(health)
-            tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        health.watch(self._worker_metrics(), is_live=self._is_live, is_healthy=self._is_healthy)
+        async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(incidents.keep_running(work))
                 for work in (

@@ -75,6 +75,11 @@ class RabbitBus:
     def is_settled(self) -> bool:
         return self._publishing.is_settled and self._home.is_settled
 
+    @property
+    def server(self) -> dict[str, str]:
+        """See `Link.server`."""
+        return self._home.server
+
     async def wait_connected(self) -> None:
         while not self.is_connected:
             await self._publishing.wait_connected()

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -34,6 +35,10 @@ _SETTLES_S = 15.0
 """Seconds for two attempts that time out and one that succeeds."""
 _HIGHEST_CHANNEL = 65535
 
+_LOST_HALF = re.compile(r"[/?#].*@")
+"""An @ after what ends the host: that character was meant to be part of the password."""
+_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+
 _REFUSALS = (AuthenticationError, ProbableAuthenticationError, InvalidFrameError)
 """aiormq reports a refused virtual host as `InvalidFrameError`, like frames it cannot expect."""
 
@@ -49,6 +54,12 @@ Restore = Callable[[OpenChannel], Coroutine[Any, Any, None]]
 def parse_url(url: str) -> URL:
     """Check a broker URL. Raises `StartupError`, without the URL, because it contains a
     password."""
+    _, has_scheme, rest = url.partition("://")
+    if has_scheme and (_LOST_HALF.search(rest) or _BAD_ESCAPE.search(rest)):
+        raise StartupError(
+            "the broker's URL contains a special character that is not escaped, probably in the "
+            "password: write % as %25, / as %2F, ? as %3F, # as %23 and @ as %40"
+        )
     try:
         parsed = URL(url)
     except ValueError:
@@ -119,6 +130,13 @@ class Link:
         return self.is_connected and time.monotonic() - self._came_back_at > _SETTLES_S
 
     @property
+    def server(self) -> dict[str, str]:
+        """What the broker says of itself, such as its ``product`` and ``version``; empty without a
+        connection."""
+        properties = self._connection.server_properties if self._connection is not None else {}
+        return {name: value for name, value in properties.items() if isinstance(value, str)}
+
+    @property
     def num_channels(self) -> int:
         return len(self._connection.channels) if self._connection is not None else 0
 
@@ -157,7 +175,7 @@ class Link:
             except _REFUSALS as error:
                 if is_first and _is_refusal(error):
                     attempted.set()
-                    raise StartupError(f"the broker refuses the login: {error}") from error
+                    raise StartupError(_refusal(self._url, error)) from error
                 refused = "the broker refuses the login"
                 problem = refused if _is_refusal(error) else "broker unreachable"
                 self._outage.failed(problem, error)
@@ -253,3 +271,21 @@ class Link:
 
 def _is_refusal(error: Exception) -> bool:
     return not isinstance(error, InvalidFrameError) or "Connection.Close" in str(error)
+
+
+def _refusal(url: URL, error: Exception) -> str:
+    """The broker's refusal of a connection as a sentence that says what to change."""
+    place, user, vhost = f"{url.host}:{url.port}", url.user or DEFAULT_USER, url.path[1:] or "/"
+    match error:
+        case ProbableAuthenticationError():
+            return (
+                f"the broker at {place} refuses user {user!r}: its password is wrong, or there is "
+                "no such user"
+            )
+        case InvalidFrameError():  # aiormq does not pass the broker's reason on
+            return (
+                f"the broker at {place} refuses the virtual host {vhost!r} at the end of the URL: "
+                f"it does not exist, or user {user!r} has no permissions in it"
+            )
+        case _:
+            return f"the broker at {place} refuses the connection: {error}"

@@ -178,7 +178,7 @@ async def test_a_broker_that_is_not_there_yet_is_waited_for(broker: Broker) -> N
 async def test_a_refused_login_stops_the_start(broker: Broker) -> None:
     url = str(URL(broker.url).with_password(PASSWORD))
 
-    with pytest.raises(StartupError, match="refuses the login") as caught:
+    with pytest.raises(StartupError, match="refuses user 'operator'") as caught:
         async with RabbitBus(url):
             pass
 
@@ -265,3 +265,27 @@ def make_certificate(certificate: Path, key: Path) -> None:
         f" -addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {certificate}"
     )
     subprocess.run(["openssl", "req", *options.split()], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"vhost": "nowhere"}, "refuses the virtual host 'nowhere' at the end of the URL: it does"),
+        ({"vhost": "%2F"}, "refuses the virtual host '/'"),
+        ({"password": "wrong"}, "refuses user 'worker': its password is wrong, or there is no"),
+        ({"user": "nobody"}, "refuses user 'nobody'"),
+    ],
+)
+async def test_a_refused_login_is_one_sentence(
+    broker: Broker, change: dict[str, str], sentence: str
+) -> None:
+    url = URL(broker.url_of("worker"))
+    url = url.with_path(f"/{change['vhost']}", encoded=True) if "vhost" in change else url
+    url = url.with_user(change.get("user", "worker"))
+    url = url.with_password(change.get("password", url.password))
+
+    with pytest.raises(StartupError, match=sentence) as refused:
+        async with RabbitBus(str(url)):
+            pass
+    assert "<" not in str(refused.value)
+    assert (URL(broker.url).password or "") not in str(refused.value)

@@ -6,6 +6,8 @@ import logging
 import pytest
 
 from shared.bus.rabbit import RabbitBus
+from shared.bus.rabbit.link import parse_url
+from shared.errors import StartupError
 from tests.support.processes import free_port
 
 
@@ -41,3 +43,21 @@ async def test_operators_are_told_once_of_a_broker_that_is_away(
     links = [vars(record)["link"] for record in warnings]
     assert sorted(links) == sorted(set(links))
     assert "secret" not in str([vars(record) for record in ours])
+
+
+@pytest.mark.parametrize("password", ["p/ss", "p?ss", "p#ss", "100%", "p@/ss"])
+def test_a_password_that_is_not_escaped_is_noticed_and_not_shown(password: str) -> None:
+    with pytest.raises(StartupError, match="/ as %2F") as refused:
+        parse_url(f"amqp://worker:{password}@broker/warren")
+
+    assert "ss" not in str(refused.value).replace("password", "")
+
+
+@pytest.mark.parametrize("url", ["http://broker", "broker:5672", "amqp://", "amqp://u:p@h:port/v"])
+def test_what_is_no_url_of_a_broker_is_refused(url: str) -> None:
+    with pytest.raises(StartupError, match="the broker's URL"):
+        parse_url(url)
+
+
+def test_an_escaped_password_is_read() -> None:
+    assert parse_url("amqps://worker:p%2Fs%40s@broker/warren").password == "p/s@s"

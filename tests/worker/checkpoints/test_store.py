@@ -125,6 +125,19 @@ def test_a_hub_id_is_downloaded_once_and_then_needs_no_hub(tmp_path: Path) -> No
     assert offline_path == path
 
 
+def test_a_known_name_is_fetched_from_the_hub_and_is_here_from_then_on(
+    cache: Path, tmp_path: Path
+) -> None:
+    assert not store.is_here("qwen3-0.6b")
+    with serve_hub("Qwen/Qwen3-0.6B", FILES) as endpoint:
+        environment = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
+        path, _ = json.loads(start_pull("qwen3-0.6b", **environment).communicate()[0])
+
+    assert store.is_here("qwen3-0.6b")
+    assert store.resolve("qwen3-0.6b") == Path(path).resolve()
+    assert {file.name: file.read_bytes() for file in Path(path).iterdir()} == FILES
+
+
 def test_what_the_hub_does_not_know_is_refused(tmp_path: Path) -> None:
     with serve_hub("org/tiny", FILES) as endpoint:
         environment = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
@@ -137,7 +150,9 @@ def test_what_the_hub_does_not_know_is_refused(tmp_path: Path) -> None:
     ("model", "message"),
     [
         ("smollm2", "smollm2 has not been downloaded: run `warren pull smollm2`"),
-        ("gpt5", r"unknown model gpt5: known names are mine, smollm2 \(`warren pull NAME`"),
+        ("gpt5", "unknown model gpt5: `warren pull --list` shows the known names"),
+        ("mines", r"unknown model mines: did you mean mine\? `warren pull --list`"),
+        ("qwen3-0.6b", r"qwen3-0\.6b has not been downloaded: run `warren pull qwen3-0\.6b`"),
         ("org/absent", "org/absent is not in the hub's cache, and the hub cannot be reached"),
         ("./absent", r"there is no directory \./absent"),
         ("absent.gguf", r"there is no file absent\.gguf"),

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from shared.errors import StartupError
+from shared.host_memory import container_free_bytes
 from worker.model.kv_cache import (
     BlockShape,
     KVCache,
-    container_free_bytes,
     cpu_bytes,
     num_blocks_for,
 )
@@ -61,8 +61,11 @@ def test_the_cpu_gives_a_share_of_the_memory() -> None:
 
 
 def test_a_cache_without_a_block_is_refused() -> None:
-    with pytest.raises(StartupError, match=f"one block, which takes {BLOCK.num_bytes} bytes"):
+    needed = f"needs {BLOCK.num_bytes:,} bytes for its first 16 tokens, but"
+    with pytest.raises(StartupError, match=f"{needed} has 10: raise --kv-cache-bytes"):
         blocks_for(kv_cache_bytes=10)
+    with pytest.raises(StartupError, match=f"{needed} 10 bytes of memory are left"):
+        blocks_for(free_bytes=10)
 
 
 def test_a_container_has_what_its_limit_leaves(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """How a runner is loaded, and what prevents its start."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shared.errors import StartupError
+from shared.host_memory import free_bytes
 from tests.support.models import VOCAB_SIZE, write_tiny_model
 from worker.model.loading import fingerprint, load_decoder, load_runner, refuse_foreign_kernels
 from worker.model.start import RunnerLimits
@@ -141,3 +143,17 @@ def test_an_installed_distribution_named_kernels_stops_the_start(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(StartupError, match=r"kernels 0\.11\.1 is installed"):
         load_runner(model, device="cpu")
+
+
+def test_weights_that_no_memory_holds_stop_the_start_before_they_are_read(tmp_path: Path) -> None:
+    num_bytes = free_bytes() // 8 * 6  # of weights in 16 bits, which are to be served in 32
+    tensor = {"dtype": "BF16", "shape": [num_bytes // 2], "data_offsets": [0, num_bytes]}
+    header = json.dumps({"model.embed_tokens.weight": tensor}).encode()
+    header += b" " * (-len(header) % 8)
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + num_bytes)  # a hole, which takes no room
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_act": "silu"}')
+
+    with pytest.raises(StartupError, match=f"the weights need {2 * num_bytes:,} bytes .* --weigh"):
+        load_decoder(tmp_path, dtype="float32", device=torch.device("cpu"))

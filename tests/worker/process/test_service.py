@@ -32,6 +32,7 @@ from tests.support.jobs import Log, ask, ask_all, new_job, publish, read, readin
 from tests.support.metrics import total
 from tests.support.processes import free_port
 from tests.support.workers import echo_worker
+from worker.process.health_server import HealthServer
 from worker.text import Tokenizer
 
 HELLO = ChatPrompt(messages=(ChatMessage(role="user", content="hello"),))
@@ -419,6 +420,22 @@ async def test_a_worker_that_is_ready_says_how_it_runs(caplog: pytest.LogCapture
     assert (banner["model"], banner["device"], banner["max_num_seqs"]) == ("echo", "cpu", 7)
     assert banner["kv_cache_tokens"] == 8192 * 16
     assert banner["worker"].startswith("worker.")
+
+
+def test_a_worker_that_loads_its_model_is_live_and_not_healthy() -> None:
+    port = free_port()
+    statuses = {}
+
+    with HealthServer("127.0.0.1", port):
+        for path in ("live", "health", "metrics"):
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}") as answer:
+                    statuses[path] = answer.status
+            except urllib.error.HTTPError as error:
+                with error:
+                    statuses[path] = error.code
+
+    assert statuses == {"live": 200, "health": 503, "metrics": 503}
 
 
 async def test_the_health_port_is_this_machines_alone() -> None:

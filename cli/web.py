@@ -1,0 +1,44 @@
+"""HTTP GET with the standard library alone: an image of the worker has no HTTP client."""
+
+import base64
+from collections.abc import Mapping
+from email.message import Message
+from typing import NamedTuple
+from urllib.error import HTTPError
+from urllib.parse import unquote, urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
+
+_TIMEOUT_S = 5.0
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    """By their names in lower case."""
+    body: bytes
+
+
+def fetch(url: str, headers: Mapping[str, str] | None = None) -> Answer:
+    """Answer of ``url``, whatever its status. A user in the URL becomes basic authentication.
+
+    Raises `OSError` if nobody answers, and `ValueError` for what is not a URL of HTTP.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https"):
+        raise ValueError(f"{parts.scheme or 'a URL without a scheme'} is not HTTP")
+    sent = dict(headers or {})
+    if parts.username is not None:
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        sent["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    request = Request(url, headers=sent)  # noqa: S310 (the scheme was checked)
+    try:
+        with build_opener(ProxyHandler({})).open(request, timeout=_TIMEOUT_S) as response:
+            return Answer(response.status, _lower(response.headers), response.read())
+    except HTTPError as error:
+        with error:
+            return Answer(error.code, _lower(error.headers), error.read())
+
+
+def _lower(headers: Message) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}

@@ -1,0 +1,83 @@
+{{- define "warren.name" -}}
+{{- $name := .Release.Name -}}
+{{- if not (contains "warren" $name) }}{{ $name = printf "%s-warren" $name }}{{ end -}}
+{{- $name | trunc 40 | trimSuffix "-" -}}
+{{- end }}
+
+{{- define "warren.labels" -}}
+app.kubernetes.io/name: warren
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{- define "warren.gatewaySelector" -}}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: gateway
+{{- end }}
+
+{{- define "warren.image" -}}
+{{- $images := .root.Values.images -}}
+{{- with $images.registry }}{{ trimSuffix "/" . }}/{{ end -}}
+{{ .image }}:{{ $images.tag | default .root.Chart.AppVersion }}
+{{- end }}
+
+{{- define "warren.brokerSecret" -}}
+{{- .Values.broker.existingSecret | default (printf "%s-broker" (include "warren.name" .)) -}}
+{{- end }}
+
+{{- define "warren.gatewaySecret" -}}
+{{- .Values.gateway.existingSecret | default (printf "%s-gateway" (include "warren.name" .)) -}}
+{{- end }}
+
+{{/* Variables for a map of settings: max_requests: 8 is WARREN_MAX_REQUESTS. Whole numbers of values are floats to Helm. */}}
+{{- define "warren.settings" -}}
+{{- range $name, $value := . }}
+{{- if kindIs "slice" $value }}
+{{- $value = join "," $value }}
+{{- else if and (kindIs "float64" $value) (eq $value (floor $value)) }}
+{{- $value = int64 $value }}
+{{- end }}
+- name: WARREN_{{ upper $name }}
+  value: {{ $value | toString | quote }}
+{{- end }}
+{{- end }}
+
+{{/* The name that clients use for a worker's model, which is the label of its metrics. */}}
+{{- define "warren.servedName" -}}
+{{- $model := .model -}}
+{{- if or (hasPrefix "/" $model) (hasSuffix ".gguf" $model) }}{{ $model = base $model | trimSuffix ".gguf" }}{{ end -}}
+{{- .served_name | default $model -}}
+{{- end }}
+
+{{- define "warren.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{- define "warren.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{- define "warren.placement" -}}
+{{- with .nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,189 @@
+"""The doctor's findings about deployments that are well, and about those that are not."""
+
+import asyncio
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.doctor import _gateway
+from cli.doctor_broker import _permissions, check_broker, check_management
+from cli.findings import Finding
+from cli.main import app
+from gateway.intake.key_file import KeyFile
+from shared import topology
+from shared.bus.memory import MemoryBus
+from shared.bus.rabbit import RabbitBus
+from tests.support.broker import Broker
+from tests.support.http import hears_a_worker, live_gateway
+from tests.support.scripted_worker import ScriptedWorker
+
+NOBODY = "amqp://worker:secret@127.0.0.1:1/warren"
+
+
+def by_check(findings: list[Finding]) -> dict[str, Finding]:
+    return {finding.check: finding for finding in findings}
+
+
+def run(*args: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    """The exit status and the findings by their checks."""
+    done = CliRunner().invoke(app, ["doctor", "--json", *args], catch_exceptions=False)
+    return done.exit_code, {finding["check"]: finding for finding in json.loads(done.stdout)}
+
+
+def test_a_machine_without_a_deployment_has_no_failures() -> None:
+    status, found = run()
+
+    assert status == 0
+    assert {found[check]["status"] for check in ("broker", "gateway")} == {"skipped"}
+    assert found["secret"]["status"] == "warning"
+    assert found["device"]["status"] == "ok"
+    assert "bytes are free" in found["memory"]["detail"] or "downloaded" in found["model"]["detail"]
+
+
+def test_every_failure_has_a_remedy_and_no_secret(tmp_path: Path) -> None:
+    status, found = run(
+        f"--broker={NOBODY}",
+        "--url=http://127.0.0.1:1/v1",
+        "--management=http://operator:secret@127.0.0.1:1",
+        f"--keys-file={tmp_path / 'absent'}",
+        "--model=no-such-model",
+    )
+
+    failed = {check for check, finding in found.items() if finding["status"] == "failure"}
+    assert status == 1
+    assert failed == {"API keys", "broker", "gateway", "management", "model"}
+    assert all(found[check]["remedy"] for check in failed)
+    assert "secret" not in json.dumps([found[check] for check in failed])
+
+
+def test_a_line_for_people_has_the_remedy_at_its_end() -> None:
+    done = CliRunner().invoke(app, ["doctor", f"--broker={NOBODY}"])
+
+    (line,) = [line for line in done.stdout.splitlines() if " broker " in line]
+    assert line.startswith("failure  broker       127.0.0.1:1 cannot be reached")
+    assert line.endswith("To do: start RabbitMQ, or correct host and port of --broker")
+
+
+def test_a_url_that_is_not_escaped_is_a_finding() -> None:
+    found = asyncio.run(check_broker("amqp://worker:p/ss@broker/warren", "m"))
+
+    assert [finding.status for finding in found] == ["failure"]
+
+
+async def test_a_gateway_is_well_and_its_clock_agrees(tmp_path: Path) -> None:
+    key = KeyFile(tmp_path / "keys").add("alice")
+    async with (
+        MemoryBus() as bus,
+        ScriptedWorker(bus),
+        live_gateway(bus, keys_file=tmp_path / "keys") as gateway,
+    ):
+        gateway.http.headers["authorization"] = f"Bearer {key}"
+        await hears_a_worker(gateway)
+        url = f"{gateway.url}/v1/"
+        found = by_check(await asyncio.to_thread(lambda: list(_gateway(url, key))))
+        without = by_check(await asyncio.to_thread(lambda: list(_gateway(url, None))))
+        wrong = by_check(await asyncio.to_thread(lambda: list(_gateway(url, "wk-1-x"))))
+
+    assert {name: finding.status for name, finding in found.items()} == {
+        "gateway": "ok",
+        "clock": "ok",
+        "models": "ok",
+    }
+    assert without["models"].status == "warning"
+    assert wrong["models"].status == "failure"
+
+
+@pytest.mark.rabbit
+@pytest.mark.parametrize("user", ["gateway", "worker", "publisher", "operator"])
+async def test_the_shipped_accounts_may_do_what_their_sides_do(broker: Broker, user: str) -> None:
+    async with RabbitBus(broker.url_of("worker")) as bus:
+        await topology.declare_worker(bus, "doctor-test", "w")
+
+    found = by_check(await check_broker(broker.url_of(user), "doctor-test"))
+
+    assert found["broker"].status == "ok"
+    assert found["broker"].detail.startswith("RabbitMQ ")
+    assert found["permissions"].status == "ok", found["permissions"]
+    if user in ("gateway", "operator"):
+        assert "0 jobs wait, 0 workers take them" in found["queue"].detail
+
+
+@pytest.mark.rabbit
+async def test_what_an_account_may_not_do_is_named(broker: Broker) -> None:
+    async with RabbitBus(broker.url_of("publisher")) as bus:
+        found = await _permissions(bus, "gateway")
+
+    assert found.status == "failure"
+    assert "keep logs" in found.detail
+    assert "publish jobs" not in found.detail
+
+
+@pytest.mark.rabbit
+async def test_a_wrong_password_is_a_finding(broker: Broker) -> None:
+    wrong = broker.url_of("worker").replace("worker:", "worker:not-")
+
+    (found,) = await check_broker(wrong, "m")
+
+    assert found.status == "failure"
+    assert "its password is wrong" in found.detail
+
+
+@contextmanager
+def management(answers: dict[str, Any]) -> Iterator[str]:
+    """A management API for the user operator; yields its URL, which contains the password."""
+    login = f"Basic {base64.b64encode(b'operator:p/ss').decode()}"
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            is_known = self.path in answers and self.headers["Authorization"] == login
+            body = json.dumps(answers.get(self.path)).encode()
+            self.send_response(200 if is_known else 401)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Log nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield f"http://operator:p%2Fss@127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+def test_missing_policies_and_alarms_are_found() -> None:
+    node = {"name": "rabbit@a", "running": True}
+    policies = [{"name": "warren-jobs"}, {"name": "warren-dead-letters"}]
+    good = {"/api/policies/%2F": policies, "/api/nodes": [node]}
+    bad = {
+        "/api/policies/%2F": policies[:1],
+        "/api/nodes": [{**node, "mem_alarm": True}, {"name": "rabbit@b", "running": False}],
+    }
+
+    with management(good) as url:
+        well = by_check(check_management(url, "/"))
+        (refused,) = check_management(url.replace("operator", "nobody"), "/")
+    with management(bad) as url:
+        ill = by_check(check_management(url, "/"))
+
+    assert {finding.status for finding in well.values()} == {"ok"}
+    assert refused.status == "failure"
+    assert ill["policies"].detail == "missing: warren-dead-letters"
+    assert ill["alarms"].detail.endswith("rabbit@a: mem_alarm")
+    assert ill["nodes"].detail == "not running: rabbit@b"
+
+
+def test_the_management_api_must_answer() -> None:
+    (found,) = check_management("http://127.0.0.1:1", "warren")
+
+    assert found.status == "failure"

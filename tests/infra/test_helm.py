@@ -1,0 +1,254 @@
+"""The Helm chart: rendered by Helm, and checked against the schemas of Kubernetes and of KEDA."""
+
+import base64
+import importlib
+import json
+from typing import Any
+
+import helm_python
+import jsonschema
+import kubernetes_validate
+import pytest
+from helm_python import HelmError
+
+from shared.settings import GatewaySettings, WorkerSettings, variable
+from tests.support.helm import CHART, KEYS, Manifest, container_of, find, render, variables_of
+from tests.support.processes import ROOT
+
+OLDEST, NEWEST = "1.27", "1.37"
+"""Versions of Kubernetes: the chart's oldest, and the newest that there are schemas for."""
+MODELS = {
+    "keda.sh/v1alpha1": "cloudcoil.models.keda.v1alpha1",
+    "monitoring.coreos.com/v1": "cloudcoil.models.prometheus_operator.v1",
+}
+"""Generated from the definitions of KEDA and of the Prometheus operator."""
+OF_RABBITMQ: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "replicas": {"type": "integer"},
+        "image": {"type": "string"},
+        "persistence": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "storage": {"type": "string"},
+                "storageClassName": {"type": "string"},
+            },
+        },
+        "resources": {"type": "object"},
+        "rabbitmq": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {"additionalConfig": {"type": "string"}},
+        },
+        "override": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {"statefulSet": {"type": "object"}},
+        },
+    },
+}
+"""The part of a RabbitmqCluster's spec that the chart uses. No package has the whole definition."""
+EVERYTHING: dict[str, Any] = {
+    "settings": {"log_level": "debug", "max_body_bytes": 16 << 20, "prefix_cache": True},
+    "workers": {
+        "small": {
+            "model": "smollm2",
+            "replicas": 0,
+            "settings": {"prefix_cache": False, "served_name": "small"},
+            "modelVolume": {"existingClaim": "models"},
+        },
+        "large": {
+            "model": "/models/Qwen3-8B",
+            "gpus": 1,
+            "maxSurge": 0,
+            "hfTokenSecret": "hub",
+            "autoscaling": {"enabled": True, "minReplicas": 0},
+            "nodeSelector": {"gpu": "h100"},
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+        },
+    },
+    "gateway": {
+        "settings": {"cors_origins": ["https://a.example", "https://b.example"]},
+        "ingress": {"enabled": True, "host": "llm.example", "tlsSecret": "tls"},
+    },
+    "networkPolicy": {
+        "gatewayFrom": [{"namespaceSelector": {"matchLabels": {"name": "ingress"}}}],
+        "metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
+        "extraEgress": [{"ports": [{"port": 4318}]}],
+    },
+    "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},
+}
+VALUES: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "everything": EVERYTHING,
+    "existing": {
+        "broker": {"mode": "existing", "existingSecret": "broker"},
+        "gateway": {"existingSecret": "secret"},
+        "apiKeys": {"existingSecret": "", "allowAnonymous": True},
+        "networkPolicy": {"enabled": False},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def everything() -> list[Manifest]:
+    return render(EVERYTHING)
+
+
+def check(manifest: Manifest, version: str) -> None:
+    """Raise an error unless the manifest has every field that is required and no other than those
+    of its kind."""
+    kind, api = manifest["kind"], manifest["apiVersion"]
+    if kind == "RabbitmqCluster":
+        jsonschema.validate(manifest["spec"], OF_RABBITMQ)
+    elif api in MODELS:
+        model = getattr(importlib.import_module(MODELS[api]), kind)
+        read = model.model_validate(manifest)
+        known = read.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        assert known["spec"] == manifest["spec"], "fields were dropped"
+    else:
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("name", VALUES)
+def test_every_manifest_is_valid(name: str, version: str) -> None:
+    manifests = render(VALUES[name])
+
+    for manifest in manifests:
+        check(manifest, version)
+    names = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("field", ["replica", "minReplicas"])
+def test_a_planted_fault_is_found(everything: list[Manifest], field: str) -> None:
+    kind = "Deployment" if field == "replica" else "ScaledObject"
+    faulty = json.loads(json.dumps(find(everything, kind, "warren-worker-large")))
+    faulty["spec"][field] = 3
+
+    with pytest.raises((kubernetes_validate.ValidationError, AssertionError, ValueError)):
+        check(faulty, NEWEST)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_the_chart_passes_helms_strict_lint(name: str) -> None:
+    report = helm_python.lint(CHART, {**KEYS, **VALUES[name]}, strict=True)
+
+    assert report["errors"] == []
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"apiKeys": {"existingSecret": ""}}, "API keys are required"),
+        ({"broker": {"mode": "existing"}}, "needs broker.existingSecret"),
+        ({"broker": {"mode": "cloud"}}, "broker"),
+        ({"gatway": {}}, "gatway"),
+        ({"workers": {"small": {}}}, "model"),
+        ({"workers": {"Small": {"model": "m"}}}, "Small"),
+        ({"gateway": {"replicas": "two"}}, "replicas"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(HelmError, match=message):
+        render(values)
+
+
+def test_every_variable_of_a_pod_is_a_setting(everything: list[Manifest]) -> None:
+    known = {
+        variable(field) for cls in (GatewaySettings, WorkerSettings) for field in cls.model_fields
+    }
+
+    for name in ("warren-gateway", "warren-worker-small", "warren-worker-large"):
+        named = variables_of(find(everything, "Deployment", name))
+        assert {one for one in named if one.startswith("WARREN_")} - known == set()
+
+
+def test_a_setting_of_a_pool_wins_and_whole_numbers_stay_whole(everything: list[Manifest]) -> None:
+    small = variables_of(find(everything, "Deployment", "warren-worker-small"))
+    large = variables_of(find(everything, "Deployment", "warren-worker-large"))
+    gateway = variables_of(find(everything, "Deployment", "warren-gateway"))
+
+    assert (small["WARREN_PREFIX_CACHE"], large["WARREN_PREFIX_CACHE"]) == ("false", "true")
+    assert gateway["WARREN_MAX_BODY_BYTES"] == str(16 << 20)
+    assert gateway["WARREN_CORS_ORIGINS"] == "https://a.example,https://b.example"
+
+
+def test_a_pool_may_be_empty_and_an_autoscaled_one_leaves_its_size_to_keda(
+    everything: list[Manifest],
+) -> None:
+    assert find(everything, "Deployment", "warren-worker-small")["spec"]["replicas"] == 0
+    assert "replicas" not in find(everything, "Deployment", "warren-worker-large")["spec"]
+
+
+def test_keda_asks_for_the_queue_of_the_name_that_clients_use(everything: list[Manifest]) -> None:
+    scaled = find(everything, "ScaledObject", "warren-worker-large")
+    (trigger,) = scaled["spec"]["triggers"]
+
+    assert scaled["spec"]["scaleTargetRef"]["name"] == "warren-worker-large"
+    assert 'model="Qwen3-8B"' in trigger["metadata"]["query"]
+    assert 'namespace="llm"' in trigger["metadata"]["query"]
+
+
+def test_a_gpu_is_requested_by_pools_that_have_one(everything: list[Manifest]) -> None:
+    large = find(everything, "Deployment", "warren-worker-large")
+    container = container_of(large)
+
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert container["image"] == "warren-worker-cuda:0.1.0"
+    assert variables_of(large)["WARREN_DEVICE"] == "cuda"
+    assert large["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
+
+
+@pytest.mark.parametrize("name", ["warren-gateway", "warren-worker-small"])
+def test_a_pod_has_more_time_to_end_than_its_drain_takes(
+    everything: list[Manifest], name: str
+) -> None:
+    pod = find(everything, "Deployment", name)
+    drain_s = float(variables_of(pod)["WARREN_DRAIN_GRACE_S"])
+
+    assert pod["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= drain_s + 20
+
+
+def test_no_pod_sees_the_variables_of_services_or_the_clusters_token(
+    everything: list[Manifest],
+) -> None:
+    for manifest in everything:
+        if manifest["kind"] == "Deployment":
+            spec = manifest["spec"]["template"]["spec"]
+            assert spec["enableServiceLinks"] is False
+            assert spec["automountServiceAccountToken"] is False
+            assert container_of(manifest)["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_the_broker_loads_the_shipped_definitions_with_the_passwords_of_the_urls() -> None:
+    secret = find(render(), "Secret", "warren-broker")["data"]
+    decoded = {key: base64.b64decode(value).decode() for key, value in secret.items()}
+    definitions = json.loads(decoded.pop("definitions.json"))
+    shipped = json.loads((ROOT / "infra/rabbitmq/definitions.json").read_text())
+
+    assert json.loads((CHART / "files/definitions.json").read_text()) == shipped
+    for user in definitions["users"]:
+        url = decoded.pop(f"{user['name']}-url")
+        assert url.startswith(f"amqp://{user['name']}:{user['password']}@warren-rabbitmq.llm.svc")
+        assert len(user["password"]) == 40
+    assert decoded == {}
+    assert definitions["permissions"] == shipped["permissions"]
+
+
+def test_the_operators_configuration_is_the_shipped_one() -> None:
+    cluster = find(render(), "RabbitmqCluster", "warren-rabbitmq")
+    rendered = settings_of(cluster["spec"]["rabbitmq"]["additionalConfig"])
+    shipped = settings_of((ROOT / "infra/rabbitmq/rabbitmq.conf").read_text())
+
+    assert rendered.pop("load_definitions") == "/etc/rabbitmq/warren/definitions.json"
+    del shipped["load_definitions"], shipped["loopback_users"]  # the operator makes no guest
+    assert rendered == shipped
+
+
+def settings_of(text: str) -> dict[str, str]:
+    lines = [line.partition("=") for line in text.splitlines() if line and line[0] != "#"]
+    return {key.strip(): value.strip() for key, _, value in lines}

@@ -1,0 +1,195 @@
+"""The proxy's configuration in a real nginx, before two real gateways."""
+
+import asyncio
+import shutil
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from shared.bus.memory import MemoryBroker, MemoryBus
+from tests.support.dns import DnsServer, dns_server
+from tests.support.http import SECRET, LiveGateway, chat_body, eventually, live_gateway, text_of
+from tests.support.processes import free_port
+from tests.support.scripted_worker import ScriptedJob, ScriptedWorker, repeat_the_prompt
+
+PROXY = Path(__file__).parents[2] / "infra" / "proxy"
+HOSTS = ("127.0.0.1", "127.0.0.2")
+CHAT = "/v1/chat/completions"
+REQUESTS = "warren_gateway_request_duration_seconds_count"
+
+pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+
+
+@dataclass
+class Proxied:
+    """Two gateways on one port of two addresses, the name that leads to them, and their proxy."""
+
+    gateways: list[LiveGateway]
+    worker: ScriptedWorker
+    dns: DnsServer
+    https: httpx.AsyncClient
+    plain: httpx.AsyncClient
+
+
+def write_config(directory: Path, places: dict[str, str]) -> Path:
+    """The shipped configuration with the test's ports and paths, and nothing else changed."""
+    text = (PROXY / "nginx.conf").read_text()
+    for shipped, tested in places.items():
+        assert shipped in text
+        text = text.replace(shipped, tested)
+    config = directory / "nginx.conf"
+    config.write_text(text)
+    return config
+
+
+def make_certificate(directory: Path) -> None:
+    directory.mkdir()
+    subprocess.run(
+        ["sh", PROXY / "certificate.sh", directory], check=True, capture_output=True, text=True
+    )
+
+
+@asynccontextmanager
+async def nginx(config: Path, port: int) -> AsyncIterator[None]:
+    process = await asyncio.create_subprocess_exec(
+        *("nginx", "-c", config, "-p", config.parent, "-g", "daemon off; user root;"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        for _ in range(200):
+            assert process.returncode is None, (await process.communicate())[1].decode()
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.05)
+            else:
+                writer.close()
+                break
+        yield
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+@pytest.fixture
+async def proxied(tmp_path: Path) -> AsyncIterator[Proxied]:
+    broker = MemoryBroker()
+    port, http_port, https_port = free_port(), free_port(), free_port()
+    make_certificate(tmp_path / "tls")
+    trust = ssl.create_default_context(cafile=str(tmp_path / "tls" / "tls.crt"))
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        worker = await enter(ScriptedWorker(await enter(MemoryBus(broker))))
+        dns, dns_port = await enter(dns_server(*HOSTS))
+        options = {"port": port, "secret": SECRET, "disconnect_grace_s": 5}
+        gateways = [
+            await enter(live_gateway(await enter(MemoryBus(broker)), host=host, **options))
+            for host in HOSTS
+        ]
+        places = {
+            "127.0.0.11": f"127.0.0.1:{dns_port}",
+            "gateway:8000": f"gateway:{port}",
+            "8080": str(http_port),
+            "8443": str(https_port),
+            "/tmp/": f"{tmp_path}/",
+            " /tls/": f" {tmp_path}/tls/",
+        }
+        await enter(nginx(write_config(tmp_path, places), https_port))
+        https = httpx.AsyncClient(base_url=f"https://localhost:{https_port}", verify=trust)
+        plain = httpx.AsyncClient(base_url=f"http://127.0.0.1:{http_port}")
+        await enter(https)
+        await enter(plain)
+        yield Proxied(gateways, worker, dns, https, plain)
+
+
+async def test_each_token_passes_at_once_over_tls(proxied: Proxied) -> None:
+    seen = asyncio.Event()
+
+    async def two_words(job: ScriptedJob) -> None:
+        await job.start()
+        await job.say("one ")
+        await seen.wait()  # the second one follows when the client has the first
+        await job.finish("two")
+
+    proxied.worker.script = two_words
+    body = ""
+    async with (
+        asyncio.timeout(20),
+        proxied.https.stream("POST", CHAT, json=chat_body(stream=True)) as answer,
+    ):
+        async for piece in answer.aiter_text():
+            body += piece
+            if "one" in body:
+                seen.set()
+
+    assert text_of(body) == "one two"
+
+
+async def test_all_gateways_have_their_share(proxied: Proxied) -> None:
+    for _ in range(30):
+        assert (await proxied.plain.post(CHAT, json=chat_body())).status_code == 200
+
+    assert min([await gateway.sample(REQUESTS) for gateway in proxied.gateways]) > 0
+
+
+async def test_another_gateway_takes_what_a_draining_one_refuses(proxied: Proxied) -> None:
+    held = asyncio.Event()
+
+    async def wait(job: ScriptedJob) -> None:
+        await job.start()
+        await job.say("one ")
+        await held.wait()
+        await job.finish("two")
+
+    proxied.worker.script = wait
+    leaving = proxied.gateways[0]
+    async with leaving.http.stream("POST", CHAT, json=chat_body(stream=True)) as answer:
+        pieces = answer.aiter_text()
+        body = await anext(pieces)
+        leaving.server.stop()
+
+        async def drains() -> bool:
+            return (await leaving.http.get("/health")).status_code == 503
+
+        await eventually(drains)
+        proxied.worker.script = repeat_the_prompt
+        answers = [await proxied.plain.post(CHAT, json=chat_body()) for _ in range(8)]
+        held.set()
+        body += "".join([piece async for piece in pieces])
+
+    assert [answer.status_code for answer in answers] == [200] * 8
+    assert text_of(body) == "one two"
+
+
+async def test_gateways_come_and_go_without_a_reload(proxied: Proxied) -> None:
+    proxied.dns.addresses = [HOSTS[1]]
+
+    async def only_the_second_answers() -> bool:
+        before = await proxied.gateways[0].sample(REQUESTS)
+        for _ in range(6):
+            await proxied.plain.post(CHAT, json=chat_body())
+        await asyncio.sleep(0.2)
+        return await proxied.gateways[0].sample(REQUESTS) == before
+
+    await eventually(only_the_second_answers)
+
+
+async def test_health_passes_and_metrics_do_not(proxied: Proxied) -> None:
+    assert (await proxied.https.get("/health")).json()["status"] == "ok"
+    assert (await proxied.https.get("/metrics")).status_code == 404
+
+
+async def test_a_body_that_is_too_large_is_refused_in_the_gateways_words(proxied: Proxied) -> None:
+    large = chat_body(user="x" * (5 << 20))
+
+    refused = await proxied.https.post(CHAT, json=large, timeout=20)
+
+    assert refused.status_code == 413
+    assert refused.json()["error"]["message"]
