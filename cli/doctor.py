@@ -21,7 +21,7 @@ from rich.markup import escape
 from cli.findings import Finding, Status, failure, ok, skipped, warning
 from cli.options import chosen, takes_settings
 from cli.terminal import output
-from cli.web import Answer, fetch
+from cli.web import Fetched, fetch
 from shared import settings
 from shared.errors import StartupError
 from shared.host_memory import free_bytes
@@ -240,7 +240,7 @@ def _gateway(url: str, api_key: str | None) -> Iterator[Finding]:
     yield _models(listed, has_key=api_key is not None)
 
 
-def _health(url: str, health: Answer) -> Finding:
+def _health(url: str, health: Fetched) -> Finding:
     try:
         status = json.loads(health.body)["status"]
     except (ValueError, KeyError, TypeError):
@@ -254,7 +254,7 @@ def _health(url: str, health: Answer) -> Finding:
     )
 
 
-def _clock(health: Answer) -> Finding:
+def _clock(health: Fetched) -> Finding:
     """Deadlines are points in time, which gateways write and workers read."""
     if "date" not in health.headers:
         return skipped("clock", "the gateway's answer has no date")
@@ -269,7 +269,7 @@ def _clock(health: Answer) -> Finding:
     return ok("clock", "this machine's and the gateway's agree")
 
 
-def _models(listed: Answer, *, has_key: bool) -> Finding:
+def _models(listed: Fetched, *, has_key: bool) -> Finding:
     if listed.status == HTTPStatus.UNAUTHORIZED:
         if has_key:
             return failure("models", "the gateway does not accept the API key", "check --api-key")

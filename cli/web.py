@@ -11,15 +11,15 @@ from urllib.request import ProxyHandler, Request, build_opener
 _TIMEOUT_S = 5.0
 
 
-class Answer(NamedTuple):
+class Fetched(NamedTuple):
     status: int
     headers: Mapping[str, str]
     """By their names in lower case."""
     body: bytes
 
 
-def fetch(url: str, headers: Mapping[str, str] | None = None) -> Answer:
-    """Answer of ``url``, whatever its status. A user in the URL becomes basic authentication.
+def fetch(url: str, headers: Mapping[str, str] | None = None) -> Fetched:
+    """Fetch ``url``, whatever its status. A user in the URL becomes basic authentication.
 
     Raises `OSError` if nobody answers, and `ValueError` for what is not a URL of HTTP.
     """
@@ -34,10 +34,10 @@ def fetch(url: str, headers: Mapping[str, str] | None = None) -> Answer:
     request = Request(url, headers=sent)  # noqa: S310 (the scheme was checked)
     try:
         with build_opener(ProxyHandler({})).open(request, timeout=_TIMEOUT_S) as response:
-            return Answer(response.status, _lower(response.headers), response.read())
+            return Fetched(response.status, _lower(response.headers), response.read())
     except HTTPError as error:
         with error:
-            return Answer(error.code, _lower(error.headers), error.read())
+            return Fetched(error.code, _lower(error.headers), error.read())
 
 
 def _lower(headers: Message) -> dict[str, str]:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypeAlias
 
+from gateway.fleet.gauges import export_fleet
 from gateway.fleet.live_workers import Backlog, LiveWorkers
 from gateway.fleet.queue_watch import QueueWatch
 from gateway.fleet.unary import QuickLane
-from gateway.fleet_metrics import export_fleet
 from gateway.intake.admission import Admission
 from gateway.intake.api_keys import Keys
 from gateway.intake.limits import Limits
@@ -72,7 +72,9 @@ class Gateway:
         admission = Admission(settings.max_requests, settings.max_bytes_in_flight)
         keys, metrics = Keys.of(settings), Metrics(settings.metrics_tenants)
         metrics.keys_file_broken.set_function(lambda: keys.is_broken)
-        export_fleet(metrics.catalog, settings, bus, queues, workers, admission)
+        export_fleet(
+            metrics.catalog, settings, bus, queues, workers, lambda: admission.num_requests
+        )
         return cls(
             settings=settings,
             bus=bus,

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gateway.errors import ACCEPTED, SERVICE_FAILURES, status_of
-from gateway.intake.tenant_usage import Usage
+from gateway.intake.tenant_usage import UsageOfTenant
 from gateway.log.cursor import Item
 from gateway.log.relay import LogRelay
 from gateway.metrics import Metrics
@@ -36,7 +36,11 @@ class Observation:
     before it was accepted is reported where its error is answered: `gateway.errors`."""
 
     def __init__(
-        self, metrics: Metrics, job: GenerationJob, state: MutableMapping[str, Any], usage: Usage
+        self,
+        metrics: Metrics,
+        job: GenerationJob,
+        state: MutableMapping[str, Any],
+        usage: UsageOfTenant,
     ) -> None:
         """``state`` is that of the HTTP request, ``usage`` that of the job's tenant."""
         self.status = 200

@@ -13,7 +13,7 @@ from gateway.batches.checking import Checked, check
 from gateway.batches.lines import LINE_DECODER, InputLine, LineOutcome, input_lines, unexecuted_line
 from gateway.batches.serving import LineServer
 from gateway.intake.body import BYTES_OF_VALUE, count_values
-from gateway.store.batches import Answer, BatchRecord, Ending, LeaseLost
+from gateway.store.batches import BatchRecord, Ending, LeaseLost, LineAnswer
 from gateway.store.state import StoredState
 from gateway.wiring import Gateway
 from shared import incidents
@@ -100,7 +100,7 @@ class _BatchRun:
         self.batch = batch
         self._gateway = gateway
         self._files, self._batches = state.files, state.batches
-        self._answers: asyncio.Queue[tuple[Answer, asyncio.Future[None]]] = asyncio.Queue()
+        self._answers: asyncio.Queue[tuple[LineAnswer, asyncio.Future[None]]] = asyncio.Queue()
         self._lines = LineServer(gateway, batch)
         self._look = asyncio.Event()
         self._is_cancelled = asyncio.Event()
@@ -231,7 +231,7 @@ class _BatchRun:
         async def record(outcome: LineOutcome) -> None:
             text = outcome.line(self.batch.id, line.number, request.custom_id)
             written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._answers.put_nowait((Answer(line.number, outcome.is_error, text), written))
+            self._answers.put_nowait((LineAnswer(line.number, outcome.is_error, text), written))
             await written
 
         try:

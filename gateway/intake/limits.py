@@ -31,7 +31,7 @@ from shared.messages import (
     QuickJob,
     TextPrompt,
     TokenPrompt,
-    Usage,
+    UsageReport,
     encode,
 )
 
@@ -152,7 +152,7 @@ class Limits:
         self._is_new = True
         self._news.set()
 
-    def hear(self, fact: Usage | Ended) -> None:
+    def hear(self, fact: UsageReport | Ended) -> None:
         """Record what a gateway or a worker has announced."""
         if isinstance(fact, Ended):
             return self._hear_end(fact)
@@ -265,7 +265,7 @@ class Limits:
         claims = list(self._waiting)
         detached = dict(self._ledger.detached) if self._is_asked else {}
         detached.update(one.detached for one in claims if one.detached is not None)
-        usage = Usage(
+        usage = UsageReport(
             gateway=self.name,
             number=self._number,
             keys={key_id: self._ledger.own_usage(key_id, *claims) for key_id in self._changed},

@@ -8,7 +8,7 @@ _MAX_TENANTS = 1000
 
 
 @dataclass(slots=True)
-class Usage:
+class UsageOfTenant:
     """The use of one tenant since the gateway's start. Tokens count once a request has ended."""
 
     num_requests: int = 0
@@ -25,16 +25,16 @@ class Usage:
 class TenantUsage:
     """The usage of the latest tenants; beyond a thousand, the one that came first is forgotten."""
 
-    by_tenant: dict[str, Usage] = field(default_factory=dict)
+    by_tenant: dict[str, UsageOfTenant] = field(default_factory=dict)
 
     @contextmanager
-    def request(self, tenant: str) -> Iterator[Usage]:
+    def request(self, tenant: str) -> Iterator[UsageOfTenant]:
         """Count a request while it is in flight; yields the tenant's usage, to add its tokens."""
         usage = self.by_tenant.get(tenant)
         if usage is None:
             if len(self.by_tenant) >= _MAX_TENANTS:
                 del self.by_tenant[next(iter(self.by_tenant))]
-            usage = self.by_tenant[tenant] = Usage()
+            usage = self.by_tenant[tenant] = UsageOfTenant()
         usage.num_requests += 1
         usage.num_in_flight += 1
         try:

@@ -78,7 +78,7 @@ class BatchRecord:
     lease_until: float
 
 
-class Answer(NamedTuple):
+class LineAnswer(NamedTuple):
     line: int
     """The number of the line in the input file, from 1."""
     is_error: bool
@@ -298,7 +298,7 @@ class Batches:
             await connection.execute(delete(ANSWERS).where(ANSWERS.c.batch_id == batch_id))
 
     @uncancelled
-    async def record(self, batch_id: str, fence: int, answers: Sequence[Answer]) -> None:
+    async def record(self, batch_id: str, fence: int, answers: Sequence[LineAnswer]) -> None:
         """Write answers to lines; a line that has one keeps it."""
         async with self._database.begin() as connection:
             await _require_lease(connection, batch_id, fence)
@@ -335,7 +335,7 @@ class Batches:
     @uncancelled
     async def answers(
         self, batch_id: str, *, is_error: bool, after: int, limit: int
-    ) -> list[Answer]:
+    ) -> list[LineAnswer]:
         """At most ``limit`` answers in the order of the input, from after the line ``after``."""
         query = (
             select(ANSWERS.c.line, ANSWERS.c.is_error, ANSWERS.c.text)
@@ -348,7 +348,7 @@ class Batches:
             .limit(limit)
         )
         async with self._database.begin() as connection:
-            return [Answer(*row) for row in await connection.execute(query)]
+            return [LineAnswer(*row) for row in await connection.execute(query)]
 
     @uncancelled
     async def _of_key(self, tenant: str, order: Order) -> BatchRecord | None:

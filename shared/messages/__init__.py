@@ -89,7 +89,7 @@ from shared.messages.prompts import (
     ToolCall,
 )
 from shared.messages.sampling import Constraint, SamplingParams
-from shared.messages.usage import DetachedJob, Ended, KeyUsage, Usage
+from shared.messages.usage import DetachedJob, Ended, KeyUsage, UsageReport
 
 __all__ = [
     "JSON",
@@ -157,7 +157,7 @@ __all__ = [
     "Tokenized",
     "Tool",
     "ToolCall",
-    "Usage",
+    "UsageReport",
     "Withheld",
     "decode_announcement",
     "decode_command",

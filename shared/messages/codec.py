@@ -11,7 +11,7 @@ from shared.messages.commands import Announcement, Command
 from shared.messages.events import ReplyEvent
 from shared.messages.fields import WIRE_VERSION, ReplyKey
 from shared.messages.jobs import GenerationJob, QuickJob
-from shared.messages.usage import Ended, Usage
+from shared.messages.usage import Ended, UsageReport
 
 MSGPACK = "application/msgpack"
 JSON = "application/json"
@@ -51,7 +51,7 @@ _JOB: _Codec[GenerationJob] = _Codec(GenerationJob)
 _QUICK_JOB: _Codec[QuickJob] = _Codec(QuickJob)
 _EVENT: _Codec[ReplyEvent] = _Codec(ReplyEvent)
 _COMMAND: _Codec[Command] = _Codec(Command)
-_USAGE: _Codec[Usage | Ended] = _Codec(Usage | Ended)
+_USAGE: _Codec[UsageReport | Ended] = _Codec(UsageReport | Ended)
 _ANNOUNCEMENT: _Codec[Announcement] = _Codec(Announcement)
 _VERSION: _Codec[_Version] = _Codec(_Version)
 _MSGPACK_ENCODER = msgspec.msgpack.Encoder()
@@ -102,7 +102,7 @@ def decode_announcement(body: bytes) -> Announcement:
     return _ANNOUNCEMENT.decode(body, MSGPACK)
 
 
-def decode_usage(body: bytes) -> Usage | Ended:
+def decode_usage(body: bytes) -> UsageReport | Ended:
     """Decode what a gateway or a worker tells of the use of API keys. Raises
     `UndecodableMessage`."""
     return _USAGE.decode(body, MSGPACK)

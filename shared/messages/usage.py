@@ -24,7 +24,7 @@ class DetachedJob(Struct, frozen=True, array_like=True):
     """When it ends at the latest."""
 
 
-class Usage(Wire, frozen=True, kw_only=True):
+class UsageReport(Wire, frozen=True, kw_only=True):
     """To all gateways: what one gateway has admitted, and is about to admit.
 
     The use of a key replaces what the gateway said of it before. Each gateway sends this before it

@@ -89,7 +89,7 @@ AssistantBlock: TypeAlias = TextBlock | ThinkingBlock | RedactedThinkingBlock | 
 Block: TypeAlias = UserBlock | AssistantBlock
 
 
-class Turn(Struct, frozen=True, kw_only=True):
+class MessagesTurn(Struct, frozen=True, kw_only=True):
     role: Literal["user", "assistant", "system"]
     content: Text | list[Block]
 
@@ -158,7 +158,7 @@ class MessagesRequest(GenerationRequest, frozen=True, kw_only=True):
     prompt_logprobs: ClassVar[int | None] = None
 
     max_tokens: NumTokens
-    messages: Annotated[tuple[Turn, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[tuple[MessagesTurn, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
     system: Text | list[TextBlock] = ""
     stop_sequences: StopStrings = ()
     tools: Annotated[tuple[MessagesTool, ...], Meta(max_length=MAX_TOOLS)] = ()
@@ -238,7 +238,7 @@ class MessagesRequest(GenerationRequest, frozen=True, kw_only=True):
 
 
 def conversation_of(
-    system: str | Sequence[TextBlock], turns: Sequence[Turn]
+    system: str | Sequence[TextBlock], turns: Sequence[MessagesTurn]
 ) -> tuple[ChatMessage, ...]:
     """The messages of a chat. Raises `InvalidRequest`, which names the invalid part.
 
@@ -263,7 +263,7 @@ def _without_billing(text: str) -> str:
     return text.partition("\n")[2] if text.startswith(_BILLING_HEADER) else text
 
 
-def _messages_of(turn: Turn, path: str, *, is_first: bool) -> Iterator[ChatMessage]:
+def _messages_of(turn: MessagesTurn, path: str, *, is_first: bool) -> Iterator[ChatMessage]:
     blocks = [TextBlock(turn.content)] if isinstance(turn.content, str) else turn.content
     if turn.role == "assistant":
         yield _assistant_message(blocks, path)

@@ -25,23 +25,23 @@ Event: TypeAlias = dict[str, Any]
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
 
-class TextBlock(Struct, tag="text"):
+class TextContent(Struct, tag="text"):
     text: str
 
 
-class ThinkingBlock(Struct, tag="thinking"):
+class ThinkingContent(Struct, tag="thinking"):
     thinking: str
     signature: str
     """Nothing checks it, but some clients drop blocks without a signature."""
 
 
-class ToolUseBlock(Struct, tag="tool_use"):
+class ToolUseContent(Struct, tag="tool_use"):
     id: str
     name: str
     input: Raw
 
 
-ContentBlock: TypeAlias = TextBlock | ThinkingBlock | ToolUseBlock
+ContentBlock: TypeAlias = TextContent | ThinkingContent | ToolUseContent
 
 
 class MessageUsage(Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class MessageUsage(Struct, frozen=True, kw_only=True):
     output_tokens: int
 
 
-class Message(Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
+class AnswerMessage(Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
     """A whole message, or one that begins."""
 
     id: str
@@ -65,7 +65,7 @@ class Message(Struct, frozen=True, kw_only=True, tag_field="type", tag="message"
     usage: MessageUsage
 
 
-def whole_message(gathering: Gathering, usage: Usage) -> Message:
+def whole_message(gathering: Gathering, usage: Usage) -> AnswerMessage:
     """The answer to a request that does not stream."""
     rendering, choice = gathering.rendering, gathering.choices[0]
     assert choice.finish_reason is not None
@@ -73,7 +73,7 @@ def whole_message(gathering: Gathering, usage: Usage) -> Message:
     reason, sequence = _stop(
         choice.finish_reason, choice.stop_reason, has_called=choice.reader.has_called
     )
-    return Message(
+    return AnswerMessage(
         id=rendering.request_id,
         model=rendering.model,
         content=_content(rendering, pieces),
@@ -109,7 +109,7 @@ class MessageEncoder:
                 return _payloads(self._tokens(event))
             case Started() if not self._has_begun:
                 self._has_begun = True
-                message = Message(
+                message = AnswerMessage(
                     id=self._rendering.request_id,
                     model=self._rendering.model,
                     usage=_usage(self.usage),
@@ -138,7 +138,7 @@ class MessageEncoder:
         self._last = event
         events = self._write(pieces + self._reader.end())
         if not self._num_blocks:
-            events = self._begin(TextBlock(""))
+            events = self._begin(TextContent(""))
         return events + self._end_block()
 
     def _write(self, pieces: Sequence[Piece]) -> list[Event]:
@@ -147,13 +147,15 @@ class MessageEncoder:
     def _write_piece(self, piece: Piece) -> list[Event]:
         match piece:
             case Content(text):
-                begun = [] if self._open is TextBlock else self._begin(TextBlock(""))
+                begun = [] if self._open is TextContent else self._begin(TextContent(""))
                 return [*begun, self._delta("text", "text", text)]
             case Reasoning(text):
-                begun = [] if self._open is ThinkingBlock else self._begin(ThinkingBlock("", ""))
+                begun = (
+                    [] if self._open is ThinkingContent else self._begin(ThinkingContent("", ""))
+                )
                 return [*begun, self._delta("thinking", "thinking", text)]
             case CallStart(index, name):
-                return self._begin(ToolUseBlock(call_id(self._rendering, 0, index), name, _EMPTY))
+                return self._begin(ToolUseContent(call_id(self._rendering, 0, index), name, _EMPTY))
             case CallArguments(_, text):
                 return [self._delta("input_json", "partial_json", text)]
 
@@ -167,7 +169,7 @@ class MessageEncoder:
         if self._open is None:
             return []
         index, signed = self._num_blocks - 1, []
-        if self._open is ThinkingBlock:
+        if self._open is ThinkingContent:
             signed = [self._delta("signature", "signature", _signature(self._rendering, index))]
         self._open = None
         return [*signed, {"type": "content_block_stop", "index": index}]
@@ -187,16 +189,16 @@ def _content(rendering: Rendering, pieces: Sequence[Piece]) -> list[ContentBlock
     for piece in merged(pieces):
         match piece:
             case Content(text):
-                blocks.append(TextBlock(text))
+                blocks.append(TextContent(text))
             case Reasoning(text):
-                blocks.append(ThinkingBlock(text, _signature(rendering, len(blocks))))
+                blocks.append(ThinkingContent(text, _signature(rendering, len(blocks))))
             case CallStart(index, name):
-                blocks.append(ToolUseBlock(call_id(rendering, 0, index), name, _EMPTY))
+                blocks.append(ToolUseContent(call_id(rendering, 0, index), name, _EMPTY))
             case CallArguments(_, text):
                 call = blocks[-1]
-                assert isinstance(call, ToolUseBlock)
+                assert isinstance(call, ToolUseContent)
                 call.input = _input(text)
-    return blocks or [TextBlock("")]
+    return blocks or [TextContent("")]
 
 
 def _input(arguments: str) -> Raw:

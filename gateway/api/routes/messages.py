@@ -9,7 +9,7 @@ from starlette.types import Send
 from gateway.api.bodies.messages import MessagesRequest
 from gateway.api.bodies.schemas import parse
 from gateway.api.openapi import documented
-from gateway.api.render.messages import Message
+from gateway.api.render.messages import AnswerMessage
 from gateway.api.routes.generation import LiveResponse, Reading, generate
 from gateway.wiring import Gateway
 
@@ -26,7 +26,7 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.post(
         "/v1/messages",
-        openapi_extra=documented(MessagesRequest, _EXAMPLE, Message, streams=True),
+        openapi_extra=documented(MessagesRequest, _EXAMPLE, AnswerMessage, streams=True),
     )
     async def create_message() -> Response:
         """Answer a conversation, with Anthropic's Messages API."""

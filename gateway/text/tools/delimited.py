@@ -48,7 +48,7 @@ class DelimitedParser:
         self._outside = Outside(delimiters.section)
         self._section: Until | None = None
         """Finds the next call, or the end of the section."""
-        self._call: _Call | None = None
+        self._call: _DelimitedCall | None = None
         self._held = ""
         """The text of the section, as long as it has no call."""
 
@@ -88,12 +88,12 @@ class DelimitedParser:
         if tag is None:
             return rest
         if tag.endswith(self._delimiters.call):
-            self._call = _Call(self._num_calls, self._delimiters.header, self._names)
+            self._call = _DelimitedCall(self._num_calls, self._delimiters.header, self._names)
         else:
             self._leave(pieces)
         return rest
 
-    def _read_call(self, call: "_Call", text: str, pieces: list[Piece]) -> str:
+    def _read_call(self, call: "_DelimitedCall", text: str, pieces: list[Piece]) -> str:
         for position, char in enumerate(text):
             pieces += call.read(char)
             if call.is_complete:
@@ -114,7 +114,7 @@ class DelimitedParser:
             pieces.append(Content(self._held))
 
 
-class _Call:
+class _DelimitedCall:
     """One call, from its header on."""
 
     def __init__(self, index: int, header: "re.Pattern[str]", names: Names) -> None:

@@ -55,7 +55,7 @@ class TaggedParser:
         self._names = names
         self._num_calls = 0
         self._outside = Outside(OPEN)
-        self._call: _Call | None = None
+        self._call: _TaggedCall | None = None
         self._tag = OPEN
 
     @property
@@ -79,10 +79,10 @@ class TaggedParser:
     def _read_content(self, text: str, pieces: list[Piece]) -> str:
         tag, rest = self._outside.read(text, pieces)
         if tag is not None:
-            self._tag, self._call = tag, _Call(self._num_calls, self._tags, self._names)
+            self._tag, self._call = tag, _TaggedCall(self._num_calls, self._tags, self._names)
         return rest
 
-    def _read_call(self, call: "_Call", text: str, pieces: list[Piece]) -> str:
+    def _read_call(self, call: "_TaggedCall", text: str, pieces: list[Piece]) -> str:
         read, rest = call.read(text)
         pieces += read
         if call.is_broken:
@@ -94,7 +94,7 @@ class TaggedParser:
         return rest
 
 
-class _Call:
+class _TaggedCall:
     """One call, after its opening tag.
 
     What comes before the first parameter is held until it names a declared function. After that,

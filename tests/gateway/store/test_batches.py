@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from gateway.store.batches import Answer, Batches, BatchRecord, LeaseLost, Order
+from gateway.store.batches import Batches, BatchRecord, LeaseLost, LineAnswer, Order
 from gateway.store.files import Files
 from shared.errors import IdempotencyMismatch, InvalidRequest, NotFound
 
@@ -29,8 +29,8 @@ async def started(files: Files, batches: Batches, num_lines: int = 3) -> BatchRe
     return await batches.get("a", batch.id)
 
 
-def answer(line: int, *, is_error: bool = False) -> Answer:
-    return Answer(line, is_error, b"%d" % line)
+def answer(line: int, *, is_error: bool = False) -> LineAnswer:
+    return LineAnswer(line, is_error, b"%d" % line)
 
 
 async def test_a_new_batch_waits_for_its_check(files: Files, batches: Batches) -> None:
@@ -124,7 +124,7 @@ async def test_a_line_is_answered_once(files: Files, batches: Batches) -> None:
     batch = await started(files, batches)
 
     await batches.record(batch.id, batch.fence, [answer(1), answer(2, is_error=True)])
-    await batches.record(batch.id, batch.fence, [Answer(1, True, b"again"), answer(3)])
+    await batches.record(batch.id, batch.fence, [LineAnswer(1, True, b"again"), answer(3)])
 
     counted = await batches.get("a", batch.id)
     assert (counted.num_completed, counted.num_failed) == (2, 1)

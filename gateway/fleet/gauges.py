@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from gateway.fleet.live_workers import LiveWorkers
 from gateway.fleet.queue_watch import QueueReading, QueueWatch
-from gateway.intake.admission import Admission
 from shared.bus.base import Bus
 from shared.metrics import Catalog, Samples
 from shared.settings import GatewaySettings
@@ -29,7 +28,7 @@ def export_fleet(
     bus: Bus,
     queues: QueueWatch,
     workers: LiveWorkers,
-    admission: Admission,
+    num_requests: Callable[[], int],
 ) -> None:
     """Add these metrics to ``catalog``. They are read at each scrape."""
 
@@ -115,7 +114,7 @@ def export_fleet(
         "warren_gateway_requests_in_flight",
         "Requests that count against the limit max_requests.",
         (),
-        lambda: [((), admission.num_requests)],
+        lambda: [((), num_requests())],
     )
     catalog.at_scrape(
         "gauge",
