@@ -111,11 +111,15 @@ async def reading(bus: Bus, job: GenerationJob) -> AsyncIterator[Consumer]:
         yield consumer
 
 
-async def bury(bus: Bus, model: str, request_id: str) -> None:
-    """Let a worker reject a batch job."""
-    queue = topology.jobs_queue(model, "batch")
+BURIED = "unserved"
+"""The model of the jobs that `bury` rejects. No worker competes for them."""
+
+
+async def bury(bus: Bus, request_id: str) -> None:
+    """Reject a batch job as a worker does."""
+    queue = topology.jobs_queue(BURIED, "batch")
     await bus.declare(topology.DEAD_LETTERS, queue)
-    job = msgspec.structs.replace(new_job(model, mode="final"), request_id=request_id)
+    job = msgspec.structs.replace(new_job(BURIED, mode="final"), request_id=request_id)
     await publish(bus, job, "batch")
     async with bus.consume(queue.name) as consumer:
         await (await anext(consumer)).reject()

@@ -10,7 +10,7 @@ from shared.bus.memory import MemoryBroker, MemoryBus
 from tests.support.console import STEP_S, answered, ask_for_many_tokens, begun, open_console
 from tests.support.http import LiveGateway, hears_a_worker, live_gateway
 from tests.support.jobs import bury
-from tests.support.scripted_worker import MODEL, ScriptedWorker
+from tests.support.scripted_worker import ScriptedWorker
 from tests.support.workers import echo_worker
 
 
@@ -44,8 +44,8 @@ async def test_a_drained_workers_stream_moves_to_another_without_a_gap(
 async def test_a_dead_letter_is_retried(
     page: Page, gateway: LiveGateway, bus: MemoryBus, worker: ScriptedWorker
 ) -> None:
-    await bury(bus, MODEL, "chatcmpl-one")
-    await bury(bus, MODEL, "chatcmpl-two")
+    await bury(bus, "chatcmpl-one")
+    await bury(bus, "chatcmpl-two")
     await open_console(page, gateway, "dead-letters")
     row = page.get_by_role("row").filter(has_text="one")
 
@@ -59,7 +59,7 @@ async def test_a_dead_letter_is_retried(
 async def test_a_dead_letter_is_dropped_after_a_question(
     page: Page, gateway: LiveGateway, bus: MemoryBus
 ) -> None:
-    await bury(bus, MODEL, "chatcmpl-one")
+    await bury(bus, "chatcmpl-one")
     await open_console(page, gateway, "dead-letters")
 
     await page.get_by_role("button", name="Drop one").click()

@@ -11,7 +11,7 @@ from shared import topology
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Drain
 from tests.support.http import LiveGateway, chat_body, eventually, hears_a_worker, live_gateway
-from tests.support.jobs import bury
+from tests.support.jobs import BURIED, bury
 from tests.support.scripted_worker import MODEL, ScriptedJob, ScriptedWorker, start_only
 
 STATUS, LETTERS = "/admin/v1/status", "/admin/v1/dead-letters"
@@ -28,7 +28,7 @@ async def letters(bus: MemoryBus, gateway: LiveGateway) -> list[str]:
     """The ids of two dead letters."""
     ids = ["one", "two"]
     for request_id in ids:
-        await bury(bus, MODEL, request_id)
+        await bury(bus, request_id)
     return ids
 
 
@@ -136,7 +136,7 @@ async def test_dead_letters_are_listed_and_counted(
     first = (await gateway.http.get(LETTERS)).json()["data"][0]
 
     assert await ids_of_letters(gateway) == letters
-    assert (first["reason"], first["queue"]) == ("rejected", f"jobs.{MODEL}.batch")
+    assert (first["reason"], first["queue"]) == ("rejected", f"jobs.{BURIED}.batch")
     assert first["can_retry"] is True
     await eventually(are_counted)
 
@@ -148,7 +148,7 @@ async def test_a_retried_letter_is_in_its_queue_again(
 
     assert response.json() == {"id": "one", "status": "retried"}
     assert await ids_of_letters(gateway) == ["two"]
-    state = await bus.inspect(topology.jobs_queue(MODEL, "batch").name)
+    state = await bus.inspect(topology.jobs_queue(BURIED, "batch").name)
     assert state is not None
     assert state.num_ready == 1
 
