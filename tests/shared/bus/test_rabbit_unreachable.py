@@ -6,6 +6,7 @@ import logging
 import pytest
 
 from shared.bus.rabbit import RabbitBus
+from shared.errors import BusUnavailable
 from tests.support.processes import free_port
 
 
@@ -41,3 +42,17 @@ async def test_operators_are_told_once_of_a_broker_that_is_away(
     links = [vars(record)["link"] for record in warnings]
     assert sorted(links) == sorted(set(links))
     assert "secret" not in str([vars(record) for record in ours])
+
+
+async def test_errors_name_every_address_that_was_tried(caplog: pytest.LogCaptureFixture) -> None:
+    ports = free_port(), free_port()
+    urls = ",".join(f"amqp://nobody:secret@127.0.0.1:{port}/warren" for port in ports)
+    async with RabbitBus(urls) as bus:
+        with pytest.raises(BusUnavailable) as caught:
+            await bus.inspect("anything")
+
+    reasons = [str(vars(record).get("reason")) for record in caplog.records]
+    for port in ports:
+        assert f"127.0.0.1:{port}: " in str(caught.value)
+        assert any(f"127.0.0.1:{port}: " in reason for reason in reasons)
+    assert "secret" not in f"{caught.value}{[vars(record) for record in caplog.records]}"
