@@ -264,7 +264,7 @@ async def test_a_foreign_message_is_read_as_far_as_it_can_be(
 ) -> None:
     queue = make_rabbit_queue()
     await rabbit_bus.declare(queue)
-    link = Link(URL(broker.url), name="foreign", timeout_s=5)
+    link = Link([URL(broker.url)], name="foreign", timeout_s=5)
     await link.open()
     channel = await link.open_channel()
     await channel.basic_publish(
