@@ -21,7 +21,8 @@ from cli.web import fetch
 from shared import topology
 from shared.bus.base import Binding, Message, Queue
 from shared.bus.rabbit import RabbitBus
-from shared.bus.rabbit.link import DEFAULT_USER, parse_url
+from shared.bus.rabbit.addresses import parse_urls
+from shared.bus.rabbit.link import DEFAULT_USER
 from shared.errors import AccessRefused, BusError, StartupError, Unroutable
 from shared.publishers import own_name
 
@@ -38,19 +39,20 @@ async def check_broker(url: str, model: str) -> list[Finding]:
     """Check that the broker can be reached, its version, the account's permissions and the queues
     of ``model``."""
     try:
-        address = parse_url(url)
+        addresses = parse_urls(url)
     except StartupError as error:
         return [failure("broker", str(error), "correct the URL")]
-    place = f"{address.host}:{address.port}"
-    problem = await asyncio.to_thread(_unreachable, address)
-    if problem is not None:
-        return [
-            failure(
-                "broker",
-                f"{place} cannot be reached: {problem}",
-                "start RabbitMQ, or correct host and port of --broker",
-            )
-        ]
+    place = ", ".join(f"{address.host}:{address.port}" for address in addresses)
+    problems = await asyncio.gather(*(asyncio.to_thread(_unreachable, one) for one in addresses))
+    down = [
+        f"{address.host}:{address.port} cannot be reached: {problem}"
+        for address, problem in zip(addresses, problems, strict=True)
+        if problem is not None
+    ]
+    if len(down) == len(addresses):
+        remedy = "start RabbitMQ, or correct host and port of --broker"
+        return [failure("broker", "; ".join(down), remedy)]
+    address = addresses[0]
     try:
         async with RabbitBus(url, name="warren doctor") as bus:
             if not bus.is_connected:
@@ -62,6 +64,7 @@ async def check_broker(url: str, model: str) -> list[Finding]:
                     )
                 ]
             return [
+                *(warning("broker", node, "start this node") for node in down),
                 *_versions(bus, place),
                 await _permissions(bus, address.user or DEFAULT_USER),
                 await _queues(bus, model),
@@ -73,7 +76,7 @@ async def check_broker(url: str, model: str) -> list[Finding]:
 def virtual_host(url: str) -> str:
     """The virtual host of a broker's URL; ``/`` if the URL cannot be read."""
     try:
-        return parse_url(url).path[1:] or "/"
+        return parse_urls(url)[0].path[1:] or "/"
     except StartupError:
         return "/"
 

@@ -24,7 +24,8 @@
     │       └── LogLost                   the request's log was deleted while it was read
     ├── BusError                      the broker or the connection to it
     │   ├── BusUnavailable              not connected, or the connection was lost
-    │   │   └── Unanswered                no answer in time: the call may take effect
+    │   │   ├── Unanswered                no answer in time: the call may take effect
+    │   │   └── QueueDown                 the node of the cluster that keeps the queue is down
     │   ├── PublishUnconfirmed          confirmation timed out: the message may have arrived
     │   ├── PublishRefused              the queue is full
     │   ├── Unroutable                  no queue is bound to that key
@@ -176,6 +177,11 @@ class BusUnavailable(BusError):
 
 class Unanswered(BusUnavailable):
     """The broker has not answered in time; it is unknown whether the call takes effect."""
+
+
+class QueueDown(BusUnavailable):
+    """The queue's node is down. The queue cannot be declared again under its name until the node
+    returns, possibly never."""
 
 
 class PublishUnconfirmed(BusError):

@@ -109,9 +109,10 @@ class CommonSettings(BaseSettings):
 
     broker: SecretStr | None = Field(
         None,
-        description="AMQP URL of the RabbitMQ broker, amqp:// or amqps://. It contains a password: "
-        "set the variable or WARREN_BROKER_FILE, because options are visible in the process list. "
-        "Unset: the in-process bus, which only `warren serve` supports.",
+        description="AMQP URL of the RabbitMQ broker, amqp:// or amqps://; for a cluster the URLs "
+        "of its nodes, separated by commas. It contains a password: set the variable or "
+        "WARREN_BROKER_FILE, because options are visible in the process list. Unset: the "
+        "in-process bus, which only `warren serve` supports.",
     )
     broker_file: Path | None = Field(
         None, description="File that contains the URL of WARREN_BROKER, such as a mounted secret."

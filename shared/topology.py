@@ -4,6 +4,7 @@ warren.jobs     direct  <model>.<lane>    -> jobs.<model>.<lane>    declared by 
 warren.suspects direct  <model>.suspect   -> jobs.<model>.suspect   jobs quarantined by workers
 warren.replies  topic   reply.<id>        -> reply.<id>             declared by the reader
                         reply.<user>.<id> -> reply.<user>.<id>      the same of other publishers
+                        reply.<id>--<n>   -> reply.<id>--<n>        the log, begun again elsewhere
 warren.control  topic   worker.<id>       -> control.worker.<id>    commands to one worker
                         gateways          -> control.gateway.<id>   commands to all gateways
                         usage             -> control.gateway.<id>.usage  what API keys have used
@@ -15,6 +16,7 @@ The ids of gateways contain no dot. Another publisher has the names that begin w
 and a dot: the broker gives it no others.
 """
 
+import re
 from typing import Literal, TypeAlias, get_args
 
 from shared.bus.base import Binding, Bus, Exchange, Queue
@@ -44,6 +46,8 @@ DEAD_LETTERS = Queue(
 ALL_GATEWAYS = Binding(CONTROL, "gateways")
 USAGE = Binding(CONTROL, "usage")
 ANNOUNCEMENTS = Binding(WORKERS, "")
+
+_LATER_LOG = re.compile(r"(reply\.[A-Za-z0-9_-]+)--([1-9]\d{0,3})")
 
 JOB_CLASSES: tuple[JobClass, ...] = get_args(JobClass)
 LANES: tuple[Lane, ...] = (*JOB_CLASSES, "quick", "suspect")
@@ -76,6 +80,21 @@ def reply_binding(routing_key: str) -> Binding:
 def reply_key(name: str) -> str:
     """The routing key of the replies to request ``name``."""
     return f"reply.{name}"
+
+
+def first_log(key: str) -> str:
+    """The first log of the request whose log is now ``key``; both are routing key and queue."""
+    match = _LATER_LOG.fullmatch(key)
+    return key if match is None else match[1]
+
+
+def later_log(key: str) -> str | None:
+    """The log with which the reader of ``key`` replaces it if its node dies; None if ``key`` is
+    another publisher's."""
+    if key.count(".") > 1:
+        return None
+    match = _LATER_LOG.fullmatch(key)
+    return f"{key}--2" if match is None else f"{match[1]}--{int(match[2]) + 1}"
 
 
 def reply_queue(name: str, expires_s: float) -> Queue:

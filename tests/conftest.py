@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from shared.settings import PREFIX
-from tests.support.broker import broker, own_broker, pytest_runtest_setup
+from tests.support.broker import broker, own_broker, own_cluster, pytest_runtest_setup
 from tests.support.spans import spans
 
-__all__ = ["broker", "own_broker", "pytest_runtest_setup", "spans"]
+__all__ = ["broker", "own_broker", "own_cluster", "pytest_runtest_setup", "spans"]
 
 # Before any test module imports torch or the hub's client, which read these once.
 os.environ["OMP_NUM_THREADS"] = "1"  # two test processes share two cores, and OpenMP's threads spin

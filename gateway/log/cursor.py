@@ -22,15 +22,17 @@ from shared.errors import (
     Unavailable,
     WarrenError,
 )
-from shared.log import Action, LogReader, Relay, Send
+from shared.log import Action, LogCopy, LogReader, Relay, Send
 from shared.messages import (
     MAX_CHOICES,
     Accepted,
     Failed,
     Finished,
+    HandedOver,
     PromptScores,
     Release,
     ReplyEvent,
+    Restored,
     Started,
     TokenDelta,
 )
@@ -199,6 +201,14 @@ class LogCursor:
         self.publication = 0
         """The newest publication that has started."""
         self.has_started = False
+        self.is_deserted = False
+        """Whether the log was begun again, and the newest run has not asked since where to
+        continue."""
+        self._copy = LogCopy()
+        """Of the current reading."""
+        self._best_copy = self._copy
+        """The longest one of any reading."""
+        self._is_renewed = False
         self._cut_off: set[str] = set()
         """Tickets of runs that were current when the connection to the broker was lost."""
         self._farthest = 0
@@ -212,8 +222,19 @@ class LogCursor:
         """The number of accepted events in the longest reading."""
         return max(self._farthest, self.reader.ordinal)
 
-    def begin(self) -> None:
-        """Start at the beginning of the log."""
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the copy with which the log begins again was not read yet."""
+        return self.reader.is_waiting
+
+    def restored(self) -> Restored:
+        """A copy of the log, as far as it was read in this or an earlier reading."""
+        return self._best_copy.restored()
+
+    def begin(self, *, is_renewed: bool = False) -> None:
+        """Start at the beginning of the log. ``is_renewed``: it is one that was begun again."""
+        self._is_renewed = is_renewed
+        self._copy, self.is_deserted = LogCopy(), is_renewed
         self._farthest = self.num_events
         self._is_restarting = self.num_events > 0 or self.has_started
         self.reader, self.num_accepted, self.crashes = self._new_reader(), 0, []
@@ -229,11 +250,19 @@ class LogCursor:
         `Restarted` comes with the first event that a further reading passes on. Raises
         `StreamNotFound` if this reader has no right to the log.
         """
-        if isinstance(event, _DESCRIPTIONS):
+        was_waiting = self.is_waiting
+        if isinstance(event, Restored) and was_waiting:
+            for description in event.events:
+                if isinstance(description, _DESCRIPTIONS):
+                    self._learn(description)
+        elif isinstance(event, _DESCRIPTIONS) and not was_waiting:
             self._learn(event)
         actions = self.reader.read(event)
         if isinstance(event, Started) and any(isinstance(action, Relay) for action in actions):
             self.crashes.append(self.reader.num_crashes)
+        if isinstance(event, Started) and event.ticket == self.reader.ticket:
+            self.is_deserted = False
+        self._keep(event, actions, was_waiting=was_waiting)
         if self.reader.is_ended and actions:
             self.end = LogEnd.FAILED if isinstance(event, Failed) else LogEnd.FINISHED
         if self._is_restarting and any(isinstance(action, Relay) for action in actions):
@@ -248,6 +277,18 @@ class LogCursor:
         first event is `Unroutable`, once the log is deleted, and drops the job.
         """
         return self.reader.cancel()
+
+    def _keep(self, event: ReplyEvent, actions: Sequence[Action], *, was_waiting: bool) -> None:
+        match event:
+            case Restored() if was_waiting:
+                for kept in event.events:
+                    self._copy.keep(kept)
+            case Accepted() | Started() | HandedOver() if not was_waiting:
+                self._copy.keep(event)
+            case PromptScores() | TokenDelta() | Finished() if actions:
+                self._copy.keep(event)
+        if self._copy.num_kept > self._best_copy.num_kept:
+            self._best_copy = self._copy
 
     def _learn(self, event: Accepted | Started) -> None:
         if isinstance(event, Accepted):
@@ -270,4 +311,6 @@ class LogCursor:
 
     def _new_reader(self) -> LogReader:
         num_choices = self.facts.num_choices if self.facts is not None else 1
-        return LogReader(self.claim.request_id, num_choices, self._cut_off)
+        return LogReader(
+            self.claim.request_id, num_choices, self._cut_off, is_renewed=self._is_renewed
+        )

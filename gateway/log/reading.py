@@ -1,11 +1,15 @@
 """Attaches to a request's log and reads it into the buffer of its relay, across lost connections.
 
+If the broker's node that keeps the log dies, the reader, which has read its tokens, begins the log
+again in a queue on another node.
+
 The log is a reply queue whose messages are never acknowledged. While its client does not take
 events, the reader returns the messages to the queue but keeps consuming with a prefetch of one: a
 job whose log has no reader is cancelled.
 """
 
 import asyncio
+import logging
 import math
 from contextlib import suppress
 
@@ -20,6 +24,7 @@ from shared.errors import (
     PublishRefused,
     PublishUnconfirmed,
     QueueBusy,
+    QueueDown,
     QueueNotFound,
     StreamExpired,
     Unavailable,
@@ -27,12 +32,15 @@ from shared.errors import (
     WarrenError,
 )
 from shared.log import Relay, Send
-from shared.messages import Accepted, decode_event, encode
+from shared.messages import Accepted, Restored, decode_event, encode
+
+logger = logging.getLogger(__name__)
 
 EXPIRED = "This stream is no longer kept."
 _MAX_AHEAD = 256
 _MAX_SHARE_AHEAD = 0.25
 _REATTACH_PAUSE_S = 0.05
+_DOWN_PAUSE_S = 0.25
 _ASK_INTERVAL_S = 1.0
 _PATIENCE_S = 30.0
 """Seconds for which another reader may hold the log. The broker disconnects a stopped gateway after
@@ -140,9 +148,14 @@ class LogReading:
         self._num_read = 0
         """The number of messages of the log that are read; they are skipped when it is attached
         again, unless the connection was lost."""
+        self._copy: Restored | None = None
+        """With which the log is begun again, until it was read there."""
         self._last_id = ""
         self._marker = ""
         self._caught_up: asyncio.Future[None] | None = None
+        self._is_of_others = not self.has_attached and not cursor.claim.body_hash
+        """Whether the client may have been sent what this reader has not read yet."""
+        self._down_at = math.inf
         self._is_ending = False
         self._has_ended = False
         self._is_lost = False
@@ -171,10 +184,8 @@ class LogReading:
 
         Raises `BusError`.
         """
-        message = Message(encode(accepted))
-        self._marker = message.message_id
         self._caught_up = asyncio.get_running_loop().create_future()
-        await self._bus.publish(self._log.queue.bindings[0], message)
+        await self._mark(accepted)
         await self._caught_up
 
     async def end(self) -> None:
@@ -185,7 +196,7 @@ class LogReading:
         for send in self._cursor.cancel():
             await self._send(send)
         if not self._is_lost:  # otherwise its name may belong to another log by now
-            await self._bus.delete_queue(self._log.queue.name)
+            await self._log.delete()
         self._has_ended = True
 
     async def close(self) -> None:
@@ -202,6 +213,11 @@ class LogReading:
                 # Its reader was asked to release it, or is a reader whose lost connection the
                 # broker has not noticed yet.
                 await asyncio.sleep(_REATTACH_PAUSE_S)
+            except QueueDown as error:
+                if self._has_read_all:
+                    self._move_on(error)
+                else:  # its reader begins it again, or its node returns
+                    await self._wait_for_node()
             except (BusUnavailable, PublishUnconfirmed):
                 self._cursor.cut_off()
                 self._num_read = 0
@@ -211,14 +227,14 @@ class LogReading:
     async def _read_ahead(self, patience: asyncio.Timeout) -> None:
         """Attach and read until the buffer is full. Nothing is acknowledged, so the queue keeps the
         log."""
-        if not self.has_attached:
-            await self._ask()
-        consumer = await self._log.attach()
+        consumer = await self._attach()
         self.has_attached = True
         patience.reschedule(None)
         num_known = self._num_read
         if not num_known:
-            self._cursor.begin()
+            self._cursor.begin(is_renewed=self._log.is_renewed)
+        if self._copy is not None:  # in a log that has one, nothing counts but the first
+            await self._bus.publish(self._log.queue.bindings[0], Message(encode(self._copy)))
         try:
             async for delivery in consumer:
                 message = delivery.message
@@ -237,6 +253,25 @@ class LogReading:
         finally:
             await self._log.close()
 
+    async def _attach(self) -> Consumer:
+        if not self.has_attached:
+            await self._ask()
+            await self._log.find()
+        if self._copy is not None:
+            await self._log.declare()
+        consumer = await self._log.attach()
+        self._down_at = math.inf
+        if self._is_of_others:
+            with suppress(Unroutable, PublishRefused):
+                await self._mark(Accepted(body_hash=""))
+        return consumer
+
+    async def _mark(self, accepted: Accepted) -> None:
+        """Append ``accepted`` to the log, as a mark up to which it is to be read."""
+        message = Message(encode(accepted))
+        self._marker = message.message_id
+        await self._bus.publish(self._log.queue.bindings[0], message)
+
     @property
     def _is_ahead(self) -> bool:
         """Whether the client has to take events before more are read.
@@ -253,21 +288,49 @@ class LogReading:
         """Process one event; returns the resulting commands. Raises `UndecodableMessage`."""
         sends = []
         cursor, buffer = self._cursor, self._buffer
-        for action in cursor.read(decode_event(message.body, message.content_type)):
+        event = decode_event(message.body, message.content_type)
+        for action in cursor.read(event):
             if isinstance(action, Relay):
                 buffer.put(action.event, is_last=cursor.reader.is_ended)
             elif isinstance(action, Send):
                 sends.append(action)
             else:
                 buffer.restart(action)
+        if not cursor.is_waiting:
+            self._copy = None
         self._num_read += 1
         self._last_id = message.message_id
         if message.message_id == self._marker:
             self._tell_caught_up()
         return sends
 
+    @property
+    def _has_read_all(self) -> bool:
+        """Whether a copy of what was read contains everything that any client was sent."""
+        has_accepted = self._caught_up is None or self._caught_up.done()
+        return self.has_attached and has_accepted and not self._is_of_others
+
+    async def _wait_for_node(self) -> None:
+        """Wait a moment. Raises `Unavailable` if the log's node has been down for too long."""
+        now = asyncio.get_running_loop().time()
+        self._down_at = min(self._down_at, now)
+        if now - self._down_at > _PATIENCE_S:
+            raise Unavailable("The broker's node that keeps this stream is down.")
+        await asyncio.sleep(_DOWN_PAUSE_S)
+
+    def _move_on(self, error: QueueDown) -> None:
+        """Begin the log again in another queue, with a copy of what was read of it."""
+        facts = {"request_id": self._cursor.claim.request_id, "reason": error.message}
+        logger.warning("log begun again", extra=facts)
+        # Its worker may have been connected to that node, too, and lost the job without a crash.
+        self._cursor.cut_off()
+        self._copy = self._copy or self._cursor.restored()
+        self._num_read = 0
+        self._log.move_on()
+
     def _tell_caught_up(self) -> None:
         # The marker appears again whenever the log is read again.
+        self._is_of_others = False
         if self._caught_up is not None and not self._caught_up.done():
             self._caught_up.set_result(None)
 

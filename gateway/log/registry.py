@@ -92,7 +92,7 @@ class Relays:
             relay = await self._begin(log, job, facts, retention, opened)
             relay.lane = lane
             if not relay.is_answered:
-                await self._publish(relay.job or job, lane)
+                await self._publish(relay, relay.job or job)
             try:
                 yield relay
             except LogLost:
@@ -222,8 +222,8 @@ class Relays:
         publication = relay.cursor.num_accepted - 1
         return msgspec.structs.replace(job, publication=publication)
 
-    async def _publish(self, job: GenerationJob, lane: JobClass) -> None:
-        await publish_job(self._bus, job, topology.reply_key(job.request_id), lane)
+    async def _publish(self, relay: LogRelay, job: GenerationJob) -> None:
+        await publish_job(self._bus, job, relay.log_name, relay.lane)
 
     async def _is_broker_well(self) -> bool:
         try:
@@ -240,7 +240,7 @@ class Relays:
         facts = {"request_id": relay.request_id, "worker": relay.worker}
         logger.warning("worker silent, job published again", extra=facts)
         try:
-            await self._publish(relay.job, relay.lane)
+            await self._publish(relay, relay.job)
         except WarrenError as error:  # the next look tries again
             logger.warning("not published", extra={**facts, "reason": error.code})
         except Exception as error:  # noqa: BLE001 (the other relays must be served)

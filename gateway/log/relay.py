@@ -56,8 +56,8 @@ class LogRelay:
         """The job that may be published again, if this client has just sent it."""
         self.lane: JobClass = "interactive"
         """The queue of the job."""
-        self.log_name = log.queue.name
         self.claim = claim
+        self._log = log
         self._buffer = RelayBuffer(deadline)
         self.cursor = LogCursor(claim, facts)
         self.reading = LogReading(bus, log, self.cursor, self._buffer)
@@ -66,6 +66,11 @@ class LogRelay:
         self._departure = Departure.ABORTED
         self._askers: set[str] = set()
         """Other readers that have asked for the log."""
+
+    @property
+    def log_name(self) -> str:
+        """The log's queue, and the routing key of its events."""
+        return self._log.queue.name
 
     @property
     def request_id(self) -> str:

@@ -1,5 +1,7 @@
 """The reply queues of requests; some are declared and consumed in advance.
 
+A log whose node of the broker dies is begun again in another queue: see `shared.log`.
+
 Declaring and consuming a queue takes the broker longer than everything else before a request's
 first token. A few spare queues are therefore kept ready, each with the id of a future request. A
 spare queue is kept alive by its consumer, because the broker deletes only unread queues.
@@ -9,11 +11,12 @@ import asyncio
 import secrets
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from dataclasses import replace
 
 from shared import incidents, topology
 from shared.bus.base import Bus, Consumer, Queue
-from shared.errors import BusError, BusUnavailable, QueueNotFound
+from shared.errors import BusError, BusUnavailable, QueueDown, QueueNotFound
 
 _NUM_SPARE = 8
 _REFILL_PAUSE_S = 0.1
@@ -38,6 +41,11 @@ class ReplyLog:
         self._consumer: Consumer | None = None
 
     @property
+    def is_renewed(self) -> bool:
+        """Whether it is a log that was begun again."""
+        return self.queue.name != topology.first_log(self.queue.name)
+
+    @property
     def is_attached(self) -> bool:
         return self._consumer is not None and self._consumer.is_open
 
@@ -45,6 +53,28 @@ class ReplyLog:
         """The log of the same request, which may be declared anew."""
         retention_s = self.queue.expires_s or 0.0
         return ReplyLog(self._bus, self.request_id, retention_s, may_exist=True)
+
+    def move_on(self) -> None:
+        """Continue in another queue, which is to be declared."""
+        later = topology.later_log(self.queue.name)
+        assert later is not None, "gateways read logs of gateways only"
+        binding = topology.reply_binding(later)
+        self.queue = replace(self.queue, name=later, bindings=(binding,))
+
+    async def find(self) -> None:
+        """Move on to the newest queue in which the log was begun again. Raises `BusUnavailable`."""
+        while True:
+            later = topology.later_log(self.queue.name)
+            if later is None or not await _exists(self._bus, later):
+                return
+            self.move_on()
+
+    async def delete(self) -> None:
+        """Delete the log, as far as its nodes live. Raises `BusUnavailable`."""
+        await self._bus.delete_queue(self.queue.name)
+        if self.is_renewed:
+            with suppress(BusError):
+                await self._bus.delete_queue(topology.first_log(self.queue.name))
 
     async def declare(self) -> None:
         """Declare the queue, unless it is consumed already. Raises `BusError`."""
@@ -85,6 +115,13 @@ class ReplyLog:
                 if not num_left:
                     raise
         return None
+
+
+async def _exists(bus: Bus, queue: str) -> bool:
+    try:
+        return await bus.inspect(queue) is not None
+    except QueueDown:
+        return True
 
 
 class ReplyQueues:

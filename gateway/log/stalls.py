@@ -9,6 +9,8 @@ from gateway.log.relay import LogRelay
 
 LOOK_INTERVAL_S = 1.0
 _MAX_LATE_S = 0.5
+_DESERTED_S = 5.0
+"""Seconds. A worker looks for its log at once when it cannot write, and otherwise each second."""
 _MAX_AT_ONCE = 32
 """Maximum number of streams moved at once, so as not to overload a slow machine or broker
 further."""
@@ -52,7 +54,13 @@ class StallWatch:
     def _is_stalled(self, relay: LogRelay, since: float, now: float) -> bool:
         # The job of a resumed stream is known only to the broker. It is redelivered all the same: a
         # worker that hangs exits, and one that was stopped or disconnected loses its connection.
-        if relay.job is None or relay.worker is None or relay.cursor.end is not LogEnd.OPEN:
+        if relay.job is None or relay.cursor.end is not LogEnd.OPEN:
+            return False
+        if relay.cursor.is_deserted:
+            # The worker had written the rest of the answer, or nobody knows it: its first event was
+            # lost with the log's node.
+            return now - since >= _DESERTED_S
+        if relay.worker is None:
             return False
         heard_at = max(since, self._workers.heard_at(relay.worker))
         return now - heard_at >= self._silence_s

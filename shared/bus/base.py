@@ -190,7 +190,8 @@ class Bus(Protocol):
     async def inspect(self, queue: str) -> QueueState | None:
         """Return the state of a queue, or None if it does not exist; this renews its expiry.
 
-        Raises `BusUnavailable`, and `QueueBusy` if the queue is exclusive to another connection.
+        Raises `BusUnavailable`, `QueueDown`, and `QueueBusy` if the queue is exclusive to another
+        connection.
         """
         ...
 

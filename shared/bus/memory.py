@@ -21,6 +21,7 @@ from shared.errors import (
     MessageTooLarge,
     PublishRefused,
     QueueBusy,
+    QueueDown,
     QueueNotFound,
     Unroutable,
 )
@@ -36,6 +37,23 @@ class MemoryBroker:
     def __init__(self) -> None:
         self._exchanges: dict[str, MemoryExchange] = {}
         self._queues: dict[str, MemoryQueue] = {}
+        self._down: dict[str, MemoryQueue] = {}
+
+    def take_down(self, name: str) -> None:
+        """Lose a queue as a cluster does whose node dies: it is unreachable, under a name that
+        stays taken."""
+        queue = self._queues.pop(name)
+        self._down[name] = queue
+        for binding in queue.declared.bindings:
+            self._exchanges[binding.exchange.name].unbind(binding.routing_key, queue)
+        queue.cut_off(QueueDown(f"the node of queue {name} is down"))
+
+    def bring_back(self, name: str) -> None:
+        """Let the node of a queue return, with all messages."""
+        queue = self._down.pop(name)
+        self._queues[name] = queue
+        for binding in queue.declared.bindings:
+            self._exchanges[binding.exchange.name].bind(binding.routing_key, queue)
 
     def declare_exchange(self, declared: Exchange) -> MemoryExchange:
         exchange = self._exchanges.setdefault(declared.name, MemoryExchange(declared))
@@ -61,7 +79,9 @@ class MemoryBroker:
 
     def find(self, name: str, bus: "MemoryBus") -> MemoryQueue | None:
         """Find the queue of that name. Raises `QueueBusy` if it is exclusive to another
-        connection."""
+        connection, and `QueueDown`."""
+        if name in self._down:
+            raise QueueDown(f"the node of queue {name} is down")
         queue = self._queues.get(name)
         if queue is not None and queue.owner not in (None, bus):
             raise QueueBusy(f"queue {name} belongs to another connection")

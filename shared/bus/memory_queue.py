@@ -209,6 +209,11 @@ class MemoryQueue:
             if self._idle_timer is None:
                 self._idle_timer = self._loop.call_later(expires_s, self._check_idle, expires_s)
 
+    def cut_off(self, error: BusError) -> None:
+        """End all consumers with ``error``; unsettled deliveries return."""
+        for consumer in list(self._consumers):
+            consumer.close(error)
+
     def close(self) -> None:
         """Delete the queue with its messages and unsettled deliveries."""
         self._is_deleted = True

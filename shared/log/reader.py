@@ -21,6 +21,7 @@ from shared.messages import (
     PromptScores,
     Replaced,
     ReplyEvent,
+    Restored,
     Started,
     TokenDelta,
 )
@@ -96,9 +97,18 @@ _NO_RUN = Run(-1, is_alone=False, num_returns=0)
 class LogReader:
     """Reads the log of one request with ``num_choices`` choices in all, event by event."""
 
-    def __init__(self, request_id: str, num_choices: int, cut_off: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        num_choices: int,
+        cut_off: Iterable[str] = (),
+        *,
+        is_renewed: bool = False,
+    ) -> None:
         """``cut_off`` are the tickets of runs that lost the broker together with the log's reader.
-        When another run replaces one of them, it is not counted as a crash."""
+        When another run replaces one of them, it is not counted as a crash.
+
+        ``is_renewed``: the log was begun again, so that nothing counts before its `Restored`."""
         self.request_id = request_id
         self.chains = [TokenChain() for _ in range(num_choices)]
         self.num_scored: dict[int, int] = {}
@@ -111,6 +121,8 @@ class LogReader:
         """The run before the current one."""
         self.body_hash: str | None = None
         self.is_ended = False
+        self.is_waiting = is_renewed
+        """Whether nothing counts yet."""
         self._run = _NO_RUN
         self._contenders: set[str] = set()
         """The tickets of the runs of the newest delivery; any of them may hold the job."""
@@ -132,7 +144,9 @@ class LogReader:
 
     def read(self, event: ReplyEvent) -> list[Action]:
         """Process the next event of the log; returns the resulting actions in order."""
-        if self.is_ended:
+        if self.is_waiting and isinstance(event, Restored):
+            return self._restore(event)
+        if self.is_ended or self.is_waiting:
             return []
         match event:
             case TokenDelta() | Finished():
@@ -152,6 +166,12 @@ class LogReader:
             case _:
                 return []
 
+    def _restore(self, restored: Restored) -> list[Action]:
+        """Read what counted before. Its commands were sent then."""
+        self.is_waiting = False
+        actions = [action for event in restored.events for action in self.read(event)]
+        return [action for action in actions if isinstance(action, Relay)]
+
     def cancel(self) -> list[Send]:
         """The commands that stop the job, for a reader whose client is gone."""
         return self._cancel()
@@ -168,7 +188,7 @@ class LogReader:
     def _start(self, event: Started) -> list[Action]:
         run = Run.of(event)
         if event.ticket == self.ticket:
-            return [Send(event.worker, self._continue(event.ticket))] if event.is_waiting else []
+            return [Send(event.worker, self._continue(event))] if event.is_waiting else []
         if self._is_late(run):
             return [self._stop(event.worker, event.ticket)]
         if self._is_rival(run):
@@ -186,7 +206,7 @@ class LogReader:
         self.attempt = max(self.attempt, int(event.is_waiting)) + 1
         start: list[Action] = [Relay(self.ordinal, event), *fence]
         if fence or event.is_waiting:
-            start.append(Send(event.worker, self._continue(event.ticket)))
+            start.append(Send(event.worker, self._continue(event)))
         return start
 
     def _why_replaced(self, ticket: str, run: Run) -> str:
@@ -206,11 +226,12 @@ class LogReader:
     def _was_alone(self, run: Run) -> bool:
         return run.is_alone and run.publication == self._run.publication
 
-    def _continue(self, ticket: str) -> Continue:
+    def _continue(self, started: Started) -> Continue:
         return Continue(
             request_id=self.request_id,
-            ticket=ticket,
+            ticket=started.ticket,
             attempt=self.attempt,
+            num_moves=started.num_moves,
             num_crashes=self.num_crashes,
             num_crashes_alone=self.num_crashes_alone,
             replaced=self.replaced,

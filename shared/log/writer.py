@@ -158,6 +158,7 @@ class Attempt:
         is_suspect: bool = False,
     ) -> None:
         self.ticket = ticket
+        self.num_moves = 0
         self.is_first = not (num_returns or publication or is_suspect)
         self.log: LogWriter | None = LogWriter(1, num_choices) if self.is_first else None
         """None while the attempt waits for `Continue`."""
@@ -166,6 +167,14 @@ class Attempt:
         self._request_id = request_id
         self._num_choices = num_choices
         self._is_suspect = is_suspect
+        self._num_hearings = 0
+
+    def forget_place(self) -> None:
+        """Ask again where to continue, because the log was begun again: its reader may not have
+        read everything that was written."""
+        self.num_moves += 1
+        self.is_first = False
+        self.log = None
         self._num_hearings = 0
 
     def obey(self, command: Cancel | Continue, *, is_settled: bool = True) -> Verdict | None:
@@ -188,13 +197,19 @@ class Attempt:
         self.replaced = command.replaced
         return verdict
 
-    def read(self, log: Iterable[ReplyEvent | None], *, is_settled: bool = True) -> Verdict | None:
+    def read(
+        self,
+        log: Iterable[ReplyEvent | None],
+        *,
+        is_settled: bool = True,
+        is_renewed: bool = False,
+    ) -> Verdict | None:
         """Decide as a reader would, if the log has none. ``log`` is the log from its start, with
-        None for each event that cannot be decoded.
+        None for each event that cannot be decoded; ``is_renewed`` as for `LogReader`.
 
         Returns None if the log does not contain this attempt's `Started` yet.
         """
-        reader = LogReader(self._request_id, self._num_choices)
+        reader = LogReader(self._request_id, self._num_choices, is_renewed=is_renewed)
         told: Cancel | Continue | None = None
         is_readable = True
         for event in log:
@@ -208,6 +223,8 @@ class Attempt:
         return verdict if is_readable or self.log is None else Verdict.FAIL
 
     def _is_told(self, command: Command) -> TypeGuard[Cancel | Continue]:
+        if isinstance(command, Continue) and command.num_moves != self.num_moves:
+            return False
         return isinstance(command, Cancel | Continue) and command.ticket in (None, self.ticket)
 
     def _judge(self, command: Continue) -> Verdict:

@@ -51,6 +51,8 @@ class Continue(Wire, frozen=True, kw_only=True):
     ticket: str
     attempt: Count
     choices: tuple[Progress, ...]
+    num_moves: Count = 0
+    """Of the `Started` that is answered: an answer to an earlier one has no effect."""
     num_crashes: Count = 0
     """Earlier attempts that ended in a crash."""
     num_crashes_alone: Count = 0

@@ -51,6 +51,9 @@ class Started(Wire, frozen=True, kw_only=True):
     """How often this publication of the job was returned to its queue."""
     is_alone: bool = False
     """The job runs in quarantine, with nothing else in the worker."""
+    num_moves: Count = 0
+    """How often this run has moved to a log that was begun again. Each time it asks anew where to
+    continue."""
     context: Context = b""
     """The context of the job."""
     prompt_texts: tuple[str, ...] = ()
@@ -136,6 +139,14 @@ class Failed(Wire, frozen=True, kw_only=True):
     """The ticket of a run that waits for `Continue`."""
 
 
+class Restored(Wire, frozen=True, kw_only=True):
+    """The events that counted in a log whose node of the broker died, in their order; adjacent ones
+    of a choice may be joined. A log that is begun again starts with it: nothing before it
+    counts."""
+
+    events: tuple[Accepted | Started | HandedOver | PromptScores | TokenDelta | Finished, ...]
+
+
 class Choice(Struct, frozen=True, kw_only=True):
     token_ids: TokenIds
     text: str
@@ -186,6 +197,7 @@ ReplyEvent: TypeAlias = (
     | TokenDelta
     | Finished
     | Failed
+    | Restored
     | Completed
     | QuickAnswer
 )

@@ -1,7 +1,7 @@
-"""A RabbitMQ node that belongs to the test session, or the broker that the environment names.
+"""A RabbitMQ node or cluster that belongs to the tests, or the broker that the environment names.
 
-It shares nothing with other nodes of the machine: it has its own name, ports, cookie, data and port
-mapper, all of which are removed when the session ends.
+A node shares nothing with other nodes of the machine: it has its own name, ports, data, and, alone
+or with its cluster, its own cookie and port mapper. All of them are removed when the session ends.
 """
 
 import os
@@ -47,27 +47,69 @@ class Broker:
         return str(URL(self.url).with_user(user))
 
 
+class Family:
+    """What the nodes of one cluster share: the directory with their cookie, the port mapper and the
+    password of all users."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.mapper_port = free_port()
+        self.password = secrets.token_hex(16)
+        self._mapper: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the port mapper, unless that was done before."""
+        if self._mapper is None:
+            self._mapper = subprocess.Popen(
+                ["epmd", "-port", str(self.mapper_port)],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def close(self) -> None:
+        if self._mapper is not None:
+            _kill_group(self._mapper)
+            self._mapper = None
+
+
 class RabbitNode(Broker):
     """A node with Warren's configuration. ``kill`` acts like a power cut; data survives it."""
 
-    def __init__(self, directory: Path, definitions: str | None = None) -> None:
-        """``definitions`` replace the shipped ones, with their own passwords."""
+    def __init__(
+        self,
+        directory: Path,
+        definitions: str | None = None,
+        *,
+        family: Family | None = None,
+        peer: str = "",
+    ) -> None:
+        """``definitions`` replace the shipped ones, with their own passwords. ``peer`` is the name
+        of a running node that it joins when it starts for the first time."""
         self._directory = directory
         self._definitions = definitions
+        self._family = family or Family(directory)
+        self._peer = peer
         self._port = free_port()
-        self._mapper_port = free_port()
         self._distribution_port = free_port()
-        self._password = secrets.token_hex(16)
+        self.name = f"warren-test-{self._port}@localhost"
         self._node: subprocess.Popen[bytes] | None = None
-        self._mapper: subprocess.Popen[bytes] | None = None
-        super().__init__(f"amqp://operator:{self._password}@127.0.0.1:{self._port}/warren")
+        password = self._family.password
+        super().__init__(f"amqp://operator:{password}@127.0.0.1:{self._port}/warren")
         self._write_files()
 
     def start(self) -> None:
         """Start the node and wait until it takes connections."""
-        if self._mapper is None:
-            self._mapper = self._spawn("epmd", "-port", str(self._mapper_port))
+        self.launch()
+        self.wait_started()
+
+    def launch(self) -> None:
+        """Start the node."""
+        self._family.start()
         self._node = self._spawn(self._script("rabbitmq-server"))
+
+    def wait_started(self) -> None:
+        """Wait until the node takes connections."""
+        assert self._node is not None
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not self._is_listening():
             assert self._node.poll() is None, f"the broker died at its start:\n{self.log}"
@@ -94,9 +136,7 @@ class RabbitNode(Broker):
     def close(self) -> None:
         """Remove everything."""
         self.kill()
-        if self._mapper is not None:
-            _kill_group(self._mapper)
-            self._mapper = None
+        self._family.close()
 
     def ctl(self, *args: str) -> str:
         """Run rabbitmqctl; returns what it prints."""
@@ -137,6 +177,8 @@ class RabbitNode(Broker):
             "disk_free_limit.absolute": "50MB",
             "consumer_timeout": "86400000",
         }
+        if self._peer:
+            overrides["cluster_formation.classic_config.nodes.1"] = self._peer
         shipped = (INFRA / "rabbitmq.conf").read_text().splitlines()
         kept = [line for line in shipped if line.split("=")[0].strip() not in overrides]
         lines = kept + [f"{key} = {value}" for key, value in overrides.items()]
@@ -150,7 +192,7 @@ class RabbitNode(Broker):
         users = ("GATEWAY", "WORKER", "PUBLISHER", "OPERATOR")
         subprocess.run(
             [sys.executable, INFRA / "render_definitions.py", definitions],
-            env={f"{user}_PASSWORD": self._password for user in users},
+            env={f"{user}_PASSWORD": self._family.password for user in users},
             check=True,
         )
 
@@ -158,15 +200,15 @@ class RabbitNode(Broker):
     def _environment(self) -> dict[str, str]:
         return {
             "PATH": os.environ["PATH"],
-            "HOME": str(self._directory),  # where Erlang keeps its cookie
+            "HOME": str(self._family.directory),  # where Erlang keeps its cookie
             "LANG": "C.UTF-8",
-            "ERL_EPMD_PORT": str(self._mapper_port),
+            "ERL_EPMD_PORT": str(self._family.mapper_port),
             # One thread for processes and one for files: they leave the cores to others. The second
             # spins while it waits, which halves the time of a start.
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
                 "+S 1:1 +SDio 1 +sbwt none +sbwtdcpu none +sbwtdio medium"
             ),
-            "RABBITMQ_NODENAME": f"warren-test-{self._port}@localhost",
+            "RABBITMQ_NODENAME": self.name,
             "RABBITMQ_DIST_PORT": str(self._distribution_port),
             "RABBITMQ_MNESIA_BASE": str(self._directory / "data"),
             "RABBITMQ_PID_FILE": str(self._directory / "pid"),
@@ -202,6 +244,36 @@ class RabbitNode(Broker):
             return False
 
 
+class RabbitCluster(Broker):
+    """Nodes that form one cluster. Its URL names all of them."""
+
+    def __init__(self, directory: Path, num_nodes: int = 3) -> None:
+        self._family = Family(directory)
+        self.nodes: list[RabbitNode] = []
+        for number in range(num_nodes):
+            (directory / str(number)).mkdir()
+            peer = self.nodes[0].name if self.nodes else ""
+            self.nodes.append(RabbitNode(directory / str(number), family=self._family, peer=peer))
+        super().__init__(",".join(node.url for node in self.nodes))
+
+    def start(self) -> None:
+        """Start all nodes and wait until each takes connections."""
+        self.nodes[0].start()
+        for node in self.nodes[1:]:
+            node.launch()
+        for node in self.nodes[1:]:
+            node.wait_started()
+
+    def close(self) -> None:
+        """Remove everything."""
+        for node in self.nodes:
+            node.kill()
+        self._family.close()
+
+    def url_of(self, user: str) -> str:
+        return ",".join(node.url_of(user) for node in self.nodes)
+
+
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -228,6 +300,19 @@ def running_node() -> Iterator[RabbitNode]:
         yield node
 
 
+@contextmanager
+def running_cluster(num_nodes: int = 3) -> Iterator[RabbitCluster]:
+    """Run a cluster, and remove it with all its data afterwards."""
+    directory = Path(tempfile.mkdtemp(prefix="warren-cluster-"))
+    cluster = RabbitCluster(directory, num_nodes)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.close()
+        shutil.rmtree(directory)
+
+
 @pytest.fixture(scope="session")
 def broker() -> Iterator[Broker]:
     """The session's broker."""
@@ -244,6 +329,13 @@ def own_broker() -> Iterator[RabbitNode]:
     """A broker for one test, which may kill it. It contains only what the test creates."""
     with running_node() as node:
         yield node
+
+
+@pytest.fixture
+def own_cluster() -> Iterator[RabbitCluster]:
+    """A cluster of three nodes for one test, which may kill them."""
+    with running_cluster() as cluster:
+        yield cluster
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -35,21 +35,27 @@ class TcpProxy:
         self._server = await asyncio.start_server(
             self._serve, "127.0.0.1", self._port, ssl=self._tls
         )
+        self._port = self._server.sockets[0].getsockname()[1]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
+        self.close()
         self.resume()
         self.sever()
 
     @property
+    def port(self) -> int:
+        return self._port
+
+    @property
     def url(self) -> str:
-        assert self._server is not None
-        url = self._target.with_host("127.0.0.1").with_port(
-            self._server.sockets[0].getsockname()[1]
-        )
+        url = self._target.with_host("127.0.0.1").with_port(self._port)
         return str(url.with_scheme("amqps") if self._tls else url)
+
+    def close(self) -> None:
+        """Refuse new connections for good."""
+        assert self._server is not None
+        self._server.close()
 
     def sever(self) -> None:
         """Reset all connections; new ones are accepted."""

@@ -27,7 +27,7 @@ from shared.errors import (
 )
 from shared.messages import Cancel, Continue, Ended, Failed, GenerationJob, decode_job, encode
 from shared.publishers import Publishers
-from shared.topology import Lane
+from shared.topology import Lane, first_log
 from worker.jobs.delivery import JobDelivery, ReplyPublisher
 from worker.jobs.execution import JobExecution
 from worker.jobs.metrics import JobMetrics
@@ -306,7 +306,8 @@ class JobConsumer:
         self, job: GenerationJob, delivery: JobDelivery, place: Place, task: "asyncio.Task[None]"
     ) -> None:
         previous = self._held.get(job.request_id)
-        if previous is not None and previous.execution.queue != delivery.message.reply_to:
+        reply_to = delivery.message.reply_to
+        if previous is not None and first_log(previous.execution.queue) != first_log(reply_to):
             error = UndecodableMessage("another job of this request_id runs")
             return await self._refuse(delivery, error)
         if previous is not None and previous.adopt(job, delivery):

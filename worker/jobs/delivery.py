@@ -1,13 +1,23 @@
 """A delivery of a job: publishes the job's events and settles the delivery."""
 
 import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 
 from shared import incidents, topology
 from shared.bus.base import Binding, Bus, Delivery, Message
 from shared.bus.subscribe import Subscription
-from shared.errors import BusUnavailable, PublishRefused, PublishUnconfirmed
+from shared.errors import (
+    BusError,
+    BusUnavailable,
+    PublishRefused,
+    PublishUnconfirmed,
+    QueueDown,
+    Unroutable,
+)
 from shared.messages import ReplyEvent, encode
 
 _GIVE_BACK_PAUSE_S = 0.5
@@ -17,6 +27,16 @@ _RETRY_PAUSE_S = 0.2
 _MAX_REFUSED = 10
 """A broker refuses single messages while it recovers. A queue of limited length, which a publisher
 may have declared for its replies, refuses until it is read."""
+
+
+_DOWN_PATIENCE_S = 30.0
+"""Seconds for which an event waits for the node of its log, or for a reader that begins the log
+again."""
+
+
+class LogMoved(Exception):
+    """The log's reader has begun it again in another queue, after its node had died; events are
+    published there from now on. It is unknown what its reader has read of the earlier ones."""
 
 
 class JobDelivery:
@@ -73,31 +93,80 @@ class ReplyPublisher:
         self._content_type = delivery.message.content_type
         self._correlation_id = delivery.message.correlation_id or request_id
 
+        self._has_moved = False
+
     @property
     def queue(self) -> str:
         """The name of the reply queue, if the gateway named it after its routing key."""
         return self._binding.routing_key
 
+    @property
+    def is_renewed(self) -> bool:
+        """Whether the log was begun again."""
+        return self.queue != topology.first_log(self.queue)
+
+    async def find_log(self) -> bool:
+        """Whether the log was begun again, or was before and `publish` has not reported it yet.
+
+        Raises `BusUnavailable`.
+        """
+        later = topology.later_log(self.queue)
+        if later is not None and await self._exists(later):
+            self._binding = topology.reply_binding(later)
+            self._has_moved = True
+        return self._has_moved
+
     async def publish(self, event: ReplyEvent) -> None:
         """Return once the broker has confirmed the event; without a confirmation it is sent again.
 
-        Raises `Unroutable` if the log does not exist. After any error but a `BusError` the event
-        may have arrived.
+        Raises `LogMoved`, and `Unroutable` if the log does not exist. After any error but a
+        `BusError` the event may have arrived.
         """
         body = encode(event, self._content_type)
         num_refused = 0
+        give_up_at = math.inf
         while True:
+            if self._has_moved:
+                self._has_moved = False
+                raise LogMoved
             # A new message for each try, because returned messages are matched by message id.
             message = Message(
                 body, content_type=self._content_type, correlation_id=self._correlation_id
             )
             try:
                 return await self._bus.publish(self._binding, message)
-            except PublishRefused:
+            except (PublishRefused, Unroutable) as error:
                 num_refused += 1
-                if num_refused > _MAX_REFUSED:
-                    raise
+                if not await self._is_down():
+                    give_up_at = math.inf
+                    if isinstance(error, Unroutable) or num_refused > _MAX_REFUSED:
+                        raise
+                else:
+                    give_up_at = min(give_up_at, time.monotonic() + _DOWN_PATIENCE_S)
+                    if time.monotonic() >= give_up_at:
+                        raise
             except (BusUnavailable, PublishUnconfirmed):
                 pass
             await asyncio.sleep(_RETRY_PAUSE_S)
             await self._bus.wait_connected()
+
+    async def _is_down(self) -> bool:
+        """Whether the node that keeps the log is down. If so, looks for a log begun again."""
+        try:
+            await self._bus.inspect(self.queue)
+        except QueueDown:
+            with suppress(BusUnavailable):
+                await self.find_log()
+        except BusUnavailable:
+            pass
+        except BusError:  # it is exclusive to its reader, or not to be seen
+            return False
+        else:
+            return False
+        return True
+
+    async def _exists(self, queue: str) -> bool:
+        try:
+            return await self._bus.inspect(queue) is not None
+        except QueueDown:
+            return True

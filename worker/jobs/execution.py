@@ -4,14 +4,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
 from shared import incidents
 from shared.bus.base import Bus
-from shared.errors import BusError, InternalError, WarrenError
+from shared.errors import BusError, BusUnavailable, InternalError, WarrenError
 from shared.messages import GenerationJob, JobClass, ReplyEvent
 from shared.topology import Lane
 from worker.decode.bridge import Generation, Generations
@@ -19,7 +19,7 @@ from worker.decode.choices import Choices, is_long_replay
 from worker.decode.plan import ChoicePlan, plan, prompt_texts
 from worker.decode.served_model import ServedModel
 from worker.engine.interface import StepOutput
-from worker.jobs.delivery import ReplyPublisher
+from worker.jobs.delivery import LogMoved, ReplyPublisher
 from worker.jobs.log_reader import read_log
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.observation import JobObservation
@@ -124,6 +124,13 @@ class JobExecution:
         num_answered = sum(len(chain.token_ids) for chain in chains)
         return sum(len(plan.prompt_ids) for plan in self._plans) + num_answered
 
+    async def find_log(self) -> bool:
+        """Whether the log was begun again; `run` takes notice with the next event.
+
+        Raises `BusUnavailable`.
+        """
+        return await self._publisher.find_log()
+
     async def run(self) -> Outcome:
         """Publish all events up to the last one; returns how the job is to be settled.
 
@@ -194,6 +201,10 @@ class JobExecution:
         result: Event = Signal.CONFIRMED
         try:
             await self._publisher.publish(event)
+        except LogMoved:
+            logger.warning("log begun again", extra={"request_id": self._job.request_id})
+            self._choices = None  # their place in the log is unknown
+            result = Signal.LOG_MOVED
         except BusError as error:
             facts = {"request_id": self._job.request_id, "reason": error.code}
             logger.info("event refused", extra=facts)
@@ -291,11 +302,18 @@ class JobExecution:
         )
 
     async def _read_log(self) -> None:
-        events = await read_log(self._workplace.bus, self.queue, self._observation.ticket)
-        if events is not None:
-            self.tell(LogRead(events))
+        if not await self._look_for_log():
+            ticket = self._observation.ticket
+            events = await read_log(self._workplace.bus, self.queue, ticket)
+            if events is not None:
+                self.tell(LogRead(events, is_renewed=self._publisher.is_renewed))
         await asyncio.sleep(_CHECK_INTERVAL_S)
         self._apply(Signal.UNANSWERED)
+
+    async def _look_for_log(self) -> bool:
+        with suppress(BusUnavailable):
+            return await self.find_log()
+        return False
 
     async def _replay(self) -> None:
         self._generate(await asyncio.to_thread(self._new_choices))

@@ -24,6 +24,7 @@ from shared.errors import (
     Unroutable,
     WarrenError,
     WorkerLost,
+    from_code,
 )
 from shared.log import LogWriter
 from shared.log.writer import MAX_CRASHES, Attempt, Verdict
@@ -66,6 +67,8 @@ class Signal(Enum):
     """Another worker is to continue from the log."""
     SUPERSEDED = auto()
     """A newer delivery of the same job is here."""
+    LOG_MOVED = auto()
+    """In place of a confirmation: the log was begun again, and the event was not published."""
 
 
 class Planned(Struct, frozen=True):
@@ -81,6 +84,8 @@ class LogRead(Struct, frozen=True):
     """The log from its start, with None for each event that cannot be decoded."""
 
     events: Iterable[ReplyEvent | None]
+    is_renewed: bool = False
+    """Whether it is a log that was begun again."""
 
 
 class Decoded(Struct, frozen=True):
@@ -217,6 +222,8 @@ class JobRun:
                 return self._unconfirmed()
             case Refused():
                 return self._refused(event.error)
+            case Signal.LOG_MOVED:
+                return self._ask_again()
             case _ if self.state is State.ENDING:
                 return []
             case Signal():
@@ -248,7 +255,9 @@ class JobRun:
     ) -> list[Action]:
         match news:
             case LogRead():
-                verdict = self._attempt.read(news.events, is_settled=is_settled)
+                verdict = self._attempt.read(
+                    news.events, is_settled=is_settled, is_renewed=news.is_renewed
+                )
                 # The log has ended, or a newer run owns it: nothing remains to be written.
                 is_over = verdict is Verdict.STOP
                 return self._settle(Outcome.ANSWERED) if is_over else self._follow(verdict)
@@ -296,6 +305,7 @@ class JobRun:
             publication=self._job.publication,
             num_returns=self._num_returns,
             is_alone=self._is_suspect,
+            num_moves=self._attempt.num_moves,
             context=self._job.context,
             prompt_texts=self._planned.prompt_texts,
         )
@@ -402,6 +412,27 @@ class JobRun:
             return self._settle(Outcome.UNKNOWN)
         self._is_again = True
         return [Publish(self._outbox[0])]
+
+    def _ask_again(self) -> list[Action]:
+        """Ask the reader of the log that was begun again where to continue.
+
+        The tokens that it has not read are generated again; it has relayed none of them. The
+        prefix cache still holds most of what that takes.
+        """
+        last = self._outbox[-1]
+        self._is_again = False
+        has_position = self._started is not None and not isinstance(last, HandedOver | Completed)
+        if not has_position:
+            while len(self._outbox) > 1 and isinstance(last, HandedOver):
+                self._outbox.popleft()
+            return [Publish(self._outbox[0])]
+        if isinstance(last, Failed):
+            self._failure = from_code(last.code, last.message, last.param), self._outcome
+        self._outbox.clear()
+        self._attempt.forget_place()
+        self._started = self._new_started()
+        self.state = State.POSITIONING
+        return [Work.NONE, *self._write([self._started])]
 
     def _refused(self, error: BusError) -> list[Action]:
         refused = self._outbox[0]

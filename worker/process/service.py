@@ -15,7 +15,7 @@ from itertools import islice
 from shared import incidents, topology
 from shared.bus.base import MAX_PREFETCH, Bus, Message
 from shared.bus.subscribe import receive
-from shared.errors import AccessRefused, BusError, BusUnavailable
+from shared.errors import AccessRefused, BusError, BusUnavailable, QueueDown
 from shared.messages import (
     Announcement,
     Cancel,
@@ -351,7 +351,14 @@ class Worker:
             unread_since = {i: unread_since.get(i, now) for i in grace_s if grace_s[i] < math.inf}
             for request_id, since in unread_since.items():
                 if now - since >= grace_s[request_id]:
-                    self._held.obey(Cancel(request_id=request_id))
+                    await self._cancel_unread(request_id)
+
+    async def _cancel_unread(self, request_id: str) -> None:
+        """Cancel a run whose log has no reader, unless it has one in another queue."""
+        held = self._held.get(request_id)
+        with suppress(BusUnavailable):
+            if held is not None and not await held.execution.find_log():
+                self._held.obey(Cancel(request_id=request_id))
 
     async def _unread_grace_s(self, held: HeldJob) -> float:
         """Seconds for which a run may continue, given its log; unlimited while it has a reader."""
@@ -360,10 +367,14 @@ class Worker:
             return math.inf
         facts = {"request_id": job.request_id}
         with incidents.survived("job", "log not inspected", **facts), suppress(BusError):
-            log = await self._bus.inspect(held.execution.queue)
-            if log is None:
-                return 0
-            is_wanted = log.num_consumers > 0 or job.is_detached
+            try:
+                log = await self._bus.inspect(held.execution.queue)
+            except QueueDown:
+                is_wanted = await held.execution.find_log() or job.is_detached
+            else:
+                if log is None:
+                    return 0
+                is_wanted = log.num_consumers > 0 or job.is_detached
             return math.inf if is_wanted else self._settings.reader_grace_s
         return math.inf
 

@@ -8,10 +8,11 @@ from typing import Self
 from aiormq import Channel
 
 from shared.bus.base import MAX_MESSAGE_BYTES, Binding, Exchange, Message, Queue, QueueState
+from shared.bus.rabbit.addresses import parse_urls
 from shared.bus.rabbit.channel_consumer import RabbitConsumer
 from shared.bus.rabbit.channels import ConfirmChannels, Resources
 from shared.bus.rabbit.encoding import to_properties, translated_publish
-from shared.bus.rabbit.link import DEFAULT_USER, Link, OpenChannel, Restore, parse_url
+from shared.bus.rabbit.link import DEFAULT_USER, Link, OpenChannel, Restore
 from shared.errors import MessageTooLarge, PublishUnconfirmed, Unanswered
 
 
@@ -33,14 +34,15 @@ class RabbitBus:
         max_channels: int = 2000,
         num_confirm_channels: int = 4,
     ) -> None:
-        """``name`` is the connection name shown to operators; ``timeout_s`` limits every wait for
+        """``url`` may contain several URLs, separated by commas: the nodes of one cluster.
+        ``name`` is the connection name shown to operators; ``timeout_s`` limits every wait for
         the broker.
 
         RabbitMQ allows 2,047 channels on a connection; ``max_channels`` reserves some for calls.
         Raises `StartupError` if ``url`` is invalid.
         """
-        self._url = parse_url(url)
-        self.user = self._url.user or DEFAULT_USER
+        self._urls = parse_urls(url)
+        self.user = self._urls[0].user or DEFAULT_USER
         self._name = name
         self._timeout_s = timeout_s
         self._max_message_bytes = max_message_bytes
@@ -169,7 +171,7 @@ class RabbitBus:
 
     def _link(self, purpose: str, restore: Restore | None = None) -> Link:
         name = f"{self._name} {purpose}"
-        return Link(self._url, name=name, timeout_s=self._timeout_s, restore=restore)
+        return Link(self._urls, name=name, timeout_s=self._timeout_s, restore=restore)
 
     async def _restore(self, open_channel: OpenChannel) -> None:
         resources = Resources(open_channel, self._timeout_s)

@@ -2,6 +2,7 @@
 of `shared.errors`."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -28,6 +29,7 @@ from shared.errors import (
     MessageTooLarge,
     PublishRefused,
     QueueBusy,
+    QueueDown,
     QueueNotFound,
     Unroutable,
 )
@@ -36,6 +38,9 @@ from shared.messages import MSGPACK
 _PERSISTENT = 2
 _RETURNS_HEADER = "x-delivery-count"
 """Set by quorum queues: how often a message was returned."""
+_DOWN = re.compile(r"is down or inaccessible|due to timeout|is stopped by supervisor")
+"""How a broker describes a queue that it knows and cannot reach. The code is that of a queue that
+does not exist."""
 AMQP_FAILURES = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError)
 
 
@@ -146,6 +151,8 @@ def is_asked_for(error: BaseException | None) -> bool:
 def _meaning(error: Exception, doing: str) -> BusError:
     text = f"{doing}: {_text(error)}"
     match error:
+        case ChannelNotFoundEntity() if _DOWN.search(text):
+            return QueueDown(text)
         case ChannelNotFoundEntity():
             return QueueNotFound(text)
         case ChannelLockedResource():

@@ -1,18 +1,16 @@
-"""A connection to the broker that is reopened whenever it is lost."""
+"""A connection to the broker that is reopened whenever it is lost, at the broker's next address."""
 
 import asyncio
 import math
 import random
-import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
 import aio_pika
 from aiormq import Channel, Connection
-from aiormq.connection import DEFAULT_PORTS
 from aiormq.exceptions import (
     AMQPError,
     AuthenticationError,
@@ -23,6 +21,7 @@ from yarl import URL
 
 from shared import incidents
 from shared.bus.outage import Outage
+from shared.bus.rabbit.addresses import Address, Addresses
 from shared.bus.rabbit.encoding import AMQP_FAILURES, is_asked_for, translated
 from shared.bus.rabbit.shielded_calls import Calls
 from shared.errors import BusError, BusUnavailable, StartupError
@@ -31,13 +30,13 @@ DEFAULT_USER = "guest"
 """The user of a URL that names none."""
 _HEARTBEAT_S = 5
 _RECONNECT_S = (0.3, 1.0)
+_MOVE_S = (0.0, 0.1)
+"""Before the next address after a connection that had lasted: all clients of a node lose it at the
+same moment."""
+_LASTED_S = 1.0
 _SETTLES_S = 15.0
 """Seconds for two attempts that time out and one that succeeds."""
 _HIGHEST_CHANNEL = 65535
-
-_LOST_HALF = re.compile(r"[/?#].*@")
-"""An @ after what ends the host: that character was meant to be part of the password."""
-_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 _REFUSALS = (AuthenticationError, ProbableAuthenticationError, InvalidFrameError)
 """aiormq reports a refused virtual host as `InvalidFrameError`, like frames it cannot expect."""
@@ -51,30 +50,12 @@ OpenChannel = Callable[[], Awaitable[Channel]]
 Restore = Callable[[OpenChannel], Coroutine[Any, Any, None]]
 
 
-def parse_url(url: str) -> URL:
-    """Check a broker URL. Raises `StartupError`, without the URL, because it contains a
-    password."""
-    _, has_scheme, rest = url.partition("://")
-    if has_scheme and (_LOST_HALF.search(rest) or _BAD_ESCAPE.search(rest)):
-        raise StartupError(
-            "the broker's URL contains a special character that is not escaped, probably in the "
-            "password: write % as %25, / as %2F, ? as %3F, # as %23 and @ as %40"
-        )
-    try:
-        parsed = URL(url)
-    except ValueError:
-        raise StartupError("the broker's URL cannot be read") from None
-    if parsed.scheme not in DEFAULT_PORTS or not parsed.host:
-        raise StartupError("the broker's URL must look like amqp://user:password@host:port/vhost")
-    return parsed.with_port(parsed.port or DEFAULT_PORTS[parsed.scheme])
-
-
 class Link:
     """Keeps one connection open until `close`."""
 
     def __init__(
         self,
-        url: URL,
+        urls: Sequence[URL],
         *,
         name: str,
         timeout_s: float,
@@ -82,8 +63,15 @@ class Link:
     ) -> None:
         """``restore`` prepares each new connection before it is used; ``timeout_s`` limits the time
         to open a connection and to close it, and for each of its calls."""
-        self._url = url.update_query({"heartbeat": _HEARTBEAT_S, **url.query, "name": name})
-        self._log_fields = {"broker": f"{url.host}:{url.port}", "link": name}
+        named = [
+            url.update_query({"heartbeat": _HEARTBEAT_S, **url.query, "name": name}) for url in urls
+        ]
+        self._addresses = Addresses(named, timeout_s)
+        self._log_fields = {"broker": "", "link": name}
+        self._address: Address | None = None
+        """The address that was taken last."""
+        self._failures: dict[str, str] = {}
+        """Why the addresses could not be used that were tried since the last connection."""
         self.calls = Calls(timeout_s)
         """The calls over this link."""
         self._timeout_s = timeout_s
@@ -99,7 +87,8 @@ class Link:
         """Stops the supervisor even if aiormq swallows its cancellation."""
 
     async def open(self) -> None:
-        """Return after the first attempt; if it failed, retries continue in the background.
+        """Return when connected, or when each address was tried; in that case retries continue in
+        the background.
 
         Raises `StartupError` if the broker refuses the login.
         """
@@ -149,7 +138,7 @@ class Link:
         """Return when the broker reads what is sent. Raises `BusUnavailable` if it does not for too
         long."""
         if self._connection is None:
-            raise BusUnavailable("not connected to the broker")
+            raise self._unavailable()
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._connection.ready()
@@ -162,41 +151,48 @@ class Link:
         The caller must be neither cancelled nor timed out: see `shared.bus.rabbit.shielded_calls`.
         """
         if self._connection is None:
-            raise BusUnavailable("not connected to the broker")
+            raise self._unavailable()
         return await self._open_channel(self._connection, confirms=confirms)
 
     async def _supervise(self, attempted: asyncio.Event) -> None:
-        is_first = True
+        """Keep a connection. ``attempted`` is set once connected, or once every address failed."""
         while not self._stopped.is_set():
+            self._address = address = await self._addresses.take()
+            self._log_fields["broker"] = str(address)
+            pause_s = (0.0, 0.0)
             try:
-                async with self._connection_to_use() as connection:
+                async with self._connection_to_use(address) as connection:
                     attempted.set()
-                    await self._lost(connection)
+                    lasted_s = await self._lost(connection)
+                await self._addresses.begin_again()
+                may_move = lasted_s > _LASTED_S and self._addresses.has_several
+                pause_s = _MOVE_S if may_move else _RECONNECT_S
             except _REFUSALS as error:
-                if is_first and _is_refusal(error):
+                if not attempted.is_set() and _is_refusal(error):
                     attempted.set()
-                    raise StartupError(_refusal(self._url, error)) from error
-                refused = "the broker refuses the login"
-                problem = refused if _is_refusal(error) else "broker unreachable"
-                self._outage.failed(problem, error)
+                    raise StartupError(_refusal(address.url, error)) from error
+                self._fail(error, is_refused=_is_refusal(error))
             except (BusError, *AMQP_FAILURES, asyncio.CancelledError) as error:
-                if not self._stopped.is_set():
-                    self._outage.failed("broker unreachable", error)
+                self._fail(error)
             except Exception as error:  # noqa: BLE001 - reported, and another connection is made
+                self._failures[str(address)] = type(error).__name__
                 incidents.report(
                     "connection", "broker connection failed", error, **self._log_fields
                 )
-            attempted.set()
-            is_first = False
+            if self._addresses.is_round_over:
+                attempted.set()
+                pause_s = _RECONNECT_S
             with suppress(TimeoutError):
-                async with asyncio.timeout(random.uniform(*_RECONNECT_S)):  # noqa: S311
+                async with asyncio.timeout(random.uniform(*pause_s)):  # noqa: S311
                     await self._stopped.wait()
 
     @asynccontextmanager
-    async def _connection_to_use(self) -> AsyncIterator[Connection]:
+    async def _connection_to_use(self, address: Address) -> AsyncIterator[Connection]:
         # `aio_pika.connect` leaves a failed connection to the garbage collector, which may run in a
         # thread without an event loop, where the connection cannot be closed.
-        handle = aio_pika.Connection(self._url)
+        handle = aio_pika.Connection(address.url.with_host(address.host))
+        if address.url.scheme == "amqps":
+            handle.kwargs["server_hostname"] = address.url.host  # what its certificate is for
         try:
             await handle.connect(timeout=self._timeout_s)
             assert handle.transport is not None
@@ -210,6 +206,7 @@ class Link:
                 self._came_back_at = time.monotonic()
             self._connected.set()
             self._outage.ended()
+            self._failures.clear()
             yield connection
         finally:
             self._connection = None
@@ -218,8 +215,9 @@ class Link:
                     await handle.close()
             self.calls.end()
 
-    async def _lost(self, connection: Connection) -> None:
-        """Return when the connection is closed."""
+    async def _lost(self, connection: Connection) -> float:
+        """Return when the connection is closed; returns the seconds that it lasted."""
+        since = time.monotonic()
         closing = connection.closing
         stopped = asyncio.create_task(self._stopped.wait())
         try:
@@ -230,6 +228,7 @@ class Link:
         if not self._stopped.is_set():
             error = None if closing.cancelled() else closing.exception()
             self._outage.lost(error)
+        return time.monotonic() - since
 
     async def _open_channel(self, connection: Connection, *, confirms: bool = False) -> Channel:
         if connection.is_closed:
@@ -267,6 +266,20 @@ class Link:
             if self._last_number not in connection.channels:
                 return self._last_number
         raise BusUnavailable("all channels of the connection are in use")
+
+    def _unavailable(self) -> BusUnavailable:
+        tried = "; ".join(f"{address}: {reason}" for address, reason in self._failures.items())
+        return BusUnavailable(f"not connected to the broker{tried and f' ({tried})'}")
+
+    def _fail(self, error: BaseException, *, is_refused: bool = False) -> None:
+        """Record why an address cannot be used; report it once all were tried."""
+        if self._stopped.is_set():
+            return
+        self._failures[str(self._address)] = f"{type(error).__name__}: {error}"
+        if self._addresses.is_round_over:
+            self._log_fields["broker"] = ", ".join(self._failures)
+            problem = "the broker refuses the login" if is_refused else "broker unreachable"
+            self._outage.failed(problem, self._unavailable())
 
 
 def _is_refusal(error: Exception) -> bool:

@@ -5,7 +5,7 @@ import logging
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -150,7 +150,7 @@ async def test_consumers_spread_over_as_many_connections_as_they_need(
 
 
 async def test_channel_numbers_stay_within_the_brokers_limit(broker: Broker) -> None:
-    link = Link(URL(broker.url), name="test", timeout_s=5)
+    link = Link([URL(broker.url)], name="test", timeout_s=5)
     await link.open()
     try:
         previous = await link.open_channel()
@@ -173,6 +173,30 @@ async def test_a_broker_that_is_not_there_yet_is_waited_for(broker: Broker) -> N
             async with asyncio.timeout(5):
                 await bus.wait_connected()
             assert await bus.inspect("test.nothing") is None
+
+
+async def test_a_connection_moves_on_when_its_node_dies_and_is_back_at_once(
+    broker: Broker,
+) -> None:
+    async with AsyncExitStack() as nodes:
+        proxies = [await nodes.enter_async_context(TcpProxy(broker.url)) for _ in range(3)]
+        async with RabbitBus(",".join(proxy.url for proxy in proxies)) as bus:
+            for dead in proxies:
+                await eventually(lambda: is_usable(bus))
+                dead.close()
+                dead.sever()
+            await eventually(lambda: is_disconnected(bus))
+            await nodes.enter_async_context(TcpProxy(broker.url, port=proxies[0].port))
+            await bus.wait_connected()
+
+
+async def test_the_error_of_a_refused_login_names_the_address(broker: Broker) -> None:
+    refused = URL(broker.url).with_password(PASSWORD)
+    absent = refused.with_port(free_port())
+
+    with pytest.raises(StartupError, match=f"127.0.0.1:{refused.port} refuses the login"):
+        async with RabbitBus(f"{absent},{refused}"):
+            pass
 
 
 async def test_a_refused_login_stops_the_start(broker: Broker) -> None:
@@ -240,7 +264,7 @@ async def test_a_foreign_message_is_read_as_far_as_it_can_be(
 ) -> None:
     queue = make_rabbit_queue()
     await rabbit_bus.declare(queue)
-    link = Link(URL(broker.url), name="foreign", timeout_s=5)
+    link = Link([URL(broker.url)], name="foreign", timeout_s=5)
     await link.open()
     channel = await link.open_channel()
     await channel.basic_publish(
@@ -257,6 +281,13 @@ async def test_a_foreign_message_is_read_as_far_as_it_can_be(
 
 async def is_disconnected(bus: RabbitBus) -> bool:
     return not bus.is_connected
+
+
+async def is_usable(bus: RabbitBus) -> bool:
+    with suppress(BusUnavailable):
+        await bus.inspect("test.nothing")
+        return True
+    return False
 
 
 def make_certificate(certificate: Path, key: Path) -> None:

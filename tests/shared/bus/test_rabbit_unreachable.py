@@ -6,8 +6,8 @@ import logging
 import pytest
 
 from shared.bus.rabbit import RabbitBus
-from shared.bus.rabbit.link import parse_url
-from shared.errors import StartupError
+from shared.bus.rabbit.addresses import parse_urls
+from shared.errors import BusUnavailable, StartupError
 from tests.support.processes import free_port
 
 
@@ -48,7 +48,7 @@ async def test_operators_are_told_once_of_a_broker_that_is_away(
 @pytest.mark.parametrize("password", ["p/ss", "p?ss", "p#ss", "100%", "p@/ss"])
 def test_a_password_that_is_not_escaped_is_noticed_and_not_shown(password: str) -> None:
     with pytest.raises(StartupError, match="/ as %2F") as refused:
-        parse_url(f"amqp://worker:{password}@broker/warren")
+        parse_urls(f"amqp://worker:{password}@broker/warren")
 
     assert "ss" not in str(refused.value).replace("password", "")
 
@@ -56,8 +56,24 @@ def test_a_password_that_is_not_escaped_is_noticed_and_not_shown(password: str) 
 @pytest.mark.parametrize("url", ["http://broker", "broker:5672", "amqp://", "amqp://u:p@h:port/v"])
 def test_what_is_no_url_of_a_broker_is_refused(url: str) -> None:
     with pytest.raises(StartupError, match="the broker's URL"):
-        parse_url(url)
+        parse_urls(url)
 
 
 def test_an_escaped_password_is_read() -> None:
-    assert parse_url("amqps://worker:p%2Fs%40s@broker/warren").password == "p/s@s"
+    (url,) = parse_urls("amqps://worker:p%2Fs%40s@broker/warren")
+
+    assert url.password == "p/s@s"
+
+
+async def test_errors_name_every_address_that_was_tried(caplog: pytest.LogCaptureFixture) -> None:
+    ports = free_port(), free_port()
+    urls = ",".join(f"amqp://nobody:secret@127.0.0.1:{port}/warren" for port in ports)
+    async with RabbitBus(urls) as bus:
+        with pytest.raises(BusUnavailable) as caught:
+            await bus.inspect("anything")
+
+    reasons = [str(vars(record).get("reason")) for record in caplog.records]
+    for port in ports:
+        assert f"127.0.0.1:{port}: " in str(caught.value)
+        assert any(f"127.0.0.1:{port}: " in reason for reason in reasons)
+    assert "secret" not in f"{caught.value}{[vars(record) for record in caplog.records]}"

@@ -1,5 +1,6 @@
 """What happens to a job after crashes, in and outside quarantine, and with a broken log."""
 
+import msgspec
 import pytest
 
 from shared.log import LogWriter
@@ -91,3 +92,13 @@ def test_what_cannot_be_decoded_harms_no_log_that_has_ended() -> None:
     log: list[ReplyEvent | None] = [started("a", 0), end, None, started("b", 1)]
 
     assert Attempt("r", 1, ticket="b", num_returns=1).read(log) is Verdict.STOP
+
+
+def test_an_answer_from_before_the_move_to_another_log_has_no_effect() -> None:
+    attempt = Attempt("r", 1, ticket="t")
+    attempt.forget_place()
+
+    earlier = attempt.obey(told(0))
+    answer = attempt.obey(msgspec.structs.replace(told(0), num_moves=1))
+
+    assert (earlier, answer) == (None, Verdict.GO_ON)

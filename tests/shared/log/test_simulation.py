@@ -20,6 +20,7 @@ from shared.messages import (
     HandedOver,
     PromptScores,
     ReplyEvent,
+    Restored,
     Started,
     TokenDelta,
 )
@@ -45,6 +46,11 @@ def a_model_with_a_deadline(seed: int) -> Model:
 
 def a_seeded_model(seed: int) -> Model:
     return replace(a_model(seed), is_seeded=True)
+
+
+def a_model_with_nodes(seed: int) -> Model:
+    new_models = (a_model, a_deadly_model, a_model_with_a_deadline, a_seeded_model)
+    return replace(new_models[seed % len(new_models)](seed), is_cluster=True)
 
 
 def first_failure(
@@ -91,6 +97,13 @@ def test_a_deadly_request_ends_whatever_else_dies() -> None:
 
 def test_a_request_ends_whose_deadline_passes_whenever() -> None:
     failure = first_failure(SEEDS, a_model_with_a_deadline)
+
+    assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
+
+
+@pytest.mark.timeout(600)
+def test_a_node_that_dies_for_good_takes_no_stream_with_it() -> None:
+    failure = first_failure(SEEDS, a_model_with_nodes)
 
     assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
 
@@ -169,6 +182,22 @@ class AnyPublication(LogReader):
         return run.is_alone
 
 
+class NoCopy(LogReader):
+    """Counts what comes before the copy in a log that was begun again."""
+
+    def read(self, event: ReplyEvent) -> list[Action]:
+        if self.is_waiting and not isinstance(event, Restored):
+            self.is_waiting = False
+        return super().read(event)
+
+
+class KeepsPlace(Attempt):
+    """Goes on in a log that was begun again where it stood in the lost one."""
+
+    def forget_place(self) -> None:
+        pass
+
+
 class AnyReturn(Attempt):
     """Counts a returned suspect as crashed, although it may have been waiting."""
 
@@ -208,7 +237,7 @@ class Quitter(Attempt):
 class NeverReads(Attempt):
     """Leaves the log to a reader that may be gone."""
 
-    def read(self, log: Iterable[ReplyEvent | None], *, is_settled: bool = True) -> Verdict | None:
+    def read(self, log: Iterable[ReplyEvent | None], **_: bool) -> Verdict | None:
         return None
 
 
@@ -266,3 +295,11 @@ WORKER_GUARDS = [AnyTicket, AlwaysFirst, NeverReads, AnyReturn, Quitter]
 @pytest.mark.parametrize("attempt_class", WORKER_GUARDS)
 def test_without_a_guard_of_the_worker_a_schedule_fails(attempt_class: type[Attempt]) -> None:
     assert first_failure(range(3000), attempt_class=attempt_class) is not None
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [{"reader_class": NoCopy}, {"attempt_class": KeepsPlace}],
+)
+def test_without_a_guard_of_logs_that_move_a_schedule_fails(guard: dict[str, Any]) -> None:
+    assert first_failure(range(3000), a_model_with_nodes, **guard) is not None

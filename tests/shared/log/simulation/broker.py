@@ -15,6 +15,8 @@ class Job:
     publication: int = 0
     num_returns: int = 0
     is_suspect: bool = False
+    num_renewals: int = 0
+    """Into which queue of the log it is answered."""
     num_lost_alone: int = 0
     """The number of its runs in quarantine whose worker died or was considered dead."""
 
@@ -26,7 +28,13 @@ class Broker:
 
     jobs: list[Job] = field(default_factory=lambda: [Job()])
     log: list[ReplyEvent] | None = field(default_factory=list)
-    """None if the reply queue was deleted."""
+    """The newest queue of the log, None if it was deleted."""
+    num_renewals: int = 0
+    """How often the log was begun again in another queue."""
+    is_down: bool = False
+    """Whether the node of that queue is down."""
+    is_back: bool = False
+    """Whether the nodes of the queues before it live again, whatever is written there."""
     reader: object = None
     """The consumer of the log."""
     commands: dict[str, deque[Command]] = field(default_factory=dict)
@@ -38,6 +46,11 @@ class Broker:
             return False
         self.log.append(event)
         return True
+
+    def begin_log_again(self) -> None:
+        self.log = []
+        self.num_renewals += 1
+        self.is_down = self.is_back = False
 
     def send(self, send: Send) -> None:
         if send.address in self.commands:

@@ -20,7 +20,7 @@ from gateway.log.cursor import (
 from gateway.log.framing import EventId, Framer, Payload
 from shared.errors import WarrenError
 from shared.log import LogReader, Relay, Send
-from shared.messages import Failed, Finished, Release, TokenDelta
+from shared.messages import Failed, Finished, Release, Restored, TokenDelta
 from tests.shared.log.simulation.broker import Broker
 from tests.shared.log.simulation.model import Model
 
@@ -113,7 +113,9 @@ class Cursor(LogCursor):
         super().__init__(Release(request_id="r", reader="g"), LogFacts())
 
     def _new_reader(self) -> LogReader:
-        return self._model.reader_class("r", self._model.num_choices, self._cut_off)
+        return self._model.reader_class(
+            "r", self._model.num_choices, self._cut_off, is_renewed=self._is_renewed
+        )
 
 
 class Gateway:
@@ -126,6 +128,13 @@ class Gateway:
         self._client = client
         self._cursor = Cursor(client.model)
         self._num_read = 0
+        self._has_read_all = not client.last_id
+        """Whether this has read everything that another gateway has relayed to the client."""
+        self._num_of_others = 0
+        """The number of events that must be read for that."""
+        self._has_lost_log = False
+        self._copy: Restored | None = None
+        self._is_copy_sent = False
         self._renderer = Renderer()
         self._framer = Framer(EventId.parse(client.last_id))
         self._under_way: deque[tuple[bytes, bytes]] = deque()
@@ -142,16 +151,36 @@ class Gateway:
             moves.append(self._deliver)
         if self._broker.log is None:
             return moves
+        if self._broker.is_down:
+            return [*moves, self._begin_log_again] if self._has_lost_log else moves
         if not self.is_attached:
             return moves if self._broker.reader is not None else [*moves, self._attach]
+        if self._copy is not None and not self._is_copy_sent:
+            moves.append(self._send_copy)
         if self._num_read < len(self._broker.log):
             moves.append(self._read)
         if self._client.is_done:
             moves.append(self._end)
         return moves
 
+    @property
+    def publication(self) -> int:
+        return self._cursor.publication
+
+    @property
+    def is_deserted(self) -> bool:
+        return self.is_attached and self._cursor.is_deserted and not self._copy
+
+    def lose_log(self) -> None:
+        """The node of the log dies while this reads it."""
+        self._has_lost_log = self._has_read_all
+        self._broker.is_down = True
+        self._broker.reader = None
+
     def leave(self) -> None:
-        """Stop reading; nothing is acknowledged."""
+        """Stop reading; nothing is acknowledged, and what was sent arrives."""
+        if self.is_attached and self._copy is not None and not self._is_copy_sent:
+            self._send_copy()
         if self.is_attached:
             self._broker.reader = None
 
@@ -162,13 +191,28 @@ class Gateway:
 
     def _attach(self) -> None:
         self._broker.reader = self
-        self._cursor.begin()
+        assert self._broker.log is not None
+        self._num_of_others = len(self._broker.log)
+        self._has_lost_log = self._is_copy_sent = False
+        self._cursor.begin(is_renewed=self._broker.num_renewals > 0)
         self._num_read = 0
+
+    def _begin_log_again(self) -> None:
+        self._cursor.cut_off()
+        self._copy = self._copy or self._cursor.restored()
+        self._broker.begin_log_again()
+        self._attach()
+
+    def _send_copy(self) -> None:
+        assert self._copy is not None
+        self._broker.append(self._copy)
+        self._is_copy_sent = True
 
     def _read(self) -> None:
         assert self._broker.log is not None
         event = self._broker.log[self._num_read]
         self._num_read += 1
+        self._has_read_all |= self._num_read >= self._num_of_others
         for action in self._cursor.read(event):
             match action:
                 case Send():
@@ -179,6 +223,8 @@ class Gateway:
                 case Relay():
                     sent = self._framer.frame(action.event, self._renderer)
                     self._under_way += _FRAME.findall(sent)
+        if not self._cursor.is_waiting:
+            self._copy = None
 
     def _deliver(self) -> None:
         self._client.receive(self._under_way.popleft())

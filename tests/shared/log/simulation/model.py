@@ -24,6 +24,8 @@ class Model:
     is_seeded: bool = False
     """Whether all workers draw the same tokens. If so, the broker may lose delivered but
     unconfirmed events when it dies."""
+    is_cluster: bool = False
+    """Whether the broker has several nodes, each of which may die for good with its logs."""
     reader_class: type[LogReader] = LogReader
     attempt_class: type[Attempt] = Attempt
 

@@ -24,6 +24,8 @@ from worker.jobs.run import (
     Work,
 )
 
+_BLIND_SHARE = 0.5
+"""How often a worker does not look where the log went on before it writes."""
 _MAX_COMPANIONS = 8
 """Any of them may take the worker with it: to the suspect that is a worker's death like others."""
 
@@ -47,6 +49,8 @@ class Delivery:
     is_lost: bool = False
     """Whether the broker has given the job to somebody else."""
     has_started: bool = False
+    num_renewals: int = 0
+    """Into which queue of the log it writes."""
 
     @property
     def is_alone(self) -> bool:
@@ -108,7 +112,7 @@ class Process:
             attempt_class=self._model.attempt_class,
         )
         num_waits = self._dice.randint(0, _MAX_COMPANIONS) if job.is_suspect else 0
-        delivery = Delivery(job, run, num_waits)
+        delivery = Delivery(job, run, num_waits, num_renewals=job.num_renewals)
         self.deliveries.append(delivery)
         if not num_waits:
             self._tell(delivery, Signal.ADMITTED)
@@ -169,8 +173,12 @@ class Process:
             self._write_some(delivery, 1)
 
     def _write_some(self, delivery: Delivery, num_events: int) -> None:
-        for event in list(delivery.publishing)[:num_events]:
-            self._broker.append(event)
+        if self._is_current(delivery) and not self._broker.is_down:
+            for event in list(delivery.publishing)[:num_events]:
+                self._broker.append(event)
+
+    def _is_current(self, delivery: Delivery) -> bool:
+        return delivery.num_renewals == self._broker.num_renewals
 
     def _tell(self, delivery: Delivery, event: Event) -> None:
         for action in delivery.run.on(event):
@@ -200,6 +208,8 @@ class Process:
         if delivery.outcome is not None:
             is_decided = self.is_connected or not delivery.is_lost
             return [partial(self._end, delivery, delivery.outcome)] if is_decided else []
+        if delivery.publishing and self._is_current(delivery) and self._broker.is_down:
+            return []
         if delivery.publishing:
             return [partial(self._confirm, delivery)]
         if delivery.num_waits:
@@ -222,16 +232,30 @@ class Process:
             case Outcome.UNKNOWN:
                 self._lose(delivery)
             case Outcome.SUSPECTED:
-                again = Job(publication=delivery.job.publication + 1, is_suspect=True)
+                again = Job(
+                    publication=delivery.job.publication + 1,
+                    is_suspect=True,
+                    num_renewals=delivery.job.num_renewals,
+                )
                 self._broker.jobs.append(again)
             case Outcome.BURIED:
                 assert delivery.job.num_lost_alone, "innocent"
 
     def _confirm(self, delivery: Delivery) -> None:
         event = delivery.publishing.popleft()
+        if self._broker.log is not None and not self._is_current(delivery):
+            return self._write_elsewhere(delivery)
         refusal = Refused(Unroutable("nobody is left to read"))
         is_routed = self._broker.append(event)
         self._tell(delivery, Signal.CONFIRMED if is_routed else refusal)
+        return None
+
+    def _write_elsewhere(self, delivery: Delivery) -> None:
+        """An event for a queue of the log that nobody reads any more."""
+        if self._broker.is_back and self._dice.random() < _BLIND_SHARE:
+            return self._tell(delivery, Signal.CONFIRMED)
+        delivery.num_renewals = self._broker.num_renewals
+        return self._tell(delivery, Signal.LOG_MOVED)
 
     def _wait(self, delivery: Delivery) -> None:
         """One of the worker's other jobs has ended."""
@@ -243,7 +267,9 @@ class Process:
         log = self._broker.log
         if log is None:
             return self._tell(delivery, Unroutable("the log is gone"))
-        self._tell(delivery, LogRead(tuple(log)))
+        if self._is_current(delivery) and not self._broker.is_down:
+            is_renewed = self._broker.num_renewals > 0
+            self._tell(delivery, LogRead(tuple(log), is_renewed=is_renewed))
         if delivery.work is Work.READ_LOG:
             self._tell(delivery, Signal.UNANSWERED)
         return None

@@ -74,10 +74,15 @@ class Schedule:
 
     def _heal(self) -> bool:
         """The last moves: stalled workers are considered dead and wake, and the client returns."""
+        if self._broker.is_down:
+            self._return_node()
+            return True
         asleep = [worker for worker in self._workers if worker.is_paused]
         for worker in asleep:
             self._cut_off(worker)
             worker.is_paused = False
+        if not asleep and self._gateway.is_deserted and not self._broker.jobs:
+            return self._publish_again()
         if asleep or not self._gateway.is_away:
             return bool(asleep)
         assert not any(worker.deliveries for worker in self._workers), (
@@ -88,7 +93,9 @@ class Schedule:
 
     def _faults(self) -> list[Callable[[], None]]:
         worker = self._dice.choice(self._workers)
+        of_nodes = [self._lose_log, self._return_node] if self._model.is_cluster else []
         return [
+            *of_nodes,
             lambda: self._kill(worker),
             lambda: self._pause(worker),
             lambda: self._wake(worker),
@@ -138,8 +145,22 @@ class Schedule:
         """A gateway's stall timer fires, rightly or not."""
         self._num_losses += 1
         if self._num_published < _MAX_PUBLICATIONS and not self._client.is_done:
-            self._broker.jobs.append(Job(publication=self._num_published))
-            self._num_published += 1
+            self._publish_again()
+
+    def _publish_again(self) -> bool:
+        publication = max(self._num_published, self._gateway.publication + 1)
+        self._broker.jobs.append(Job(publication, num_renewals=self._broker.num_renewals))
+        self._num_published = publication + 1
+        return True
+
+    def _lose_log(self) -> None:
+        """The node that keeps the log dies, maybe for good."""
+        if self._gateway.is_attached:
+            self._gateway.lose_log()
+
+    def _return_node(self) -> None:
+        self._broker.is_down = False
+        self._broker.is_back = self._broker.num_renewals > 0
 
     def _lose_gateway(self, *, is_away: bool = False) -> None:
         """Lose everything that is under way; or the client connects through another gateway, maybe

@@ -1,0 +1,33 @@
+"""What a cluster of three nodes does that one node does not."""
+
+import asyncio
+
+import pytest
+
+from shared import topology
+from shared.bus.rabbit import RabbitBus
+from shared.errors import QueueDown
+from tests.shared.bus.deliveries import publish, take_bodies
+from tests.support.broker import RabbitCluster
+
+pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(300)]
+
+
+async def test_a_node_dies_for_good(own_cluster: RabbitCluster) -> None:
+    doomed, *others = own_cluster.nodes
+    jobs = topology.jobs_queue("m", "interactive")
+    log = topology.reply_queue("cmpl-1", expires_s=60)
+    async with RabbitBus(doomed.url) as theirs, RabbitBus(others[0].url) as bus:
+        await theirs.declare(log, jobs)
+        await publish(theirs, jobs, [b"job"])
+        async with bus.consume(log.name, is_exclusive=True) as consumer:
+            await asyncio.to_thread(doomed.kill)
+            with pytest.raises(QueueDown):
+                await anext(consumer)
+
+        with pytest.raises(QueueDown):
+            await bus.inspect(log.name)
+        with pytest.raises(QueueDown):
+            await bus.declare(log)
+        async with bus.consume(jobs.name, prefetch=1) as jobs_left:
+            assert await take_bodies(jobs_left, 1) == [b"job"]

@@ -1,0 +1,200 @@
+"""The broker's node that keeps a log dies, maybe for good, and no stream ends with it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from shared import topology
+from shared.bus.memory import MemoryBroker, MemoryBus
+from tests.support.http import LiveGateway, events, eventually, live_gateway, two_gateways
+from tests.support.workers import echo_worker
+
+NUM_TOKENS = 60
+STEP_S = 0.005
+HAS_IDS = {"accept": "text/event-stream"}
+
+
+def question(**more: Any) -> dict[str, Any]:
+    return {
+        "model": "echo",
+        "prompt": "one two three",
+        "max_tokens": NUM_TOKENS,
+        "seed": 7,
+        "temperature": 1.0,
+        "stream": True,
+        "ignore_eos": True,
+        **more,
+    }
+
+
+def words_of(body: str, choice: int = 0) -> str:
+    *chunks, done = events(body)
+    assert done == "[DONE]", done
+    choices = [one for chunk in chunks for one in chunk["choices"]]
+    return "".join(one["text"] for one in choices if one["index"] == choice)
+
+
+def last_id_of(body: str) -> str:
+    return [line[4:] for line in body.splitlines() if line.startswith("id: ")][-1]
+
+
+async def undisturbed(gateway: LiveGateway, **more: Any) -> str:
+    return (await gateway.post("/v1/completions", **question(**more))).text
+
+
+@asynccontextmanager
+async def asking(gateway: LiveGateway, **more: Any) -> AsyncIterator[httpx.Response]:
+    async with gateway.http.stream(
+        "POST", "/v1/completions", json=question(**more), headers=HAS_IDS
+    ) as response:
+        yield response
+
+
+def log_of(response: httpx.Response) -> str:
+    return topology.reply_key(response.headers["x-request-id"])
+
+
+@pytest.mark.parametrize("num_choices", [1, 2])
+async def test_a_stream_goes_on_in_another_log(num_choices: int) -> None:
+    broker = MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        MemoryBus(broker) as theirs,
+        live_gateway(bus) as gateway,
+        echo_worker(theirs, step_s=STEP_S),
+    ):
+        expected = await undisturbed(gateway, n=num_choices)
+        async with asking(gateway, n=num_choices) as response:
+            pieces = response.aiter_text()
+            body = await anext(pieces)
+            broker.take_down(log_of(response))
+            async for piece in pieces:
+                body += piece
+        later = topology.later_log(log_of(response))
+        assert later is not None
+
+        async def is_gone() -> bool:
+            return await bus.inspect(later) is None
+
+        await eventually(is_gone)
+
+    for choice in range(num_choices):
+        assert words_of(body, choice) == words_of(expected, choice)
+
+
+async def test_nodes_die_one_after_the_other_and_return() -> None:
+    broker = MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        MemoryBus(broker) as theirs,
+        live_gateway(bus) as gateway,
+        echo_worker(theirs, step_s=STEP_S),
+    ):
+        expected = await undisturbed(gateway)
+        async with asking(gateway) as response:
+            log, body, num_deaths = log_of(response), "", 0
+            async for piece in response.aiter_text():
+                body += piece
+                if num_deaths < 3 and await bus.inspect(log) is not None:
+                    num_deaths += 1
+                    broker.take_down(log)
+                    asyncio.get_running_loop().call_later(0.05, broker.bring_back, log)
+                    log = topology.later_log(log) or ""
+
+    assert words_of(body) == words_of(expected)
+
+
+async def test_a_job_that_no_worker_has_started_is_answered_in_the_other_log() -> None:
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as bus, live_gateway(bus, first_event_timeout_s=0.05) as gateway:
+        async with MemoryBus(broker) as theirs, echo_worker(theirs):
+            expected = await undisturbed(gateway)
+        async with asking(gateway) as response:
+            broker.take_down(log_of(response))
+            async with MemoryBus(broker) as theirs, echo_worker(theirs):
+                body = (await response.aread()).decode()
+
+    assert words_of(body) == words_of(expected)
+
+
+async def test_the_end_of_an_answer_that_is_lost_with_its_log_is_generated_again() -> None:
+    broker = MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        MemoryBus(broker) as theirs,
+        live_gateway(bus) as gateway,
+        echo_worker(theirs, step_s=STEP_S),
+    ):
+        expected = await undisturbed(gateway)
+        async with asking(gateway) as response:
+            pieces = response.aiter_text()
+            body = await anext(pieces)
+            await cut_off_until_answered(bus, theirs, log_of(response))
+            broker.take_down(log_of(response))
+            async for piece in pieces:
+                body += piece
+
+    assert words_of(body) == words_of(expected)
+
+
+async def cut_off_until_answered(bus: MemoryBus, theirs: MemoryBus, log: str) -> None:
+    """Keep a gateway disconnected until the worker writes no more."""
+    written: list[int] = []
+    while len(written) < NUM_TOKENS or len(set(written[-NUM_TOKENS:])) > 1:
+        bus.sever()
+        await asyncio.sleep(0.005)
+        state = await theirs.inspect(log)
+        assert state is not None
+        written.append(state.num_ready)
+
+
+@pytest.mark.parametrize("is_at_once", [True, False])
+async def test_a_client_that_resumes_at_that_moment_waits(is_at_once: bool) -> None:
+    broker = MemoryBroker()
+    async with (
+        two_gateways(broker) as (first, second),
+        MemoryBus(broker) as theirs,
+        echo_worker(theirs, step_s=STEP_S),
+    ):
+        expected = await undisturbed(first)
+        async with asking(first) as response:
+            body = await anext(response.aiter_text())
+            log = log_of(response)
+            broker.take_down(log)
+            if not is_at_once:
+                await asyncio.sleep(0.1)
+            headers = {"last-event-id": last_id_of(body)}
+            url = f"/v1/streams/{response.headers['x-request-id']}"
+            rest = await second.http.get(url, headers=headers)
+
+    assert rest.status_code == 200
+    assert words_of(body + rest.text) == words_of(expected)
+
+
+async def test_a_log_without_a_reader_is_there_again_with_its_node() -> None:
+    broker = MemoryBroker()
+    async with (
+        two_gateways(broker) as (first, second),
+        MemoryBus(broker) as theirs,
+        echo_worker(theirs, step_s=STEP_S),
+    ):
+        expected = await undisturbed(first)
+        async with asking(first) as response:
+            body = await anext(response.aiter_text())
+            log = log_of(response)
+        await asyncio.sleep(0.05)
+        broker.take_down(log)
+        url = f"/v1/streams/{response.headers['x-request-id']}"
+        headers = {"last-event-id": last_id_of(body)}
+        resuming = asyncio.create_task(second.http.get(url, headers=headers))
+        await asyncio.sleep(0.1)
+        was_waiting = not resuming.done()
+        broker.bring_back(log)
+        rest = await resuming
+
+    assert was_waiting
+    assert words_of(body + rest.text) == words_of(expected)
