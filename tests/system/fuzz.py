@@ -326,7 +326,8 @@ def check(it: Attack) -> None:
     assert len(it.honest) > 3
     assert len(set(it.honest)) == 1
     assert it.num_rejected > 0
-    assert {"Completed", "TokenDelta", "Failed", "Tokenized"} <= set(it.replies)
+    missing = {"Completed", "TokenDelta", "Failed", "Tokenized"} - set(it.replies)
+    assert not missing, f"never sent: {missing}"
 
 
 def memory_bytes() -> int:

@@ -13,7 +13,7 @@ from tests.system.fuzz import MORE_MEMORY_BYTES, OF_A_VICTIM, SINK, attack, chec
 
 NUM_IN_MEMORY = 1_500
 NUM_REQUESTS = 800
-NUM_OVER_RABBITMQ = 500
+NUM_OVER_RABBITMQ = 1_000
 
 
 @pytest.mark.timeout(300)
