@@ -45,9 +45,13 @@ run_in_container() {
 
 missing=()
 is_installed || missing+=(rabbitmq-server)
-command -v nginx >/dev/null || missing+=(nginx-light) # for the test of the proxy's configuration
+# Tests that need one of these are skipped where it is not installed.
+command -v nginx >/dev/null || missing+=(nginx-light)
+command -v chromium >/dev/null || missing+=(chromium)
+command -v prometheus >/dev/null || missing+=(prometheus)
+compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || missing+=(postgresql)
 if ((${#missing[@]})) && [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
-    install_debian_packages "${missing[@]}"
+    install_debian_packages "${missing[@]}" || is_installed || install_debian_packages rabbitmq-server
 fi
 
 if is_installed; then

@@ -22,7 +22,8 @@ _USER = "warren"
 
 def _programs() -> Path:
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    assert found, "PostgreSQL is not installed"
+    if not found:
+        pytest.skip("PostgreSQL is not installed")
     return found[-1]
 
 
