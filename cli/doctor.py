@@ -59,7 +59,7 @@ def doctor(
 
     The exit status is 1 if a check fails; warnings do not count.
 
-    [dim]warren doctor --broker amqp://worker:PASSWORD@localhost/warren --url http://127.0.0.1:8000[/]
+    [dim]warren doctor --broker-file worker.url --url http://127.0.0.1:8000[/]
     """
     gateway = settings.load(GatewaySettings, **chosen(GatewaySettings, options))
     worker = settings.load(WorkerSettings, **chosen(WorkerSettings, options))

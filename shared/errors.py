@@ -227,6 +227,7 @@ _FROM_WIRE: dict[str, type[WarrenError]] = {
         ModelNotFound,
         ContextLengthExceeded,
         InvalidApiKey,
+        PermissionDenied,
         IdempotencyMismatch,
         NotFound,
         StreamNotFound,

@@ -124,7 +124,8 @@ class JobObservation:
             "prompt_tokens": num_prompt_tokens,
             "queue_s": _rounded(self._queue_s),
         }
-        if attempt == 1:
+        is_first = replaced is None and not num_known_tokens and not self._num_returns
+        if attempt == 1 or is_first:
             return self._write("job started", facts)
         reason = "redelivered" if replaced is None else replaced.reason
         self._metrics.takeovers.labels(*labels, reason.replace(" ", "_")).inc()

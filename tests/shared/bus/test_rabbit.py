@@ -194,7 +194,7 @@ async def test_the_error_of_a_refused_login_names_the_address(broker: Broker) ->
     refused = URL(broker.url).with_password(PASSWORD)
     absent = refused.with_port(free_port())
 
-    with pytest.raises(StartupError, match=f"127.0.0.1:{refused.port} refuses the login"):
+    with pytest.raises(StartupError, match=f"127.0.0.1:{refused.port} refuses user"):
         async with RabbitBus(f"{absent},{refused}"):
             pass
 
