@@ -181,7 +181,7 @@ async def test_a_gateway_with_keys_asks_for_one(
         await page.reload()
         await expect(page.locator(".answer")).to_have_text("one two")
         await page.get_by_role("link", name="Fleet").click()
-        await expect(page.locator("#view-fleet .refusal")).to_contain_text("scope operator")
+        await expect(page.locator("#view-fleet .refusal")).to_contain_text("scope: operator")
 
     assert text == "one two"
 
