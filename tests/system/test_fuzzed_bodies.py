@@ -13,7 +13,9 @@ from tests.system.fuzz import MORE_MEMORY_BYTES, OF_A_VICTIM, SINK, attack, chec
 
 NUM_IN_MEMORY = 1_500
 NUM_REQUESTS = 800
-NUM_OVER_RABBITMQ = 1_000
+NUM_OVER_RABBITMQ = 500
+MAX_ROUNDS = 4
+"""Which bodies are served in time depends on the machine; more are sent until each kind was."""
 
 
 @pytest.mark.timeout(300)
@@ -43,8 +45,11 @@ async def test_no_body_harms_processes(broker: Broker, tmp_path: Path) -> None:
     gateway = processes.gateway(broker.url_of("gateway"), tmp_path / "gateway", drain)
     with worker, gateway:
         async with RabbitBus(broker.url) as bus, attack(bus, gateway.url, seed=2) as it:
-            await it.publish(NUM_OVER_RABBITMQ)
-            await it.wait_answered()
+            for _ in range(MAX_ROUNDS):
+                await it.publish(NUM_OVER_RABBITMQ)
+                await it.wait_answered()
+                if not it.never_sent:
+                    break
             await asyncio.to_thread(worker.wait_healthy)
             await asyncio.to_thread(gateway.wait_healthy)
         async with RabbitBus(broker.url) as bus:
