@@ -10,6 +10,7 @@ from shared.errors import Overloaded
 _HALF_LIFE_S = 30.0
 """Seconds after which half of the time that a tenant has used is forgotten."""
 _MAX_WAITING = 1_000
+"""Turns of one tenant: more than a worker has jobs at once."""
 _MAX_TENANTS = 1024
 
 

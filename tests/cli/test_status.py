@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 def run(*arguments: str) -> str:
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout
 
 
 def test_the_tables_name_what_there_is() -> None:
