@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,16 @@ class Deployment:
     workers: list[WarrenProcess]
     prometheus: str
     """The URL."""
+
+    def wait_ready(self) -> None:
+        """Wait until Prometheus answers queries; it says 503 until it has read its storage."""
+        deadline = time.monotonic() + SETTLES_S
+        while time.monotonic() < deadline:
+            with suppress(httpx.TransportError):
+                if httpx.get(f"{self.prometheus}/-/ready", verify=NO_TLS).status_code == 200:
+                    return
+            time.sleep(0.2)
+        raise AssertionError("Prometheus does not become ready")
 
     def query(self, expression: str) -> list[Any]:
         response = httpx.get(
@@ -131,14 +141,8 @@ def deployment(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iter
         running = Deployment(gateway, workers, f"http://127.0.0.1:{port}")
         while complete(gateway.url).status_code != 200:
             time.sleep(0.2)
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            try:
-                if running.query("warren_worker_jobs_total"):
-                    break
-            except httpx.TransportError:
-                pass
-            time.sleep(0.2)
+        running.wait_ready()
+        assert running.without_data(["warren_worker_jobs_total"]) == []
         assert complete(gateway.url, temperature=9).status_code == 400
         survive_a_kill(gateway, workers)
         asyncio.run(publish_garbage(broker.url_of("operator")))
