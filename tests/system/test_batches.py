@@ -18,7 +18,7 @@ from tests.support.processes import WarrenProcess
 
 pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(300)]
 
-NUM_LINES = 80
+NUM_LINES = 60
 ENDED = ("completed", "failed", "expired", "cancelled")
 PATIENCE_S = 200
 PASSING = (openai.APIConnectionError, openai.InternalServerError)
@@ -79,6 +79,12 @@ def num_completed(batch: Batch) -> int:
     return batch.request_counts.completed if batch.request_counts is not None else 0
 
 
+def go_on(client: openai.OpenAI, batch: Batch) -> None:
+    """Wait until some more lines are done. On a busy machine the others may be done already."""
+    held = num_completed(client.batches.retrieve(batch.id))
+    polled(client, batch, lambda now: num_completed(now) >= min(held + 5, NUM_LINES))
+
+
 def texts(client: openai.OpenAI, batch: Batch) -> list[tuple[str, str]]:
     """The answers in the order of the output file."""
     assert (batch.status, batch.error_file_id) == ("completed", None)
@@ -95,7 +101,7 @@ def test_no_death_of_a_process_loses_or_doubles_a_line(
         f"--database-url={postgres.url}",
         f"--data-dir={tmp_path / 'data'}",
         "--batch-lease-s=3",
-        "--batch-window=8",
+        "--batch-window=4",
     )
 
     def gateway(name: str) -> WarrenProcess:
@@ -117,12 +123,10 @@ def test_no_death_of_a_process_loses_or_doubles_a_line(
         first.kill()
         workers[0].kill()
         workers.append(stack.enter_context(worker("worker2")))
-        held = num_completed(client.batches.retrieve(batch.id))
-        polled(client, batch, lambda now: num_completed(now) >= held + 5)
+        go_on(client, batch)
         own_broker.kill()
         own_broker.start()
-        held = num_completed(client.batches.retrieve(batch.id))
-        polled(client, batch, lambda now: num_completed(now) >= held + 5)
+        go_on(client, batch)
         postgres.restart()
 
         disturbed = polled(client, batch, lambda now: now.status in ENDED)
