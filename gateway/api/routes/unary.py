@@ -4,7 +4,7 @@ the tokens of a prompt."""
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -46,29 +46,73 @@ QuickRequest: TypeAlias = (
     | RerankRequest
 )
 
-_TOKENIZE_EXAMPLE: Mapping[str, Any] = {"model": "smollm2", "prompt": "Once upon a time"}
-_DETOKENIZE_EXAMPLE: Mapping[str, Any] = {"model": "smollm2", "tokens": [40, 19, 28]}
-_MESSAGE_EXAMPLE: Mapping[str, Any] = {
-    "model": "smollm2",
-    "messages": [{"role": "user", "content": "What is the capital of France?"}],
-}
-_RESPONSE_EXAMPLE: Mapping[str, Any] = {
-    "model": "smollm2",
-    "input": "What is the capital of France?",
-}
-_EMBEDDING_EXAMPLE: Mapping[str, Any] = {"model": "smollm2", "input": ["one text", "another"]}
+_QUESTION = "What is the capital of France?"
 
-_SCORE_EXAMPLE: Mapping[str, Any] = {
-    "model": "smollm2",
-    "text_1": "What is the capital of France?",
-    "text_2": ["Paris is the capital of France.", "Rome is old."],
-}
-_RERANK_EXAMPLE: Mapping[str, Any] = {
-    "model": "smollm2",
-    "query": "What is the capital of France?",
-    "documents": ["Rome is old.", "Paris is the capital of France."],
-    "top_n": 1,
-}
+
+class _Endpoint(NamedTuple):
+    path: str
+    body: type[QuickRequest]
+    answer: type[msgspec.Struct]
+    example: Mapping[str, Any]
+    """A body; the model is added."""
+    description: str
+
+
+_ENDPOINTS = (
+    _Endpoint(
+        "/tokenize",
+        TokenizeRequest,
+        Tokens,
+        {"prompt": "Once upon a time"},
+        "The token ids of a prompt, or of a conversation in the model's chat template.",
+    ),
+    _Endpoint(
+        "/detokenize",
+        DetokenizeRequest,
+        PromptText,
+        {"tokens": [40, 19, 28]},
+        "The text of token ids.",
+    ),
+    _Endpoint(
+        "/v1/embeddings",
+        EmbeddingRequest,
+        Embeddings,
+        {"input": ["one text", "another"]},
+        "One vector of length 1 for each text, if the model has embeddings.",
+    ),
+    _Endpoint(
+        "/v1/score",
+        ScoreRequest,
+        Scores,
+        {"text_1": _QUESTION, "text_2": ["Paris is the capital of France.", "Rome is old."]},
+        "The similarity of texts, if the model has embeddings.",
+    ),
+    _Endpoint(
+        "/v1/rerank",
+        RerankRequest,
+        Ranking,
+        {
+            "query": _QUESTION,
+            "documents": ["Rome is old.", "Paris is the capital of France."],
+            "top_n": 1,
+        },
+        "Documents, sorted by their similarity to a query, if the model has embeddings.",
+    ),
+    _Endpoint(
+        "/v1/messages/count_tokens",
+        MessageTokensRequest,
+        MessageTokens,
+        {"messages": [{"role": "user", "content": _QUESTION}]},
+        "The number of tokens of a message's prompt, with Anthropic's Messages API.",
+    ),
+    _Endpoint(
+        "/v1/responses/input_tokens",
+        ResponseTokensRequest,
+        ResponseTokens,
+        {"input": _QUESTION},
+        "The number of tokens of a response's prompt.",
+    ),
+)
 
 
 async def _serve(gateway: Gateway, kind: type[QuickRequest], request: Request, send: Send) -> None:
@@ -111,66 +155,23 @@ async def _serve(gateway: Gateway, kind: type[QuickRequest], request: Request, s
 
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter(tags=["quick"])
-
-    @routes.post(
-        "/tokenize",
-        openapi_extra=documented(TokenizeRequest, _TOKENIZE_EXAMPLE, Tokens, streams=False),
-    )
-    async def tokenize() -> Response:
-        """The token ids of a prompt, or of a conversation in the model's chat template."""
-        return LiveResponse(partial(_serve, gateway, TokenizeRequest))
-
-    @routes.post(
-        "/detokenize",
-        openapi_extra=documented(DetokenizeRequest, _DETOKENIZE_EXAMPLE, PromptText, streams=False),
-    )
-    async def detokenize() -> Response:
-        """The text of token ids."""
-        return LiveResponse(partial(_serve, gateway, DetokenizeRequest))
-
-    @routes.post(
-        "/v1/embeddings",
-        openapi_extra=documented(EmbeddingRequest, _EMBEDDING_EXAMPLE, Embeddings, streams=False),
-    )
-    async def create_embeddings() -> Response:
-        """One vector of length 1 for each text, where the model has them."""
-        return LiveResponse(partial(_serve, gateway, EmbeddingRequest))
-
-    @routes.post(
-        "/v1/score",
-        openapi_extra=documented(ScoreRequest, _SCORE_EXAMPLE, Scores, streams=False),
-    )
-    async def score() -> Response:
-        """The similarity of texts, where the model has embeddings."""
-        return LiveResponse(partial(_serve, gateway, ScoreRequest))
-
-    @routes.post("/v2/rerank", include_in_schema=False)  # Cohere's clients
-    @routes.post(
-        "/v1/rerank",
-        openapi_extra=documented(RerankRequest, _RERANK_EXAMPLE, Ranking, streams=False),
-    )
-    async def rerank() -> Response:
-        """Documents, sorted by their similarity to a query, where the model has embeddings."""
-        return LiveResponse(partial(_serve, gateway, RerankRequest))
-
-    @routes.post(
-        "/v1/messages/count_tokens",
-        openapi_extra=documented(
-            MessageTokensRequest, _MESSAGE_EXAMPLE, MessageTokens, streams=False
-        ),
-    )
-    async def count_message_tokens() -> Response:
-        """The number of tokens of a message's prompt, with Anthropic's Messages API."""
-        return LiveResponse(partial(_serve, gateway, MessageTokensRequest))
-
-    @routes.post(
-        "/v1/responses/input_tokens",
-        openapi_extra=documented(
-            ResponseTokensRequest, _RESPONSE_EXAMPLE, ResponseTokens, streams=False
-        ),
-    )
-    async def count_response_tokens() -> Response:
-        """The number of tokens of a response's prompt."""
-        return LiveResponse(partial(_serve, gateway, ResponseTokensRequest))
-
+    for endpoint in _ENDPOINTS:
+        _add(routes, gateway, endpoint)
     return routes
+
+
+def _add(routes: APIRouter, gateway: Gateway, endpoint: _Endpoint) -> None:
+    async def answer() -> Response:
+        return LiveResponse(partial(_serve, gateway, endpoint.body))
+
+    example = {"model": "smollm2", **endpoint.example}
+    routes.add_api_route(
+        endpoint.path,
+        answer,
+        name=endpoint.path.removeprefix("/v1").strip("/").replace("/", "_"),
+        methods=["POST"],
+        description=endpoint.description,
+        openapi_extra=documented(endpoint.body, example, endpoint.answer, streams=False),
+    )
+    if endpoint.body is RerankRequest:  # Cohere's clients
+        routes.add_api_route("/v2/rerank", answer, methods=["POST"], include_in_schema=False)
