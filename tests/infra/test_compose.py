@@ -54,7 +54,8 @@ def test_the_images_context_holds_all_that_is_installed() -> None:
     admitted = set(re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE))
 
     sides = {"cli", "gateway", "kernels", "shared", "worker", "warren.py"}
-    assert sides | {"pyproject.toml", "constraints.txt", "README.md"} == admitted
+    build = {"pyproject.toml", "constraints.txt", "README.md", "infra/docker/*.lock"}
+    assert sides | build == admitted
 
 
 def test_settings_of_images_and_services_exist() -> None:
@@ -153,9 +154,9 @@ def test_an_image_is_built_here_or_has_an_exact_tag(name: str) -> None:
 def test_an_image_for_cpus_has_no_cuda() -> None:
     dockerfile = (ROOT / "infra/docker/Dockerfile.worker").read_text()
 
-    assert re.search(r"^ARG TORCH_INDEX_URL=\S+/cpu$", dockerfile, re.MULTILINE)
+    assert re.search(r"^ARG DEVICE=cpu$", dockerfile, re.MULTILINE)
     assert "args" not in RAW["services"]["worker"]["build"]
-    assert RAW["services"]["worker-gpu"]["build"]["args"] == {"TORCH_INDEX_URL": ""}
+    assert RAW["services"]["worker-gpu"]["build"]["args"] == {"DEVICE": "cuda"}
 
 
 def test_the_broker_reads_the_definitions_that_are_rendered() -> None:
