@@ -42,7 +42,7 @@ async def bury(broker: Broker, request_id: str, body: bytes = b"") -> None:
 
 async def wait_dead(bus: RabbitBus, request_id: str) -> None:
     """Dead letters arrive asynchronously, and other tests may leave some, too."""
-    async with asyncio.timeout(5), bus.consume(topology.DEAD_LETTERS.name) as dead:
+    async with asyncio.timeout(30), bus.consume(topology.DEAD_LETTERS.name) as dead:
         async for delivery in dead:
             if request_id.encode() in delivery.message.body:
                 break

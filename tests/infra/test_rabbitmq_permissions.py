@@ -85,7 +85,7 @@ async def receive(bus: Bus, queue: str, *, is_exclusive: bool = False) -> bytes:
 
 async def find(bus: Bus, queue: str, body: bytes) -> None:
     """Wait for ``body`` among the other messages that arrive in ``queue``."""
-    async with asyncio.timeout(5), bus.consume(queue) as consumer:
+    async with asyncio.timeout(30), bus.consume(queue) as consumer:
         async for delivery in consumer:
             if delivery.message.body == body:
                 return

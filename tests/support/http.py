@@ -95,12 +95,10 @@ async def hears_a_worker(gateway: LiveGateway) -> None:
 
 
 async def eventually(is_true: Callable[[], Awaitable[bool]]) -> None:
-    """Poll until the condition holds."""
-    for _ in range(300):
-        if await is_true():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never became true")
+    """Poll until the condition holds. Raises TimeoutError if it never does."""
+    async with asyncio.timeout(30):
+        while not await is_true():  # noqa: ASYNC110 (what is asked tells nobody of changes)
+            await asyncio.sleep(0.01)
 
 
 def chat_body(**more: Any) -> dict[str, Any]:

@@ -219,7 +219,7 @@ class ScriptedWorker:
 
     async def wait_until(self, is_true: Callable[[], bool]) -> None:
         """Wait for an event in this worker."""
-        async with asyncio.timeout(5), self._changed:
+        async with asyncio.timeout(30), self._changed:
             await self._changed.wait_for(is_true)
 
     async def wait_cancelled(self, request_id: str) -> None:

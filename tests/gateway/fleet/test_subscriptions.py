@@ -23,7 +23,7 @@ class Ears:
 
     async def hear_both(self, bus: MemoryBus) -> None:
         """Have one of each published, and wait for them."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await publish(bus, topology.ANNOUNCEMENTS, ANNOUNCEMENT)
             await publish(bus, topology.ALL_GATEWAYS, COMMAND)
             assert (await self.announcements.get()).body == ANNOUNCEMENT.body

@@ -116,10 +116,10 @@ async def test_a_log_that_is_written_again_is_taken_again_whole() -> None:
         for message in (started.message, other, finished.message):
             await writer.publish(Binding(topology.REPLIES, relay.log_name), message)
 
-        async with asyncio.timeout(5):
-            restarted, *events = await relay.take(timeout_s=5)
+        async with asyncio.timeout(30):
+            restarted, *events = await relay.take(timeout_s=30)
             while not relay.is_ended:
-                events += await relay.take(timeout_s=5)
+                events += await relay.take(timeout_s=30)
 
     assert isinstance(restarted, Restarted)
     assert [type(event) for event in events] == [Started, Finished, Finished]

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from shared.bus.base import Bus, Consumer, Delivery, Message, Queue
 
-PATIENCE_S = 5.0
+PATIENCE_S = 30.0
 """How long a test waits for something that must happen."""
 QUIET_S = 0.1
 """How long a test waits to see that nothing happens."""

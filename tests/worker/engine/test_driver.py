@@ -26,7 +26,7 @@ from worker.engine.interface import (
 from worker.engine.scheduler import SchedulerLimits
 from worker.model.echo import EchoRunner
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 class Listener:

@@ -52,7 +52,7 @@ async def all_events(bus: Bus, job: GenerationJob) -> list[ReplyEvent]:
 
 async def wait_idle(bus: Bus, lane: topology.Lane = "interactive") -> None:
     """Wait until a lane of the model ``echo`` is empty, and what it had is answered."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while (queue := await bus.inspect(topology.jobs_queue("echo", lane).name)) is not None:
             if not queue.num_ready:
                 return
