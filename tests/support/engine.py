@@ -1,8 +1,9 @@
 """Builders for engine tests: submits, small engines, and the streams they must yield."""
 
+import time
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from shared.messages import FinishReason, JobClass, SamplingParams
@@ -68,13 +69,14 @@ class SmallEngine(Engine):
         max_num_batched_tokens: int = 64,
         batch_reserve: int = 0,
         prefix_cache: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runner = RecordingRunner(num_blocks, block_size)
         limits = SchedulerLimits(
             max_num_seqs, max_num_batched_tokens, batch_reserve, prefix_cache=prefix_cache
         )
         self.scored: list[PromptScored] = []
-        super().__init__(self.runner, limits)
+        super().__init__(self.runner, limits, clock)
 
     def step(self, commands: Iterable[Command] = ()) -> list[StepOutput]:
         """Return the tokens of a step, and append the scores of prompts to ``scored``."""

@@ -103,14 +103,14 @@ class Constraints:
         self._grammars: OrderedDict[Constraint, Grammar] = OrderedDict()
         self._compiler = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
 
-    async def compile(self, constraint: Constraint) -> Grammar:
-        """Compile a constraint, or return it from the cache.
+    async def compile(self, constraint: Constraint, tenant: str = "") -> Grammar:
+        """Compile a constraint in the tenant's turn, or return it from the cache.
 
         Raises `InvalidRequest` if it is invalid or takes too much time or memory, and `Overloaded`.
         """
         grammar = self._grammars.get(constraint)
         if grammar is None:
-            if problem := await TRIALS.problem(constraint):
+            if problem := await TRIALS.problem(constraint, tenant):
                 raise _refusal(problem)
             grammar = await asyncio.get_running_loop().run_in_executor(
                 self._compiler, self._compile, constraint

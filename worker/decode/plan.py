@@ -48,7 +48,7 @@ async def plan(job: GenerationJob, model: ServedModel) -> list[ChoicePlan]:
 
     Raises `InvalidRequest` and `ContextLengthExceeded`.
     """
-    vocabulary = await _vocabulary(job.sampling, model)
+    vocabulary = await _vocabulary(job, model)
     if sum(_size(prompt) for prompt in job.prompts) <= _INLINE_SIZE:
         return _plan(job, model, vocabulary)
     return await asyncio.to_thread(_plan, job, model, vocabulary)
@@ -104,14 +104,14 @@ def _plan(job: GenerationJob, model: ServedModel, vocabulary: Vocabulary) -> lis
     return plans
 
 
-async def _vocabulary(sampling: SamplingParams, model: ServedModel) -> Vocabulary:
-    tokenizer = model.tokenizer
+async def _vocabulary(job: GenerationJob, model: ServedModel) -> Vocabulary:
+    sampling, tokenizer = job.sampling, model.tokenizer
     _check_ids(sampling.logit_bias, "logit_bias", tokenizer)
     _check_ids(sampling.stop_token_ids, "stop_token_ids", tokenizer)
     _check_ids(sampling.allowed_token_ids or (), "allowed_token_ids", tokenizer)
     constraint, grammar = sampling.constraint, None
     if constraint is not None:
-        grammar = await model.constraints.compile(constraint)
+        grammar = await model.constraints.compile(constraint, job.tenant)
     return Vocabulary(_bad_words(sampling, tokenizer), _allowed(sampling, tokenizer), grammar)
 
 

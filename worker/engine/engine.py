@@ -2,6 +2,7 @@
 runs."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -33,6 +34,13 @@ from worker.engine.step_times import StepFacts, StepTimes
 
 Command: TypeAlias = Submit | CancelSequence | Promote
 Output: TypeAlias = StepOutput | PromptScored
+
+MAX_PREPARATION_S = 0.1
+"""Seconds that one step spends on constraints, before it leaves the others to the next step.
+
+The mask of a JSON schema takes well below a millisecond. Of one that takes 80 ms, a request with
+many choices would otherwise hold up everybody's tokens for seconds.
+"""
 
 _NO_SCORES = StepScores({}, ())
 
@@ -77,6 +85,8 @@ class Engine:
         self._failed: list[SequenceFailed] = []
         self._followers: dict[SequenceId, list[Sequence]] = {}
         """Sequences that wait for their leader to compute the shared prompt, by leader."""
+        self._unprepared: deque[Sequence] = deque()
+        """Sequences whose next draw has to be prepared, the one that has waited longest first."""
 
     @property
     def has_work(self) -> bool:
@@ -178,13 +188,11 @@ class Engine:
         self.check(submit)
         if submit.sequence_id in self._sequences:
             raise ValueError(f"sequence {submit.sequence_id} is already running")
-        try:
-            sequence = Sequence(submit, arrival=self._num_submitted)
-        except InvalidRequest as error:
-            self._failed.append(SequenceFailed(submit.sequence_id, error))
-            return
+        sequence = Sequence(submit, arrival=self._num_submitted)
         self._num_submitted += 1
         self._sequences[submit.sequence_id] = sequence
+        if not sequence.is_prepared:
+            self._unprepared.append(sequence)
         leader = self._sequences.get(submit.leader) if submit.leader is not None else None
         if leader is None or leader.has_prompt:
             self._scheduler.add(sequence)
@@ -192,11 +200,26 @@ class Engine:
             self._followers.setdefault(leader.submit.sequence_id, []).append(sequence)
 
     def _schedule(self) -> StepPlan:
+        self._prepare()
         plan = self._scheduler.schedule()
         for leader in [*self._followers]:
             if self._sequences[leader].has_prompt:
                 self._release(leader)
         return plan
+
+    def _prepare(self) -> None:
+        """Prepare the next draws, as many as a step has time for, but at least one."""
+        began_at = self._clock()
+        while self._unprepared:
+            sequence = self._unprepared.popleft()
+            if sequence.is_ended:
+                continue
+            try:
+                sequence.prepare()
+            except InvalidRequest as error:
+                self._fail(sequence, error)
+            if self._clock() - began_at > MAX_PREPARATION_S:
+                return
 
     def _release(self, leader: SequenceId) -> None:
         """Let the followers of ``leader`` join the next step, in which they find its prompt in the
@@ -260,6 +283,8 @@ class Engine:
             self._fail(sequence, error)
         if finish_reason is not None:
             self._end(sequence)
+        elif not sequence.is_prepared:
+            self._unprepared.append(sequence)
         return StepOutput(
             sequence.submit.sequence_id, token_id, finish_reason, sequence.num_cached or 0, score
         )

@@ -14,7 +14,6 @@ class LogitEditor:
     length."""
 
     def __init__(self, submit: Submit) -> None:
-        """Raises `InvalidRequest` if no token is allowed in the first draw."""
         self._submit = submit
         self._end_ids = (*submit.eos_ids, *submit.sampling.stop_token_ids)
         self._penalties = _Penalties(submit) if _has_penalties(submit.sampling) else None
@@ -25,7 +24,7 @@ class LogitEditor:
             or submit.constraint is not None
         )
         """Whether a draw depends on the previous token."""
-        self._next = self._edits(len(submit.output_ids))
+        self._next: LogitEdits | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -33,22 +32,30 @@ class LogitEditor:
         return self._submit.constraint is not None and self._submit.constraint.is_complete
 
     def take(self, token_id: int) -> None:
-        """Add the next token. Raises `InvalidRequest` if the constraint allows none after it."""
+        """Add the next token. Raises `InvalidRequest` if the constraint does not allow it."""
+        if self.needs_last_token:
+            self._next = None
         if self._penalties is not None:
             self._penalties.count(token_id)
         self._bad_words.take(token_id)
         if self._submit.constraint is not None:
             self._submit.constraint.advance(token_id)
 
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the edits of the next draw can be taken."""
+        return self._next is not None
+
     def prepare(self, position: int) -> None:
         """Prepare the edits for output token ``position``, once all tokens before it are known.
 
         Raises `InvalidRequest` if they leave no token to draw.
         """
-        if self.needs_last_token:
-            self._next = self._edits(position)
+        self._next = self._edits(position)
 
     def edits(self, position: int) -> LogitEdits:
+        """The edits for output token ``position``, for which the editor must be prepared."""
+        assert self._next is not None
         return self._next if self.needs_last_token else self._edits(position)
 
     def _edits(self, position: int) -> LogitEdits:
@@ -67,8 +74,7 @@ class LogitEditor:
 
 
 def editor(submit: Submit) -> LogitEditor | None:
-    """The editor of a sequence, or None if its logits need no processing. Raises as `LogitEditor`
-    does."""
+    """The editor of a sequence, or None if its logits need no processing."""
     sampling = submit.sampling
     has_edits = (
         _has_penalties(sampling)

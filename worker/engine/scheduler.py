@@ -239,10 +239,11 @@ class Scheduler:
         return [other for other in of_class if other.tenant == tenant][num_kept:]
 
     def _decode(self, plan: StepPlan) -> None:
-        """Schedule one token for each sequence in decode."""
+        """Schedule one token for each sequence in decode whose draw is prepared."""
         # Preemption shortens the list at its end, after the current sequence.
         for sequence in self._running:
-            if sequence.num_uncomputed == 1 and self._has_next_slot(sequence):
+            is_due = sequence.num_uncomputed == 1 and sequence.is_prepared
+            if is_due and self._has_next_slot(sequence):
                 plan.add_decode(sequence)
 
     def _prefill(self, plan: StepPlan) -> None:

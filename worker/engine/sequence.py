@@ -17,7 +17,6 @@ class Sequence:
     """
 
     def __init__(self, submit: Submit, arrival: int) -> None:
-        """Raises `InvalidRequest` if no token is allowed in its first draw."""
         self.submit = submit
         self.tenant = submit.tenant
         self.is_batch = submit.job_class == "batch"
@@ -67,6 +66,11 @@ class Sequence:
         if not self.submit.scores_prompt:
             return 0
         return len(self.submit.prompt_ids) - 1 - self.num_scored
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether its next token can be drawn: what edits its logits is known."""
+        return self._editor is None or self._editor.is_prepared
 
     @property
     def has_prompt(self) -> bool:
@@ -125,6 +129,14 @@ class Sequence:
             self._row = row
         return share
 
+    def prepare(self) -> None:
+        """Prepare the next draw, which may take as long as the mask of a constraint.
+
+        Raises `InvalidRequest` if no token can be drawn.
+        """
+        if self._editor is not None:
+            self._editor.prepare(len(self.token_ids) - len(self.submit.prompt_ids))
+
     def restart(self) -> None:
         """Discard computed and pending tokens; steps in flight do not count."""
         self.num_computed = self.num_pending = self.num_published = 0
@@ -141,20 +153,17 @@ class Sequence:
     def append(self, token_id: int) -> FinishReason | None:
         """Append the oldest pending token; returns the finish reason, if it is the last.
 
-        Raises `InvalidRequest` if no token can be drawn after it.
+        Raises `InvalidRequest` if its constraint does not allow it.
         """
         self.num_pending -= 1
         self.token_ids.append(token_id)
         if token_id in self._end_ids:
             return "stop"
-        is_last = len(self.token_ids) == self.max_len
         if self._editor is not None:
             self._editor.take(token_id)
             if self._editor.is_complete:
                 return "stop"
-            if not is_last:
-                self._editor.prepare(len(self.token_ids) - len(self.submit.prompt_ids))
-        return "length" if is_last else None
+        return "length" if len(self.token_ids) == self.max_len else None
 
     def _take_scored(self, end: int) -> list[int]:
         """The prompt tokens that are scored by computing the tokens before ``end``."""

@@ -41,8 +41,9 @@ class StepPlan:
         self._add(sequence, 1)
 
     def add_prompt(self, sequence: Sequence, max_tokens: int) -> int:
-        """Add up to ``max_tokens`` of the sequence; returns how many were added."""
-        num_tokens = min(sequence.num_uncomputed, max_tokens)
+        """Add up to ``max_tokens`` of the sequence; returns how many were added. The last one is
+        left to a later step if its draw is not prepared."""
+        num_tokens = min(sequence.num_uncomputed - (not sequence.is_prepared), max_tokens)
         if sequence.num_unscored:
             num_tokens = min(num_tokens, self.num_scores_left)
         self.is_cut = self.is_cut or num_tokens < sequence.num_uncomputed

@@ -69,6 +69,23 @@ async def test_a_bomb_is_refused_beside_the_event_loop(
     assert took_s < 10.0
 
 
+async def test_a_tenants_bombs_do_not_hold_up_the_jobs_of_another(tokenizer: Tokenizer) -> None:
+    constraints = Constraints(tokenizer)
+    sources = [json.dumps({"type": "integer", "multipleOf": n}) for n in (999_961, 999_959)]
+    bombs = [
+        asyncio.create_task(constraints.compile(Constraint(kind="json_schema", source=one), "a"))
+        for one in sources
+    ]
+    await asyncio.sleep(0)  # the first has its turn
+
+    await constraints.compile(Constraint(kind="regex", source="[ab]+"), "b")
+
+    assert not bombs[1].done()
+    for bomb in bombs:
+        with pytest.raises(InvalidRequest):
+            await bomb
+
+
 async def test_a_constraint_that_names_unknown_tokens_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidRequest, match="unknown special token"):
         await Constraints(tokenizer).compile(Constraint(kind="lark", source="start: <|nobody|>"))

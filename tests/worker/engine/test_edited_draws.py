@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tests.support.engine import (
     mask_of,
     new_submit,
 )
+from worker.engine.engine import MAX_PREPARATION_S
 from worker.engine.interface import Submit
 
 EVEN = mask_of(range(0, VOCAB_SIZE, 2))
@@ -50,13 +52,18 @@ def submits(draw: st.DrawFn, name: str) -> Submit:
     )
 
 
-@given(batch=st.tuples(*(submits(name) for name in "abcd")), num_blocks=st.integers(12, 40))
-@settings(max_examples=60, deadline=None)
+@given(
+    batch=st.tuples(*(submits(name) for name in "abcd")),
+    num_blocks=st.integers(12, 40),
+    preparation_s=st.sampled_from([0.0, MAX_PREPARATION_S / 2, 2 * MAX_PREPARATION_S]),
+)
+@settings(max_examples=80, deadline=None)
 def test_each_draw_is_edited_as_its_sequence_alone_asks(
-    batch: tuple[Submit, ...], num_blocks: int
+    batch: tuple[Submit, ...], num_blocks: int, preparation_s: float
 ) -> None:
-    """Even if blocks run out and sequences are preempted."""
-    engine = SmallEngine(num_blocks=num_blocks, max_num_batched_tokens=9)
+    """Even if blocks run out and sequences are preempted, or if a step has no time for all."""
+    clock = count(step=preparation_s)
+    engine = SmallEngine(num_blocks=num_blocks, max_num_batched_tokens=9, clock=lambda: next(clock))
 
     streams = by_sequence(engine.run(*batch))
 
@@ -102,6 +109,36 @@ def test_a_constraint_decides_every_token_and_the_end() -> None:
     stream = by_sequence(outputs)[submit.sequence_id]
     assert [output.token_id % 2 for output in stream] == [0, 1, 0, 1, 0, 1, 0, 1, 0]
     assert stream[-1].finish_reason == "stop"
+
+
+class Slow(Alternating):
+    """Takes most of the time that a step has for constraints."""
+
+    def __init__(self, clock: list[float]) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def mask(self) -> bytes:
+        self._clock[0] += 0.8 * MAX_PREPARATION_S
+        return super().mask()
+
+
+def test_slow_constraints_take_turns_and_hold_up_nobody() -> None:
+    now = [0.0]
+    engine = SmallEngine(clock=lambda: now[0])
+    slow = [new_submit(f"{k}", constraint=Slow(now), seed=k) for k in range(7)]
+    other = new_submit("other", max_tokens=20)
+    outputs, durations = engine.step([other, *slow]), []
+
+    while engine.has_work:
+        began_at = now[0]
+        outputs += engine.step()
+        durations.append(now[0] - began_at)
+
+    streams = by_sequence(outputs)
+    assert max(durations) < 2 * MAX_PREPARATION_S
+    assert streams[other.sequence_id] == expected_outputs(other)
+    assert {len(streams[one.sequence_id]) for one in slow} == {6}
 
 
 def test_a_neighbour_without_edits_yields_what_it_yields_alone() -> None:
