@@ -17,8 +17,8 @@ from typing import TypeAlias
 
 from cli.batch.announcements import announcement
 from cli.batch.answers import output_line
+from cli.batch.input_file import BatchFile, model_of
 from cli.batch.journal import Journal
-from cli.batch.lines import BatchFile, model_of
 from cli.batch.progress import BatchProgress, BatchSummary, Pace
 from cli.batch.replies import Replies
 from shared import topology

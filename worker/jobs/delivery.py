@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 
-from shared import incidents, topology
+from shared import topology
 from shared.bus.base import Binding, Bus, Delivery, Message
 from shared.bus.subscribe import Subscription
 from shared.errors import (
@@ -19,6 +19,7 @@ from shared.errors import (
     Unroutable,
 )
 from shared.messages import ReplyEvent, encode
+from shared.telemetry import incidents
 
 _GIVE_BACK_PAUSE_S = 0.5
 """Seconds. A job that is given back each time exhausts its returns within 10 s, without noticeable

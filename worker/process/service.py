@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 
-from shared import incidents, topology
+from shared import topology
 from shared.bus.base import MAX_PREFETCH, Bus, Message
 from shared.bus.subscribe import receive
 from shared.errors import AccessRefused, BusError, BusUnavailable, QueueDown
@@ -26,9 +26,10 @@ from shared.messages import (
     decode_command,
     encode,
 )
-from shared.metrics import VERSION
 from shared.publishers import Publishers
 from shared.settings import WorkerSettings
+from shared.telemetry import incidents
+from shared.telemetry.metrics import VERSION
 from shared.topology import Lane
 from worker.decode import served_model
 from worker.decode.bridge import Generations

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cli.batch import replies as replies_module
+from cli.batch.input_file import BatchFile
 from cli.batch.journal import Journal
-from cli.batch.lines import BatchFile
 from cli.batch.pipeline import BatchRun, run_batch
 from cli.batch.replies import REPLIES_EXPIRE_S, Replies
 from shared import topology

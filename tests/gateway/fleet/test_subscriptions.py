@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.wiring import listening
-from shared import incidents, topology
+from shared import topology
 from shared.bus.base import Binding, Exchange, Message, Queue
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import AccessRefused, UndecodableMessage, Unroutable
+from shared.telemetry import incidents
 
 ANNOUNCEMENT, COMMAND = Message(b"announcement"), Message(b"command")
 

@@ -13,7 +13,6 @@ import aiormq
 import pytest
 from pamqp.commands import Basic
 
-from shared import incidents
 from shared.bus.base import Binding, Bus, Consumer, Exchange, Message, Queue, QueueState
 from shared.bus.rabbit import RabbitBus
 from shared.errors import (
@@ -23,7 +22,8 @@ from shared.errors import (
     QueueNotFound,
     Unroutable,
 )
-from shared.incidents import Kind, num_reported
+from shared.telemetry import incidents
+from shared.telemetry.incidents import Kind, num_reported
 from tests.shared.bus.deliveries import QUIET_S, numbered, take_bodies
 from tests.shared.bus.wires import DIRECT
 from tests.support.amqp_faults import ANSWER, FAULTS, Fault, is_ack, late

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from shared import incidents
 from shared.bus.base import Bus, Delivery, Message, Queue, QueueState
 from shared.bus.memory import MemoryBus
 from shared.bus.subscribe import Attached, Lost, Subscription, receive
@@ -17,6 +16,7 @@ from shared.errors import (
     QueueNotFound,
     UndecodableMessage,
 )
+from shared.telemetry import incidents
 from tests.shared.bus.deliveries import PATIENCE_S, QUIET_S, eventually, numbered, publish
 from tests.shared.bus.wires import QueueMaker, Wires
 

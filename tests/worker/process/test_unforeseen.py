@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from shared import incidents, topology
+from shared import topology
 from shared.bus.base import Binding, Bus, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import (
@@ -28,6 +28,7 @@ from shared.messages import (
     decode_event,
     encode,
 )
+from shared.telemetry import incidents
 from shared.topology import Lane
 from tests.support.faults import (
     Strike,
