@@ -1,7 +1,6 @@
 """What a gateway hears of workers and of other gateways, on a bus that comes and goes."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -38,17 +37,6 @@ async def publish(bus: MemoryBus, binding: Binding, message: Message) -> None:
             return await bus.publish(binding, message)
         except Unroutable:
             await asyncio.sleep(0.01)
-
-
-@pytest.fixture
-async def broker() -> MemoryBroker:
-    return MemoryBroker()
-
-
-@pytest.fixture
-async def bus(broker: MemoryBroker) -> AsyncIterator[MemoryBus]:
-    async with MemoryBus(broker) as bus:
-        yield bus
 
 
 async def test_announcements_and_commands_are_heard_across_lost_connections(

@@ -45,7 +45,7 @@ from tests.support.workers import echo_worker
 from worker.jobs import consumer, delivery
 from worker.jobs.consumer import HeldJobs
 from worker.jobs.run import MAX_RETURNS
-from worker.process import service
+from worker.process import supervision
 
 NUM_AWAITS = 36
 """More awaits than any job here has: the last victims are spared."""
@@ -354,8 +354,8 @@ async def test_an_error_at_any_await_of_a_background_task_leaves_it_running(
     at: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All tasks of the worker are struck at once while it serves."""
-    monkeypatch.setattr(service, "_READER_CHECK_INTERVAL_S", 0.01)
-    monkeypatch.setattr(service, "_PROMOTION_INTERVAL_S", 0.01)
+    monkeypatch.setattr(supervision, "_READER_CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(supervision, "_PROMOTION_INTERVAL_S", 0.01)
     strikes: list[Strike] = []
 
     def victim(coroutine: Coroutine[Any, Any, Any]) -> Strike | None:
