@@ -178,7 +178,6 @@ class BatchRun:
             return
         job = self._file.job(position, created_at=time.time())
         self._journal.append(output_line(self._file.line(position), job, answer))
-        self._pace.num_answers += 1
         self._pace.num_tokens += _num_tokens(answer)
         self._pauses.pop(position, None)
         if position in self._in_flight:
