@@ -12,10 +12,11 @@ from typing import Annotated
 
 import typer
 
-from shared import settings, telemetry
+from shared import settings
 from shared.bus.base import Bus
 from shared.bus.rabbit import RabbitBus
 from shared.settings import WorkerSettings
+from shared.telemetry import setup
 from worker.checkpoints import store
 from worker.decode.served_model import ServedModel
 from worker.engine.engine import Engine
@@ -83,7 +84,7 @@ def main(
     worker = settings.load(
         WorkerSettings, broker=broker, health_port=health_port, drain_grace_s=drain_grace_s
     )
-    telemetry.configure(worker, "warren-echo-worker")
+    setup.configure(worker, "warren-echo-worker")
     asyncio.run(_run(RabbitBus(broker), worker, echo_model(worker, step_ms / 1e3)))
 
 

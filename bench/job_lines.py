@@ -2,9 +2,9 @@
 
 import time
 
-from shared import job_lines, telemetry
 from shared.messages import GenerationJob, TextPrompt
 from shared.settings import WorkerSettings
+from shared.telemetry import job_lines, setup
 
 _NUM_LINES = 500
 _NUM_ROUNDS = 20
@@ -34,7 +34,7 @@ def _seconds() -> float:
 
 
 def main() -> None:
-    telemetry.configure(WorkerSettings(log_format="json"), "bench")
+    setup.configure(WorkerSettings(log_format="json"), "bench")
     for level in ("info", "off"):
         job_lines.set_level(level)
         best_s = min(_seconds() for _ in range(_NUM_ROUNDS))

@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from cli import batches, dead, keys
 from cli.batch.command import batch
-from cli.chat import chat
-from cli.doctor import doctor
+from cli.chat.command import chat
+from cli.doctor.command import doctor
+from cli.manage import batches, dead, keys
+from cli.manage.status import status, top
 from cli.options import EPILOG
 from cli.serve import gateway, pull, serve, worker
-from cli.status import status, top
 from cli.terminal import notices, output
 from shared.errors import StartupError, WarrenError
 

@@ -1,11 +1,11 @@
-"""Settings as command-line options, and as the table in README.md.
+"""Options that several commands share, and settings as options.
 
-``python -m cli.options`` prints the table.
+``python -m cli.options`` prints all settings as a table.
 """
 
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
@@ -16,6 +16,13 @@ EPILOG = (
     "Every setting is also an environment variable: --max-num-seqs is WARREN_MAX_NUM_SEQS. "
     "The command line takes precedence."
 )
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+GatewayUrl: TypeAlias = Annotated[str, typer.Option(help="Base URL of a gateway.")]
+ApiKey: TypeAlias = Annotated[
+    str | None,
+    typer.Option(envvar="OPENAI_API_KEY", help="API key, if the server requires one."),
+]
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
 

@@ -38,9 +38,9 @@ def broker_of(common: CommonSettings) -> "Bus":
 
 
 def configure(common: CommonSettings, service: str) -> None:
-    from shared import telemetry
+    from shared.telemetry import setup
 
-    telemetry.configure(common, service)
+    setup.configure(common, service)
 
 
 @contextmanager

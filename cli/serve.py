@@ -177,7 +177,7 @@ def _pull(model: str) -> Path:
 
 
 def _show_answer(url: str, model: str, question: str) -> None:
-    from cli.conversation import Conversation, ModelServer, show_answer
+    from cli.chat.conversation import Conversation, ModelServer, show_answer
 
     output.print(f"[bold cyan]you[/]  {escape(question)}")
     output.print(f"[bold green]{model}[/]  ", end="")

@@ -36,10 +36,10 @@ from gateway.middleware import (
     RequestIds,
 )
 from gateway.wiring import Gateway, listening
-from shared import incidents
 from shared.bus.base import Bus
 from shared.errors import Unavailable
 from shared.settings import GatewaySettings
+from shared.telemetry import incidents
 
 logger = logging.getLogger(__name__)
 

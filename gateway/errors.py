@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from gateway.metrics import Metrics
-from shared import errors, job_lines
+from shared import errors
 from shared.errors import (
     BusError,
     ContextLengthExceeded,
@@ -28,6 +28,7 @@ from shared.errors import (
     RateLimited,
     WarrenError,
 )
+from shared.telemetry import job_lines
 
 logger = logging.getLogger(__name__)
 

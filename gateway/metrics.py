@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from opentelemetry import metrics as otel
 from prometheus_client import Counter, Gauge, Histogram, generate_latest
 
-from shared.metrics import (
+from shared.telemetry.metrics import (
     CONTENT_TYPE,
     FIRST_TOKEN_S,
     PROCESS,

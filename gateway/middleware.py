@@ -26,10 +26,10 @@ from gateway.intake.api_keys import Keys
 from gateway.intake.key_file import ApiKey
 from gateway.intake.limits import Limits
 from gateway.metrics import Metrics
-from shared import audit, incidents
-from shared.audit import Refusals
 from shared.errors import InternalError, InvalidApiKey, PermissionDenied
 from shared.settings import GatewaySettings
+from shared.telemetry import audit, incidents
+from shared.telemetry.audit import Refusals
 
 logger = logging.getLogger(__name__)
 

@@ -24,13 +24,14 @@ from gateway.log.reply_queues import ReplyQueues
 from gateway.metrics import Metrics
 from gateway.store.batches import BATCH_PREFIX
 from gateway.store.state import Store
-from shared import incidents, topology
-from shared.audit import Refusals
+from shared import topology
 from shared.bus.base import Bus, Message
 from shared.bus.subscribe import receive
 from shared.messages import Release, Withheld, decode_announcement, decode_command, decode_usage
 from shared.publishers import Publishers
 from shared.settings import GatewaySettings
+from shared.telemetry import incidents
+from shared.telemetry.audit import Refusals
 
 logger = logging.getLogger(__name__)
 

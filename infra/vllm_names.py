@@ -7,7 +7,7 @@ process exports them. Dashboards for vLLM work with them.
 from collections.abc import Iterator
 from pathlib import Path
 
-from shared.metrics import Description
+from shared.telemetry.metrics import Description
 from worker.engine.interface import EngineLoad
 from worker.engine.step_times import StepTimes
 from worker.jobs.metrics import JobMetrics

@@ -36,11 +36,9 @@ class DeadLetter:
     @property
     def request_id(self) -> str:
         """The job's request id, or the message id if there is none."""
-        return (
-            self.job.request_id
-            if self.job
-            else self.message.correlation_id or (self.message.message_id)
-        )
+        if self.job is not None:
+            return self.job.request_id
+        return self.message.correlation_id or self.message.message_id
 
     @property
     def reason(self) -> str:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from cli.batch.lines import BatchLine
+from cli.batch.input_file import BatchLine
 from gateway.api.render import whole_answer
 from gateway.api.render.gathering import gathered
 from gateway.api.rendering import rendering_of

@@ -72,7 +72,7 @@ def _batch_over_http(
 ) -> "BatchSummary":
     with needs("gateway"):
         from cli.batch.over_http import run_over_http
-        from cli.conversation import connect
+        from cli.gateway_client import connect
 
     with counted(requests.name) as show, connect(url, api_key) as client:
         return run_over_http(

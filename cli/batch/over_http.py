@@ -11,7 +11,8 @@ import httpx
 import msgspec
 
 from cli.batch.progress import BatchProgress, BatchSummary
-from shared.errors import InvalidRequest, Unavailable, from_code
+from cli.gateway_client import asked
+from shared.errors import InvalidRequest, Unavailable
 
 _POLL_S = 0.5
 _ENDED = ("completed", "failed", "expired", "cancelled")
@@ -61,23 +62,6 @@ def run_over_http(
         num_tokens=0,
         elapsed_s=time.monotonic() - began_at,
     )
-
-
-def asked(client: httpx.Client, method: str, path: str, **more: Any) -> httpx.Response:
-    """The gateway's response. Raises its error, and `Unavailable`."""
-    try:
-        response = client.request(method, path, **more)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise Unavailable(f"no gateway answers at {client.base_url}: {error}") from error
-    if response.is_success:
-        return response
-    try:
-        problem = response.json()["error"]
-    except (ValueError, KeyError, TypeError):
-        raise Unavailable(f"HTTP {response.status_code} from {client.base_url}") from None
-    if response.status_code >= 500:
-        raise Unavailable(problem["message"])
-    raise from_code(problem["code"] or "", problem["message"], problem["param"])
 
 
 def _order(requests: Path, client: httpx.Client, window: str) -> str:

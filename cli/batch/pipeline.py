@@ -17,8 +17,8 @@ from typing import TypeAlias
 
 from cli.batch.announcements import announcement
 from cli.batch.answers import output_line
+from cli.batch.input_file import BatchFile, model_of
 from cli.batch.journal import Journal
-from cli.batch.lines import BatchFile, model_of
 from cli.batch.progress import BatchProgress, BatchSummary, Pace
 from cli.batch.replies import Replies
 from shared import topology
@@ -178,7 +178,6 @@ class BatchRun:
             return
         job = self._file.job(position, created_at=time.time())
         self._journal.append(output_line(self._file.line(position), job, answer))
-        self._pace.num_answers += 1
         self._pace.num_tokens += _num_tokens(answer)
         self._pauses.pop(position, None)
         if position in self._in_flight:

@@ -28,7 +28,6 @@ class BatchSummary:
 class Pace:
     """Measures the throughput of this run."""
 
-    num_answers: int = 0
     num_tokens: int = 0
     started_at: float = field(default_factory=time.monotonic)
 

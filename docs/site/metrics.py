@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 from gateway.app import create_app
 from infra.vllm_names import worker_descriptions
-from shared import metrics
 from shared.bus.memory import MemoryBus
-from shared.metrics import Description
 from shared.settings import GatewaySettings
+from shared.telemetry import metrics
+from shared.telemetry.metrics import Description
 
 _HEAD = ["| Metric | Type | Labels | Meaning |", "|---|---|---|---|"]
 

@@ -12,9 +12,9 @@ from gateway.intake.tenant_usage import UsageOfTenant
 from gateway.log.cursor import Item
 from gateway.log.relay import LogRelay
 from gateway.metrics import Metrics
-from shared import job_lines
 from shared.errors import WarrenError
 from shared.messages import Finished, GenerationJob, Started, TokenDelta
+from shared.telemetry import job_lines
 
 _TOKENS = (TokenDelta, Finished)
 CLIENT_GONE = 499

@@ -15,10 +15,10 @@ from gateway.api.rendering import Rendering, decode_rendering
 from gateway.log.cursor import Item, LogEvent, LogFacts, Restarted
 from gateway.log.framing import Framer, StreamEncoder
 from gateway.log.relay import LogRelay
-from shared import incidents
 from shared.errors import InternalError, Unavailable, WarrenError
 from shared.messages import Failed, Started
 from shared.settings import GatewaySettings
+from shared.telemetry import incidents
 
 _IS_NOTICED_WITHIN_TURNS = 8
 """Turns of the event loop within which a server that has read a request also reads the client's

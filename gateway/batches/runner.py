@@ -16,8 +16,8 @@ from gateway.intake.body import BYTES_OF_VALUE, count_values
 from gateway.store.batches import BatchRecord, Ending, LeaseLost, LineAnswer
 from gateway.store.state import StoredState
 from gateway.wiring import Gateway
-from shared import incidents
 from shared.errors import Unavailable
+from shared.telemetry import incidents
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from gateway.intake.signer import hash_body
 from gateway.log.cursor import Departure
 from gateway.store.batches import BatchRecord
 from gateway.wiring import Gateway
-from shared import incidents
 from shared.errors import (
     BusError,
     Cancelled,
@@ -32,6 +31,7 @@ from shared.errors import (
     Unavailable,
     WarrenError,
 )
+from shared.telemetry import incidents
 
 logger = logging.getLogger(__name__)
 

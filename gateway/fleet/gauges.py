@@ -8,8 +8,8 @@ from collections.abc import Callable
 from gateway.fleet.live_workers import LiveWorkers
 from gateway.fleet.queue_watch import QueueReading, QueueWatch
 from shared.bus.base import Bus
-from shared.metrics import Catalog, Samples
 from shared.settings import GatewaySettings
+from shared.telemetry.metrics import Catalog, Samples
 
 _BY_MODEL = ("model",)
 _BY_CLASS = ("model", "class")

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from shared import incidents, topology
+from shared import topology
 from shared.bus.base import Bus, Message
 from shared.errors import (
     BusError,
@@ -25,6 +25,7 @@ from shared.errors import (
     Unroutable,
 )
 from shared.messages import Announcement, GenerationJob, JobClass, QuickJob, encode
+from shared.telemetry import incidents
 
 _LOOK_INTERVAL_S = 0.1
 _STALE_AFTER_S = 1.0

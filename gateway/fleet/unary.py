@@ -9,7 +9,7 @@ import uuid
 from typing import TypeVar
 
 from gateway.fleet.live_workers import publish_job
-from shared import incidents, topology
+from shared import topology
 from shared.bus.base import Bus, Delivery, Message
 from shared.bus.subscribe import Attached, Lost, Subscription
 from shared.errors import (
@@ -29,6 +29,7 @@ from shared.messages import (
     decode_event,
     seconds_left,
 )
+from shared.telemetry import incidents
 
 _Answer = TypeVar("_Answer", Tokenized, Detokenized, Embedded)
 

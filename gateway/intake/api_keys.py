@@ -11,9 +11,9 @@ from typing import Any
 from starlette.requests import Request
 
 from gateway.intake.key_file import SCOPES, ApiKey, KeyFile, Scope, digest, id_of
-from shared import audit
 from shared.errors import InvalidApiKey, StartupError
 from shared.settings import GatewaySettings
+from shared.telemetry import audit
 
 logger = logging.getLogger(__name__)
 

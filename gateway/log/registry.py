@@ -26,7 +26,7 @@ from gateway.log.reading import EXPIRED
 from gateway.log.relay import LogRelay
 from gateway.log.reply_queues import ReplyLog, ReplyQueues
 from gateway.log.stalls import LOOK_INTERVAL_S, StallWatch
-from shared import incidents, topology
+from shared import topology
 from shared.bus.base import Bus, Message
 from shared.errors import (
     BusError,
@@ -41,6 +41,7 @@ from shared.errors import (
 )
 from shared.messages import Accepted, GenerationJob, JobClass, Release, Withheld, encode
 from shared.settings import GatewaySettings
+from shared.telemetry import incidents
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,6 @@ from gateway.log.cursor import (
 )
 from gateway.log.reading import EXPIRED, LogReading, RelayBuffer
 from gateway.log.reply_queues import ReplyLog
-from shared import incidents
 from shared.bus.base import Bus
 from shared.errors import (
     Cancelled,
@@ -33,6 +32,7 @@ from shared.errors import (
     WarrenError,
 )
 from shared.messages import Accepted, GenerationJob, JobClass, Release
+from shared.telemetry import incidents
 
 logger = logging.getLogger(__name__)
 

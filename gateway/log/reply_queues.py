@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import replace
 
-from shared import incidents, topology
+from shared import topology
 from shared.bus.base import Bus, Consumer, Queue
 from shared.errors import BusError, BusUnavailable, QueueDown, QueueNotFound
+from shared.telemetry import incidents
 
 _NUM_SPARE = 8
 _REFILL_PAUSE_S = 0.1

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
-from shared import incidents, metrics
+from shared.telemetry import incidents, metrics
 
 logger = logging.getLogger(__name__)
 

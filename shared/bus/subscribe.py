@@ -7,9 +7,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Self
 
-from shared import incidents
 from shared.bus.base import Bus, Consumer, Delivery, Exchange, Message, Queue
 from shared.errors import BusUnavailable, QueueBusy, QueueNotFound, UndecodableMessage
+from shared.telemetry import incidents
 
 logger = logging.getLogger(__name__)
 

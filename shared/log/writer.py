@@ -182,7 +182,7 @@ class Attempt:
 
         ``is_settled``: every live process has reconnected to the broker; see `shared.bus.base.Bus`.
         """
-        if not self._is_told(command):
+        if not self._is_recipient(command):
             return None
         if isinstance(command, Cancel):
             return Verdict.GIVE_BACK if command.is_replaced else Verdict.STOP
@@ -210,19 +210,19 @@ class Attempt:
         Returns None if the log does not contain this attempt's `Started` yet.
         """
         reader = LogReader(self._request_id, self._num_choices, is_renewed=is_renewed)
-        told: Cancel | Continue | None = None
+        command: Cancel | Continue | None = None
         is_readable = True
         for event in log:
             is_readable = is_readable and event is not None
             for action in () if event is None else reader.read(event):
-                if isinstance(action, Send) and self._is_told(action.command):
-                    told = action.command
+                if isinstance(action, Send) and self._is_recipient(action.command):
+                    command = action.command
         if reader.is_ended:
             return Verdict.STOP
-        verdict = None if told is None else self.obey(told, is_settled=is_settled)
+        verdict = None if command is None else self.obey(command, is_settled=is_settled)
         return verdict if is_readable or self.log is None else Verdict.FAIL
 
-    def _is_told(self, command: Command) -> TypeGuard[Cancel | Continue]:
+    def _is_recipient(self, command: Command) -> TypeGuard[Cancel | Continue]:
         if isinstance(command, Continue) and command.num_moves != self.num_moves:
             return False
         return isinstance(command, Cancel | Continue) and command.ticket in (None, self.ticket)

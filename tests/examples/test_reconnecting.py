@@ -33,9 +33,8 @@ async def breaking_network(is_cut: asyncio.Event) -> AsyncIterator[TcpProxy]:
     broker = MemoryBroker()
     async with (
         MemoryBus(broker) as worker_bus,
-        MemoryBus(broker) as bus,
         ScriptedWorker(worker_bus, in_two_halves),
-        live_gateway(bus) as gateway,
+        live_gateway(broker) as gateway,
         TcpProxy(gateway.url) as network,
     ):
         await hears_a_worker(gateway)

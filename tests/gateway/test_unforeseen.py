@@ -9,8 +9,8 @@ import pytest
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from shared import incidents
 from shared.bus.memory import MemoryBroker
+from shared.telemetry import incidents
 from tests.support.faults import (
     Strike,
     SuspendingBus,

@@ -14,8 +14,9 @@ from gateway.app import create_app
 from gateway.server import Server, listen, opened, url_of
 from shared import settings
 from shared.bus.base import Bus
-from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.bus.memory import MemoryBroker
 from shared.settings import GatewaySettings
+from tests.support.connections import connected
 from tests.support.metrics import total
 from tests.support.processes import NO_TLS
 
@@ -44,10 +45,11 @@ class LiveGateway:
 
 
 @asynccontextmanager
-async def live_gateway(bus: Bus, **options: Any) -> AsyncIterator[LiveGateway]:
+async def live_gateway(place: Bus | MemoryBroker, **options: Any) -> AsyncIterator[LiveGateway]:
+    """A gateway at a bus, or at a broker with a connection of its own."""
     chosen = settings.load(GatewaySettings, **{**FAST, **options})
     with listen(chosen) as listener:
-        async with opened(create_app(chosen, bus), chosen) as server:
+        async with connected(place) as bus, opened(create_app(chosen, bus), chosen) as server:
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             try:
                 # The clients close first, because a server that stops waits for open connections.
@@ -64,12 +66,7 @@ async def two_gateways(
 ) -> AsyncIterator[tuple[LiveGateway, LiveGateway]]:
     """Two gateways of one deployment, with a grace period for clients that disconnect."""
     options = {"secret": SECRET, "disconnect_grace_s": 5, **options}
-    async with (
-        MemoryBus(broker) as one,
-        MemoryBus(broker) as other,
-        live_gateway(one, **options) as first,
-        live_gateway(other, **options) as second,
-    ):
+    async with live_gateway(broker, **options) as first, live_gateway(broker, **options) as second:
         yield first, second
 
 

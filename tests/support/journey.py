@@ -27,8 +27,8 @@ from types import CodeType, FrameType
 from typing import Literal, TypeAlias
 
 from bench.echo_worker import MODEL
-from shared import incidents
 from shared.bus.rabbit import RabbitBus
+from shared.telemetry import incidents
 from tests.support.broker import running_node
 from tests.support.http import hears_a_worker, live_gateway, text_of
 from tests.support.workers import echo_worker

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shared import job_lines
+from shared.telemetry import job_lines
 
 
 def job_records(caplog: pytest.LogCaptureFixture, *steps: str) -> list[dict[str, Any]]:

@@ -37,6 +37,14 @@ def _is_delivery(conversation: Conversation, frame: Frame) -> bool:
     return frame.name == Basic.Deliver.name
 
 
+CONNECTION_ENDS = (
+    "320 closes connection",
+    "connection cut inside of a frame",
+    "connection reset inside of a frame",
+    "frame with a wrong end",
+    "frame of an unknown kind",
+    "unknown method",
+)
 SURVIVED: Mapping[str, tuple[Fault, float]] = {
     "return": (replace(RETURN, fits=_is_ack_of_command), 10),
     "nack": (replace(NACK, fits=_is_ack_of_command), 10),
@@ -48,17 +56,7 @@ SURVIVED: Mapping[str, tuple[Fault, float]] = {
     "406 closes channel": (replace(FAULTS["406 closes channel"], fits=_is_delivery), 1),
     "541 closes channel": (INTERNAL_ERROR, 1),
     "consumer cancelled": (CANCEL, 1),
-    **{
-        name: (FAULTS[name], 0.05)
-        for name in (
-            "320 closes connection",
-            "connection cut inside of a frame",
-            "connection reset inside of a frame",
-            "frame with a wrong end",
-            "frame of an unknown kind",
-            "unknown method",
-        )
-    },
+    **{name: (FAULTS[name], 0.05) for name in CONNECTION_ENDS},
     "frame on an unknown channel": (FAULTS["frame on an unknown channel"], 1),
     "return of an unknown message": (FAULTS["return of an unknown message"], 1),
 }

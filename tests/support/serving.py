@@ -25,9 +25,8 @@ def served(**options: Any) -> Iterator[str]:
         broker = MemoryBroker()
         async with (
             MemoryBus(broker) as worker_bus,
-            MemoryBus(broker) as bus,
             ScriptedWorker(worker_bus),
-            live_gateway(bus, data_dir=data_dir, **options) as gateway,
+            live_gateway(broker, data_dir=data_dir, **options) as gateway,
         ):
             urls.append(gateway.url)
             is_ready.set()

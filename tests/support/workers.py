@@ -8,41 +8,48 @@ from typing import Any
 from bench.echo_worker import echo_model
 from shared import settings
 from shared.bus.base import Bus
+from shared.bus.memory import MemoryBroker
 from shared.settings import WorkerSettings
+from tests.support.connections import connected
 from worker.process.service import run_worker
 
 
 @asynccontextmanager
 async def echo_worker(
-    bus: Bus,
+    place: Bus | MemoryBroker,
     *,
     step_s: float = 0.0,
     num_blocks: int = 8192,
     on_stall: Callable[[], object] = lambda: None,
     **options: Any,
 ) -> AsyncIterator[asyncio.Event]:
-    """Run a worker of the model ``echo``; yields the event that makes it drain.
+    """Run a worker of the model ``echo``, at a broker with a connection of its own; yields the
+    event that makes it drain.
 
     ``on_stall`` replaces the end of the process, which is the test's own.
     """
     stop = asyncio.Event()
-    task = await _start(bus, stop, step_s, num_blocks, on_stall, options)
-    try:
-        yield stop
-    finally:
-        stop.set()
-        await task
+    async with connected(place) as bus:
+        task = await _start(bus, stop, step_s, num_blocks, on_stall, options)
+        try:
+            yield stop
+        finally:
+            stop.set()
+            await task
 
 
 @asynccontextmanager
-async def doomed_worker(bus: Bus, *, step_s: float = 0.0, **options: Any) -> AsyncIterator[None]:
+async def doomed_worker(
+    place: Bus | MemoryBroker, *, step_s: float = 0.0, **options: Any
+) -> AsyncIterator[None]:
     """Run a worker that dies without cleaning up when the ``async with`` ends."""
-    task = await _start(bus, asyncio.Event(), step_s, 8192, lambda: None, options)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
+    async with connected(place) as bus:
+        task = await _start(bus, asyncio.Event(), step_s, 8192, lambda: None, options)
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
 
 
 async def _start(

@@ -399,11 +399,9 @@ async def grown_bytes(num_bodies: int, num_requests: int, seed: int) -> int:
 
     broker = MemoryBroker()
     async with (
-        MemoryBus(broker) as worker_bus,
-        MemoryBus(broker) as gateway_bus,
         MemoryBus(broker) as bus,
-        echo_worker(worker_bus, step_s=0.001, max_seq_len=256, job_timeout_s=10, on_stall=never),
-        live_gateway(gateway_bus, request_timeout_s=30) as gateway,
+        echo_worker(broker, step_s=0.001, max_seq_len=256, job_timeout_s=10, on_stall=never),
+        live_gateway(broker, request_timeout_s=30) as gateway,
         attack(bus, gateway.url, seed=seed) as it,
     ):
         for share in (1, 4):

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
@@ -49,19 +49,13 @@ async def test_each_step_of_a_request_whose_worker_dies_is_one_line(
 ) -> None:
     caplog.set_level(logging.INFO)
     broker = MemoryBroker()
-    async with (
-        MemoryBus(broker) as bus,
-        MemoryBus(broker) as first,
-        MemoryBus(broker) as second,
-        live_gateway(bus) as gateway,
-    ):
-        async with doomed_worker(first, step_s=0.01):
+    async with live_gateway(broker) as gateway, AsyncExitStack() as streams:
+        async with doomed_worker(broker, step_s=0.01):
             await hears_a_worker(gateway)
-            streams = streaming(gateway)
-            lines = await streams.__aenter__()
-        async with echo_worker(second):
+            lines = await streams.enter_async_context(streaming(gateway))
+        async with echo_worker(broker):
             text = await text_of(lines)
-        await streams.__aexit__(None, None, None)
+        await streams.aclose()
 
         async def has_ended() -> bool:
             return len(job_records(caplog, "request ended")) == 1
@@ -96,19 +90,13 @@ async def test_a_drain_says_what_it_waits_for_and_hands_over_the_rest(
 ) -> None:
     caplog.set_level(logging.INFO)
     broker = MemoryBroker()
-    async with (
-        MemoryBus(broker) as bus,
-        MemoryBus(broker) as first,
-        MemoryBus(broker) as second,
-        live_gateway(bus) as gateway,
-    ):
-        async with echo_worker(first, step_s=0.02, drain_grace_s=0.1):
+    async with live_gateway(broker) as gateway, AsyncExitStack() as streams:
+        async with echo_worker(broker, step_s=0.02, drain_grace_s=0.1):
             await hears_a_worker(gateway)
-            streams = streaming(gateway)
-            lines = await streams.__aenter__()
-        async with echo_worker(second):
+            lines = await streams.enter_async_context(streaming(gateway))
+        async with echo_worker(broker):
             await text_of(lines)
-        await streams.__aexit__(None, None, None)
+        await streams.aclose()
 
     (handed_over,) = job_records(caplog, "job handed over")
     assert handed_over["reason"] == "drain"

@@ -38,10 +38,6 @@ def words_of(body: str, choice: int = 0) -> str:
     return "".join(one["text"] for one in choices if one["index"] == choice)
 
 
-def last_id_of(body: str) -> str:
-    return [line[4:] for line in body.splitlines() if line.startswith("id: ")][-1]
-
-
 async def undisturbed(gateway: LiveGateway, **more: Any) -> str:
     return (await gateway.post("/v1/completions", **question(**more))).text
 
@@ -54,6 +50,13 @@ async def asking(gateway: LiveGateway, **more: Any) -> AsyncIterator[httpx.Respo
         yield response
 
 
+async def resume(gateway: LiveGateway, response: httpx.Response, body: str) -> httpx.Response:
+    """Ask for what follows the part ``body`` of a response."""
+    *_, last_id = (line[4:] for line in body.splitlines() if line.startswith("id: "))
+    url = f"/v1/streams/{response.headers['x-request-id']}"
+    return await gateway.http.get(url, headers={"last-event-id": last_id})
+
+
 def log_of(response: httpx.Response) -> str:
     return topology.reply_key(response.headers["x-request-id"])
 
@@ -63,17 +66,15 @@ async def test_a_stream_goes_on_in_another_log(num_choices: int) -> None:
     broker = MemoryBroker()
     async with (
         MemoryBus(broker) as bus,
-        MemoryBus(broker) as theirs,
         live_gateway(bus) as gateway,
-        echo_worker(theirs, step_s=STEP_S),
+        echo_worker(broker, step_s=STEP_S),
     ):
         expected = await undisturbed(gateway, n=num_choices)
         async with asking(gateway, n=num_choices) as response:
             pieces = response.aiter_text()
             body = await anext(pieces)
             broker.take_down(log_of(response))
-            async for piece in pieces:
-                body += piece
+            body += "".join([piece async for piece in pieces])
         later = topology.later_log(log_of(response))
         assert later is not None
 
@@ -90,9 +91,8 @@ async def test_nodes_die_one_after_the_other_and_return() -> None:
     broker = MemoryBroker()
     async with (
         MemoryBus(broker) as bus,
-        MemoryBus(broker) as theirs,
         live_gateway(bus) as gateway,
-        echo_worker(theirs, step_s=STEP_S),
+        echo_worker(broker, step_s=STEP_S),
     ):
         expected = await undisturbed(gateway)
         async with asking(gateway) as response:
@@ -110,12 +110,12 @@ async def test_nodes_die_one_after_the_other_and_return() -> None:
 
 async def test_a_job_that_no_worker_has_started_is_answered_in_the_other_log() -> None:
     broker = MemoryBroker()
-    async with MemoryBus(broker) as bus, live_gateway(bus, first_event_timeout_s=0.05) as gateway:
-        async with MemoryBus(broker) as theirs, echo_worker(theirs):
+    async with live_gateway(broker, first_event_timeout_s=0.05) as gateway:
+        async with echo_worker(broker):
             expected = await undisturbed(gateway)
         async with asking(gateway) as response:
             broker.take_down(log_of(response))
-            async with MemoryBus(broker) as theirs, echo_worker(theirs):
+            async with echo_worker(broker):
                 body = (await response.aread()).decode()
 
     assert words_of(body) == words_of(expected)
@@ -135,8 +135,7 @@ async def test_the_end_of_an_answer_that_is_lost_with_its_log_is_generated_again
             body = await anext(pieces)
             await cut_off_until_answered(bus, theirs, log_of(response))
             broker.take_down(log_of(response))
-            async for piece in pieces:
-                body += piece
+            body += "".join([piece async for piece in pieces])
 
     assert words_of(body) == words_of(expected)
 
@@ -155,11 +154,7 @@ async def cut_off_until_answered(bus: MemoryBus, theirs: MemoryBus, log: str) ->
 @pytest.mark.parametrize("is_at_once", [True, False])
 async def test_a_client_that_resumes_at_that_moment_waits(is_at_once: bool) -> None:
     broker = MemoryBroker()
-    async with (
-        two_gateways(broker) as (first, second),
-        MemoryBus(broker) as theirs,
-        echo_worker(theirs, step_s=STEP_S),
-    ):
+    async with two_gateways(broker) as (first, second), echo_worker(broker, step_s=STEP_S):
         expected = await undisturbed(first)
         async with asking(first) as response:
             body = await anext(response.aiter_text())
@@ -167,9 +162,7 @@ async def test_a_client_that_resumes_at_that_moment_waits(is_at_once: bool) -> N
             broker.take_down(log)
             if not is_at_once:
                 await asyncio.sleep(0.1)
-            headers = {"last-event-id": last_id_of(body)}
-            url = f"/v1/streams/{response.headers['x-request-id']}"
-            rest = await second.http.get(url, headers=headers)
+            rest = await resume(second, response, body)
 
     assert rest.status_code == 200
     assert words_of(body + rest.text) == words_of(expected)
@@ -177,20 +170,14 @@ async def test_a_client_that_resumes_at_that_moment_waits(is_at_once: bool) -> N
 
 async def test_a_log_without_a_reader_is_there_again_with_its_node() -> None:
     broker = MemoryBroker()
-    async with (
-        two_gateways(broker) as (first, second),
-        MemoryBus(broker) as theirs,
-        echo_worker(theirs, step_s=STEP_S),
-    ):
+    async with two_gateways(broker) as (first, second), echo_worker(broker, step_s=STEP_S):
         expected = await undisturbed(first)
         async with asking(first) as response:
             body = await anext(response.aiter_text())
             log = log_of(response)
         await asyncio.sleep(0.05)
         broker.take_down(log)
-        url = f"/v1/streams/{response.headers['x-request-id']}"
-        headers = {"last-event-id": last_id_of(body)}
-        resuming = asyncio.create_task(second.http.get(url, headers=headers))
+        resuming = asyncio.create_task(resume(second, response, body))
         await asyncio.sleep(0.1)
         was_waiting = not resuming.done()
         broker.bring_back(log)

@@ -1,6 +1,7 @@
 """One request is one trace, from the HTTP request through the queue to the last token."""
 
 from collections import Counter
+from contextlib import AsyncExitStack
 from itertools import pairwise
 
 from opentelemetry.sdk.trace import ReadableSpan
@@ -80,21 +81,16 @@ async def test_steps_are_sampled(spans: InMemorySpanExporter) -> None:
 async def test_a_run_that_continues_another_one_links_to_it(spans: InMemorySpanExporter) -> None:
     broker = MemoryBroker()
     body = {**BODY, "max_tokens": 300, "stream": True}
-    async with (
-        MemoryBus(broker) as bus,
-        MemoryBus(broker) as first,
-        MemoryBus(broker) as second,
-        live_gateway(bus) as gateway,
-    ):
-        async with echo_worker(first, step_s=0.01, drain_grace_s=0.1):
-            streams = gateway.http.stream("POST", "/v1/completions", json=body)
-            response = await streams.__aenter__()
+    async with live_gateway(broker) as gateway, AsyncExitStack() as streams:
+        async with echo_worker(broker, step_s=0.01, drain_grace_s=0.1):
+            stream = gateway.http.stream("POST", "/v1/completions", json=body)
+            response = await streams.enter_async_context(stream)
             lines = response.aiter_lines()
             await anext(lines)
-        async with echo_worker(second):
+        async with echo_worker(broker):
             async for _ in lines:
                 pass
-        await streams.__aexit__(None, None, None)
+        await streams.aclose()
 
         async def have_ended() -> bool:
             return len(runs(spans)) == 2

@@ -13,7 +13,6 @@ from worker.engine.interface import (
     Promote,
     SequenceFailed,
     SequenceId,
-    StepOutput,
     Submit,
 )
 from worker.engine.step_times import StepTimes
@@ -91,8 +90,6 @@ class Generations:
         self._engine = EngineThread(engine, self._on_outputs, self._on_failed, self._on_failure)
         self._loop = asyncio.get_running_loop()
         self._generations: dict[SequenceId, Generation] = {}
-        self.num_prompt_tokens = 0
-        self.num_generated_tokens = 0
         self._failure: asyncio.Future[None] = self._loop.create_future()
 
     async def __aenter__(self) -> Self:
@@ -123,9 +120,6 @@ class Generations:
     def open(self, submits: Sequence[Submit], on_news: Callable[[], object]) -> Generation:
         """Run these sequences until they end or the generation is closed. ``on_news`` is called
         when there is something to take. Raises what `Engine.check` raises."""
-        self.num_prompt_tokens += sum(
-            len(submit.prompt_ids) for submit in submits if submit.leader is None
-        )
         sequence_ids = [submit.sequence_id for submit in submits]
         generation = Generation(self._engine, self._generations, sequence_ids, on_news)
         try:
@@ -147,8 +141,6 @@ class Generations:
 
     def _dispatch(self, outputs: Sequence[Output]) -> None:
         for output in outputs:
-            if isinstance(output, StepOutput):
-                self.num_generated_tokens += 1
             generation = self._generations.get(output.sequence_id)
             if generation is not None:
                 generation.put(output)

@@ -16,7 +16,7 @@ from shared.messages import (
 )
 from worker.decode.bridge import Generation
 from worker.decode.plan import ChoicePlan
-from worker.decode.scores import PromptScorer, told
+from worker.decode.scores import PromptScorer, token_logprobs
 from worker.decode.served_model import ServedModel
 from worker.decode.whole_answer import ChoiceEvent
 from worker.engine.engine import Output
@@ -89,7 +89,7 @@ class ChoiceWriter:
             self._num_cached_tokens = output.num_cached_tokens
             token_ids.append(token_id)
             if output.score is not None:
-                logprobs.append(told(token_id, output.score, self._tokenizer))
+                logprobs.append(token_logprobs(token_id, output.score, self._tokenizer))
             texts.append(self._push(token_id))
             if self._text.stop_reason is not None:
                 return self._finish(token_ids, texts, logprobs, "stop")
@@ -183,6 +183,29 @@ class Choices:
                 generation.cancel(sequence_id)
         return events
 
+    def submits(self, job_class: JobClass) -> list[Submit]:
+        """The sequences for all unfinished choices; the first one of each prompt is the others'
+        leader."""
+        # A unique prefix: late tokens of an earlier run of this job on this worker are ignored.
+        run = f"{self._job.request_id}/{next(_RUNS)}"
+        leaders: dict[int, SequenceId] = {}
+        submits = []
+        for choice, chain in enumerate(self._log.chains):
+            if not chain.is_finished:
+                sequence_id = SequenceId(run, choice)
+                leader = leaders.setdefault(choice // self._job.num_choices, sequence_id)
+                submits.append(
+                    self._submit(
+                        sequence_id,
+                        tuple(chain.token_ids),
+                        job_class,
+                        leader=None if leader == sequence_id else leader,
+                        scores_prompt=choice in self._scorers
+                        and not self._scorers[choice].is_complete,
+                    )
+                )
+        return submits
+
     def _advance_one(self, choice: int, outputs: list[Output]) -> Iterator[ChoiceEvent]:
         tokens = [output for output in outputs if isinstance(output, StepOutput)]
         for output in outputs:
@@ -226,29 +249,6 @@ class Choices:
             max_tokens=self._plan_of(choice).max_tokens,
             eos_ids=self._eos_ids,
         )
-
-    def submits(self, job_class: JobClass) -> list[Submit]:
-        """The sequences for all unfinished choices; the first one of each prompt is the others'
-        leader."""
-        # A unique prefix: late tokens of an earlier run of this job on this worker are ignored.
-        run = f"{self._job.request_id}/{next(_RUNS)}"
-        leaders: dict[int, SequenceId] = {}
-        submits = []
-        for choice, chain in enumerate(self._log.chains):
-            if not chain.is_finished:
-                sequence_id = SequenceId(run, choice)
-                leader = leaders.setdefault(choice // self._job.num_choices, sequence_id)
-                submits.append(
-                    self._submit(
-                        sequence_id,
-                        tuple(chain.token_ids),
-                        job_class,
-                        leader=None if leader == sequence_id else leader,
-                        scores_prompt=choice in self._scorers
-                        and not self._scorers[choice].is_complete,
-                    )
-                )
-        return submits
 
     def _submit(
         self,

@@ -14,7 +14,7 @@ _LEAST_LOGPROB = -9999.0
 """OpenAI's value for an impossible token; JSON has no infinity."""
 
 
-def told(token_id: int, score: TokenScore, tokenizer: Tokenizer) -> TokenLogprobs:
+def token_logprobs(token_id: int, score: TokenScore, tokenizer: Tokenizer) -> TokenLogprobs:
     """A token's score together with the bytes of the token."""
     top = zip(score.top_ids, score.top_logprobs, strict=True)
     return TokenLogprobs(
@@ -50,7 +50,7 @@ class PromptScorer:
         start = self._num_sent + len(self._logprobs)
         token_ids = self._token_ids[start : start + len(scores)]
         self._logprobs += [
-            told(token_id, score, self._tokenizer)
+            token_logprobs(token_id, score, self._tokenizer)
             for token_id, score in zip(token_ids, scores, strict=True)
         ]
         return self._cut()

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeAlias
 
-from shared import incidents, job_lines, topology
+from shared import topology
 from shared.bus.base import Bus, Message
 from shared.bus.subscribe import Attached, Lost, Subscription
 from shared.errors import (
@@ -27,6 +27,7 @@ from shared.errors import (
 )
 from shared.messages import Cancel, Continue, Ended, Failed, GenerationJob, decode_job, encode
 from shared.publishers import Publishers
+from shared.telemetry import incidents, job_lines
 from shared.topology import Lane, first_log
 from worker.jobs.delivery import JobDelivery, ReplyPublisher
 from worker.jobs.execution import JobExecution

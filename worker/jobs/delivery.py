@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 
-from shared import incidents, topology
+from shared import topology
 from shared.bus.base import Binding, Bus, Delivery, Message
 from shared.bus.subscribe import Subscription
 from shared.errors import (
@@ -19,6 +19,7 @@ from shared.errors import (
     Unroutable,
 )
 from shared.messages import ReplyEvent, encode
+from shared.telemetry import incidents
 
 _GIVE_BACK_PAUSE_S = 0.5
 """Seconds. A job that is given back each time exhausts its returns within 10 s, without noticeable
@@ -27,8 +28,6 @@ _RETRY_PAUSE_S = 0.2
 _MAX_REFUSED = 10
 """A broker refuses single messages while it recovers. A queue of limited length, which a publisher
 may have declared for its replies, refuses until it is read."""
-
-
 _DOWN_PATIENCE_S = 30.0
 """Seconds for which an event waits for the node of its log, or for a reader that begins the log
 again."""
@@ -92,7 +91,6 @@ class ReplyPublisher:
         self._binding: Binding = topology.reply_binding(delivery.message.reply_to)
         self._content_type = delivery.message.content_type
         self._correlation_id = delivery.message.correlation_id or request_id
-
         self._has_moved = False
 
     @property

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from shared import incidents
 from shared.bus.base import Bus
 from shared.errors import BusError, BusUnavailable, InternalError, WarrenError
 from shared.messages import GenerationJob, JobClass, ReplyEvent
+from shared.telemetry import incidents
 from shared.topology import Lane
 from worker.decode.bridge import Generation, Generations
 from worker.decode.choices import Choices, is_long_replay

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from prometheus_client import Counter, Histogram
 
 from shared.messages import JobClass
-from shared.metrics import FIRST_TOKEN_S, REQUEST_S, TOKEN_S, Catalog, TenantLabels
+from shared.telemetry.metrics import FIRST_TOKEN_S, REQUEST_S, TOKEN_S, Catalog, TenantLabels
 
 _CLASSES: tuple[JobClass, ...] = ("interactive", "batch")
 _REASONS = ("worker_lost", "worker_silent", "connection_lost", "handed_over", "redelivered")

@@ -7,7 +7,6 @@ from contextlib import suppress
 from opentelemetry import trace
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 
-from shared import job_lines, telemetry
 from shared.bus.base import Message
 from shared.errors import UndecodableMessage
 from shared.messages import (
@@ -19,6 +18,7 @@ from shared.messages import (
     Replaced,
     ReplyEvent,
 )
+from shared.telemetry import job_lines, tracing
 from worker.decode.bridge import Generations
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.run import Outcome
@@ -71,14 +71,14 @@ class JobObservation:
         self.hand_over_reason = "replaced by another run"
         now = time.time()
         self._queue_s: float | None = None
-        context = telemetry.extract(job.trace)
+        context = tracing.extract(job.trace)
         if job.created_at:
             # A publisher's clock may be ahead, and other jobs would seem to be older than this one.
             metrics.taken(job_class, min(job.created_at, now))
             self._queue_s = max(0.0, now - job.created_at)
             self._of_class.queue_s.observe(self._queue_s)
             facts = {"warren.request_id": job.request_id}
-            queued = telemetry.tracer.start_span(
+            queued = tracing.tracer.start_span(
                 "worker.queue",
                 context,
                 SpanKind.CONSUMER,
@@ -86,7 +86,7 @@ class JobObservation:
                 start_time=int((now - self._queue_s) * 1e9),
             )
             queued.end(int(now * 1e9))
-        self._span = telemetry.tracer.start_span(
+        self._span = tracing.tracer.start_span(
             "worker.run",
             context,
             SpanKind.CONSUMER,
@@ -244,7 +244,7 @@ class JobObservation:
         if not self._span.is_recording():
             return
         now = time.time()
-        span = telemetry.tracer.start_span(
+        span = tracing.tracer.start_span(
             name,
             self._context,
             attributes={"warren.request_id": self._job.request_id, **facts},

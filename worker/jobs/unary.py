@@ -9,7 +9,7 @@ import logging
 import time
 from contextlib import suppress
 
-from shared import incidents, job_lines, topology
+from shared import topology
 from shared.bus.base import Bus
 from shared.bus.subscribe import Attached, Lost, Subscription
 from shared.errors import (
@@ -35,6 +35,7 @@ from shared.messages import (
     decode_quick_job,
 )
 from shared.publishers import Publishers
+from shared.telemetry import incidents, job_lines
 from worker.decode.served_model import ServedModel
 from worker.jobs.delivery import JobDelivery, ReplyPublisher
 from worker.jobs.metrics import JobMetrics

@@ -43,7 +43,7 @@ class TorchStep:
 
     def scores(self) -> StepScores:
         scores = self._wait().scores
-        return StepScores({}, ()) if scores is None else self._score_plan.told(scores)
+        return StepScores({}, ()) if scores is None else self._score_plan.step_scores(scores)
 
     def _wait(self) -> _Result:
         result = self._step.result()
@@ -83,7 +83,7 @@ class TorchRunner:
         self._num_drawn = 0
         self._num_launched = 0
         self._num_run = 0
-        self._untold: tuple[Future[_Result], _Result] | None = None
+        self._held_back: tuple[Future[_Result], _Result] | None = None
         self._compute = ThreadPoolExecutor(
             max_workers=1,
             thread_name_prefix="compute",
@@ -125,16 +125,16 @@ class TorchRunner:
         if batch.num_tokens > self._max_num_batched_tokens:
             raise ValueError(f"{batch.num_tokens} tokens, at most {self._max_num_batched_tokens}")
         step = lay_out(batch, self.block_size, self._decoder.device, self._graph_size)
-        told: Future[_Result] = Future()
-        self._compute.submit(self._run, step, told)
+        future: Future[_Result] = Future()
+        self._compute.submit(self._run, step, future)
         self._num_launched += 1
-        return TorchStep(told, step.score_plan)
+        return TorchStep(future, step.score_plan)
 
     def submit(self, work: Callable[[], _Work]) -> "Future[_Work]":
         """Run ``work`` on the compute thread, between steps."""
 
         def between_steps() -> _Work:
-            self._tell()
+            self._release()
             return work()
 
         return self._compute.submit(between_steps)
@@ -146,24 +146,24 @@ class TorchRunner:
     def _graph_size(self, num_seqs: int) -> int | None:
         return None if self._graphs is None else self._graphs.size_for(num_seqs)
 
-    def _run(self, step: HostStep, told: "Future[_Result]") -> None:
+    def _run(self, step: HostStep, future: "Future[_Result]") -> None:
         try:
             result = self._compute_or_fail(step)
         except BaseException as error:  # noqa: BLE001 (the caller decides how to react)
-            self._tell()
-            told.set_exception(error)
+            self._release()
+            future.set_exception(error)
         else:
-            self._untold = told, result
+            self._held_back = future, result
         self._num_run += 1
         if self._num_run >= self._num_launched:
-            self._tell()
+            self._release()
 
-    def _tell(self) -> None:
-        """Announce the result that is held back, if there is one."""
-        if self._untold is not None:
-            told, result = self._untold
-            self._untold = None
-            told.set_result(result)
+    def _release(self) -> None:
+        """Set the result that is held back, if there is one."""
+        if self._held_back is not None:
+            future, result = self._held_back
+            self._held_back = None
+            future.set_result(result)
 
     def _compute_or_fail(self, step: HostStep) -> _Result:
         with suppress(torch.OutOfMemoryError):
@@ -180,7 +180,7 @@ class TorchRunner:
         self._num_drawn = 0
         inputs = step.send()
         inputs.forward.token_ids[inputs.carried_tokens] = self._drawn[inputs.carried_rows]
-        self._tell()
+        self._release()
         if step.graph_size is None or self._graphs is None:
             logits = self._decoder.forward(inputs.forward, self._kv_cache)
         else:

@@ -8,7 +8,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 from shared.errors import StartupError
-from shared.metrics import CONTENT_TYPE
+from shared.telemetry.metrics import CONTENT_TYPE
 from worker.process.metrics import WorkerMetrics
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from prometheus_client import generate_latest
 
 from shared.messages import JobClass
-from shared.metrics import PROCESS, Catalog, Samples, StepHistogram
+from shared.telemetry.metrics import PROCESS, Catalog, Samples, StepHistogram
 from worker.engine.interface import EngineLoad
 from worker.engine.step_times import BOUNDS_S, StepTimes
 from worker.jobs.metrics import JobMetrics

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 import resource
 import sys
 import time
@@ -12,10 +11,10 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 
-from shared import incidents, topology
+from shared import topology
 from shared.bus.base import MAX_PREFETCH, Bus, Message
 from shared.bus.subscribe import receive
-from shared.errors import AccessRefused, BusError, BusUnavailable, QueueDown
+from shared.errors import AccessRefused, BusError, BusUnavailable
 from shared.messages import (
     Announcement,
     Cancel,
@@ -26,14 +25,15 @@ from shared.messages import (
     decode_command,
     encode,
 )
-from shared.metrics import VERSION
 from shared.publishers import Publishers
 from shared.settings import WorkerSettings
+from shared.telemetry import incidents
+from shared.telemetry.metrics import VERSION
 from shared.topology import Lane
 from worker.decode import served_model
 from worker.decode.bridge import Generations
 from worker.decode.served_model import ServedModel
-from worker.jobs.consumer import HeldJob, HeldJobs, JobConsumer
+from worker.jobs.consumer import HeldJobs, JobConsumer
 from worker.jobs.execution import Admission, JobExecution, Workplace
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.quarantine import Solitude
@@ -42,16 +42,15 @@ from worker.jobs.window import JobWindow
 from worker.process.health_server import HealthServer
 from worker.process.metrics import WorkerMetrics
 from worker.process.peers import FreeSlots, hear_peers, num_free, require_same
+from worker.process.supervision import Supervisor
 from worker.process.watchdog import Watchdog, end_process
 
 logger = logging.getLogger(__name__)
 
-_READER_CHECK_INTERVAL_S = 1.0
 _HAND_OVER_TIMEOUT_S = 5.0
 _MAX_NAMED_JOBS = 10
 _PROGRESS_INTERVAL_S = 5.0
 """Seconds between the lines about loading and draining."""
-_PROMOTION_INTERVAL_S = 0.5
 _BALANCE_INTERVAL_S = 0.25
 _SWITCH_INTERVAL_S = 2e-4
 """Python's thread switch interval in seconds. The engine thread reacquires the GIL many times a
@@ -122,7 +121,7 @@ async def _load(settings: WorkerSettings, name: str) -> ServedModel:
 
 
 class Worker:
-    """The tasks of one worker: consumers, commands, announcements, and checks for lost readers."""
+    """The tasks of one worker: consumers, commands, announcements and supervision."""
 
     def __init__(
         self,
@@ -148,6 +147,12 @@ class Worker:
             bus, model, generations, self._address, settings.job_timeout_s, self._metrics
         )
         self._held = HeldJobs()
+        self._supervisor = Supervisor(
+            bus,
+            self._held,
+            reader_grace_s=settings.reader_grace_s,
+            batch_patience_s=settings.batch_patience_s,
+        )
         self._publishers = Publishers((bus.user, *settings.trusted_users))
         self._is_draining = False
         self._peers = FreeSlots(model.name, self._address)
@@ -174,8 +179,8 @@ class Worker:
                     self._announce,
                     self._hear_peers,
                     self._balance,
-                    self._watch_readers,
-                    self._promote_batch,
+                    self._supervisor.cancel_unread,
+                    self._supervisor.promote_batch,
                     self._quick.run,
                 )
             ]
@@ -337,59 +342,6 @@ class Worker:
                 # No gateway listens yet, or the broker is unreachable: the next announcement
                 # follows soon.
                 logger.debug("announcement not published", extra={"reason": error.code})
-
-    async def _watch_readers(self) -> None:
-        """Cancel runs without a reader. Inspecting their logs renews the logs' expiry."""
-        unread_since: dict[str, float] = {}
-        while True:
-            await asyncio.sleep(_READER_CHECK_INTERVAL_S)
-            now = time.monotonic()
-            grace_s = {
-                request_id: await self._unread_grace_s(held)
-                for request_id, held in list(self._held.items())
-            }
-            unread_since = {i: unread_since.get(i, now) for i in grace_s if grace_s[i] < math.inf}
-            for request_id, since in unread_since.items():
-                if now - since >= grace_s[request_id]:
-                    await self._cancel_unread(request_id)
-
-    async def _cancel_unread(self, request_id: str) -> None:
-        """Cancel a run whose log has no reader, unless it has one in another queue."""
-        held = self._held.get(request_id)
-        with suppress(BusUnavailable):
-            if held is not None and not await held.execution.find_log():
-                self._held.obey(Cancel(request_id=request_id))
-
-    async def _unread_grace_s(self, held: HeldJob) -> float:
-        """Seconds for which a run may continue, given its log; unlimited while it has a reader."""
-        job = held.job
-        if job.mode == "final":  # may be collected later, from any queue
-            return math.inf
-        facts = {"request_id": job.request_id}
-        with incidents.survived("job", "log not inspected", **facts), suppress(BusError):
-            try:
-                log = await self._bus.inspect(held.execution.queue)
-            except QueueDown:
-                is_wanted = await held.execution.find_log() or job.is_detached
-            else:
-                if log is None:
-                    return 0
-                is_wanted = log.num_consumers > 0 or job.is_detached
-            return math.inf if is_wanted else self._settings.reader_grace_s
-        return math.inf
-
-    async def _promote_batch(self) -> None:
-        """Promote batch jobs that starve behind interactive ones, one at a time."""
-        promoted: JobExecution | None = None
-        while True:
-            await asyncio.sleep(_PROMOTION_INTERVAL_S)
-            running = [held.execution for held in self._held.values()]
-            if promoted not in running:
-                promoted = max(running, key=lambda execution: execution.starves_s, default=None)
-                if promoted is not None and promoted.starves_s >= self._settings.batch_patience_s:
-                    promoted.promote()
-                else:
-                    promoted = None
 
     async def _drain(self, taking: list[asyncio.Task[None]]) -> None:
         """Let jobs finish within the grace period and hand over the rest."""

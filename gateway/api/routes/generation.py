@@ -38,10 +38,10 @@ from gateway.log.framing import Framer
 from gateway.log.relay import LogRelay
 from gateway.log.reply_queues import ReplyLog, new_id
 from gateway.wiring import Gateway
-from shared import job_lines, telemetry
 from shared.errors import WarrenError
 from shared.messages import JobClass
 from shared.settings import GatewaySettings
+from shared.telemetry import job_lines, tracing
 
 _WHOLE_HEADERS = [(b"content-type", b"application/json")]
 _TOKEN_HEADERS: Sequence[tuple[bytes, Verb]] = (
@@ -122,7 +122,7 @@ async def generate(
                 tenant=tenant,
                 body_hash=body_hash,
                 echoed=echoed,
-                trace=telemetry.inject(),
+                trace=tracing.inject(),
             )
             submitted = submitted.limited(caller)
             lane = body.job_class
@@ -176,8 +176,8 @@ def _log_for(
 @contextmanager
 def _span(request: Request, request_id: str, model: str) -> Iterator[None]:
     facts = {"warren.request_id": request_id, "model": model}
-    parent = telemetry.extract(request.headers)
-    with telemetry.tracer.start_as_current_span("gateway.request", parent, SpanKind.SERVER, facts):
+    parent = tracing.extract(request.headers)
+    with tracing.tracer.start_as_current_span("gateway.request", parent, SpanKind.SERVER, facts):
         yield
 
 

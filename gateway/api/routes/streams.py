@@ -18,8 +18,8 @@ from gateway.log.cursor import NOT_FOUND, Departure
 from gateway.log.framing import EventId, Framer
 from gateway.log.relay import LogRelay
 from gateway.wiring import Gateway
-from shared import job_lines
 from shared.errors import InvalidApiKey, StreamNotFound, WarrenError
+from shared.telemetry import job_lines
 
 _REPLAY_PAUSE_S = 0.1
 """Seconds without a further event after which the log is considered read to its current end."""

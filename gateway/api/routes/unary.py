@@ -34,7 +34,7 @@ from gateway.intake.body import parsed, read_body
 from gateway.intake.key_file import ApiKey
 from gateway.intake.limits import tokens_of_unary
 from gateway.wiring import Gateway
-from shared import job_lines
+from shared.telemetry import job_lines
 
 QuickRequest: TypeAlias = (
     TokenizeRequest

@@ -11,12 +11,12 @@ from pamqp.body import ContentBody
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from shared import incidents
 from shared.bus.base import Inbox
 from shared.bus.rabbit.channels import Resources, close_channel
 from shared.bus.rabbit.encoding import is_asked_for, num_returns, to_message, translated
 from shared.bus.rabbit.shielded_calls import Calls
 from shared.errors import BusError, BusUnavailable, QueueNotFound
+from shared.telemetry import incidents
 
 _NO_HEADER = ContentHeader()
 

@@ -19,12 +19,12 @@ from aiormq.exceptions import (
 )
 from yarl import URL
 
-from shared import incidents
 from shared.bus.outage import Outage
 from shared.bus.rabbit.addresses import Address, Addresses
 from shared.bus.rabbit.encoding import AMQP_FAILURES, is_asked_for, translated
 from shared.bus.rabbit.shielded_calls import Calls
 from shared.errors import BusError, BusUnavailable, StartupError
+from shared.telemetry import incidents
 
 DEFAULT_USER = "guest"
 """The user of a URL that names none."""

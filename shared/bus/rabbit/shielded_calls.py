@@ -17,8 +17,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from shared import incidents
 from shared.errors import BusError, BusUnavailable, Unanswered
+from shared.telemetry import incidents
 
 _Result = TypeVar("_Result")
 

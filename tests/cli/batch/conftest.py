@@ -24,9 +24,15 @@ async def bus(memory_broker: MemoryBroker) -> AsyncIterator[MemoryBus]:
 
 
 @pytest.fixture
-async def worker(memory_broker: MemoryBroker) -> AsyncIterator[BatchWorker]:
-    """A worker that runs during the test."""
+async def theirs(memory_broker: MemoryBroker) -> AsyncIterator[MemoryBus]:
+    """The connection of the worker."""
     async with MemoryBus(memory_broker) as bus:
-        worker = BatchWorker(bus)
-        async with working(worker):
-            yield worker
+        yield bus
+
+
+@pytest.fixture
+async def worker(theirs: MemoryBus) -> AsyncIterator[BatchWorker]:
+    """A worker that runs during the test."""
+    worker = BatchWorker(theirs)
+    async with working(worker):
+        yield worker

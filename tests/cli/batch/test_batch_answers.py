@@ -1,7 +1,7 @@
 import msgspec
 
 from cli.batch.answers import output_line
-from cli.batch.lines import BatchLine
+from cli.batch.input_file import BatchLine
 from shared.messages import Choice, Completed
 
 

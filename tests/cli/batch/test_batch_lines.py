@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cli.batch.lines import BatchFile, model_of
+from cli.batch.input_file import BatchFile, model_of
 from gateway.api.bodies.schemas import ChatRequest, parse
 from gateway.api.bodies.submission import submission
 from gateway.api.rendering import rendering_of

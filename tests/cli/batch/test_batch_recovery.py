@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cli.batch import replies as replies_module
+from cli.batch.input_file import BatchFile
 from cli.batch.journal import Journal
-from cli.batch.lines import BatchFile
 from cli.batch.pipeline import BatchRun, run_batch
 from cli.batch.replies import REPLIES_EXPIRE_S, Replies
 from shared import topology
@@ -68,28 +68,24 @@ async def test_whatever_dies_and_whenever_each_line_has_one_answer(
 
 
 async def test_what_is_done_is_not_done_again(
-    memory_broker: MemoryBroker, source: Path, tmp_path: Path
+    bus: MemoryBus, theirs: MemoryBus, source: Path, tmp_path: Path
 ) -> None:
-    async with (
-        MemoryBus(memory_broker) as theirs,
-        MemoryBus(memory_broker, user="publisher") as bus,
-    ):
-        worker = BatchWorker(theirs)
-        async with working(worker):
-            half_done = asyncio.Event()
-            run = asyncio.create_task(
-                run_batch(
-                    source,
-                    tmp_path / "out.jsonl",
-                    bus,
-                    window=WINDOW,
-                    on_progress=lambda now: half_done.set() if now.num_done > 60 else None,
-                )
+    worker = BatchWorker(theirs)
+    async with working(worker):
+        half_done = asyncio.Event()
+        run = asyncio.create_task(
+            run_batch(
+                source,
+                tmp_path / "out.jsonl",
+                bus,
+                window=WINDOW,
+                on_progress=lambda now: half_done.set() if now.num_done > 60 else None,
             )
-            await half_done.wait()
-            await cancel(run)
-            done = {line["custom_id"] for line in read_lines(tmp_path / "out.jsonl.part")[1:]}
-            await run_batch(source, tmp_path / "out.jsonl", bus, window=WINDOW)
+        )
+        await half_done.wait()
+        await cancel(run)
+        done = {line["custom_id"] for line in read_lines(tmp_path / "out.jsonl.part")[1:]}
+        await run_batch(source, tmp_path / "out.jsonl", bus, window=WINDOW)
 
     assert_complete(tmp_path / "out.jsonl")
     file = BatchFile.check(source)
@@ -102,104 +98,84 @@ async def test_what_is_done_is_not_done_again(
 
 
 async def test_answers_that_came_while_nobody_waited_are_taken(
-    memory_broker: MemoryBroker, source: Path, tmp_path: Path
+    bus: MemoryBus, theirs: MemoryBus, source: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "out.jsonl"
-    async with (
-        MemoryBus(memory_broker) as theirs,
-        MemoryBus(memory_broker, user="publisher") as bus,
-    ):
-        worker = BatchWorker(theirs)
-        run = asyncio.create_task(run_batch(source, output, bus, window=NUM_LINES))
+    worker = BatchWorker(theirs)
+    run = asyncio.create_task(run_batch(source, output, bus, window=NUM_LINES))
 
-        async def are_published() -> bool:
-            jobs = topology.jobs_queue(MODEL, "batch")
-            return await num_ready(theirs, jobs.name) == NUM_LINES
+    async def are_published() -> bool:
+        jobs = topology.jobs_queue(MODEL, "batch")
+        return await num_ready(theirs, jobs.name) == NUM_LINES
 
-        await eventually(are_published)
-        await cancel(run)
-        async with working(worker):
-            await worker.has_answered(NUM_LINES)
+    await eventually(are_published)
+    await cancel(run)
+    async with working(worker):
+        await worker.has_answered(NUM_LINES)
 
-        await run_batch(source, output, bus)
+    await run_batch(source, output, bus)
 
     assert_complete(output)
     assert worker.num_answers.total() == NUM_LINES
 
 
 async def test_answers_that_cannot_be_kept_stay_at_the_broker(
-    memory_broker: MemoryBroker, source: Path, tmp_path: Path
+    bus: MemoryBus, theirs: MemoryBus, source: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "out.jsonl"
     file = BatchFile.check(source)
     # A file in memory has no descriptor, so fsync fails.
     broken = Journal(io.BytesIO(), output, file.digest)
-    async with (
-        MemoryBus(memory_broker) as theirs,
-        MemoryBus(memory_broker, user="publisher") as bus,
-    ):
-        worker = BatchWorker(theirs)
-        async with working(worker):
-            replies = Replies(bus, file.run_id, prefetch=NUM_LINES)
-            await replies.declare()
-            run = BatchRun(file, broken, bus, replies, window=NUM_LINES, on_progress=lambda _: None)
-            with pytest.raises(OSError, match="fileno"):
-                await run.answer_all()
-            await worker.has_answered(NUM_LINES)
+    worker = BatchWorker(theirs)
+    async with working(worker):
+        replies = Replies(bus, file.run_id, prefetch=NUM_LINES)
+        await replies.declare()
+        run = BatchRun(file, broken, bus, replies, window=NUM_LINES, on_progress=lambda _: None)
+        with pytest.raises(OSError, match="fileno"):
+            await run.answer_all()
+        await worker.has_answered(NUM_LINES)
 
-        await run_batch(source, output, bus)
+    await run_batch(source, output, bus)
 
     assert_complete(output)
     assert worker.num_answers.total() == NUM_LINES
 
 
 async def test_a_run_goes_on_with_what_the_first_one_was_told(
-    memory_broker: MemoryBroker, source: Path, tmp_path: Path
+    bus: MemoryBus, theirs: MemoryBus, source: Path, tmp_path: Path
 ) -> None:
     """Answers to the first run's jobs may arrive in the second, when no worker announces itself."""
     output = tmp_path / "out.jsonl"
     thoughtful = chat_line("row 0", content="!>kniht/<!!>kniht<"[1:-1])
     source = write_lines(tmp_path / "thoughtful.jsonl", thoughtful)
-    async with (
-        MemoryBus(memory_broker) as theirs,
-        MemoryBus(memory_broker, user="publisher") as bus,
-    ):
-        worker = BatchWorker(theirs)
-        Journal.open(output, BatchFile.check(source).digest, SERVED).__exit__()
-        run = asyncio.create_task(run_batch(source, output, bus))
-        await asyncio.sleep(0.1)
-        async with working(worker):
-            await run
+    worker = BatchWorker(theirs)
+    Journal.open(output, BatchFile.check(source).digest, SERVED).__exit__()
+    run = asyncio.create_task(run_batch(source, output, bus))
+    await asyncio.sleep(0.1)
+    async with working(worker):
+        await run
 
     (answer,) = read_lines(output)
     assert answer["response"]["body"]["choices"][0]["message"]["reasoning_content"] == "!!"
 
 
 async def test_a_lost_reply_queue_costs_repetition_and_no_line(
-    memory_broker: MemoryBroker, source: Path, tmp_path: Path
+    bus: MemoryBus, theirs: MemoryBus, source: Path, tmp_path: Path
 ) -> None:
-    async with (
-        MemoryBus(memory_broker) as theirs,
-        MemoryBus(memory_broker, user="publisher") as bus,
-    ):
-        run = asyncio.create_task(run_batch(source, tmp_path / "out.jsonl", bus, window=WINDOW))
-        await asyncio.sleep(0.05)
-        await theirs.delete_queue(f"reply.{BatchFile.check(source).run_id}")
-        async with working(BatchWorker(theirs)):
-            await run
+    run = asyncio.create_task(run_batch(source, tmp_path / "out.jsonl", bus, window=WINDOW))
+    await asyncio.sleep(0.05)
+    await theirs.delete_queue(f"reply.{BatchFile.check(source).run_id}")
+    async with working(BatchWorker(theirs)):
+        await run
 
     assert_complete(tmp_path / "out.jsonl")
 
 
 async def test_a_run_waits_for_the_connection_of_its_predecessor_to_end(
-    memory_broker: MemoryBroker, source: Path, tmp_path: Path
+    bus: MemoryBus, theirs: MemoryBus, source: Path, tmp_path: Path
 ) -> None:
     replies = topology.reply_queue(BatchFile.check(source).run_id, REPLIES_EXPIRE_S)
-    async with (
-        MemoryBus(memory_broker) as theirs,
-        MemoryBus(memory_broker, user="publisher") as bus,
-        working(BatchWorker(theirs)),
-    ):
+    async with working(BatchWorker(theirs)):
         await theirs.declare(replies)
         async with theirs.consume(replies.name, is_exclusive=True):
             run = asyncio.create_task(run_batch(source, tmp_path / "out.jsonl", bus))
@@ -211,39 +187,34 @@ async def test_a_run_waits_for_the_connection_of_its_predecessor_to_end(
 
 async def test_a_run_beside_another_one_of_the_same_input_is_refused(
     bus: MemoryBus,
-    memory_broker: MemoryBroker,
+    theirs: MemoryBus,
     source: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(replies_module, "_BUSY_TIMEOUT_S", 0.2)
     replies = topology.reply_queue(BatchFile.check(source).run_id, REPLIES_EXPIRE_S)
-    async with MemoryBus(memory_broker) as theirs:
-        await theirs.declare(replies)
-        async with theirs.consume(replies.name, is_exclusive=True):
-            with pytest.raises(QueueBusy):
-                await asyncio.wait_for(run_batch(source, tmp_path / "out.jsonl", bus), 5)
+    await theirs.declare(replies)
+    async with theirs.consume(replies.name, is_exclusive=True):
+        with pytest.raises(QueueBusy):
+            await asyncio.wait_for(run_batch(source, tmp_path / "out.jsonl", bus), 5)
 
 
 async def test_a_crash_after_the_output_was_written_changes_nothing(
-    memory_broker: MemoryBroker, source: Path, tmp_path: Path
+    bus: MemoryBus, theirs: MemoryBus, source: Path, tmp_path: Path
 ) -> None:
     output, part = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
-    async with (
-        MemoryBus(memory_broker) as theirs,
-        MemoryBus(memory_broker, user="publisher") as bus,
-    ):
-        async with working(BatchWorker(theirs)):
-            run = asyncio.create_task(run_batch(source, output, bus))
-            journal = b""
-            while not run.done():
-                with suppress(FileNotFoundError):
-                    journal = part.read_bytes()
-                await asyncio.sleep(0)
-        before = output.read_bytes()
-        part.write_bytes(journal)
+    async with working(BatchWorker(theirs)):
+        run = asyncio.create_task(run_batch(source, output, bus))
+        journal = b""
+        while not run.done():
+            with suppress(FileNotFoundError):
+                journal = part.read_bytes()
+            await asyncio.sleep(0)
+    before = output.read_bytes()
+    part.write_bytes(journal)
 
-        summary = await run_batch(source, output, bus)
+    summary = await run_batch(source, output, bus)
 
     assert output.read_bytes() == before
     assert summary.num_lines == NUM_LINES

@@ -1,15 +1,15 @@
 """What a gateway hears of workers and of other gateways, on a bus that comes and goes."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
 from gateway.wiring import listening
-from shared import incidents, topology
+from shared import topology
 from shared.bus.base import Binding, Exchange, Message, Queue
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import AccessRefused, UndecodableMessage, Unroutable
+from shared.telemetry import incidents
 
 ANNOUNCEMENT, COMMAND = Message(b"announcement"), Message(b"command")
 
@@ -37,17 +37,6 @@ async def publish(bus: MemoryBus, binding: Binding, message: Message) -> None:
             return await bus.publish(binding, message)
         except Unroutable:
             await asyncio.sleep(0.01)
-
-
-@pytest.fixture
-async def broker() -> MemoryBroker:
-    return MemoryBroker()
-
-
-@pytest.fixture
-async def bus(broker: MemoryBroker) -> AsyncIterator[MemoryBus]:
-    async with MemoryBus(broker) as bus:
-        yield bus
 
 
 async def test_announcements_and_commands_are_heard_across_lost_connections(

@@ -4,19 +4,18 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
 from gateway.intake.key_file import ApiKey
 from gateway.intake.limits import Limits
-from shared import topology
 from shared.bus.base import Binding, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.bus.subscribe import receive
 from shared.errors import RateLimited
 from shared.messages import Ended, GenerationJob, TextPrompt, decode_usage, encode
+from tests.support.limits import running
 
 START = 1_800_000_000.0
 SHARES = (80, 15, 5)
@@ -42,26 +41,6 @@ class SlowBus(MemoryBus):
         for _ in range(self._random.randrange(20)):
             await asyncio.sleep(0)
         await super().publish(binding, message)
-
-
-@asynccontextmanager
-async def running(limits: Limits, bus: MemoryBus) -> AsyncIterator[Limits]:
-    """One gateway's limits, until the context ends."""
-
-    def hear(message: Message) -> None:
-        limits.hear(decode_usage(message.body))
-
-    queue = topology.usage_queue(limits.name)
-    tasks = [
-        asyncio.create_task(receive(bus, queue, hear, limits.listen)),
-        asyncio.create_task(limits.announce()),
-    ]
-    try:
-        yield limits
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @pytest.fixture

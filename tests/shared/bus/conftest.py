@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from shared.bus.base import Bus
+from shared.bus.base import Bus, Queue
 from shared.bus.rabbit import RabbitBus
 from tests.shared.bus.wires import MemoryWires, QueueMaker, RabbitWires, Wires, queue_maker
 from tests.support.broker import Broker
@@ -43,6 +43,14 @@ async def make_queue(bus: Bus) -> AsyncIterator[QueueMaker]:
     async with AsyncExitStack() as stack:
         yield queue_maker(bus, stack)
         await bus.wait_connected()
+
+
+@pytest.fixture
+async def queue(bus: Bus, make_queue: QueueMaker) -> Queue:
+    """A queue of the default kind, which exists."""
+    queue = make_queue()
+    await bus.declare(queue)
+    return queue
 
 
 @pytest.fixture

@@ -68,9 +68,7 @@ async def test_an_acknowledged_message_never_comes_again(
         assert await is_quiet(consumer)
 
 
-async def test_acknowledging_twice_is_harmless(bus: Bus, make_queue: QueueMaker) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
+async def test_acknowledging_twice_is_harmless(bus: Bus, queue: Queue) -> None:
     await publish(bus, queue, numbered(2))
 
     async with bus.consume(queue.name) as consumer:
@@ -102,10 +100,8 @@ async def test_closing_gives_unacknowledged_messages_back_in_order(
 
 
 async def test_a_log_that_is_never_acknowledged_can_be_read_again_and_again(
-    bus: Bus, make_queue: QueueMaker
+    bus: Bus, queue: Queue
 ) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
     readings = []
     for count in (10, 20, 30):
         await publish(bus, queue, numbered(30)[count - 10 : count])
@@ -129,10 +125,8 @@ async def test_returns_are_counted(bus: Bus, make_queue: QueueMaker) -> None:
 
 
 async def test_a_returned_message_of_a_classic_queue_is_known_as_one(
-    bus: Bus, make_queue: QueueMaker
+    bus: Bus, queue: Queue
 ) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
     await publish(bus, queue, [b"job"])
     async with bus.consume(queue.name) as consumer:
         [fresh] = await take(consumer)
@@ -161,10 +155,8 @@ async def test_a_lost_connection_gives_its_deliveries_to_others(
 
 
 async def test_iteration_says_that_the_connection_was_lost(
-    wires: Wires, bus: Bus, make_queue: QueueMaker
+    wires: Wires, bus: Bus, queue: Queue
 ) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
     await publish(bus, queue, numbered(2))
 
     async with bus.consume(queue.name) as consumer:
@@ -175,10 +167,8 @@ async def test_iteration_says_that_the_connection_was_lost(
 
 
 async def test_settling_after_the_connection_was_lost_is_harmless(
-    wires: Wires, bus: Bus, make_queue: QueueMaker
+    wires: Wires, bus: Bus, queue: Queue
 ) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
     await publish(bus, queue, numbered(2))
     async with bus.consume(queue.name) as consumer:
         [first, second] = await take(consumer, 2)
@@ -194,9 +184,7 @@ async def test_settling_after_the_connection_was_lost_is_harmless(
         assert await take_bodies(consumer, 2) == numbered(2)
 
 
-async def test_no_more_than_prefetch_are_in_hand(bus: Bus, make_queue: QueueMaker) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
+async def test_no_more_than_prefetch_are_in_hand(bus: Bus, queue: Queue) -> None:
     await publish(bus, queue, numbered(6))
 
     async with bus.consume(queue.name, prefetch=3) as consumer:
@@ -207,12 +195,7 @@ async def test_no_more_than_prefetch_are_in_hand(bus: Bus, make_queue: QueueMake
         assert await is_quiet(consumer)
 
 
-async def test_consumers_share_a_queue_evenly(
-    bus: Bus, other_bus: Bus, make_queue: QueueMaker
-) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
-
+async def test_consumers_share_a_queue_evenly(bus: Bus, other_bus: Bus, queue: Queue) -> None:
     async with bus.consume(queue.name) as one, other_bus.consume(queue.name) as two:
         await publish(bus, queue, numbered(10))
         bodies = await take_bodies(one, 5) + await take_bodies(two, 5)
@@ -235,11 +218,7 @@ async def test_a_returned_message_goes_to_the_head_of_its_queue(
     assert (again.message.body, again.num_returns) == (b"0", 1)
 
 
-async def test_stopping_ends_iteration_after_what_is_in_hand(
-    bus: Bus, make_queue: QueueMaker
-) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
+async def test_stopping_ends_iteration_after_what_is_in_hand(bus: Bus, queue: Queue) -> None:
     await publish(bus, queue, numbered(3))
 
     async with bus.consume(queue.name) as consumer:
@@ -255,10 +234,7 @@ async def test_stopping_ends_iteration_after_what_is_in_hand(
     await eventually(lambda: has_ready(bus, queue, 1))
 
 
-async def test_a_cancelled_wait_loses_no_message(bus: Bus, make_queue: QueueMaker) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
-
+async def test_a_cancelled_wait_loses_no_message(bus: Bus, queue: Queue) -> None:
     async with bus.consume(queue.name) as consumer:
         for _ in range(3):
             waiting = asyncio.ensure_future(consumer.__anext__())
@@ -270,12 +246,7 @@ async def test_a_cancelled_wait_loses_no_message(bus: Bus, make_queue: QueueMake
         assert await take_bodies(consumer, 2) == numbered(2)
 
 
-async def test_deleting_a_queue_ends_its_consumers(
-    bus: Bus, other_bus: Bus, make_queue: QueueMaker
-) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
-
+async def test_deleting_a_queue_ends_its_consumers(bus: Bus, other_bus: Bus, queue: Queue) -> None:
     async with bus.consume(queue.name) as consumer:
         await other_bus.delete_queue(queue.name)
         with pytest.raises(QueueNotFound):

@@ -5,7 +5,7 @@ import uuid
 
 import pytest
 
-from shared.bus.base import Binding, Bus, Exchange, Message
+from shared.bus.base import Binding, Bus, Exchange, Message, Queue
 from shared.errors import BusUnavailable, MessageTooLarge, PublishRefused, Unroutable
 from tests.shared.bus.deliveries import is_quiet, numbered, publish, take, take_bodies
 from tests.shared.bus.wires import DIRECT, MAX_BYTES, QueueMaker, Wires
@@ -56,9 +56,7 @@ async def test_a_routing_key_finds_its_queues(
             assert await is_quiet(consumer)
 
 
-async def test_a_message_names_the_user_that_published_it(bus: Bus, make_queue: QueueMaker) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
+async def test_a_message_names_the_user_that_published_it(bus: Bus, queue: Queue) -> None:
     await bus.publish(queue.bindings[0], Message(b"x", user_id="somebody else"))
 
     async with bus.consume(queue.name) as consumer:
@@ -87,9 +85,7 @@ async def test_a_message_that_no_queue_wants_is_refused(bus: Bus, make_queue: Qu
         await bus.publish(Binding(DIRECT, "nobody.listens"), Message(b"x"))
 
 
-async def test_a_publish_to_no_exchange_fails_alone(bus: Bus, make_queue: QueueMaker) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
+async def test_a_publish_to_no_exchange_fails_alone(bus: Bus, queue: Queue) -> None:
     nowhere = Binding(Exchange("warren.test.nowhere", "direct"), "key")
 
     for _ in range(8):
@@ -101,10 +97,7 @@ async def test_a_publish_to_no_exchange_fails_alone(bus: Bus, make_queue: QueueM
         assert await take_bodies(consumer, 8) == numbered(8)
 
 
-async def test_a_message_over_the_limit_is_not_sent(bus: Bus, make_queue: QueueMaker) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
-
+async def test_a_message_over_the_limit_is_not_sent(bus: Bus, queue: Queue) -> None:
     with pytest.raises(MessageTooLarge):
         await bus.publish(queue.bindings[0], Message(bytes(MAX_BYTES + 1)))
 
@@ -157,10 +150,8 @@ async def test_publishers_at_once_each_keep_their_order(bus: Bus, make_queue: Qu
 
 
 async def test_what_is_published_while_the_connection_breaks_arrives_or_raises(
-    wires: Wires, bus: Bus, other_bus: Bus, make_queue: QueueMaker
+    wires: Wires, bus: Bus, other_bus: Bus, queue: Queue
 ) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
     confirmed: list[bytes] = []
 
     async def publish_until_it_breaks(name: int) -> None:

@@ -125,10 +125,8 @@ async def test_a_queue_expires_only_after_its_last_consumer_left(
 
 
 async def test_an_exclusive_reader_keeps_others_out_and_is_followed_by_one(
-    bus: Bus, other_bus: Bus, make_queue: QueueMaker
+    bus: Bus, other_bus: Bus, queue: Queue
 ) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
     await publish(bus, queue, numbered(3))
 
     async with bus.consume(queue.name, is_exclusive=True) as first:
@@ -142,22 +140,16 @@ async def test_an_exclusive_reader_keeps_others_out_and_is_followed_by_one(
 
 
 async def test_no_exclusive_reader_beside_another_reader(
-    bus: Bus, other_bus: Bus, make_queue: QueueMaker
+    bus: Bus, other_bus: Bus, queue: Queue
 ) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
-
     async with bus.consume(queue.name):
         with pytest.raises(QueueBusy):
             await read_all(other_bus, queue, 0, is_exclusive=True)
 
 
 async def test_an_exclusive_reader_is_let_go_even_if_its_task_is_cancelled_twice(
-    bus: Bus, other_bus: Bus, make_queue: QueueMaker
+    bus: Bus, other_bus: Bus, queue: Queue
 ) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
-
     async def read_forever() -> None:
         async with bus.consume(queue.name, is_exclusive=True) as consumer:
             await anext(consumer)
@@ -174,10 +166,8 @@ async def test_an_exclusive_reader_is_let_go_even_if_its_task_is_cancelled_twice
 
 
 async def test_the_next_exclusive_reader_gets_the_log_of_a_lost_one(
-    wires: Wires, bus: Bus, other_bus: Bus, make_queue: QueueMaker
+    wires: Wires, bus: Bus, other_bus: Bus, queue: Queue
 ) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
     await publish(bus, queue, numbered(50))
 
     async with other_bus.consume(queue.name, is_exclusive=True) as lost:
@@ -243,11 +233,7 @@ async def test_a_cancelled_declaration_leaves_no_exclusive_queue(
     assert not any(left)
 
 
-async def test_a_lost_connection_comes_back_by_itself(
-    wires: Wires, bus: Bus, make_queue: QueueMaker
-) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
+async def test_a_lost_connection_comes_back_by_itself(wires: Wires, bus: Bus, queue: Queue) -> None:
     for round_ in numbered(2):
         async with bus.consume(queue.name) as consumer:
             wires.sever(bus)
@@ -264,11 +250,7 @@ async def test_a_lost_connection_comes_back_by_itself(
     assert await read_all(bus, queue, 2) == numbered(2)
 
 
-async def test_inspecting_counts_what_is_ready_and_who_consumes(
-    bus: Bus, make_queue: QueueMaker
-) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
+async def test_inspecting_counts_what_is_ready_and_who_consumes(bus: Bus, queue: Queue) -> None:
     await publish(bus, queue, numbered(5))
     idle = await bus.inspect(queue.name)
 
@@ -309,10 +291,8 @@ async def test_declaring_a_queue_with_other_properties_is_refused(
 
 
 async def test_a_deleted_queue_takes_its_messages_and_its_binding_with_it(
-    bus: Bus, make_queue: QueueMaker
+    bus: Bus, queue: Queue
 ) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
     await publish(bus, queue, numbered(2))
     await bus.delete_queue(queue.name)
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from shared import metrics
 from shared.bus.outage import Outage
+from shared.telemetry import metrics
 
 
 @dataclass

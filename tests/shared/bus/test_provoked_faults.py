@@ -13,7 +13,6 @@ import aiormq
 import pytest
 from pamqp.commands import Basic
 
-from shared import incidents
 from shared.bus.base import Binding, Bus, Consumer, Exchange, Message, Queue, QueueState
 from shared.bus.rabbit import RabbitBus
 from shared.errors import (
@@ -23,14 +22,15 @@ from shared.errors import (
     QueueNotFound,
     Unroutable,
 )
-from shared.incidents import Kind, num_reported
+from shared.telemetry import incidents
+from shared.telemetry.incidents import Kind, num_reported
 from tests.shared.bus.deliveries import QUIET_S, numbered, take_bodies
 from tests.shared.bus.wires import DIRECT
 from tests.support.amqp_faults import ANSWER, FAULTS, Fault, is_ack, late
 from tests.support.amqp_frames import Frame
 from tests.support.amqp_proxy import AmqpProxy, Conversation, leave_alone
 from tests.support.broker import Broker
-from tests.support.provocations import Gate, Nth
+from tests.support.provocations import CONNECTION_ENDS, Gate, Nth
 
 pytestmark = pytest.mark.rabbit
 
@@ -215,14 +215,6 @@ async def test_a_conversation_ends_as_it_should_wherever_a_fault_strikes(
 
 
 CHANNEL_ENDS = [f"{code} closes channel" for code in (403, 404, 406, 541)]
-CONNECTION_ENDS = [
-    "320 closes connection",
-    "connection cut inside of a frame",
-    "connection reset inside of a frame",
-    "frame with a wrong end",
-    "frame of an unknown kind",
-    "unknown method",
-]
 PLACES: dict[str, Callable[[Conversation, Frame], bool]] = {
     "confirmation": is_ack,
     "delivery": lambda _, frame: frame.name == Basic.Deliver.name,

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from shared import incidents
 from shared.bus.rabbit.shielded_calls import Calls
 from shared.errors import BusError, BusUnavailable, QueueNotFound, Unanswered
+from shared.telemetry import incidents
 
 TIMEOUT_S = 5.0
 

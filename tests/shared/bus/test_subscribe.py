@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from shared import incidents
 from shared.bus.base import Bus, Delivery, Message, Queue, QueueState
 from shared.bus.memory import MemoryBus
 from shared.bus.subscribe import Attached, Lost, Subscription, receive
@@ -17,6 +16,7 @@ from shared.errors import (
     QueueNotFound,
     UndecodableMessage,
 )
+from shared.telemetry import incidents
 from tests.shared.bus.deliveries import PATIENCE_S, QUIET_S, eventually, numbered, publish
 from tests.shared.bus.wires import QueueMaker, Wires
 
@@ -51,9 +51,7 @@ def bodies(items: list[Item]) -> list[bytes]:
     return [delivery.message.body for delivery in deliveries]
 
 
-async def test_deliveries_follow_the_attachment(bus: Bus, make_queue: QueueMaker) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
+async def test_deliveries_follow_the_attachment(bus: Bus, queue: Queue) -> None:
     await publish(bus, queue, numbered(3))
 
     async with Subscription(bus, queue.name) as subscription:
@@ -63,9 +61,7 @@ async def test_deliveries_follow_the_attachment(bus: Bus, make_queue: QueueMaker
     assert bodies(deliveries) == numbered(3)
 
 
-async def test_no_more_than_prefetch_are_in_hand(bus: Bus, make_queue: QueueMaker) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
+async def test_no_more_than_prefetch_are_in_hand(bus: Bus, queue: Queue) -> None:
     await publish(bus, queue, numbered(3))
 
     async with Subscription(bus, queue.name, prefetch=2) as subscription:
@@ -75,10 +71,8 @@ async def test_no_more_than_prefetch_are_in_hand(bus: Bus, make_queue: QueueMake
 
 
 async def test_a_lost_connection_brings_back_everything_unsettled_in_order(
-    wires: Wires, bus: Bus, make_queue: QueueMaker
+    wires: Wires, bus: Bus, queue: Queue
 ) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
     await publish(bus, queue, numbered(4))
 
     async with Subscription(bus, queue.name, is_exclusive=True) as subscription:
@@ -181,11 +175,8 @@ async def test_without_a_declaration_a_missing_queue_is_an_error(
 
 
 async def test_without_a_declaration_the_deletion_of_the_queue_is_an_error(
-    bus: Bus, other_bus: Bus, make_queue: QueueMaker
+    bus: Bus, other_bus: Bus, queue: Queue
 ) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
-
     async with Subscription(bus, queue.name) as subscription:
         await take(subscription)
         await other_bus.delete_queue(queue.name)
@@ -193,9 +184,7 @@ async def test_without_a_declaration_the_deletion_of_the_queue_is_an_error(
             await take(subscription)
 
 
-async def test_a_queue_with_other_properties_is_an_error(bus: Bus, make_queue: QueueMaker) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
+async def test_a_queue_with_other_properties_is_an_error(bus: Bus, queue: Queue) -> None:
     unlike = replace(queue, max_length=1)
 
     async with Subscription(bus, queue.name, declare=(unlike,)) as subscription:
@@ -204,10 +193,8 @@ async def test_a_queue_with_other_properties_is_an_error(bus: Bus, make_queue: Q
 
 
 async def test_a_busy_queue_is_attached_to_once_it_is_released(
-    bus: Bus, other_bus: Bus, make_queue: QueueMaker
+    bus: Bus, other_bus: Bus, queue: Queue
 ) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
     await publish(bus, queue, numbered(2))
 
     async with Subscription(bus, queue.name, is_exclusive=True) as subscription:
@@ -220,10 +207,7 @@ async def test_a_busy_queue_is_attached_to_once_it_is_released(
     assert bodies(again) == numbered(2)
 
 
-async def test_a_cancelled_wait_loses_no_message(bus: Bus, make_queue: QueueMaker) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
-
+async def test_a_cancelled_wait_loses_no_message(bus: Bus, queue: Queue) -> None:
     async with Subscription(bus, queue.name) as subscription:
         await take(subscription)
         for _ in range(3):
@@ -236,10 +220,8 @@ async def test_a_cancelled_wait_loses_no_message(bus: Bus, make_queue: QueueMake
 
 
 async def test_an_attachment_that_is_cancelled_holds_nothing(
-    bus: Bus, other_bus: Bus, make_queue: QueueMaker
+    bus: Bus, other_bus: Bus, queue: Queue
 ) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
     subscription = Subscription(bus, queue.name, is_exclusive=True)
     waiting = asyncio.ensure_future(take(subscription))
     await asyncio.sleep(0)
@@ -251,9 +233,7 @@ async def test_an_attachment_that_is_cancelled_holds_nothing(
         assert consumer.is_open
 
 
-async def test_closing_returns_what_is_unsettled(bus: Bus, make_queue: QueueMaker) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
+async def test_closing_returns_what_is_unsettled(bus: Bus, queue: Queue) -> None:
     await publish(bus, queue, numbered(2))
     async with Subscription(bus, queue.name) as first:
         await take(first, 3)
@@ -266,11 +246,7 @@ async def test_closing_returns_what_is_unsettled(bus: Bus, make_queue: QueueMake
     assert bodies(deliveries) == numbered(2)
 
 
-async def test_stopping_ends_iteration_and_keeps_what_is_in_hand(
-    bus: Bus, make_queue: QueueMaker
-) -> None:
-    queue = make_queue()
-    await bus.declare(queue)
+async def test_stopping_ends_iteration_and_keeps_what_is_in_hand(bus: Bus, queue: Queue) -> None:
     await publish(bus, queue, numbered(2))
 
     async with Subscription(bus, queue.name) as subscription:

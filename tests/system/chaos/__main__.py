@@ -40,31 +40,49 @@ def smollm2_questions() -> list[Question]:
     return [Question("smollm2", f"Chapter {k}. It was", 64, seed=k) for k in range(6)]
 
 
+def deployment_at(node: RabbitNode, logs: Path, **options: Any) -> Deployment:
+    """Processes with direct connections to the broker."""
+    return Deployment(
+        logs, worker_url=node.url_of("worker"), gateway_url=node.url_of("gateway"), **options
+    )
+
+
+async def campaign(
+    node: RabbitNode,
+    deployment: Deployment,
+    plan: Plan,
+    num_callers: int,
+    questions: list[Question],
+    *,
+    do_processes_live: bool = False,
+) -> list[Row]:
+    """Run the faults of a plan while callers stream, and check that nothing is left of them.
+
+    Processes that live through all faults must not have grown.
+    """
+    expected = await answers(deployment, questions)
+    before = ground.usages(deployment.processes) if do_processes_live else {}
+    rows = await Campaign(deployment, expected, num_callers).run(plan)
+    await asyncio.to_thread(ground.wait_clean, node, deployment, before)
+    return rows
+
+
 async def processes(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
     """Processes come and go; broker and network are well."""
-    async with Deployment(
-        logs, worker_url=node.url_of("worker"), gateway_url=node.url_of("gateway")
-    ) as deployment:
-        expected = await answers(deployment, echo_questions())
-        plan = scale(
-            {
-                "worker killed": (deployment.kill_worker, 70),
-                "worker drained": (deployment.drain_worker, 20),
-                "gateway killed": (deployment.kill_gateway, 36),
-                "gateway drained": (deployment.drain_gateway, 10),
-                "worker and gateway killed": (deployment.kill_worker_and_gateway, 16),
-            }
-        )
-        rows = await Campaign(deployment, expected, num_callers).run(plan)
-        await asyncio.to_thread(ground.wait_clean, node, deployment, {})
-    return rows
+    async with deployment_at(node, logs) as deployment:
+        plan: Plan = {
+            "worker killed": (deployment.kill_worker, 70),
+            "worker drained": (deployment.drain_worker, 20),
+            "gateway killed": (deployment.kill_gateway, 36),
+            "gateway drained": (deployment.drain_gateway, 10),
+            "worker and gateway killed": (deployment.kill_worker_and_gateway, 16),
+        }
+        return await campaign(node, deployment, scale(plan), num_callers, echo_questions())
 
 
 async def deadly(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]:
     """Some requests kill whoever takes them."""
-    async with Deployment(
-        logs, worker_url=node.url_of("worker"), gateway_url=node.url_of("gateway")
-    ) as deployment:
+    async with deployment_at(node, logs) as deployment:
         expected = await answers(deployment, echo_questions())
         row = await poison(deployment, expected, num_innocent=197, num_deadly=3)
         await asyncio.to_thread(ground.wait_clean, node, deployment, {})
@@ -73,36 +91,23 @@ async def deadly(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row
 
 async def broker(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
     """The broker is killed and started, while all processes live."""
-    async with (
-        surroundings(node) as around,
-        Deployment(
-            logs, worker_url=node.url_of("worker"), gateway_url=node.url_of("gateway")
-        ) as deployment,
-    ):
-        expected = await answers(deployment, echo_questions())
-        before = ground.usages(deployment.processes)
-        plan = scale(
-            {
-                "broker restarted": (around.restart_broker, 10),
-                "broker killed": (around.kill_broker, 12),
-                "broker out of memory": (around.raise_memory_alarm, 6),
-            }
+    async with surroundings(node) as around, deployment_at(node, logs) as deployment:
+        plan: Plan = {
+            "broker restarted": (around.restart_broker, 10),
+            "broker killed": (around.kill_broker, 12),
+            "broker out of memory": (around.raise_memory_alarm, 6),
+        }
+        return await campaign(
+            node, deployment, scale(plan), num_callers, echo_questions(), do_processes_live=True
         )
-        rows = await Campaign(deployment, expected, num_callers).run(plan)
-        await asyncio.to_thread(ground.wait_clean, node, deployment, before)
-    return rows
 
 
 async def power(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
     """Everything dies at once."""
-    async with Deployment(
-        logs, worker_url=node.url_of("worker"), gateway_url=node.url_of("gateway")
-    ) as deployment:
-        expected = await answers(deployment, echo_questions())
-        plan = scale({"everything killed": (functools.partial(deployment.lose_power, node), 10)})
-        rows = await Campaign(deployment, expected, num_callers).run(plan)
-        await asyncio.to_thread(ground.wait_clean, node, deployment, {})
-    return rows
+    async with deployment_at(node, logs) as deployment:
+        lose_power = functools.partial(deployment.lose_power, node)
+        plan: Plan = {"everything killed": (lose_power, 10)}
+        return await campaign(node, deployment, scale(plan), num_callers, echo_questions())
 
 
 async def network(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
@@ -116,44 +121,29 @@ async def network(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) 
             gateway_options=[SHORT_SILENCE],
         ) as deployment,
     ):
-        expected = await answers(deployment, echo_questions())
-        before = ground.usages(deployment.processes)
-        plan = scale(
-            {
-                "worker stopped and woken": (deployment.stall_worker, 20),
-                "workers cut off": (around.cut_workers, 20),
-                "gateways cut off": (around.cut_gateways, 20),
-                "all cut off": (around.cut, 20),
-                "workers in a black hole": (around.lose_workers_network, 6),
-                "gateways in a black hole": (around.lose_gateways_network, 6),
-                "slow network": (around.delay, 6),
-                "consumers timed out": (around.time_consumers_out, 8),
-            }
+        plan: Plan = {
+            "worker stopped and woken": (deployment.stall_worker, 20),
+            "workers cut off": (around.cut_workers, 20),
+            "gateways cut off": (around.cut_gateways, 20),
+            "all cut off": (around.cut, 20),
+            "workers in a black hole": (around.lose_workers_network, 6),
+            "gateways in a black hole": (around.lose_gateways_network, 6),
+            "slow network": (around.delay, 6),
+            "consumers timed out": (around.time_consumers_out, 8),
+        }
+        return await campaign(
+            node, deployment, scale(plan), num_callers, echo_questions(), do_processes_live=True
         )
-        rows = await Campaign(deployment, expected, num_callers).run(plan)
-        await asyncio.to_thread(ground.wait_clean, node, deployment, before)
-    return rows
 
 
 async def truth(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]:
     """A real model continues after its worker is killed."""
-    async with Deployment(
-        logs,
-        worker_url=node.url_of("worker"),
-        gateway_url=node.url_of("gateway"),
-        start_worker=smollm2_worker,
-        num_workers=2,
-    ) as deployment:
-        expected = await answers(deployment, smollm2_questions())
-        plan = scale(
-            {
-                "worker killed, SmolLM2": (deployment.kill_worker, 16),
-                "gateway killed, SmolLM2": (deployment.kill_gateway, 8),
-            }
-        )
-        rows = await Campaign(deployment, expected, 4).run(plan)
-        await asyncio.to_thread(ground.wait_clean, node, deployment, {})
-    return rows
+    async with deployment_at(node, logs, start_worker=smollm2_worker, num_workers=2) as deployment:
+        plan: Plan = {
+            "worker killed, SmolLM2": (deployment.kill_worker, 16),
+            "gateway killed, SmolLM2": (deployment.kill_gateway, 8),
+        }
+        return await campaign(node, deployment, scale(plan), 4, smollm2_questions())
 
 
 async def batches(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]:
@@ -163,14 +153,10 @@ async def batches(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Ro
         return []
     num_lines = planned["batch"][1]
     with running_postgres() as database:
+        options = batch_options(database, logs)
         async with (
             surroundings(node) as around,
-            Deployment(
-                logs,
-                worker_url=node.url_of("worker"),
-                gateway_url=node.url_of("gateway"),
-                gateway_options=batch_options(database, logs),
-            ) as deployment,
+            deployment_at(node, logs, gateway_options=options) as deployment,
         ):
             faults = (
                 deployment.kill_worker,

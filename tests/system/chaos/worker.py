@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from bench.echo_worker import MODEL, echo_model
-from shared import settings, telemetry
+from shared import settings
 from shared.bus.rabbit import RabbitBus
 from shared.settings import WorkerSettings
+from shared.telemetry import setup
 from worker.decode.served_model import ServedModel
 from worker.engine.engine import Engine
 from worker.engine.interface import ScheduledBatch, StepHandle
@@ -75,7 +76,7 @@ def main(
         stall_timeout_s=stall_timeout_s,
         drain_grace_s=drain_grace_s,
     )
-    telemetry.configure(worker, "warren-chaos-worker")
+    setup.configure(worker, "warren-chaos-worker")
     asyncio.run(_run(broker, worker, step_ms / 1e3))
 
 

@@ -53,7 +53,7 @@ class LoggedLines:
     errors: list[str] = field(default_factory=list)
     """Of the level error and above, and whatever is no log line, such as a bare traceback."""
     incidents: list[Incident] = field(default_factory=list)
-    """See `shared.incidents`; they are not among the errors."""
+    """See `shared.telemetry.incidents`; they are not among the errors."""
     warnings: Counter[str] = field(default_factory=Counter)
 
     def unexpected(self, *, is_provoked: bool = False) -> list[str]:

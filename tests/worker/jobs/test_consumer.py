@@ -96,7 +96,7 @@ async def test_a_paused_consumer_takes_nothing_until_it_resumes() -> None:
 async def test_the_end_of_a_detached_job_is_told_to_all_gateways(is_detached: bool) -> None:
     broker, told = MemoryBroker(), topology.usage_queue("g")
     job = msgspec.structs.replace(new_job("echo"), is_detached=is_detached)
-    async with MemoryBus(broker) as bus, MemoryBus(broker) as theirs, echo_worker(theirs):
+    async with MemoryBus(broker) as bus, echo_worker(broker):
         await bus.declare(told)
         await ask(bus, job)
         await ask(
@@ -113,7 +113,7 @@ async def test_the_end_of_a_detached_job_is_told_to_all_gateways(is_detached: bo
 
 async def test_a_worker_declares_its_deleted_queues_again() -> None:
     broker = MemoryBroker()
-    async with MemoryBus(broker) as bus, MemoryBus(broker) as theirs, echo_worker(theirs):
+    async with MemoryBus(broker) as bus, echo_worker(broker):
         expected = await ask(bus, new_job("echo"))
         await bus.delete_queue(QUEUE.name)
         while await bus.inspect(QUEUE.name) is None:  # noqa: ASYNC110 (nobody says when)

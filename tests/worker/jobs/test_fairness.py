@@ -68,16 +68,14 @@ async def test_a_worker_that_is_free_begins_the_jobs_that_another_one_holds() ->
     [job] = jobs("", 1, SHORT)
     async with (
         MemoryBus(broker) as bus,
-        MemoryBus(broker) as first,
-        MemoryBus(broker) as second,
-        echo_worker(first, **options),
+        echo_worker(broker, **options),
         asking(bus, jobs("", 1)),
         reading(bus, job) as consumer,
     ):
         await until_taken(bus)
         await publish(bus, job)
         await until_taken(bus)
-        async with echo_worker(second, **options):
+        async with echo_worker(broker, **options):
             log = await read(bus, job, consumer)
 
     assert is_answered(log)
@@ -88,13 +86,11 @@ async def test_a_worker_without_room_leaves_new_jobs_to_one_that_is_free() -> No
     options: dict[str, Any] = {"step_s": STEP_S, "max_num_seqs": 2, "drain_grace_s": 0.05}
     async with (
         MemoryBus(broker) as bus,
-        MemoryBus(broker) as first,
-        MemoryBus(broker) as second,
-        echo_worker(first, **options),
+        echo_worker(broker, **options),
         asking(bus, jobs("", 2)),
     ):
         await until_taken(bus)
-        async with echo_worker(second, **options):
+        async with echo_worker(broker, **options):
             logs = [await ask(bus, job) for job in jobs("", 8, SHORT)]
 
     assert all(map(is_answered, logs))
@@ -103,14 +99,14 @@ async def test_a_worker_without_room_leaves_new_jobs_to_one_that_is_free() -> No
 async def test_the_jobs_that_a_drained_worker_held_are_answered_by_the_next_one() -> None:
     broker = MemoryBroker()
     options: dict[str, Any] = {"step_s": STEP_S, "max_num_seqs": 1, "drain_grace_s": 0.05}
-    async with MemoryBus(broker) as bus, MemoryBus(broker) as first, MemoryBus(broker) as second:
+    async with MemoryBus(broker) as bus:
         waiting = jobs("", 5, SHORT)
-        async with echo_worker(first, **options), asking(bus, jobs("", 1)):
+        async with echo_worker(broker, **options), asking(bus, jobs("", 1)):
             await until_taken(bus)
             answers = [asyncio.create_task(ask(bus, job)) for job in waiting]
             await asyncio.sleep(0.05)
             await until_taken(bus)
-        async with echo_worker(second):
+        async with echo_worker(broker):
             logs = await asyncio.gather(*answers)
 
     assert all(map(is_answered, logs))

@@ -117,11 +117,7 @@ async def test_a_reply_queue_that_nobody_else_may_see_harms_nobody() -> None:
     job = new_job("echo", sampling=SamplingParams(max_tokens=150, ignore_eos=True))
     key = topology.reply_binding(f"reply.{job.request_id}")
     broker = MemoryBroker()
-    async with (
-        MemoryBus(broker) as bus,
-        MemoryBus(broker) as theirs,
-        echo_worker(theirs, step_s=0.01),
-    ):
+    async with MemoryBus(broker) as bus, echo_worker(broker, step_s=0.01):
         await bus.declare(Queue(key.routing_key, (key,), is_exclusive=True))
         await publish(bus, job)
         async with bus.consume(key.routing_key) as consumer:

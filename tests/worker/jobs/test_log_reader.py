@@ -1,7 +1,8 @@
 """A worker that gets a job again and finds nobody who reads its log: it reads the log itself."""
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 
@@ -31,11 +32,15 @@ async def undisturbed(job: GenerationJob) -> Log:
         return await ask(bus, job)
 
 
-async def lose_worker_and_reader(bus: Bus, theirs: Bus, job: GenerationJob) -> None:
-    """Both are gone when some tokens have been written."""
-    async with doomed_worker(theirs, step_s=STEP_S), reading(bus, job) as consumer:
-        await publish(bus, job)
-        await read(bus, job, consumer, num_tokens=10)
+@asynccontextmanager
+async def abandoned(job: GenerationJob) -> AsyncIterator[tuple[MemoryBroker, MemoryBus]]:
+    """A broker at which the worker and the reader of a job died after some tokens."""
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as bus:
+        async with doomed_worker(broker, step_s=STEP_S), reading(bus, job) as consumer:
+            await publish(bus, job)
+            await read(bus, job, consumer, num_tokens=10)
+        yield broker, bus
 
 
 async def all_events(bus: Bus, job: GenerationJob) -> list[ReplyEvent]:
@@ -61,13 +66,10 @@ async def wait_idle(bus: Bus, lane: topology.Lane = "interactive") -> None:
 
 async def test_what_a_reader_returns_to_is_complete() -> None:
     job = new_job("echo", sampling=SAMPLING)
-    broker = MemoryBroker()
-    async with MemoryBus(broker) as bus, MemoryBus(broker) as first, MemoryBus(broker) as second:
-        await lose_worker_and_reader(bus, first, job)
-        async with echo_worker(second, step_s=0.002):
-            await asyncio.sleep(0.2)
-            async with reading(bus, job) as consumer:
-                log = await read(bus, job, consumer)
+    async with abandoned(job) as (broker, bus), echo_worker(broker, step_s=0.002):
+        await asyncio.sleep(0.2)
+        async with reading(bus, job) as consumer:
+            log = await read(bus, job, consumer)
 
     assert log.token_ids == (await undisturbed(job)).token_ids
     assert (log.reader.attempt, log.reader.num_crashes) == (2, 1)
@@ -75,10 +77,8 @@ async def test_what_a_reader_returns_to_is_complete() -> None:
 
 async def test_the_worker_goes_on_before_any_reader_returns() -> None:
     job = new_job("echo", sampling=SAMPLING)
-    broker = MemoryBroker()
-    async with MemoryBus(broker) as bus, MemoryBus(broker) as first, MemoryBus(broker) as second:
-        await lose_worker_and_reader(bus, first, job)
-        async with echo_worker(second):
+    async with abandoned(job) as (broker, bus):
+        async with echo_worker(broker):
             await asyncio.sleep(0.3)
         async with reading(bus, job) as consumer:
             log = await read(bus, job, consumer)
@@ -89,10 +89,8 @@ async def test_the_worker_goes_on_before_any_reader_returns() -> None:
 
 async def test_a_reader_that_dies_before_it_answers_does_not_hold_the_job_up() -> None:
     job = new_job("echo", sampling=SAMPLING)
-    broker = MemoryBroker()
-    async with MemoryBus(broker) as bus, MemoryBus(broker) as first, MemoryBus(broker) as second:
-        await lose_worker_and_reader(bus, first, job)
-        async with echo_worker(second):
+    async with abandoned(job) as (broker, bus):
+        async with echo_worker(broker):
             async with reading(bus, job):  # it never says a word
                 await asyncio.sleep(0.1)
             await asyncio.sleep(1.2)
@@ -118,11 +116,9 @@ async def test_a_log_that_has_ended_costs_nothing() -> None:
 
 async def test_a_job_whose_log_is_gone_is_dropped() -> None:
     job = new_job("echo", sampling=SAMPLING)
-    broker = MemoryBroker()
-    async with MemoryBus(broker) as bus, MemoryBus(broker) as first, MemoryBus(broker) as second:
-        await lose_worker_and_reader(bus, first, job)
+    async with abandoned(job) as (broker, bus):
         await bus.delete_queue(f"reply.{job.request_id}")
-        async with echo_worker(second, max_num_seqs=1):
+        async with echo_worker(broker, max_num_seqs=1):
             other = await ask(bus, new_job("echo"))
             await wait_idle(bus)
 
@@ -131,11 +127,10 @@ async def test_a_job_whose_log_is_gone_is_dropped() -> None:
 
 async def test_a_log_that_cannot_be_decoded_fails_once_and_for_every_reader() -> None:
     job = new_job("echo", sampling=SAMPLING)
-    broker, later = MemoryBroker(), LogReader(job.request_id, 1)
-    async with MemoryBus(broker) as bus, MemoryBus(broker) as first, MemoryBus(broker) as second:
-        await lose_worker_and_reader(bus, first, job)
+    later = LogReader(job.request_id, 1)
+    async with abandoned(job) as (broker, bus):
         await bus.publish(topology.reply_binding(f"reply.{job.request_id}"), Message(b"\xc1"))
-        async with echo_worker(second):
+        async with echo_worker(broker):
             await asyncio.sleep(0.2)
         await wait_idle(bus)
         events = await all_events(bus, job)

@@ -48,7 +48,7 @@ async def crash(
     broker: MemoryBroker, bus: Bus, job: GenerationJob, consumer: Consumer, log: Log
 ) -> None:
     """A worker takes the job, writes some tokens and dies."""
-    async with MemoryBus(broker) as theirs, doomed_worker(theirs, step_s=STEP_S):
+    async with doomed_worker(broker, step_s=STEP_S):
         await read(bus, job, consumer, log, num_tokens=len(log.token_ids) + 5)
 
 
@@ -180,7 +180,7 @@ async def test_a_suspect_whose_worker_dies_while_it_waits_has_not_crashed() -> N
     async with MemoryBus(broker) as bus, reading(bus, suspect) as consumer:
         for num_returns in range(3):
             await say_started(bus, suspect, num_returns)
-        async with MemoryBus(broker) as theirs, doomed_worker(theirs, step_s=STEP_S):
+        async with doomed_worker(broker, step_s=STEP_S):
             companion = asyncio.create_task(ask(bus, new_job("echo", sampling=LONG)))
             await asyncio.sleep(0.05)
             await publish(bus, suspect, "suspect")

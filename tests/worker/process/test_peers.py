@@ -32,7 +32,7 @@ async def run_with(bus: MemoryBus, **changes: Any) -> None:
 
 async def test_another_model_under_a_name_that_is_served_does_not_start() -> None:
     broker = MemoryBroker()
-    async with MemoryBus(broker) as theirs, MemoryBus(broker) as bus, echo_worker(theirs):
+    async with MemoryBus(broker) as bus, echo_worker(broker):
         with pytest.raises(StartupError, match=r"'echo'.*--served-name") as refused:
             await run_with(bus, fingerprint="other")
 
@@ -62,14 +62,14 @@ def announced(numerics: str) -> Announcement:
 @pytest.mark.parametrize("changes", [{}, {"name": "another", "fingerprint": "other"}])
 async def test_the_same_model_and_other_names_start(changes: dict[str, str]) -> None:
     broker = MemoryBroker()
-    async with MemoryBus(broker) as theirs, MemoryBus(broker) as bus, echo_worker(theirs):
+    async with MemoryBus(broker) as bus, echo_worker(broker):
         await run_with(bus, **changes)
 
 
 async def test_a_model_may_change_once_its_workers_have_left() -> None:
     broker = MemoryBroker()
-    async with MemoryBus(broker) as theirs, MemoryBus(broker) as bus:
-        async with echo_worker(theirs):
+    async with MemoryBus(broker) as bus:
+        async with echo_worker(broker):
             pass
         await run_with(bus, fingerprint="other")
 
@@ -83,7 +83,7 @@ async def test_a_worker_that_is_alone_starts_at_once() -> None:
 
 async def test_peers_are_heard_within_little_more_than_an_interval() -> None:
     broker = MemoryBroker()
-    async with MemoryBus(broker) as theirs, MemoryBus(broker) as bus, echo_worker(theirs):
+    async with MemoryBus(broker) as bus, echo_worker(broker):
         async with asyncio.timeout(10):
             heard = await hear_peers(bus, "echo", "me", INTERVAL_S)
             left_behind = await bus.inspect("control.worker.me.peers")

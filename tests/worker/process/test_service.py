@@ -342,16 +342,16 @@ async def test_a_drained_worker_finishes_its_jobs_and_takes_no_more() -> None:
 async def test_an_immediate_drain_hands_the_jobs_over(*, is_second: bool) -> None:
     broker = MemoryBroker()
     job = new_job("echo", sampling=SamplingParams(max_tokens=200, ignore_eos=True))
-    async with MemoryBus(broker) as bus, MemoryBus(broker) as first, MemoryBus(broker) as second:
+    async with MemoryBus(broker) as bus:
         async with echo_worker(bus):
             undisturbed = await ask(bus, job)
-        async with reading(bus, job) as consumer, echo_worker(first, step_s=0.05):
+        async with reading(bus, job) as consumer, echo_worker(broker, step_s=0.05):
             await publish(bus, job)
             log = await read(bus, job, consumer, num_tokens=1)
             if is_second:
                 await drain(bus, worker_of(log))
             await drain(bus, worker_of(log), is_immediate=True)
-            async with echo_worker(second):
+            async with echo_worker(broker):
                 log = await read(bus, job, consumer, log)
 
     assert log.token_ids == undisturbed.token_ids

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from shared import incidents, topology
+from shared import topology
 from shared.bus.base import Binding, Bus, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import (
@@ -28,6 +28,7 @@ from shared.messages import (
     decode_event,
     encode,
 )
+from shared.telemetry import incidents
 from shared.topology import Lane
 from tests.support.faults import (
     Strike,
@@ -44,7 +45,7 @@ from tests.support.workers import echo_worker
 from worker.jobs import consumer, delivery
 from worker.jobs.consumer import HeldJobs
 from worker.jobs.run import MAX_RETURNS
-from worker.process import service
+from worker.process import supervision
 
 NUM_AWAITS = 36
 """More awaits than any job here has: the last victims are spared."""
@@ -353,8 +354,8 @@ async def test_an_error_at_any_await_of_a_background_task_leaves_it_running(
     at: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All tasks of the worker are struck at once while it serves."""
-    monkeypatch.setattr(service, "_READER_CHECK_INTERVAL_S", 0.01)
-    monkeypatch.setattr(service, "_PROMOTION_INTERVAL_S", 0.01)
+    monkeypatch.setattr(supervision, "_READER_CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(supervision, "_PROMOTION_INTERVAL_S", 0.01)
     strikes: list[Strike] = []
 
     def victim(coroutine: Coroutine[Any, Any, Any]) -> Strike | None:

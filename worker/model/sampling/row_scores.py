@@ -63,7 +63,7 @@ class ScorePlan:
             "score_ids": np.array(self._token_ids, np.int64),
         }
 
-    def told(self, scores: RowScores) -> StepScores:
+    def step_scores(self, scores: RowScores) -> StepScores:
         """Assign the scores, once they are on the host."""
         rows = zip(*(tensor.tolist() for tensor in scores), strict=True)
 

@@ -21,9 +21,9 @@ from tests.support.scripted_worker import MODEL, ScriptedJob, ScriptedWorker, st
 from tests.support.workers import doomed_worker, echo_worker
 
 
-async def undisturbed(page: Page, gateway: LiveGateway, bus: MemoryBus) -> str:
+async def undisturbed(page: Page, gateway: LiveGateway, broker: MemoryBroker) -> str:
     """The answer of a worker that nobody disturbs."""
-    async with echo_worker(bus):
+    async with echo_worker(broker):
         await hears_a_worker(gateway)
         await open_console(page, gateway)
         await ask_for_many_tokens(page)
@@ -66,18 +66,14 @@ async def test_the_next_question_follows_the_conversation(
 
 
 async def test_an_answer_whose_worker_dies_is_completed_by_another_and_equal(
-    page: Page, broker: MemoryBroker, bus: MemoryBus
+    page: Page, broker: MemoryBroker
 ) -> None:
-    async with (
-        live_gateway(bus) as gateway,
-        MemoryBus(broker) as first,
-        MemoryBus(broker) as second,
-    ):
-        expected = await undisturbed(page, gateway, first)
-        async with doomed_worker(first, step_s=STEP_S):
+    async with live_gateway(broker) as gateway:
+        expected = await undisturbed(page, gateway, broker)
+        async with doomed_worker(broker, step_s=STEP_S):
             await ask_for_many_tokens(page)
             seen = await begun(page)
-        async with echo_worker(second):
+        async with echo_worker(broker):
             text = await answered(page)
 
     assert text == expected
@@ -88,11 +84,11 @@ async def test_an_answer_whose_worker_dies_is_completed_by_another_and_equal(
 
 
 async def test_an_answer_whose_page_is_reloaded_goes_on_and_is_equal(
-    page: Page, broker: MemoryBroker, bus: MemoryBus
+    page: Page, broker: MemoryBroker
 ) -> None:
-    async with live_gateway(bus) as gateway, MemoryBus(broker) as worker_bus:
-        expected = await undisturbed(page, gateway, worker_bus)
-        async with echo_worker(worker_bus, step_s=STEP_S):
+    async with live_gateway(broker) as gateway:
+        expected = await undisturbed(page, gateway, broker)
+        async with echo_worker(broker, step_s=STEP_S):
             await ask_for_many_tokens(page)
             seen = await begun(page)
             await page.reload()
@@ -103,19 +99,13 @@ async def test_an_answer_whose_page_is_reloaded_goes_on_and_is_equal(
     await expect(page.locator(".notes")).to_be_hidden()
 
 
-async def test_a_takeover_during_a_reload_is_told_once(
-    page: Page, broker: MemoryBroker, bus: MemoryBus
-) -> None:
-    async with (
-        live_gateway(bus) as gateway,
-        MemoryBus(broker) as first,
-        MemoryBus(broker) as second,
-    ):
-        expected = await undisturbed(page, gateway, first)
-        async with doomed_worker(first, step_s=STEP_S):
+async def test_a_takeover_during_a_reload_is_told_once(page: Page, broker: MemoryBroker) -> None:
+    async with live_gateway(broker) as gateway:
+        expected = await undisturbed(page, gateway, broker)
+        async with doomed_worker(broker, step_s=STEP_S):
             await ask_for_many_tokens(page)
             await begun(page)
-        async with echo_worker(second, step_s=STEP_S):
+        async with echo_worker(broker, step_s=STEP_S):
             await page.locator(".notes li").wait_for()
             await page.reload()
             text = await answered(page)

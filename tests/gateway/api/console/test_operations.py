@@ -15,14 +15,9 @@ from tests.support.workers import echo_worker
 
 
 async def test_a_drained_workers_stream_moves_to_another_without_a_gap(
-    page: Page, broker: MemoryBroker, bus: MemoryBus
+    page: Page, broker: MemoryBroker
 ) -> None:
-    async with (
-        live_gateway(bus) as gateway,
-        MemoryBus(broker) as first,
-        MemoryBus(broker) as second,
-        echo_worker(first, step_s=STEP_S),
-    ):
+    async with live_gateway(broker) as gateway, echo_worker(broker, step_s=STEP_S):
         await hears_a_worker(gateway)
         await open_console(page, gateway)
         await ask_for_many_tokens(page)
@@ -31,7 +26,7 @@ async def test_a_drained_workers_stream_moves_to_another_without_a_gap(
         streams = page.get_by_role("table", name="Streams")
         await expect(streams.get_by_text("running")).to_be_visible()
 
-        async with echo_worker(second, step_s=STEP_S):
+        async with echo_worker(broker, step_s=STEP_S):
             await page.get_by_role("button", name="Drain worker").first.click()
             await page.get_by_role("button", name="Move requests now").click()
             await expect(page.get_by_text("leaving")).to_be_visible()

@@ -1,10 +1,11 @@
-"""A gateway that has a directory of its own."""
+"""Gateways with a directory of their own, and with API keys."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from gateway.intake.key_file import KeyFile
 from shared.bus.memory import MemoryBus
 from tests.support.http import LiveGateway, live_gateway
 from tests.support.scripted_worker import ScriptedWorker
@@ -15,4 +16,13 @@ async def storing(
     bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path
 ) -> AsyncIterator[LiveGateway]:
     async with live_gateway(bus, data_dir=tmp_path) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def closed_gateway(bus: MemoryBus, tmp_path: Path) -> AsyncIterator[LiveGateway]:
+    """A gateway that requires an API key, and a client that has none."""
+    file = KeyFile(tmp_path / "keys")
+    file.add("alice")
+    async with live_gateway(bus, keys_file=file.path) as gateway:
         yield gateway

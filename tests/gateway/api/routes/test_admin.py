@@ -178,7 +178,7 @@ async def test_an_operators_key_has_the_scope(
 ) -> None:
     file = KeyFile(tmp_path / "keys")
     key = file.add("alice", scopes=scopes)
-    async with MemoryBus(broker) as bus, live_gateway(bus, keys_file=file.path) as gateway:
+    async with live_gateway(broker, keys_file=file.path) as gateway:
         headers = {"authorization": f"Bearer {key}"}
         response = await gateway.http.get(STATUS, headers=headers)
         without_key = await gateway.http.get(STATUS)

@@ -81,9 +81,8 @@ async def statuses(batch: list[tuple[str, bytes]]) -> list[tuple[int, Any]]:
     broker = MemoryBroker()
     async with (
         MemoryBus(broker) as worker_bus,
-        MemoryBus(broker) as bus,
         ScriptedWorker(worker_bus),
-        live_gateway(bus) as gateway,
+        live_gateway(broker) as gateway,
     ):
         responses = [
             await gateway.http.post(

@@ -1,27 +1,13 @@
 """The console's files: it loads nothing from elsewhere, and its page needs no key."""
 
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import urljoin
 
-import pytest
-
 from gateway.api.routes.console import FILES
-from gateway.intake.key_file import KeyFile
-from shared.bus.memory import MemoryBus
-from tests.support.http import LiveGateway, live_gateway
+from tests.support.http import LiveGateway
 
 _REFERENCE = re.compile(r"""(?:src|href)="(/[^"]+)"|from "(\./[^"]+)\"""")
-
-
-@pytest.fixture
-async def closed_gateway(bus: MemoryBus, tmp_path: Path) -> AsyncIterator[LiveGateway]:
-    """A gateway that requires an API key, and a client that has none."""
-    file = KeyFile(tmp_path / "keys")
-    file.add("alice")
-    async with live_gateway(bus, keys_file=file.path) as gateway:
-        yield gateway
 
 
 async def loaded(gateway: LiveGateway) -> dict[str, int]:

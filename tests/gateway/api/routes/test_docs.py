@@ -1,27 +1,15 @@
 """The page at /docs: it works without Internet access, and with API keys."""
 
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import urljoin, urlsplit
 
 import pytest
 
-from gateway.intake.key_file import KeyFile
-from shared.bus.memory import MemoryBus
-from tests.support.http import LiveGateway, live_gateway
+from tests.support.http import LiveGateway
 
 _REFERENCE = re.compile(r"""(?:src|href)=["']([^"']+)["']|\burl: '([^']+)'""")
 _IN_STYLES = re.compile(r"""(?:url\(|@import\s+)["']?([^"')\s]+)""")
-
-
-@pytest.fixture
-async def closed_gateway(bus: MemoryBus, tmp_path: Path) -> AsyncIterator[LiveGateway]:
-    """A gateway that requires an API key, and a client that has none."""
-    file = KeyFile(tmp_path / "keys")
-    file.add("alice")
-    async with live_gateway(bus, keys_file=file.path) as gateway:
-        yield gateway
 
 
 async def references(gateway: LiveGateway) -> list[str]:

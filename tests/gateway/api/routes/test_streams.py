@@ -430,10 +430,8 @@ async def test_a_gateway_that_drains_leaves_its_streams_to_another_one(
     broker: MemoryBroker, speaker: Speaker, worker: ScriptedWorker
 ) -> None:
     async with (
-        MemoryBus(broker) as other,
-        live_gateway(other) as second,
-        MemoryBus(broker) as one,
-        live_gateway(one, drain_grace_s=0.1) as first,
+        live_gateway(broker) as second,
+        live_gateway(broker, drain_grace_s=0.1) as first,
         asking(first) as left,
     ):
         speaker.allow(3)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import httpx
 from rich.console import Console
 
+from cli.gateway_client import connect
 from shared.errors import (
     InternalError,
     InvalidApiKey,
@@ -23,7 +24,6 @@ from shared.errors import (
 
 PATIENCE_S = 60.0
 """How long a lost answer is looked for; a gateway keeps it as long."""
-_CONNECT_TIMEOUT_S = 5.0
 _PAUSES_S = (0.0, 0.25, 0.5, 1.0, 2.0)
 _CANCEL_TIMEOUT_S = 2.0
 _KEY_ID = re.compile(r"wk-[0-9a-f]+-")
@@ -56,24 +56,6 @@ class _Bookmark:
             return client.build_request("GET", path, headers=headers)
         headers = {"accept": "text/event-stream", "idempotency-key": self.key}
         return client.build_request("POST", "/v1/chat/completions", json=self.body, headers=headers)
-
-
-def connect(
-    url: str, api_key: str | None = None, transport: httpx.BaseTransport | None = None
-) -> httpx.Client:
-    """Create a client for the server at ``url``, with or without ``/v1`` at its end. It waits for
-    answers without a limit. Raises `StartupError`."""
-    url = url.strip().rstrip("/").removesuffix("/v1")
-    url = url if "://" in url else f"http://{url}"
-    try:
-        return httpx.Client(
-            base_url=url,
-            headers={} if api_key is None else {"authorization": f"Bearer {api_key}"},
-            timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
-            transport=transport,
-        )
-    except (httpx.InvalidURL, ValueError) as error:
-        raise StartupError(f"{url} is not a URL: {error}") from None
 
 
 class ModelServer:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, TypeAlias, get_args
 
-from shared.metrics import PROCESS
+from shared.telemetry.metrics import PROCESS
 
 Kind: TypeAlias = Literal["job", "request", "task", "call", "channel", "connection"]
 """What failed: a job, an HTTP request, a background task, a call to the broker, or a channel or

@@ -1,33 +1,26 @@
-"""Logging and tracing, configured alike in every process.
+"""Logging and the export of spans and metrics, configured alike in every process.
 
 Modules log through ``logging.getLogger(__name__)`` with ``extra={"request_id": ...}``. Prompts and
-answers are never logged. A span's context is part of the job (`inject`, `extract`), so the spans of
-gateway, queue, prefill and decode form one trace on any bus.
+answers are never logged.
 """
 
 import json
 import logging
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import structlog
-from opentelemetry import metrics, propagate, trace
-from opentelemetry.context import Context, get_current
+from opentelemetry import metrics, trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from shared import audit, job_lines
-from shared.metrics import VERSION
 from shared.settings import CommonSettings
-
-tracer = trace.get_tracer("warren")
-
-_TRACE_PARENT = "traceparent"
-"""The key of W3C trace context that identifies the parent span."""
+from shared.telemetry import audit, job_lines
+from shared.telemetry.metrics import VERSION
 
 _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
 """The attributes of every record, and one that uvicorn adds to its own; all others are fields."""
@@ -45,21 +38,6 @@ def configure(settings: CommonSettings, service: str) -> None:
         _configure_tracing(settings.otlp_endpoint, service)
     if settings.otlp_metrics_endpoint is not None:
         _configure_metrics(settings.otlp_metrics_endpoint, service)
-
-
-def inject() -> dict[str, str]:
-    """The current trace context, for inclusion in a message."""
-    carrier: dict[str, str] = {}
-    # Most processes export no spans; skip the cost of the propagators.
-    if trace.get_current_span().get_span_context().is_valid:
-        propagate.inject(carrier)
-    return carrier
-
-
-def extract(carrier: Mapping[str, str]) -> Context:
-    """The trace context that `inject` put into a message; if there is none, the current context."""
-    context = get_current()
-    return propagate.extract(carrier, context) if _TRACE_PARENT in carrier else context
 
 
 class JsonFormatter(logging.Formatter):

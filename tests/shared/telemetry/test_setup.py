@@ -11,13 +11,13 @@ from threading import Thread
 
 import pytest
 
-from shared.telemetry import JsonFormatter
+from shared.telemetry.setup import JsonFormatter
 
 SCRIPT = """
 import logging
-from shared import telemetry
+from shared.telemetry import setup
 from shared.settings import WorkerSettings
-telemetry.configure(WorkerSettings(log_format="json", log_level="debug"), "warren-test")
+setup.configure(WorkerSettings(log_format="json", log_level="debug"), "warren-test")
 logging.getLogger("worker.jobs.run").info("job failed", extra={"request_id": "r1"})
 logging.getLogger("aiormq.connection").error("returned: %s", "a prompt")
 logging.getLogger("aio_pika.queue").debug("body: %s", "a prompt")
@@ -25,9 +25,9 @@ logging.getLogger("aio_pika.queue").debug("body: %s", "a prompt")
 
 CONSOLE_SCRIPT = """
 import sys
-from shared import job_lines, telemetry
+from shared.telemetry import job_lines, setup
 from shared.settings import WorkerSettings
-telemetry.configure(
+setup.configure(
     WorkerSettings(log_format="console", job_log_level=sys.argv[1]), "warren-test"
 )
 job_lines.write("job started", None, {"request_id": "r1", "attempt": 1})
@@ -37,10 +37,10 @@ job_lines.write("job taken over", None, {"request_id": "r1", "attempt": 2}, is_w
 SPAN_SCRIPT = """
 import sys
 from opentelemetry import trace
-from shared import telemetry
+from shared.telemetry import setup, tracing
 from shared.settings import WorkerSettings
-telemetry.configure(WorkerSettings(otlp_endpoint=sys.argv[1]), "warren-test")
-telemetry.tracer.start_span("worker.queue").end()
+setup.configure(WorkerSettings(otlp_endpoint=sys.argv[1]), "warren-test")
+tracing.tracer.start_span("worker.queue").end()
 trace.get_tracer_provider().shutdown()
 """
 
@@ -49,9 +49,9 @@ METRICS_SCRIPT = """
 import sys
 from opentelemetry import metrics
 from gateway.metrics import GenAiMetrics
-from shared import telemetry
+from shared.telemetry import setup
 from shared.settings import GatewaySettings
-telemetry.configure(GatewaySettings(otlp_metrics_endpoint=sys.argv[1]), "warren-test")
+setup.configure(GatewaySettings(otlp_metrics_endpoint=sys.argv[1]), "warren-test")
 GenAiMetrics().record(
     "chatcmpl-1", "m", duration_s=2.0, first_token_s=0.5, num_prompt_tokens=7, num_tokens=4,
     error_code=None,

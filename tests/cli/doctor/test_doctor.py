@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from cli.doctor import _gateway
-from cli.doctor_broker import _permissions, check_broker, check_management
-from cli.findings import Finding
+from cli.doctor.broker import _permissions, check_broker, check_management
+from cli.doctor.command import _gateway
+from cli.doctor.findings import Finding
 from cli.main import app
 from gateway.intake.key_file import KeyFile
 from shared import topology

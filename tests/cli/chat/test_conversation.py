@@ -10,8 +10,8 @@ import httpx
 import pytest
 from rich.console import Console
 
-from cli.chat import Chat
-from cli.conversation import PATIENCE_S, Conversation, ModelServer, show_answer
+from cli.chat.command import Chat
+from cli.chat.conversation import PATIENCE_S, Conversation, ModelServer, show_answer
 from shared.errors import (
     ContextLengthExceeded,
     InternalError,

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from gateway.metrics import Metrics
-from shared import incidents
+from shared.telemetry import incidents
 
 
 def test_an_incident_leaves_a_line_with_its_traceback_and_is_counted(

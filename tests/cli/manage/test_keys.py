@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cli.keys import app
+from cli.manage.keys import app
 from gateway.intake.api_keys import Keys
 from shared.errors import InvalidApiKey, StartupError
 

@@ -11,11 +11,12 @@ import typer
 from cli.options import EPILOG, takes_settings
 from cli.runtime import broker_of
 from cli.terminal import notices, output
-from shared import audit, settings
+from shared import settings
 from shared.bus.base import MAX_PREFETCH, Bus
 from shared.dead_letters import DeadLetter, find, opened
 from shared.messages import JSON
 from shared.settings import CommonSettings
+from shared.telemetry import audit
 
 MAX_LETTERS = MAX_PREFETCH
 """All listed letters are held unacknowledged at the same time."""

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from cli.options import DEFAULT_URL, ApiKey
 from cli.runtime import needs
 from cli.terminal import output
 from shared.errors import StartupError, WarrenError
 from shared.settings import did_you_mean
 
 if TYPE_CHECKING:
-    from cli.conversation import Conversation, ModelServer
+    from cli.chat.conversation import Conversation, ModelServer
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 _HISTORY = Path("~/.local/state/warren/chat_history")
 _COMMANDS = {
     "/help": "show this list",
@@ -47,10 +47,7 @@ def chat(
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Most tokens of an answer. Default: the server's.")
     ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(envvar="OPENAI_API_KEY", help="API key, if the server requires one."),
-    ] = None,
+    api_key: ApiKey = None,
     history: Annotated[
         Path, typer.Option(help="File that keeps the questions for the arrow keys.")
     ] = _HISTORY,
@@ -60,7 +57,7 @@ def chat(
     [dim]warren chat --url http://127.0.0.1:8000[/]
     """
     with needs("gateway"):
-        from cli.conversation import Conversation, ModelServer
+        from cli.chat.conversation import Conversation, ModelServer
 
     with closing(ModelServer(url, api_key)) as server:
         conversation = Conversation(
@@ -108,7 +105,7 @@ class Chat:
                 self._answer(text)
 
     def _answer(self, question: str) -> None:
-        from cli.conversation import show_answer
+        from cli.chat.conversation import show_answer
 
         self._console.print(f"[bold green]{self._conversation.model}[/]  ", end="")
         try:

@@ -16,8 +16,8 @@ from urllib.parse import quote
 
 from yarl import URL
 
-from cli.findings import Finding, failure, ok, skipped, warning
-from cli.web import fetch
+from cli.doctor.findings import Finding, failure, ok, skipped, warning
+from cli.doctor.web import fetch
 from shared import topology
 from shared.bus.base import Binding, Message, Queue
 from shared.bus.rabbit import RabbitBus

@@ -9,9 +9,9 @@ import typer
 
 from cli.terminal import notices, output
 from gateway.intake.key_file import SCOPES, ApiKey, KeyFile, id_of, read_options
-from shared import audit
 from shared.errors import StartupError
 from shared.settings import variable
+from shared.telemetry import audit
 
 app = typer.Typer(
     help="Add, list, rotate and revoke the API keys of gateways.", no_args_is_help=True

@@ -12,19 +12,19 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cli.chat import DEFAULT_URL
+from cli.options import DEFAULT_URL, GatewayUrl
 from cli.runtime import needs
 from cli.terminal import output
-from shared.errors import StartupError, Unavailable, WarrenError
+from shared.errors import StartupError, Unavailable
 
 if TYPE_CHECKING:
     import httpx
 
 _PATH = "/admin/v1/status"
+_TIMEOUT_S = 10.0
 _SHORT_ID = 8
 _BAR_CELLS = 10
 
-Url = Annotated[str, typer.Option(help="Base URL of a gateway.")]
 ApiKey = Annotated[
     str | None,
     typer.Option(envvar="OPENAI_API_KEY", help="API key with the scope operator."),
@@ -33,7 +33,7 @@ ApiKeyFile = Annotated[Path | None, typer.Option(help="File that contains the AP
 
 
 def status(
-    url: Url = DEFAULT_URL,
+    url: GatewayUrl = DEFAULT_URL,
     api_key: ApiKey = None,
     api_key_file: ApiKeyFile = None,
     as_json: Annotated[
@@ -53,7 +53,7 @@ def status(
 
 
 def top(
-    url: Url = DEFAULT_URL,
+    url: GatewayUrl = DEFAULT_URL,
     api_key: ApiKey = None,
     api_key_file: ApiKeyFile = None,
     interval: Annotated[
@@ -204,7 +204,7 @@ def _table(
 
 def _connect(url: str, api_key: str | None, api_key_file: Path | None) -> "httpx.Client":
     with needs("gateway"):
-        from cli.conversation import connect
+        from cli.gateway_client import connect
     if api_key_file is not None:
         try:
             api_key = api_key_file.read_text().strip()
@@ -216,20 +216,7 @@ def _connect(url: str, api_key: str | None, api_key_file: Path | None) -> "httpx
 def _fetch(client: "httpx.Client") -> dict[str, Any]:
     """The gateway's status. Raises `Unavailable` if it does not answer, and the error that it
     answers."""
-    import httpx
+    from cli.gateway_client import asked
 
-    try:
-        response = client.get(_PATH, timeout=10)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise Unavailable(f"No gateway answers at {client.base_url}: {error}.") from None
-    if response.is_error:
-        raise _error_of(response)
-    seen: dict[str, Any] = response.json()
+    seen: dict[str, Any] = asked(client, "GET", _PATH, timeout=_TIMEOUT_S).json()
     return seen
-
-
-def _error_of(response: "httpx.Response") -> WarrenError:
-    try:
-        return StartupError(response.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return StartupError(f"the server answered with status {response.status_code}")

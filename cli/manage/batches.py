@@ -6,23 +6,18 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from cli.chat import DEFAULT_URL
+from cli.options import DEFAULT_URL, ApiKey, GatewayUrl
 from cli.runtime import needs
 from cli.terminal import output
 
 app = typer.Typer(help="List, show and cancel the batches of a gateway.", no_args_is_help=True)
 
-Url = Annotated[str, typer.Option(help="Base URL of the gateway.")]
-ApiKey = Annotated[
-    str | None,
-    typer.Option(envvar="OPENAI_API_KEY", help="API key, if the gateway requires one."),
-]
 BatchId = Annotated[str, typer.Argument(help="Id of the batch.")]
 
 
 @app.command("list")
 def list_batches(
-    url: Url = DEFAULT_URL,
+    url: GatewayUrl = DEFAULT_URL,
     api_key: ApiKey = None,
     limit: Annotated[int, typer.Option(min=1, max=100, help="Number of batches.")] = 20,
 ) -> None:
@@ -39,21 +34,20 @@ def list_batches(
 
 
 @app.command()
-def show(batch_id: BatchId, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
+def show(batch_id: BatchId, url: GatewayUrl = DEFAULT_URL, api_key: ApiKey = None) -> None:
     """Show a batch as JSON."""
     _print(_asked(url, api_key, "GET", f"/v1/batches/{batch_id}"))
 
 
 @app.command()
-def cancel(batch_id: BatchId, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
+def cancel(batch_id: BatchId, url: GatewayUrl = DEFAULT_URL, api_key: ApiKey = None) -> None:
     """Cancel a batch; what is answered is kept."""
     _print(_asked(url, api_key, "POST", f"/v1/batches/{batch_id}/cancel"))
 
 
 def _asked(url: str, api_key: str | None, method: str, path: str, **more: Any) -> Any:
     with needs("gateway"):
-        from cli.batch.over_http import asked
-        from cli.conversation import connect
+        from cli.gateway_client import asked, connect
 
     with connect(url, api_key) as client:
         return asked(client, method, path, **more).json()

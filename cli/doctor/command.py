@@ -18,10 +18,10 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from cli.findings import Finding, Status, failure, ok, skipped, warning
+from cli.doctor.findings import Finding, Status, failure, ok, skipped, warning
+from cli.doctor.web import Fetched, fetch
 from cli.options import chosen, takes_settings
 from cli.terminal import output
-from cli.web import Fetched, fetch
 from shared import settings
 from shared.errors import StartupError
 from shared.host_memory import free_bytes
@@ -81,7 +81,7 @@ def _checks(
     api_key: str | None,
     management: str | None,
 ) -> Iterator[Finding]:
-    from cli.doctor_broker import check_broker, check_management, virtual_host
+    from cli.doctor.broker import check_broker, check_management, virtual_host
 
     yield ok("settings", "all variables and options are valid")
     yield _software()

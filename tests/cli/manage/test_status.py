@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from cli.status import duration
+from cli.manage.status import duration
 from gateway.intake.key_file import KeyFile
 from tests.support.serving import served
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def run(*arguments: str) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shared import audit
 from shared.errors import StartupError
+from shared.telemetry import audit
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_a_record_is_a_line_of_json_and_its_owners_alone(file: Path) -> None:
 
 def test_a_flood_of_refusals_is_counted(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refusals, now = audit.Refusals(), 100.0
-    monkeypatch.setattr("shared.audit.time.monotonic", lambda: now)
+    monkeypatch.setattr("shared.telemetry.audit.time.monotonic", lambda: now)
     for _ in range(1000):
         refusals.record("login refused", tenant="", key_id="")
     now += 1

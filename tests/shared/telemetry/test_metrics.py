@@ -1,6 +1,6 @@
 """The bound on the number of tenants in labels, and what a catalog exports."""
 
-from shared.metrics import ANONYMOUS, OTHER, Catalog, TenantLabels
+from shared.telemetry.metrics import ANONYMOUS, OTHER, Catalog, TenantLabels
 
 
 def test_tenants_beyond_the_bound_are_counted_as_others() -> None:

@@ -1,0 +1,47 @@
+"""HTTP requests to a gateway. It needs httpx, which an image of the worker does not have."""
+
+from typing import Any
+
+import httpx
+
+from shared.errors import StartupError, Unavailable, from_code
+
+_CONNECT_TIMEOUT_S = 5.0
+
+
+def connect(
+    url: str, api_key: str | None = None, transport: httpx.BaseTransport | None = None
+) -> httpx.Client:
+    """Create a client for the server at ``url``, with or without ``/v1`` at its end. It waits for
+    answers without a limit. Raises `StartupError`."""
+    url = url.strip().rstrip("/").removesuffix("/v1")
+    url = url if "://" in url else f"http://{url}"
+    try:
+        return httpx.Client(
+            base_url=url,
+            headers={} if api_key is None else {"authorization": f"Bearer {api_key}"},
+            timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
+            transport=transport,
+        )
+    except (httpx.InvalidURL, ValueError) as error:
+        raise StartupError(f"{url} is not a URL: {error}") from None
+
+
+def asked(client: httpx.Client, method: str, path: str, **more: Any) -> httpx.Response:
+    """The gateway's response. Raises its error; `Unavailable` if it does not answer or cannot, and
+    `StartupError` if it refuses the API key."""
+    try:
+        response = client.request(method, path, **more)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise Unavailable(f"no gateway answers at {client.base_url}: {error}") from error
+    if response.is_success:
+        return response
+    try:
+        problem = response.json()["error"]
+    except (ValueError, KeyError, TypeError):
+        raise Unavailable(f"HTTP {response.status_code} from {client.base_url}") from None
+    if response.status_code >= 500:
+        raise Unavailable(problem["message"])
+    if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        raise StartupError(problem["message"])
+    raise from_code(problem["code"] or "", problem["message"], problem["param"])

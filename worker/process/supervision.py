@@ -1,0 +1,83 @@
+"""Supervises the jobs that a worker runs: those that nobody reads, and batch jobs that starve."""
+
+import asyncio
+import math
+import time
+from contextlib import suppress
+
+from shared.bus.base import Bus
+from shared.errors import BusError, BusUnavailable, QueueDown
+from shared.messages import Cancel
+from shared.telemetry import incidents
+from worker.jobs.consumer import HeldJob, HeldJobs
+from worker.jobs.execution import JobExecution
+
+_READER_CHECK_INTERVAL_S = 1.0
+_PROMOTION_INTERVAL_S = 0.5
+
+
+class Supervisor:
+    """Cancels and promotes jobs; each method runs until it is cancelled."""
+
+    def __init__(
+        self, bus: Bus, held: HeldJobs, *, reader_grace_s: float, batch_patience_s: float
+    ) -> None:
+        """``reader_grace_s``: how long a job runs without a reader. ``batch_patience_s``: how long
+        a batch job waits for a token before it is promoted."""
+        self._bus = bus
+        self._held = held
+        self._reader_grace_s = reader_grace_s
+        self._batch_patience_s = batch_patience_s
+
+    async def cancel_unread(self) -> None:
+        """Cancel runs without a reader. Inspecting their logs renews the logs' expiry."""
+        unread_since: dict[str, float] = {}
+        while True:
+            await asyncio.sleep(_READER_CHECK_INTERVAL_S)
+            now = time.monotonic()
+            grace_s = {
+                request_id: await self._grace_s(held)
+                for request_id, held in list(self._held.items())
+            }
+            unread_since = {i: unread_since.get(i, now) for i in grace_s if grace_s[i] < math.inf}
+            for request_id, since in unread_since.items():
+                if now - since >= grace_s[request_id]:
+                    await self._cancel(request_id)
+
+    async def _cancel(self, request_id: str) -> None:
+        """Cancel a run whose log has no reader, unless it has one in another queue."""
+        held = self._held.get(request_id)
+        with suppress(BusUnavailable):
+            if held is not None and not await held.execution.find_log():
+                self._held.obey(Cancel(request_id=request_id))
+
+    async def _grace_s(self, held: HeldJob) -> float:
+        """Seconds for which a run may continue, given its log; unlimited while it has a reader."""
+        job = held.job
+        if job.mode == "final":  # may be collected later, from any queue
+            return math.inf
+        facts = {"request_id": job.request_id}
+        with incidents.survived("job", "log not inspected", **facts), suppress(BusError):
+            try:
+                log = await self._bus.inspect(held.execution.queue)
+            except QueueDown:
+                is_wanted = await held.execution.find_log() or job.is_detached
+            else:
+                if log is None:
+                    return 0
+                is_wanted = log.num_consumers > 0 or job.is_detached
+            return math.inf if is_wanted else self._reader_grace_s
+        return math.inf
+
+    async def promote_batch(self) -> None:
+        """Promote batch jobs that starve behind interactive ones, one at a time."""
+        promoted: JobExecution | None = None
+        while True:
+            await asyncio.sleep(_PROMOTION_INTERVAL_S)
+            running = [held.execution for held in self._held.values()]
+            if promoted not in running:
+                promoted = max(running, key=lambda execution: execution.starves_s, default=None)
+                if promoted is not None and promoted.starves_s >= self._batch_patience_s:
+                    promoted.promote()
+                else:
+                    promoted = None
