@@ -27,15 +27,15 @@ demo: setup ## Serve SmolLM2 at http://127.0.0.1:8000 and watch it answer (ONCE=
 	$(BIN)/warren serve --model smollm2 --dtype float32 --log-level warning --ask "$(QUESTION)" \
 	    $(if $(ONCE),--once --port 0)
 
-test: setup ## Run all tests that need no GPU, with a RabbitMQ of their own
+test: setup ## Run all tests that need no GPU, with their own RabbitMQ
 	$(BIN)/warren pull smollm2
 	infra/rabbitmq/with_rabbitmq.sh $(BIN)/pytest -m "not gpu" -n 3 --dist loadfile --no-loadscope-reorder
 
-chaos: setup ## Kill, stop and cut off everything again and again, for about an hour
+chaos: setup ## Kill, pause and disconnect every process again and again, for about an hour
 	WARREN_TEST_SCHEDULES=20000 $(BIN)/pytest tests/shared/log/test_simulation.py
 	infra/rabbitmq/with_rabbitmq.sh $(BIN)/python -m tests.system.chaos --out bench/results/chaos.md
 
-soak: setup ## Send rude traffic for half an hour (MINUTES=4: as long), and look for what it leaves
+soak: setup ## Send hostile traffic for half an hour (MINUTES=4: four minutes), and look for leaks
 	infra/rabbitmq/with_rabbitmq.sh $(BIN)/python -m tests.system.soak --minutes $(MINUTES) \
 	    --out bench/results/soak.md
 
@@ -49,11 +49,11 @@ check: setup ## Check format, lint, types, imports, duplicates, YAML, the Helm c
 	$(BIN)/pytest -q tests/infra/test_helm.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml
 
-fmt: setup ## Format the code and fix what can be fixed
+fmt: setup ## Format the code and fix lint errors
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup ## Measure beside the peers that are in PATH, and what the queue costs
+bench: setup ## Measure Warren beside the peers found in PATH, and the cost of the queue
 	infra/rabbitmq/with_rabbitmq.sh $(BIN)/python -m bench.serving
 	infra/rabbitmq/with_rabbitmq.sh $(BIN)/python -m bench.queue
 

@@ -111,8 +111,8 @@ class CommonSettings(BaseSettings):
         None,
         description="AMQP URL of the RabbitMQ broker, amqp:// or amqps://; for a cluster the URLs "
         "of its nodes, separated by commas. It contains a password: set the variable or "
-        "WARREN_BROKER_FILE, because options are visible in the process list. Unset: the "
-        "in-process bus, which only `warren serve` supports.",
+        "WARREN_BROKER_FILE, because options are visible in the process list. Unset: an "
+        "in-memory bus, which only `warren serve` supports.",
     )
     broker_file: Path | None = Field(
         None, description="File that contains the URL of WARREN_BROKER, such as a mounted secret."
@@ -124,7 +124,7 @@ class CommonSettings(BaseSettings):
         "its own name. The user of WARREN_BROKER is always trusted.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severe level that is logged; debug for troubleshooting."
+        "info", description="Least severe level that is logged. Use debug for troubleshooting."
     )
     log_format: Literal["auto", "console", "json"] = Field(
         "auto",
@@ -133,13 +133,13 @@ class CommonSettings(BaseSettings):
     audit_file: Path | None = Field(
         None,
         description="File to which refused logins and administrative acts are appended as JSON "
-        "lines. They are also logged by `warren.audit`.",
+        "lines. They are also written to the log by the logger `warren.audit`.",
     )
     job_log_level: Literal["info", "warning", "off"] = Field(
         "info",
-        description="Least severe level of the lines about single requests and jobs. info: every "
-        "step; warning: take-overs, dead letters and failures of the service. WARREN_LOG_LEVEL "
-        "applies as well.",
+        description="Least severe level of the log lines about single requests and jobs. info: "
+        "every step; warning: take-overs, dead letters and failures of the service. "
+        "WARREN_LOG_LEVEL also applies.",
     )
     otlp_endpoint: str | None = Field(
         None,
@@ -148,19 +148,19 @@ class CommonSettings(BaseSettings):
     otlp_metrics_endpoint: str | None = Field(
         None,
         description="OTLP/HTTP endpoint that receives metrics with the names of OpenTelemetry's "
-        "conventions for generative AI. Unset: they are not exported. /metrics is served always.",
+        "conventions for generative AI. Unset: they are not exported. /metrics is always served.",
     )
     metrics_tenants: int = Field(
         20,
         ge=0,
-        description="Number of tenants with metrics of their own: those with the most requests. "
+        description="Number of tenants that have their own metrics: those with the most requests. "
         "All others are counted as the tenant `other`.",
     )
     drain_grace_s: Seconds = Field(
         30,
         description="Seconds that running jobs and open streams may take to finish after "
         "SIGTERM; a worker then returns unfinished jobs to the queue. Keep it below the "
-        "orchestrator's kill timeout.",
+        "orchestrator's stop timeout.",
     )
 
     @classmethod
@@ -202,20 +202,20 @@ class GatewaySettings(CommonSettings):
     max_requests: int = Field(
         1024,
         gt=0,
-        description="Requests that one gateway handles at once; further requests are answered "
-        "429. Lower it to save memory.",
+        description="Maximum number of requests that one gateway handles at once; further requests "
+        "are answered 429. Lower it to save memory.",
     )
     max_connections: int = Field(
         2048,
         gt=0,
-        description="Connections that one gateway keeps open; further connections are answered "
-        "503. Fewer if the process may not open so many files.",
+        description="Maximum number of open client connections of one gateway; further connections "
+        "are answered 503. If the process's limit of open files is lower, it applies instead.",
     )
     max_connections_per_address: int = Field(
         1024,
         gt=0,
-        description="Connections that one address may have open. Behind a proxy, whose address "
-        "all clients share, set it to WARREN_MAX_CONNECTIONS.",
+        description="Maximum number of open connections from one address. Behind a proxy all "
+        "clients share its address: set it to WARREN_MAX_CONNECTIONS there.",
     )
     max_body_bytes: int = Field(
         4 << 20,
@@ -225,15 +225,16 @@ class GatewaySettings(CommonSettings):
     max_bytes_in_flight: int = Field(
         64 << 20,
         gt=0,
-        description="Size of all bodies that one gateway handles at once, in bytes; a body counts "
-        "with its length and 64 bytes for each JSON value. A body that does not fit in is answered "
-        "429. Raise it for many long prompts at once.",
+        description="Maximum total size of the bodies that one gateway handles at once, in bytes; "
+        "a body counts with its length and 64 bytes for each JSON value. A request that would "
+        "exceed it is answered 429. Raise it for many long prompts at once.",
     )
     max_detached: int = Field(
         500,
         gt=0,
-        description="Detached requests of one tenant whose jobs have not ended, at all gateways; "
-        "further ones are answered 429. The field `max_detached` of an API key overrides it.",
+        description="Maximum number of detached requests of one tenant whose jobs have not ended, "
+        "at all gateways together; further ones are answered 429. The field `max_detached` of an "
+        "API key overrides it.",
     )
     request_timeout_s: Seconds = Field(
         600,
@@ -242,13 +243,13 @@ class GatewaySettings(CommonSettings):
     )
     max_queue_wait_s: Seconds = Field(
         60,
-        description="Longest estimated wait for a worker, in seconds; a request that would "
-        "wait longer is answered 429. Lower it to shed load earlier.",
+        description="Longest acceptable wait for a worker, in seconds; a request that is estimated "
+        "to wait longer is answered 429. Lower it to shed load earlier.",
     )
     first_event_timeout_s: Seconds = Field(
         10,
         description="Seconds to wait for a worker's first event before the response headers "
-        "are sent. An error within this time still sets the HTTP status.",
+        "are sent. An error within this time still determines the HTTP status.",
     )
     ping_interval_s: Seconds = Field(
         15,
@@ -257,8 +258,8 @@ class GatewaySettings(CommonSettings):
     )
     send_timeout_s: Seconds = Field(
         30,
-        description="Seconds in which a client must read 64 KB of its response; otherwise it is "
-        "disconnected.",
+        description="Seconds within which a client must read 64 KB of its response; a slower "
+        "client is disconnected.",
     )
     disconnect_grace_s: float = Field(
         5,
@@ -270,8 +271,8 @@ class GatewaySettings(CommonSettings):
     )
     detach_ttl_s: Seconds = Field(
         3600,
-        description="Deadline in seconds of a request with `detach`, and how long its log is "
-        "kept unread.",
+        description="Deadline of a request with `detach`, in seconds, and how long its log is kept "
+        "without a reader.",
     )
     reply_retention_s: Seconds = Field(
         60,
@@ -281,15 +282,15 @@ class GatewaySettings(CommonSettings):
     worker_silence_s: Seconds = Field(
         8,
         description="Seconds without a heartbeat after which a worker is considered lost and "
-        "its job is published again. A resumed stream instead relies on the broker to "
-        "redeliver the job.",
+        "its jobs are published again. The job of a resumed stream is redelivered by the broker "
+        "instead.",
     )
     secret: Annotated[SecretStr, AfterValidator(_check_secret)] | None = Field(
         None,
-        description="At least 32 random bytes, from which the keys are derived that sign stream "
-        "tokens and turn Idempotency-Keys into request ids. Set the same value on all gateways. "
-        "Unset: a random one at each start, so that neither is valid at another gateway or after "
-        "a restart.",
+        description="At least 32 random bytes, from which the gateway derives the keys that sign "
+        "stream tokens and turn Idempotency-Keys into request ids. Set the same value on all "
+        "gateways. Unset: a random value at each start, so that tokens and Idempotency-Keys are "
+        "valid only at one gateway, until it restarts.",
     )
     secret_file: Path | None = Field(
         None, description="File that contains WARREN_SECRET, such as a mounted secret."
@@ -306,7 +307,7 @@ class GatewaySettings(CommonSettings):
     )
     allow_anonymous: bool = Field(
         False,
-        description="Allow the gateway to listen on other than loopback addresses without API "
+        description="Allow the gateway to listen on addresses other than loopback without API "
         "keys.",
     )
     data_dir: Path = Field(
@@ -326,15 +327,15 @@ class GatewaySettings(CommonSettings):
     )
     files_url: str | None = Field(
         None,
-        description="Where the bytes of files are stored, an s3://, gs://, az:// or file:/// URL "
-        "such as s3://BUCKET/PREFIX. Set the same one on all gateways. Unset: a directory in "
+        description="URL of the storage of files: s3://, gs://, az:// or file:///, such as "
+        "s3://BUCKET/PREFIX. Set the same one on all gateways. Unset: a directory in "
         "WARREN_DATA_DIR.",
     )
     max_file_bytes: int = Field(
         200 << 20, gt=0, description="Maximum size of an uploaded file in bytes."
     )
     max_tenant_file_bytes: int = Field(
-        10 << 30, gt=0, description="Maximum size of all files of one tenant together, in bytes."
+        10 << 30, gt=0, description="Maximum total size of the files of one tenant in bytes."
     )
     file_retention_s: Seconds = Field(
         30 * 24 * 3600,
@@ -346,8 +347,8 @@ class GatewaySettings(CommonSettings):
     batch_window: int = Field(
         64,
         gt=0,
-        description="Requests of one batch and model that are in the queue at once. Raise it if "
-        "batches leave workers idle.",
+        description="Maximum number of requests of one batch and model that are in the queue at "
+        "once. Raise it if batches leave workers idle.",
     )
     batch_lease_s: Annotated[float, Field(gt=0, le=60)] = Field(
         15,
@@ -380,8 +381,8 @@ class WorkerSettings(CommonSettings):
     )
     weight_format: Literal["auto", "q8_0", "q4_0", "q4_1"] = Field(
         "auto",
-        description="Quantization of the weights, on the CPU only; it saves memory and "
-        "bandwidth at some loss of quality. auto: not quantized, in the type of WARREN_DTYPE.",
+        description="Quantization of the weights, on the CPU only. It saves memory and "
+        "bandwidth at some loss of quality. auto: no quantization; weights have WARREN_DTYPE.",
     )
     kernels: Literal["auto", "native", "reference", "triton"] = Field(
         "auto",
@@ -390,13 +391,13 @@ class WorkerSettings(CommonSettings):
     )
     max_cpu_isa: Literal["auto", "avx2", "avx512"] = Field(
         "auto",
-        description="Best instruction set to use on the CPU. auto: the best that the processor "
+        description="Newest instruction set to use on the CPU. auto: the newest that the processor "
         "supports. Set avx2 on all workers of a model if some of their processors lack AVX-512.",
     )
     batch_invariant: bool = Field(
         False,
         description="Make a token's logits on a GPU independent of the other tokens in its "
-        "step, which is slower. Turn it on for reproducible output. The CPU's native kernels "
+        "step, which is slower. Set it for reproducible output. The CPU's native kernels "
         "are always batch invariant.",
     )
     device: str = Field(
@@ -429,48 +430,53 @@ class WorkerSettings(CommonSettings):
         "share shorter prefixes.",
     )
     kv_cache_bytes: int | None = Field(
-        None, gt=0, description="Size of the KV cache in bytes. Unset: chosen from the free memory."
+        None,
+        gt=0,
+        description="Size of the KV cache in bytes. Unset: derived from the free memory. Set it if "
+        "other processes need memory on the same device.",
     )
     gpu_memory_share: float = Field(
         0.9,
         gt=0,
         le=1,
-        description="Fraction of the GPU's memory for weights, activations and KV cache "
+        description="Fraction of the GPU's memory that weights, activations and KV cache use "
         "together. Lower it if other processes use the GPU.",
     )
     max_waiting_jobs: int = Field(
         256,
         ge=0,
-        description="Jobs of each class that a worker takes from its queue beyond those that it "
-        "can run, to serve their tenants in turn. Raise it if one tenant queues more jobs than "
-        "this; 0 serves the queue in the order of arrival.",
+        description="Maximum number of jobs of each class that a worker takes from its queue "
+        "beyond those that it can run, in order to serve their tenants in turn. Raise it if one "
+        "tenant queues more jobs than this; 0 serves the queue in the order of arrival.",
     )
     tenant_weights: Weights = Field(
         {},
-        description="Shares of tenants while several wait, as `name=weight` separated by commas. "
-        "A tenant of weight 3 is served three times the tokens of one of weight 1, which is the "
-        "default. Set the same value on all workers of a model.",
+        description="Weights of tenants, as `name=weight` separated by commas. While several "
+        "tenants wait, one with weight 3 gets three times as many tokens as one with weight 1, "
+        "the default. Set the same value on all workers of a model.",
     )
     batch_reserve: int = Field(
         4,
         ge=0,
-        description="Sequence slots reserved for interactive jobs; batch jobs use at most "
-        "WARREN_MAX_NUM_SEQS minus this many.",
+        description="Number of sequence slots reserved for interactive jobs; batch jobs use at "
+        "most WARREN_MAX_NUM_SEQS minus this number. Raise it if interactive requests wait behind "
+        "batch jobs.",
     )
     batch_patience_s: Seconds = Field(
         60,
-        description="Seconds after which a batch job that has received no token is promoted to "
-        "interactive priority, one job at a time. It prevents starvation.",
+        description="Seconds without a token after which a batch job is promoted to interactive "
+        "priority, one job at a time, so that no job starves.",
     )
     prefix_cache: bool = Field(
-        True, description="Reuse the KV cache of shared prompt prefixes, within one tenant only."
+        True,
+        description="Reuse the KV cache of prompt prefixes that requests of one tenant share.",
     )
     max_step_ms: float = Field(
         200,
         gt=0,
         description="Target for the longest step while answers stream, in milliseconds; long "
         "prompts are split into chunks to meet it. Lower it for smoother streams, raise it for "
-        "a shorter time to first token.",
+        "a shorter time to first token of long prompts.",
     )
     compute_threads: int | None = Field(
         None,
@@ -500,10 +506,13 @@ class WorkerSettings(CommonSettings):
     )
     health_host: str = Field(
         "127.0.0.1",
-        description="Address of WARREN_HEALTH_PORT. 0.0.0.0 answers other machines, without a key.",
+        description="Address on which WARREN_HEALTH_PORT listens. 0.0.0.0 answers other machines; "
+        "no key is required.",
     )
     health_port: Port | None = Field(
-        None, description="TCP port of the worker's /live, /health and /metrics. Unset: not served."
+        None,
+        description="TCP port of the worker's /live, /health and /metrics. Unset: they are not "
+        "served.",
     )
     stall_timeout_s: Seconds = Field(
         60,

@@ -11,7 +11,7 @@ _ROW = re.compile(r"^\| (?!Claim|---)(.+) \| (.+) \|$", re.MULTILINE)
 
 def table() -> list[tuple[str, str]]:
     text = (ROOT / "SECURITY.md").read_text()
-    _, _, section = text.partition("## What shows it")
+    _, _, section = text.partition("## What the tests show")
     return _ROW.findall(section.partition("\n## ")[0])
 
 
