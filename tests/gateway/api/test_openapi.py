@@ -159,7 +159,7 @@ def test_an_example_is_answered_as_documented(path: str, url: str) -> None:
     post = DOCUMENT["paths"][path]["post"]
     example = post["requestBody"]["content"]["application/json"]["example"]
 
-    changes = {"model": "scripted"}
+    changes: dict[str, Any] = {"model": "scripted"}
     if path == "/v1/batches":
         files = {"file": ("in.jsonl", b"")}
         uploaded = httpx.post(f"{url}/v1/files", data={"purpose": "batch"}, files=files)

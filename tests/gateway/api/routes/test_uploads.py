@@ -9,7 +9,7 @@ import pytest
 
 from gateway.intake.key_file import KeyFile
 from shared.bus.memory import MemoryBus
-from tests.support.batches_over_http import CHATS, chat, ended, jsonl, output, texts
+from tests.support.batches_over_http import chat, ended, jsonl, output, texts
 from tests.support.http import LiveGateway, live_gateway
 from tests.support.scripted_worker import ScriptedWorker
 
@@ -41,7 +41,7 @@ async def test_the_helper_of_openai_uploads_the_file_of_a_batch(
     assert await storing.openai.files.retrieve(upload.file.id) == upload.file
     assert (await storing.openai.files.content(upload.file.id)).content == content
     batch = await storing.openai.batches.create(
-        input_file_id=upload.file.id, endpoint=CHATS, completion_window="24h"
+        input_file_id=upload.file.id, endpoint="/v1/chat/completions", completion_window="24h"
     )
     answers = await output(storing, (await ended(storing, batch)).output_file_id)
     assert texts(answers) == {f"line {k}": f"number {k}" for k in range(10)}
