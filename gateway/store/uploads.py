@@ -104,7 +104,7 @@ class Uploads:
 
         Raises `NotFound`, and `InvalidRequest` if the upload takes no more parts.
         """
-        upload = require_pending(await self.get(tenant, upload_id))
+        upload = _require_pending(await self.get(tenant, upload_id))
         async with self._files.writing(tenant, is_hidden=True, upload_id=upload.id) as draft:
             yield draft
         try:
@@ -131,7 +131,7 @@ class Uploads:
         upload = await self.get(tenant, upload_id)
         if upload.body_hash == body_hash:
             return upload
-        require_pending(upload)
+        _require_pending(upload)
         try:
             await self._check_parts(upload, part_ids)
             file_id = await self._copy(upload, part_ids, md5)
@@ -244,7 +244,7 @@ class Uploads:
         return True
 
 
-def require_pending(upload: UploadRecord) -> UploadRecord:
+def _require_pending(upload: UploadRecord) -> UploadRecord:
     """Raises `InvalidRequest`."""
     if upload.status != "pending":
         raise _not_pending(upload)
@@ -259,7 +259,7 @@ async def _lock(connection: AsyncConnection, upload: UploadRecord) -> None:
     """Keep the upload pending until the transaction of the caller ends. Raises `InvalidRequest`."""
     query = select(UPLOADS).where(UPLOADS.c.id == upload.id).with_for_update()
     row = (await connection.execute(query)).one_or_none()
-    require_pending(upload if row is None else UploadRecord(**row._mapping))
+    _require_pending(upload if row is None else UploadRecord(**row._mapping))
 
 
 def _is_part_of(upload: UploadRecord) -> Any:
