@@ -15,13 +15,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import httpx
 import psutil
 import typer
 import uvloop
@@ -34,8 +32,9 @@ from bench.interrupt import ends_on_sigterm
 from bench.queue_load import LoadFigures, Processes, measure_load
 from bench.queue_source import MODEL
 from bench.report import write_json
+from bench.servers import wait_served
 from tests.support import processes
-from tests.support.processes import ROOT, START_TIMEOUT_S
+from tests.support.processes import ROOT
 
 RESULTS = ROOT / "bench" / "results"
 _MAX_REQUESTS = 4096
@@ -77,7 +76,7 @@ def _load(broker: BrokerNode, num_streams: int, tokens_per_s: float, seconds: fl
         source = stack.enter_context(_token_source(broker.url, tokens_per_s))
         options = (f"--max-requests={_MAX_REQUESTS}", "--log-level=warning")
         gateway = stack.enter_context(processes.gateway(broker.url, log, *options))
-        _wait_served(gateway.url)
+        wait_served(gateway.url, MODEL)
         roles: Processes = {
             "gateway": [psutil.Process(gateway.pid)],
             "broker": [p for top in broker.processes for p in (top, *top.children(True))],
@@ -88,15 +87,6 @@ def _load(broker: BrokerNode, num_streams: int, tokens_per_s: float, seconds: fl
             gateway.url, broker.url, roles, num_streams=num_streams, seconds=seconds
         )
         return _run(measuring)
-
-
-def _wait_served(url: str) -> None:
-    """Return once the gateway lists the model. Raises `TimeoutError`."""
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while MODEL not in httpx.get(f"{url}/v1/models").text:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"no worker serves {MODEL}")
-        time.sleep(0.1)
 
 
 def _run(main: Coroutine[Any, Any, _Result]) -> _Result:

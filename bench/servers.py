@@ -63,6 +63,15 @@ def running(system: System) -> Iterator[Server]:
         yield Server(url, start_s, [*processes, *broker.processes])
 
 
+def wait_served(url: str, model: str) -> None:
+    """Return once the gateway at ``url`` lists the model. Raises `TimeoutError`."""
+    deadline = time.monotonic() + _READY_TIMEOUT_S
+    while model not in httpx.get(f"{url}/v1/models").text:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no worker serves {model}")
+        time.sleep(0.1)
+
+
 def trees(roots: Sequence[psutil.Process]) -> list[psutil.Process]:
     """The processes and all their descendants."""
     return [*roots, *(child for root in roots for child in root.children(recursive=True))]

@@ -24,6 +24,7 @@ from gateway.api.routes import (
     responses,
     streams,
     unary,
+    uploads,
 )
 from gateway.batches.runner import BatchRunner
 from gateway.intake.limits import RATE_HEADERS
@@ -84,6 +85,7 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
         messages,
         unary,
         files,
+        uploads,
         batches,
         streams,
         models,

@@ -49,6 +49,7 @@ _WITHOUT_VERSION = (
     "/rerank",
     "/responses",
     "/score",
+    "/uploads",
 )
 
 

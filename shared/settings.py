@@ -345,10 +345,10 @@ class GatewaySettings(CommonSettings):
         50_000, gt=0, description="Maximum number of requests in one batch."
     )
     batch_window: int = Field(
-        64,
+        128,
         gt=0,
         description="Maximum number of requests of one batch and model that are in the queue at "
-        "once. Raise it if batches leave workers idle.",
+        "once. Twice the number that all workers of a model run at the same time keeps them busy.",
     )
     batch_lease_s: Annotated[float, Field(gt=0, le=60)] = Field(
         15,

@@ -9,7 +9,13 @@ from typing import NamedTuple
 
 import msgspec
 from anthropic.types import message_create_params
-from openai.types import completion_create_params, embedding_create_params
+from openai.types import (
+    batch_create_params,
+    completion_create_params,
+    embedding_create_params,
+    upload_complete_params,
+    upload_create_params,
+)
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
@@ -17,6 +23,8 @@ from gateway.api.bodies.messages import MessagesRequest
 from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import Body, ChatRequest, CompletionRequest
 from gateway.api.bodies.unary import EmbeddingRequest
+from gateway.api.routes.batches import BatchOrder
+from gateway.api.routes.uploads import UploadCompletion, UploadOrder
 from shared.errors import InvalidRequest
 from shared.messages import SamplingParams
 
@@ -165,6 +173,24 @@ _MESSAGES_NOTES: Mapping[str, str] = {
 }
 
 
+_UPLOAD_NOTES: Mapping[str, str] = {
+    "bytes": "The size of the file, up to `WARREN_MAX_FILE_BYTES`",
+    "expires_after": "3600 seconds to 30 days after the completion",
+    "filename": "",
+    "md5": "Hexadecimal",
+    "mime_type": "Any",
+    "part_ids": "In the order of the file",
+    "purpose": "`batch`",
+}
+_BATCH_NOTES: Mapping[str, str] = {
+    "completion_window": "Any duration, such as `24h`, up to `14d`",
+    "endpoint": "`/v1/chat/completions`, `/v1/completions`, `/v1/embeddings`, `/v1/responses`",
+    "input_file_id": "",
+    "metadata": "Returned with the batch",
+    "output_expires_after": "3600 seconds to 30 days after the end",
+}
+
+
 class Endpoint(NamedTuple):
     """A body, its origins, and how it is read."""
 
@@ -217,6 +243,27 @@ ENDPOINTS = (
         embedding_create_params.EmbeddingCreateParams,
         (),
     ),
+    Endpoint(
+        "POST /v1/uploads",
+        UploadOrder,
+        upload_create_params.UploadCreateParams,
+        (),
+        notes=_UPLOAD_NOTES,
+    ),
+    Endpoint(
+        "POST /v1/uploads/{upload_id}/complete",
+        UploadCompletion,
+        upload_complete_params.UploadCompleteParams,
+        (),
+        notes=_UPLOAD_NOTES,
+    ),
+    Endpoint(
+        "POST /v1/batches",
+        BatchOrder,
+        batch_create_params.BatchCreateParams,
+        (),
+        notes=_BATCH_NOTES,
+    ),
 )
 
 
@@ -230,10 +277,8 @@ def _section(endpoint: Endpoint) -> Iterator[str]:
     yield ""
     yield "| Parameter | From | Warren | Notes |"
     yield "|---|---|---|---|"
-    theirs = set(endpoint.origin.__annotations__) | {"stream"}
+    theirs = set(endpoint.origin.__annotations__) | {"stream"} & endpoint.parameters
     names = theirs | {*endpoint.vllm} | endpoint.parameters
-    if endpoint.body is EmbeddingRequest:
-        names -= {"stream"}
     for name in sorted(names):
         origin = endpoint.api if name in theirs else "vLLM" if name in _VLLM else "Warren"
         yield f"| `{name}` | {origin} | {' | '.join(_verdict(endpoint, name))} |"

@@ -2,8 +2,10 @@
 
 import asyncio
 import hashlib
+import sqlite3
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
 import msgspec
@@ -22,6 +24,13 @@ _MAX_MODELS = 64
 _PAUSE_S = 0.5
 _DIGEST_BYTES = 8
 """Two of a million custom_ids have the same digest with a probability of 3e-8."""
+_TURN_S = 1e-3
+"""How long the event loop waits for lines; some ten are checked in this time."""
+_CACHE_KIB = 32 << 10
+"""The memory for about 1.5 million digests."""
+
+IsNew = Callable[[str], bool]
+"""Whether a custom_id has not been passed before."""
 
 
 @dataclass(slots=True)
@@ -43,21 +52,24 @@ class Checked:
 
 async def check(gateway: Gateway, endpoint: str, lines: AsyncIterator[InputLine]) -> Checked:
     """Check a file. Everything is checked that can be known without the model's tokenizer, as for
-    single requests, and the event loop is free after each line.
+    single requests, and the event loop is free after every millisecond.
 
     Raises `Unavailable` if the file cannot be read.
     """
     checked = Checked()
-    custom_ids: set[bytes] = set()
     max_lines = gateway.settings.max_batch_lines
-    async for line in lines:
-        checked.num_lines += 1
-        if checked.num_lines > max_lines:
-            message = f"The file has more than {max_lines} requests."
-            checked.add_error("too_many_requests", message, line.number, None)
-            break
-        await _check_line(gateway, endpoint, line, custom_ids, checked)
-        await asyncio.sleep(0)
+    began_at = time.monotonic()
+    with _custom_ids() as is_new:
+        async for line in lines:
+            checked.num_lines += 1
+            if checked.num_lines > max_lines:
+                message = f"The file has more than {max_lines} requests."
+                checked.add_error("too_many_requests", message, line.number, None)
+                break
+            await _check_line(gateway, endpoint, line, is_new, checked)
+            if time.monotonic() - began_at > _TURN_S:
+                await asyncio.sleep(0)
+                began_at = time.monotonic()
     if not checked.num_lines:
         checked.add_error("empty_file", "The file has no requests.", None, None)
     if checked.num_errors > len(checked.errors):
@@ -69,8 +81,25 @@ async def check(gateway: Gateway, endpoint: str, lines: AsyncIterator[InputLine]
     return checked
 
 
+@contextmanager
+def _custom_ids() -> Iterator[IsNew]:
+    """Collects digests of custom_ids in a temporary database: what exceeds its cache is in a file
+    that SQLite deletes."""
+    with closing(sqlite3.connect("")) as database:
+        database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        database.execute("PRAGMA journal_mode = OFF")
+        database.execute("CREATE TABLE ids (digest INTEGER PRIMARY KEY)")
+
+        def is_new(custom_id: str) -> bool:
+            digest = hashlib.sha256(custom_id.encode()).digest()[:_DIGEST_BYTES]
+            row = (int.from_bytes(digest, signed=True),)
+            return database.execute("INSERT OR IGNORE INTO ids VALUES (?)", row).rowcount == 1
+
+        yield is_new
+
+
 async def _check_line(
-    gateway: Gateway, endpoint: str, line: InputLine, custom_ids: set[bytes], checked: Checked
+    gateway: Gateway, endpoint: str, line: InputLine, is_new: IsNew, checked: Checked
 ) -> None:
     number = line.number
     if line.text is None or len(line.text) > gateway.settings.max_body_bytes:
@@ -83,11 +112,9 @@ async def _check_line(
         return checked.add_error(*_malformed(error, number))
     except InvalidRequest as error:
         return checked.add_error(error.code, error.message, number, error.param)
-    digest = hashlib.sha256(request.custom_id.encode()).digest()[:_DIGEST_BYTES]
-    if digest in custom_ids:
+    if not is_new(request.custom_id):
         message = f"The custom_id {request.custom_id[:64]!r} is not unique."
         return checked.add_error("duplicate_custom_id", message, number, "custom_id")
-    custom_ids.add(digest)
     if request.url != endpoint:
         message = f"The URL is not {endpoint}, which is the batch's endpoint."
         return checked.add_error("mismatched_url", message, number, "url")

@@ -340,6 +340,7 @@ class _Window:
 async def _sweep(state: StoredState) -> None:
     while True:
         with suppress(Unavailable):
+            await state.uploads.sweep()
             await state.files.sweep()
         await asyncio.sleep(_SWEEP_INTERVAL_S)
 

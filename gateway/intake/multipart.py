@@ -33,8 +33,10 @@ class _Part:
     value: bytearray = field(default_factory=bytearray)
 
 
-async def read_form(request: Request, max_bytes: int, take: Take) -> dict[str, str]:
-    """Read a form with at most one file, which has the name ``file`` and at most ``max_bytes``.
+async def read_form(
+    request: Request, max_bytes: int, take: Take, name: str = "file"
+) -> dict[str, str]:
+    """Read a form with one file, whose field has this name, of at most ``max_bytes``.
 
     Calls ``take`` with its bytes in order, also once if it has none; returns the other fields.
     Raises HTTPException 408, 413 or 415, and `InvalidRequest`.
@@ -45,7 +47,7 @@ async def read_form(request: Request, max_bytes: int, take: Take) -> dict[str, s
         raise HTTPException(415, "The content type must be multipart/form-data.")
     if int(request.headers.get("content-length", 0)) > max_bytes + _MAX_OVERHEAD_BYTES:
         raise _too_large(max_bytes)
-    form = _Form(max_bytes)
+    form = _Form(name, max_bytes)
     parser = MultipartParser(boundary, form.callbacks())
     chunks = request.stream()
     while True:
@@ -65,14 +67,15 @@ async def read_form(request: Request, max_bytes: int, take: Take) -> dict[str, s
     if not form.is_ended:
         raise InvalidRequest("The form is not complete.")
     if not form.has_file:
-        raise InvalidRequest("file: required, but missing", param="file")
+        raise InvalidRequest(f"{name}: required, but missing", param=name)
     return form.fields
 
 
 class _Form:
     """The state of a form that is being parsed."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, name: str, max_bytes: int) -> None:
+        self._name = name
         self.fields: dict[str, str] = {}
         self.has_file = False
         self.is_ended = False
@@ -126,18 +129,18 @@ class _Form:
         name = options.get(b"name", b"").decode(errors="replace")
         filename = options.get(b"filename")
         self._part = _Part(name, None if filename is None else filename.decode(errors="replace"))
-        if name != "file":
+        if name != self._name:
             if len(self.fields) == _MAX_FIELDS:
                 raise InvalidRequest(f"The form has more than {_MAX_FIELDS} fields.")
             return
         if self._part.filename is None or self.has_file:
-            raise InvalidRequest("file: expected one file.", param="file")
+            raise InvalidRequest(f"{name}: expected one file.", param=name)
         self.has_file = True
         self._arrived.append((self._part.filename, b""))
 
     def _read_data(self, data: bytes, start: int, end: int) -> None:
         part = self._part
-        if part.name == "file" and part.filename is not None:
+        if part.name == self._name and part.filename is not None:
             self._num_bytes += end - start
             if self._num_bytes > self._max_bytes:
                 raise _too_large(self._max_bytes)
@@ -148,7 +151,7 @@ class _Form:
             raise InvalidRequest(f"{part.name[:64]}: too long.", param=part.name[:64])
 
     def _end_part(self) -> None:
-        if self._part.name != "file":
+        if self._part.name != self._name:
             self.fields[self._part.name] = self._part.value.decode(errors="replace")
 
     def _end(self) -> None:

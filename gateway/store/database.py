@@ -17,7 +17,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from shared.errors import StartupError, Unavailable
+from shared.errors import InvalidRequest, StartupError, Unavailable
 
 SQLITE_FILE = "warren.db"
 _MIGRATIONS = Path(__file__).parent / "migrations"
@@ -25,6 +25,7 @@ _BUSY_TIMEOUT_S = 30
 _CONNECT_TIMEOUT_S = 10
 _ADVISORY_LOCK = 0x57415252
 """Any number that all gateways agree on."""
+_NOT_IN_REPERTOIRE = "22021"
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
 _DRIVERS = {
@@ -81,7 +82,8 @@ class Database:
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
         """A transaction, which ends with the block. Raises `Unavailable` if the database cannot be
-        reached; a transaction whose commit was interrupted may have taken effect."""
+        reached; a transaction whose commit was interrupted may have taken effect. Raises
+        `InvalidRequest` for a text that PostgreSQL cannot hold, which no record has."""
         self._num_open += 1
         self._is_idle.clear()
         try:
@@ -90,6 +92,8 @@ class Database:
         except Exception as error:
             if _is_unreachable(error):
                 raise Unavailable("The database is unreachable.") from error
+            if isinstance(error, DBAPIError) and _sqlstate(error) == _NOT_IN_REPERTOIRE:
+                raise InvalidRequest("The character U+0000 is not allowed.") from None
             raise
         finally:
             self._num_open -= 1
@@ -163,6 +167,10 @@ def _upgrade(connection: Connection) -> None:
     config.set_main_option("script_location", str(_MIGRATIONS))
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+
+
+def _sqlstate(error: DBAPIError) -> str | None:
+    return getattr(error.orig, "sqlstate", None)
 
 
 def _is_unreachable(error: Exception) -> bool:

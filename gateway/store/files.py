@@ -6,7 +6,7 @@ behind by a process that dies: `sweep` removes what is unfinished, deleted or ex
 
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,12 +16,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.store.blobs import Blobs, BlobWriter
 from gateway.store.database import Database, uncancelled
-from gateway.store.tables import BATCHES, FILES
+from gateway.store.tables import BATCHES, FILES, UPLOADS
 from shared.errors import InvalidRequest, NotFound
 
 UNENDED = ("validating", "in_progress", "finalizing", "cancelling")
 """The statuses of batches that have not ended."""
 _UPLOAD_TIMEOUT_S = 24 * 3600
+_COMPLETION_TIMEOUT_S = 3600
+"""Parts are kept so much longer than their upload, which may just be completed."""
 _MAX_SWEPT = 100
 
 
@@ -72,6 +74,7 @@ _COLUMNS = (
     FILES.c.expires_at,
 )
 _IN_USE = exists().where(BATCHES.c.input_file_id == FILES.c.id, BATCHES.c.status.in_(UNENDED))
+_IS_PART = FILES.c.state == "part"
 
 
 class Files:
@@ -83,22 +86,29 @@ class Files:
 
     @asynccontextmanager
     async def writing(
-        self, tenant: str, filename: str = "", purpose: str = "", *, is_hidden: bool = False
+        self,
+        tenant: str,
+        filename: str = "",
+        purpose: str = "",
+        *,
+        is_hidden: bool = False,
+        upload_id: str | None = None,
     ) -> AsyncIterator[Draft]:
         """Write a new file; the block writes to ``draft.writer`` and may complete the draft.
 
         The file exists after the block, or, if ``is_hidden``, once `reveal` was called. Nothing is
-        left of it if the block raises.
+        left of it if the block raises. A part of an upload has an ``upload_id``.
         """
-        file_id = f"file-{secrets.token_hex(16)}"
+        prefix = "file-" if upload_id is None else "part_"
+        file_id = f"{prefix}{secrets.token_hex(16)}"
         draft = Draft(file_id, tenant, self._blobs.writer(file_id), filename, purpose)
-        await self._begin(draft)
+        await self._begin(draft, upload_id)
         try:
             async with draft.writer:
                 yield draft
             await self._finish(draft, "uploading" if is_hidden else "processed")
         except BaseException:
-            await self._forget(draft.id)
+            await self.discard(draft.id)
             raise
 
     @uncancelled
@@ -131,8 +141,9 @@ class Files:
 
     @uncancelled
     async def num_bytes(self, tenant: str) -> int:
-        """The size of all files of a tenant."""
-        query = select(func.coalesce(func.sum(FILES.c.num_bytes), 0)).where(_visible(tenant))
+        """The size of all files of a tenant, and of the parts of its uploads."""
+        is_kept = or_(_visible(tenant), and_(FILES.c.tenant == tenant, _IS_PART))
+        query = select(func.coalesce(func.sum(FILES.c.num_bytes), 0)).where(is_kept)
         async with self._database.begin() as connection:
             return int((await connection.execute(query)).scalar_one())
 
@@ -151,33 +162,41 @@ class Files:
             is_done = (await connection.execute(statement)).rowcount == 1
         if not is_done:
             raise InvalidRequest("The file is the input of a batch that has not ended.")
-        await self._forget(file_id)
+        await self.discard(file_id)
 
-    @uncancelled
     async def sweep(self) -> None:
         """Remove files that have expired, and what is left of unfinished and deleted ones."""
-        now = time.time()
-        query = (
-            select(FILES.c.id)
-            .where(
-                or_(
-                    FILES.c.state == "deleted",
-                    and_(
-                        FILES.c.state == "uploading", FILES.c.created_at < now - _UPLOAD_TIMEOUT_S
-                    ),
-                    FILES.c.expires_at <= now,
-                ),
-                ~_IN_USE,
-            )
-            .limit(_MAX_SWEPT)
-        )
-        async with self._database.begin() as connection:
-            file_ids = list((await connection.execute(query)).scalars())
-        for file_id in file_ids:
-            await self._forget(file_id)
+        while file_ids := await self._garbage():
+            for file_id in file_ids:
+                await self.discard(file_id)
 
     @uncancelled
-    async def _begin(self, draft: Draft) -> None:
+    async def discard(self, file_id: str) -> None:
+        """Remove bytes and record of a file that is not used."""
+        await self._blobs.delete(file_id)
+        async with self._database.begin() as connection:
+            await connection.execute(delete(FILES).where(FILES.c.id == file_id))
+
+    @uncancelled
+    async def _garbage(self) -> Sequence[str]:
+        """Some files that are to be removed."""
+        now = time.time()
+        is_uploading = FILES.c.state == "uploading"
+        has_upload = exists().where(
+            UPLOADS.c.id == FILES.c.upload_id, UPLOADS.c.expires_at > now - _COMPLETION_TIMEOUT_S
+        )
+        is_garbage = or_(
+            FILES.c.state == "deleted",
+            and_(is_uploading, FILES.c.created_at < now - _UPLOAD_TIMEOUT_S),
+            and_(_IS_PART, ~has_upload),
+            FILES.c.expires_at <= now,
+        )
+        query = select(FILES.c.id).where(is_garbage, ~_IN_USE).limit(_MAX_SWEPT)
+        async with self._database.begin() as connection:
+            return (await connection.execute(query)).scalars().all()
+
+    @uncancelled
+    async def _begin(self, draft: Draft, upload_id: str | None) -> None:
         values = {
             "id": draft.id,
             "tenant": draft.tenant,
@@ -186,6 +205,7 @@ class Files:
             "num_bytes": 0,
             "created_at": draft.created_at,
             "state": "uploading",
+            "upload_id": upload_id,
         }
         async with self._database.begin() as connection:
             await connection.execute(insert(FILES).values(values))
@@ -201,13 +221,6 @@ class Files:
         }
         async with self._database.begin() as connection:
             await connection.execute(update(FILES).where(FILES.c.id == draft.id).values(values))
-
-    @uncancelled
-    async def _forget(self, file_id: str) -> None:
-        """Remove bytes and record."""
-        await self._blobs.delete(file_id)
-        async with self._database.begin() as connection:
-            await connection.execute(delete(FILES).where(FILES.c.id == file_id))
 
 
 async def reveal(connection: AsyncConnection, file_ids: tuple[str, ...]) -> None:

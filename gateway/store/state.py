@@ -13,6 +13,7 @@ from gateway.store.batches import Batches
 from gateway.store.blobs import Blobs
 from gateway.store.database import SQLITE_FILE, Database
 from gateway.store.files import Files
+from gateway.store.uploads import Uploads
 from shared.errors import StartupError, Unavailable
 from shared.settings import GatewaySettings
 
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class StoredState:
     files: Files
+    uploads: Uploads
     batches: Batches
 
 
@@ -59,7 +61,8 @@ class Store:
                     None if url is None else url.get_secret_value(), data_dir
                 )
                 files = Files(self._database, blobs)
-                self._state = StoredState(files, Batches(self._database))
+                uploads = Uploads(self._database, files, settings.max_file_bytes)
+                self._state = StoredState(files, uploads, Batches(self._database))
                 self._is_open.set()
             return self._state
 

@@ -31,9 +31,31 @@ FILES = Table(
     Column("num_bytes", BigInteger, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger),
-    # uploading: the bytes are being written. deleted: they are being removed.
+    # uploading: the bytes are being written. part: they are a part of an upload. deleted: they are
+    # being removed.
     Column("state", String(16), nullable=False),
+    Column("upload_id", String(64)),
     Index("files_of_tenant", "tenant", "created_at", "id"),
+    Index("files_of_upload", "upload_id"),
+)
+
+UPLOADS = Table(
+    "uploads",
+    METADATA,
+    Column("id", String(64), primary_key=True),
+    Column("tenant", String(128), nullable=False),
+    Column("filename", String(512), nullable=False),
+    Column("purpose", String(32), nullable=False),
+    Column("num_bytes", BigInteger, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    # Of the file, from its completion.
+    Column("kept_s", BigInteger, nullable=False),
+    # pending, completed or cancelled
+    Column("state", String(16), nullable=False),
+    Column("file_id", String(64)),
+    # Of the request that completed it.
+    Column("body_hash", String(64)),
 )
 
 BATCHES = Table(

@@ -66,6 +66,7 @@ CLIENTS: Mapping[str, Callable[[Path], Program]] = {
     "anthropic": partial(_python, "tests.clients.anthropic_client", ("anthropic",)),
     "anthropic-node": partial(_node, "anthropic_node_client.mjs", "@anthropic-ai/sdk"),
     "langchain": partial(_python, "tests.clients.langchain_client", ("langchain-openai",)),
+    "litellm": partial(_python, "tests.clients.litellm_client", ("litellm",)),
     "instructor": partial(_python, "tests.clients.instructor_client", ("instructor",)),
     "lm-eval": partial(_python, "tests.clients.lm_eval_client", (_TORCH, "lm-eval[api,hf]")),
     "guidellm": partial(_python, "tests.clients.guidellm_client", (_TORCH, "guidellm")),

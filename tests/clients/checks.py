@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 CAPITAL = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
+LONG_STORY = "Tell me a long story."
 WEATHER: dict[str, Any] = {
     "type": "object",
     "properties": {"city": {"enum": ["Paris", "Rome"]}, "unit": {"enum": ["C", "F"]}},
@@ -51,6 +52,21 @@ def report(name: str, check: Callable[[], None]) -> None:
         print(json.dumps([FAILED, name, f"{type(error).__name__}: {reason}"]), flush=True)
     else:
         print(json.dumps([OK, name, ""]), flush=True)
+
+
+def batch_lines(model: str, content: str, **more: object) -> bytes:
+    """The file of a batch of two equal chats."""
+    body = {"model": model, "messages": [{"role": "user", "content": content}], "temperature": 0}
+    lines = (
+        {
+            "custom_id": custom_id,
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {**body, **more},
+        }
+        for custom_id in "12"
+    )
+    return "".join(f"{json.dumps(line)}\n" for line in lines).encode()
 
 
 def equal(found: object, expected: object) -> None:

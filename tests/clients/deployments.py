@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -61,8 +62,17 @@ def _gateway(directory: Path) -> tuple[str, int, list[str]]:
         old.unlink()
     keys_file, port = directory / "keys", processes.free_port()
     keys_file.unlink(missing_ok=True)
+    shutil.rmtree(data_dir := directory / "data", ignore_errors=True)
     key = KeyFile(keys_file).add("clients")
-    return key, port, [f"--keys-file={keys_file}", f"--cors-origins=http://127.0.0.1:{port}"]
+    return (
+        key,
+        port,
+        [
+            f"--keys-file={keys_file}",
+            f"--cors-origins=http://127.0.0.1:{port}",
+            f"--data-dir={data_dir}",
+        ],
+    )
 
 
 def _target(process: WarrenProcess, key: str, port: int) -> Target:

@@ -5,7 +5,7 @@ import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
 
 const installed = createRequire(`${process.cwd()}/`);
-const { default: OpenAI } = await import(pathToFileURL(installed.resolve("openai")));
+const { default: OpenAI, toFile } = await import(pathToFileURL(installed.resolve("openai")));
 
 const [url, apiKey, model] = process.argv.slice(2);
 const client = new OpenAI({ baseURL: `${url}/v1`, apiKey, maxRetries: 0 });
@@ -24,6 +24,24 @@ function isWeather(text) {
   const { city, unit } = JSON.parse(text);
   assert(schema.properties.city.enum.includes(city));
   assert(schema.properties.unit.enum.includes(unit));
+}
+
+function batchLines(content, more = {}) {
+  const body = { model, messages: [{ role: "user", content }], temperature: 0, ...more };
+  const line = (custom_id) => ({ custom_id, method: "POST", url: "/v1/chat/completions", body });
+  return Buffer.from(["1", "2"].map((id) => `${JSON.stringify(line(id))}\n`).join(""));
+}
+
+async function startBatch(input_file_id) {
+  return client.batches.create({ input_file_id, endpoint: "/v1/chat/completions", completion_window: "24h" });
+}
+
+async function endOf(batch) {
+  while (["validating", "in_progress", "finalizing", "cancelling"].includes(batch.status)) {
+    await new Promise((wake) => setTimeout(wake, 200));
+    batch = await client.batches.retrieve(batch.id);
+  }
+  return batch;
 }
 
 const checks = {
@@ -120,6 +138,36 @@ const checks = {
     for await (const event of await client.responses.retrieve(id, { stream: true })) last = event;
     assert.equal(last.type, "response.completed");
     assert.equal((await client.responses.retrieve(id)).output_text, ANSWER);
+  },
+  async "batch"() {
+    const file = await client.files.create({
+      file: await toFile(batchLines(messages[0].content), "in.jsonl"), purpose: "batch",
+    });
+    const batch = await endOf(await startBatch(file.id));
+    assert.equal(batch.status, "completed");
+    assert.deepEqual(batch.request_counts, { total: 2, completed: 2, failed: 0 });
+    const text = await (await client.files.content(batch.output_file_id)).text();
+    const answers = text.trim().split("\n").map((line) => JSON.parse(line));
+    assert.deepEqual(answers.map((answer) => answer.custom_id), ["1", "2"]);
+    for (const { response } of answers) assert.equal(response.body.choices[0].message.content, ANSWER);
+    const listed = [];
+    for await (const one of client.batches.list({ limit: 1 })) listed.push(one.id);
+    assert(listed.includes(batch.id));
+  },
+  async "batch of a file that was uploaded in parts, cancelled"() {
+    const content = batchLines("Tell me a long story.", { max_tokens: 2000, ignore_eos: true });
+    const upload = await client.uploads.create({
+      bytes: content.length, filename: "in.jsonl", mime_type: "application/jsonl", purpose: "batch",
+    });
+    const halves = [content.subarray(0, 100), content.subarray(100)];
+    const parts = await Promise.all(halves.map(async (half) =>
+      client.uploads.parts.create(upload.id, { data: await toFile(half, "part") })));
+    const { status, file } = await client.uploads.complete(upload.id, { part_ids: parts.map(({ id }) => id) });
+    assert.equal(status, "completed");
+    const batch = await startBatch(file.id);
+    await client.batches.cancel(batch.id);
+    assert.equal((await endOf({ ...batch, status: "cancelling" })).status, "cancelled");
+    assert((await client.files.delete(file.id)).deleted);
   },
   async "models"() {
     const found = [];

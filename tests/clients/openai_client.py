@@ -1,13 +1,25 @@
 """The official Python client, for what `tests/system/test_openai_client.py` does not cover."""
 
 import asyncio
+import hashlib
 import json
+import time
 from typing import Any, Literal
 
 import openai
 from pydantic import BaseModel
 
-from tests.clients.checks import ANSWER, CAPITAL, WEATHER, equal, is_weather, run, target
+from tests.clients.checks import (
+    ANSWER,
+    CAPITAL,
+    LONG_STORY,
+    WEATHER,
+    batch_lines,
+    equal,
+    is_weather,
+    run,
+    target,
+)
 
 TARGET = target()
 BASE = f"{TARGET.url}/v1"
@@ -203,6 +215,41 @@ def check_a_base_url_without_a_version() -> None:
     answer = client.chat.completions.create(model=TARGET.model, messages=MESSAGES, temperature=0)
 
     equal(answer.choices[0].message.content, ANSWER)
+
+
+def check_batch_of_a_file_that_was_uploaded_in_parts() -> None:
+    content = batch_lines(TARGET.model, CAPITAL)
+    upload = CLIENT.uploads.upload_file_chunked(
+        file=content, filename="in.jsonl", bytes=len(content), mime_type="application/jsonl",
+        purpose="batch", part_size=100, md5=hashlib.md5(content, usedforsecurity=False).hexdigest(),
+    )  # fmt: skip
+    assert upload.file is not None
+    batch = CLIENT.batches.create(
+        input_file_id=upload.file.id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    while batch.status in ("validating", "in_progress", "finalizing"):
+        time.sleep(0.2)
+        batch = CLIENT.batches.retrieve(batch.id)
+
+    assert batch.output_file_id is not None, batch
+    answers = [json.loads(line) for line in CLIENT.files.content(batch.output_file_id).iter_lines()]
+    equal([answer["custom_id"] for answer in answers], ["1", "2"])
+    for answer in answers:
+        equal(answer["response"]["body"]["choices"][0]["message"]["content"], ANSWER)
+
+
+def check_batch_cancelled() -> None:
+    content = batch_lines(TARGET.model, LONG_STORY, max_tokens=2000, ignore_eos=True)
+    file = CLIENT.files.create(file=("in.jsonl", content), purpose="batch")
+    batch = CLIENT.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    CLIENT.batches.cancel(batch.id)
+    while batch.status != "cancelled":
+        time.sleep(0.2)
+        batch = CLIENT.batches.retrieve(batch.id)
+
+    assert CLIENT.files.delete(file.id).deleted
 
 
 if __name__ == "__main__":

@@ -18,10 +18,10 @@ from tests.support.processes import WarrenProcess, free_port
 from tests.support.scripted_worker import ScriptedWorker
 
 
-def lone_gateway(log: Path) -> WarrenProcess:
+def lone_gateway(log: Path, **variables: str) -> WarrenProcess:
     port = free_port()
     args = ["-m", "tests.support.lone_gateway", str(port)]
-    return WarrenProcess(args, port, log)
+    return WarrenProcess(args, port, log, variables)
 
 
 def peak_memory_bytes(process: WarrenProcess) -> int:

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from gateway.api.bodies.parameters import refused
 from gateway.api.bodies.schemas import Body, parse
 from gateway.api.openapi import IDEMPOTENCY_KEY, answered, documented
-from gateway.api.routes.files import MAX_EXPIRY_S, MIN_EXPIRY_S
+from gateway.api.routes.files import ExpiresAfter
 from gateway.intake.body import parsed, read_body
 from gateway.intake.signer import KEY_HEADER, check_key, hash_body
 from gateway.store.batches import BatchRecord, Order, Status
@@ -39,11 +39,6 @@ _MAX_LISTED = 100
 _BATCH_ID = Path(description="The `id` of the batch.")
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
-
-
-class ExpiresAfter(Struct, frozen=True, kw_only=True):
-    anchor: Literal["created_at"]
-    seconds: Annotated[int, Meta(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)]
 
 
 class BatchOrder(Body, frozen=True, kw_only=True):

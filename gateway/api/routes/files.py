@@ -3,18 +3,18 @@
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from msgspec import Struct
+from msgspec import Meta, Struct
 from starlette.exceptions import HTTPException
 
 from gateway.api.openapi import answered
 from gateway.intake.multipart import read_form
-from gateway.store.files import Draft, FileRecord
+from gateway.store.files import Draft, FileRecord, Files
 from gateway.wiring import Gateway
 from shared.errors import InvalidRequest
 
@@ -48,6 +48,11 @@ _FORM: dict[str, Any] = {
         },
     }
 }
+
+
+class ExpiresAfter(Struct, frozen=True, kw_only=True):
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Meta(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)]
 
 
 class FileObject(
@@ -88,19 +93,16 @@ def router(gateway: Gateway) -> APIRouter:
         settings, tenant = gateway.settings, request.state.tenant
         with gateway.admission.enter():
             state = await gateway.store.open()
-            used = await state.files.num_bytes(tenant)
-            left = settings.max_tenant_file_bytes - used
-            if left <= 0:
-                raise HTTPException(413, "The tenant's files are too large together.")
+            left = await bytes_left(gateway, state.files, tenant)
             async with state.files.writing(tenant) as draft:
 
                 async def take(filename: str, data: bytes) -> None:
-                    draft.filename = _UNFIT.sub("_", filename)[:_MAX_NAME_CHARS]
+                    draft.filename = plain_name(filename)
                     await draft.writer.write(data)
 
-                fields = await read_form(request, min(settings.max_file_bytes, left), take)
+                fields = await read_form(request, left, take)
                 _complete(draft, fields, settings.file_retention_s)
-        return _json(_described(draft.record))
+        return _json(file_object(draft.record))
 
     @routes.get("/v1/files", openapi_extra={"responses": {"200": answered(FileList)}})
     async def list_files(
@@ -119,7 +121,7 @@ def router(gateway: Gateway) -> APIRouter:
             limit=limit + 1,
             newest_first=order == "desc",
         )
-        page = [_described(file) for file in found[:limit]]
+        page = [file_object(file) for file in found[:limit]]
         return _json(
             FileList(
                 data=page,
@@ -133,7 +135,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def get_file(request: Request, file_id: str = _FILE_ID) -> Response:
         """Describe a file."""
         state = await gateway.store.open()
-        return _json(_described(await state.files.get(request.state.tenant, file_id)))
+        return _json(file_object(await state.files.get(request.state.tenant, file_id)))
 
     @routes.get(
         "/v1/files/{file_id}/content",
@@ -194,7 +196,21 @@ def _complete(draft: Draft, fields: dict[str, str], retention_s: float) -> None:
     draft.expires_at = int(time.time() + kept_s)
 
 
-def _described(file: FileRecord) -> FileObject:
+async def bytes_left(gateway: Gateway, files: Files, tenant: str) -> int:
+    """How large the next file of a tenant may be. Raises HTTPException 413 if it may have none."""
+    settings = gateway.settings
+    left = settings.max_tenant_file_bytes - await files.num_bytes(tenant)
+    if left <= 0:
+        raise HTTPException(413, "The tenant's files are too large together.")
+    return min(left, settings.max_file_bytes)
+
+
+def plain_name(filename: str) -> str:
+    """A name that is no path."""
+    return _UNFIT.sub("_", filename)[:_MAX_NAME_CHARS]
+
+
+def file_object(file: FileRecord) -> FileObject:
     return FileObject(
         id=file.id,
         bytes=file.num_bytes,

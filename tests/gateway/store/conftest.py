@@ -9,6 +9,7 @@ from gateway.store.batches import Batches
 from gateway.store.blobs import Blobs
 from gateway.store.database import Database
 from gateway.store.files import Files
+from gateway.store.uploads import Uploads
 from tests.support.postgres import postgres
 
 __all__ = ["postgres"]
@@ -33,6 +34,11 @@ async def database(database_url: str | None, tmp_path: Path) -> AsyncIterator[Da
 @pytest.fixture
 def files(database: Database, tmp_path: Path) -> Files:
     return Files(database, Blobs.in_directory(tmp_path / "files"))
+
+
+@pytest.fixture
+def uploads(database: Database, files: Files) -> Uploads:
+    return Uploads(database, files, max_bytes=1000)
 
 
 @pytest.fixture

@@ -60,6 +60,11 @@ async def test_a_tenant_sees_its_own_files_only(files: Files) -> None:
     assert (await files.num_bytes("a"), await files.num_bytes("b")) == (7, 0)
 
 
+async def test_no_id_has_the_character_that_postgresql_cannot_hold(files: Files) -> None:
+    with pytest.raises((NotFound, InvalidRequest)):
+        await files.get("a", "file-\x00")
+
+
 async def test_pages_contain_each_file_once(files: Files) -> None:
     written = {(await write(files)).id for _ in range(5)}
     await write(files, purpose="batch_output")

@@ -1,0 +1,381 @@
+"""Batches over HTTP: how fast and in how much memory large files are checked, and throughput.
+
+    python -m bench.batches --check-only [--lines N]...
+    python -m bench.batches [--lines N] [--tokens N] [--step-ms MS] [--model NAME]... [--vllm PATH]
+
+The check: files of short chats are uploaded to a gateway and checked. Their last line is not valid,
+so that nothing is run. The memory is the peak resident memory of the gateway's process, which
+serves one file only; broker and worker are in its memory.
+
+Throughput: a batch of chats with as many tokens in as out, from its creation to its output file,
+beside the engine alone with the same prompts, which all are there from the start. The synthetic
+engine (``echo``) only sleeps; its pace is set so that the engine is the limit. ``vllm run-batch``
+answers the file of a real model, too, if vLLM is there; the time for a file of one line, which is
+its start, is subtracted.
+"""
+
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from bench import echo_worker, machine
+from bench.batch_client import URL, BatchClient
+from bench.broker import broker_node
+from bench.interrupt import ends_on_sigterm
+from bench.options import RESULTS, Out, Runs
+from bench.other_load import OtherLoad
+from bench.report import console, write_json
+from bench.servers import wait_served
+from shared import settings
+from shared.messages import ChatMessage, ChatPrompt, SamplingParams
+from shared.settings import WorkerSettings
+from tests.support import processes, scripted_worker
+from tests.support.lone_gateway import lone_gateway, peak_memory_bytes
+from tests.support.processes import WarrenProcess
+from worker.checkpoints import store
+from worker.decode import served_model
+from worker.decode.served_model import ServedModel
+from worker.engine.interface import SequenceId, Submit
+from worker.text import Tokenizer
+
+_WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world")
+"""Each one is a token after a space."""
+_NO_LIMIT = 1 << 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """The upload and the check of one file."""
+
+    num_lines: int
+    num_bytes: int
+    upload_s: float
+    check_s: float
+    memory_bytes: int
+    """Peak resident memory before the upload."""
+    upload_memory_bytes: int
+    check_memory_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """One batch, or the same work done otherwise."""
+
+    system: str
+    model: str
+    num_lines: int
+    seconds: float
+    tokens_per_s: float
+    """Output tokens."""
+    other_cores: float
+    """Cores that processes outside the benchmark used."""
+
+
+@contextmanager
+def _deployment(
+    broker: str, directory: Path, model: str, step_ms: float, *options: str
+) -> Iterator[WarrenProcess]:
+    """The gateway of a deployment whose worker serves a model."""
+    log = directory / "worker.log"
+    worker = (
+        processes.echo_worker(broker, log, f"--step-ms={step_ms}")
+        if model == echo_worker.MODEL
+        else processes.worker(broker, log, f"--model={model}", f"--served-name={model}")
+    )
+    shared = (f"--data-dir={directory / 'data'}", "--log-level=warning")
+    gateway = processes.gateway(broker, directory / "gateway.log", *shared, *options)
+    with worker, gateway:
+        wait_served(gateway.url, model)
+        yield gateway
+
+
+def _write(path: Path, num_lines: int, body: Callable[[int], dict[str, Any]]) -> None:
+    with path.open("w") as lines:
+        for k in range(num_lines):
+            line = {"custom_id": f"line-{k}", "method": "POST", "url": URL, "body": body(k)}
+            lines.write(f"{json.dumps(line)}\n")
+
+
+def _chat(model: str, content: str, **more: object) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": content}], **more}
+
+
+def _checked(num_lines: int) -> Check:
+    with tempfile.TemporaryDirectory(prefix="warren-bench-") as name:
+        directory = Path(name)
+        gateway = lone_gateway(
+            directory / "gateway.log",
+            WARREN_DATA_DIR=str(directory / "data"),
+            WARREN_MAX_BATCH_LINES=str(num_lines + 1),
+            WARREN_MAX_FILE_BYTES=str(_NO_LIMIT),
+            WARREN_MAX_TENANT_FILE_BYTES=str(_NO_LIMIT),
+        )
+        first, path = directory / "first.jsonl", directory / "lines.jsonl"
+        first.write_text("not valid\n")
+        _write(path, num_lines, lambda k: _chat(scripted_worker.MODEL, f"Question {k}"))
+        with path.open("a") as lines:
+            lines.write("not valid\n")
+        with gateway, BatchClient(gateway.url) as client:
+            wait_served(gateway.url, scripted_worker.MODEL)
+            client.run(client.upload(first))  # opens the database
+            return _check(client, gateway, path, num_lines)
+
+
+def _check(client: BatchClient, gateway: WarrenProcess, path: Path, num_lines: int) -> Check:
+    memory_bytes = peak_memory_bytes(gateway)
+    began = time.perf_counter()
+    file_id = client.upload(path)
+    uploaded = time.perf_counter()
+    upload_memory_bytes = peak_memory_bytes(gateway)
+    batch = client.run(file_id)
+    ended = time.perf_counter()
+    (error,) = batch["errors"]["data"]
+    if error["line"] != num_lines + 1:
+        raise RuntimeError(f"another line is not valid: {error}")
+    return Check(
+        num_lines=num_lines,
+        num_bytes=path.stat().st_size,
+        upload_s=uploaded - began,
+        check_s=ended - uploaded,
+        memory_bytes=memory_bytes,
+        upload_memory_bytes=upload_memory_bytes,
+        check_memory_bytes=peak_memory_bytes(gateway),
+    )
+
+
+def _show_checks(checks: Sequence[Check]) -> None:
+    table = Table("lines", "MiB", title="The check of large files")
+    for heading in ("upload s", "check s", "lines/s", "memory MiB", "after upload", "after check"):
+        table.add_column(heading, justify="right")
+    for one in checks:
+        memory = (one.memory_bytes, one.upload_memory_bytes, one.check_memory_bytes)
+        table.add_row(
+            f"{one.num_lines:,}",
+            f"{one.num_bytes / (1 << 20):.1f}",
+            f"{one.upload_s:.1f}",
+            f"{one.check_s:.1f}",
+            f"{one.num_lines / one.check_s:,.0f}",
+            *(f"{num_bytes / (1 << 20):.0f}" for num_bytes in memory),
+        )
+    console().print(table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Chats with the same number of tokens in and out."""
+
+    model: str
+    contents: Sequence[str]
+    num_tokens: int
+    step_ms: float
+    """Of the synthetic engine."""
+
+    @classmethod
+    def draw(cls, model: str, num_lines: int, num_tokens: int, step_ms: float) -> "Work":
+        tokenizer = Tokenizer.load(store.resolve(_checkpoint(model)))
+        num_words = num_tokens - len(tokenizer.encode(chat_prompt("")))
+        if num_words < 1:
+            raise typer.BadParameter("fewer tokens than the chat template has")
+        draw = random.Random(0)
+        contents = [" " + " ".join(draw.choices(_WORDS, k=num_words)) for _ in range(num_lines)]
+        return cls(model=model, contents=contents, num_tokens=num_tokens, step_ms=step_ms)
+
+    def write(self, path: Path, num_lines: int | None = None) -> None:
+        """Write the input file, or that of the first lines alone."""
+        options = {"max_tokens": self.num_tokens, "temperature": 0, "ignore_eos": True}
+        num_lines = len(self.contents) if num_lines is None else num_lines
+        _write(path, num_lines, lambda k: _chat(self.model, self.contents[k], **options))
+
+    def load(self) -> ServedModel:
+        if self.model == echo_worker.MODEL:
+            return echo_worker.echo_model(settings.load(WorkerSettings), self.step_ms / 1e3)
+        return served_model.load(settings.load(WorkerSettings, model=self.model))
+
+
+def _checkpoint(model: str) -> str:
+    return settings.DEFAULT_MODEL if model == echo_worker.MODEL else model
+
+
+def chat_prompt(content: str) -> ChatPrompt:
+    return ChatPrompt(messages=(ChatMessage(role="user", content=content),))
+
+
+def _alone(work: Work) -> float:
+    """Seconds for the work on the engine alone, in the batch class as a batch's."""
+    served = work.load()
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+    submits = [
+        Submit(
+            SequenceId(str(k), 0),
+            served.tokenizer.encode(chat_prompt(content)),
+            sampling,
+            0,
+            work.num_tokens,
+            job_class="batch",
+        )
+        for k, content in enumerate(work.contents)
+    ]
+    _run(served, submits[:2])
+    began = time.perf_counter()
+    num_outputs = _run(served, submits)
+    seconds = time.perf_counter() - began
+    if num_outputs != len(submits) * work.num_tokens:
+        raise RuntimeError(f"{num_outputs} tokens came")
+    return seconds
+
+
+def _run(served: ServedModel, submits: Sequence[Submit]) -> int:
+    num_outputs = len(served.engine.step(submits))
+    while served.engine.has_work:
+        num_outputs += len(served.engine.step())
+    return num_outputs
+
+
+def _alone_in_a_process(work: Work) -> float:
+    """`_alone`, whose memory and threads are gone afterwards."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        return pool.submit(_alone, work).result()
+
+
+def _over_http(broker: str, work: Work) -> float:
+    """Seconds from the creation of a batch to its output file."""
+    with tempfile.TemporaryDirectory(prefix="warren-bench-") as name:
+        directory = Path(name)
+        path = directory / "lines.jsonl"
+        work.write(path)
+        limit = f"--max-batch-lines={len(work.contents)}"
+        with (
+            _deployment(broker, directory, work.model, work.step_ms, limit) as gateway,
+            BatchClient(gateway.url) as client,
+        ):
+            file_id = client.upload(path)
+            began = time.perf_counter()
+            batch = client.run(file_id)
+            seconds = time.perf_counter() - began
+    if batch["request_counts"]["completed"] != len(work.contents):
+        raise RuntimeError(f"not all lines were answered: {batch}")
+    return seconds
+
+
+def run_vllm(program: str, work: Work) -> float:
+    """Seconds of ``vllm run-batch`` beyond those for a file of one line."""
+    with tempfile.TemporaryDirectory(prefix="warren-bench-") as name:
+        source, target = Path(name) / "in.jsonl", Path(name) / "out.jsonl"
+        command = [program, "run-batch", "-i", str(source), "-o", str(target)]
+        served = ["--model", str(store.resolve(work.model)), "--served-model-name", work.model]
+        variables = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_NO_USAGE_STATS": "1"}
+        times = []
+        for num_lines in (1, len(work.contents)):
+            work.write(source, num_lines)
+            began = time.perf_counter()
+            subprocess.run([*command, *served], env={**os.environ, **variables}, check=True)
+            times.append(time.perf_counter() - began)
+            if len(target.read_text().splitlines()) != num_lines:
+                raise RuntimeError("not all lines were answered")
+    return times[1] - times[0]
+
+
+def _throughput(broker: str, work: Work, vllm: str | None, runs: int) -> list[Throughput]:
+    systems: dict[str, Callable[[], float]] = {
+        "engine alone": lambda: _alone_in_a_process(work),
+        "HTTP batch": lambda: _over_http(broker, work),
+    }
+    if vllm is not None and work.model != echo_worker.MODEL:
+        systems["vllm run-batch"] = lambda: run_vllm(vllm, work)
+    times: dict[str, list[float]] = {name: [] for name in systems}
+    others: dict[str, list[float]] = {name: [] for name in systems}
+    for _ in range(runs):
+        for name, measure in systems.items():
+            load = OtherLoad()
+            times[name].append(measure())
+            others[name].append(load.cores())
+    return [
+        Throughput(
+            system=name,
+            model=work.model,
+            num_lines=len(work.contents),
+            seconds=(seconds := statistics.median(times[name])),
+            tokens_per_s=len(work.contents) * work.num_tokens / seconds,
+            other_cores=max(others[name]),
+        )
+        for name in systems
+    ]
+
+
+def _show_throughput(rows: Sequence[Throughput]) -> None:
+    table = Table("model", "system", title="Throughput of a batch")
+    for heading in ("lines", "seconds", "tok/s", "of the engine", "others"):
+        table.add_column(heading, justify="right")
+    alone = {row.model: row.seconds for row in rows if row.system == "engine alone"}
+    for row in rows:
+        table.add_row(
+            row.model,
+            row.system,
+            f"{row.num_lines:,}",
+            f"{row.seconds:.1f}",
+            f"{row.tokens_per_s:,.0f}",
+            f"{alone[row.model] / row.seconds:.3f}",
+            f"{row.other_cores:.1f}",
+        )
+    console().print(table)
+
+
+@ends_on_sigterm
+def main(
+    lines: Annotated[
+        list[int] | None, typer.Option(min=1, help="Of the file. Repeatable with --check-only.")
+    ] = None,
+    check_only: Annotated[bool, typer.Option(help="Check files, and run nothing.")] = False,
+    tokens: Annotated[int, typer.Option(min=1, help="Of each prompt, and of each answer.")] = 64,
+    model: Annotated[
+        list[str] | None, typer.Option(help="echo, smollm2. Repeatable; none: both.")
+    ] = None,
+    step_ms: Annotated[float, typer.Option(help="Of the synthetic engine.")] = 40.0,
+    runs: Runs = 1,
+    vllm: Annotated[str | None, typer.Option(help="vLLM's command; none: in PATH.")] = None,
+    broker: Annotated[
+        str | None,
+        typer.Option(envvar="WARREN_TEST_AMQP_URL", help="AMQP URL; none: a node of its own."),
+    ] = None,
+    out: Out = RESULTS,
+) -> None:
+    """Measure, and print a table."""
+    about = machine.describe([])
+    if check_only:
+        checks = [_checked(num_lines) for num_lines in lines or [1000, 1_000_000]]
+        _show_checks(checks)
+        return _save(out / "batch-check.json", about, checks)
+    works = [
+        Work.draw(name, num_lines, tokens, step_ms)
+        for name in model or [echo_worker.MODEL, settings.DEFAULT_MODEL]
+        for num_lines in lines or [10_000]
+    ]
+    program = vllm or shutil.which("vllm")
+    with broker_node(broker) as node:
+        rows = [row for work in works for row in _throughput(node.url, work, program, runs)]
+    _show_throughput(rows)
+    return _save(out / "batches.json", about, rows)
+
+
+def _save(path: Path, about: dict[str, Any], rows: Sequence[Check | Throughput]) -> None:
+    write_json(path, {**about, "rows": [asdict(row) for row in rows]})
+
+
+if __name__ == "__main__":
+    typer.run(main)

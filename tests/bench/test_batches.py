@@ -1,0 +1,39 @@
+from pathlib import Path
+
+import pytest
+
+from bench.batches import Work, chat_prompt, run_vllm
+from shared import settings
+from worker.checkpoints import store
+from worker.text import Tokenizer
+
+MODEL = settings.DEFAULT_MODEL
+
+
+def test_a_prompt_has_as_many_tokens_as_its_answer() -> None:
+    work = Work.draw(MODEL, num_lines=20, num_tokens=64, step_ms=0)
+
+    tokenizer = Tokenizer.load(store.resolve(MODEL))
+    lengths = {len(tokenizer.encode(chat_prompt(content))) for content in work.contents}
+    assert lengths == {64}
+
+
+def vllm(tmp_path: Path, answer: str) -> str:
+    """A program in the place of vLLM."""
+    program = tmp_path / "vllm"
+    program.write_text(f"#!/bin/sh\n[ $1$2$4 = run-batch-i-o ] && {answer}\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_vllm_is_timed_beyond_its_start(tmp_path: Path) -> None:
+    work = Work.draw(MODEL, num_lines=3, num_tokens=64, step_ms=0)
+
+    assert run_vllm(vllm(tmp_path, "cp $3 $5"), work) < 60
+
+
+def test_vllm_must_answer_every_line(tmp_path: Path) -> None:
+    work = Work.draw(MODEL, num_lines=3, num_tokens=64, step_ms=0)
+
+    with pytest.raises(RuntimeError, match="not all lines"):
+        run_vllm(vllm(tmp_path, "head -n 1 $3 >$5"), work)
