@@ -13,6 +13,7 @@ from gateway.store.batches import Batches
 from gateway.store.blobs import Blobs
 from gateway.store.database import SQLITE_FILE, Database
 from gateway.store.files import Files
+from gateway.store.webhooks import Webhooks
 from shared.errors import StartupError, Unavailable
 from shared.settings import GatewaySettings
 
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 class StoredState:
     files: Files
     batches: Batches
+    webhooks: Webhooks
 
 
 class Store:
@@ -59,7 +61,7 @@ class Store:
                     None if url is None else url.get_secret_value(), data_dir
                 )
                 files = Files(self._database, blobs)
-                self._state = StoredState(files, Batches(self._database))
+                self._state = StoredState(files, Batches(self._database), Webhooks(self._database))
                 self._is_open.set()
             return self._state
 
