@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from cli import batches, dead, keys
+from cli import batches, dead, keys, webhooks
 from cli.batch.command import batch
 from cli.chat import chat
 from cli.doctor import doctor
@@ -38,6 +38,7 @@ app.command(epilog=EPILOG)(doctor)
 app.add_typer(batches.app, name="batches")
 app.add_typer(dead.app, name="dead")
 app.add_typer(keys.app, name="keys")
+app.add_typer(webhooks.app, name="webhooks")
 
 
 def _show_version(is_wanted: bool) -> None:

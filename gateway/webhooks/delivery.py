@@ -72,40 +72,44 @@ class Deliverer:
         facts = _facts(delivery)
         try:
             await self._deliver(webhooks, delivery, facts)
-        except Unavailable:  # nobody has written that it was delivered
-            logger.warning("webhook is delivered again", extra=facts)
-        except Exception as error:  # noqa: BLE001 (one event's bug is one event's failure)
-            incidents.report("task", "webhook not delivered", error, **facts)
+        except Unavailable:  # nobody has written how the try ended
+            logger.warning("webhook is tried again", extra={**facts, "reason": "database"})
         finally:
-            self._running[delivery.webhook.id] -= 1
+            self._running.subtract([delivery.webhook.id])
+            self._running += Counter()  # forgets those without tries
 
     async def _deliver(
         self, webhooks: Webhooks, delivery: Delivery, facts: dict[str, object]
     ) -> None:
-        reason = await self._send(delivery)
+        reason = await self._send(delivery, facts)
         if reason is None:
             await webhooks.delivered(delivery)
             self._metrics.webhooks.labels("delivered").inc()
             logger.info("webhook delivered", extra=facts)
             return
         is_dead = delivery.num_tries >= self._max_tries
-        retry_at = None if is_dead else time.time() + self._pause_s(delivery.num_tries)
-        await webhooks.failed(delivery, reason, retry_at)
+        retry_at = time.time() + pause_s(delivery.num_tries, self._first_pause_s)
+        await webhooks.failed(delivery, reason, None if is_dead else retry_at)
         self._metrics.webhooks.labels("dead" if is_dead else "retried").inc()
         event = "webhook dead" if is_dead else "webhook is tried again"
         logger.warning(event, extra={**facts, "reason": reason})
 
-    async def _send(self, delivery: Delivery) -> str | None:
+    async def _send(self, delivery: Delivery, facts: dict[str, object]) -> str | None:
         """Returns why the endpoint has not accepted the delivery."""
         try:
             status = await self.sender.send(delivery)
         except NotSent as error:
             return str(error)
+        except Exception as error:  # noqa: BLE001 (one event's bug is one event's failure)
+            incidents.report("task", "webhook not sent", error, **facts)
+            return "the gateway failed"
         return None if 200 <= status < 300 else f"status {status}"
 
-    def _pause_s(self, num_tries: int) -> float:
-        pause_s = min(self._first_pause_s * 2.0 ** (num_tries - 1), _MAX_PAUSE_S)
-        return pause_s * random.uniform(0.5, 1.0)  # noqa: S311 (no secret)
+
+def pause_s(num_tries: int, first_pause_s: float) -> float:
+    """Seconds until the next try: exponential, with jitter."""
+    longest_s = min(first_pause_s * 2.0 ** (num_tries - 1), _MAX_PAUSE_S)
+    return longest_s * random.uniform(0.5, 1.0)  # noqa: S311 (no secret)
 
 
 def _facts(delivery: Delivery) -> dict[str, object]:

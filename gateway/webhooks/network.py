@@ -18,8 +18,9 @@ Network: TypeAlias = IPv4Network | IPv6Network
 Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 """Returns the addresses of a host. Raises `OSError`."""
 
-_AZURE = ip_address("168.63.129.16")
-"""The platform's services in Azure, at a public address."""
+_PLATFORMS = (ip_network("168.63.129.16"), ip_network("192.0.0.0/24"))
+"""Services of Azure at a public address, and addresses of protocols, with Oracle's metadata among
+them, which some versions of Python call global."""
 _UNICAST = ip_network("2000::/3")
 _NAT64 = ip_network("64:ff9b::/96")
 
@@ -40,7 +41,8 @@ def is_public(address: Address) -> bool:
     if isinstance(address, IPv6Address) and (embedded := _embedded(address)) is not None:
         return is_public(embedded)
     is_unicast = address in _UNICAST if address.version == 6 else not address.is_multicast
-    return address.is_global and is_unicast and address != _AZURE
+    is_platform = any(address in network for network in _PLATFORMS)
+    return address.is_global and is_unicast and not is_platform
 
 
 def _embedded(address: IPv6Address) -> IPv4Address | None:

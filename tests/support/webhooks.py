@@ -1,4 +1,4 @@
-"""An endpoint of webhooks, on a real port."""
+"""An endpoint of webhooks, on a real port, and events for it."""
 
 import asyncio
 import ssl
@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import openai
+
+from gateway.store.batches import Batches, BatchRecord, Order
+from gateway.store.files import Files
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 FAILED = b"HTTP/1.1 500 Failed\r\ncontent-length: 0\r\n\r\n"
@@ -35,7 +38,10 @@ class Receiver:
     answers: list[bytes] = field(default_factory=lambda: [OK])
     received: list[Received] = field(default_factory=list)
     is_endless: bool = False
-    """Whether a body without an end follows the answer."""
+    """Whether the answer has no end."""
+    holds: int = 0
+    """How many requests are not answered before `release`."""
+    _released: asyncio.Event = field(default_factory=asyncio.Event)
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -50,6 +56,9 @@ class Receiver:
                 await self._arrived.wait()
         return self.received
 
+    def release(self) -> None:
+        self._released.set()
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
@@ -58,6 +67,8 @@ class Receiver:
             body = await reader.readexactly(int(headers["content-length"]))
             self.received.append(Received(first.split()[1], headers, body))
             self._arrived.set()
+            if len(self.received) <= self.holds:
+                await self._released.wait()
             writer.write(self.answers.pop(0) if len(self.answers) > 1 else self.answers[0])
             while self.is_endless:
                 writer.write(b"x" * 65536)
@@ -77,3 +88,14 @@ async def receiving(
         yield receiver
     finally:
         server.close()
+
+
+async def fail_a_batch(files: Files, batches: Batches, tenant: str = "") -> BatchRecord:
+    """An event for the tenant's endpoints."""
+    async with files.writing(tenant, "in.jsonl", "batch") as draft:
+        pass
+    await batches.create(tenant, Order("/v1/completions", draft.id, "24h", 86400))
+    batch = await batches.claim({}, 60)
+    assert batch is not None
+    await batches.fail(batch.id, batch.fence, [])
+    return batch

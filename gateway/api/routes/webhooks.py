@@ -29,7 +29,7 @@ _DELIVERY_ID = Path(description="The `id` of the dead delivery.")
 _Body = TypeVar("_Body", bound=Body)
 Name = Annotated[str, Meta(max_length=128)]
 Url = Annotated[str, Meta(max_length=MAX_URL_CHARS)]
-EventTypes = Annotated[tuple[EventType, ...], Meta(min_length=1)]
+EventTypes = Annotated[tuple[EventType, ...], Meta(description="Left out: all.")]
 
 
 class NewWebhook(Body, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class WebhookChanges(Body, frozen=True, kw_only=True):
 
     url: Url | None = None
     name: Name | None = None
-    event_types: EventTypes | None = None
+    event_types: tuple[EventType, ...] | None = None
 
 
 class Rotation(Body, frozen=True, kw_only=True):

@@ -10,8 +10,9 @@ from gateway.store.database import Database
 from gateway.store.files import Files
 from gateway.store.webhooks import EVENT_TYPES, Delivery, EventType, Webhook, Webhooks
 from shared.errors import NotFound
+from tests.support.webhooks import fail_a_batch
 
-LEASE_S = 60.0
+TENANT, LEASE_S = "a", 60.0
 
 
 @pytest.fixture
@@ -20,25 +21,19 @@ def webhooks(database: Database) -> Webhooks:
 
 
 async def added(
-    webhooks: Webhooks, tenant: str = "a", event_types: tuple[EventType, ...] = EVENT_TYPES
+    webhooks: Webhooks, tenant: str = TENANT, event_types: tuple[EventType, ...] = EVENT_TYPES
 ) -> Webhook:
     return await webhooks.add(
         tenant=tenant, name="", url="https://example.com", event_types=event_types
     )
 
 
-async def claimed_batch(files: Files, batches: Batches, tenant: str = "a") -> BatchRecord:
+async def claimed_batch(files: Files, batches: Batches, tenant: str = TENANT) -> BatchRecord:
     async with files.writing(tenant, "in.jsonl", "batch") as draft:
         pass
     await batches.create(tenant, Order("/v1/completions", draft.id, "24h", 86400))
     batch = await batches.claim({}, LEASE_S)
     assert batch is not None
-    return batch
-
-
-async def failed_batch(files: Files, batches: Batches) -> BatchRecord:
-    batch = await claimed_batch(files, batches)
-    await batches.fail(batch.id, batch.fence, [])
     return batch
 
 
@@ -98,7 +93,7 @@ async def test_one_gateway_tries_a_delivery_at_a_time(
     webhooks: Webhooks, files: Files, batches: Batches
 ) -> None:
     await added(webhooks)
-    await failed_batch(files, batches)
+    await fail_a_batch(files, batches, TENANT)
 
     claims = await asyncio.gather(*(webhooks.claim([], LEASE_S) for _ in range(4)))
 
@@ -109,7 +104,7 @@ async def test_a_try_that_was_left_is_made_again_and_the_older_one_says_nothing(
     webhooks: Webhooks, files: Files, batches: Batches
 ) -> None:
     await added(webhooks)
-    await failed_batch(files, batches)
+    await fail_a_batch(files, batches, TENANT)
 
     left = await webhooks.claim([], lease_s=-1)
     again = await due(webhooks)
@@ -126,7 +121,7 @@ async def test_busy_endpoints_are_left_out(
     webhooks: Webhooks, files: Files, batches: Batches
 ) -> None:
     busy, free = await added(webhooks), await added(webhooks)
-    await failed_batch(files, batches)
+    await fail_a_batch(files, batches, TENANT)
 
     delivery = await webhooks.claim([busy.id], LEASE_S)
 
@@ -139,7 +134,7 @@ async def test_a_delivery_that_is_done_is_forgotten(
     webhooks: Webhooks, files: Files, batches: Batches
 ) -> None:
     await added(webhooks)
-    await failed_batch(files, batches)
+    await fail_a_batch(files, batches, TENANT)
 
     await webhooks.delivered(await due(webhooks))
 
@@ -151,7 +146,7 @@ async def test_a_dead_delivery_is_listed_until_it_is_retried(
     webhooks: Webhooks, files: Files, batches: Batches
 ) -> None:
     await added(webhooks)
-    batch = await failed_batch(files, batches)
+    batch = await fail_a_batch(files, batches, TENANT)
     delivery = await due(webhooks)
 
     await webhooks.failed(delivery, "x" * 1000, None)
@@ -170,7 +165,7 @@ async def test_an_endpoint_goes_with_its_deliveries(
     webhooks: Webhooks, files: Files, batches: Batches
 ) -> None:
     webhook = await added(webhooks)
-    await failed_batch(files, batches)
+    await fail_a_batch(files, batches, TENANT)
 
     await webhooks.remove(webhook.id)
 
