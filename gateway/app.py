@@ -25,6 +25,7 @@ from gateway.api.routes import (
     streams,
     unary,
     uploads,
+    webhooks,
 )
 from gateway.batches.runner import BatchRunner
 from gateway.intake.limits import RATE_HEADERS
@@ -73,7 +74,7 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
             ):
                 stack.callback(asyncio.create_task(incidents.keep_running(work)).cancel)
             stack.push_async_callback(_drain, gateway)
-            await stack.enter_async_context(_running_batches(gateway))
+            await stack.enter_async_context(_using_store(gateway))
             yield
 
     app = DocumentedAPI(lifespan=lifespan)
@@ -90,6 +91,7 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
         streams,
         models,
         admin,
+        webhooks,
         health,
     ):
         app.include_router(group.router(gateway))
@@ -100,17 +102,22 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
 
 
 @asynccontextmanager
-async def _running_batches(gateway: Gateway) -> AsyncIterator[None]:
-    """Run batches. At the end they are left to other gateways. Raises `StartupError`."""
+async def _using_store(gateway: Gateway) -> AsyncIterator[None]:
+    """Run batches and deliver webhooks. At the end they are left to other gateways. Raises
+    `StartupError`."""
     if gateway.settings.database_url is not None:
         with suppress(Unavailable):
             await gateway.store.open_as_set()
-    running = asyncio.create_task(incidents.keep_running(BatchRunner(gateway).run))
+    running = [
+        asyncio.create_task(incidents.keep_running(work))
+        for work in (BatchRunner(gateway).run, gateway.deliverer.run)
+    ]
     try:
         yield
     finally:
-        running.cancel()
-        await asyncio.wait([running])
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
         await gateway.store.close()
 
 

@@ -19,6 +19,7 @@ from shared.telemetry.metrics import (
 _REASONS = ("worker_lost", "worker_silent", "connection_lost", "handed_over")
 _LIMITS = ("max_requests", "max_bytes_in_flight", "max_queue_wait_s", "queue_length")
 """Counters that begin with their first event show no increase, so these begin with 0."""
+_WEBHOOK_OUTCOMES = ("delivered", "retried", "dead")
 _COMPLETIONS = "cmpl"
 """The beginning of the ids of requests without a conversation."""
 
@@ -134,6 +135,14 @@ class Metrics:
         self.resumed = catalog.counter(
             "warren_gateway_streams_resumed_total", "Streams that a client resumed."
         )
+        self.webhooks = catalog.counter(
+            "warren_gateway_webhooks_total",
+            "Tries to deliver a webhook, by outcome: delivered, retried (a further try follows) or "
+            "dead (it was the last one).",
+            "outcome",
+        )
+        for outcome in _WEBHOOK_OUTCOMES:
+            self.webhooks.labels(outcome)
         self.keys_file_broken = catalog.gauge(
             "warren_gateway_keys_file_broken",
             "1 while the file of API keys has a fault and older keys are in force.",

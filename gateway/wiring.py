@@ -24,6 +24,8 @@ from gateway.log.reply_queues import ReplyQueues
 from gateway.metrics import Metrics
 from gateway.store.batches import BATCH_PREFIX
 from gateway.store.state import Store
+from gateway.webhooks.delivery import Deliverer
+from gateway.webhooks.sending import Sender
 from shared import topology
 from shared.bus.base import Bus, Message
 from shared.bus.subscribe import receive
@@ -58,6 +60,7 @@ class Gateway:
     publishers: Publishers
     metrics: Metrics
     store: Store
+    deliverer: Deliverer
     tenant_usage: TenantUsage = field(default_factory=TenantUsage)
     started_at: float = field(default_factory=time.time)
     """Unix time in seconds."""
@@ -72,6 +75,14 @@ class Gateway:
         queues = QueueWatch(bus, workers)
         admission = Admission(settings.max_requests, settings.max_bytes_in_flight)
         keys, metrics = Keys.of(settings), Metrics(settings.metrics_tenants)
+        store = Store(settings)
+        deliverer = Deliverer(
+            store,
+            Sender(settings.webhook_networks),
+            metrics,
+            max_tries=settings.webhook_max_tries,
+            first_pause_s=settings.webhook_retry_s,
+        )
         metrics.keys_file_broken.set_function(lambda: keys.is_broken)
         export_fleet(
             metrics.catalog, settings, bus, queues, workers, lambda: admission.num_requests
@@ -91,7 +102,8 @@ class Gateway:
             publishers=Publishers((bus.user, *settings.trusted_users)),
             queues=queues,
             metrics=metrics,
-            store=Store(settings),
+            store=store,
+            deliverer=deliverer,
         )
 
     @property

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -59,6 +60,7 @@ Weights = Annotated[
     BeforeValidator(_split_weights),
 ]
 CommaSeparated = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_split)]
 
 
 def _check_secret(secret: SecretStr) -> SecretStr:
@@ -354,6 +356,19 @@ class GatewaySettings(CommonSettings):
         15,
         description="Seconds after which another gateway continues the batches of a gateway that "
         "was killed. It must be several times the difference between the gateways' clocks.",
+    )
+    webhook_networks: Networks = Field(
+        (),
+        description="Comma-separated private networks that webhooks may reach, such as 10.0.0.0/8; "
+        "http:// is allowed there only. Unset: public addresses only.",
+    )
+    webhook_max_tries: Annotated[int, Field(gt=0, le=100)] = Field(
+        16, description="How often the delivery of a webhook is tried before it is dead."
+    )
+    webhook_retry_s: Seconds = Field(
+        5,
+        description="Seconds between the first two tries of a webhook. Each further pause is twice "
+        "as long, up to 6 hours, and shortened at random by up to a half.",
     )
     drain_grace_s: Seconds = Field(
         30, description="Seconds that open streams may take to finish after SIGTERM."

@@ -25,7 +25,7 @@ def list_batches(
 
     [dim]warren batches list --url http://127.0.0.1:8000[/]
     """
-    for batch in _asked(url, api_key, "GET", "/v1/batches", params={"limit": limit})["data"]:
+    for batch in asked_of(url, api_key, "GET", "/v1/batches", params={"limit": limit})["data"]:
         counts = batch["request_counts"]
         created = datetime.fromtimestamp(batch["created_at"], UTC).isoformat(timespec="seconds")
         done = f"{counts['completed']}/{counts['total']}, {counts['failed']} failed"
@@ -36,16 +36,17 @@ def list_batches(
 @app.command()
 def show(batch_id: BatchId, url: GatewayUrl = DEFAULT_URL, api_key: ApiKey = None) -> None:
     """Show a batch as JSON."""
-    _print(_asked(url, api_key, "GET", f"/v1/batches/{batch_id}"))
+    print_json(asked_of(url, api_key, "GET", f"/v1/batches/{batch_id}"))
 
 
 @app.command()
 def cancel(batch_id: BatchId, url: GatewayUrl = DEFAULT_URL, api_key: ApiKey = None) -> None:
     """Cancel a batch; what is answered is kept."""
-    _print(_asked(url, api_key, "POST", f"/v1/batches/{batch_id}/cancel"))
+    print_json(asked_of(url, api_key, "POST", f"/v1/batches/{batch_id}/cancel"))
 
 
-def _asked(url: str, api_key: str | None, method: str, path: str, **more: Any) -> Any:
+def asked_of(url: str, api_key: str | None, method: str, path: str, **more: Any) -> Any:
+    """The JSON with which a gateway answers. Raises its error, and `Unavailable`."""
     with needs("gateway"):
         from cli.gateway_client import asked, connect
 
@@ -53,6 +54,6 @@ def _asked(url: str, api_key: str | None, method: str, path: str, **more: Any) -
         return asked(client, method, path, **more).json()
 
 
-def _print(batch: Any) -> None:
-    text = msgspec.json.format(msgspec.json.encode(batch), indent=2).decode()
+def print_json(answer: Any) -> None:
+    text = msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()
     output.print(text, soft_wrap=True, markup=False)

@@ -24,6 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.store.database import Database, uncancelled
 from gateway.store.files import UNENDED, lock_file, reveal
 from gateway.store.tables import ANSWERS, BATCHES
+from gateway.store.webhooks import EventType, announce
 from shared.errors import IdempotencyMismatch, InvalidRequest, NotFound
 
 Status: TypeAlias = Literal[
@@ -41,6 +42,11 @@ Ending: TypeAlias = Literal["completed", "expired", "cancelled"]
 BATCH_PREFIX = "batch_"
 """The prefix of the ids of batches; no id of a request has it."""
 _MAX_CANDIDATES = 256
+_EVENTS: Mapping[Ending, EventType] = {
+    "completed": "batch.completed",
+    "expired": "batch.expired",
+    "cancelled": "batch.cancelled",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,6 +258,7 @@ class Batches:
             batch_id,
             fence,
             ("validating",),
+            event="batch.failed",
             status="failed",
             failed_at=int(time.time()),
             errors=list(errors),
@@ -281,7 +288,7 @@ class Batches:
         """Publish the files of a batch, and forget its answers, which they contain."""
         file_ids = tuple(name for name in (output_file_id, error_file_id) if name is not None)
         async with self._database.begin() as connection:
-            await _require_lease(connection, batch_id, fence)
+            tenant = await _require_lease(connection, batch_id, fence)
             await reveal(connection, file_ids)
             await connection.execute(
                 update(BATCHES)
@@ -296,6 +303,7 @@ class Batches:
                 )
             )
             await connection.execute(delete(ANSWERS).where(ANSWERS.c.batch_id == batch_id))
+            await announce(connection, tenant, _EVENTS[ending], batch_id)
 
     @uncancelled
     async def record(self, batch_id: str, fence: int, answers: Sequence[LineAnswer]) -> None:
@@ -367,20 +375,30 @@ class Batches:
 
     @uncancelled
     async def _move(
-        self, batch_id: str, fence: int, statuses: Sequence[Status], **values: Any
+        self,
+        batch_id: str,
+        fence: int,
+        statuses: Sequence[Status],
+        *,
+        event: EventType | None = None,
+        **values: Any,
     ) -> None:
-        """Change a batch, if it has one of these statuses."""
+        """Change a batch and announce the event, if the batch has one of these statuses."""
         async with self._database.begin() as connection:
-            await _require_lease(connection, batch_id, fence)
+            tenant = await _require_lease(connection, batch_id, fence)
             is_due = and_(BATCHES.c.id == batch_id, BATCHES.c.status.in_(statuses))
-            await connection.execute(update(BATCHES).where(is_due).values(values))
+            moved = await connection.execute(update(BATCHES).where(is_due).values(values))
+            if moved.rowcount and event is not None:
+                await announce(connection, tenant, event, batch_id)
 
 
-async def _require_lease(connection: AsyncConnection, batch_id: str, fence: int) -> None:
-    """Hold the batch until the end of the transaction. Raises `LeaseLost`."""
-    query = select(BATCHES.c.id).where(_held(batch_id, fence)).with_for_update()
-    if (await connection.execute(query)).one_or_none() is None:
+async def _require_lease(connection: AsyncConnection, batch_id: str, fence: int) -> str:
+    """Hold the batch until the end of the transaction; returns its tenant. Raises `LeaseLost`."""
+    query = select(BATCHES.c.tenant).where(_held(batch_id, fence)).with_for_update()
+    tenant: str | None = (await connection.execute(query)).scalar_one_or_none()
+    if tenant is None:
         raise LeaseLost
+    return tenant
 
 
 def _held(batch_id: str, fence: int) -> Any:

@@ -14,6 +14,7 @@ from gateway.store.blobs import Blobs
 from gateway.store.database import SQLITE_FILE, Database
 from gateway.store.files import Files
 from gateway.store.uploads import Uploads
+from gateway.store.webhooks import Webhooks
 from shared.errors import StartupError, Unavailable
 from shared.settings import GatewaySettings
 
@@ -25,6 +26,7 @@ class StoredState:
     files: Files
     uploads: Uploads
     batches: Batches
+    webhooks: Webhooks
 
 
 class Store:
@@ -62,7 +64,8 @@ class Store:
                 )
                 files = Files(self._database, blobs)
                 uploads = Uploads(self._database, files, settings.max_file_bytes)
-                self._state = StoredState(files, uploads, Batches(self._database))
+                batches, webhooks = Batches(self._database), Webhooks(self._database)
+                self._state = StoredState(files, uploads, batches, webhooks)
                 self._is_open.set()
             return self._state
 

@@ -105,3 +105,37 @@ ANSWERS = Table(
     # The line of the output file or of the error file, without its end.
     Column("text", LargeBinary, nullable=False),
 )
+
+WEBHOOKS = Table(
+    "webhooks",
+    METADATA,
+    Column("id", String(64), primary_key=True),
+    Column("tenant", String(128), nullable=False),
+    Column("name", String(128), nullable=False),
+    Column("url", String(2048), nullable=False),
+    Column("event_types", JSON, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    Column("secret", String(128), nullable=False),
+    Column("old_secret", String(128)),
+    Column("old_secret_until", BigInteger),
+    Index("webhooks_of_tenant", "tenant"),
+)
+
+DELIVERIES = Table(
+    "webhook_deliveries",
+    METADATA,
+    Column("id", String(64), primary_key=True),
+    Column("webhook_id", String(64), ForeignKey(WEBHOOKS.c.id, ondelete="CASCADE"), nullable=False),
+    Column("event_id", String(64), nullable=False),
+    Column("type", String(64), nullable=False),
+    Column("object_id", String(64), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    # The fencing token: it grows with each claim, and a gateway writes only under its own.
+    Column("num_tries", Integer, nullable=False),
+    # When the next try may begin; while one is under way, the end of its lease. None: dead.
+    Column("due_at", Float),
+    Column("reason", String(256)),
+    Index("webhook_deliveries_due", "due_at"),
+    Index("webhook_deliveries_of_webhook", "webhook_id"),
+)

@@ -18,6 +18,7 @@ GROUPS = {
     "batches": ["list"],
     "dead": ["list"],
     "keys": ["add", "list", "rotate", "revoke"],
+    "webhooks": ["list", "add"],
 }
 
 

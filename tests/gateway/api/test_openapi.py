@@ -28,7 +28,7 @@ _EXAMPLES = 25
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with served() as url:
+    with served(webhook_networks="127.0.0.0/8") as url:
         yield url
 
 
@@ -64,6 +64,12 @@ def test_every_endpoint_is_in_the_document() -> None:
         "/admin/v1/dead-letters/{letter_id}",
         "/admin/v1/dead-letters/{letter_id}/retry",
         "/admin/v1/status",
+        "/admin/v1/webhooks",
+        "/admin/v1/webhooks/dead",
+        "/admin/v1/webhooks/dead/{delivery_id}/retry",
+        "/admin/v1/webhooks/{webhook_id}",
+        "/admin/v1/webhooks/{webhook_id}/rotate_secret",
+        "/admin/v1/webhooks/{webhook_id}/test",
         "/admin/v1/workers/{worker_id}/drain",
         "/detokenize",
         "/health",
@@ -169,6 +175,10 @@ def test_an_example_is_answered_as_documented(path: str, url: str) -> None:
         created = httpx.post(f"{url}/v1/uploads", json=empty)
         path = path.format(upload_id=created.json()["id"])
         changes = {"part_ids": []}
+
+    if "{webhook_id}" in path:
+        webhook = httpx.post(f"{url}/admin/v1/webhooks", json={"url": f"{url}/live"})
+        path = path.format(webhook_id=webhook.json()["id"])
 
     response = httpx.post(f"{url}{path}", json={**example, **changes})
 

@@ -1,0 +1,291 @@
+"""/admin/v1/webhooks: the endpoints that operators set up for tenants, in the form of OpenAI's
+webhook endpoints. `gateway.webhooks` delivers to them."""
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Path, Query, Request, Response
+from msgspec import Meta, Struct
+
+from gateway.api.bodies.parameters import refused
+from gateway.api.bodies.schemas import Body, parse
+from gateway.api.openapi import answered, documented
+from gateway.intake.body import parsed, read_body
+from gateway.store.webhooks import EVENT_TYPES, OVERLAP_S, Delivery, EventType, Webhook, Webhooks
+from gateway.webhooks.sending import MAX_URL_CHARS, NotSent, check_url
+from gateway.wiring import Gateway
+from shared.errors import InvalidRequest
+
+_URL = "https://example.com/webhooks"
+_MAX_DEAD = 100
+_HINT_CHARS = 4
+_WEBHOOK_ID = Path(description="The `id` of the webhook.")
+_DELIVERY_ID = Path(description="The `id` of the dead delivery.")
+
+_Body = TypeVar("_Body", bound=Body)
+Name = Annotated[str, Meta(max_length=128)]
+Url = Annotated[str, Meta(max_length=MAX_URL_CHARS)]
+EventTypes = Annotated[tuple[EventType, ...], Meta(description="Left out: all.")]
+
+
+class NewWebhook(Body, frozen=True, kw_only=True):
+    """The body of ``POST /admin/v1/webhooks``."""
+
+    url: Url
+    tenant: Annotated[
+        Name, Meta(description="Whose events are sent; empty: those without an API key.")
+    ] = ""
+    name: Name = ""
+    event_types: EventTypes = EVENT_TYPES
+
+
+class WebhookChanges(Body, frozen=True, kw_only=True):
+    """The body of ``POST /admin/v1/webhooks/{webhook_id}``."""
+
+    url: Url | None = None
+    name: Name | None = None
+    event_types: tuple[EventType, ...] | None = None
+
+
+class Rotation(Body, frozen=True, kw_only=True):
+    """The body of ``POST /admin/v1/webhooks/{webhook_id}/rotate_secret``."""
+
+    keep_old_secret_active_for_24_hours: bool = False
+
+
+class TestOrder(Body, frozen=True, kw_only=True):
+    """The body of ``POST /admin/v1/webhooks/{webhook_id}/test``."""
+
+    event_type: EventType
+
+
+class WebhookStatus(Struct, frozen=True, kw_only=True, tag_field="object", tag="webhook_endpoint"):
+    id: str
+    tenant: str
+    name: str
+    url: str
+    event_types: Sequence[str]
+    created_at: int
+    updated_at: int
+    signing_secret_hint: str
+
+
+class WebhookWithSecret(WebhookStatus, frozen=True, kw_only=True, tag="webhook_endpoint"):
+    signing_secret: str
+    """Shown this once."""
+
+
+class WebhookList(Struct, frozen=True, tag_field="object", tag="list"):
+    data: Sequence[WebhookStatus]
+
+
+class DeletedWebhook(Struct, frozen=True, tag_field="object", tag="webhook_endpoint.deleted"):
+    id: str
+    deleted: bool = True
+
+
+class TestResult(
+    Struct, frozen=True, kw_only=True, tag_field="object", tag="webhook_endpoint.test"
+):
+    webhook_endpoint_id: str
+    event_type: str
+    status_code: int
+    """That of the endpoint's answer."""
+    success: Literal[True] = True
+
+
+class DeadDelivery(Struct, frozen=True, kw_only=True):
+    id: str
+    webhook_id: str
+    tenant: str
+    url: str
+    event_id: str
+    type: str
+    object_id: str
+    """The id of the batch."""
+    created_at: int
+    num_tries: int
+    reason: str
+    """Why the last try failed."""
+
+
+class DeadDeliveryList(Struct, frozen=True):
+    data: Sequence[DeadDelivery]
+    """The oldest dead deliveries."""
+
+
+class Retried(Struct, frozen=True):
+    id: str
+    status: Literal["retried"] = "retried"
+
+
+def router(gateway: Gateway) -> APIRouter:
+    routes = APIRouter(prefix="/admin/v1/webhooks", tags=["operators"])
+    example: Mapping[str, Any] = {"url": _URL, "tenant": "acme"}
+    _add_dead_deliveries(routes, gateway)  # before the paths with an id
+
+    @routes.get("", openapi_extra={"responses": {"200": answered(WebhookList)}})
+    async def list_webhooks(
+        tenant: str | None = Query(None, description="Those of one tenant only."),
+    ) -> Response:
+        """List webhooks, oldest first."""
+        found = await (await _stored(gateway)).all(tenant)
+        return _json(WebhookList([_described(webhook) for webhook in found]))
+
+    @routes.post("", openapi_extra=_document(NewWebhook, example, WebhookWithSecret))
+    async def create_webhook(request: Request) -> Response:
+        """Send the events of a tenant to a URL. The answer has the secret, which is not shown
+        again."""
+        body = await _body_of(gateway, request, NewWebhook)
+        check_url(body.url, gateway.settings.webhook_networks)
+        webhook = await (await _stored(gateway)).add(
+            tenant=body.tenant, name=body.name, url=body.url, event_types=body.event_types
+        )
+        return _json(_with_secret(webhook))
+
+    @routes.get("/{webhook_id}", openapi_extra={"responses": {"200": answered(WebhookStatus)}})
+    async def get_webhook(webhook_id: str = _WEBHOOK_ID) -> Response:
+        """Describe a webhook."""
+        return _json(_described(await (await _stored(gateway)).get(webhook_id)))
+
+    @routes.post(
+        "/{webhook_id}", openapi_extra=_document(WebhookChanges, {"url": _URL}, WebhookStatus)
+    )
+    async def change_webhook(request: Request, webhook_id: str = _WEBHOOK_ID) -> Response:
+        """Change the URL, the name or the event types of a webhook. What is due goes to the new
+        URL."""
+        body = await _body_of(gateway, request, WebhookChanges)
+        said = msgspec.structs.asdict(body)
+        changes = {name: value for name, value in said.items() if value is not None}
+        if not changes:
+            raise refused("body", "expected url, name or event_types.")
+        if body.url is not None:
+            check_url(body.url, gateway.settings.webhook_networks)
+        return _json(_described(await (await _stored(gateway)).change(webhook_id, **changes)))
+
+    @routes.delete("/{webhook_id}", openapi_extra={"responses": {"200": answered(DeletedWebhook)}})
+    async def remove_webhook(webhook_id: str = _WEBHOOK_ID) -> Response:
+        """Remove a webhook, and what has not been delivered to it."""
+        await (await _stored(gateway)).remove(webhook_id)
+        return _json(DeletedWebhook(webhook_id))
+
+    _add_operations(routes, gateway)
+    return routes
+
+
+def _add_operations(routes: APIRouter, gateway: Gateway) -> None:
+    @routes.post(
+        "/{webhook_id}/rotate_secret", openapi_extra=_document(Rotation, {}, WebhookWithSecret)
+    )
+    async def rotate_secret(request: Request, webhook_id: str = _WEBHOOK_ID) -> Response:
+        """Replace the secret of a webhook. Events are signed with both secrets while the old one
+        stays active."""
+        body = await _body_of(gateway, request, Rotation)
+        overlap_s = OVERLAP_S if body.keep_old_secret_active_for_24_hours else 0
+        return _json(
+            _with_secret(await (await _stored(gateway)).rotate(webhook_id, overlap_s=overlap_s))
+        )
+
+    @routes.post(
+        "/{webhook_id}/test",
+        openapi_extra=_document(TestOrder, {"event_type": "batch.completed"}, TestResult),
+    )
+    async def send_test(request: Request, webhook_id: str = _WEBHOOK_ID) -> Response:
+        """Send a sample event at once, without further tries."""
+        body = await _body_of(gateway, request, TestOrder)
+        sample = _sample(await (await _stored(gateway)).get(webhook_id), body.event_type)
+        try:
+            status = await gateway.deliverer.sender.send(sample)
+        except NotSent as error:
+            raise InvalidRequest(f"The endpoint did not answer: {error}.", param="url") from None
+        return _json(
+            TestResult(
+                webhook_endpoint_id=webhook_id, event_type=body.event_type, status_code=status
+            )
+        )
+
+
+def _add_dead_deliveries(routes: APIRouter, gateway: Gateway) -> None:
+    @routes.get("/dead", openapi_extra={"responses": {"200": answered(DeadDeliveryList)}})
+    async def list_dead_deliveries(
+        limit: int = Query(_MAX_DEAD, ge=1, le=_MAX_DEAD, description="How many at most."),
+    ) -> Response:
+        """List the oldest deliveries that have failed too often."""
+        dead = await (await _stored(gateway)).dead(limit)
+        return _json(DeadDeliveryList([_dead(delivery) for delivery in dead]))
+
+    @routes.post(
+        "/dead/{delivery_id}/retry", openapi_extra={"responses": {"200": answered(Retried)}}
+    )
+    async def retry_dead_delivery(delivery_id: str = _DELIVERY_ID) -> Response:
+        """Try a dead delivery again, as often as a new one."""
+        await (await _stored(gateway)).retry(delivery_id)
+        return _json(Retried(delivery_id))
+
+
+async def _stored(gateway: Gateway) -> Webhooks:
+    return (await gateway.store.open()).webhooks
+
+
+async def _body_of(gateway: Gateway, request: Request, kind: type[_Body]) -> _Body:
+    with gateway.admission.enter() as entry:
+        raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
+        return await parsed(partial(parse, kind), raw_body)
+
+
+def _document(
+    kind: type[Struct], example: Mapping[str, Any], answer: type[Struct]
+) -> dict[str, Any]:
+    return documented(kind, example, answer, streams=False)
+
+
+def _described(webhook: Webhook) -> WebhookStatus:
+    return WebhookStatus(**_facts(webhook))
+
+
+def _with_secret(webhook: Webhook) -> WebhookWithSecret:
+    return WebhookWithSecret(**_facts(webhook), signing_secret=webhook.secret)
+
+
+def _facts(webhook: Webhook) -> dict[str, Any]:
+    same = {name: getattr(webhook, name) for name in _SAME}
+    return {**same, "signing_secret_hint": f"…{webhook.secret[-_HINT_CHARS:]}"}
+
+
+_SAME = frozenset(WebhookStatus.__struct_fields__) - {"signing_secret_hint"}
+
+
+def _sample(webhook: Webhook, event_type: EventType) -> Delivery:
+    return Delivery(
+        id="",
+        event_id=f"evt_{secrets.token_hex(16)}",
+        type=event_type,
+        object_id=f"{event_type.partition('.')[0]}_test",
+        created_at=int(time.time()),
+        num_tries=1,
+        reason=None,
+        webhook=webhook,
+    )
+
+
+def _dead(delivery: Delivery) -> DeadDelivery:
+    return DeadDelivery(
+        id=delivery.id,
+        webhook_id=delivery.webhook.id,
+        tenant=delivery.webhook.tenant,
+        url=delivery.webhook.url,
+        event_id=delivery.event_id,
+        type=delivery.type,
+        object_id=delivery.object_id,
+        created_at=delivery.created_at,
+        num_tries=delivery.num_tries,
+        reason=delivery.reason or "",
+    )
+
+
+def _json(body: Struct) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

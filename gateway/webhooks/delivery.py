@@ -1,0 +1,122 @@
+"""Tries the deliveries that are due, beside the gateway's other work.
+
+Any gateway may try a delivery. A try that a gateway does not finish is made again when its lease
+has ended, so that an event arrives at least once.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections import Counter
+from contextlib import suppress
+
+from gateway.metrics import Metrics
+from gateway.store.state import Store
+from gateway.store.webhooks import Delivery, Webhooks
+from gateway.webhooks.sending import TIMEOUT_S, NotSent, Sender
+from shared.errors import Unavailable
+from shared.telemetry import incidents
+
+logger = logging.getLogger(__name__)
+
+_LOOK_INTERVAL_S = 1.0
+LEASE_S = 3 * TIMEOUT_S
+_MAX_PAUSE_S = 6 * 3600
+_MAX_AT_ONCE = 32
+_MAX_OF_ONE = 4
+"""Tries of one endpoint at once, so that a slow one does not hold up the others."""
+
+
+class Deliverer:
+    """Delivers events at one gateway."""
+
+    def __init__(
+        self,
+        store: Store,
+        sender: Sender,
+        metrics: Metrics,
+        *,
+        max_tries: int,
+        first_pause_s: float,
+        lease_s: float = LEASE_S,
+    ) -> None:
+        self.sender = sender
+        self._store = store
+        self._metrics = metrics
+        self._max_tries = max_tries
+        self._first_pause_s = first_pause_s
+        self._lease_s = lease_s
+        self._running: Counter[str] = Counter()
+        """The tries under way, by endpoint."""
+
+    async def run(self) -> None:
+        """Deliver until cancelled. Another gateway then tries again what was under way."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                with suppress(Unavailable):
+                    await self.start_due((await self._store.wait_open()).webhooks, tasks)
+                await asyncio.sleep(_LOOK_INTERVAL_S)
+
+    async def start_due(self, webhooks: Webhooks, tasks: asyncio.TaskGroup) -> None:
+        """Begin to try what is due, as far as there is room. Raises `Unavailable`."""
+        while self._running.total() < _MAX_AT_ONCE:
+            busy = [one for one, number in self._running.items() if number >= _MAX_OF_ONE]
+            delivery = await webhooks.claim(busy, self._lease_s)
+            if delivery is None:
+                return
+            self._running[delivery.webhook.id] += 1
+            tasks.create_task(self._try(webhooks, delivery))
+
+    async def _try(self, webhooks: Webhooks, delivery: Delivery) -> None:
+        facts = _facts(delivery)
+        try:
+            await self._deliver(webhooks, delivery, facts)
+        except Unavailable:  # nobody has written how the try ended
+            logger.warning("webhook is tried again", extra={**facts, "reason": "database"})
+        finally:
+            self._running.subtract([delivery.webhook.id])
+            self._running += Counter()  # forgets those without tries
+
+    async def _deliver(
+        self, webhooks: Webhooks, delivery: Delivery, facts: dict[str, object]
+    ) -> None:
+        reason = await self._send(delivery, facts)
+        if reason is None:
+            await webhooks.delivered(delivery)
+            self._metrics.webhooks.labels("delivered").inc()
+            logger.info("webhook delivered", extra=facts)
+            return
+        is_dead = delivery.num_tries >= self._max_tries
+        retry_at = time.time() + pause_s(delivery.num_tries, self._first_pause_s)
+        await webhooks.failed(delivery, reason, None if is_dead else retry_at)
+        self._metrics.webhooks.labels("dead" if is_dead else "retried").inc()
+        event = "webhook dead" if is_dead else "webhook is tried again"
+        logger.warning(event, extra={**facts, "reason": reason})
+
+    async def _send(self, delivery: Delivery, facts: dict[str, object]) -> str | None:
+        """Returns why the endpoint has not accepted the delivery."""
+        try:
+            status = await self.sender.send(delivery)
+        except NotSent as error:
+            return str(error)
+        except Exception as error:  # noqa: BLE001 (one event's bug is one event's failure)
+            incidents.report("task", "webhook not sent", error, **facts)
+            return "the gateway failed"
+        return None if 200 <= status < 300 else f"status {status}"
+
+
+def pause_s(num_tries: int, first_pause_s: float) -> float:
+    """Seconds until the next try: exponential, with jitter."""
+    longest_s = min(first_pause_s * 2.0 ** (num_tries - 1), _MAX_PAUSE_S)
+    return longest_s * random.uniform(0.5, 1.0)  # noqa: S311 (no secret)
+
+
+def _facts(delivery: Delivery) -> dict[str, object]:
+    return {
+        "delivery": delivery.id,
+        "webhook": delivery.webhook.id,
+        "type": delivery.type,
+        "object": delivery.object_id,
+        "tries": delivery.num_tries,
+    }
