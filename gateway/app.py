@@ -10,11 +10,13 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from gateway import errors
+from gateway.api.collecting import Collector
 from gateway.api.openapi import DocumentedAPI
 from gateway.api.routes import (
     admin,
     batches,
     console,
+    conversations,
     docs,
     files,
     generation,
@@ -72,7 +74,7 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
             ):
                 stack.callback(asyncio.create_task(incidents.keep_running(work)).cancel)
             stack.push_async_callback(_drain, gateway)
-            await stack.enter_async_context(_running_batches(gateway))
+            await stack.enter_async_context(_using_store(gateway))
             yield
 
     app = DocumentedAPI(lifespan=lifespan)
@@ -81,6 +83,7 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
     for group in (
         generation,
         responses,
+        conversations,
         messages,
         unary,
         files,
@@ -98,17 +101,22 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
 
 
 @asynccontextmanager
-async def _running_batches(gateway: Gateway) -> AsyncIterator[None]:
-    """Run batches. At the end they are left to other gateways. Raises `StartupError`."""
+async def _using_store(gateway: Gateway) -> AsyncIterator[None]:
+    """Run batches and complete responses. At the end they are left to other gateways. Raises
+    `StartupError`."""
     if gateway.settings.database_url is not None:
         with suppress(Unavailable):
             await gateway.store.open_as_set()
-    running = asyncio.create_task(incidents.keep_running(BatchRunner(gateway).run))
+    running = [
+        asyncio.create_task(incidents.keep_running(work))
+        for work in (BatchRunner(gateway).run, Collector(gateway).run)
+    ]
     try:
         yield
     finally:
-        running.cancel()
-        await asyncio.wait([running])
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
         await gateway.store.close()
 
 

@@ -1,5 +1,7 @@
-"""What outlives the gateways: files and batches, in a database, and the bytes of files.
+"""What outlives the gateways: files, batches, responses and conversations, in a database, and the
+bytes of files.
 
-`database` connects and migrates, `tables` is the schema, `files` and `batches` are the operations,
-and `blobs` stores bytes in a directory or an object store. `state` opens all of them.
+`database` connects and migrates, `tables` is the schema, `files`, `batches`, `responses` and
+`conversations` are the operations, and `blobs` stores bytes in a directory or an object store.
+`state` opens all of them.
 """

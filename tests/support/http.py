@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -45,17 +46,20 @@ class LiveGateway:
 
 @asynccontextmanager
 async def live_gateway(bus: Bus, **options: Any) -> AsyncIterator[LiveGateway]:
-    chosen = settings.load(GatewaySettings, **{**FAST, **options})
-    with listen(chosen) as listener:
-        async with opened(create_app(chosen, bus), chosen) as server:
-            serving = asyncio.create_task(server.serve(sockets=[listener]))
-            try:
-                # The clients close first, because a server that stops waits for open connections.
-                async with _clients(url_of(listener)) as (http, client):
-                    yield LiveGateway(url_of(listener), server, http, client)
-            finally:
-                server.stop()
-                await serving
+    """A gateway with a database of its own, unless ``options`` say otherwise."""
+    with tempfile.TemporaryDirectory(prefix="warren-") as data_dir:
+        chosen = settings.load(GatewaySettings, **{**FAST, "data_dir": data_dir, **options})
+        with listen(chosen) as listener:
+            async with opened(create_app(chosen, bus), chosen) as server:
+                serving = asyncio.create_task(server.serve(sockets=[listener]))
+                try:
+                    # The clients close first, because a server that stops waits for open
+                    # connections.
+                    async with _clients(url_of(listener)) as (http, client):
+                        yield LiveGateway(url_of(listener), server, http, client)
+                finally:
+                    server.stop()
+                    await serving
 
 
 @asynccontextmanager
@@ -64,13 +68,15 @@ async def two_gateways(
 ) -> AsyncIterator[tuple[LiveGateway, LiveGateway]]:
     """Two gateways of one deployment, with a grace period for clients that disconnect."""
     options = {"secret": SECRET, "disconnect_grace_s": 5, **options}
-    async with (
-        MemoryBus(broker) as one,
-        MemoryBus(broker) as other,
-        live_gateway(one, **options) as first,
-        live_gateway(other, **options) as second,
-    ):
-        yield first, second
+    with tempfile.TemporaryDirectory(prefix="warren-") as data_dir:
+        options = {"data_dir": data_dir, **options}
+        async with (
+            MemoryBus(broker) as one,
+            MemoryBus(broker) as other,
+            live_gateway(one, **options) as first,
+            live_gateway(other, **options) as second,
+        ):
+            yield first, second
 
 
 @asynccontextmanager
@@ -94,9 +100,9 @@ async def hears_a_worker(gateway: LiveGateway) -> None:
     await eventually(is_listed)
 
 
-async def eventually(is_true: Callable[[], Awaitable[bool]]) -> None:
+async def eventually(is_true: Callable[[], Awaitable[bool]], patience_s: float = 3.0) -> None:
     """Poll until the condition holds."""
-    for _ in range(300):
+    for _ in range(round(100 * patience_s)):
         if await is_true():
             return
         await asyncio.sleep(0.01)
