@@ -42,11 +42,15 @@ class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of each of these functions the parameters that are text, if the parser needs them."""
     is_forced: bool = False
     """The model is constrained to write only tool calls."""
+    has_functions: bool = False
+    """A call has the older form of a chat, `function_call`."""
     is_single_call: bool = False
     """Tool calls after the first are dropped."""
     reasoning_parser: str | None = None
     include_reasoning: bool = True
     fingerprint: str | None = None
+    is_stored: bool = False
+    """The response is stored in the database."""
     echoed: bytes = b"{}"
     """The request's fields that a response of the Responses API repeats, as JSON."""
 
