@@ -161,7 +161,7 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.background and self.store is False:
-            raise refused("store", "a background response is stored.")
+            raise refused("store", "a background response must be stored.")
         for k, name in enumerate(self.include):
             if name not in (_LOGPROBS, "reasoning.encrypted_content"):
                 raise refused(f"include[{k}]", "not supported.")
