@@ -1,4 +1,4 @@
-"""The entry point of the command line: the commands, and how errors end the process."""
+"""The entry point of the command line: the commands, and how the process exits on an error."""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The application: routes, error handlers and background tasks."""
+"""The FastAPI application: routes, error handlers and background tasks."""
 
 import asyncio
 import logging

@@ -1,9 +1,9 @@
-"""The connections of clients: how many there are, what each may send before its request is known,
-and what waits for a client that does not read.
+"""Limits on client connections: their number, what each may send before its request is parsed, and
+the bytes that wait for a client that does not read.
 
-No API key protects from what happens here, so everything is bounded: the number of connections,
-the bytes of a request's head, the time in which the head must arrive, and the bytes that are
-written ahead.
+All this happens before an API key is checked, so everything is bounded: the number of connections,
+the bytes of a request's head, the time within which the head must arrive, and the bytes that are
+buffered for the client.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What a gateway exports: for Prometheus, and through OTLP with the names of OpenTelemetry's
+"""The metrics of a gateway, for Prometheus and through OTLP with the names of OpenTelemetry's
 conventions for generative AI."""
 
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
-"""Middleware for every request: request ids, paths, the sites that browsers may come from,
-authentication, and the handler of unexpected errors."""
+"""Middleware for every request: request ids, paths, checks of Host and Origin, authentication, and
+the handler of unexpected errors."""
 
 import ipaddress
 import logging

@@ -135,7 +135,7 @@ class Gateway:
         command = decode_command(message.body)
         if not self.publishers.may_command(message.user_id, command):
             facts = {"command": type(command).__name__, "user": message.user_id}
-            logger.warning("command of another publisher dropped", extra=facts)
+            logger.warning("unauthorized command dropped", extra=facts)
         elif isinstance(command, Release | Withheld):
             if command.request_id.startswith(BATCH_PREFIX):
                 self.batches_changed.set()

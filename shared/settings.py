@@ -67,7 +67,7 @@ def _check_secret(secret: SecretStr) -> SecretStr:
     if len(secret.get_secret_value().encode()) < MIN_SECRET_BYTES:
         raise PydanticCustomError(
             "secret_too_short",
-            "the secret must have at least 32 bytes; `openssl rand -hex 32` makes one",
+            "the secret must have at least 32 bytes; `openssl rand -hex 32` generates one",
         )
     return secret
 

@@ -4,7 +4,7 @@ warren.jobs     direct  <model>.<lane>    -> jobs.<model>.<lane>    declared by 
 warren.suspects direct  <model>.suspect   -> jobs.<model>.suspect   jobs quarantined by workers
 warren.replies  topic   reply.<id>        -> reply.<id>             declared by the reader
                         reply.<user>.<id> -> reply.<user>.<id>      the same of other publishers
-                        reply.<id>--<n>   -> reply.<id>--<n>        the log, begun again elsewhere
+                        reply.<id>--<n>   -> reply.<id>--<n>        the log, recreated elsewhere
 warren.control  topic   worker.<id>       -> control.worker.<id>    commands to one worker
                         gateways          -> control.gateway.<id>   commands to all gateways
                         usage             -> control.gateway.<id>.usage  what API keys have used

@@ -1,4 +1,4 @@
-"""The announcements of a model's workers: how it writes tool calls and reasoning."""
+"""The announcements of a model's workers, which state how it writes tool calls and reasoning."""
 
 import asyncio
 import logging

@@ -117,7 +117,7 @@ class BatchFile:
                     index.add(number, offset, text)
                 offset += len(text)
         if not index.offsets and not index.problems:
-            raise InvalidRequest(f"{path.name} holds no requests")
+            raise InvalidRequest(f"{path.name} contains no requests")
         if index.problems:
             raise InvalidRequest(_report(path, index.problems))
         return cls(path, index, user)
@@ -175,7 +175,7 @@ class _Index:
         if line.custom_id in self.offsets:
             self.problems.append(f"line {number}: custom_id {line.custom_id!r} is not unique")
         if len(encode(job)) > MAX_MESSAGE_BYTES - 1024:
-            self.problems.append(f"line {number}: longer than a message may be")
+            self.problems.append(f"line {number}: too long for one message")
         self.offsets[line.custom_id] = offset
 
 

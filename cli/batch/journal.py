@@ -136,7 +136,7 @@ class Journal:
         self.served = header.served
         if header.warren_batch != digest:
             raise InvalidRequest(
-                f"{_part(self._output).name} holds answers to another input; move it away"
+                f"{_part(self._output).name} contains answers to another input; move it elsewhere"
             )
 
     def _index(self, entry: _Entry, start: int, length: int) -> None:

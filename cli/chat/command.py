@@ -1,4 +1,4 @@
-"""The command ``warren chat``: a terminal in which one talks to a model."""
+"""The command ``warren chat``: a conversation with a model in the terminal."""
 
 import json
 import sys
@@ -45,11 +45,14 @@ def chat(
     system: Annotated[str, typer.Option(help="System prompt.")] = "",
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.7,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of an answer. Default: the server's.")
+        int | None,
+        typer.Option(
+            min=1, help="Maximum number of tokens of an answer. Default: chosen by the server."
+        ),
     ] = None,
     api_key: ApiKey = None,
     history: Annotated[
-        Path, typer.Option(help="File that keeps the questions for the arrow keys.")
+        Path, typer.Option(help="File of earlier questions, which the arrow keys recall.")
     ] = _HISTORY,
 ) -> None:
     """Chat with a model in the terminal.

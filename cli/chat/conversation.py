@@ -1,4 +1,4 @@
-"""A conversation with an OpenAI-compatible server, whose answers survive the loss of a gateway."""
+"""A conversation with an OpenAI-compatible server. Answers survive the loss of a gateway."""
 
 import json
 import re

@@ -90,7 +90,7 @@ def check_management(url: str, vhost: str) -> list[Finding]:
         return [
             failure(
                 "management",
-                f"the management API cannot be asked: {error}",
+                f"the management API cannot be queried: {error}",
                 "enable rabbitmq_management, and name a user with the tag monitoring in the URL",
             )
         ]
@@ -172,7 +172,7 @@ async def _permissions(bus: RabbitBus, user: str) -> Finding:
         return failure(
             "permissions", f"user {user!r} may not {'; not '.join(refused)}", _DEFINITIONS
         )
-    return ok("permissions", f"user {user!r} may do what a {side} does")
+    return ok("permissions", f"user {user!r} has the permissions of a {side}")
 
 
 def _gateway_attempts(_: str) -> dict[str, Attempt]:

@@ -144,7 +144,7 @@ def _secret(gateway: GatewaySettings) -> Finding:
         return warning(
             "secret",
             "none is set: streams cannot be resumed at another gateway or after a restart",
-            "set WARREN_SECRET, the same on all gateways; `openssl rand -hex 32` makes one",
+            "set WARREN_SECRET, the same on all gateways; `openssl rand -hex 32` generates one",
         )
     return ok("secret", "set")
 
@@ -160,7 +160,7 @@ def _keys(gateway: GatewaySettings) -> Finding:
         return failure(
             "API keys",
             f"{gateway.keys_file} cannot be read: {error}",
-            "`warren keys add TENANT` makes the file",
+            "`warren keys add TENANT` creates the file",
         )
     num_keys = sum(1 for line in lines if line.partition("#")[0].strip())
     if not num_keys:
@@ -246,16 +246,16 @@ def _health(url: str, health: Fetched) -> Finding:
     except (ValueError, KeyError, TypeError):
         return failure("gateway", f"{url} is not a gateway of Warren", "correct --url")
     if health.status == HTTPStatus.OK:
-        return ok("gateway", f"{url} takes requests")
+        return ok("gateway", f"{url} accepts requests")
     return failure(
         "gateway",
-        f"{url} takes no requests: {status}",
+        f"{url} accepts no requests: {status}",
         "see the broker's checks" if status == "broker_unavailable" else "wait for its restart",
     )
 
 
 def _clock(health: Fetched) -> Finding:
-    """Deadlines are points in time, which gateways write and workers read."""
+    """Deadlines are absolute times, which gateways write and workers read."""
     if "date" not in health.headers:
         return skipped("clock", "the gateway's answer has no date")
     skew_s = time.time() - parsedate_to_datetime(health.headers["date"]).timestamp()
@@ -263,10 +263,10 @@ def _clock(health: Fetched) -> Finding:
         return failure(
             "clock",
             f"this machine's clock and the gateway's differ by {abs(skew_s):.0f} s: deadlines of "
-            "jobs are points in time",
+            "jobs are absolute times",
             "synchronize both with NTP",
         )
-    return ok("clock", "this machine's and the gateway's agree")
+    return ok("clock", "this machine's clock and the gateway's agree")
 
 
 def _models(listed: Fetched, *, has_key: bool) -> Finding:
@@ -279,5 +279,7 @@ def _models(listed: Fetched, *, has_key: bool) -> Finding:
     except (ValueError, KeyError, TypeError):
         return failure("models", f"/v1/models is answered {listed.status}", "see the gateway's log")
     if not models:
-        return warning("models", "no worker is announced", "start a worker on the same broker")
+        return warning(
+            "models", "no worker has announced itself", "start a worker on the same broker"
+        )
     return ok("models", f"served: {', '.join(models)}")

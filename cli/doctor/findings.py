@@ -1,4 +1,4 @@
-"""What ``warren doctor`` finds: one line for each check."""
+"""The findings of ``warren doctor``: one line for each check."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias

@@ -22,7 +22,9 @@ KeysFile = Annotated[
 ]
 AuditFile = Annotated[
     Path | None,
-    typer.Option(envvar=variable("audit_file"), help="File to which the change is recorded."),
+    typer.Option(
+        envvar=variable("audit_file"), help="File to which a record of the change is appended."
+    ),
 ]
 KeyId = Annotated[str, typer.Argument(metavar="ID", help="Key id, as shown by `list`.")]
 
@@ -34,7 +36,7 @@ def add(
     label: Annotated[str | None, typer.Option(help="What the key is for.")] = None,
     expires: Annotated[
         str | None,
-        typer.Option(help="Date or time, in UTC, from which on the key is invalid: 2027-01-31."),
+        typer.Option(help="Date or time, in UTC, at which the key becomes invalid: 2027-01-31."),
     ] = None,
     scopes: Annotated[
         str | None,
@@ -47,16 +49,20 @@ def add(
         typer.Option(help="Comma-separated models that the key may use, each a name or a pattern."),
     ] = None,
     requests_per_minute: Annotated[
-        int | None, typer.Option(min=1, help="Requests in any minute, at all gateways.")
+        int | None,
+        typer.Option(min=1, help="Maximum number of requests per minute, at all gateways."),
     ] = None,
     tokens_per_minute: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of prompts and answers in any minute.")
+        int | None,
+        typer.Option(min=1, help="Maximum number of prompt and answer tokens per minute."),
     ] = None,
     max_concurrent: Annotated[
-        int | None, typer.Option(min=1, help="Requests at the same time, at all gateways.")
+        int | None,
+        typer.Option(min=1, help="Maximum number of concurrent requests, at all gateways."),
     ] = None,
     max_detached: Annotated[
-        int | None, typer.Option(min=1, help="Detached requests that have not ended.")
+        int | None,
+        typer.Option(min=1, help="Maximum number of detached requests that have not ended."),
     ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Largest max_tokens of a request.")
@@ -102,7 +108,7 @@ def rotate(
     key_id: KeyId,
     keys_file: KeysFile,
     grace_hours: Annotated[
-        float, typer.Option(min=0, help="Hours for which the old key remains valid, too.")
+        float, typer.Option(min=0, help="Hours for which the old key remains valid.")
     ] = 24.0,
     audit_file: AuditFile = None,
 ) -> None:

@@ -1,4 +1,4 @@
-"""The commands ``warren status`` and ``warren top``: a gateway's status in the terminal."""
+"""The commands ``warren status`` and ``warren top``: the status of a deployment in the terminal."""
 
 import json
 import time
@@ -56,9 +56,7 @@ def top(
     url: GatewayUrl = DEFAULT_URL,
     api_key: ApiKey = None,
     api_key_file: ApiKeyFile = None,
-    interval: Annotated[
-        float, typer.Option(min=0.2, help="Seconds between two looks at the gateway.")
-    ] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between updates.")] = 1.0,
 ) -> None:
     """Show the same as `status`, again and again, until Ctrl-C.
 

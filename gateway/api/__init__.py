@@ -1,5 +1,5 @@
-"""The HTTP API: for each endpoint a body to a job, and a log to an answer.
+"""The HTTP API: each endpoint turns a body into a job, and a log into an answer.
 
-`routes` has the endpoints; the application includes their routers. A batch on the command line uses
-`bodies` and `render` without HTTP.
+`routes` has the endpoints; the application includes their routers. ``warren batch`` uses `bodies`
+and `render` without HTTP.
 """

@@ -22,9 +22,9 @@ from gateway.log.relay import LogRelay
 from gateway.store.responses import PendingResponse
 from gateway.store.state import StoredState
 from gateway.wiring import Gateway
-from shared import incidents
 from shared.errors import BusError, QueueDown, Unavailable, WarrenError
 from shared.messages import Accepted, Failed
+from shared.telemetry import incidents
 
 logger = logging.getLogger(__name__)
 

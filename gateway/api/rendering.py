@@ -78,7 +78,7 @@ class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
             repeated = msgspec.json.decode(self.echoed, type=dict[str, msgspec.Raw])
             param = max(repeated, key=lambda name: len(repeated[name]))
             raise InvalidRequest(
-                f"{param}: what a response repeats of its request is longer than "
+                f"{param}: the part of the request that its response repeats is longer than "
                 f"{MAX_CONTEXT_BYTES} bytes.",
                 param=param,
             )

@@ -86,7 +86,9 @@ class BatchRunner:
         batch = run.batch
         logger.info("batch claimed", extra={"batch": batch.id, "status": batch.status})
         try:
-            with incidents.survived("task", "batch left until its lease ends", batch=batch.id):
+            with incidents.survived(
+                "task", "batch abandoned until its lease expires", batch=batch.id
+            ):
                 await run.run()
         finally:
             del self._runs[batch.id]

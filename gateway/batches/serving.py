@@ -1,5 +1,5 @@
-"""Answers one line of a batch on the path of all other requests: the same parsing, checks, logs and
-rendering, with the job in the batch class."""
+"""Answers one line of a batch like any other request, with the same parsing, checks, logs and
+rendering, but with the job in the batch class."""
 
 import asyncio
 import logging
@@ -77,12 +77,12 @@ class LineServer:
                 return await record(LineOutcome(request_id, error))
             except _PASSING as error:
                 facts = {"batch": self.batch.id, "line": number, "code": error.code}
-                logger.debug("line of a batch is tried again", extra=facts)
+                logger.debug("batch line retried", extra=facts)
             except WarrenError as error:
                 return await record(LineOutcome(request_id, error))
             except Exception as error:  # noqa: BLE001 (one line's bug is one line's failure)
                 facts = {"batch": self.batch.id, "line": number}
-                incidents.report("request", "line of a batch failed", error, **facts)
+                incidents.report("request", "batch line failed", error, **facts)
                 failure = InternalError("The gateway failed on this request.")
                 return await record(LineOutcome(request_id, failure))
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (no secret)

@@ -1,2 +1,2 @@
-"""The workers as seen by a gateway: which are alive, how long their queues are, and jobs for
-them."""
+"""The workers from a gateway's point of view: which are alive, the estimated wait for them, and the
+publishing of jobs."""

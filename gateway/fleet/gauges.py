@@ -1,4 +1,4 @@
-"""The metrics of what a gateway sees of the whole deployment: queues, workers, and its own limits.
+"""Metrics of the whole deployment as a gateway sees it: queues and workers; and of its own limits.
 
 All gateways export the same values of queues and workers: use ``max``, not ``sum``, over gateways.
 """

@@ -1,9 +1,9 @@
-"""The workers as seen by a gateway: which are available, how long their queues are, and jobs for
-them.
+"""The live workers, the estimated wait for them, and the publishing of jobs to their queues.
 
-All this comes from announcements and from the queues at the broker. The wait for a new request is
-estimated as the queue depth divided by the workers' throughput. A worker's throughput is measured
-only while all its sequence slots are in use; otherwise it reflects demand rather than capacity.
+All this is derived from announcements and from the queues at the broker. The wait for a new request
+is estimated as the queue depth divided by the workers' throughput. A worker's throughput is
+measured only while all its sequence slots are in use; otherwise it reflects demand rather than
+capacity.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
-"""The queues of all known models, inspected periodically for metrics: the jobs of every publisher
-count, also those that pass no gateway."""
+"""The queues of all known models, inspected periodically for metrics. Jobs that were published
+without a gateway count, too."""
 
 import asyncio
 import time

@@ -95,7 +95,7 @@ class QuickLane:
             _fail(answered, error)
         except Exception as error:  # noqa: BLE001 (the other requests must be published)
             incidents.report(
-                "request", "quick job not asked again", error, request_id=job.request_id
+                "request", "quick job not published again", error, request_id=job.request_id
             )
             _fail(answered, InternalError("The gateway failed on this request."))
 

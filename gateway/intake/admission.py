@@ -1,5 +1,5 @@
-"""Admission control: a limited number of requests, a limited size of their bodies together, and
-none while the gateway drains."""
+"""Admission control: limits on the number of requests in flight and on the total size of their
+bodies, and no requests while the gateway drains."""
 
 import asyncio
 from collections.abc import Iterator
@@ -62,7 +62,8 @@ class Admission:
         """Raises `Overloaded` if the bodies in flight become too large together."""
         if self._num_bytes + num_bytes > self._max_bytes:
             raise Overloaded(
-                "The requests in flight are too large together.", limit="max_bytes_in_flight"
+                "The total size of the requests in flight is at its limit.",
+                limit="max_bytes_in_flight",
             )
         self._num_bytes += num_bytes
 

@@ -1,4 +1,4 @@
-"""Who sends a request: the API keys that a gateway accepts, and what each permits."""
+"""Authentication: the API keys that a gateway accepts, and what each permits."""
 
 import hmac
 import logging

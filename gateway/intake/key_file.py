@@ -59,7 +59,7 @@ class ApiKey:
     tokens_per_minute: int | None = None
     """Of prompts and of answers."""
     max_concurrent: int | None = None
-    """Requests at the same time, at all gateways."""
+    """Maximum number of concurrent requests, at all gateways."""
     max_detached: int | None = None
     """Detached requests of the tenant whose jobs have not ended."""
     max_tokens: int | None = None
@@ -98,7 +98,7 @@ class ApiKey:
         """The ``max_tokens`` of a request that wants this many. Raises `InvalidRequest`."""
         if self.max_tokens is not None and wanted is not None and wanted > self.max_tokens:
             raise InvalidRequest(
-                f"max_tokens is too large: {wanted}. This API key has at most {self.max_tokens}.",
+                f"max_tokens is too large: {wanted}. This API key permits {self.max_tokens}.",
                 param="max_tokens",
             )
         return self.max_tokens if wanted is None else wanted
@@ -185,7 +185,7 @@ def read_options(options: Mapping[str, str]) -> dict[str, Any]:
     read = {}
     for name, text in options.items():
         if name not in _OPTIONS:
-            raise ValueError(f"unknown field {name!r}; there are {', '.join(_OPTIONS)}")
+            raise ValueError(f"unknown field {name!r}; expected one of {', '.join(_OPTIONS)}")
         try:
             read[name] = _OPTIONS[name](text)
         except ValueError as error:
@@ -238,7 +238,7 @@ class KeyFile:
             try:
                 key = parse_line(line)
                 if key is not None and key.key_id in keys:
-                    raise ValueError(f"a second key {key.key_id}")  # noqa: TRY301
+                    raise ValueError(f"duplicate key id {key.key_id}")  # noqa: TRY301
             except ValueError as error:
                 faults.append(f"{self.path}:{number}: the keys cannot be used: {error}")
             else:

@@ -1,10 +1,10 @@
 """The limits of API keys, which hold for all gateways together.
 
-A gateway announces to all gateways what a request will use, and waits until its own announcement
-has come back. What the others had announced before is counted by then, and the request is admitted
-if it fits in. Announcements that cross each other are the only error. An announcement has the
-gateway's whole use of a key, so the next one corrects what a lost one, or a request that was not
-admitted, has left. A gateway that begins to listen asks the others for what they have used.
+A gateway announces to all gateways what a request will use, and waits until it has received its own
+announcement. By then it has counted everything that the others announced before, and admits the
+request if it is within the limits. Only announcements that cross each other cause an error. Every
+announcement states the gateway's total usage of a key, so the next one corrects the effect of a
+lost one, or of a request that was not admitted. A gateway that starts asks the others for theirs.
 
 A request of a key without limits is admitted at once, unless it is detached.
 """

@@ -1,4 +1,4 @@
-"""Reads multipart forms as they arrive: the bytes of the file are passed on, and never kept."""
+"""Reads multipart forms as they arrive: the bytes of the file are passed on and not kept."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

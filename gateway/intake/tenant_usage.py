@@ -1,4 +1,4 @@
-"""What each tenant has used of one gateway."""
+"""The requests and tokens of each tenant at one gateway."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

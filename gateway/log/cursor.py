@@ -202,7 +202,7 @@ class LogCursor:
         """The newest publication that has started."""
         self.has_started = False
         self.is_deserted = False
-        """Whether the log was begun again, and the newest run has not asked since where to
+        """Whether the log was recreated, and the newest run has not asked since where to
         continue."""
         self._copy = LogCopy()
         """Of the current reading."""
@@ -224,7 +224,7 @@ class LogCursor:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the copy with which the log begins again was not read yet."""
+        """Whether the copy at the start of a recreated log was not read yet."""
         return self.reader.is_waiting
 
     def restored(self) -> Restored:
@@ -232,7 +232,7 @@ class LogCursor:
         return self._best_copy.restored()
 
     def begin(self, *, is_renewed: bool = False) -> None:
-        """Start at the beginning of the log. ``is_renewed``: it is one that was begun again."""
+        """Start at the beginning of the log. ``is_renewed``: it is one that was recreated."""
         self._is_renewed = is_renewed
         self._copy, self.is_deserted = LogCopy(), is_renewed
         self._farthest = self.num_events

@@ -149,7 +149,7 @@ class LogReading:
         """The number of messages of the log that are read; they are skipped when it is attached
         again, unless the connection was lost."""
         self._copy: Restored | None = None
-        """With which the log is begun again, until it was read there."""
+        """With which the log is recreated, until it was read there."""
         self._last_id = ""
         self._marker = ""
         self._caught_up: asyncio.Future[None] | None = None
@@ -216,7 +216,7 @@ class LogReading:
             except QueueDown as error:
                 if self._has_read_all:
                     self._move_on(error)
-                else:  # its reader begins it again, or its node returns
+                else:  # its reader recreates it, or its node returns
                     await self._wait_for_node()
             except (BusUnavailable, PublishUnconfirmed):
                 self._cursor.cut_off()
@@ -315,13 +315,13 @@ class LogReading:
         now = asyncio.get_running_loop().time()
         self._down_at = min(self._down_at, now)
         if now - self._down_at > _PATIENCE_S:
-            raise Unavailable("The broker's node that keeps this stream is down.")
+            raise Unavailable("The broker's node that stores this stream is down.")
         await asyncio.sleep(_DOWN_PAUSE_S)
 
     def _move_on(self, error: QueueDown) -> None:
         """Begin the log again in another queue, with a copy of what was read of it."""
         facts = {"request_id": self._cursor.claim.request_id, "reason": error.message}
-        logger.warning("log begun again", extra=facts)
+        logger.warning("log recreated", extra=facts)
         # Its worker may have been connected to that node, too, and lost the job without a crash.
         self._cursor.cut_off()
         self._copy = self._copy or self._cursor.restored()

@@ -1,4 +1,4 @@
-"""All relays of a gateway: how a log is opened, resumed and left.
+"""All relays of a gateway: how a log is opened, resumed and released.
 
 * A new request declares its log, reads it, and publishes its job.
 * A request with an Idempotency-Key may find an existing log. It writes `Accepted` and reads up to

@@ -199,7 +199,7 @@ class LogRelay:
         if release.is_cancelled:
             self.fail(Cancelled("The request was cancelled."))
         else:
-            self.give_up(TakenOver("The stream goes on elsewhere."))
+            self.give_up(TakenOver("Another connection has taken over this stream."))
 
     async def stop(self) -> None:
         """Stop reading, and release the log."""

@@ -1,6 +1,6 @@
 """The reply queues of requests; some are declared and consumed in advance.
 
-A log whose node of the broker dies is begun again in another queue: see `shared.log`.
+A log whose broker node dies is recreated in another queue: see `shared.log`.
 
 Declaring and consuming a queue takes the broker longer than everything else before a request's
 first token. A few spare queues are therefore kept ready, each with the id of a future request. A
@@ -43,7 +43,7 @@ class ReplyLog:
 
     @property
     def is_renewed(self) -> bool:
-        """Whether it is a log that was begun again."""
+        """Whether it is a log that was recreated."""
         return self.queue.name != topology.first_log(self.queue.name)
 
     @property
@@ -63,7 +63,7 @@ class ReplyLog:
         self.queue = replace(self.queue, name=later, bindings=(binding,))
 
     async def find(self) -> None:
-        """Move on to the newest queue in which the log was begun again. Raises `BusUnavailable`."""
+        """Move on to the newest queue in which the log was recreated. Raises `BusUnavailable`."""
         while True:
             later = topology.later_log(self.queue.name)
             if later is None or not await _exists(self._bus, later):

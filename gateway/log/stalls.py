@@ -1,4 +1,4 @@
-"""Detects streams that stall because their worker does."""
+"""Detects streams whose worker has stalled."""
 
 import time
 from collections.abc import Iterable

@@ -93,7 +93,7 @@ class Subscription(AbstractAsyncContextManager["Subscription"]):
             lost = Lost(error)
         if self._lost is None or type(lost.error) is not type(self._lost.error):
             facts = {"queue": self._queue, "reason": lost.error.message}
-            logger.warning("queue not consumed, retrying", extra=facts)
+            logger.warning("cannot consume queue, retrying", extra=facts)
         self._lost = lost
         await self.close()
         return lost

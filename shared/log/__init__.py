@@ -24,7 +24,7 @@ on the order of the log, so every reader that starts at the beginning sees the s
 * Every `Started` except the first is answered with `Continue`, and the previous run is cancelled.
   So is a first one that waits, because the run before it crashed without writing an event. A run
   that repeats its `Started` has not received the answer, and is sent it again.
-* A log whose node of the broker dies is begun again in another queue by its reader, if it has one.
+* A log whose node of the broker dies is recreated in another queue by its reader, if it has one.
   The new log starts with `Restored`, a copy of the events that counted; nothing before it counts.
   The worker finds the new log, asks where to continue, as after a redelivery, and goes on there.
 * The request ends with the `Finished` of its last choice or with `Failed`. At an event that cannot

@@ -1,4 +1,4 @@
-"""A copy of what counted in a log, from which its reader can begin it again.
+"""A copy of what counted in a log, from which its reader can recreate it.
 
 Most of a copy are token ids and text: the events of a choice are joined, so that a token takes some
 tens of bytes.

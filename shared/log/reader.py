@@ -108,7 +108,7 @@ class LogReader:
         """``cut_off`` are the tickets of runs that lost the broker together with the log's reader.
         When another run replaces one of them, it is not counted as a crash.
 
-        ``is_renewed``: the log was begun again, so that nothing counts before its `Restored`."""
+        ``is_renewed``: the log was recreated, so that nothing counts before its `Restored`."""
         self.request_id = request_id
         self.chains = [TokenChain() for _ in range(num_choices)]
         self.num_scored: dict[int, int] = {}

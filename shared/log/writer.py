@@ -170,7 +170,7 @@ class Attempt:
         self._num_hearings = 0
 
     def forget_place(self) -> None:
-        """Ask again where to continue, because the log was begun again: its reader may not have
+        """Ask again where to continue, because the log was recreated: its reader may not have
         read everything that was written."""
         self.num_moves += 1
         self.is_first = False

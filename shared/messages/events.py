@@ -52,7 +52,7 @@ class Started(Wire, frozen=True, kw_only=True):
     is_alone: bool = False
     """The job runs in quarantine, with nothing else in the worker."""
     num_moves: Count = 0
-    """How often this run has moved to a log that was begun again. Each time it asks anew where to
+    """How often this run has moved to a log that was recreated. Each time it asks anew where to
     continue."""
     context: Context = b""
     """The context of the job."""
@@ -141,7 +141,7 @@ class Failed(Wire, frozen=True, kw_only=True):
 
 class Restored(Wire, frozen=True, kw_only=True):
     """The events that counted in a log whose node of the broker died, in their order; adjacent ones
-    of a choice may be joined. A log that is begun again starts with it: nothing before it
+    of a choice may be joined. A log that is recreated starts with it: nothing before it
     counts."""
 
     events: tuple[Accepted | Started | HandedOver | PromptScores | TokenDelta | Finished, ...]

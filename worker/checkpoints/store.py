@@ -99,7 +99,7 @@ def _unknown_name(model: str) -> StartupError:
     meant = f"did you mean {close[0]}? " if close else ""
     return StartupError(
         f"unknown model {model}: {meant}`warren pull --list` shows the known names; a directory, "
-        "a GGUF file or a hub id ORG/NAME will do as well"
+        "a GGUF file or a hub id ORG/NAME is accepted, too"
     )
 
 

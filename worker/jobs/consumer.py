@@ -115,7 +115,7 @@ class HeldJobs(dict[str, HeldJob]):
         held = self.get(command.request_id)
         if held is not None:
             request_id = command.request_id
-            with incidents.survived("job", "command not obeyed", request_id=request_id):
+            with incidents.survived("job", "command not executed", request_id=request_id):
                 held.execution.tell(command)
 
 
@@ -280,9 +280,9 @@ class JobConsumer:
             if isinstance(error, BusError):
                 logger.warning("job not moved", extra={**facts, "reason": error.code})
             elif in_hand is None:  # another worker has the job, or will have it
-                incidents.report("job", "job left to its queue", error, **facts)
+                incidents.report("job", "job left for redelivery", error, **facts)
             else:
-                incidents.report("job", "job given back to its queue", error, **facts)
+                incidents.report("job", "job returned to its queue", error, **facts)
             if in_hand is not None:
                 await in_hand.give_back()
 

@@ -100,11 +100,11 @@ class ReplyPublisher:
 
     @property
     def is_renewed(self) -> bool:
-        """Whether the log was begun again."""
+        """Whether the log was recreated."""
         return self.queue != topology.first_log(self.queue)
 
     async def find_log(self) -> bool:
-        """Whether the log was begun again, or was before and `publish` has not reported it yet.
+        """Whether the log was recreated, or was before and `publish` has not reported it yet.
 
         Raises `BusUnavailable`.
         """
@@ -149,7 +149,7 @@ class ReplyPublisher:
             await self._bus.wait_connected()
 
     async def _is_down(self) -> bool:
-        """Whether the node that keeps the log is down. If so, looks for a log begun again."""
+        """Whether the node that keeps the log is down. If so, looks for a recreated log."""
         try:
             await self._bus.inspect(self.queue)
         except QueueDown:

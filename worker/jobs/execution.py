@@ -125,7 +125,7 @@ class JobExecution:
         return sum(len(plan.prompt_ids) for plan in self._plans) + num_answered
 
     async def find_log(self) -> bool:
-        """Whether the log was begun again; `run` takes notice with the next event.
+        """Whether the log was recreated; `run` takes notice with the next event.
 
         Raises `BusUnavailable`.
         """
@@ -202,7 +202,7 @@ class JobExecution:
         try:
             await self._publisher.publish(event)
         except LogMoved:
-            logger.warning("log begun again", extra={"request_id": self._job.request_id})
+            logger.warning("log recreated", extra={"request_id": self._job.request_id})
             self._choices = None  # their place in the log is unknown
             result = Signal.LOG_MOVED
         except BusError as error:

@@ -41,7 +41,7 @@ async def read_log(bus: Bus, queue: str, ticket: str) -> list[ReplyEvent | None]
     except QueueNotFound:
         raise Unroutable(f"the log {queue} is gone") from None
     except AccessRefused as error:
-        logger.warning("log not readable: it waits for a reader", extra={"reason": error.message})
+        logger.warning("log not readable, waiting for its reader", extra={"reason": error.message})
         return None
 
 
@@ -61,5 +61,5 @@ def _decode(message: Message) -> ReplyEvent | None:
         return decode_event(message.body, message.content_type)
     except UndecodableMessage as error:
         facts = {"request_id": message.correlation_id, "reason": error.message}
-        logger.warning("event of a log is not decodable", extra=facts)
+        logger.warning("undecodable event in a log", extra=facts)
         return None

@@ -68,7 +68,7 @@ class Signal(Enum):
     SUPERSEDED = auto()
     """A newer delivery of the same job is here."""
     LOG_MOVED = auto()
-    """In place of a confirmation: the log was begun again, and the event was not published."""
+    """In place of a confirmation: the log was recreated, and the event was not published."""
 
 
 class Planned(Struct, frozen=True):
@@ -85,7 +85,7 @@ class LogRead(Struct, frozen=True):
 
     events: Iterable[ReplyEvent | None]
     is_renewed: bool = False
-    """Whether it is a log that was begun again."""
+    """Whether it is a log that was recreated."""
 
 
 class Decoded(Struct, frozen=True):
@@ -414,7 +414,7 @@ class JobRun:
         return [Publish(self._outbox[0])]
 
     def _ask_again(self) -> list[Action]:
-        """Ask the reader of the log that was begun again where to continue.
+        """Ask the reader of the log that was recreated where to continue.
 
         The tokens that it has not read are generated again; it has relayed none of them. The
         prefix cache still holds most of what that takes.
@@ -448,4 +448,4 @@ class JobRun:
 
 
 def _worker_lost() -> WorkerLost:
-    return WorkerLost("The workers that ran this request died of it.")
+    return WorkerLost("The request crashed the workers that ran it.")

@@ -113,7 +113,7 @@ class QuickConsumer:
             await self._take(delivery)
         except Exception as error:  # noqa: BLE001 (any error is reported)
             facts = {"request_id": delivery.message.correlation_id}
-            incidents.report("job", "job given back to its queue", error, **facts)
+            incidents.report("job", "job returned to its queue", error, **facts)
             await delivery.give_back()
 
     async def _take(self, delivery: JobDelivery) -> None:
@@ -167,7 +167,7 @@ async def _publish(publisher: ReplyPublisher, answer: QuickAnswer | Failed) -> N
     try:
         await publisher.publish(answer)
     except MessageTooLarge:
-        reason = "The answer is longer than a message may be: ask for less at once."
+        reason = "The answer is too long for one message: ask for less at once."
         await publisher.publish(_failed(InvalidRequest(reason)))
 
 

@@ -275,7 +275,7 @@ class Worker:
         command = decode_command(message.body)
         if not self._publishers.may_command(message.user_id, command):
             facts = {"command": type(command).__name__, "user": message.user_id}
-            logger.warning("command of another publisher dropped", extra=facts)
+            logger.warning("unauthorized command dropped", extra=facts)
         elif isinstance(command, Cancel | Continue):
             self._held.obey(command)
         elif isinstance(command, Drain):

@@ -1,9 +1,9 @@
-"""Parameters of a body: read into structs, and rejected by name if no job can have them or if they
-are parameters of OpenAI and vLLM that are not supported.
+"""Parameters of a body: decoded into structs, and rejected by name if they are invalid or are
+unsupported parameters of OpenAI or vLLM.
 
-Each unsupported parameter is listed with its neutral values; null, {} and [] are dropped before.
-Parameters that change no answer (``store``, ``metadata``, ``service_tier``, ...) and unknown ones
-are not listed, and therefore tolerated.
+Each unsupported parameter is listed with its neutral values; null, {} and [] are removed first.
+Parameters that do not change answers (``store``, ``metadata``, ``service_tier``, ...) and unknown
+ones are not listed, and therefore ignored.
 """
 
 import re
@@ -138,7 +138,9 @@ def refuse_unsupported(body: Mapping[str, Any], neutral: Mapping[str, tuple[obje
     value is not neutral."""
     for name, value in body.items():
         if name in neutral and not any(_is_same(value, other) for other in neutral[name]):
-            raise InvalidRequest(f"{name} is not supported, but for its neutral value.", param=name)
+            raise InvalidRequest(
+                f"{name} is not supported, except for its neutral value.", param=name
+            )
 
 
 def _is_same(value: object, other: object) -> bool:

@@ -181,11 +181,11 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.background and self.store is False:
-            raise refused("store", "a background response is stored.")
+            raise refused("store", "a background response must be stored.")
         if self.conversation is not None and self.store is False:
-            raise refused("store", "a response in a conversation is stored.")
+            raise refused("store", "a response in a conversation must be stored.")
         if self.conversation is not None and self.previous_response_id is not None:
-            raise refused("previous_response_id", "not together with conversation.")
+            raise refused("previous_response_id", "cannot be combined with conversation.")
         for k, name in enumerate(self.include):
             if name not in (_LOGPROBS, "reasoning.encrypted_content"):
                 raise refused(f"include[{k}]", "not supported.")

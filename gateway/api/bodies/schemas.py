@@ -183,7 +183,10 @@ class GenerationRequest(Body, frozen=True, kw_only=True):
     service_tier: (
         Annotated[
             str,
-            Meta(description="`flex`: the batch class, behind all other requests. Else ignored."),
+            Meta(
+                description="`flex`: the batch class, behind all other requests. "
+                "Other values are ignored."
+            ),
         ]
         | None
     ) = None

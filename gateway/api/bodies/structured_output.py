@@ -1,7 +1,6 @@
-"""What an answer has to match: taken from the body, and checked before anything is queued.
+"""Constraints on an answer: taken from the body, and checked before anything is queued.
 
-A check compiles the constraint, in a process of its own and under the worker's limits
-(`shared.grammars`).
+A check compiles the constraint in a separate process, with the worker's limits (`shared.grammars`).
 """
 
 import json

@@ -245,9 +245,9 @@ def _check_sizes(request: GenerationBody, job: GenerationJob, served: Announceme
     if job.num_choices > request.n and request.stream:
         raise refused("best_of", "not with stream, unless it is n.")
     if job.total_choices > MAX_CHOICES:
-        raise refused("n", f"more than {MAX_CHOICES} choices of all prompts together.")
+        raise refused("n", f"more than {MAX_CHOICES} choices for all prompts together.")
     if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
-        raise refused("min_tokens", "more than max_tokens.")
+        raise refused("min_tokens", "must not exceed max_tokens.")
     if request.prompt_logprobs is not None and request.stream:
         raise refused("prompt_logprobs", "not with stream.")
     if sampling.logprobs is not None and job.total_choices * (1 + sampling.logprobs) > _MAX_TOLD:

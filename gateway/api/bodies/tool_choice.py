@@ -100,7 +100,7 @@ class ToolUse(NamedTuple):
         if self.parser not in _FORMS:
             raise refused(
                 "tool_choice",
-                "this model's calls cannot be combined with a format; use none or required.",
+                "this model's tool calls cannot be combined with a format; use none or required.",
             )
         rules = _calls(self.parser, self.callable.values(), is_single=self.is_single)
         if answer is None:
@@ -142,13 +142,13 @@ def tool_use(
     if not chosen:
         return None
     if served is None:
-        raise Unavailable("No worker of this model is there to tell how it calls tools.")
+        raise Unavailable("No worker of this model is available to say how it calls tools.")
     is_one = isinstance(choice, ChatFunctionChoice)
     is_required = is_one or _mode(choice) == "required"
     parser = served.tool_parser
     if parser is None or parser not in TOOL_PARSERS:
         if not is_required:
-            raise refused("tools", f"the model '{served.model}' calls none.")
+            raise refused("tools", f"the model '{served.model}' does not support tool calls.")
         parser = _DEFAULT_PARSER
     if is_required and parser not in _FORMS:
         parser = (

@@ -127,7 +127,7 @@ class TokenizeRequest(QuickBody, frozen=True, kw_only=True):
         if self.messages is None and self.prompt is not None:
             return TextPrompt(text=self.prompt, add_special_tokens=self.add_special_tokens)
         if self.messages is None or self.prompt is not None:
-            raise refused("prompt", "expected one of prompt and messages.")
+            raise refused("prompt", "expected either prompt or messages.")
         return ChatPrompt(
             messages=chat_messages(self.messages),
             tools=chat_tools(self.tools).functions,
@@ -153,7 +153,7 @@ class DetokenizeRequest(QuickBody, frozen=True, kw_only=True):
     def check(self, served: Announcement | None) -> None:
         largest = max(self.tokens, default=0)
         if served is not None and largest >= served.vocab_size:
-            raise refused("tokens", f"there is no token {largest}.")
+            raise refused("tokens", f"token id {largest} is not in the vocabulary.")
 
     async def answer(self, lane: QuickLane, draft: QuickDraft) -> PromptText:
         detokenized = await lane.ask(self.job(draft), Detokenized)

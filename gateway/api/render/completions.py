@@ -1,4 +1,4 @@
-"""How POST /v1/completions words an answer."""
+"""The format of the answers of POST /v1/completions."""
 
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The output items of a response, and the events in which they come."""
+"""The output items of a response, and their events in a stream."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias

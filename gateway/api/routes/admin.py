@@ -1,7 +1,7 @@
-"""/admin/v1: what operators see and do. The console and ``warren status`` are its clients.
+"""/admin/v1: the endpoints for operators, which the console and ``warren status`` use.
 
-Without API keys whoever reaches the gateway is the operator, which only a gateway on the loopback
-interface permits. With keys an operator's key has the scope ``operator``.
+With API keys, an operator's key has the scope ``operator``. Without them, everyone is an operator
+if the gateway listens on the loopback interface only, and otherwise nobody.
 """
 
 import asyncio
@@ -186,7 +186,7 @@ def router(gateway: Gateway) -> APIRouter:
         try:
             await gateway.bus.publish(topology.worker_binding(address), command)
         except Unroutable:
-            raise HTTPException(404, "This worker has just gone.") from None
+            raise HTTPException(404, "This worker has just disconnected.") from None
         return _json(Done(id=worker_id, status="draining"))
 
     _add_dead_letters(routes, gateway)

@@ -1,4 +1,4 @@
-"""/v1/batches: many requests in a file, answered behind all others.
+"""/v1/batches: files of requests, which run behind all other requests.
 
 These routes only read and change the state of batches; `gateway.batches` runs them.
 """

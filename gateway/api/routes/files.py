@@ -143,7 +143,7 @@ def router(gateway: Gateway) -> APIRouter:
         responses={
             200: {"content": {"application/octet-stream": {}}, "description": "The bytes."},
             206: {"content": {"application/octet-stream": {}}, "description": "The range."},
-            416: {"description": "The file is shorter."},
+            416: {"description": "The range begins after the end of the file."},
         },
     )
     async def get_content(request: Request, file_id: str = _FILE_ID) -> Response:
@@ -201,7 +201,7 @@ async def bytes_left(gateway: Gateway, files: Files, tenant: str) -> int:
     settings = gateway.settings
     left = settings.max_tenant_file_bytes - await files.num_bytes(tenant)
     if left <= 0:
-        raise HTTPException(413, "The tenant's files are too large together.")
+        raise HTTPException(413, "The tenant's files exceed their total size limit.")
     return min(left, settings.max_file_bytes)
 
 
@@ -236,7 +236,7 @@ def _range(header: str | None, num_bytes: int) -> tuple[int, int, int]:
         start, end = max(0, num_bytes - int(last)), num_bytes
     if start >= num_bytes or start >= end:
         headers = {"content-range": f"bytes */{num_bytes}"}
-        raise HTTPException(416, "The file is shorter.", headers)
+        raise HTTPException(416, "The range begins after the end of the file.", headers)
     return start, end, 206
 
 

@@ -1,4 +1,4 @@
-"""GET /v1/models: what live workers serve."""
+"""GET /v1/models: the models that live workers serve."""
 
 from collections.abc import Sequence
 

@@ -111,7 +111,8 @@ def router(gateway: Gateway) -> APIRouter:
             facts = {"reason": f"token not valid to {verb}", "path": request.url.path[:256]}
             gateway.refusals.record("login refused", tenant=tenant or "", key_id="", **facts)
             raise InvalidApiKey(
-                f"This token is not the stream's to {verb}, or has expired.", param="token"
+                f"This token does not permit you to {verb} this stream, or it has expired.",
+                param="token",
             )
         return tenant
 

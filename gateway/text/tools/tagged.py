@@ -1,7 +1,7 @@
 """Tool calls whose parameters stand between tags, as Qwen3-Coder and GLM-4.5 write them.
 
-A value is text or JSON, which only the schema of the function tells: `Names` has the parameters
-that are text.
+A value is text or JSON, depending on the schema of the function: `Names` has the parameters that
+are text.
 """
 
 import json

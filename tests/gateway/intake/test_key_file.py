@@ -76,7 +76,7 @@ def test_a_fault_names_its_line_and_field(file: KeyFile, line: str, fault: str) 
 def test_two_keys_of_one_id_are_refused(file: KeyFile) -> None:
     file.path.write_text(f"00aa alice {DIGEST} x\n00aa bob {DIGEST} x\n")
 
-    with pytest.raises(StartupError, match=r"keys:2: .*a second key 00aa"):
+    with pytest.raises(StartupError, match=r"keys:2: .*duplicate key id 00aa"):
         file.read()
 
 

@@ -322,7 +322,7 @@ async def test_a_loss_and_the_recovery_from_it_are_logged_once(
 
     records = [record for record in caplog.records if record.name == "shared.bus.subscribe"]
     assert [record.message for record in records] == [
-        "queue not consumed, retrying",
+        "cannot consume queue, retrying",
         "queue consumed again",
     ]
 

@@ -183,7 +183,7 @@ class AnyPublication(LogReader):
 
 
 class NoCopy(LogReader):
-    """Counts what comes before the copy in a log that was begun again."""
+    """Counts what comes before the copy in a log that was recreated."""
 
     def read(self, event: ReplyEvent) -> list[Action]:
         if self.is_waiting and not isinstance(event, Restored):
@@ -192,7 +192,7 @@ class NoCopy(LogReader):
 
 
 class KeepsPlace(Attempt):
-    """Goes on in a log that was begun again where it stood in the lost one."""
+    """Goes on in a log that was recreated where it stood in the lost one."""
 
     def forget_place(self) -> None:
         pass

@@ -265,4 +265,4 @@ async def test_a_job_that_cannot_be_moved_fails_before_its_queue_drops_it(mode: 
 
     assert isinstance(log.last, Failed)
     assert (log.last.code, dead) == ("internal_error", 1)
-    assert took_s > 0.4  # given back once, after a pause
+    assert took_s > 0.4  # returned once, after a pause

@@ -74,7 +74,7 @@ async def test_an_answer_that_no_message_holds_is_refused() -> None:
         answered = await asyncio.wait_for(ask(bus, job), 10)
 
     assert isinstance(answered, Failed)
-    assert "longer than a message" in answered.message
+    assert "too long for one message" in answered.message
 
 
 async def test_a_long_text_is_refused_before_it_is_tokenized() -> None:

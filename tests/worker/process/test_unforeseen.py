@@ -125,7 +125,7 @@ async def announcements(bus: Bus) -> AsyncIterator[Callable[[], Awaitable[Announ
 
 
 async def are_ready(bus: Bus) -> bool:
-    """Whether a job waits in a queue, such as one that has just been given back."""
+    """Whether a job waits in a queue, such as one that has just been returned."""
     queues = [topology.jobs_queue("echo", lane).name for lane in topology.LANES]
     return any([await num_ready(bus, queue) for queue in queues])
 

@@ -284,7 +284,7 @@ def test_a_schema_that_nobody_can_obey_is_named_and_not_its_grammar(choice: Any)
 
 
 def test_a_model_whose_calls_nobody_can_read_refuses_tools() -> None:
-    with pytest.raises(InvalidRequest, match="calls none"):
+    with pytest.raises(InvalidRequest, match="does not support tool calls"):
         use_of([TIME], parser=None)
 
 

@@ -30,7 +30,7 @@ class Broker:
     log: list[ReplyEvent] | None = field(default_factory=list)
     """The newest queue of the log, None if it was deleted."""
     num_renewals: int = 0
-    """How often the log was begun again in another queue."""
+    """How often the log was recreated in another queue."""
     is_down: bool = False
     """Whether the node of that queue is down."""
     is_back: bool = False
