@@ -151,10 +151,11 @@ class CommonSettings(BaseSettings):
         "conventions for generative AI. Unset: they are not exported. /metrics is served always.",
     )
     metrics_tenants: int = Field(
-        20,
+        0,
         ge=0,
         description="Number of tenants with metrics of their own: those with the most requests. "
-        "All others are counted as the tenant `other`.",
+        "All others are counted as the tenant `other`. 0: /metrics names no tenant, because it needs "
+        "no API key unless WARREN_OPEN_METRICS is false.",
     )
     drain_grace_s: Seconds = Field(
         30,
