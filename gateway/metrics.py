@@ -50,7 +50,7 @@ class Metrics:
 
     content_type = CONTENT_TYPE
 
-    def __init__(self, num_tenants: int = 20) -> None:
+    def __init__(self, num_tenants: int = 0) -> None:
         self.catalog = catalog = Catalog()
         self.gen_ai = GenAiMetrics()
         self._tenants = TenantLabels(num_tenants, catalog.forget_tenant)

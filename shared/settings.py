@@ -153,10 +153,11 @@ class CommonSettings(BaseSettings):
         "conventions for generative AI. Unset: they are not exported. /metrics is always served.",
     )
     metrics_tenants: int = Field(
-        20,
+        0,
         ge=0,
         description="Number of tenants that have their own metrics: those with the most requests. "
-        "All others are counted as the tenant `other`.",
+        "All others are counted as the tenant `other`. With 0, /metrics names no tenant, because "
+        "it needs no API key unless WARREN_OPEN_METRICS is false.",
     )
     drain_grace_s: Seconds = Field(
         30,

@@ -124,6 +124,11 @@ def render(seen: dict[str, Any]) -> RenderableType:
             ("tenant", ">requests", ">in flight", ">failed", ">prompt", ">cached", ">generated"),
             [_tenant(tenant) for tenant in seen["tenants"]],
         ),
+        _table(
+            "API keys with limits",
+            ("id", "tenant", "label", ">requests/min", ">tokens/min", ">running"),
+            [_key(key) for key in seen.get("keys", ()) if key["num_running"] is not None],
+        ),
     )
 
 
@@ -175,6 +180,16 @@ def _tenant(tenant: dict[str, Any]) -> Sequence[RenderableType]:
     names = ("requests", "in_flight", "failed", "prompt_tokens", "cached_tokens")
     counts = [f"{tenant[f'num_{name}']:,}" for name in (*names, "generated_tokens")]
     return (tenant["tenant"] or "anonymous", *counts)
+
+
+def _key(key: dict[str, Any]) -> Sequence[RenderableType]:
+    uses = (
+        ("num_requests", "requests_per_minute"),
+        ("num_tokens", "tokens_per_minute"),
+        ("num_running", "max_concurrent"),
+    )
+    limits = [f"{key[used]:,} of {key[most]:,}" if key[most] else "-" for used, most in uses]
+    return (key["id"], key["tenant"], key["label"], *limits)
 
 
 def _bar(share: float) -> Text:

@@ -75,6 +75,12 @@ class Keys:
         return self._file is not None
 
     @property
+    def known(self) -> list[ApiKey]:
+        """The keys in force, in the order of their file; none if no key is required."""
+        self._refresh()
+        return list(self._keys.values())
+
+    @property
     def is_broken(self) -> bool:
         """Whether the file has a fault now, so that older keys are in force."""
         self._refresh()

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
 from gateway.intake.key_file import ApiKey
-from gateway.intake.usage import Claim, UsageLedger
+from gateway.intake.usage import Claim, KeyUse, UsageLedger
 from shared import topology
 from shared.bus.base import Bus, Message
 from shared.errors import BusError, InvalidRequest, Unavailable, WarrenError
@@ -145,6 +145,10 @@ class Limits:
             values = rate.limit, max(rate.limit - rate.used, 0), _duration(rate.reset_s)
             for name, value in zip(("limit", "remaining", "reset"), values, strict=True):
                 yield f"x-ratelimit-{name}-{rate.kind}".encode(), str(value).encode()
+
+    def use_of(self, key: ApiKey) -> KeyUse | None:
+        """What a key uses at all gateways; None if it has no limits, because it is not counted."""
+        return self._ledger.use_of(key.key_id, self._clock()) if _is_limited(key) else None
 
     def listen(self) -> None:
         """Ask the others for their use: they could not be heard so far, or for a while."""

@@ -7,6 +7,7 @@ clock or does I/O.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gateway.intake.key_file import ApiKey
 from shared.errors import RateLimited
@@ -73,6 +74,17 @@ class Rate:
     """Seconds until nothing of it is used."""
 
 
+class KeyUse(NamedTuple):
+    """What a key with limits uses at all gateways."""
+
+    num_requests: int
+    """In the last minute."""
+    num_tokens: int
+    """In the last minute, those of unfinished answers estimated."""
+    num_running: int
+    """Requests in flight."""
+
+
 class UsageLedger:
     """The use of all keys. ``own`` is the gateway that admits."""
 
@@ -90,9 +102,7 @@ class UsageLedger:
         if claim.detached is not None:
             self._check_detached(claim, *before)
         if key.max_concurrent is not None:
-            num_running = len(mine) + sum(
-                tally.num_running for tally in self._tallies(key.key_id, now)
-            )
+            num_running = len(mine) + self._num_running(key.key_id, now)
             if num_running >= key.max_concurrent:
                 raise RateLimited(
                     _says("concurrent requests", key.max_concurrent, num_running, 1),
@@ -164,6 +174,14 @@ class UsageLedger:
             newest = max((second for second, num in seconds.items() if num), default=None)
             reset_s = 0.0 if newest is None else max(newest + _WINDOW_S - now, 0.0)
             yield Rate(kind, limit, sum(seconds.values()), reset_s)
+
+    def use_of(self, key_id: str, now: float) -> KeyUse:
+        requests, tokens = (self._seconds(key_id, now, index) for index in range(len(_KINDS)))
+        num_running = self._num_running(key_id, now)
+        return KeyUse(sum(requests.values()), sum(tokens.values()), num_running)
+
+    def _num_running(self, key_id: str, now: float) -> int:
+        return sum(tally.num_running for tally in self._tallies(key_id, now))
 
     def _check_detached(self, claim: Claim, *before: Claim) -> None:
         assert claim.detached is not None

@@ -22,6 +22,7 @@ MODELS = {
     "monitoring.coreos.com/v1": "cloudcoil.models.prometheus_operator.v1",
 }
 """Generated from the definitions of KEDA and of the Prometheus operator."""
+RABBITMQ_API = "rabbitmq.com/v1beta1"
 OF_RABBITMQ: dict[str, Any] = {
     "type": "object",
     "additionalProperties": False,
@@ -49,7 +50,8 @@ OF_RABBITMQ: dict[str, Any] = {
         },
     },
 }
-"""The part of a RabbitmqCluster's spec that the chart uses. No package has the whole definition."""
+"""The part of a RabbitmqCluster's spec that the chart uses. No package has the whole definition, in
+config/crd/bases/rabbitmq.com_rabbitmqclusters.yaml of github.com/rabbitmq/cluster-operator."""
 EVERYTHING: dict[str, Any] = {
     "settings": {"log_level": "debug", "max_body_bytes": 16 << 20, "prefix_cache": True},
     "workers": {
@@ -102,6 +104,7 @@ def check(manifest: Manifest, version: str) -> None:
     of its kind."""
     kind, api = manifest["kind"], manifest["apiVersion"]
     if kind == "RabbitmqCluster":
+        assert api == RABBITMQ_API
         jsonschema.validate(manifest["spec"], OF_RABBITMQ)
     elif api in MODELS:
         model = getattr(importlib.import_module(MODELS[api]), kind)

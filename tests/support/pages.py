@@ -27,9 +27,13 @@ class Block(NamedTuple):
 
 def blocks(page: Path) -> list[Block]:
     """The fenced blocks of a page, in order."""
+    return blocks_of(page.read_text(encoding="utf-8"))
+
+
+def blocks_of(text: str) -> list[Block]:
+    """The fenced blocks of a part of a page, in order."""
     return [
-        Block(match["mark"] or "", match["kind"], match["text"])
-        for match in _BLOCK.finditer(page.read_text(encoding="utf-8"))
+        Block(match["mark"] or "", match["kind"], match["text"]) for match in _BLOCK.finditer(text)
     ]
 
 

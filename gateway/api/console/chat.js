@@ -2,7 +2,9 @@
 // is not complete: after a reload, or when the connection breaks, its stream is resumed from there.
 
 import { ApiError, events, json, postJson, request } from "./api.js";
-import { $, copy, el, plural, show, speak } from "./dom.js";
+import { $, el, show, speak } from "./dom.js";
+import { parseTools } from "./tools.js";
+import { NEW, TurnView, isRunning, isTold } from "./turn.js";
 
 const STORE = "warren.chat";
 const SAVE_MS = 400;
@@ -10,15 +12,12 @@ const FIRST_PAUSE_MS = 300;
 const LONGEST_PAUSE_MS = 5000;
 const PASSING = new Set(["unreachable", "service_unavailable", "broker_unavailable", "rate_limit_exceeded"]);
 const ELSEWHERE = "Another tab reads this answer now.";
-const MOVED = {
-  worker_lost: "Worker lost, continued on another",
-  handed_over: "Worker left, continued on another",
-};
 
 const conversation = $("#conversation");
 const question = $("#question");
 const parameters = $("#parameters");
 const state = { turns: [], parameters: {}, ...JSON.parse(sessionStorage.getItem(STORE) ?? "{}") };
+state.turns = state.turns.map((turn) => ({ ...NEW, ...turn }));
 let views = [];
 let savedAt = 0;
 
@@ -32,118 +31,7 @@ function save() {
   }
 }
 
-const isRunning = (turn) => turn.state === "running";
 const current = () => views.find((view) => isRunning(view.turn));
-
-// One question and its answer on the page.
-class TurnView {
-  constructor(turn) {
-    this.turn = turn;
-    this.text = null;
-    this.unspoken = "";
-    this.answer = el("div", { className: "answer" });
-    this.thoughts = el("div");
-    this.reasoning = el("details", { className: "reasoning", hidden: true },
-      el("summary", { textContent: "Reasoning" }), this.thoughts);
-    this.notes = el("ul", { className: "notes", hidden: true });
-    this.remark = el("span");
-    this.problem = el("span", { className: "error", role: "alert" });
-    const button = (textContent, onclick) => el("button", { type: "button", className: "plain", textContent, onclick });
-    this.actions = el("span", {},
-      button("Copy", () => copy(turn.text, "Answer")), " ",
-      button("Copy as curl", () => copy(curl(bodyOf(turn)), "Command")));
-    this.element = el("li", {},
-      el("p", { className: "asked" }, el("span", { className: "hidden", textContent: "You: " }), turn.question),
-      this.reasoning, this.answer, this.notes,
-      el("div", { className: "after" }, this.remark, this.problem, this.actions));
-    $("#turns").append(this.element);
-    this.#restore();
-    this.update();
-  }
-
-  // Draws what was saved, with a seam where another worker went on.
-  #restore() {
-    const { text, moves, reasoning } = this.turn;
-    let place = 0;
-    for (const move of moves) {
-      this.#write(text.slice(place, move.at));
-      this.#seam(move);
-      place = move.at;
-    }
-    this.#write(text.slice(place));
-    if (reasoning) this.#think(reasoning);
-  }
-
-  append(piece) {
-    this.turn.text += piece;
-    this.#write(piece);
-    this.unspoken += piece;
-    const sentences = this.unspoken.match(/^.*[.!?:\n](?=\s|$)/s);
-    if (sentences) {
-      speak(sentences[0]);
-      this.unspoken = this.unspoken.slice(sentences[0].length);
-    }
-  }
-
-  think(piece) {
-    this.turn.reasoning += piece;
-    this.#think(piece);
-  }
-
-  move({ attempt, reason }) {
-    if (this.turn.moves.some((move) => move.attempt === attempt)) return; // told again after a reload
-    const move = { attempt, reason, at: this.turn.text.length };
-    this.turn.moves.push(move);
-    this.#seam(move);
-    speak(MOVED[reason]);
-  }
-
-  update(remark = null) {
-    const { turn } = this;
-    const isWaiting = isRunning(turn) && !turn.text && !turn.reasoning;
-    this.answer.className = isRunning(turn) ? `answer ${isWaiting ? "waiting" : "streaming"}` : "answer";
-    this.answer.setAttribute("aria-busy", String(isRunning(turn)));
-    this.remark.textContent = remark ?? remarkOf(turn);
-    this.problem.textContent = turn.error;
-    this.actions.hidden = isRunning(turn);
-    if (!isRunning(turn) && this.unspoken) {
-      speak(this.unspoken);
-      this.unspoken = "";
-    }
-  }
-
-  #write(piece) {
-    if (this.text === null) {
-      this.text = document.createTextNode("");
-      this.answer.append(this.text);
-    }
-    this.text.appendData(piece);
-  }
-
-  #think(piece) {
-    this.reasoning.hidden = false;
-    this.thoughts.append(piece);
-  }
-
-  #seam({ reason }) {
-    const words = MOVED[reason];
-    if (this.turn.text) this.answer.append(el("span", { className: "seam", title: words }));
-    this.text = null;
-    this.notes.hidden = false;
-    this.notes.append(el("li", { textContent: words }));
-  }
-}
-
-function remarkOf({ state: now, text, usage, seconds, finish }) {
-  const parts = [];
-  if (now === "running") return "";
-  if (now === "stopped") parts.push("Stopped");
-  if (finish === "length") parts.push("Cut off at the maximum of tokens");
-  if (usage) parts.push(plural(usage.completion_tokens, "token"));
-  if (usage && seconds) parts.push(`${(usage.completion_tokens / seconds).toFixed(1)} tokens/s`);
-  if (!text && now === "done") parts.unshift("The answer is empty");
-  return parts.join(" · ");
-}
 
 // Follows the stream of a turn to its end, through lost connections.
 async function follow(view) {
@@ -211,13 +99,14 @@ function read(view, chunk) {
   const choice = chunk.choices[0];
   if (!choice) return;
   turn.finish = choice.finish_reason ?? turn.finish;
-  const { content, reasoning_content: thought } = choice.delta;
+  const { content, reasoning_content: thought, tool_calls: pieces } = choice.delta;
   if (thought) view.think(thought);
   if (content) {
     turn.firstAt ??= Date.now();
     view.append(content);
   }
-  if (content || thought) view.update();
+  if (pieces) view.call(pieces);
+  if (content || thought || pieces) view.update();
 }
 
 function end(view, how) {
@@ -227,6 +116,7 @@ function end(view, how) {
   save();
   view.update();
   showButtons();
+  if (turn.calls.length && how === "done") speak(`The model calls ${turn.calls.map(({ name }) => name).join(", ")}.`);
   if (turn.error !== ELSEWHERE) discard(turn);
 }
 
@@ -241,32 +131,50 @@ function discard(turn) {
   if (turn.id !== null) request(`/v1/streams/${turn.id}`, { method: "DELETE", keepalive: true }).catch(() => {});
 }
 
-function send(text) {
-  const turn = {
-    question: text, settings: readParameters(), key: randomKey(), id: null, place: "", text: "", reasoning: "", moves: [], state: "running",
-    error: "", usage: null, finish: null, firstAt: null, seconds: null,
-  };
+// Sends a question, or the results of the tools that the last answer called.
+function send(asked) {
+  const turn = { ...structuredClone(NEW), ...asked, settings: readParameters(), key: randomKey() };
   state.turns.push(turn);
   save();
-  const view = new TurnView(turn);
+  const view = newView(turn);
   views.push(view);
   showButtons();
   scrollToEnd();
   follow(view);
 }
 
-// The request of a turn: the turns before it, and its question.
+function newView(turn) {
+  return new TurnView(turn, {
+    curlOf: (one) => curl(bodyOf(one)),
+    onResults: (results) => send({ results }),
+  });
+}
+
+// The request of a turn: the turns before it that have an answer, and what it asks itself.
 function bodyOf(turn) {
-  const { model, temperature, max_tokens, seed, system } = turn.settings;
+  const { model, temperature, max_tokens, seed, system, tools } = turn.settings;
   const messages = system ? [{ role: "system", content: system }] : [];
-  for (const { question: asked, text } of state.turns.slice(0, state.turns.indexOf(turn))) {
-    if (text) messages.push({ role: "user", content: asked }, { role: "assistant", content: text });
-  }
-  messages.push({ role: "user", content: turn.question });
+  const told = state.turns.slice(0, state.turns.indexOf(turn)).filter(isTold);
+  told.forEach((one, k) => messages.push(...asking(one), answering(one, (told[k + 1] ?? turn).results !== null)));
+  messages.push(...asking(turn));
   const body = { model, messages, temperature, stream: true, stream_options: { include_usage: true }, detach: true };
   if (max_tokens !== null) body.max_tokens = max_tokens;
   if (seed !== null) body.seed = seed;
+  const declared = parseTools(tools ?? "");
+  if (declared.length) body.tools = declared;
   return body;
+}
+
+const asking = ({ question: content, results }) =>
+  results ? results.map(({ id, content: result }) => ({ role: "tool", tool_call_id: id, content: result }))
+    : [{ role: "user", content }];
+
+// Calls without results are left out: a conversation may not go on after them.
+function answering({ text: content, calls }, areAnswered) {
+  if (!areAnswered) return { role: "assistant", content };
+  const tool_calls = calls.map(({ id, name, arguments: given }) =>
+    ({ id, type: "function", function: { name, arguments: given } }));
+  return { role: "assistant", content, tool_calls };
 }
 
 function stop() {
@@ -289,16 +197,19 @@ function showButtons() {
   $("#send").hidden = isBusy;
   $("#stop").hidden = !isBusy;
   $("#welcome").hidden = state.turns.length > 0;
+  const last = views.findLast(({ turn }) => isRunning(turn) || isTold(turn));
+  for (const view of views) view.calls.ask(view === last && view.turn.state === "done");
 }
 
 function readParameters() {
-  const { model, temperature, max_tokens, seed, system } = Object.fromEntries(new FormData(parameters));
+  const { model, temperature, max_tokens, seed, system, tools } = Object.fromEntries(new FormData(parameters));
   return {
     model,
     temperature: Number(temperature),
     max_tokens: Number(max_tokens) || null,
     seed: seed === "" ? null : Number(seed),
     system: system.trim(),
+    tools: tools.trim(),
   };
 }
 
@@ -329,6 +240,20 @@ function fit() {
   question.style.height = `${question.scrollHeight + 2}px`;
 }
 
+// Says what is wrong with the declared tools; returns whether nothing is.
+function checkTools() {
+  const field = $("#tools");
+  let problem = "";
+  try {
+    parseTools(field.value);
+  } catch (error) {
+    problem = error.message;
+  }
+  $("#tools-error").textContent = problem;
+  field.setAttribute("aria-invalid", String(problem !== ""));
+  return problem === "";
+}
+
 // Lists the models that have a worker; keeps the chosen one.
 export function showModels(names) {
   const select = $("#model");
@@ -349,6 +274,7 @@ export async function startChat() {
     $("#temperature-value").textContent = $("#temperature").value;
     save();
   });
+  $("#tools").addEventListener("change", checkTools);
   parameters.addEventListener("submit", (event) => event.preventDefault());
   const narrow = matchMedia("(max-width: 60rem)"); // there the settings fold
   narrow.addEventListener("change", () => { $("#settings").open = !narrow.matches; });
@@ -359,9 +285,13 @@ export async function startChat() {
     const text = question.value.trim();
     if (!text || current()) return;
     if (!$("#model").value) return void show("No worker serves a model yet.");
+    if (!checkTools()) {
+      $("#settings").open = true;
+      return void $("#tools").focus();
+    }
     question.value = "";
     fit();
-    send(text);
+    send({ question: text });
   });
   question.addEventListener("input", fit);
   question.addEventListener("keydown", (event) => {
@@ -377,7 +307,7 @@ export async function startChat() {
   $("#clear").addEventListener("click", clear);
   addEventListener("pagehide", save);
 
-  views = state.turns.map((turn) => new TurnView(turn));
+  views = state.turns.map(newView);
   showButtons();
   scrollToEnd();
   const unfinished = current();

@@ -125,6 +125,8 @@ export function duration(seconds) {
   return `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
+export const day = (unixSeconds) => new Date(1000 * unixSeconds).toISOString().slice(0, 10);
+
 export function bytes(number) {
   const units = ["B", "KiB", "MiB", "GiB"];
   let unit = 0;

@@ -1,7 +1,7 @@
 // Live workers, queues and streams, and what each tenant has used: all from /admin/v1/status.
 
 import { attempt, json, request } from "./api.js";
-import { $, Table, ask, bar, count, duration, el, percent, plural, shortId, show, since, tag } from "./dom.js";
+import { $, Table, ask, bar, count, day, duration, el, percent, plural, shortId, show, since, tag } from "./dom.js";
 
 const LANES = { interactive: "Interactive", batch: "Batch", quick: "Embeddings and tokens", suspect: "Suspect" };
 const STREAM_STATES = { waiting: "waiting", running: "running", ended: "ended" };
@@ -88,6 +88,33 @@ const tenants = new Table($("#tenants"), {
   ],
 });
 
+// A key is listed for what it may use and what it uses, at all gateways.
+const keys = new Table($("#keys"), {
+  label: "API keys",
+  key: (key) => key.id,
+  empty: "This gateway needs no API keys.",
+  columns: [
+    {
+      title: "Key", version: (key) => key.label,
+      fill: (key) => [el("span", {}, el("span", { className: "id", textContent: key.id }), el("span", { className: "sub", textContent: key.label }))],
+    },
+    { title: "Tenant", text: (key) => key.tenant },
+    limit("Requests a minute", (key) => [key.num_requests, key.requests_per_minute]),
+    limit("Tokens a minute", (key) => [key.num_tokens, key.tokens_per_minute]),
+    limit("At the same time", (key) => [key.num_running, key.max_concurrent]),
+    { title: "Expires", text: (key) => (key.expires_at === null ? "never" : day(key.expires_at)) },
+  ],
+});
+
+// A column with the use of a limit; `read` returns the use and the limit.
+function limit(title, read) {
+  const fill = (key) => {
+    const [used, most] = read(key);
+    return [el("span", {}, ...(most === null ? ["no limit"] : bar(used / most, `${count(used)} of ${count(most)}`)))];
+  };
+  return { title, version: (key) => read(key).join(), fill };
+}
+
 function moved({ num_workers: all, num_crashes: lost }) {
   if (all < 2) return null;
   return el("span", { className: "sub", textContent: lost ? `${plural(lost, "worker")} lost` : "moved" });
@@ -125,6 +152,7 @@ export async function showStatus() {
   queues.show(status.queues.filter(({ lane, num_waiting: ready }) => lane !== "suspect" || ready));
   streams.show(status.streams);
   tenants.show(status.tenants);
+  keys.show(status.keys ?? []); // an older gateway lists none
   const { gateway } = status;
   $("#fleet-lead").textContent = `Warren ${gateway.version}. This gateway has run for ` +
     `${duration(since(gateway.started_at))} and serves ${plural(gateway.num_requests, "request")} now.`;

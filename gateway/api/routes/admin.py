@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from gateway.api.openapi import answered
 from gateway.api.rendering import decode_rendering
 from gateway.fleet.queue_watch import QueueReading
+from gateway.intake.key_file import ApiKey
 from gateway.log.cursor import LogEnd
 from gateway.log.relay import LogRelay
 from gateway.wiring import Gateway, GatewayState
@@ -31,6 +32,7 @@ from shared.messages import Announcement, Drain, encode
 from shared.topology import Lane
 
 _MAX_STREAMS = 200
+_MAX_KEYS = 200
 _MAX_LETTERS = 100
 """Letters with their bodies are held in memory while they are listed."""
 _WORKER_PREFIX = "worker."
@@ -115,6 +117,26 @@ class TenantStatus(Struct, frozen=True, kw_only=True):
     num_generated_tokens: int
 
 
+class KeyStatus(Struct, frozen=True, kw_only=True):
+    """The limits of an API key, and what it uses of them at all gateways. A limit of null is no
+    limit, and the use of a key without any of them is not counted: it is null."""
+
+    id: str
+    tenant: str
+    label: str
+    requests_per_minute: int | None
+    num_requests: int | None
+    """Requests of the last minute."""
+    tokens_per_minute: int | None
+    num_tokens: int | None
+    """Tokens of the last minute."""
+    max_concurrent: int | None
+    num_running: int | None
+    """Requests in flight."""
+    expires_at: float | None
+    """Unix time in seconds."""
+
+
 class Status(Struct, frozen=True, kw_only=True):
     gateway: GatewayStatus
     workers: Sequence[WorkerStatus]
@@ -123,6 +145,8 @@ class Status(Struct, frozen=True, kw_only=True):
     """The oldest streams in flight at this gateway, at most 200."""
     num_streams: int
     tenants: Sequence[TenantStatus]
+    keys: Sequence[KeyStatus]
+    """The API keys in the order of their file, at most 200."""
     num_dead_letters: int
 
 
@@ -166,6 +190,7 @@ def router(gateway: Gateway) -> APIRouter:
             streams=streams,
             num_streams=len(relays),
             tenants=[TenantStatus(tenant=tenant, **asdict(usage)) for tenant, usage in tenants],
+            keys=[_key(key, gateway) for key in gateway.keys.known[:_MAX_KEYS]],
             num_dead_letters=gateway.queues.num_dead,
         )
         return _json(status)
@@ -239,6 +264,22 @@ def _version() -> str:
         return metadata.version("warren")
     except metadata.PackageNotFoundError:  # run from its sources
         return "unknown"
+
+
+def _key(key: ApiKey, gateway: Gateway) -> KeyStatus:
+    use = gateway.limits.use_of(key)
+    return KeyStatus(
+        id=key.key_id,
+        tenant=key.tenant,
+        label=key.label,
+        requests_per_minute=key.requests_per_minute,
+        num_requests=None if use is None else use.num_requests,
+        tokens_per_minute=key.tokens_per_minute,
+        num_tokens=None if use is None else use.num_tokens,
+        max_concurrent=key.max_concurrent,
+        num_running=None if use is None else use.num_running,
+        expires_at=None if key.expires is None else key.expires.timestamp(),
+    )
 
 
 def _worker(worker: Announcement, heard_s: float) -> WorkerStatus:

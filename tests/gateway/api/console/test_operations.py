@@ -1,12 +1,15 @@
 """The console's other views, in Chromium: workers, dead letters, usage and batches."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.async_api import Page, Route, expect
 
+from gateway.intake.key_file import KeyFile, id_of
 from shared.bus.memory import MemoryBroker, MemoryBus
+from tests.gateway.api.console.test_accessibility import faults
 from tests.support.console import STEP_S, answered, ask_for_many_tokens, begun, open_console
 from tests.support.http import LiveGateway, hears_a_worker, live_gateway
 from tests.support.jobs import bury
@@ -69,6 +72,21 @@ async def test_usage_is_shown_by_tenant(page: Page, gateway: LiveGateway) -> Non
 
     row = page.get_by_role("row").filter(has_text="anonymous")
     await expect(row.get_by_role("cell")).to_have_text(["anonymous", "1", "0", "0", "3", "0", "3"])
+
+
+async def test_limits_are_shown_by_key(page: Page, bus: MemoryBus, tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys")
+    key = file.add("ops", label="On call", scopes=("operator",), requests_per_minute=600)
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        await page.goto(f"{gateway.url}/#usage")
+        await page.get_by_label("Key", exact=True).fill(key)
+        await page.get_by_role("button", name="Use the key").click()
+
+        row = page.get_by_role("table", name="API keys").get_by_role("row").nth(1)
+        cells = row.get_by_role("cell")
+        limits = ["0 of 600", "no limit", "no limit", "never"]
+        await expect(cells).to_have_text([f"{id_of(key)}On call", "ops", *limits])
+        assert await faults(page) == []
 
 
 async def test_a_fleet_without_workers_says_what_to_do(page: Page, bus: MemoryBus) -> None:

@@ -195,3 +195,25 @@ async def test_a_gateway_that_anyone_may_reach_has_no_operator_without_a_key(
 
     assert response.status_code == 403
     assert "operator" in response.json()["error"]["message"]
+
+
+async def test_keys_are_listed_with_their_limits_and_use(
+    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path
+) -> None:
+    file = KeyFile(tmp_path / "keys")
+    limited = file.add("alice", label="Web app", requests_per_minute=10, max_concurrent=2)
+    operator = file.add("ops", scopes=("operator",))
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        await gateway.http.post(
+            "/v1/chat/completions",
+            json=chat_body(),
+            headers={"Authorization": f"Bearer {limited}"},
+        )
+        gateway.http.headers["Authorization"] = f"Bearer {operator}"
+        alice, ops = (await status_of(gateway))["keys"]
+
+    assert (alice["tenant"], alice["label"], alice["expires_at"]) == ("alice", "Web app", None)
+    assert (alice["num_requests"], alice["requests_per_minute"]) == (1, 10)
+    assert (alice["num_running"], alice["max_concurrent"]) == (0, 2)
+    assert alice["tokens_per_minute"] is None
+    assert (ops["num_requests"], ops["requests_per_minute"]) == (None, None)

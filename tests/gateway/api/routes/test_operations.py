@@ -1,11 +1,14 @@
 """What orchestrators and dashboards see: /live, /health, /metrics, and the end of a gateway."""
 
 import asyncio
+import re
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 
+from gateway.intake.key_file import KeyFile
 from shared import topology
 from shared.bus.base import Exchange, Message, Queue
 from shared.bus.memory import MemoryBroker, MemoryBus
@@ -263,3 +266,20 @@ async def test_what_runs_beside_the_requests_survives_a_bug(
     assert [record.message for record in caplog.records if record.exc_info] == [
         "background task restarted"
     ]
+
+
+async def test_metrics_that_need_no_key_name_no_tenant(
+    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path
+) -> None:
+    file = KeyFile(tmp_path / "keys")
+    headers = {"Authorization": f"Bearer {file.add('alice')}"}
+
+    async def labels(**options: int) -> set[str]:
+        async with live_gateway(bus, keys_file=file.path, **options) as gateway:
+            answer = await gateway.http.post(CHAT, json=chat_body(), headers=headers)
+            assert answer.status_code == 200
+            exported = (await gateway.http.get("/metrics")).text
+            return set(re.findall(r'tenant="(\w+)"', exported))
+
+    assert await labels() == {"other"}
+    assert await labels(metrics_tenants=1) == {"alice"}
