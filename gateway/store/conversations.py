@@ -22,12 +22,12 @@ class StoredItem(NamedTuple):
     """The item as JSON."""
 
 
-class _Named(Struct):
+class _NamedItem(Struct):
     id: str
 
 
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
-_NAMED = msgspec.json.Decoder(_Named)
+_NAMED = msgspec.json.Decoder(_NamedItem)
 
 
 def items_of(array: bytes | msgspec.Raw) -> list[StoredItem]:

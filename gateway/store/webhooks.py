@@ -58,7 +58,7 @@ class Webhook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
+class WebhookDelivery:
     """An event on its way to one endpoint."""
 
     id: str
@@ -178,7 +178,7 @@ class Webhooks:
                 raise _no_webhook(webhook_id)
 
     @uncancelled
-    async def claim(self, busy: Collection[str], lease_s: float) -> Delivery | None:
+    async def claim(self, busy: Collection[str], lease_s: float) -> WebhookDelivery | None:
         """Claim the delivery that is due for longest, if there is one to an endpoint that is not
         among ``busy``, and count the try."""
         now = time.time()
@@ -202,13 +202,13 @@ class Webhooks:
             return await _delivery(connection, (await connection.execute(found)).one())
 
     @uncancelled
-    async def delivered(self, delivery: Delivery) -> None:
+    async def delivered(self, delivery: WebhookDelivery) -> None:
         """The endpoint has accepted the delivery that was claimed."""
         async with self._database.begin() as connection:
             await connection.execute(delete(DELIVERIES).where(_is_try(delivery)))
 
     @uncancelled
-    async def failed(self, delivery: Delivery, reason: str, retry_at: float | None) -> None:
+    async def failed(self, delivery: WebhookDelivery, reason: str, retry_at: float | None) -> None:
         """The try that was claimed has failed. Without ``retry_at`` the delivery is dead, and old
         dead ones of its endpoint are forgotten."""
         values = {"reason": reason[:_MAX_REASON_CHARS], "due_at": retry_at}
@@ -226,7 +226,7 @@ class Webhooks:
                 )
 
     @uncancelled
-    async def dead(self, limit: int) -> list[Delivery]:
+    async def dead(self, limit: int) -> list[WebhookDelivery]:
         """The oldest dead deliveries."""
         query = (
             select(DELIVERIES)
@@ -269,8 +269,8 @@ async def _changed(connection: AsyncConnection, webhook_id: str, **values: Any) 
     return await _webhook(connection, webhook_id)
 
 
-async def _delivery(connection: AsyncConnection, row: Any) -> Delivery:
-    return Delivery(
+async def _delivery(connection: AsyncConnection, row: Any) -> WebhookDelivery:
+    return WebhookDelivery(
         id=row.id,
         event_id=row.event_id,
         type=row.type,
@@ -282,7 +282,7 @@ async def _delivery(connection: AsyncConnection, row: Any) -> Delivery:
     )
 
 
-def _is_try(delivery: Delivery) -> Any:
+def _is_try(delivery: WebhookDelivery) -> Any:
     is_it = DELIVERIES.c.id == delivery.id
     return is_it & (DELIVERIES.c.num_tries == delivery.num_tries)
 

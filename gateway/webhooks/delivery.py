@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from gateway.metrics import Metrics
 from gateway.store.state import Store
-from gateway.store.webhooks import Delivery, Webhooks
+from gateway.store.webhooks import WebhookDelivery, Webhooks
 from gateway.webhooks.sending import TIMEOUT_S, NotSent, Sender
 from shared.errors import Unavailable
 from shared.telemetry import incidents
@@ -68,7 +68,7 @@ class Deliverer:
             self._running[delivery.webhook.id] += 1
             tasks.create_task(self._try(webhooks, delivery))
 
-    async def _try(self, webhooks: Webhooks, delivery: Delivery) -> None:
+    async def _try(self, webhooks: Webhooks, delivery: WebhookDelivery) -> None:
         facts = _facts(delivery)
         try:
             await self._deliver(webhooks, delivery, facts)
@@ -79,7 +79,7 @@ class Deliverer:
             self._running += Counter()  # forgets those without tries
 
     async def _deliver(
-        self, webhooks: Webhooks, delivery: Delivery, facts: dict[str, object]
+        self, webhooks: Webhooks, delivery: WebhookDelivery, facts: dict[str, object]
     ) -> None:
         reason = await self._send(delivery, facts)
         if reason is None:
@@ -94,7 +94,7 @@ class Deliverer:
         event = "webhook dead" if is_dead else "webhook is tried again"
         logger.warning(event, extra={**facts, "reason": reason})
 
-    async def _send(self, delivery: Delivery, facts: dict[str, object]) -> str | None:
+    async def _send(self, delivery: WebhookDelivery, facts: dict[str, object]) -> str | None:
         """Returns why the endpoint has not accepted the delivery."""
         try:
             status = await self.sender.send(delivery)
@@ -112,7 +112,7 @@ def pause_s(num_tries: int, first_pause_s: float) -> float:
     return longest_s * random.uniform(0.5, 1.0)  # noqa: S311 (no secret)
 
 
-def _facts(delivery: Delivery) -> dict[str, object]:
+def _facts(delivery: WebhookDelivery) -> dict[str, object]:
     return {
         "delivery": delivery.id,
         "webhook": delivery.webhook.id,

@@ -13,7 +13,7 @@ import httpcore
 import msgspec
 from standardwebhooks import Webhook as Signer
 
-from gateway.store.webhooks import Delivery
+from gateway.store.webhooks import WebhookDelivery
 from gateway.webhooks.network import AddressRefused, CheckedNetwork, Network, Resolve, resolve
 from shared.errors import InvalidRequest
 
@@ -81,7 +81,7 @@ class Sender:
         # It takes a while to read the certificates of all authorities.
         return self._known_tls or httpcore.default_ssl_context()
 
-    async def send(self, delivery: Delivery) -> int:
+    async def send(self, delivery: WebhookDelivery) -> int:
         """Returns the status of the answer. Raises `NotSent`."""
         url = delivery.webhook.url
         event = Event(
@@ -108,7 +108,7 @@ class Sender:
             raise NotSent(str(error) or type(error).__name__) from None
 
 
-def _headers(delivery: Delivery, body: bytes) -> list[tuple[str, str]]:
+def _headers(delivery: WebhookDelivery, body: bytes) -> list[tuple[str, str]]:
     now = time.time()
     sent_at = datetime.fromtimestamp(now, UTC)
     signatures = [

@@ -57,7 +57,7 @@ class NewItems(Body, frozen=True, kw_only=True):
     items: Items
 
 
-class Conversation(Struct, frozen=True, kw_only=True, tag_field="object", tag="conversation"):
+class ConversationAnswer(Struct, frozen=True, kw_only=True, tag_field="object", tag="conversation"):
     id: str
     created_at: int
     metadata: Mapping[str, str]
@@ -85,7 +85,7 @@ def item_list(items: Sequence[StoredItem], limit: int) -> ItemList:
 
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter(tags=["conversations"])
-    documents: dict[str, Any] = {"responses": {"200": answered(Conversation)}}
+    documents: dict[str, Any] = {"responses": {"200": answered(ConversationAnswer)}}
     documents_list: dict[str, Any] = {"responses": {"200": answered(ItemList)}}
     example = {"items": [_ITEM_EXAMPLE]}
 
@@ -96,7 +96,7 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.post(
         "/v1/conversations",
-        openapi_extra=documented(NewConversation, example, Conversation, streams=False),
+        openapi_extra=documented(NewConversation, example, ConversationAnswer, streams=False),
     )
     async def create_conversation(request: Request) -> Response:
         """Create a conversation."""
@@ -117,7 +117,7 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.post(
         "/v1/conversations/{conversation_id}",
         openapi_extra=documented(
-            ConversationChange, {"metadata": {"topic": "travel"}}, Conversation, streams=False
+            ConversationChange, {"metadata": {"topic": "travel"}}, ConversationAnswer, streams=False
         ),
     )
     async def update_conversation(
@@ -195,7 +195,9 @@ def _encoded(items: Sequence[Mapping[str, Any]]) -> list[StoredItem]:
 
 
 def _described(record: ConversationRecord) -> Response:
-    return _json(Conversation(id=record.id, created_at=record.created_at, metadata=record.metadata))
+    return _json(
+        ConversationAnswer(id=record.id, created_at=record.created_at, metadata=record.metadata)
+    )
 
 
 def _json(body: Struct) -> Response:

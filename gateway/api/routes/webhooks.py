@@ -15,7 +15,14 @@ from gateway.api.bodies.parameters import refused
 from gateway.api.bodies.schemas import Body, parse
 from gateway.api.openapi import answered, documented
 from gateway.intake.body import parsed, read_body
-from gateway.store.webhooks import EVENT_TYPES, OVERLAP_S, Delivery, EventType, Webhook, Webhooks
+from gateway.store.webhooks import (
+    EVENT_TYPES,
+    OVERLAP_S,
+    EventType,
+    Webhook,
+    WebhookDelivery,
+    Webhooks,
+)
 from gateway.webhooks.sending import MAX_URL_CHARS, NotSent, check_url
 from gateway.wiring import Gateway
 from shared.errors import InvalidRequest
@@ -259,8 +266,8 @@ def _facts(webhook: Webhook) -> dict[str, Any]:
 _SAME = frozenset(WebhookStatus.__struct_fields__) - {"signing_secret_hint"}
 
 
-def _sample(webhook: Webhook, event_type: EventType) -> Delivery:
-    return Delivery(
+def _sample(webhook: Webhook, event_type: EventType) -> WebhookDelivery:
+    return WebhookDelivery(
         id="",
         event_id=f"evt_{secrets.token_hex(16)}",
         type=event_type,
@@ -272,7 +279,7 @@ def _sample(webhook: Webhook, event_type: EventType) -> Delivery:
     )
 
 
-def _dead(delivery: Delivery) -> DeadDelivery:
+def _dead(delivery: WebhookDelivery) -> DeadDelivery:
     return DeadDelivery(
         id=delivery.id,
         webhook_id=delivery.webhook.id,

@@ -8,7 +8,7 @@ import pytest
 from gateway.store.batches import Batches, BatchRecord, LeaseLost, Order
 from gateway.store.database import Database
 from gateway.store.files import Files
-from gateway.store.webhooks import EVENT_TYPES, Delivery, EventType, Webhook, Webhooks
+from gateway.store.webhooks import EVENT_TYPES, EventType, Webhook, WebhookDelivery, Webhooks
 from shared.errors import NotFound
 from tests.support.webhooks import fail_a_batch
 
@@ -37,7 +37,7 @@ async def claimed_batch(files: Files, batches: Batches, tenant: str = TENANT) ->
     return batch
 
 
-async def due(webhooks: Webhooks) -> Delivery:
+async def due(webhooks: Webhooks) -> WebhookDelivery:
     delivery = await webhooks.claim([], LEASE_S)
     assert delivery is not None
     return delivery

@@ -12,7 +12,7 @@ import pytest
 from openai import InvalidWebhookSignatureError
 from openai.types.webhooks import BatchCompletedWebhookEvent
 
-from gateway.store.webhooks import EVENT_TYPES, Delivery, Webhook
+from gateway.store.webhooks import EVENT_TYPES, Webhook, WebhookDelivery
 from gateway.webhooks.network import Resolve
 from gateway.webhooks.sending import NotSent, Sender, check_url
 from shared.errors import InvalidRequest
@@ -23,7 +23,7 @@ LOOPBACK = (ip_network("127.0.0.0/8"),)
 PUBLIC = "93.184.216.34"
 
 
-def delivery(url: str, old_secret: str | None = None) -> Delivery:
+def delivery(url: str, old_secret: str | None = None) -> WebhookDelivery:
     now = int(time.time())
     webhook = Webhook(
         id="webhook_1",
@@ -37,7 +37,7 @@ def delivery(url: str, old_secret: str | None = None) -> Delivery:
         old_secret=old_secret,
         old_secret_until=now + 3600,
     )
-    return Delivery(
+    return WebhookDelivery(
         id="delivery_1",
         event_id="evt_1",
         type="batch.completed",
