@@ -10,11 +10,13 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from gateway import errors
+from gateway.api.collecting import Collector
 from gateway.api.openapi import DocumentedAPI
 from gateway.api.routes import (
     admin,
     batches,
     console,
+    conversations,
     docs,
     files,
     generation,
@@ -83,6 +85,7 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
     for group in (
         generation,
         responses,
+        conversations,
         messages,
         unary,
         files,
@@ -103,14 +106,14 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
 
 @asynccontextmanager
 async def _using_store(gateway: Gateway) -> AsyncIterator[None]:
-    """Run batches and deliver webhooks. At the end they are left to other gateways. Raises
-    `StartupError`."""
+    """Run batches, deliver webhooks and complete responses. At the end they are left to other
+    gateways. Raises `StartupError`."""
     if gateway.settings.database_url is not None:
         with suppress(Unavailable):
             await gateway.store.open_as_set()
     running = [
         asyncio.create_task(incidents.keep_running(work))
-        for work in (BatchRunner(gateway).run, gateway.deliverer.run)
+        for work in (BatchRunner(gateway).run, Collector(gateway).run, gateway.deliverer.run)
     ]
     try:
         yield

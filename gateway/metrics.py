@@ -143,6 +143,14 @@ class Metrics:
         )
         for outcome in _WEBHOOK_OUTCOMES:
             self.webhooks.labels(outcome)
+        self.responses_stored = catalog.counter(
+            "warren_gateway_responses_stored_total",
+            "Responses that were to be stored, by outcome: stored, refused (there was no database "
+            "when the request came, and it was answered all the same), failed (the database took "
+            "the response too late or not at all) or gone (the log disappeared before its end, "
+            "because the client left or the broker lost it).",
+            "outcome",
+        )
         self.keys_file_broken = catalog.gauge(
             "warren_gateway_keys_file_broken",
             "1 while the file of API keys has a fault and older keys are in force.",

@@ -315,13 +315,14 @@ class GatewaySettings(CommonSettings):
     data_dir: Path = Field(
         Path("~/.local/share/warren"),
         description="Directory of files, and of the database if WARREN_DATABASE_URL is not set. "
-        "It is created when the first file is uploaded.",
+        "It is created when something is stored for the first time.",
     )
     database_url: SecretStr | None = Field(
         None,
-        description="URL of the PostgreSQL database of files and batches, "
-        "postgresql://USER:PASSWORD@HOST/NAME. Set the same one on all gateways. Unset: a SQLite "
-        "database in WARREN_DATA_DIR, which only gateways of one machine can share.",
+        description="URL of the PostgreSQL database of files, batches, responses and "
+        "conversations, postgresql://USER:PASSWORD@HOST/NAME. Set the same one on all gateways. "
+        "Unset: a SQLite database in WARREN_DATA_DIR, which only gateways of one machine can "
+        "share.",
     )
     database_url_file: Path | None = Field(
         None,
@@ -342,6 +343,28 @@ class GatewaySettings(CommonSettings):
     file_retention_s: Seconds = Field(
         30 * 24 * 3600,
         description="Seconds after which files are deleted, unless a request says otherwise.",
+    )
+    store_responses: bool = Field(
+        True,
+        description="Whether responses of `/v1/responses` are stored if their request does not say "
+        "`store`, as OpenAI does.",
+    )
+    response_retention_days: Annotated[float, Field(gt=0)] = Field(
+        30,
+        description="Days after which stored responses are deleted, and conversations that did not "
+        "change.",
+    )
+    max_tenant_responses: int = Field(
+        100_000,
+        gt=0,
+        description="Stored responses and conversations of one tenant. Each minute, those that "
+        "were not used for longest are deleted as far as there are more.",
+    )
+    max_tenant_response_bytes: int = Field(
+        10 << 30,
+        gt=0,
+        description="Size of the stored responses and conversations of one tenant together, in "
+        "bytes, which is enforced in the same way.",
     )
     max_batch_lines: int = Field(
         50_000, gt=0, description="Maximum number of requests in one batch."

@@ -163,7 +163,7 @@ def _stream(stream: dict[str, Any], now: float) -> Sequence[RenderableType]:
     elif stream["num_workers"] > 1:
         state += ", moved"
     return (
-        stream["id"].rpartition("-")[2][:_SHORT_ID],
+        stream["id"].replace("_", "-").rpartition("-")[2][:_SHORT_ID],
         stream["tenant"] or "anonymous",
         stream["model"],
         state,

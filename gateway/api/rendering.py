@@ -47,6 +47,8 @@ class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reasoning_parser: str | None = None
     include_reasoning: bool = True
     fingerprint: str | None = None
+    is_stored: bool = False
+    """The response is stored in the database."""
     echoed: bytes = b"{}"
     """The request's fields that a response of the Responses API repeats, as JSON."""
 

@@ -1,9 +1,9 @@
 """Sends a log to one client as Server-Sent Events, and detects that a client has disconnected."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import cast
+from typing import TypeAlias, cast
 
 from starlette.types import Receive, Send
 
@@ -11,6 +11,7 @@ from gateway.api.bodies.submission import Submission
 from gateway.api.observation import Observation
 from gateway.api.render import encoder_for, ping_for
 from gateway.api.render.formats import error_of, error_payload
+from gateway.api.render.responses import ResponseEncoder, ResponseObject
 from gateway.api.rendering import Rendering, decode_rendering
 from gateway.log.cursor import Item, LogEvent, LogFacts, Restarted
 from gateway.log.framing import Framer, StreamEncoder
@@ -30,6 +31,10 @@ STREAM_HEADERS = [
 ]
 _RETRY_MS = 1000
 """Milliseconds until an ``EventSource`` reconnects when its gateway shuts down."""
+
+
+Finish: TypeAlias = Callable[[str, ResponseObject], Awaitable[None]]
+"""Stores how a tenant's response has ended."""
 
 
 class ClientGone(Exception):
@@ -87,6 +92,7 @@ class EventStream:
         relay: LogRelay,
         settings: GatewaySettings,
         framer: Framer,
+        finish: Finish,
         observation: Observation | None = None,
         submission: Submission | None = None,
     ) -> None:
@@ -94,6 +100,7 @@ class EventStream:
         self._relay = relay
         self._observation = observation
         self._framer = framer
+        self._finish = finish
         self._submission = submission
         self._encoder: StreamEncoder | None = None
         self._rendering = None if submission is None else submission.rendering
@@ -177,7 +184,12 @@ class EventStream:
             return self._failed(InternalError("The gateway failed on this request."))
 
     async def send_last(self, data: bytes, send: Send) -> None:
-        """Send the end."""
+        """Send the end, once the response that it completes is stored."""
+        relay, encoder = self._relay, self._encoder
+        if isinstance(encoder, ResponseEncoder) and relay.is_ended and relay.facts is not None:
+            response = encoder.outcome
+            if response is not None and response.store:
+                await self._finish(relay.facts.tenant, response)
         await send_last(send, data)
 
     def _failed(self, error: WarrenError) -> bytes:

@@ -8,6 +8,8 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from gateway.api.bodies.parameters import refused
+from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest, parse
 from gateway.api.bodies.unary import EmbeddingRequest
 from gateway.api.routes.generation import Reading
@@ -20,21 +22,31 @@ Request: TypeAlias = Reading | EmbeddingRequest
 
 
 class Endpoint(NamedTuple):
-    id_kind: str
+    id_prefix: str
     """The prefix of the ids of its requests."""
     read: Callable[[bytes], Request]
     """Parses a body. Raises `InvalidRequest` and `ModelNotFound`."""
 
 
+def _read_response(raw_body: bytes) -> Reading:
+    """Raises `InvalidRequest` and `ModelNotFound`."""
+    reading = read_response(raw_body)
+    if isinstance(reading.body, ResponsesRequest):
+        for name in ("previous_response_id", "conversation"):
+            if getattr(reading.body, name) is not None:
+                raise refused(name, "not supported in a batch.")
+    return reading
+
+
 ENDPOINTS: Mapping[str, Endpoint] = {
     "/v1/chat/completions": Endpoint(
-        "chatcmpl", lambda raw_body: Reading(parse(ChatRequest, raw_body))
+        "chatcmpl-", lambda raw_body: Reading(parse(ChatRequest, raw_body))
     ),
     "/v1/completions": Endpoint(
-        "cmpl", lambda raw_body: Reading(parse(CompletionRequest, raw_body))
+        "cmpl-", lambda raw_body: Reading(parse(CompletionRequest, raw_body))
     ),
-    "/v1/embeddings": Endpoint("embd", partial(parse, EmbeddingRequest)),
-    "/v1/responses": Endpoint("resp", read_response),
+    "/v1/embeddings": Endpoint("embd-", partial(parse, EmbeddingRequest)),
+    "/v1/responses": Endpoint("resp_", _read_response),
 }
 
 
@@ -104,12 +116,12 @@ async def input_lines(
         yield InputLine(number + 1, None if is_cut else rest)
 
 
-def request_id_of(batch_id: str, line: int, id_kind: str) -> str:
+def request_id_of(batch_id: str, line: int, prefix: str) -> str:
     """The request id of a line: the same for every gateway, so that one that continues a batch
     finds the logs of the lines that were running. The id of the batch is not guessable, and neither
     is this one."""
     digest = hashlib.sha256(f"{batch_id}:{line}".encode()).hexdigest()
-    return f"{id_kind}-{digest[:32]}"
+    return f"{prefix}{digest[:32]}"
 
 
 class _LineResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,4 +181,4 @@ def unexecuted_line(
 
 
 def _line_id(batch_id: str, number: int) -> str:
-    return request_id_of(batch_id, number, "batch_req")
+    return request_id_of(batch_id, number, "batch_req_")

@@ -67,7 +67,7 @@ class LineServer:
     async def answer(self, number: int, line: RequestLine, record: Record) -> None:
         """Answer a line and ``record`` its outcome, which may be an error. The job's log is deleted
         only after that."""
-        request_id = request_id_of(self.batch.id, number, ENDPOINTS[line.url].id_kind)
+        request_id = request_id_of(self.batch.id, number, ENDPOINTS[line.url].id_prefix)
         pause_s = _FIRST_PAUSE_S
         while True:
             try:

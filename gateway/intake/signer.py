@@ -67,9 +67,9 @@ class Signer:
         is_ours = hmac.compare_digest(_sign(self._token_key, request_id, verb, expiry), signature)
         return is_ours and time.time() < int(expiry, 16)
 
-    def request_id(self, kind: str, tenant: str, key: str) -> str:
+    def request_id(self, prefix: str, tenant: str, key: str) -> str:
         """The request id for a tenant's Idempotency-Key."""
-        return f"{kind}-{_sign(self._id_key, tenant, key)}"
+        return f"{prefix}{_sign(self._id_key, tenant, key)}"
 
 
 def derive_key(secret: bytes, purpose: str) -> bytes:

@@ -126,6 +126,10 @@ class Relays:
                 if tenant is not None and relay.facts is None:
                     raise Unavailable("No worker has started on this request yet.")
 
+    def holds(self, request_id: str) -> bool:
+        """Whether this gateway relays the log, or waits for its client."""
+        return request_id in self._relays or request_id in self._departed
+
     def current(self) -> list[LogRelay]:
         """The relays in progress."""
         return list(self._relays.values())

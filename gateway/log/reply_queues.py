@@ -137,11 +137,11 @@ class ReplyQueues:
         self._is_wanted = asyncio.Event()
 
     @contextmanager
-    def take(self, kind: str) -> Iterator[ReplyLog]:
-        """The log of a new request, whose unguessable id is ``kind-...``. If it is not used it
-        becomes spare again."""
+    def take(self, prefix: str) -> Iterator[ReplyLog]:
+        """The log of a new request, whose unguessable id begins with ``prefix``. If it is not used
+        it becomes spare again."""
         self._is_wanted.set()
-        spare = self._spare[kind]
+        spare = self._spare[prefix]
         log = None
         while spare and log is None:
             candidate = spare.popleft()
@@ -149,7 +149,7 @@ class ReplyQueues:
                 log = candidate
             else:
                 self._stale.append(candidate)
-        log = log or ReplyLog(self._bus, new_id(kind), self._retention_s)
+        log = log or ReplyLog(self._bus, new_id(prefix), self._retention_s)
         try:
             yield log
         finally:
@@ -165,7 +165,7 @@ class ReplyQueues:
         return ReplyLog(self._bus, request_id, retention_s, may_exist=may_exist)
 
     async def keep_spares(self) -> None:
-        """Keep spare logs ready for each kind of id that was ever requested; never returns."""
+        """Keep spare logs ready for each prefix that was ever requested; never returns."""
         try:
             while True:
                 await self._is_wanted.wait()
@@ -187,9 +187,9 @@ class ReplyQueues:
                         await spare.popleft().close()
 
     async def _refill(self) -> None:
-        for kind, spare in list(self._spare.items()):
+        for prefix, spare in list(self._spare.items()):
             while len(spare) < _NUM_SPARE:
-                log = ReplyLog(self._bus, new_id(kind), self._retention_s)
+                log = ReplyLog(self._bus, new_id(prefix), self._retention_s)
                 await log.declare()
                 await log.attach()
                 spare.append(log)
@@ -200,6 +200,6 @@ class ReplyQueues:
                 await self._stale.pop().close()
 
 
-def new_id(kind: str) -> str:
-    """An unguessable id ``kind-...``."""
-    return f"{kind}-{secrets.token_hex(16)}"
+def new_id(prefix: str) -> str:
+    """An unguessable id that begins with ``prefix``."""
+    return f"{prefix}{secrets.token_hex(16)}"

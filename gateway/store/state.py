@@ -1,24 +1,30 @@
 """The state of a deployment, opened when it is first needed.
 
-A gateway that serves no files and batches creates no database. One that finds a database at its
-start opens it, because there may be batches to continue.
+A gateway that stores nothing creates no database. One that finds a database at its
+start opens it, because there may be batches to continue and responses to complete.
 """
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.store.batches import Batches
 from gateway.store.blobs import Blobs
+from gateway.store.conversations import Conversations
 from gateway.store.database import SQLITE_FILE, Database
 from gateway.store.files import Files
+from gateway.store.responses import Responses, StoreLimits
 from gateway.store.uploads import Uploads
 from gateway.store.webhooks import Webhooks
 from shared.errors import StartupError, Unavailable
 from shared.settings import GatewaySettings
 
 logger = logging.getLogger(__name__)
+
+_DAY_S = 24 * 3600
+_LOOK_INTERVAL_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,8 @@ class StoredState:
     uploads: Uploads
     batches: Batches
     webhooks: Webhooks
+    responses: Responses
+    conversations: Conversations
 
 
 class Store:
@@ -44,8 +52,8 @@ class Store:
         try:
             return await self.open_as_set()
         except StartupError as error:  # its message names paths
-            logger.error("files and batches are unusable", extra={"reason": error.message})  # noqa: TRY400
-            raise Unavailable("This gateway cannot store files.") from None
+            logger.error("the database is unusable", extra={"reason": error.message})  # noqa: TRY400
+            raise Unavailable("This gateway cannot store anything.") from None
 
     async def open_as_set(self) -> StoredState:
         """The state. Raises `Unavailable`, and `StartupError` if the settings are not usable."""
@@ -65,15 +73,26 @@ class Store:
                 files = Files(self._database, blobs)
                 uploads = Uploads(self._database, files, settings.max_file_bytes)
                 batches, webhooks = Batches(self._database), Webhooks(self._database)
-                self._state = StoredState(files, uploads, batches, webhooks)
+                limits = StoreLimits(
+                    settings.response_retention_days * _DAY_S,
+                    settings.max_tenant_responses,
+                    settings.max_tenant_response_bytes,
+                )
+                responses = Responses(self._database, limits)
+                conversations = Conversations(self._database, limits.retention_s)
+                self._state = StoredState(
+                    files, uploads, batches, webhooks, responses, conversations
+                )
                 self._is_open.set()
             return self._state
 
     async def wait_open(self) -> StoredState:
-        """Wait until the state is needed, and return it."""
-        if self._has_been_used():
-            return await self.open()
-        await self._is_open.wait()
+        """Wait until the state is needed, here or by another gateway of the machine, and return
+        it. Raises `Unavailable`."""
+        while not self._has_been_used() and not self._is_open.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_INTERVAL_S):
+                    await self._is_open.wait()
         return await self.open()
 
     async def close(self) -> None:

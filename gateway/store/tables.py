@@ -139,3 +139,59 @@ DELIVERIES = Table(
     Index("webhook_deliveries_due", "due_at"),
     Index("webhook_deliveries_of_webhook", "webhook_id"),
 )
+
+RESPONSES = Table(
+    "responses",
+    METADATA,
+    Column("id", String(64), primary_key=True),
+    Column("tenant", String(128), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    Column("previous_id", String(64)),
+    Column("conversation_id", String(64)),
+    # The position of the conversation's last item before the response.
+    Column("conversation_end", Integer),
+    # A JSON array of items.
+    Column("input", LargeBinary, nullable=False),
+    # The response as JSON, once it has ended.
+    Column("body", LargeBinary),
+    Column("is_pending", Boolean, nullable=False),
+    # The size of input and body.
+    Column("num_bytes", BigInteger, nullable=False),
+    Index("responses_of_tenant", "tenant", "expires_at", "id"),
+    Index("responses_expiring", "expires_at"),
+    Index("responses_pending", "is_pending", "created_at"),
+)
+
+CONVERSATIONS = Table(
+    "conversations",
+    METADATA,
+    Column("id", String(64), primary_key=True),
+    Column("tenant", String(128), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    Column("metadata", JSON, nullable=False),
+    # The position of the last item that was ever added.
+    Column("last_position", Integer, nullable=False),
+    # The size of its items.
+    Column("num_bytes", BigInteger, nullable=False),
+    Index("conversations_of_tenant", "tenant", "expires_at", "id"),
+    Index("conversations_expiring", "expires_at"),
+)
+
+CONVERSATION_ITEMS = Table(
+    "conversation_items",
+    METADATA,
+    Column(
+        "conversation_id",
+        String(64),
+        ForeignKey(CONVERSATIONS.c.id, ondelete="CASCADE"),
+        primary_key=True,
+    ),
+    # From 1, in the order of the conversation; those of deleted items are not used again.
+    Column("position", Integer, primary_key=True, autoincrement=False),
+    Column("id", String(64), nullable=False),
+    # The item as JSON.
+    Column("body", LargeBinary, nullable=False),
+    Index("conversation_items_by_id", "conversation_id", "id"),
+)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -46,18 +47,21 @@ class LiveGateway:
 
 @asynccontextmanager
 async def live_gateway(place: Bus | MemoryBroker, **options: Any) -> AsyncIterator[LiveGateway]:
-    """A gateway at a bus, or at a broker with a connection of its own."""
-    chosen = settings.load(GatewaySettings, **{**FAST, **options})
-    with listen(chosen) as listener:
-        async with connected(place) as bus, opened(create_app(chosen, bus), chosen) as server:
-            serving = asyncio.create_task(server.serve(sockets=[listener]))
-            try:
-                # The clients close first, because a server that stops waits for open connections.
-                async with _clients(url_of(listener)) as (http, client):
-                    yield LiveGateway(url_of(listener), server, http, client)
-            finally:
-                server.stop()
-                await serving
+    """A gateway at a bus, or at a broker with a connection of its own. It has a database of its
+    own, unless ``options`` say otherwise."""
+    with tempfile.TemporaryDirectory(prefix="warren-") as data_dir:
+        chosen = settings.load(GatewaySettings, **{**FAST, "data_dir": data_dir, **options})
+        with listen(chosen) as listener:
+            async with connected(place) as bus, opened(create_app(chosen, bus), chosen) as server:
+                serving = asyncio.create_task(server.serve(sockets=[listener]))
+                try:
+                    # The clients close first, because a server that stops waits for open
+                    # connections.
+                    async with _clients(url_of(listener)) as (http, client):
+                        yield LiveGateway(url_of(listener), server, http, client)
+                finally:
+                    server.stop()
+                    await serving
 
 
 @asynccontextmanager
@@ -66,8 +70,13 @@ async def two_gateways(
 ) -> AsyncIterator[tuple[LiveGateway, LiveGateway]]:
     """Two gateways of one deployment, with a grace period for clients that disconnect."""
     options = {"secret": SECRET, "disconnect_grace_s": 5, **options}
-    async with live_gateway(broker, **options) as first, live_gateway(broker, **options) as second:
-        yield first, second
+    with tempfile.TemporaryDirectory(prefix="warren-") as data_dir:
+        options = {"data_dir": data_dir, **options}
+        async with (
+            live_gateway(broker, **options) as first,
+            live_gateway(broker, **options) as second,
+        ):
+            yield first, second
 
 
 @asynccontextmanager

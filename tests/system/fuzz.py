@@ -87,7 +87,7 @@ HEADS = (
     b"POST /tokenize HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n",
     b"GET /v1/streams/chatcmpl-00000000000000000000000000000000?after=1.2&token=1.0 HTTP/1.1\r\n"
     b"Host: 127.0.0.1\r\nLast-Event-ID: 1.2\r\ntraceparent: 00-0-0-01\r\n",
-    b"DELETE /v1/responses/resp-00000000000000000000000000000000 HTTP/1.1\r\nHost: 127.0.0.1\r\n",
+    b"DELETE /v1/responses/resp_00000000000000000000000000000000 HTTP/1.1\r\nHost: 127.0.0.1\r\n",
 )
 """The heads of requests, without the length of the body and the end."""
 SHORT = SamplingParams(max_tokens=4)

@@ -1,5 +1,7 @@
-"""Input items of the Responses API, and their conversion to the messages of a chat."""
+"""Input items of the Responses API, their conversion to the messages of a chat, and the form in
+which they are stored."""
 
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -80,6 +82,51 @@ def conversation_of(
     if not 0 < len(messages) <= MAX_MESSAGES:
         raise refused("input", f"expected 1 to {MAX_MESSAGES} messages.")
     return tuple(messages)
+
+
+def stored_items(items: str | Sequence[Any], param: str = "input") -> list[dict[str, Any]]:
+    """The items as OpenAI returns them, each with an id of its own. Raises `InvalidRequest`, which
+    names the invalid item of the parameter ``param``."""
+    values = [{"role": "user", "content": items}] if isinstance(items, str) else items
+    return [_stored(value, f"{param}[{k}]") for k, value in enumerate(values)]
+
+
+def _stored(value: Any, path: str) -> dict[str, Any]:
+    match _item(value, path):
+        case MessageItem(role=role, content=content):
+            _text(content, f"{path}.content")
+            kind = "output_text" if role == "assistant" else "input_text"
+            parts = _stored_parts(content, kind)
+            item = {"role": role, "content": parts, "status": "completed"}
+            return {"id": _new_id("msg"), "type": "message", **item}
+        case FunctionCall() as call:
+            made = tool_call(call.call_id, call.name, call.arguments)
+            item = {"call_id": made.id, "name": made.name, "arguments": made.arguments}
+            return {"id": _new_id("fc"), "type": "function_call", **item, "status": "completed"}
+        case FunctionCallOutput(call_id=call_id, output=output):
+            _text(output, f"{path}.output")
+            what = output if isinstance(output, str) else _stored_parts(output, "input_text")
+            item = {"call_id": call_id or "", "output": what, "status": "completed"}
+            return {"id": _new_id("fco"), "type": "function_call_output", **item}
+        case ReasoningItem(content=content):
+            _text(content or "", f"{path}.content")
+            item = {"summary": [], "content": _stored_parts(content or [], "reasoning_text")}
+            return {"id": _new_id("rs"), "type": "reasoning", **item}
+
+
+def _stored_parts(content: TextParts, kind: str) -> list[dict[str, Any]]:
+    parts = [ContentPart(kind, content)] if isinstance(content, str) else content
+    more: dict[str, Any] = {"annotations": []} if kind == "output_text" else {}
+    return [
+        {"type": "refusal", "refusal": part.refusal}
+        if part.type == "refusal"
+        else {"type": kind, "text": part.text, **more}
+        for part in parts
+    ]
+
+
+def _new_id(kind: str) -> str:
+    return f"{kind}_{secrets.token_hex(16)}"
 
 
 def _item(value: Any, path: str) -> Item:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
@@ -50,6 +50,8 @@ _NAMES: Mapping[str, str] = {
 }
 """The names of a chat's parameters in this API."""
 _LOGPROBS = "message.output_text.logprobs"
+
+StoredId: TypeAlias = Annotated[str, Meta(max_length=64)]
 
 
 class ResponseTool(Struct, frozen=True, kw_only=True):
@@ -101,6 +103,10 @@ class ReasoningOptions(Struct, frozen=True, kw_only=True):
     effort: ReasoningEffort | None = None
 
 
+class ConversationParam(Struct, frozen=True, kw_only=True):
+    id: StoredId
+
+
 class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
     """The body of ``POST /v1/responses``."""
 
@@ -108,9 +114,7 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **CHAT_NEUTRAL,
         "context_management": (),
-        "conversation": (),
         "n": (1,),
-        "previous_response_id": (),
         "prompt": (),
         "prompt_logprobs": (),
         "truncation": ("disabled",),
@@ -145,7 +149,23 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
     store: (
         Annotated[
             bool,
-            Meta(description="Keep the response for a while. By default, only background ones."),
+            Meta(
+                description="Store the response, so that others can continue it. `true` also "
+                "continues it if the client disconnects."
+            ),
+        ]
+        | None
+    ) = None
+    previous_response_id: (
+        Annotated[StoredId, Meta(description="The stored response that this one continues.")] | None
+    ) = None
+    conversation: (
+        Annotated[
+            StoredId | ConversationParam,
+            Meta(
+                description="The conversation that this response continues, and which receives its "
+                "input and output."
+            ),
         ]
         | None
     ) = None
@@ -162,6 +182,10 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
         super().__post_init__()
         if self.background and self.store is False:
             raise refused("store", "a background response is stored.")
+        if self.conversation is not None and self.store is False:
+            raise refused("store", "a response in a conversation is stored.")
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise refused("previous_response_id", "not together with conversation.")
         for k, name in enumerate(self.include):
             if name not in (_LOGPROBS, "reasoning.encrypted_content"):
                 raise refused(f"include[{k}]", "not supported.")
@@ -169,6 +193,23 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
     @property
     def detach(self) -> bool:
         return self.background or bool(self.store)
+
+    @property
+    def conversation_id(self) -> str | None:
+        said = self.conversation
+        return said.id if isinstance(said, ConversationParam) else said
+
+    @property
+    def needs_store(self) -> bool:
+        """Whether it cannot be answered without a database."""
+        is_continued = self.previous_response_id is not None or self.conversation is not None
+        return bool(self.store) or is_continued
+
+    def is_stored(self, *, default: bool) -> bool:
+        """``default``: for a request that does not say."""
+        if self.store is not None:
+            return self.store
+        return default or self.background or self.conversation is not None
 
     @property
     def response_format(self) -> TextFormat | None:
@@ -225,10 +266,10 @@ def in_own_words() -> Iterator[None]:
     """Raise errors of chats and streams with the parameter names and terms of the Responses API."""
     try:
         yield
-    except StreamNotFound:
-        raise StreamNotFound("There is no such response.") from None
-    except StreamExpired:
-        raise StreamExpired("This response is no longer kept.") from None
+    except (StreamNotFound, StreamExpired):
+        raise StreamNotFound(
+            "There is no such response, or its events are no longer kept."
+        ) from None
     except RequestError as error:
         param = _NAMES.get(error.param or "", error.param)
         raise type(error)(error.message, param=param) from None

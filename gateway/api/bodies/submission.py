@@ -98,13 +98,14 @@ def submission(
     served: Announcement | None = None,
     tenant: str = "",
     body_hash: str = "",
+    is_stored: bool = False,
     echoed: bytes = b"{}",
     trace: Mapping[str, str] = MappingProxyType({}),
     is_detached: bool | None = None,
 ) -> Submission:
     """Build the job of a request. ``served`` is a worker's announcement of the model, if there is a
-    worker; ``echoed`` are the fields of the request that a response repeats, as JSON;
-    ``is_detached`` takes precedence over the request's ``detach``.
+    worker; ``is_stored``: whether the response is stored; ``echoed`` are the fields of the request
+    that it repeats, as JSON; ``is_detached`` takes precedence over the request's ``detach``.
 
     Raises `InvalidRequest`, which names the invalid parameter, and `Unavailable`.
     """
@@ -117,6 +118,7 @@ def submission(
     rendering = _rendering(
         request, request_id, int(created_at), len(prompts), calls, served, echoed
     )
+    rendering = structs.replace(rendering, is_stored=is_stored)
     is_detached = request.detach if is_detached is None else is_detached
     facts = rendering.in_log(tenant=tenant, body_hash=body_hash, is_detached=is_detached)
     job = GenerationJob(

@@ -109,7 +109,7 @@ class ItemWriter:
         return events
 
     def _id(self, kind: str) -> str:
-        name = self._rendering.request_id.partition("-")[2]
+        name = self._rendering.request_id.removeprefix("resp_")
         return f"{kind}_{name}{len(self._items)}"
 
 

@@ -25,6 +25,7 @@ class Echo(Struct, frozen=True, kw_only=True):
     """The fields of its request that a response repeats."""
 
     background: Any = False
+    conversation: Any = None
     instructions: Any = None
     max_output_tokens: Any = None
     max_tool_calls: Any = None
@@ -86,7 +87,7 @@ def response_object(
 ) -> ResponseObject:
     """A response, as far as it has come."""
     return ResponseObject(
-        **msgspec.structs.asdict(_ECHO.decode(rendering.echoed)),
+        **{**msgspec.structs.asdict(_ECHO.decode(rendering.echoed)), "store": rendering.is_stored},
         id=rendering.request_id,
         created_at=rendering.created,
         model=rendering.model,
@@ -132,6 +133,8 @@ class ResponseEncoder:
         self._counts = TokenCounts(has_reasoning=True)
         self._has_begun = False
         self._finish_reason: FinishReason | None = None
+        self.outcome: ResponseObject | None = None
+        """The response in the last event, once there is one."""
 
     @property
     def usage(self) -> Usage:
@@ -157,11 +160,13 @@ class ResponseEncoder:
         assert self._finish_reason is not None
         status = _status(self._finish_reason)
         response = response_object(self._rendering, status, self._writer.items, self.usage)
+        self.outcome = response
         return _payloads([{"type": f"response.{status}", "response": response}])
 
     def fail(self, error: WarrenError) -> list[Payload]:
         events = self._writer.cut_off()
         response = response_object(self._rendering, "failed", self._writer.items, self.usage, error)
+        self.outcome = response
         return _payloads([*events, {"type": "response.failed", "response": response}])
 
     def _tokens(self, event: TokenDelta | Finished) -> list[Event]:

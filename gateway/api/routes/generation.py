@@ -4,6 +4,7 @@ last byte of its answer, in one coroutine."""
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -11,13 +12,17 @@ from fastapi import APIRouter, Request, Response
 from opentelemetry.trace import SpanKind
 from starlette.types import Receive, Scope, Send
 
+from gateway.api import keeping
+from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest, parse
 from gateway.api.bodies.submission import GenerationBody, Submission, submission
+from gateway.api.keeping import Keeping
 from gateway.api.observation import Observation
 from gateway.api.openapi import documented
 from gateway.api.render import whole_answer
 from gateway.api.render.formats import ChatCompletion, Completion
 from gateway.api.render.gathering import Gathering
+from gateway.api.render.responses import ResponseObject
 from gateway.api.rendering import Rendering
 from gateway.api.sending import (
     STREAM_HEADERS,
@@ -33,7 +38,7 @@ from gateway.intake.body import parsed, read_body
 from gateway.intake.key_file import ApiKey
 from gateway.intake.limits import Grant, tokens_of
 from gateway.intake.signer import KEY_HEADER, Verb, check_key, hash_body
-from gateway.log.cursor import Departure, Restarted
+from gateway.log.cursor import Departure, Fate, Restarted
 from gateway.log.framing import Framer
 from gateway.log.relay import LogRelay
 from gateway.log.reply_queues import ReplyLog, new_id
@@ -89,10 +94,10 @@ async def generate(
     gateway: Gateway,
     request: Request,
     send: Send,
-    kind: str,
+    prefix: str,
     read: Callable[[bytes], Reading],
 ) -> None:
-    """Serve a request whose id begins with ``kind``; ``read`` parses its body.
+    """Serve a request whose id begins with ``prefix``; ``read`` parses its body.
 
     The job is cancelled if its client leaves, at once or when it does not return, unless it is
     detached.
@@ -109,8 +114,11 @@ async def generate(
         now, tenant = time.time(), request.state.tenant
         caller: ApiKey = request.state.caller
         caller.require_model(body.model)
+        kept = None
+        if isinstance(body, ResponsesRequest):
+            body, kept = await keeping.prepare(gateway, body, tenant)
         with (
-            _log_for(gateway, kind, tenant, key, is_detached=body.detach) as log,
+            _log_for(gateway, prefix, tenant, key, is_detached=body.detach) as log,
             _span(request, log.request_id, body.model),
         ):
             submitted = submission(
@@ -121,6 +129,7 @@ async def generate(
                 served=await gateway.workers.find(body.model),
                 tenant=tenant,
                 body_hash=body_hash,
+                is_stored=kept is not None,
                 echoed=echoed,
                 trace=tracing.inject(),
             )
@@ -134,7 +143,10 @@ async def generate(
             request.state.ignored_tools = body.ignored_tools
             job, state = submitted.job, request.scope["state"]
             detached = job if body.detach else None
-            async with gateway.limits.admit(caller, tokens_of(job), detached) as grant:
+            async with (
+                gateway.limits.admit(caller, tokens_of(job), detached) as grant,
+                nullcontext() if kept is None else kept.begin(log.request_id, grant),
+            ):
                 if promise is not None:
                     return await _start(
                         gateway, log, submitted, grant, promise, request, send, lane
@@ -146,7 +158,7 @@ async def generate(
                 ):
                     framer = _framer(request, submitted)
                     try:
-                        answer = _Answer(gateway, submitted, grant, observation, framer, lane)
+                        answer = _Answer(gateway, submitted, grant, observation, framer, lane, kept)
                         await answer.send(log, request.receive, send)
                         grant.settle(observation.num_prompt_tokens + observation.num_tokens)
                     except ClientGone:
@@ -155,21 +167,22 @@ async def generate(
 
 @contextmanager
 def _log_for(
-    gateway: Gateway, kind: str, tenant: str, key: str | None, *, is_detached: bool
+    gateway: Gateway, prefix: str, tenant: str, key: str | None, *, is_detached: bool
 ) -> Iterator[ReplyLog]:
-    """The log of a new request, whose id is ``kind-...``, or derived from its Idempotency-Key.
+    """The log of a new request, whose id begins with ``prefix``, and may be derived from its
+    Idempotency-Key.
 
     Raises `InvalidRequest`.
     """
     queues = gateway.reply_queues
     retention_s = gateway.settings.detach_ttl_s if is_detached else 0.0
     if key is not None:
-        request_id = gateway.signer.request_id(kind, tenant, check_key(key))
+        request_id = gateway.signer.request_id(prefix, tenant, check_key(key))
         yield queues.named(request_id, retention_s, may_exist=True)
     elif is_detached:
-        yield queues.named(new_id(kind), retention_s)
+        yield queues.named(new_id(prefix), retention_s)
     else:
-        with queues.take(kind) as log:
+        with queues.take(prefix) as log:
             yield log
 
 
@@ -223,13 +236,16 @@ class _Answer:
         observation: Observation,
         framer: Framer,
         lane: JobClass,
+        kept: Keeping | None,
     ) -> None:
+        """``kept``: how the response is stored; None if it is not."""
         self._gateway = gateway
         self._submitted = submitted
         self._grant = grant
         self._observation = observation
         self._framer = framer
         self._lane = lane
+        self._kept = kept
         self._has_begun = False
         """Whether the client was sent the stream's id."""
 
@@ -248,17 +264,25 @@ class _Answer:
                     await self._stream(relay, receive, send)
                 else:
                     await self._send_whole(relay, receive, send)
-                relay.close(Departure.SERVED)
+                await self._leave(relay, Departure.SERVED)
             except ClientGone:
-                relay.close(Departure.LEFT if self._has_begun else Departure.ABANDONED)
+                await self._leave(relay, Departure.LEFT if self._has_begun else Departure.ABANDONED)
                 raise
             except WarrenError:
-                relay.close(Departure.REFUSED)
+                await self._leave(relay, Departure.REFUSED)
                 raise
+
+    async def _leave(self, relay: LogRelay, departure: Departure) -> None:
+        relay.close(departure)
+        is_answered = departure is Departure.SERVED and relay.is_ended
+        if self._kept is not None and not is_answered and relay.fate is Fate.ENDS:
+            await self._kept.discard()
 
     async def _send_whole(self, relay: LogRelay, receive: Receive, send: Send) -> None:
         async with until_disconnect(receive):
             answer = await gather(relay, self._submitted, self._observation)
+        if isinstance(answer, ResponseObject) and answer.store and relay.facts is not None:
+            await keeping.finish(self._gateway, relay.facts.tenant, answer)
         body = msgspec.json.encode(answer)
         headers = [*_WHOLE_HEADERS, (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -266,7 +290,12 @@ class _Answer:
 
     async def _stream(self, relay: LogRelay, receive: Receive, send: Send) -> None:
         stream = EventStream(
-            relay, self._gateway.settings, self._framer, self._observation, self._submitted
+            relay,
+            self._gateway.settings,
+            self._framer,
+            partial(keeping.finish, self._gateway),
+            self._observation,
+            self._submitted,
         )
         async with until_disconnect(receive):
             first = await relay.take(self._gateway.settings.first_event_timeout_s)
@@ -309,12 +338,12 @@ async def gather(relay: LogRelay, submitted: Submission, observation: Observatio
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter(tags=["generation"])
 
-    def answer(kind: type[ChatRequest | CompletionRequest], id_kind: str) -> Response:
+    def answer(kind: type[ChatRequest | CompletionRequest], prefix: str) -> Response:
         def read(raw_body: bytes) -> Reading:
             return Reading(parse(kind, raw_body))
 
         async def serve(request: Request, send: Send) -> None:
-            await generate(gateway, request, send, id_kind, read)
+            await generate(gateway, request, send, prefix, read)
 
         return LiveResponse(serve)
 
@@ -324,7 +353,7 @@ def router(gateway: Gateway) -> APIRouter:
     )
     async def create_chat_completion() -> Response:
         """Answer a conversation."""
-        return answer(ChatRequest, "chatcmpl")
+        return answer(ChatRequest, "chatcmpl-")
 
     @routes.post(
         "/v1/completions",
@@ -332,6 +361,6 @@ def router(gateway: Gateway) -> APIRouter:
     )
     async def create_completion() -> Response:
         """Continue one or several prompts."""
-        return answer(CompletionRequest, "cmpl")
+        return answer(CompletionRequest, "cmpl-")
 
     return routes

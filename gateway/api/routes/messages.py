@@ -32,7 +32,7 @@ def router(gateway: Gateway) -> APIRouter:
         """Answer a conversation, with Anthropic's Messages API."""
 
         async def serve(request: Request, send: Send) -> None:
-            await generate(gateway, request, send, "msg", _read)
+            await generate(gateway, request, send, "msg_", _read)
 
         return LiveResponse(serve)
 

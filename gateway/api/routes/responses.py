@@ -1,38 +1,37 @@
-"""POST /v1/responses; reading, streaming, cancelling and deleting a stored response."""
+"""POST /v1/responses; reading, streaming, cancelling and deleting a stored response.
 
-import asyncio
+A response that has ended is read from the database, and one that has not from its log.
+"""
+
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.api import keeping
 from gateway.api.bodies.responses import ResponsesRequest, in_own_words
 from gateway.api.bodies.schemas import is_unused, parse
+from gateway.api.collecting import LoggedResponse, current_response
 from gateway.api.openapi import answered, documented
-from gateway.api.render.formats import error_of
-from gateway.api.render.gathering import Gathering
-from gateway.api.render.responses import Echo, ResponseObject, gathered_response, response_object
-from gateway.api.rendering import decode_rendering
+from gateway.api.render.responses import Echo, ResponseObject, response_object
+from gateway.api.routes.conversations import AFTER, LIMIT, ORDER, ItemList, item_list
 from gateway.api.routes.generation import LiveResponse, Reading, generate
 from gateway.api.routes.streams import ResumedStream, checked_id
-from gateway.log.cursor import NOT_FOUND, Departure, Item, LogEvent, LogFacts, Restarted
 from gateway.log.framing import Framer
-from gateway.log.relay import LogRelay
+from gateway.store.conversations import StoredItem
+from gateway.store.responses import ResponseRecord, not_found
 from gateway.wiring import Gateway
-from shared.errors import InvalidRequest, StreamNotFound, Unavailable, WarrenError
-from shared.messages import Accepted, Failed
+from shared.errors import InvalidRequest, NotFound, StreamExpired, StreamNotFound, Unavailable
 
 _EXAMPLE: Mapping[str, Any] = {
     "model": "smollm2",
     "input": "What is the capital of France?",
     "temperature": 0,
 }
-_KIND = "resp"
-"""The prefix of the ids of responses."""
-_LOOK_INTERVAL_S = 0.02
+_PREFIX = "resp_"
 _RESPONSE_ID = Path(description="The `id` of the response.")
 
 
@@ -60,7 +59,7 @@ def router(gateway: Gateway) -> APIRouter:
         """Answer a conversation, with the Responses API."""
 
         async def serve(request: Request, send: Send) -> None:
-            await generate(gateway, request, send, _KIND, read_response)
+            await generate(gateway, request, send, _PREFIX, read_response)
 
         return LiveResponse(serve)
 
@@ -80,37 +79,43 @@ def router(gateway: Gateway) -> APIRouter:
             description="With `stream`: the `sequence_number` of the last event that was received.",
         ),
     ) -> Response:
-        """Get a stored response as it is at the moment. A response has one reader: a client that is
-        streaming it is disconnected."""
+        """Get a stored response as it is at the moment. A response that has not ended has one
+        reader: a client that is streaming it is disconnected."""
         tenant = request.state.tenant
-        with in_own_words():
-            request.state.request_id = _checked(response_id)
-            if stream:
-                framer = Framer(after_number=starting_after)
-                return _InOwnWords(ResumedStream(gateway, response_id, tenant, framer))
-            _, gathering, error = await _stored_response(gateway, response_id, tenant)
-        return _json(gathered_response(gathering, gathering.usage, error=error))
+        request.state.request_id = _checked(response_id)
+        if stream:
+            framer = Framer(after_number=starting_after)
+            return _InOwnWords(ResumedStream(gateway, response_id, tenant, framer))
+        current = await _current(gateway, response_id, tenant)
+        return _json(current.response if isinstance(current, LoggedResponse) else current)
+
+    @routes.get(
+        "/v1/responses/{response_id}/input_items",
+        openapi_extra={"responses": {"200": answered(ItemList)}},
+    )
+    async def list_input_items(
+        request: Request,
+        response_id: str = _RESPONSE_ID,
+        after: str | None = AFTER,
+        limit: int = LIMIT,
+        order: Literal["asc", "desc"] = ORDER,
+    ) -> Response:
+        """List the items that a stored response was generated from: those that it continues, and
+        its own."""
+        items = await _input_items(
+            gateway, _checked(response_id), request.state.tenant, after, order
+        )
+        return _json(item_list(items, limit))
 
     @routes.post("/v1/responses/{response_id}/cancel", openapi_extra=documents)
     async def cancel_response(request: Request, response_id: str = _RESPONSE_ID) -> Response:
         """Cancel a background response. A response that has ended stays unchanged."""
-        tenant = request.state.tenant
-        with in_own_words():
-            stored = await _stored_response(gateway, _checked(response_id), tenant)
-            facts, gathering, error = stored
-            if not facts.is_detached:
-                raise InvalidRequest("Only background responses can be cancelled.")
-            response = gathered_response(gathering, gathering.usage, error=error)
-            if response.status in ("queued", "in_progress"):
-                await gateway.cancel(response_id, tenant)
-                response = gathered_response(gathering, gathering.usage, is_cancelled=True)
-        return _json(response)
+        return _json(await _cancel(gateway, _checked(response_id), request.state.tenant))
 
     @routes.delete("/v1/responses/{response_id}")
     async def delete_response(request: Request, response_id: str = _RESPONSE_ID) -> dict[str, Any]:
-        """Delete a response."""
-        with in_own_words():
-            await gateway.cancel(_checked(response_id), request.state.tenant)
+        """Delete a response. One that has not ended is cancelled."""
+        await _delete(gateway, _checked(response_id), request.state.tenant)
         return {"id": response_id, "object": "response", "deleted": True}
 
     return routes
@@ -121,63 +126,112 @@ def read_response(raw_body: bytes) -> Reading:
     body = parse(ResponsesRequest, raw_body)
     is_awaited = body.stream or not body.background
     promise = None if is_awaited else partial(response_object, status="queued")
-    return Reading(body, echoed(body, raw_body), promise, in_own_words)
+    return Reading(body, echoed(raw_body), promise, in_own_words)
 
 
-def echoed(request: ResponsesRequest, body: bytes) -> bytes:
+def echoed(body: bytes) -> bytes:
     """The fields of the request's ``body`` that the response repeats, as JSON."""
     said = msgspec.structs.asdict(msgspec.json.decode(body, type=Echo))
     said = {name: value for name, value in said.items() if not is_unused(value)}
-    return msgspec.json.encode(Echo(**{**said, "store": request.detach}))
+    if isinstance(said.get("conversation"), str):
+        said["conversation"] = {"id": said["conversation"]}
+    return msgspec.json.encode(Echo(**said))
 
 
 def _checked(response_id: str) -> str:
-    """Return the id if it can be that of a response. Raises `StreamNotFound`."""
-    if not response_id.startswith(f"{_KIND}-"):
-        raise StreamNotFound(NOT_FOUND)
-    return checked_id(response_id)
+    """Return the id if it can be that of a response. Raises `NotFound`."""
+    try:
+        if response_id.startswith(_PREFIX):
+            return checked_id(response_id)
+    except StreamNotFound:
+        pass
+    raise not_found(response_id)
 
 
 def _json(body: object) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
-async def _stored_response(
-    gateway: Gateway, request_id: str, tenant: str
-) -> tuple[LogFacts, Gathering, WarrenError | None]:
-    """The current state of a response's log, and the error if the response failed.
+def _is_unended(response: ResponseObject) -> bool:
+    return response.status in ("queued", "in_progress")
 
-    Raises `StreamNotFound`, `StreamExpired` and `Unavailable`.
+
+async def _current(gateway: Gateway, response_id: str, tenant: str) -> msgspec.Raw | LoggedResponse:
+    """A response as it is stored or, if it has not ended or is not stored, as its log has it.
+
+    Raises `NotFound`, and `Unavailable`, also if there is no log and the database is unreachable.
     """
-    async with gateway.relays.resume(request_id, tenant) as relay:
-        relay.close(Departure.LEFT)
-        events = await _read_all(relay)
-        if relay.facts is None:
-            raise Unavailable("No worker has started on this response yet.")
-    gathering = Gathering(decode_rendering(relay.facts))
-    error = None
-    for event in events:
-        gathering.read(event)
-        if isinstance(event, Failed):
-            error = error_of(event)
-    return relay.facts, gathering, error
-
-
-async def _read_all(relay: LogRelay) -> list[LogEvent]:
-    catching_up = asyncio.create_task(relay.catch_up(Accepted(body_hash="")))
-    items: list[Item] = []
+    trouble, record = None, None
     try:
-        # A relay stops reading the log if nothing is taken from it.
-        while not catching_up.done():
-            items += await relay.take(_LOOK_INTERVAL_S)
-        await catching_up
-        items += await relay.take(_LOOK_INTERVAL_S)
-    finally:
-        catching_up.cancel()
-    events: list[LogEvent] = []
-    for item in items:
-        if isinstance(item, Restarted):
-            events.clear()
-        else:
-            events.append(item)
-    return events
+        record = await _stored(gateway, response_id, tenant)
+    except Unavailable as error:
+        trouble = error
+    if record is not None and record.body is not None:
+        return msgspec.Raw(record.body)
+    try:
+        current = await current_response(gateway, response_id, tenant)
+    except (StreamNotFound, StreamExpired):
+        if trouble is not None:
+            raise trouble from None
+        # It may have ended since it was looked up.
+        record = await _stored(gateway, response_id, tenant)
+        if record is None or record.body is None:
+            raise not_found(response_id) from None
+        return msgspec.Raw(record.body)
+    if record is not None and not _is_unended(current.response):
+        await keeping.finish(gateway, tenant, current.response)
+    return current
+
+
+async def _stored(gateway: Gateway, response_id: str, tenant: str) -> ResponseRecord | None:
+    state = await gateway.store.open()
+    return await state.responses.find(tenant, response_id)
+
+
+async def _input_items(
+    gateway: Gateway,
+    response_id: str,
+    tenant: str,
+    after: str | None,
+    order: Literal["asc", "desc"],
+) -> list[StoredItem]:
+    """The items from after the one with the id ``after``. Raises `NotFound` and `Unavailable`."""
+    record = await _stored(gateway, response_id, tenant)
+    if record is None:
+        raise not_found(response_id)
+    items = await keeping.input_items(gateway, tenant, record)
+    if order == "desc":
+        items.reverse()
+    ids = [item.id for item in items]
+    if after is not None and after not in ids:
+        raise NotFound(f"Item with id '{after[:128]}' not found.", param="after")
+    return items if after is None else items[ids.index(after) + 1 :]
+
+
+async def _cancel(gateway: Gateway, response_id: str, tenant: str) -> ResponseObject:
+    """Raises `InvalidRequest`, `NotFound` and `Unavailable`."""
+    current = await _current(gateway, response_id, tenant)
+    if isinstance(current, LoggedResponse):
+        response = current.response
+    else:
+        response = msgspec.json.decode(current, type=ResponseObject)
+    if not response.background:
+        raise InvalidRequest("Only background responses can be cancelled.")
+    if isinstance(current, LoggedResponse) and _is_unended(response):
+        await gateway.cancel(response_id, tenant)
+        response = current.cancelled
+        await keeping.finish(gateway, tenant, response)
+    return response
+
+
+async def _delete(gateway: Gateway, response_id: str, tenant: str) -> None:
+    """Delete what is stored of a response, and cancel it. Raises `NotFound` and `Unavailable`."""
+    has_log = True
+    try:
+        await gateway.cancel(response_id, tenant)
+    except (StreamNotFound, StreamExpired):
+        has_log = False
+    state = await gateway.store.open()
+    was_stored = await state.responses.delete(tenant, response_id)
+    if not has_log and not was_stored:
+        raise not_found(response_id)

@@ -1,11 +1,13 @@
 """GET and DELETE /v1/streams/{id}: resumes and cancels streams."""
 
 import re
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.api import keeping
 from gateway.api.sending import (
     STREAM_HEADERS,
     ClientGone,
@@ -24,7 +26,7 @@ from shared.telemetry import job_lines
 _REPLAY_PAUSE_S = 0.1
 """Seconds without a further event after which the log is considered read to its current end."""
 _START = {"type": "http.response.start"}
-_ID = re.compile(r"[a-z]{1,16}-[0-9a-f]{32}")
+_ID = re.compile(r"[a-z]{1,16}[-_][0-9a-f]{32}")
 _STREAM_ID = Path(description="The `id` of the response, or its `x-request-id`.")
 _READ_TOKEN = Query(None, description="The stream's `x-stream-token`, instead of an API key.")
 _CANCEL_TOKEN = Query(None, description="The stream's `x-cancel-token`, instead of an API key.")
@@ -68,7 +70,8 @@ class ResumedStream(Response):
                     raise
 
     async def _stream(self, relay: LogRelay, receive: Receive, send: Send) -> None:
-        stream = EventStream(relay, self._gateway.settings, self._framer)
+        finish = partial(keeping.finish, self._gateway)
+        stream = EventStream(relay, self._gateway.settings, self._framer, finish)
         async with until_disconnect(receive):
             data = await self._first(relay, stream)
             if not relay.is_ended:

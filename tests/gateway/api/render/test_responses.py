@@ -19,7 +19,7 @@ TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "prope
 
 
 def response_log(**fields: Any) -> Log:
-    return Log(context_of(endpoint="responses", request_id="resp-1", **fields))
+    return Log(context_of(endpoint="responses", request_id="resp_1", **fields))
 
 
 def test_a_call_is_an_item_of_its_own() -> None:

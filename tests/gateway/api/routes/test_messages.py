@@ -85,7 +85,7 @@ async def test_a_message_comes_whole(client: anthropic.AsyncAnthropic) -> None:
     assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "one two"}]
     assert (message.stop_reason, message.role, message.model) == ("end_turn", "assistant", MODEL)
     assert (message.usage.input_tokens, message.usage.output_tokens) == (2, 2)
-    assert message.id.startswith("msg-")
+    assert message.id.startswith("msg_")
     assert message._request_id == message.id
 
 
@@ -606,4 +606,4 @@ async def test_a_message_that_another_worker_goes_on_with_has_the_same_bytes(
 
 def without_ids(text: str) -> str:
     """The text without ids and signatures, which are those of the request."""
-    return re.sub(r"msg-[0-9a-f]{32}|[0-9a-f]{64}", "", text)
+    return re.sub(r"msg_[0-9a-f]{32}|[0-9a-f]{64}", "", text)

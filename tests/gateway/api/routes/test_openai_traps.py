@@ -10,7 +10,7 @@ from tests.support.scripted_worker import MODEL, ScriptedWorker
 
 async def test_1_a_bad_query_has_the_shape_of_all_errors(gateway: LiveGateway) -> None:
     """FastAPI's own 422 list is rewritten."""
-    path = f"/v1/responses/resp-{'0' * 32}"
+    path = f"/v1/responses/resp_{'0' * 32}"
 
     response = await gateway.http.get(path, params={"stream": True, "starting_after": "x"})
 

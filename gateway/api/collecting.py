@@ -1,0 +1,194 @@
+"""Reads the logs of stored responses, and completes those that no gateway relays any more.
+
+A response is stored by the gateway that sends its end. If that gateway dies, or the client has left
+a response that goes on without it, the log goes on without a reader. Every gateway looks for such
+logs, reads them, and stores how they end. The exclusive consumer of a log decides between gateways.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from gateway.api import keeping
+from gateway.api.render.formats import error_of
+from gateway.api.render.gathering import Gathering
+from gateway.api.render.responses import ResponseObject, gathered_response
+from gateway.api.rendering import decode_rendering
+from gateway.log.cursor import Departure, Item, LogEvent, LogFacts, Restarted
+from gateway.log.relay import LogRelay
+from gateway.store.responses import PendingResponse
+from gateway.store.state import StoredState
+from gateway.wiring import Gateway
+from shared import incidents
+from shared.errors import BusError, QueueDown, Unavailable, WarrenError
+from shared.messages import Accepted, Failed
+
+logger = logging.getLogger(__name__)
+
+_TAKE_INTERVAL_S = 0.02
+_LOOK_INTERVAL_S = 2.0
+_RETRY_PAUSE_S = 1.0
+_SWEEP_INTERVAL_S = 60.0
+_MARGIN_S = 1.0
+"""Seconds beyond the grace period, within which the client may return to its gateway."""
+_GONE_AFTER_S = 60.0
+"""Seconds for which a response may have no log. Its job is published within this time."""
+_MAX_LOOKED_AT = 1000
+
+
+class LoggedResponse(NamedTuple):
+    """A response as far as its log was read."""
+
+    gathering: Gathering
+    error: WarrenError | None
+    """With which it failed."""
+
+    @property
+    def response(self) -> ResponseObject:
+        return gathered_response(self.gathering, self.gathering.usage, error=self.error)
+
+    @property
+    def cancelled(self) -> ResponseObject:
+        """The response if it is cancelled now."""
+        return gathered_response(self.gathering, self.gathering.usage, is_cancelled=True)
+
+
+async def current_response(gateway: Gateway, response_id: str, tenant: str) -> LoggedResponse:
+    """A response as its log has it at the moment. Its reader is disconnected.
+
+    Raises `StreamNotFound`, `StreamExpired` and `Unavailable`.
+    """
+    async with gateway.relays.resume(response_id, tenant) as relay:
+        relay.close(Departure.LEFT)
+        items = await _read_all(relay)
+        if relay.facts is None:
+            raise Unavailable("No worker has started on this response yet.")
+    return _logged(relay.facts, items)
+
+
+class Collector:
+    """Completes the responses that no gateway relays, and deletes those that have expired."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._unread_since: dict[str, float] = {}
+        self._reading: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Run until cancelled. What it reads then is left to other gateways."""
+        state = await self._opened()
+        swept_at = 0.0
+        try:
+            while True:
+                with suppress(Unavailable, BusError):
+                    await self._look(state)
+                    if time.monotonic() - swept_at >= _SWEEP_INTERVAL_S or not swept_at:
+                        await state.responses.sweep()
+                        swept_at = time.monotonic()
+                await asyncio.sleep(_LOOK_INTERVAL_S)
+        finally:
+            reading = list(self._reading.values())
+            for task in reading:
+                task.cancel()
+            if reading:
+                await asyncio.wait(reading)
+
+    async def _opened(self) -> StoredState:
+        while True:
+            try:
+                return await self._gateway.store.wait_open()
+            except Unavailable:
+                await asyncio.sleep(_RETRY_PAUSE_S)
+
+    async def _look(self, state: StoredState) -> None:
+        """Begin to read the logs that have had no reader for longer than the grace period. Raises
+        `Unavailable` and `BusError`."""
+        now = time.monotonic()
+        patience_s = self._gateway.settings.disconnect_grace_s + _MARGIN_S
+        unread: dict[str, float] = {}
+        for response in await state.responses.pending(_MAX_LOOKED_AT):
+            response_id = response.id
+            if response_id in self._reading or self._gateway.relays.holds(response_id):
+                continue
+            num_readers = await self._num_readers(response_id)
+            if num_readers:
+                continue
+            unread[response_id] = self._unread_since.get(response_id, now)
+            unread_s = now - unread[response_id]
+            if num_readers is None and unread_s >= _GONE_AFTER_S:
+                await self._give_up(state, response)
+            elif num_readers == 0 and unread_s >= patience_s:
+                self._reading[response_id] = asyncio.create_task(self._read(response))
+        self._unread_since = unread
+
+    async def _num_readers(self, response_id: str) -> int | None:
+        """None if there is no log. Raises `BusError`."""
+        log = self._gateway.reply_queues.named(response_id)
+        try:
+            await log.find()
+            found = await self._gateway.bus.inspect(log.queue.name)
+        except QueueDown:  # its reader begins it again elsewhere, or its node returns
+            return 1
+        return None if found is None else found.num_consumers
+
+    async def _give_up(self, state: StoredState, response: PendingResponse) -> None:
+        logger.warning("response not stored: its log is gone", extra={"request_id": response.id})
+        await state.responses.discard(response.tenant, response.id)
+        self._gateway.metrics.responses_stored.labels("gone").inc()
+
+    async def _read(self, response: PendingResponse) -> None:
+        try:
+            with incidents.survived("task", "response not completed", request_id=response.id):
+                await self._complete(response)
+        finally:
+            del self._reading[response.id]
+
+    async def _complete(self, response: PendingResponse) -> None:
+        """Read a log to its end, unless another reader takes it, and store the response."""
+        items: list[Item] = []
+        try:
+            async with self._gateway.relays.resume(response.id, response.tenant) as relay:
+                relay.close(Departure.LEFT)
+                while not relay.is_ended:
+                    items += await relay.take()
+        except WarrenError as error:
+            facts = {"request_id": response.id, "reason": error.code}
+            logger.debug("response is looked at again", extra=facts)
+            return
+        if relay.facts is not None:  # otherwise no worker has started on it, and its log expires
+            logged = _logged(relay.facts, items)
+            await keeping.finish(self._gateway, response.tenant, logged.response)
+
+
+def _logged(facts: LogFacts, items: Sequence[Item]) -> LoggedResponse:
+    """The response of a log of which ``items`` were read."""
+    events: list[LogEvent] = []
+    for item in items:
+        if isinstance(item, Restarted):
+            events.clear()
+        else:
+            events.append(item)
+    gathering = Gathering(decode_rendering(facts))
+    error = None
+    for event in events:
+        gathering.read(event)
+        if isinstance(event, Failed):
+            error = error_of(event)
+    return LoggedResponse(gathering, error)
+
+
+async def _read_all(relay: LogRelay) -> list[Item]:
+    catching_up = asyncio.create_task(relay.catch_up(Accepted(body_hash="")))
+    items: list[Item] = []
+    try:
+        # A relay stops reading the log if nothing is taken from it.
+        while not catching_up.done():
+            items += await relay.take(_TAKE_INTERVAL_S)
+        await catching_up
+        items += await relay.take(_TAKE_INTERVAL_S)
+    finally:
+        catching_up.cancel()
+    return items

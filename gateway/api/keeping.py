@@ -1,0 +1,240 @@
+"""Stores responses: what precedes one, that it has begun, and how it has ended.
+
+A response is stored before its job is published, and once more before the client is sent the end of
+the answer, so that the client can continue it at once. What ends without its gateway is completed
+by `gateway.api.collecting`.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from gateway.api.bodies.input_items import stored_items
+from gateway.api.bodies.responses import ResponsesRequest
+from gateway.api.render.responses import ResponseObject
+from gateway.intake.limits import Grant
+from gateway.store.conversations import StoredItem, items_of
+from gateway.store.responses import MAX_CHAIN_LEN, ResponseDraft, ResponseRecord
+from gateway.store.state import StoredState
+from gateway.wiring import Gateway
+from shared import incidents
+from shared.errors import ContextLengthExceeded, InvalidRequest, NotFound, Unavailable
+from shared.messages import MAX_MESSAGES
+
+logger = logging.getLogger(__name__)
+
+_MAX_HISTORY_BYTES = 16 << 20
+"""No job can be larger."""
+_MAX_WAIT_S = 5.0
+"""Seconds for which the end of an answer waits for the database."""
+_writes: set[asyncio.Task[None]] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class _Predecessor:
+    """What a response continues."""
+
+    items: Sequence[Any] = ()
+    previous_id: str | None = None
+    conversation_id: str | None = None
+    conversation_end: int | None = None
+
+
+@dataclass(slots=True)
+class Keeping:
+    """The storing of one response, from its beginning to its end."""
+
+    gateway: Gateway
+    tenant: str
+    predecessor: _Predecessor
+    input: bytes
+    """A JSON array of its own items."""
+    response_id: str = ""
+    is_ours: bool = False
+    """Whether it was stored here; not for a request that was sent before with the same
+    Idempotency-Key."""
+
+    @asynccontextmanager
+    async def begin(self, response_id: str, grant: Grant) -> AsyncIterator[None]:
+        """Store that the response begins; nothing is left of it if its job is not published in the
+        block. Raises `Unavailable`."""
+        self.response_id = response_id
+        state = await self.gateway.store.open()
+        before = self.predecessor
+        self.is_ours = await state.responses.begin(
+            ResponseDraft(
+                id=response_id,
+                tenant=self.tenant,
+                created_at=int(time.time()),
+                previous_id=before.previous_id,
+                conversation_id=before.conversation_id,
+                conversation_end=before.conversation_end,
+                input=self.input,
+            )
+        )
+        try:
+            yield
+        except Exception:
+            if not grant.is_published:
+                await self.discard()
+            raise
+
+    async def discard(self) -> None:
+        """Forget the response, which will not end."""
+        if self.is_ours:
+            try:
+                state = await self.gateway.store.open()
+                await state.responses.discard(self.tenant, self.response_id)
+            except Unavailable:  # it is discarded later, because it has no log
+                logger.warning("response not discarded", extra={"request_id": self.response_id})
+
+
+async def prepare(
+    gateway: Gateway, request: ResponsesRequest, tenant: str
+) -> tuple[ResponsesRequest, Keeping | None]:
+    """The request with the items before it, and how to store its response, if it is to be stored.
+
+    Raises `InvalidRequest`, `NotFound` if what it continues does not exist, `ContextLengthExceeded`
+    if that is too long, and `Unavailable` without a database, unless the client relies on none.
+    """
+    is_stored = request.is_stored(default=gateway.settings.store_responses)
+    if not is_stored and not request.needs_store:
+        return request, None
+    try:
+        state = await gateway.store.open()
+    except Unavailable:
+        if request.needs_store:
+            raise
+        gateway.metrics.responses_stored.labels("refused").inc()
+        logger.warning("response not stored: there is no database", extra={"tenant": tenant})
+        return request, None
+    own = stored_items(request.input)
+    before = await _predecessor(gateway, state, request, tenant)
+    if before.items:
+        if len(before.items) + len(own) > MAX_MESSAGES:
+            raise _too_long()
+        request = msgspec.structs.replace(request, input=[*before.items, *own])
+    if not is_stored:
+        return request, None
+    return request, Keeping(gateway, tenant, before, msgspec.json.encode(own))
+
+
+async def finish(gateway: Gateway, tenant: str, response: ResponseObject) -> None:
+    """Store how a response has ended. A database that is slow is waited for only for a while; the
+    answer does not depend on it."""
+    writing = asyncio.create_task(_write(gateway, tenant, response))
+    _writes.add(writing)
+    writing.add_done_callback(_writes.discard)
+    # Does not cancel it: what has begun to be stored is stored even if the client leaves.
+    await asyncio.wait([writing], timeout=_MAX_WAIT_S)
+
+
+async def input_items(gateway: Gateway, tenant: str, record: ResponseRecord) -> list[StoredItem]:
+    """All items that a response was generated from, the oldest first. Raises `NotFound` if some
+    were deleted since, `ContextLengthExceeded` and `Unavailable`."""
+    state = await gateway.store.open()
+    items: list[StoredItem] = []
+    if record.previous_id is not None:
+        items += await _chain(state, tenant, record.previous_id)
+    elif record.conversation_id is not None:
+        history = await state.conversations.history(
+            tenant,
+            record.conversation_id,
+            record.conversation_end,
+            max_bytes=_MAX_HISTORY_BYTES,
+        )
+        if history is None:
+            raise _too_long()
+        items += history[0]
+    return items + items_of(record.input)
+
+
+async def _predecessor(
+    gateway: Gateway, state: StoredState, request: ResponsesRequest, tenant: str
+) -> _Predecessor:
+    if request.previous_response_id is not None:
+        return await _previous(gateway, state, request.previous_response_id, tenant)
+    if request.conversation_id is None:
+        return _Predecessor()
+    conversation_id = request.conversation_id
+    history = await state.conversations.history(
+        tenant, conversation_id, max_bytes=_MAX_HISTORY_BYTES
+    )
+    if history is None:
+        raise _too_long()
+    items, end = history
+    return _Predecessor(
+        [msgspec.json.decode(item.body) for item in items],
+        conversation_id=conversation_id,
+        conversation_end=end,
+    )
+
+
+async def _previous(
+    gateway: Gateway, state: StoredState, response_id: str, tenant: str
+) -> _Predecessor:
+    record = await state.responses.find(tenant, response_id)
+    if record is not None and record.body is None:
+        raise InvalidRequest(
+            f"Previous response with id '{response_id}' has not ended.",
+            param="previous_response_id",
+        )
+    try:
+        items = await _chain(state, tenant, response_id)
+    except NotFound as error:
+        message = f"Previous {error.message[0].lower()}{error.message[1:]}"
+        raise NotFound(message, param="previous_response_id") from None
+    return _Predecessor([msgspec.json.decode(item.body) for item in items], previous_id=response_id)
+
+
+async def _chain(state: StoredState, tenant: str, response_id: str) -> list[StoredItem]:
+    """The items of a response and of all before it."""
+    chain = await state.responses.chain(tenant, response_id, max_bytes=_MAX_HISTORY_BYTES)
+    if chain is None:
+        raise _too_long()
+    items: list[StoredItem] = []
+    for record in chain:
+        items += items_of(record.input)
+        if record.body is not None:
+            items += items_of(_OUTPUT.decode(record.body).output)
+    return items
+
+
+async def _write(gateway: Gateway, tenant: str, response: ResponseObject) -> None:
+    outcome = "failed"
+    try:
+        state = await gateway.store.open()
+        output = [StoredItem(item["id"], msgspec.json.encode(item)) for item in response.output]
+        body = msgspec.json.encode(response)
+        if await state.responses.end(tenant, response.id, body, output):
+            outcome = "stored"
+        else:  # it was deleted, or another gateway was faster
+            return
+    except Unavailable as error:
+        facts = {"request_id": response.id, "reason": error.message}
+        logger.error("response not stored", extra=facts)  # noqa: TRY400 (no bug)
+    except Exception as error:  # noqa: BLE001 (the client has its answer)
+        incidents.report("request", "response not stored", error, request_id=response.id)
+    gateway.metrics.responses_stored.labels(outcome).inc()
+
+
+def _too_long() -> ContextLengthExceeded:
+    return ContextLengthExceeded(
+        "The conversation is too long: it has more than "
+        f"{MAX_CHAIN_LEN} responses, {MAX_MESSAGES} items or {_MAX_HISTORY_BYTES} bytes.",
+        param="input",
+    )
+
+
+class _Output(Struct):
+    output: msgspec.Raw
+
+
+_OUTPUT = msgspec.json.Decoder(_Output)

@@ -1,0 +1,202 @@
+"""/v1/conversations: lists of items that responses continue."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Path, Query, Request, Response
+from msgspec import Meta, Struct
+
+from gateway.api.bodies.input_items import stored_items
+from gateway.api.bodies.schemas import Body, parse
+from gateway.api.openapi import answered, documented
+from gateway.intake.body import parsed, read_body
+from gateway.store.conversations import ConversationRecord, StoredItem
+from gateway.wiring import Gateway
+
+_MAX_ITEMS_AT_ONCE = 20
+_MAX_LISTED = 100
+_ITEM_EXAMPLE: Mapping[str, Any] = {"role": "user", "content": "What is the capital of France?"}
+_CONVERSATION_ID = Path(description="The `id` of the conversation.")
+_ITEM_ID = Path(description="The `id` of the item.")
+
+AFTER = Query(None, description="The id of the item after which the page begins.")
+LIMIT = Query(20, ge=1, le=_MAX_LISTED, description="The size of a page.")
+ORDER = Query("desc", description="`desc`: the newest first.")
+
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+    Meta(max_length=16),
+]
+Items = Annotated[
+    list[Any],
+    Meta(
+        max_length=_MAX_ITEMS_AT_ONCE, description="Messages, calls, their outputs, and reasoning."
+    ),
+]
+_Body = TypeVar("_Body", bound=Body)
+
+
+class NewConversation(Body, frozen=True, kw_only=True):
+    """The body of ``POST /v1/conversations``."""
+
+    items: Items | None = None
+    metadata: Metadata | None = None
+
+
+class ConversationChange(Body, frozen=True, kw_only=True):
+    """The body of ``POST /v1/conversations/{conversation_id}``."""
+
+    metadata: Metadata | None
+
+
+class NewItems(Body, frozen=True, kw_only=True):
+    """The body of ``POST /v1/conversations/{conversation_id}/items``."""
+
+    items: Items
+
+
+class Conversation(Struct, frozen=True, kw_only=True, tag_field="object", tag="conversation"):
+    id: str
+    created_at: int
+    metadata: Mapping[str, str]
+
+
+class ItemList(Struct, frozen=True, kw_only=True, tag_field="object", tag="list"):
+    """A page of items. The ids of an empty one are empty."""
+
+    data: Sequence[msgspec.Raw]
+    first_id: str
+    last_id: str
+    has_more: bool
+
+
+def item_list(items: Sequence[StoredItem], limit: int) -> ItemList:
+    """The first ``limit`` of ``items`` as a page; if there are others, it has more."""
+    page = items[:limit]
+    return ItemList(
+        data=[msgspec.Raw(item.body) for item in page],
+        first_id=page[0].id if page else "",
+        last_id=page[-1].id if page else "",
+        has_more=len(items) > limit,
+    )
+
+
+def router(gateway: Gateway) -> APIRouter:
+    routes = APIRouter(tags=["conversations"])
+    documents: dict[str, Any] = {"responses": {"200": answered(Conversation)}}
+    documents_list: dict[str, Any] = {"responses": {"200": answered(ItemList)}}
+    example = {"items": [_ITEM_EXAMPLE]}
+
+    async def body_of(kind: type[_Body], request: Request) -> _Body:
+        with gateway.admission.enter() as entry:
+            raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
+            return await parsed(partial(parse, kind), raw_body)
+
+    @routes.post(
+        "/v1/conversations",
+        openapi_extra=documented(NewConversation, example, Conversation, streams=False),
+    )
+    async def create_conversation(request: Request) -> Response:
+        """Create a conversation."""
+        body = await body_of(NewConversation, request)
+        items = _encoded(stored_items(body.items or [], "items"))
+        state = await gateway.store.open()
+        tenant = request.state.tenant
+        return _described(await state.conversations.create(tenant, body.metadata or {}, items))
+
+    @routes.get("/v1/conversations/{conversation_id}", openapi_extra=documents)
+    async def get_conversation(
+        request: Request, conversation_id: str = _CONVERSATION_ID
+    ) -> Response:
+        """Describe a conversation."""
+        state = await gateway.store.open()
+        return _described(await state.conversations.get(request.state.tenant, conversation_id))
+
+    @routes.post(
+        "/v1/conversations/{conversation_id}",
+        openapi_extra=documented(
+            ConversationChange, {"metadata": {"topic": "travel"}}, Conversation, streams=False
+        ),
+    )
+    async def update_conversation(
+        request: Request, conversation_id: str = _CONVERSATION_ID
+    ) -> Response:
+        """Replace the metadata of a conversation."""
+        body = await body_of(ConversationChange, request)
+        state = await gateway.store.open()
+        tenant, metadata = request.state.tenant, body.metadata or {}
+        return _described(await state.conversations.update(tenant, conversation_id, metadata))
+
+    @routes.delete("/v1/conversations/{conversation_id}")
+    async def delete_conversation(
+        request: Request, conversation_id: str = _CONVERSATION_ID
+    ) -> dict[str, Any]:
+        """Delete a conversation with its items. Its responses are kept."""
+        state = await gateway.store.open()
+        await state.conversations.delete(request.state.tenant, conversation_id)
+        return {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
+
+    @routes.post(
+        "/v1/conversations/{conversation_id}/items",
+        openapi_extra=documented(NewItems, example, ItemList, streams=False),
+    )
+    async def create_items(request: Request, conversation_id: str = _CONVERSATION_ID) -> Response:
+        """Add items at the end of a conversation."""
+        body = await body_of(NewItems, request)
+        items = _encoded(stored_items(body.items, "items"))
+        state = await gateway.store.open()
+        await state.conversations.add(request.state.tenant, conversation_id, items)
+        return _json(item_list(items, len(items)))
+
+    @routes.get("/v1/conversations/{conversation_id}/items", openapi_extra=documents_list)
+    async def list_items(
+        request: Request,
+        conversation_id: str = _CONVERSATION_ID,
+        after: str | None = AFTER,
+        limit: int = LIMIT,
+        order: Literal["asc", "desc"] = ORDER,
+    ) -> Response:
+        """List the items of a conversation."""
+        state = await gateway.store.open()
+        found = await state.conversations.page(
+            request.state.tenant,
+            conversation_id,
+            after=after,
+            limit=limit + 1,
+            newest_first=order == "desc",
+        )
+        return _json(item_list(found, limit))
+
+    @routes.get("/v1/conversations/{conversation_id}/items/{item_id}")
+    async def get_item(
+        request: Request, conversation_id: str = _CONVERSATION_ID, item_id: str = _ITEM_ID
+    ) -> Response:
+        """Return one item of a conversation."""
+        state = await gateway.store.open()
+        item = await state.conversations.item(request.state.tenant, conversation_id, item_id)
+        return Response(item.body, media_type="application/json")
+
+    @routes.delete("/v1/conversations/{conversation_id}/items/{item_id}", openapi_extra=documents)
+    async def delete_item(
+        request: Request, conversation_id: str = _CONVERSATION_ID, item_id: str = _ITEM_ID
+    ) -> Response:
+        """Delete one item of a conversation, which is returned."""
+        state = await gateway.store.open()
+        tenant = request.state.tenant
+        return _described(await state.conversations.delete_item(tenant, conversation_id, item_id))
+
+    return routes
+
+
+def _encoded(items: Sequence[Mapping[str, Any]]) -> list[StoredItem]:
+    return [StoredItem(item["id"], msgspec.json.encode(item)) for item in items]
+
+
+def _described(record: ConversationRecord) -> Response:
+    return _json(Conversation(id=record.id, created_at=record.created_at, metadata=record.metadata))
+
+
+def _json(body: Struct) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

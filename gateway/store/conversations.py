@@ -1,0 +1,259 @@
+"""Conversations: lists of items to which responses add their input and output."""
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
+from sqlalchemy import and_, delete, func, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.store.database import Database, uncancelled
+from gateway.store.tables import CONVERSATION_ITEMS, CONVERSATIONS
+from shared.errors import NotFound
+
+
+class StoredItem(NamedTuple):
+    id: str
+    body: bytes
+    """The item as JSON."""
+
+
+class _Named(Struct):
+    id: str
+
+
+_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
+_NAMED = msgspec.json.Decoder(_Named)
+
+
+def items_of(array: bytes | msgspec.Raw) -> list[StoredItem]:
+    """The items in a JSON array."""
+    return [StoredItem(_NAMED.decode(item).id, bytes(item)) for item in _ITEMS.decode(array)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationRecord:
+    """A conversation without its items. Times are Unix times in seconds."""
+
+    id: str
+    tenant: str
+    created_at: int
+    expires_at: int
+    metadata: Mapping[str, str]
+    last_position: int
+    """That of the last item that was ever added."""
+    num_bytes: int
+    """The size of its items."""
+
+
+class Conversations:
+    """The conversations of all tenants. Each is kept for ``retention_s`` after its last change.
+    Every method raises `Unavailable`."""
+
+    def __init__(self, database: Database, retention_s: float) -> None:
+        self._database = database
+        self._retention_s = retention_s
+
+    @uncancelled
+    async def create(
+        self, tenant: str, metadata: Mapping[str, str], items: Sequence[StoredItem]
+    ) -> ConversationRecord:
+        now = int(time.time())
+        conversation = ConversationRecord(
+            id=f"conv_{secrets.token_hex(16)}",
+            tenant=tenant,
+            created_at=now,
+            expires_at=self._expiry(),
+            metadata=metadata,
+            last_position=0,
+            num_bytes=0,
+        )
+        values = {name: getattr(conversation, name) for name in CONVERSATIONS.columns.keys()}  # noqa: SIM118 (a collection of columns)
+        async with self._database.begin() as connection:
+            await connection.execute(insert(CONVERSATIONS).values(values))
+            await add_items(connection, tenant, conversation.id, items, self._expiry())
+        return conversation
+
+    @uncancelled
+    async def get(self, tenant: str, conversation_id: str) -> ConversationRecord:
+        """Raises `NotFound`."""
+        async with self._database.begin() as connection:
+            return await _get(connection, tenant, conversation_id)
+
+    @uncancelled
+    async def update(
+        self, tenant: str, conversation_id: str, metadata: Mapping[str, str]
+    ) -> ConversationRecord:
+        """Replace the metadata. Raises `NotFound`."""
+        values = {"metadata": metadata, "expires_at": self._expiry()}
+        async with self._database.begin() as connection:
+            await _get(connection, tenant, conversation_id)
+            is_it = CONVERSATIONS.c.id == conversation_id
+            await connection.execute(update(CONVERSATIONS).where(is_it).values(values))
+            return await _get(connection, tenant, conversation_id)
+
+    @uncancelled
+    async def delete(self, tenant: str, conversation_id: str) -> None:
+        """Delete a conversation with its items. Raises `NotFound`."""
+        async with self._database.begin() as connection:
+            await _get(connection, tenant, conversation_id)
+            statement = delete(CONVERSATIONS).where(CONVERSATIONS.c.id == conversation_id)
+            await connection.execute(statement)
+
+    @uncancelled
+    async def add(self, tenant: str, conversation_id: str, items: Sequence[StoredItem]) -> None:
+        """Add items at the end. Raises `NotFound`."""
+        async with self._database.begin() as connection:
+            expires_at = self._expiry()
+            if not await add_items(connection, tenant, conversation_id, items, expires_at):
+                raise _not_found(conversation_id)
+
+    @uncancelled
+    async def page(
+        self,
+        tenant: str,
+        conversation_id: str,
+        *,
+        after: str | None,
+        limit: int,
+        newest_first: bool,
+    ) -> list[StoredItem]:
+        """At most ``limit`` items, from after the one with the id ``after``. Raises `NotFound`."""
+        position = CONVERSATION_ITEMS.c.position
+        query = (
+            select(CONVERSATION_ITEMS.c.id, CONVERSATION_ITEMS.c.body)
+            .where(CONVERSATION_ITEMS.c.conversation_id == conversation_id)
+            .order_by(position.desc() if newest_first else position)
+            .limit(limit)
+        )
+        async with self._database.begin() as connection:
+            await _get(connection, tenant, conversation_id)
+            if after is not None:
+                last = await _item(connection, conversation_id, after)
+                query = query.where(
+                    position < last.position if newest_first else position > last.position
+                )
+            return [StoredItem(*row) for row in await connection.execute(query)]
+
+    @uncancelled
+    async def item(self, tenant: str, conversation_id: str, item_id: str) -> StoredItem:
+        """Raises `NotFound`."""
+        async with self._database.begin() as connection:
+            await _get(connection, tenant, conversation_id)
+            row = await _item(connection, conversation_id, item_id)
+            return StoredItem(row.id, row.body)
+
+    @uncancelled
+    async def delete_item(
+        self, tenant: str, conversation_id: str, item_id: str
+    ) -> ConversationRecord:
+        """Returns the conversation. Raises `NotFound`."""
+        async with self._database.begin() as connection:
+            await _get(connection, tenant, conversation_id)
+            row = await _item(connection, conversation_id, item_id)
+            is_it = and_(
+                CONVERSATION_ITEMS.c.conversation_id == conversation_id,
+                CONVERSATION_ITEMS.c.position == row.position,
+            )
+            # Another request may have deleted it meanwhile.
+            if (await connection.execute(delete(CONVERSATION_ITEMS).where(is_it))).rowcount:
+                await connection.execute(
+                    update(CONVERSATIONS)
+                    .where(CONVERSATIONS.c.id == conversation_id)
+                    .values(num_bytes=CONVERSATIONS.c.num_bytes - len(row.body))
+                )
+            return await _get(connection, tenant, conversation_id)
+
+    @uncancelled
+    async def history(
+        self, tenant: str, conversation_id: str, end: int | None = None, *, max_bytes: int
+    ) -> tuple[list[StoredItem], int] | None:
+        """The items up to the position ``end``, or all, and the position of the last one; None if
+        they have more than ``max_bytes``. Raises `NotFound`."""
+        is_before = CONVERSATION_ITEMS.c.conversation_id == conversation_id
+        if end is not None:
+            is_before = and_(is_before, CONVERSATION_ITEMS.c.position <= end)
+        async with self._database.begin() as connection:
+            conversation = await _get(connection, tenant, conversation_id)
+            size = select(func.sum(func.length(CONVERSATION_ITEMS.c.body))).where(is_before)
+            if ((await connection.execute(size)).scalar_one() or 0) > max_bytes:
+                return None
+            query = select(CONVERSATION_ITEMS.c.id, CONVERSATION_ITEMS.c.body).where(is_before)
+            query = query.order_by(CONVERSATION_ITEMS.c.position)
+            items = [StoredItem(*row) for row in await connection.execute(query)]
+        return items, conversation.last_position
+
+    def _expiry(self) -> int:
+        return int(time.time() + self._retention_s)
+
+
+async def add_items(
+    connection: AsyncConnection,
+    tenant: str,
+    conversation_id: str,
+    items: Sequence[StoredItem],
+    expires_at: int,
+) -> bool:
+    """Add items at the end of a conversation, in the transaction of the caller. Returns whether
+    there is such a conversation."""
+    query = (
+        select(CONVERSATIONS.c.last_position)
+        .where(_visible(tenant), CONVERSATIONS.c.id == conversation_id)
+        .with_for_update()
+    )
+    last = (await connection.execute(query)).scalar_one_or_none()
+    if last is None:
+        return False
+    rows = [
+        {"conversation_id": conversation_id, "position": position, "id": item.id, "body": item.body}
+        for position, item in enumerate(items, last + 1)
+    ]
+    if rows:
+        await connection.execute(insert(CONVERSATION_ITEMS), rows)
+    await connection.execute(
+        update(CONVERSATIONS)
+        .where(CONVERSATIONS.c.id == conversation_id)
+        .values(
+            last_position=last + len(rows),
+            num_bytes=CONVERSATIONS.c.num_bytes + sum(len(item.body) for item in items),
+            expires_at=expires_at,
+        )
+    )
+    return True
+
+
+async def _get(
+    connection: AsyncConnection, tenant: str, conversation_id: str
+) -> ConversationRecord:
+    query = select(CONVERSATIONS).where(CONVERSATIONS.c.id == conversation_id, _visible(tenant))
+    row = (await connection.execute(query)).one_or_none()
+    if row is None:
+        raise _not_found(conversation_id)
+    return ConversationRecord(**row._mapping)
+
+
+async def _item(connection: AsyncConnection, conversation_id: str, item_id: str) -> Any:
+    query = select(CONVERSATION_ITEMS).where(
+        CONVERSATION_ITEMS.c.conversation_id == conversation_id,
+        CONVERSATION_ITEMS.c.id == item_id,
+    )
+    row = (await connection.execute(query)).first()
+    if row is None:
+        raise NotFound(
+            f"Item with id '{item_id[:128]}' not found in this conversation.", param="item_id"
+        )
+    return row
+
+
+def _not_found(conversation_id: str) -> NotFound:
+    return NotFound(
+        f"Conversation with id '{conversation_id[:128]}' not found.", param="conversation"
+    )
+
+
+def _visible(tenant: str) -> Any:
+    return and_(CONVERSATIONS.c.tenant == tenant, CONVERSATIONS.c.expires_at > int(time.time()))
