@@ -81,12 +81,15 @@ NOTES: Mapping[str, str] = {
     "bad_words": "",
     "best_of": "Not with `stream`, unless it equals `n`",
     "chat_template_kwargs": "Further variables of the chat template",
+    "conversation": "See [Stored responses](responses.md)",
     "continue_final_message": "Not together with `add_generation_prompt`",
     "detach": "See [Resuming streams](streams.md#detach)",
     "dimensions": "",
     "echo": "",
     "encoding_format": "`float` or `base64`",
     "frequency_penalty": "",
+    "function_call": "The older form of `tool_choice`: `none`, `auto`, or one function",
+    "functions": "The older form of `tools`. One call in an answer",
     "guided_choice": "Older name of `structured_outputs.choice`",
     "guided_grammar": "Older name of `structured_outputs.grammar`",
     "guided_json": "Older name of `structured_outputs.json`",
@@ -111,6 +114,7 @@ NOTES: Mapping[str, str] = {
     "n": "At most 128 choices for all prompts together",
     "parallel_tool_calls": "",
     "presence_penalty": "",
+    "previous_response_id": "See [Stored responses](responses.md)",
     "prompt": "A string, strings, token ids, or lists of token ids",
     "prompt_logprobs": "Not with `stream`",
     "reasoning": "`effort`",
@@ -125,7 +129,7 @@ NOTES: Mapping[str, str] = {
     "skip_special_tokens": "",
     "stop": "Up to 16 strings of up to 256 characters",
     "stop_token_ids": "",
-    "store": "The response is kept for `WARREN_DETACH_TTL_S`",
+    "store": "True by default. See [Stored responses](responses.md#what-is-kept)",
     "stream": "",
     "stream_options": "`include_usage`, `continuous_usage_stats`. `include_obfuscation` is "
     "accepted and ignored: chunks are never padded. Only with `stream`",
@@ -146,10 +150,6 @@ _UNUSED = {"user"}
 """What the schemas read, and nothing else does."""
 _REFUSED_HERE: Mapping[str, str] = {
     "audio": "Text only",
-    "function_call": "Use `tool_choice`",
-    "functions": "Use `tools`",
-    "previous_response_id": "Send the conversation as `input`",
-    "conversation": "Send the conversation as `input`",
 }
 
 

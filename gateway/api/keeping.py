@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -19,6 +19,8 @@ from msgspec import Struct
 from gateway.api.bodies.input_items import stored_items
 from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.render.responses import ResponseObject
+from gateway.intake.admission import Entry
+from gateway.intake.body import BYTES_OF_VALUE, count_values, parsed
 from gateway.intake.limits import Grant
 from gateway.store.conversations import StoredItem, items_of
 from gateway.store.responses import MAX_CHAIN_LEN, ResponseDraft, ResponseRecord
@@ -41,7 +43,7 @@ _writes: set[asyncio.Task[None]] = set()
 class _Predecessor:
     """What a response continues."""
 
-    items: Sequence[Any] = ()
+    items: Sequence[StoredItem] = ()
     previous_id: str | None = None
     conversation_id: str | None = None
     conversation_end: int | None = None
@@ -97,12 +99,14 @@ class Keeping:
 
 
 async def prepare(
-    gateway: Gateway, request: ResponsesRequest, tenant: str
+    gateway: Gateway, request: ResponsesRequest, tenant: str, entry: Entry
 ) -> tuple[ResponsesRequest, Keeping | None]:
     """The request with the items before it, and how to store its response, if it is to be stored.
+    ``entry`` holds the items until the request ends.
 
     Raises `InvalidRequest`, `NotFound` if what it continues does not exist, `ContextLengthExceeded`
-    if that is too long, and `Unavailable` without a database, unless the client relies on none.
+    if that is too long, `Overloaded`, and `Unavailable` without a database, unless the client
+    relies on none.
     """
     is_stored = request.is_stored(default=gateway.settings.store_responses)
     if not is_stored and not request.needs_store:
@@ -118,9 +122,9 @@ async def prepare(
     own = stored_items(request.input)
     before = await _predecessor(gateway, state, request, tenant)
     if before.items:
-        if len(before.items) + len(own) > MAX_MESSAGES:
-            raise _too_long()
-        request = msgspec.structs.replace(request, input=[*before.items, *own])
+        history = await _decoded(before.items, MAX_MESSAGES - len(own), entry)
+        request = msgspec.structs.replace(request, input=[*history, *own])
+        before = replace(before, items=())  # an answer may take minutes
     if not is_stored:
         return request, None
     return request, Keeping(gateway, tenant, before, msgspec.json.encode(own))
@@ -156,6 +160,20 @@ async def input_items(gateway: Gateway, tenant: str, record: ResponseRecord) -> 
     return items + items_of(record.input)
 
 
+async def _decoded(items: Sequence[StoredItem], max_items: int, entry: Entry) -> list[Any]:
+    """Raises `ContextLengthExceeded` and `Overloaded`."""
+    if len(items) > max_items:
+        raise _too_long()
+    array = b"[%b]" % b",".join([item.body for item in items])
+    try:
+        num_values = await parsed(count_values, array)
+    except InvalidRequest:
+        raise _too_long() from None
+    entry.hold(len(array) + BYTES_OF_VALUE * num_values)
+    history: list[Any] = await parsed(msgspec.json.decode, array)
+    return history
+
+
 async def _predecessor(
     gateway: Gateway, state: StoredState, request: ResponsesRequest, tenant: str
 ) -> _Predecessor:
@@ -170,11 +188,7 @@ async def _predecessor(
     if history is None:
         raise _too_long()
     items, end = history
-    return _Predecessor(
-        [msgspec.json.decode(item.body) for item in items],
-        conversation_id=conversation_id,
-        conversation_end=end,
-    )
+    return _Predecessor(items, conversation_id=conversation_id, conversation_end=end)
 
 
 async def _previous(
@@ -191,7 +205,7 @@ async def _previous(
     except NotFound as error:
         message = f"Previous {error.message[0].lower()}{error.message[1:]}"
         raise NotFound(message, param="previous_response_id") from None
-    return _Predecessor([msgspec.json.decode(item.body) for item in items], previous_id=response_id)
+    return _Predecessor(items, previous_id=response_id)
 
 
 async def _chain(state: StoredState, tenant: str, response_id: str) -> list[StoredItem]:

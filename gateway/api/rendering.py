@@ -42,6 +42,8 @@ class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of each of these functions the parameters that are text, if the parser needs them."""
     is_forced: bool = False
     """The model is constrained to write only tool calls."""
+    has_functions: bool = False
+    """A call has the older form of a chat, `function_call`."""
     is_single_call: bool = False
     """Tool calls after the first are dropped."""
     reasoning_parser: str | None = None

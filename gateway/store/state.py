@@ -6,6 +6,7 @@ start opens it, because there may be batches to continue and responses to comple
 
 import asyncio
 import logging
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 _DAY_S = 24 * 3600
 _LOOK_INTERVAL_S = 2.0
+_RETRY_PAUSE_S = 1.0
+_UNUSABLE = "This gateway cannot store anything."
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +49,21 @@ class Store:
         self._state: StoredState | None = None
         self._lock = asyncio.Lock()
         self._is_open = asyncio.Event()
+        self._retry_at = 0.0
 
     async def open(self) -> StoredState:
-        """The state. Raises `Unavailable`."""
+        """The state. Raises `Unavailable`, for a while without another attempt."""
+        if self._state is None and time.monotonic() < self._retry_at:
+            raise Unavailable(_UNUSABLE)
         try:
             return await self.open_as_set()
         except StartupError as error:  # its message names paths
+            self._retry_at = time.monotonic() + _RETRY_PAUSE_S
             logger.error("the database is unusable", extra={"reason": error.message})  # noqa: TRY400
-            raise Unavailable("This gateway cannot store anything.") from None
+            raise Unavailable(_UNUSABLE) from None
+        except Unavailable:
+            self._retry_at = time.monotonic() + _RETRY_PAUSE_S
+            raise
 
     async def open_as_set(self) -> StoredState:
         """The state. Raises `Unavailable`, and `StartupError` if the settings are not usable."""

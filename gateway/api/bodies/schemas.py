@@ -19,6 +19,12 @@ from gateway.api.bodies.conversations import (
     chat_tools,
     template_kwargs,
 )
+from gateway.api.bodies.legacy_functions import (
+    FunctionCallMode,
+    Functions,
+    function_use,
+    with_tool_calls,
+)
 from gateway.api.bodies.parameters import (
     CHAT_NEUTRAL,
     COMPLETION_NEUTRAL,
@@ -27,7 +33,7 @@ from gateway.api.bodies.parameters import (
     refused,
 )
 from gateway.api.bodies.structured_output import ResponseFormat
-from gateway.api.bodies.tool_choice import ChatToolChoice, ToolUse, tool_use
+from gateway.api.bodies.tool_choice import ChatToolChoice, FunctionChoice, ToolUse, tool_use
 from gateway.api.rendering import Endpoint
 from shared.errors import InvalidRequest, ModelNotFound
 from shared.messages import (
@@ -251,7 +257,11 @@ class ChatRequest(ChatParameters, frozen=True, kw_only=True):
     """The body of ``POST /v1/chat/completions``."""
 
     endpoint: ClassVar[Endpoint] = "chat"
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = CHAT_NEUTRAL
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        name: values
+        for name, values in CHAT_NEUTRAL.items()
+        if name not in ("function_call", "functions")
+    }
 
     messages: Messages
     max_completion_tokens: (
@@ -264,14 +274,34 @@ class ChatRequest(ChatParameters, frozen=True, kw_only=True):
     response_format: ResponseFormat | None = None
     tools: Tools = ()
     tool_choice: ChatToolChoice | None = None
+    functions: Annotated[Functions, Meta(description="The older form of `tools`.")] = ()
+    function_call: (
+        Annotated[
+            FunctionCallMode | FunctionChoice,
+            Meta(description="The older form of `tool_choice`, for `functions`."),
+        ]
+        | None
+    ) = None
     reasoning_effort: ReasoningEffort | None = None
     verbosity: Verbosity | None = None
     detach: Detach = False
 
     def tool_use(self, served: Announcement | None) -> ToolUse | None:
         """Raises `InvalidRequest` and `Unavailable`."""
+        if self.has_functions:
+            return function_use(self.functions, self.function_call, served)
         offered, is_parallel = chat_tools(self.tools), self.parallel_tool_calls
         return tool_use(offered, self.tool_choice, is_parallel=is_parallel, served=served)
+
+    @property
+    def has_functions(self) -> bool:
+        """Whether calls have the older form. Raises `InvalidRequest` if they have both."""
+        if not self.functions and self.function_call in (None, "none", "auto"):
+            return False
+        for name in ("tools", "tool_choice"):
+            if getattr(self, name):
+                raise refused(name, "not together with functions.")
+        return True
 
     @property
     def ignored_tools(self) -> frozenset[str]:
@@ -280,7 +310,7 @@ class ChatRequest(ChatParameters, frozen=True, kw_only=True):
 
     def prompts(self, tools: tuple[Tool, ...]) -> tuple[Prompt, ...]:
         """Raises `InvalidRequest`."""
-        messages = chat_messages(self.messages)
+        messages = chat_messages(with_tool_calls(self.messages))
         return (self.chat_prompt(messages, tools, self.reasoning_effort, self.verbosity),)
 
     def token_limit(self) -> int | None:

@@ -226,6 +226,7 @@ def _rendering(
         tool_parser=calls.parser if calls else None,
         tool_names=tuple(tool.name for tool in calls.callable.values()) if calls else None,
         text_parameters=calls.text_parameters() if calls else None,
+        has_functions=isinstance(request, ChatRequest) and request.has_functions,
         is_forced=calls is not None and calls.is_required,
         is_single_call=calls is not None and calls.is_single,
         reasoning_parser=_reasoning_parser(request, served),

@@ -58,7 +58,9 @@ class ChatChunks:
         return ChatChunkChoice(
             index=event.choice,
             delta=Delta(),
-            finish_reason=finish_reason(event.finish_reason, has_called=has_called),
+            finish_reason=finish_reason(
+                self._rendering, event.finish_reason, has_called=has_called
+            ),
             stop_reason=told(event.stop_reason),
         )
 
@@ -68,6 +70,10 @@ class ChatChunks:
                 return Delta(content=text)
             case Reasoning(text):
                 return Delta(reasoning_content=text)
+            case CallStart(_, name) if self._rendering.has_functions:
+                return Delta(function_call=Function(name=name, arguments=""))
+            case CallArguments(_, text) if self._rendering.has_functions:
+                return Delta(function_call=Function(arguments=text))
             case CallStart(index, name):
                 call = ToolCallDelta(
                     index=index,
@@ -100,12 +106,21 @@ def _choice(rendering: Rendering, index: int, choice: GatheredChoice) -> ChatCho
         index=index,
         message=_message(rendering, choice),
         logprobs=_logprobs(rendering, choice.logprobs),
-        finish_reason=finish_reason(choice.finish_reason, has_called=choice.reader.has_called),
+        finish_reason=finish_reason(
+            rendering, choice.finish_reason, has_called=choice.reader.has_called
+        ),
         stop_reason=told(choice.stop_reason),
     )
 
 
 def _message(rendering: Rendering, choice: GatheredChoice) -> ChatCompletionMessage:
+    if rendering.has_functions and choice.calls:
+        call = choice.calls[0]
+        return ChatCompletionMessage(
+            content=choice.content or None,
+            reasoning_content=choice.reasoning or UNSET,
+            function_call=Function(name=call.name, arguments=call.arguments),
+        )
     calls = [
         MessageToolCall(
             id=call_id(rendering, choice.index, index),

@@ -21,7 +21,7 @@ ENCODER = msgspec.json.Encoder()
 
 
 DONE = Payload(b"[DONE]", has_place=False)
-FinishReason: TypeAlias = messages.FinishReason | Literal["tool_calls"]
+FinishReason: TypeAlias = messages.FinishReason | Literal["tool_calls", "function_call"]
 
 
 def error_payload(error: WarrenError) -> Payload:
@@ -136,6 +136,8 @@ class Delta(Struct, frozen=True, kw_only=True):
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: tuple[ToolCallDelta, ...] | UnsetType = UNSET
+    function_call: Function | UnsetType = UNSET
+    """The older form of a call."""
 
 
 class ChatCompletionMessage(Struct, frozen=True, kw_only=True):
@@ -144,6 +146,8 @@ class ChatCompletionMessage(Struct, frozen=True, kw_only=True):
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
     tool_calls: Sequence[MessageToolCall] | UnsetType = UNSET
+    function_call: Function | UnsetType = UNSET
+    """The older form of a call."""
 
 
 class _Choice(Struct, frozen=True, kw_only=True):
@@ -210,9 +214,14 @@ def call_id(rendering: Rendering, choice: int, index: int) -> str:
     return f"{'toolu' if rendering.endpoint == 'messages' else 'call'}_{digest[:24]}"
 
 
-def finish_reason(reason: messages.FinishReason | None, *, has_called: bool) -> FinishReason | None:
-    """The finish reason for clients: ``tool_calls`` if the choice ended with complete calls."""
-    return "tool_calls" if has_called and reason == "stop" else reason
+def finish_reason(
+    rendering: Rendering, reason: messages.FinishReason | None, *, has_called: bool
+) -> FinishReason | None:
+    """The finish reason for clients: ``tool_calls`` or ``function_call`` if the choice ended with
+    complete calls."""
+    if not has_called or reason != "stop":
+        return reason
+    return "function_call" if rendering.has_functions else "tool_calls"
 
 
 def told(stop_reason: str | int | None) -> str | int | UnsetType:

@@ -116,7 +116,7 @@ async def generate(
         caller.require_model(body.model)
         kept = None
         if isinstance(body, ResponsesRequest):
-            body, kept = await keeping.prepare(gateway, body, tenant)
+            body, kept = await keeping.prepare(gateway, body, tenant, entry)
         with (
             _log_for(gateway, prefix, tenant, key, is_detached=body.detach) as log,
             _span(request, log.request_id, body.model),

@@ -81,6 +81,10 @@ def test_every_endpoint_is_in_the_document() -> None:
         "/v1/batches/{batch_id}/cancel",
         "/v1/chat/completions",
         "/v1/completions",
+        "/v1/conversations",
+        "/v1/conversations/{conversation_id}",
+        "/v1/conversations/{conversation_id}/items",
+        "/v1/conversations/{conversation_id}/items/{item_id}",
         "/v1/embeddings",
         "/v1/files",
         "/v1/files/{file_id}",
@@ -94,6 +98,7 @@ def test_every_endpoint_is_in_the_document() -> None:
         "/v1/responses/input_tokens",
         "/v1/responses/{response_id}",
         "/v1/responses/{response_id}/cancel",
+        "/v1/responses/{response_id}/input_items",
         "/v1/score",
         "/v1/streams/{stream_id}",
         "/v1/uploads",
@@ -180,6 +185,9 @@ def test_an_example_is_answered_as_documented(path: str, url: str) -> None:
         webhook = httpx.post(f"{url}/admin/v1/webhooks", json={"url": f"{url}/live"})
         path = path.format(webhook_id=webhook.json()["id"])
 
+    if "{conversation_id}" in path:
+        conversation = httpx.post(f"{url}/v1/conversations", json={}).json()
+        path = path.format(conversation_id=conversation["id"])
     response = httpx.post(f"{url}{path}", json={**example, **changes})
 
     assert response.status_code == 200, response.text

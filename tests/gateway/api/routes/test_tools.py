@@ -211,3 +211,68 @@ async def test_no_tools_are_offered_where_none_may_be_called(
     assert isinstance(prompt, ChatPrompt)
     assert prompt.tools == ()
     assert CALL in response.json()["choices"][0]["message"]["content"]
+
+
+async def test_functions_are_called_in_their_older_form(
+    gateway: LiveGateway, worker: ScriptedWorker
+) -> None:
+    functions: Any = [TOOL["function"]]
+    chats = gateway.openai.chat.completions
+    whole = (await chats.create(model=MODEL, messages=USER, functions=functions)).choices[0]
+    stream = await chats.create(model=MODEL, messages=USER, functions=functions, stream=True)
+    chunks = [chunk.choices[0] async for chunk in stream]
+
+    assert (whole.finish_reason, chunks[-1].finish_reason) == ("function_call", "function_call")
+    assert whole.message.tool_calls is None
+    assert whole.message.content == "Let me see."
+    assert whole.message.function_call is not None
+    assert whole.message.function_call.name == "get_weather"
+    assert whole.message.function_call.arguments == '{"city": "Rome"}'
+    parts = [chunk.delta.function_call for chunk in chunks if chunk.delta.function_call]
+    assert [part.name for part in parts if part.name] == ["get_weather"]
+    assert "".join(part.arguments or "" for part in parts) == '{"city": "Rome"}'
+
+
+async def test_functions_and_what_they_said_reach_the_template(
+    gateway: LiveGateway, worker: ScriptedWorker
+) -> None:
+    call = {"name": "get_weather", "arguments": "{}"}
+    messages = [
+        *USER,
+        {"role": "assistant", "content": None, "function_call": call},
+        {"role": "function", "name": "get_weather", "content": "rain"},
+    ]
+
+    await gateway.post(
+        "/v1/chat/completions",
+        model=MODEL,
+        messages=messages,
+        functions=[TOOL["function"]],
+        function_call={"name": "get_weather"},
+    )
+
+    job = worker.jobs[0].job
+    prompt = job.prompts[0]
+    assert isinstance(prompt, ChatPrompt)
+    assert [tool.name for tool in prompt.tools] == ["get_weather"]
+    _, assistant, result = prompt.messages
+    assert [(one.name, one.arguments) for one in assistant.tool_calls] == [("get_weather", "{}")]
+    assert (result.role, result.content) == ("tool", "rain")
+    assert result.tool_call_id == assistant.tool_calls[0].id
+    assert job.sampling.constraint is not None
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"functions": [TOOL["function"]], "tools": [TOOL]}, "tools"),
+        ({"functions": [TOOL["function"]], "function_call": {"name": "f"}}, "function_call"),
+        ({"function_call": {"name": "f"}}, "function_call"),
+    ],
+)
+async def test_functions_that_cannot_be_called_are_refused(
+    gateway: LiveGateway, body: dict[str, Any], param: str
+) -> None:
+    refused = await gateway.chat(**body)
+
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
