@@ -1,13 +1,16 @@
 """What a response's body may not say, and the name that an error gives it."""
 
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 
+from gateway.api.bodies.counting import ResponseTokensRequest
 from gateway.api.bodies.responses import ResponsesRequest, in_own_words
 from gateway.api.bodies.schemas import parse
 from gateway.api.bodies.submission import submission
+from gateway.batches.lines import ENDPOINTS
 from shared.errors import InvalidRequest
 from shared.messages import MAX_CONTEXT_BYTES, Failed, GenerationJob, SamplingParams
 from tests.support.http import LiveGateway, hears_a_worker
@@ -30,8 +33,8 @@ def job_of(**body: Any) -> GenerationJob:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"conversation": "c"}, "conversation"),
+        ({"previous_response_id": "r", "conversation": "c"}, "previous_response_id"),
+        ({"conversation": "c", "store": False}, "store"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"truncation": "auto"}, "truncation"),
         ({"n": 2}, "n"),
@@ -157,3 +160,13 @@ def test_other_errors_keep_their_names() -> None:
         raise InvalidRequest("x", param="messages_of_old")
 
     assert caught.value.param == "messages_of_old"
+
+
+@pytest.mark.parametrize("name", ["previous_response_id", "conversation"])
+def test_nothing_is_continued_in_a_batch_and_when_tokens_are_counted(name: str) -> None:
+    body = msgspec.json.encode({"model": "m", "input": "x", name: "id"})
+
+    for read in (ENDPOINTS["/v1/responses"].read, partial(parse, ResponseTokensRequest)):
+        with pytest.raises(InvalidRequest) as caught:
+            read(body)
+        assert caught.value.param == name
