@@ -24,9 +24,10 @@ from gateway.log.relay import LogRelay
 from gateway.store.responses import PendingResponse
 from gateway.store.state import StoredState
 from gateway.wiring import Gateway
-from shared import incidents, topology
+from shared import topology
 from shared.errors import BusError, QueueBusy, QueueDown, Unavailable, WarrenError
 from shared.messages import Accepted, Failed
+from shared.telemetry import incidents
 
 logger = logging.getLogger(__name__)
 

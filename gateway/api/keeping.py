@@ -26,9 +26,9 @@ from gateway.store.conversations import StoredItem, items_of
 from gateway.store.responses import MAX_CHAIN_LEN, ResponseDraft, ResponseRecord
 from gateway.store.state import StoredState
 from gateway.wiring import Gateway
-from shared import incidents
 from shared.errors import ContextLengthExceeded, InvalidRequest, NotFound, Unavailable
 from shared.messages import MAX_MESSAGES
+from shared.telemetry import incidents
 
 logger = logging.getLogger(__name__)
 

@@ -350,7 +350,7 @@ async def completed_by_itself(gateway: LiveGateway) -> None:
     async def is_stored() -> bool:
         return await gateway.sample("warren_gateway_responses_stored_total") == 1
 
-    await eventually(is_stored, patience_s=60)
+    await eventually(is_stored)
 
 
 async def test_what_the_client_leaves_is_cancelled_and_forgotten_otherwise(
