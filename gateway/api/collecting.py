@@ -3,6 +3,8 @@
 A response is stored by the gateway that sends its end. If that gateway dies, or the client has left
 a response that goes on without it, the log goes on without a reader. Every gateway looks for such
 logs, reads them, and stores how they end. The exclusive consumer of a log decides between gateways.
+Only the responses of the gateway itself and of gateways that are gone are looked at: a gateway is
+there as long as its exclusive queue is.
 """
 
 import asyncio
@@ -22,7 +24,8 @@ from gateway.log.relay import LogRelay
 from gateway.store.responses import PendingResponse
 from gateway.store.state import StoredState
 from gateway.wiring import Gateway
-from shared.errors import BusError, QueueDown, Unavailable, WarrenError
+from shared import topology
+from shared.errors import BusError, QueueBusy, QueueDown, Unavailable, WarrenError
 from shared.messages import Accepted, Failed
 from shared.telemetry import incidents
 
@@ -109,9 +112,15 @@ class Collector:
         now = time.monotonic()
         patience_s = self._gateway.settings.disconnect_grace_s + _MARGIN_S
         unread: dict[str, float] = {}
+        are_there = {self._gateway.limits.name: False}
+        """Of gateways, whether they look after their responses; this one has to look itself."""
         for response in await state.responses.pending(_MAX_LOOKED_AT):
             response_id = response.id
             if response_id in self._reading or self._gateway.relays.holds(response_id):
+                continue
+            if response.owner not in are_there:
+                are_there[response.owner] = await self._is_there(response.owner)
+            if are_there[response.owner]:
                 continue
             num_readers = await self._num_readers(response_id)
             if num_readers:
@@ -123,6 +132,13 @@ class Collector:
             elif num_readers == 0 and unread_s >= patience_s:
                 self._reading[response_id] = asyncio.create_task(self._read(response))
         self._unread_since = unread
+
+    async def _is_there(self, owner: str) -> bool:
+        """Whether a gateway is connected. Raises `BusError`."""
+        try:
+            return await self._gateway.bus.inspect(topology.usage_queue(owner).name) is not None
+        except (QueueBusy, QueueDown):
+            return True
 
     async def _num_readers(self, response_id: str) -> int | None:
         """None if there is no log. Raises `BusError`."""

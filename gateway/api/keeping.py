@@ -79,6 +79,7 @@ class Keeping:
                 conversation_id=before.conversation_id,
                 conversation_end=before.conversation_end,
                 input=self.input,
+                owner=self.gateway.limits.name,
             )
         )
         try:

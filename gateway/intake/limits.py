@@ -77,6 +77,7 @@ class Limits:
         self._max_detached = max_detached
         self._clock = clock
         self.name = uuid.uuid4().hex
+        """The name of the gateway in `topology.usage_queue`."""
         self._ledger = UsageLedger(self.name)
         self._waiting: dict[Claim, asyncio.Future[bool]] = {}
         """Claims that are not decided yet, in order."""

@@ -39,6 +39,8 @@ class ResponseDraft:
     """The position of the conversation's last item before it."""
     input: bytes
     """A JSON array of items."""
+    owner: str
+    """The name of the gateway that begins it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,7 @@ class ResponseRecord(ResponseDraft):
 class PendingResponse(NamedTuple):
     id: str
     tenant: str
+    owner: str
 
 
 class Responses:
@@ -172,7 +175,7 @@ class Responses:
     async def pending(self, limit: int) -> list[PendingResponse]:
         """Responses that have not ended, the oldest first."""
         query = (
-            select(RESPONSES.c.id, RESPONSES.c.tenant)
+            select(RESPONSES.c.id, RESPONSES.c.tenant, RESPONSES.c.owner)
             .where(RESPONSES.c.is_pending)
             .order_by(RESPONSES.c.created_at)
             .limit(limit)

@@ -81,18 +81,17 @@ class Store:
                     None if url is None else url.get_secret_value(), data_dir
                 )
                 files = Files(self._database, blobs)
+                uploads = Uploads(self._database, files, settings.max_file_bytes)
+                batches, webhooks = Batches(self._database), Webhooks(self._database)
                 limits = StoreLimits(
                     settings.response_retention_days * _DAY_S,
                     settings.max_tenant_responses,
                     settings.max_tenant_response_bytes,
                 )
+                responses = Responses(self._database, limits)
+                conversations = Conversations(self._database, limits.retention_s)
                 self._state = StoredState(
-                    files,
-                    Uploads(self._database, files, settings.max_file_bytes),
-                    Batches(self._database),
-                    Webhooks(self._database),
-                    Responses(self._database, limits),
-                    Conversations(self._database, limits.retention_s),
+                    files, uploads, batches, webhooks, responses, conversations
                 )
                 self._is_open.set()
             return self._state

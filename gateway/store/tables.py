@@ -156,6 +156,8 @@ RESPONSES = Table(
     # The response as JSON, once it has ended.
     Column("body", LargeBinary),
     Column("is_pending", Boolean, nullable=False),
+    # The gateway that began it.
+    Column("owner", String(64), nullable=False),
     # The size of input and body.
     Column("num_bytes", BigInteger, nullable=False),
     Index("responses_of_tenant", "tenant", "expires_at", "id"),

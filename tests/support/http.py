@@ -47,8 +47,8 @@ class LiveGateway:
 
 @asynccontextmanager
 async def live_gateway(place: Bus | MemoryBroker, **options: Any) -> AsyncIterator[LiveGateway]:
-    """A gateway at a bus, or at a broker with a connection of its own, with a database of its own
-    unless ``options`` say otherwise."""
+    """A gateway at a bus, or at a broker with a connection of its own. It has a database of its
+    own, unless ``options`` say otherwise."""
     with tempfile.TemporaryDirectory(prefix="warren-") as data_dir:
         chosen = settings.load(GatewaySettings, **{**FAST, "data_dir": data_dir, **options})
         with listen(chosen) as listener:

@@ -42,6 +42,7 @@ def draft(
         conversation_id=conversation_id,
         conversation_end=None,
         input=INPUT,
+        owner="gateway",
     )
 
 

@@ -22,6 +22,7 @@ def upgrade() -> None:
         sa.Column("input", sa.LargeBinary, nullable=False),
         sa.Column("body", sa.LargeBinary),
         sa.Column("is_pending", sa.Boolean, nullable=False),
+        sa.Column("owner", sa.String(64), nullable=False),
         sa.Column("num_bytes", sa.BigInteger, nullable=False),
     )
     op.create_index("responses_of_tenant", "responses", ["tenant", "expires_at", "id"])

@@ -65,7 +65,7 @@ async def test_a_response_continues_those_before_it(
     third = await say(stored, "three", previous_response_id=second.id, instructions="Be loud.")
 
     assert first.id.startswith("resp_")
-    assert first.output[0].id.startswith("msg_")
+    assert str(first.output[0].id).startswith("msg_")
     assert (second.previous_response_id, third.previous_response_id) == (first.id, second.id)
     assert prompt_of(worker.jobs[2]) == [
         ("system", "Be loud."),
@@ -138,7 +138,7 @@ async def test_a_conversation_is_changed_and_deleted(gateway: LiveGateway) -> No
 
     empty = await conversations.items.list(conversation.id)
     updated = await conversations.update(conversation.id, metadata={"topic": "b"})
-    made = await conversations.items.create(
+    made: Any = await conversations.items.create(
         conversation.id,
         items=[
             {"role": "user", "content": "one"},
@@ -172,12 +172,13 @@ async def test_a_streamed_response_is_continued_as_soon_as_it_ends(
     stream = await gateway.openai.responses.create(model=MODEL, input="one two", stream=True)
     async for event in stream:
         if event.type == "response.completed":
+            first = event.response
             break
-    second = await say(gateway, "three", previous_response_id=event.response.id)
+    second = await say(gateway, "three", previous_response_id=first.id)
 
     assert second.status == "completed"
     assert prompt_of(worker.jobs[1])[:2] == [("user", "one two"), ("assistant", "one two")]
-    assert await gateway.openai.responses.retrieve(event.response.id) == event.response
+    assert await gateway.openai.responses.retrieve(first.id) == first
 
 
 async def test_a_call_is_answered_in_the_next_response(
@@ -200,7 +201,7 @@ async def test_a_call_is_answered_in_the_next_response(
     await say(gateway, [output], tools=[TOOL], previous_response_id=first.id)
 
     assert [item.type for item in first.output] == ["reasoning", "function_call"]
-    assert [item.id.partition("_")[0] for item in first.output] == ["rs", "fc"]
+    assert [str(item.id).partition("_")[0] for item in first.output] == ["rs", "fc"]
     user, assistant, tool = messages_of(worker.jobs[1])
     assert (user.content, tool.content, tool.tool_call_id) == ("one", "42", call.call_id)
     assert [(made.id, made.name) for made in assistant.tool_calls] == [(call.call_id, "f")]
@@ -245,8 +246,8 @@ async def test_a_tenant_reaches_its_own_responses_and_conversations_only(
         me, stranger = (gateway.openai.with_options(api_key=key) for key in (mine, other))
         conversation = await me.conversations.create(items=[{"role": "user", "content": "one"}])
         response = await me.responses.create(model=MODEL, input="one", conversation=conversation.id)
-        item = (await me.conversations.items.list(conversation.id)).data[0]
-        attempts = [
+        item: Any = (await me.conversations.items.list(conversation.id)).data[0]
+        attempts: list[Any] = [
             stranger.responses.retrieve(response.id),
             stranger.responses.delete(response.id),
             stranger.responses.input_items.list(response.id),
