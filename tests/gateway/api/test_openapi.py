@@ -171,24 +171,23 @@ def test_an_example_is_answered_as_documented(path: str, url: str) -> None:
     example = post["requestBody"]["content"]["application/json"]["example"]
 
     changes: dict[str, Any] = {"model": "scripted"}
-    if path == "/v1/batches":
-        files = {"file": ("in.jsonl", b"")}
-        uploaded = httpx.post(f"{url}/v1/files", data={"purpose": "batch"}, files=files)
-        changes = {"input_file_id": uploaded.json()["id"]}
-    if "{upload_id}" in path:
-        empty = {"bytes": 0, "filename": "f", "mime_type": "m", "purpose": "batch"}
-        created = httpx.post(f"{url}/v1/uploads", json=empty)
-        path = path.format(upload_id=created.json()["id"])
-        changes = {"part_ids": []}
-
-    if "{webhook_id}" in path:
-        webhook = httpx.post(f"{url}/admin/v1/webhooks", json={"url": f"{url}/live"})
-        path = path.format(webhook_id=webhook.json()["id"])
-
-    if "{conversation_id}" in path:
-        conversation = httpx.post(f"{url}/v1/conversations", json={}).json()
-        path = path.format(conversation_id=conversation["id"])
-    response = httpx.post(f"{url}{path}", json={**example, **changes})
+    with httpx.Client(base_url=url, timeout=60) as client:
+        if path == "/v1/batches":
+            files = {"file": ("in.jsonl", b"")}
+            uploaded = client.post("/v1/files", data={"purpose": "batch"}, files=files)
+            changes = {"input_file_id": uploaded.json()["id"]}
+        if "{upload_id}" in path:
+            empty = {"bytes": 0, "filename": "f", "mime_type": "m", "purpose": "batch"}
+            created = client.post("/v1/uploads", json=empty)
+            path = path.format(upload_id=created.json()["id"])
+            changes = {"part_ids": []}
+        if "{webhook_id}" in path:
+            webhook = client.post("/admin/v1/webhooks", json={"url": f"{url}/live"})
+            path = path.format(webhook_id=webhook.json()["id"])
+        if "{conversation_id}" in path:
+            conversation = client.post("/v1/conversations", json={}).json()
+            path = path.format(conversation_id=conversation["id"])
+        response = client.post(path, json={**example, **changes})
 
     assert response.status_code == 200, response.text
     schema = post["responses"]["200"]["content"]["application/json"]["schema"]
