@@ -129,7 +129,7 @@ NOTES: Mapping[str, str] = {
     "skip_special_tokens": "",
     "stop": "Up to 16 strings of up to 256 characters",
     "stop_token_ids": "",
-    "store": "True by default. See [Stored responses](responses.md#what-is-kept)",
+    "store": "True by default. See [Stored responses](responses.md#what-is-stored)",
     "stream": "",
     "stream_options": "`include_usage`, `continuous_usage_stats`. `include_obfuscation` is "
     "accepted and ignored: chunks are never padded. Only with `stream`",
