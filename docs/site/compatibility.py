@@ -1,4 +1,4 @@
-"""The compatibility tables: every parameter of OpenAI, Anthropic and vLLM, and what becomes of it.
+"""The compatibility tables: how Warren treats every parameter of OpenAI, Anthropic and vLLM.
 
 Their parameters come from the types of their Python packages, ours from the schemas of the bodies.
 What is refused is found out by asking the schemas, so that only the notes are written by hand.
