@@ -156,8 +156,8 @@ class CommonSettings(BaseSettings):
         0,
         ge=0,
         description="Number of tenants that have their own metrics: those with the most requests. "
-        "All others are counted as the tenant `other`. With 0, /metrics names no tenant, because "
-        "it needs no API key unless WARREN_OPEN_METRICS is false.",
+        "All others are counted as the tenant `other`. The default keeps names of tenants out of "
+        "/metrics, which needs no API key unless WARREN_OPEN_METRICS is false.",
     )
     drain_grace_s: Seconds = Field(
         30,
@@ -347,25 +347,25 @@ class GatewaySettings(CommonSettings):
     )
     store_responses: bool = Field(
         True,
-        description="Whether responses of `/v1/responses` are stored if their request does not say "
-        "`store`, as OpenAI does.",
+        description="Store the responses of `/v1/responses` whose requests do not set `store`, as "
+        "OpenAI does. Turn it off to store nothing unless a client asks for it.",
     )
     response_retention_days: Annotated[float, Field(gt=0)] = Field(
         30,
-        description="Days after which stored responses are deleted, and conversations that did not "
-        "change.",
+        description="Days after which stored responses, and conversations without changes, are "
+        "deleted.",
     )
     max_tenant_responses: int = Field(
         100_000,
         gt=0,
-        description="Stored responses and conversations of one tenant. Each minute, those that "
-        "were not used for longest are deleted as far as there are more.",
+        description="Maximum number of stored responses and conversations of one tenant. Once a "
+        "minute, the least recently changed ones beyond it are deleted.",
     )
     max_tenant_response_bytes: int = Field(
         10 << 30,
         gt=0,
-        description="Size of the stored responses and conversations of one tenant together, in "
-        "bytes, which is enforced in the same way.",
+        description="Maximum total size of the stored responses and conversations of one tenant in "
+        "bytes. Once a minute, the least recently changed ones beyond it are deleted.",
     )
     max_batch_lines: int = Field(
         50_000, gt=0, description="Maximum number of requests in one batch."
@@ -387,7 +387,7 @@ class GatewaySettings(CommonSettings):
         "http:// is allowed there only. Unset: public addresses only.",
     )
     webhook_max_tries: Annotated[int, Field(gt=0, le=100)] = Field(
-        16, description="How often the delivery of a webhook is tried before it is dead."
+        16, description="Number of tries after which the delivery of a webhook is given up."
     )
     webhook_retry_s: Seconds = Field(
         5,

@@ -1,4 +1,4 @@
-"""The compatibility tables: every parameter of OpenAI, Anthropic and vLLM, and what becomes of it.
+"""The compatibility tables: how Warren treats every parameter of OpenAI, Anthropic and vLLM.
 
 Their parameters come from the types of their Python packages, ours from the schemas of the bodies.
 What is refused is found out by asking the schemas, so that only the notes are written by hand.
@@ -129,7 +129,7 @@ NOTES: Mapping[str, str] = {
     "skip_special_tokens": "",
     "stop": "Up to 16 strings of up to 256 characters",
     "stop_token_ids": "",
-    "store": "True by default. See [Stored responses](responses.md#what-is-kept)",
+    "store": "True by default. See [Stored responses](responses.md#what-is-stored)",
     "stream": "",
     "stream_options": "`include_usage`, `continuous_usage_stats`. `include_obfuscation` is "
     "accepted and ignored: chunks are never padded. Only with `stream`",

@@ -1,4 +1,4 @@
-"""The state that outlives gateways: files, batches, responses, conversations and webhooks, in a
+"""The state that outlives gateways: files, batches, responses, conversations and webhooks in a
 database, and the bytes of files.
 
 `database` connects and migrates, `tables` is the schema, and `blobs` stores bytes in a directory or
