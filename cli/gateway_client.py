@@ -1,5 +1,6 @@
 """HTTP requests to a gateway. It needs httpx, which an image of the worker does not have."""
 
+import re
 from typing import Any
 
 import httpx
@@ -7,6 +8,7 @@ import httpx
 from shared.errors import StartupError, Unavailable, from_code
 
 _CONNECT_TIMEOUT_S = 5.0
+_ERROR_NUMBER = re.compile(r"^\[Errno -?\d+\] ")
 
 
 def connect(
@@ -27,13 +29,18 @@ def connect(
         raise StartupError(f"{url} is not a URL: {error}") from None
 
 
+def reason_of(error: Exception) -> str:
+    """Why a request failed, without the number of the system's error."""
+    return _ERROR_NUMBER.sub("", str(error)) or type(error).__name__
+
+
 def asked(client: httpx.Client, method: str, path: str, **more: Any) -> httpx.Response:
     """The gateway's response. Raises its error; `Unavailable` if it does not answer or cannot, and
     `StartupError` if it refuses the API key."""
     try:
         response = client.request(method, path, **more)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise Unavailable(f"no gateway answers at {client.base_url}: {error}") from error
+        raise Unavailable(f"no gateway answers at {client.base_url}: {reason_of(error)}") from error
     if response.is_success:
         return response
     try:

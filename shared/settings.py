@@ -21,7 +21,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -33,6 +33,12 @@ from pydantic_settings import (
 from shared.errors import StartupError
 
 PREFIX = "WARREN_"
+_EXPECTED = {
+    "int_parsing": "an integer",
+    "float_parsing": "a number",
+    "bool_parsing": "true or false",
+}
+"""What a setting has to be, by the type of pydantic's error."""
 DEFAULT_MODEL = "smollm2"
 MIN_SECRET_BYTES = 32
 _SECRETS = ("broker", "secret", "database_url")
@@ -618,8 +624,17 @@ def load(settings: type[_Settings], **options: Any) -> _Settings:
     except InvalidSetting as error:
         raise StartupError(f"{place(error.name)}: {error}") from None
     except ValidationError as error:
-        lines = [f"{place(problem['loc'][0])}: {problem['msg']}" for problem in error.errors()]
+        lines = [f"{place(one['loc'][0])}: {_explained(one)}" for one in error.errors()]
         raise StartupError("; ".join(lines)) from None
+
+
+def _explained(problem: ErrorDetails) -> str:
+    """What is wrong with the value of a setting. The values of secrets are not shown, because no
+    secret is a number or a boolean."""
+    expected = _EXPECTED.get(problem["type"])
+    if expected is not None:
+        return f"{problem['input']!r} is not {expected}"
+    return problem["msg"].replace("Input should be", "the value must be")
 
 
 def _check_variables() -> None:

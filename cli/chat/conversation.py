@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import httpx
 from rich.console import Console
 
-from cli.gateway_client import connect
+from cli.gateway_client import connect, reason_of
 from shared.errors import (
     InternalError,
     InvalidApiKey,
@@ -88,7 +88,7 @@ class ModelServer:
             self._check(response)
             listed: list[dict[str, str]] = response.json()["data"]
         except (httpx.HTTPError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise StartupError(f"no server answers at {self.url}: {error}") from error
+            raise StartupError(f"no server answers at {self.url}: {reason_of(error)}") from error
         except (ValueError, KeyError, TypeError):
             raise StartupError(f"{self.url} is not an OpenAI-compatible server") from None
         except (WarrenError, _Lost) as error:
