@@ -238,7 +238,7 @@ async def test_a_deadline_leaves_what_is_open_incomplete(
 
     worker.script = never_end
     stream = await gateway.openai.responses.create(
-        model=MODEL, input="x", stream=True, extra_body={"timeout": 1}
+        model=MODEL, input="x", stream=True, store=False, extra_body={"timeout": 1}
     )
     events = [event async for event in stream]
 
