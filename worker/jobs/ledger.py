@@ -5,10 +5,10 @@ import logging
 import time
 from contextlib import suppress
 
-from shared import incidents
 from shared.bus.base import Bus, Message
 from shared.errors import BusError, BusUnavailable, Unroutable
 from shared.messages import UsageRecord, encode
+from shared.telemetry import incidents
 from shared.topology import LEDGER_RECORDS
 from worker.jobs.metrics import JobMetrics
 
