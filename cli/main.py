@@ -11,7 +11,7 @@ from rich.markup import escape
 from cli.batch.command import batch
 from cli.chat.command import chat
 from cli.doctor.command import doctor
-from cli.manage import batches, dead, keys, webhooks
+from cli.manage import batches, dead, keys, usage, webhooks
 from cli.manage.status import status, top
 from cli.options import EPILOG
 from cli.serve import gateway, pull, serve, worker
@@ -38,6 +38,7 @@ app.command(epilog=EPILOG)(doctor)
 app.add_typer(batches.app, name="batches")
 app.add_typer(dead.app, name="dead")
 app.add_typer(keys.app, name="keys")
+app.add_typer(usage.app, name="usage")
 app.add_typer(webhooks.app, name="webhooks")
 
 

@@ -27,6 +27,7 @@ from gateway.api.routes import (
     streams,
     unary,
     uploads,
+    usage,
     webhooks,
 )
 from gateway.batches.runner import BatchRunner
@@ -75,6 +76,7 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
                 gateway.queues.run,
             ):
                 stack.callback(asyncio.create_task(incidents.keep_running(work)).cancel)
+            await stack.enter_async_context(_recording_usage(gateway))
             stack.push_async_callback(_drain, gateway)
             await stack.enter_async_context(_using_store(gateway))
             yield
@@ -93,6 +95,7 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
         batches,
         streams,
         models,
+        usage,
         admin,
         webhooks,
         health,
@@ -120,6 +123,22 @@ async def _using_store(gateway: Gateway) -> AsyncIterator[None]:
     try:
         yield
     finally:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+
+
+@asynccontextmanager
+async def _recording_usage(gateway: Gateway) -> AsyncIterator[None]:
+    """Record what requests have used, until all have ended; then close the store."""
+    recorder = gateway.recorder
+    running = [
+        asyncio.create_task(incidents.keep_running(work)) for work in (recorder.run, recorder.sweep)
+    ]
+    try:
+        yield
+    finally:
+        await recorder.wait_written()
         for task in running:
             task.cancel()
         await asyncio.wait(running)

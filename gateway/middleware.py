@@ -50,6 +50,7 @@ _WITHOUT_VERSION = (
     "/responses",
     "/score",
     "/uploads",
+    "/usage",
 )
 
 

@@ -19,6 +19,8 @@ from gateway.intake.api_keys import Keys
 from gateway.intake.limits import Limits
 from gateway.intake.signer import Signer
 from gateway.intake.tenant_usage import TenantUsage
+from gateway.ledger.prices import PriceTable
+from gateway.ledger.recorder import Recorder
 from gateway.log.registry import Relays
 from gateway.log.reply_queues import ReplyQueues
 from gateway.metrics import Metrics
@@ -61,6 +63,8 @@ class Gateway:
     metrics: Metrics
     store: Store
     deliverer: Deliverer
+    recorder: Recorder
+    prices: PriceTable
     tenant_usage: TenantUsage = field(default_factory=TenantUsage)
     started_at: float = field(default_factory=time.time)
     """Unix time in seconds."""
@@ -75,6 +79,7 @@ class Gateway:
         queues = QueueWatch(bus, workers)
         admission = Admission(settings.max_requests, settings.max_bytes_in_flight)
         keys, metrics = Keys.of(settings), Metrics(settings.metrics_tenants)
+        publishers = Publishers((bus.user, *settings.trusted_users))
         store = Store(settings)
         deliverer = Deliverer(
             store,
@@ -99,11 +104,13 @@ class Gateway:
             limits=Limits(bus, settings.max_detached),
             signer=Signer.of(settings),
             quick=QuickLane(bus),
-            publishers=Publishers((bus.user, *settings.trusted_users)),
+            publishers=publishers,
             queues=queues,
             metrics=metrics,
             store=store,
             deliverer=deliverer,
+            recorder=Recorder(bus, store, publishers, metrics.catalog, settings.usage_retention_s),
+            prices=PriceTable.of(settings.prices_file),
         )
 
     @property

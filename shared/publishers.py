@@ -44,8 +44,8 @@ class Publishers:
             raise UndecodableMessage(f"request_id does not begin with {own_name(user)}")
         if not self.may_be_answered(message):
             raise UndecodableMessage(f"reply_to does not begin with {_own_key(user)}")
-        if isinstance(job, GenerationJob | EmbeddingJob) and job.tenant != user:
-            return msgspec.structs.replace(job, tenant=user)
+        if isinstance(job, GenerationJob | EmbeddingJob):
+            return msgspec.structs.replace(job, tenant=user, key_id="")
         return job
 
     def is_trusted(self, user: str) -> bool:

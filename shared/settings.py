@@ -400,6 +400,15 @@ class GatewaySettings(CommonSettings):
         description="Seconds between the first two tries of a webhook. Each further pause is twice "
         "as long, up to 6 hours, and shortened at random by up to a half.",
     )
+    usage_retention_s: Seconds = Field(
+        400 * 24 * 3600,
+        description="Seconds after which the usage record of a request is deleted.",
+    )
+    prices_file: Path | None = Field(
+        None,
+        description="JSON file with the prices of models, by which /v1/usage states costs. Unset: "
+        "it states none.",
+    )
     drain_grace_s: Seconds = Field(
         30, description="Seconds that open streams may take to finish after SIGTERM."
     )

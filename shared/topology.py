@@ -11,6 +11,7 @@ warren.control  topic   worker.<id>       -> control.worker.<id>    commands to 
 warren.workers  fanout                    -> workers.<gateway id>   announcements
                                           -> reply.<user>.<id>.workers, for publishers
 warren.dead     fanout                    -> jobs.dead              dead letters
+warren.ledger   fanout                    -> ledger.records         what requests have used
 
 The ids of gateways contain no dot. Another publisher has the names that begin with its user's name
 and a dot: the broker gives it no others.
@@ -33,6 +34,7 @@ REPLIES = Exchange("warren.replies", "topic")
 CONTROL = Exchange("warren.control", "topic")
 WORKERS = Exchange("warren.workers", "fanout")
 DEAD = Exchange("warren.dead", "fanout")
+LEDGER = Exchange("warren.ledger", "fanout")
 
 JOBS_PREFIX = "jobs."
 DEAD_LETTERS = Queue(
@@ -43,6 +45,16 @@ DEAD_LETTERS = Queue(
     # Each inspection is a delivery, and brokers from 4.0 on drop a message returned 20 times.
     delivery_limit=1_000_000,
 )
+LEDGER_RECORDS = Queue(
+    "ledger.records",
+    (Binding(LEDGER, ""),),
+    kind="quorum",
+    # About 250 MB. Records that do not fit in are reported as lost by their workers.
+    max_length=1_000_000,
+    # Each restart of a gateway returns those that it holds.
+    delivery_limit=1_000_000,
+)
+"""Declared by workers and gateways; gateways write its records to their database."""
 ALL_GATEWAYS = Binding(CONTROL, "gateways")
 USAGE = Binding(CONTROL, "usage")
 ANNOUNCEMENTS = Binding(WORKERS, "")
@@ -148,4 +160,5 @@ def publisher_queue(publisher_id: str) -> Queue:
 async def declare_worker(bus: Bus, model: str, worker_id: str) -> None:
     """Declare everything that a worker of ``model`` needs."""
     jobs = (jobs_queue(model, lane) for lane in LANES)
-    await bus.declare(REPLIES, WORKERS, DEAD_LETTERS, *jobs, worker_queue(worker_id))
+    shared = (REPLIES, WORKERS, DEAD_LETTERS, LEDGER_RECORDS)
+    await bus.declare(*shared, *jobs, worker_queue(worker_id))

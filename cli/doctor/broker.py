@@ -183,6 +183,7 @@ def _gateway_attempts(_: str) -> dict[str, Attempt]:
         "command workers": _publishes(topology.worker_binding("worker.doctor")),
         "hear workers": _declares(topology.announcements_queue(one)),
         "hear gateways": _declares(topology.gateway_queue(one)),
+        "read usage records": _keeps_records,
     }
 
 
@@ -191,6 +192,7 @@ def _worker_attempts(_: str) -> dict[str, Attempt]:
     return {
         "return jobs": _publishes(topology.jobs_binding("doctor", "interactive")),
         "quarantine jobs": _publishes(topology.jobs_binding("doctor", "suspect")),
+        "record usage": _keeps_records,
         "answer": _publishes(topology.reply_binding(topology.reply_key(one))),
         "receive commands": _declares(topology.worker_queue(one)),
         "hear its peers": _declares(topology.peers_queue(one)),
@@ -222,6 +224,11 @@ def _declares(queue: Queue) -> Attempt:
         await bus.delete_queue(queue.name)
 
     return attempt
+
+
+async def _keeps_records(bus: RabbitBus) -> None:
+    """Declare the queue of usage records, which a deployment has anyway."""
+    await bus.declare(topology.LEDGER_RECORDS)
 
 
 def _keeps_a_log(name: str) -> Attempt:

@@ -18,6 +18,7 @@ from gateway.store.database import SQLITE_FILE, Database
 from gateway.store.files import Files
 from gateway.store.responses import Responses, StoreLimits
 from gateway.store.uploads import Uploads
+from gateway.store.usage import UsageRecords
 from gateway.store.webhooks import Webhooks
 from shared.errors import StartupError, Unavailable
 from shared.settings import GatewaySettings
@@ -38,6 +39,7 @@ class StoredState:
     webhooks: Webhooks
     responses: Responses
     conversations: Conversations
+    usage: UsageRecords
 
 
 class Store:
@@ -91,7 +93,13 @@ class Store:
                 responses = Responses(self._database, limits)
                 conversations = Conversations(self._database, limits.retention_s)
                 self._state = StoredState(
-                    files, uploads, batches, webhooks, responses, conversations
+                    files,
+                    uploads,
+                    batches,
+                    webhooks,
+                    responses,
+                    conversations,
+                    UsageRecords(self._database),
                 )
                 self._is_open.set()
             return self._state

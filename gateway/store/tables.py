@@ -95,6 +95,31 @@ BATCHES = Table(
     Index("batches_to_run", "status", "lease_until"),
 )
 
+USAGE = Table(
+    "usage",
+    METADATA,
+    # Publishers choose the ids of their requests.
+    Column("tenant", String(128), primary_key=True),
+    Column("request_id", String(128), primary_key=True),
+    Column("key_id", String(64), nullable=False),
+    Column("model", String(128), nullable=False),
+    Column("job_class", String(16), nullable=False),
+    Column("outcome", String(64), nullable=False),
+    # Of several records of a request, the one with the highest attempt is kept.
+    Column("attempt", Integer, nullable=False),
+    Column("num_prompt_tokens", BigInteger, nullable=False),
+    Column("num_cached_tokens", BigInteger, nullable=False),
+    Column("num_output_tokens", BigInteger, nullable=False),
+    Column("num_takeovers", Integer, nullable=False),
+    Column("queue_s", Float, nullable=False),
+    Column("compute_s", Float, nullable=False),
+    Column("ended_at", Float, nullable=False),
+    # The day of ended_at in UTC, as 2026-12-31.
+    Column("day", String(10), nullable=False),
+    Index("usage_of_tenant", "tenant", "ended_at"),
+    Index("usage_by_time", "ended_at"),
+)
+
 ANSWERS = Table(
     "batch_answers",
     METADATA,

@@ -45,6 +45,8 @@ class TokenChain:
     token_ids: list[int] = field(default_factory=list)
     prefix_hash: int = EMPTY_HASH
     is_finished: bool = False
+    num_cached_tokens: int = 0
+    """Of a finished choice, as its `Finished` said."""
 
     def extend(self, token_ids: Sequence[int]) -> None:
         self.token_ids.extend(token_ids)
@@ -236,7 +238,11 @@ class LogReader:
             num_crashes_alone=self.num_crashes_alone,
             replaced=self.replaced,
             choices=tuple(
-                Progress(token_ids=tuple(chain.token_ids), is_finished=chain.is_finished)
+                Progress(
+                    token_ids=tuple(chain.token_ids),
+                    is_finished=chain.is_finished,
+                    num_cached_tokens=chain.num_cached_tokens,
+                )
                 for chain in self.chains
             ),
         )
@@ -256,6 +262,7 @@ class LogReader:
         chain.extend(event.token_ids)
         if isinstance(event, Finished):
             chain.is_finished = True
+            chain.num_cached_tokens = event.num_cached_tokens
             self.is_ended = all(chain.is_finished for chain in self.chains)
         return [self._relay(event)]
 

@@ -51,6 +51,7 @@ class LogWriter:
         for chain, progress in zip(writer.chains, command.choices, strict=True):
             chain.extend(progress.token_ids)
             chain.is_finished = progress.is_finished
+            chain.num_cached_tokens = progress.num_cached_tokens
         return writer
 
     @property
@@ -108,6 +109,7 @@ class LogWriter:
         )
         chain.extend(token_ids)
         chain.is_finished = True
+        chain.num_cached_tokens = num_cached_tokens
         return event
 
     def fail(self, code: str, message: str, param: str | None = None) -> Failed:

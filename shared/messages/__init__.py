@@ -14,6 +14,7 @@ from shared.messages.codec import (
     decode_event,
     decode_job,
     decode_quick_job,
+    decode_record,
     decode_usage,
     encode,
     is_reply_key,
@@ -90,7 +91,7 @@ from shared.messages.prompts import (
     ToolCall,
 )
 from shared.messages.sampling import Constraint, SamplingParams
-from shared.messages.usage import DetachedJob, Ended, KeyUsage, UsageReport
+from shared.messages.usage import DetachedJob, Ended, KeyUsage, UsageClass, UsageRecord, UsageReport
 
 __all__ = [
     "JSON",
@@ -159,6 +160,8 @@ __all__ = [
     "Tokenized",
     "Tool",
     "ToolCall",
+    "UsageClass",
+    "UsageRecord",
     "UsageReport",
     "Withheld",
     "decode_announcement",
@@ -166,6 +169,7 @@ __all__ = [
     "decode_event",
     "decode_job",
     "decode_quick_job",
+    "decode_record",
     "decode_usage",
     "encode",
     "is_reply_key",

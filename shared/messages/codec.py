@@ -11,7 +11,7 @@ from shared.messages.commands import Announcement, Command
 from shared.messages.events import ReplyEvent
 from shared.messages.fields import WIRE_VERSION, ReplyKey
 from shared.messages.jobs import GenerationJob, QuickJob
-from shared.messages.usage import Ended, UsageReport
+from shared.messages.usage import Ended, UsageRecord, UsageReport
 
 MSGPACK = "application/msgpack"
 JSON = "application/json"
@@ -52,6 +52,7 @@ _QUICK_JOB: _Codec[QuickJob] = _Codec(QuickJob)
 _EVENT: _Codec[ReplyEvent] = _Codec(ReplyEvent)
 _COMMAND: _Codec[Command] = _Codec(Command)
 _USAGE: _Codec[UsageReport | Ended] = _Codec(UsageReport | Ended)
+_RECORD: _Codec[UsageRecord] = _Codec(UsageRecord)
 _ANNOUNCEMENT: _Codec[Announcement] = _Codec(Announcement)
 _VERSION: _Codec[_Version] = _Codec(_Version)
 _MSGPACK_ENCODER = msgspec.msgpack.Encoder()
@@ -106,6 +107,11 @@ def decode_usage(body: bytes) -> UsageReport | Ended:
     """Decode what a gateway or a worker tells of the use of API keys. Raises
     `UndecodableMessage`."""
     return _USAGE.decode(body, MSGPACK)
+
+
+def decode_record(body: bytes) -> UsageRecord:
+    """Decode the usage record of a request. Raises `UndecodableMessage`."""
+    return _RECORD.decode(body, MSGPACK)
 
 
 def _check_version(body: bytes, content_type: str) -> None:

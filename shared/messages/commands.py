@@ -31,6 +31,8 @@ class Progress(Struct, frozen=True, kw_only=True):
 
     token_ids: TokenIds = ()
     is_finished: bool = False
+    num_cached_tokens: Count = 0
+    """Of a finished choice, as its `Finished` said."""
 
 
 class Replaced(Struct, frozen=True, kw_only=True):

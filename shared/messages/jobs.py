@@ -14,6 +14,7 @@ from shared.messages.fields import (
     WIRE_VERSION,
     Context,
     Count,
+    KeyId,
     ModelName,
     RequestId,
     Tenant,
@@ -42,6 +43,8 @@ class GenerationJob(Wire, frozen=True, kw_only=True):
     """Unix time in seconds at the publisher; 0 if unknown."""
     tenant: Tenant = ""
     """Prefix caches are shared only between jobs of one tenant."""
+    key_id: KeyId = ""
+    """The id of the API key of the request, for its usage record; empty without one."""
     is_detached: bool = False
     """The client may be disconnected: a reply queue without a reader does not cancel the job."""
     wants_prompt_text: bool = False
@@ -97,6 +100,7 @@ class EmbeddingJob(Wire, frozen=True, kw_only=True):
     num_dimensions: Annotated[int, Meta(ge=1, le=MAX_EMBEDDING_DIMENSIONS)] | None = None
     """Truncate vectors to this many dimensions and normalize them again; None: all dimensions."""
     tenant: Tenant = ""
+    key_id: KeyId = ""
     deadline: UnixTime | None = None
     version: int = WIRE_VERSION
 

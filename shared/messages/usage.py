@@ -1,10 +1,23 @@
-"""What API keys have used, as gateways and workers tell all gateways."""
+"""What requests have used: what gateways and workers tell all gateways for the limits of API keys,
+and the durable record of each request."""
 
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from shared.messages.fields import Count, RequestId, Tenant, UnixTime, Wire
+from shared.messages.fields import (
+    Count,
+    JobClass,
+    KeyId,
+    ModelName,
+    RequestId,
+    Tenant,
+    UnixTime,
+    Wire,
+)
+
+UsageClass: TypeAlias = JobClass | Literal["quick"]
+Duration: TypeAlias = Annotated[float, Meta(ge=0.0)]
 
 
 class KeyUsage(Struct, frozen=True, array_like=True):
@@ -48,3 +61,35 @@ class Ended(Wire, frozen=True, kw_only=True):
     request_id: RequestId
     num_tokens: Count | None = None
     """The tokens of its prompts and answers, if the sender knows them."""
+
+
+class UsageRecord(Wire, frozen=True, kw_only=True):
+    """What one request has used, recorded when it ends. It contains neither prompt nor answer.
+
+    A request may be recorded several times. The record with the highest ``attempt`` counts, and of
+    those the latest; of records with attempt 0 the first.
+    """
+
+    request_id: RequestId
+    tenant: Tenant = ""
+    key_id: KeyId = ""
+    model: ModelName
+    job_class: UsageClass
+    outcome: Annotated[str, Meta(min_length=1, max_length=64)]
+    """``completed``, ``cancelled``, or the code of the error."""
+    attempt: Count = 0
+    """The attempt whose event ended the request; 0 if its log was gone, or if the run that ended it
+    did not know its position in the log."""
+    num_prompt_tokens: Count = 0
+    num_cached_tokens: Count = 0
+    """Prompt tokens that were found in the prefix cache."""
+    num_output_tokens: Count = 0
+    """The tokens of all choices, whichever workers generated them."""
+    num_takeovers: Count = 0
+    """How often another run continued the request."""
+    queue_s: Duration = 0.0
+    """Seconds from the creation of the job until the engine of the worker that ended it began; 0 if
+    unknown."""
+    compute_s: Duration = 0.0
+    """Seconds from then until the end."""
+    ended_at: UnixTime

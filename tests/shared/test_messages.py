@@ -51,8 +51,8 @@ GOLDEN_JOB = (
     '{"type":"chat","messages":[{"role":"user","content":"hi"}]},'
     '{"type":"text","text":"a"},{"type":"tokens","token_ids":[1,2]}],"num_choices":1,'
     '"sampling":{"max_tokens":3,"temperature":0.5,"stop":["x"]},"mode":"stream","deadline":1.5,'
-    '"created_at":0.0,"tenant":"","is_detached":false,"wants_prompt_text":false,"publication":0,'
-    '"context":"","trace":{},"version":1}'
+    '"created_at":0.0,"tenant":"","key_id":"","is_detached":false,"wants_prompt_text":false,'
+    '"publication":0,"context":"","trace":{},"version":1}'
 )
 GOLDEN_EVENTS = [
     (Accepted(body_hash="h"), '{"type":"accepted","body_hash":"h","context":""}'),
@@ -112,7 +112,7 @@ GOLDEN_COMMANDS = [
     (
         Continue(request_id="r", ticket="t", attempt=2, choices=(Progress(token_ids=(1,)),)),
         '{"type":"continue","request_id":"r","ticket":"t","attempt":2,"choices":[{"token_ids":[1],'
-        '"is_finished":false}],"num_moves":0,"num_crashes":0,"num_crashes_alone":0,'
+        '"is_finished":false,"num_cached_tokens":0}],"num_moves":0,"num_crashes":0,"num_crashes_alone":0,'
         '"replaced":null}',
     ),
     (

@@ -20,6 +20,7 @@ from worker.decode.plan import ChoicePlan, plan, prompt_texts
 from worker.decode.served_model import ServedModel
 from worker.engine.interface import StepOutput
 from worker.jobs.delivery import LogMoved, ReplyPublisher
+from worker.jobs.ledger import Ledger
 from worker.jobs.log_reader import read_log
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.observation import JobObservation
@@ -32,6 +33,7 @@ from worker.jobs.run import (
     Outcome,
     Planned,
     Publish,
+    Record,
     Refused,
     Settle,
     Signal,
@@ -56,6 +58,7 @@ class Workplace:
     """The routing key of the worker's commands."""
     job_timeout_s: float
     metrics: JobMetrics
+    ledger: Ledger
 
 
 class JobExecution:
@@ -108,6 +111,8 @@ class JobExecution:
         self._generation: Generation | None = None
         self._working: asyncio.Task[None] | None = None
         self._publishing: ReplyEvent | None = None
+        self._recording: asyncio.Task[None] | None = None
+        """The record of what the request has used, until it is confirmed."""
         self._end: Outcome | Exception | None = None
         self._news = asyncio.Event()
         """Set when tokens have arrived or an event was applied."""
@@ -153,6 +158,8 @@ class JobExecution:
                 raise
             else:
                 self._observation.end(outcome)
+                if self._recording is not None:
+                    await self._recording
                 return outcome
             finally:
                 deadline.cancel()
@@ -199,6 +206,8 @@ class JobExecution:
 
     async def _publish(self, event: ReplyEvent) -> None:
         result: Event = Signal.CONFIRMED
+        if self._recording is not None:
+            await asyncio.sleep(0)  # so that the record is sent first
         try:
             await self._publisher.publish(event)
         except LogMoved:
@@ -255,6 +264,9 @@ class JobExecution:
             case Publish():
                 self._publishing = action.event
                 self._observation.published(action.event)
+            case Record():
+                record = self._observation.recorded(action)
+                self._recording = self._workplace.ledger.record(record)
             case Settle():
                 self._end = action.outcome
             case _:

@@ -76,6 +76,15 @@ class JobMetrics:
             "model",
             "reason",
         )
+        self.usage_records = catalog.counter(
+            "warren_worker_usage_records_total",
+            "Usage records of requests that ended here, by result: confirmed by the broker, or "
+            "lost, because the broker refused them for too long.",
+            "model",
+            "result",
+        )
+        for result in ("confirmed", "lost"):
+            self.usage_records.labels(model, result)
         for job_class in _CLASSES:
             for reason in _REASONS:
                 self.takeovers.labels(model, job_class, reason)

@@ -4,6 +4,7 @@ import secrets
 import time
 from contextlib import suppress
 
+import msgspec
 from opentelemetry import trace
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 
@@ -17,11 +18,12 @@ from shared.messages import (
     JobClass,
     Replaced,
     ReplyEvent,
+    UsageRecord,
 )
 from shared.telemetry import job_lines, tracing
 from worker.decode.bridge import Generations
 from worker.jobs.metrics import JobMetrics
-from worker.jobs.run import Outcome
+from worker.jobs.run import Outcome, Record
 
 _STEP_INTERVAL = 64
 """The engine's step is recorded as a span at a run's first token, and then once in so many."""
@@ -168,6 +170,23 @@ class JobObservation:
                 self._finish_reason = event.choices[-1].finish_reason
             case _:
                 pass
+
+    def recorded(self, record: Record) -> UsageRecord:
+        """The record of the request, which ends now."""
+        now = time.monotonic()
+        began_at = self._submitted_at if self._attempt else now
+        waited_s = 0.0 if self._queue_s is None else self._queue_s + began_at - self._arrived_at
+        return UsageRecord(
+            request_id=self._job.request_id,
+            tenant=self._job.tenant,
+            key_id=self._job.key_id,
+            model=self._job.model,
+            job_class=self._class,
+            queue_s=waited_s,
+            compute_s=now - began_at,
+            ended_at=time.time(),
+            **msgspec.structs.asdict(record),
+        )
 
     def end(self, outcome: Outcome | None) -> None:
         """The run has ended; None if an unexpected error ended it."""

@@ -26,7 +26,7 @@ from shared.errors import (
     WorkerLost,
     from_code,
 )
-from shared.log import LogWriter
+from shared.log import LogWriter, TokenChain
 from shared.log.writer import MAX_CRASHES, Attempt, Verdict
 from shared.messages import (
     Cancel,
@@ -133,11 +133,31 @@ class Publish(Struct, frozen=True):
     event: ReplyEvent
 
 
+class Record(Struct, frozen=True):
+    """The request ends here, unless its end is not accepted: record what it has used. The fields
+    are those of `shared.messages.UsageRecord`.
+
+    The `Publish` that follows may begin at once, but not before the record is under way: once
+    readers have the end, they delete the log, and nobody else could say what was used. The job may
+    be settled once the record is confirmed.
+    """
+
+    outcome: str
+    attempt: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    num_takeovers: int
+
+
 class Settle(Struct, frozen=True):
     outcome: Outcome
 
 
-Action: TypeAlias = Work | Publish | Settle
+Action: TypeAlias = Work | Publish | Record | Settle
+
+_ENDS = (Outcome.ANSWERED, Outcome.BURIED)
+"""With these outcomes the request ends, too."""
 
 
 class State(Enum):
@@ -264,7 +284,7 @@ class JobRun:
             case Cancel() | Continue():
                 return self._follow(self._attempt.obey(news, is_settled=is_settled))
             case Unroutable():
-                return self._settle(Outcome.ANSWERED)
+                return self._settle_unread()
             case _:
                 return self._fail(news) if self._started else self._fail_in_place(news)
 
@@ -383,10 +403,44 @@ class JobRun:
         self._outbox.clear()
         return [Work.NONE, Settle(outcome)]
 
+    def _settle_unread(self) -> list[Action]:
+        """The log is gone: the request ended before, or its reader has cancelled it. In the first
+        case this record does not count."""
+        return [self._record("cancelled", is_read=False), *self._settle(Outcome.ANSWERED)]
+
     def _write(self, events: Sequence[ReplyEvent]) -> list[Action]:
         is_publishing = bool(self._outbox)
         self._outbox.extend(events)
-        return [] if is_publishing or not events else [Publish(events[0])]
+        return [] if is_publishing or not events else self._publish_next()
+
+    def _publish_next(self) -> list[Action]:
+        event = self._outbox[0]
+        is_end = len(self._outbox) == 1 and self._ends_request
+        if not is_end:
+            return [Publish(event)]
+        outcome = event.code if isinstance(event, Failed) else "completed"
+        return [self._record(outcome), Publish(event)]
+
+    @property
+    def _ends_request(self) -> bool:
+        return self.state is State.ENDING and self._outcome in _ENDS
+
+    def _record(self, outcome: str, *, is_read: bool = True) -> Record:
+        log = self._attempt.log if self._whole is None else self._whole.log
+        chains = [] if log is None else log.chains
+        num_takeovers = self._num_returns + self._job.publication
+        attempt = 0 if log is None else num_takeovers + 1
+        if log is not None and self._whole is None:
+            attempt = log.attempt
+            num_takeovers = attempt - 1
+        return Record(
+            outcome=outcome,
+            attempt=attempt if is_read else 0,
+            num_prompt_tokens=sum(self._planned.num_prompt_tokens),
+            num_cached_tokens=_num_cached(chains, self._job.num_choices),
+            num_output_tokens=sum(len(chain.token_ids) for chain in chains),
+            num_takeovers=num_takeovers,
+        )
 
     def _confirmed(self) -> list[Action]:
         if not self._outbox:
@@ -394,7 +448,7 @@ class JobRun:
         self._outbox.popleft()
         self._is_again = False
         if self._outbox:
-            return [Publish(self._outbox[0])]
+            return self._publish_next()
         match self.state:
             case State.GENERATING:
                 return []
@@ -436,15 +490,27 @@ class JobRun:
 
     def _refused(self, error: BusError) -> list[Action]:
         refused = self._outbox[0]
+        is_recorded = self._ends_request and len(self._outbox) == 1
         self._outbox.clear()
         self._is_again = False
         if isinstance(error, Unroutable):  # nobody reads
-            return self._settle(Outcome.ANSWERED)
+            return self._settle(Outcome.ANSWERED) if is_recorded else self._settle_unread()
         if self.state is State.ENDING and not isinstance(refused, Completed):
-            return self._settle(Outcome.BURIED)
+            buried = self._settle(Outcome.BURIED)
+            return buried if is_recorded else [self._record(error.code, is_read=False), *buried]
         if refused is self._started:
             self._started = None
         return self._fail(error)
+
+
+def _num_cached(chains: Sequence[TokenChain], num_choices: int) -> int:
+    """The cached tokens of all prompts. Later choices of a prompt find what its first one has
+    computed, so the smallest number is the prompt's."""
+    of_prompts = (chains[k : k + num_choices] for k in range(0, len(chains), num_choices))
+    return sum(
+        min((chain.num_cached_tokens for chain in choices if chain.is_finished), default=0)
+        for choices in of_prompts
+    )
 
 
 def _worker_lost() -> WorkerLost:

@@ -32,12 +32,14 @@ from shared.messages import (
     QuickJob,
     Tokenized,
     TokenizeJob,
+    UsageRecord,
     decode_quick_job,
 )
 from shared.publishers import Publishers
 from shared.telemetry import incidents, job_lines
 from worker.decode.served_model import ServedModel
 from worker.jobs.delivery import JobDelivery, ReplyPublisher
+from worker.jobs.ledger import Ledger
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.observation import report_undecodable
 
@@ -57,11 +59,13 @@ class QuickConsumer:
         model: ServedModel,
         publishers: Publishers,
         metrics: JobMetrics,
+        ledger: Ledger,
         worker: str = "",
     ) -> None:
         """``worker`` is the address that log lines name."""
         self._bus = bus
         self._metrics = metrics
+        self._ledger = ledger
         self._worker = worker
         self._model = model
         self._publishers = publishers
@@ -128,13 +132,18 @@ class QuickConsumer:
                 with suppress(BusError):
                     await publisher.publish(Failed(code=InvalidRequest.code, message=error.message))
             return await delivery.reject()
+        began = time.monotonic()
+        answered = await self._answer(job)
+        self._observe(job, answered)
+        record = _usage(job, answered, time.monotonic() - began)
+        recording = None if record is None else self._ledger.record(record)
         try:
-            answered = await self._answer(job)
-            self._observe(job, answered)
             await _publish(publisher, answered)
         except BusError as error:
             facts = {"request_id": job.request_id, "reason": error.code}
             logger.info("answer dropped", extra=facts)
+        if recording is not None:
+            await recording
         return await delivery.ack()
 
     def _observe(self, job: QuickJob, answered: QuickAnswer | Failed) -> None:
@@ -161,6 +170,25 @@ class QuickConsumer:
         except Exception as error:  # noqa: BLE001 (a bug fails only this job)
             incidents.report("job", "job failed", error, request_id=job.request_id)
             return _failed(InternalError("The worker failed on this request."))
+
+
+def _usage(job: QuickJob, answered: QuickAnswer | Failed, compute_s: float) -> UsageRecord | None:
+    """What a job has used, which ends now; None for tokenization, which does not count."""
+    if not isinstance(job, EmbeddingJob):
+        return None
+    num_tokens = sum(answered.num_prompt_tokens) if isinstance(answered, Embedded) else 0
+    return UsageRecord(
+        request_id=job.request_id,
+        tenant=job.tenant,
+        key_id=job.key_id,
+        model=job.model,
+        job_class="quick",
+        outcome=answered.code if isinstance(answered, Failed) else "completed",
+        attempt=1,
+        num_prompt_tokens=num_tokens,
+        compute_s=compute_s,
+        ended_at=time.time(),
+    )
 
 
 async def _publish(publisher: ReplyPublisher, answer: QuickAnswer | Failed) -> None:

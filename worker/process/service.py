@@ -35,6 +35,7 @@ from worker.decode.bridge import Generations
 from worker.decode.served_model import ServedModel
 from worker.jobs.consumer import HeldJobs, JobConsumer
 from worker.jobs.execution import Admission, JobExecution, Workplace
+from worker.jobs.ledger import Ledger
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.quarantine import Solitude
 from worker.jobs.unary import QuickConsumer
@@ -143,8 +144,9 @@ class Worker:
         self._control = topology.worker_queue(self._id)
         self._address = self._control.bindings[0].routing_key
         self._metrics = JobMetrics(model.name, settings.metrics_tenants)
+        ledger = Ledger(bus, self._metrics)
         self._workplace = Workplace(
-            bus, model, generations, self._address, settings.job_timeout_s, self._metrics
+            bus, model, generations, self._address, settings.job_timeout_s, self._metrics, ledger
         )
         self._held = HeldJobs()
         self._supervisor = Supervisor(
@@ -162,7 +164,9 @@ class Worker:
             "interactive", settings.max_num_seqs, max_waiting=settings.max_waiting_jobs
         )
         self._batch = self._consumer("batch", num_batch, max_waiting=settings.max_waiting_jobs)
-        self._quick = QuickConsumer(bus, model, self._publishers, self._metrics, self._address)
+        self._quick = QuickConsumer(
+            bus, model, self._publishers, self._metrics, ledger, self._address
+        )
         solitude = Solitude([self._interactive, self._batch], [self._quick])
         suspect = self._consumer("suspect", 1, solitude.enter)
         self._consumers = [self._interactive, self._batch, suspect]

@@ -142,6 +142,7 @@ def _embedding(texts: Sequence[str], param: str, draft: QuickDraft) -> Embedding
         request_id=draft.request_id,
         deadline=draft.deadline,
         tenant=draft.tenant,
+        key_id=draft.key_id,
         prompts=tuple(TextPrompt(text=text) for text in texts),
     )
 

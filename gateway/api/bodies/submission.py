@@ -53,14 +53,12 @@ class Submission(NamedTuple):
     """The constraint to check before the job is published."""
 
     def limited(self, caller: ApiKey) -> "Submission":
-        """The same, with as many tokens as the caller's API key has at most. Raises
+        """The same for the caller's API key, with as many tokens as that has at most. Raises
         `InvalidRequest`."""
-        wanted = self.job.sampling.max_tokens
-        max_tokens = caller.limited_tokens(wanted)
-        if max_tokens == wanted:
-            return self
+        max_tokens = caller.limited_tokens(self.job.sampling.max_tokens)
         sampling = structs.replace(self.job.sampling, max_tokens=max_tokens)
-        return self._replace(job=structs.replace(self.job, sampling=sampling))
+        job = structs.replace(self.job, sampling=sampling, key_id=caller.key_id)
+        return self._replace(job=job)
 
     async def checked(self) -> "Submission":
         """The same, once workers are known to be able to obey its constraint; without it if it is

@@ -78,6 +78,7 @@ class QuickDraft(NamedTuple):
     request_id: str
     deadline: float
     tenant: str
+    key_id: str = ""
 
 
 class QuickBody(Body, frozen=True, kw_only=True):
@@ -185,6 +186,7 @@ class EmbeddingRequest(QuickBody, frozen=True, kw_only=True):
             request_id=draft.request_id,
             deadline=draft.deadline,
             tenant=draft.tenant,
+            key_id=draft.key_id,
             prompts=text_prompts(self.input, "input", MAX_EMBEDDING_INPUTS),
             num_dimensions=self.dimensions,
         )

@@ -123,7 +123,8 @@ async def _serve(gateway: Gateway, kind: type[QuickRequest], request: Request, s
         model = body.model or gateway.workers.only_model()
         caller: ApiKey = request.state.caller
         caller.require_model(model)
-        draft = QuickDraft(model, request.state.request_id, deadline, request.state.tenant)
+        state = request.state
+        draft = QuickDraft(model, state.request_id, deadline, state.tenant, caller.key_id)
         # Refuses what is out of its limits before the broker is asked.
         num_tokens = tokens_of_unary(body.job(draft))
         entry.begin()

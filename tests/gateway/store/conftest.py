@@ -10,6 +10,7 @@ from gateway.store.blobs import Blobs
 from gateway.store.database import Database
 from gateway.store.files import Files
 from gateway.store.uploads import Uploads
+from gateway.store.usage import UsageRecords
 from tests.support.postgres import postgres
 
 __all__ = ["postgres"]
@@ -44,3 +45,8 @@ def uploads(database: Database, files: Files) -> Uploads:
 @pytest.fixture
 def batches(database: Database) -> Batches:
     return Batches(database)
+
+
+@pytest.fixture
+def usage(database: Database) -> UsageRecords:
+    return UsageRecords(database)

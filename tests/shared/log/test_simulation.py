@@ -303,3 +303,7 @@ def test_without_a_guard_of_the_worker_a_schedule_fails(attempt_class: type[Atte
 )
 def test_without_a_guard_of_logs_that_move_a_schedule_fails(guard: dict[str, Any]) -> None:
     assert first_failure(range(3000), a_model_with_nodes, **guard) is not None
+
+
+def test_a_record_that_comes_after_the_end_may_be_lost() -> None:
+    assert first_failure(range(3000), records_first=False) is not None

@@ -32,6 +32,7 @@ from worker.jobs.run import (
     Outcome,
     Planned,
     Publish,
+    Record,
     Refused,
     Settle,
     Signal,
@@ -55,6 +56,7 @@ class Driver:
         self.run = JobRun(job, worker="w", ticket="t", **facts)
         self.published: list[ReplyEvent] = []
         self.work: list[Work] = []
+        self.records: list[Record] = []
         self.outcome: Outcome | None = None
 
     def tell(self, *events: Event, is_settled: bool = True) -> None:
@@ -67,6 +69,8 @@ class Driver:
         match action:
             case Publish():
                 self.published.append(action.event)
+            case Record():
+                self.records.append(action)
             case Settle():
                 self.outcome = action.outcome
             case _:
@@ -377,3 +381,60 @@ def test_a_job_that_was_returned_too_often_is_not_run(
 
     assert driver.outcome is outcome
     assert (Work.PLAN in driver.work) == (outcome is None)
+
+
+@pytest.mark.parametrize("mode", ["stream", "final"])
+def test_what_a_request_has_used_is_recorded_before_its_end_is_published(mode: str) -> None:
+    driver = planned(mode)
+    driver.tell(Signal.CONFIRMED, driver.delta(), Signal.CONFIRMED)
+
+    actions = driver.run.on(driver.finish())
+
+    record, publish = [action for action in actions if isinstance(action, Record | Publish)]
+    assert isinstance(publish, Publish)
+    assert record == Record(
+        outcome="completed",
+        attempt=1,
+        num_prompt_tokens=1,
+        num_cached_tokens=0,
+        num_output_tokens=2,
+        num_takeovers=0,
+    )
+
+
+def test_the_tokens_of_earlier_runs_are_recorded_too() -> None:
+    driver = waiting()
+    driver.tell(CONTINUE)
+
+    driver.tell(driver.finish())
+
+    assert [(r.attempt, r.num_takeovers, r.num_output_tokens) for r in driver.records] == [
+        (2, 1, 2)
+    ]
+
+
+def test_a_failure_is_recorded_with_its_code() -> None:
+    driver = generating()
+
+    driver.tell(driver.delta(), Signal.CONFIRMED, Signal.DEADLINE)
+
+    assert [(r.outcome, r.num_output_tokens) for r in driver.records] == [("deadline_exceeded", 1)]
+
+
+@pytest.mark.parametrize("mode", ["stream", "final"])
+def test_a_request_that_goes_on_elsewhere_is_not_recorded(mode: str) -> None:
+    driver = planned(mode)
+
+    driver.tell(Signal.CONFIRMED, Signal.HAND_OVER, Signal.CONFIRMED)
+
+    assert (driver.outcome, driver.records) == (Outcome.HANDED_OVER, [])
+
+
+def test_a_request_that_nobody_reads_is_recorded_behind_all_other_records() -> None:
+    driver = generating()
+
+    driver.tell(driver.delta(), Refused(Unroutable("gone")))
+
+    assert [(r.outcome, r.attempt, r.num_output_tokens) for r in driver.records] == [
+        ("cancelled", 0, 1)
+    ]

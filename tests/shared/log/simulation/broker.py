@@ -1,11 +1,13 @@
 """The broker: its queues, and the delivery of commands."""
 
+import random
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from shared.log import Send
 from shared.messages import Command, ReplyEvent
+from worker.jobs.run import Record
 
 
 @dataclass(eq=False)
@@ -39,6 +41,10 @@ class Broker:
     """The consumer of the log."""
     commands: dict[str, deque[Command]] = field(default_factory=dict)
     """Commands on their way, by the address of a connected worker."""
+    records: list[Record] = field(default_factory=list)
+    """What runs have recorded, in order."""
+    record_dice: random.Random = field(default_factory=lambda: random.Random(0))
+    """Its own, so that schedules are the same without records."""
 
     def append(self, event: ReplyEvent) -> bool:
         """Append an event; returns whether there is a queue that receives it."""
@@ -46,6 +52,16 @@ class Broker:
             return False
         self.log.append(event)
         return True
+
+    @property
+    def record(self) -> Record | None:
+        """The record that counts, by the rule of `shared.messages.UsageRecord`."""
+        best: Record | None = None
+        for record in self.records:
+            is_later = best is not None and record.attempt == best.attempt > 0
+            if best is None or is_later or record.attempt > best.attempt:
+                best = record
+        return best
 
     def begin_log_again(self) -> None:
         self.log = []

@@ -26,6 +26,8 @@ class Model:
     unconfirmed events when it dies."""
     is_cluster: bool = False
     """Whether the broker has several nodes, each of which may die for good with its logs."""
+    records_first: bool = True
+    """Whether what a request has used is recorded before its end is written."""
     reader_class: type[LogReader] = LogReader
     attempt_class: type[Attempt] = Attempt
 

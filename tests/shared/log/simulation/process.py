@@ -18,6 +18,7 @@ from worker.jobs.run import (
     Outcome,
     Planned,
     Publish,
+    Record,
     Refused,
     Settle,
     Signal,
@@ -26,6 +27,8 @@ from worker.jobs.run import (
 
 _BLIND_SHARE = 0.5
 """How often a worker does not look where the log went on before it writes."""
+NUM_CACHED = 1
+"""Tokens of each choice's prompt that are found in a prefix cache: all of them."""
 _MAX_COMPANIONS = 8
 """Any of them may take the worker with it: to the suspect that is a worker's death like others."""
 
@@ -45,6 +48,8 @@ class Delivery:
     work: Work = Work.NONE
     publishing: deque[ReplyEvent] = field(default_factory=deque)
     """The event that is not confirmed yet, if any."""
+    record: Record | None = None
+    """What the broker has not received yet."""
     outcome: Outcome | None = None
     is_lost: bool = False
     """Whether the broker has given the job to somebody else."""
@@ -163,6 +168,8 @@ class Process:
         """What was under way may still arrive."""
         for delivery in self.deliveries:
             self._write_some(delivery, self._dice.randint(0, 1))
+            if self._broker.record_dice.randint(0, 1):
+                self._send_record(delivery)
         self.cut_off()
         self.deliveries.clear()
         del self._broker.commands[self.name]
@@ -173,9 +180,17 @@ class Process:
             self._write_some(delivery, 1)
 
     def _write_some(self, delivery: Delivery, num_events: int) -> None:
+        if num_events and delivery.publishing and self._model.records_first:
+            self._send_record(delivery)
         if self._is_current(delivery) and not self._broker.is_down:
             for event in list(delivery.publishing)[:num_events]:
                 self._broker.append(event)
+
+    def _send_record(self, delivery: Delivery) -> None:
+        """Records precede the event that ends their request, and nobody takes them back."""
+        if delivery.record is not None:
+            self._broker.records.append(delivery.record)
+            delivery.record = None
 
     def _is_current(self, delivery: Delivery) -> bool:
         return delivery.num_renewals == self._broker.num_renewals
@@ -185,6 +200,8 @@ class Process:
             match action:
                 case Publish():
                     self._publish(delivery, action.event)
+                case Record():
+                    delivery.record = action
                 case Settle():
                     self._settle(delivery, action.outcome)
                 case _:
@@ -224,6 +241,7 @@ class Process:
 
     def _end(self, delivery: Delivery, outcome: Outcome) -> None:
         self.deliveries.remove(delivery)
+        self._send_record(delivery)
         if delivery.is_lost:
             return
         match outcome:
@@ -242,6 +260,8 @@ class Process:
                 assert delivery.job.num_lost_alone, "innocent"
 
     def _confirm(self, delivery: Delivery) -> None:
+        if self._model.records_first:
+            self._send_record(delivery)
         event = delivery.publishing.popleft()
         if self._broker.log is not None and not self._is_current(delivery):
             return self._write_elsewhere(delivery)
@@ -286,7 +306,7 @@ class Process:
             delivery,
             Decoded(
                 [
-                    log.finish(choice, token_ids, text, "length")
+                    log.finish(choice, token_ids, text, "length", num_cached_tokens=NUM_CACHED)
                     if is_last
                     else log.delta(choice, token_ids, text)
                 ]

@@ -7,7 +7,7 @@ from shared.log.writer import MAX_CRASHES
 from tests.shared.log.simulation.broker import Broker, Job
 from tests.shared.log.simulation.gateway import Client, Gateway
 from tests.shared.log.simulation.model import Model
-from tests.shared.log.simulation.process import Crash, Process
+from tests.shared.log.simulation.process import NUM_CACHED, Crash, Process
 
 _NUM_WORKERS = 3
 _MAX_FAULTS = 12
@@ -56,6 +56,21 @@ class Schedule:
             assert self._num_losses >= MAX_CRASHES + 1, "innocent"
         assert not self._broker.jobs, "a job is left"
         assert not any(worker.deliveries for worker in self._workers), "a worker still works"
+        self._check_record()
+
+    def _check_record(self) -> None:
+        """The request is recorded, and if it is answered, as what the client has. A run that fails
+        before it knows its position in the log does not know the number of tokens."""
+        record = self._broker.record
+        assert record is not None, "the request is not recorded"
+        if self._client.failure is None:
+            num_tokens = sum(map(len, self._client.tokens.values()))
+            recorded = (record.num_prompt_tokens, record.num_cached_tokens)
+            assert record.outcome == "completed", f"recorded as {record.outcome}"
+            assert recorded == (1, NUM_CACHED), f"recorded prompt: {recorded}"
+            assert record.num_output_tokens == num_tokens, (
+                f"{record.num_output_tokens} of {num_tokens} tokens recorded"
+            )
 
     def _moves(self) -> list[tuple[Process | None, Callable[[], None]]]:
         moves: list[tuple[Process | None, Callable[[], None]]] = [

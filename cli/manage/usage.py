@@ -1,0 +1,136 @@
+"""The commands ``warren usage`` and ``warren usage erase``: what requests have used."""
+
+from datetime import UTC, date, datetime, time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from cli.options import DEFAULT_URL, ApiKey, GatewayUrl
+from cli.runtime import needs
+from cli.terminal import output
+from shared.errors import StartupError
+
+if TYPE_CHECKING:
+    import httpx
+
+_NAMES = ("tenant", "api_key_id", "model", "day")
+_COUNTS = (
+    "requests",
+    "completed",
+    "input_tokens",
+    "cached_tokens",
+    "output_tokens",
+    "takeovers",
+)
+_SECONDS = ("queue_seconds", "compute_seconds")
+
+app = typer.Typer(
+    help="Show what requests have used: tokens, seconds and costs.", invoke_without_command=True
+)
+
+
+@app.callback()
+def usage(
+    context: typer.Context,
+    url: GatewayUrl = DEFAULT_URL,
+    api_key: ApiKey = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="DATE", help="First day, in UTC. Unset: 30 days before the last."),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="DATE", help="Last day, in UTC. Unset: today.")
+    ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(help="What each row is about: tenant, key, model, day, or several of them."),
+    ] = None,
+    of_all: Annotated[
+        bool,
+        typer.Option("--all", help="All tenants, with a key of the scope operator."),
+    ] = False,
+    tenant: Annotated[
+        str | None, typer.Option(help="One tenant, with a key of the scope operator.")
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the rows as CSV.")] = False,
+) -> None:
+    """Show what requests have used: tokens, seconds and costs.
+
+    [dim]warren usage --all --by tenant,day --csv > usage.csv[/]
+    """
+    if context.invoked_subcommand is not None:
+        return
+    chosen = {
+        "start_time": None if since is None else _start_of("--since", since),
+        "end_time": None if until is None else _start_of("--until", until) + 24 * 3600,
+        "group_by": by,
+        "tenant": tenant,
+        "format": "csv" if as_csv else "json",
+    }
+    params = {name: value for name, value in chosen.items() if value is not None}
+    path = "/admin/v1/usage" if of_all or tenant is not None else "/v1/usage"
+    answer = _asked(url, api_key, "GET", path, params=params)
+    if as_csv:
+        output.print(answer.text, end="", markup=False, soft_wrap=True)
+    else:
+        output.print(_table(answer.json()))
+
+
+@app.command()
+def erase(
+    tenant: Annotated[str, typer.Argument(help="The tenant whose records are deleted.")],
+    url: GatewayUrl = DEFAULT_URL,
+    api_key: ApiKey = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete all usage records of a tenant, with a key of the scope operator.
+
+    [dim]warren usage erase alice[/]
+    """
+    if not yes:
+        typer.confirm(f"Delete all usage records of {tenant!r} for good?", abort=True)
+    params = {"tenant": tenant}
+    answer = _asked(url, api_key, "DELETE", "/admin/v1/usage", params=params)
+    output.print(f"{answer.json()['num_records']} records deleted")
+
+
+def _start_of(option: str, day: str) -> int:
+    """The Unix time at which a day begins in UTC. Raises `StartupError`."""
+    try:
+        begun = datetime.combine(date.fromisoformat(day), time(), UTC)
+    except ValueError:
+        raise StartupError(f"{option}: {day} is not a date such as 2026-12-31") from None
+    return int(begun.timestamp())
+
+
+def _table(report: dict[str, Any]) -> Table:
+    rows = report["data"]
+    start, end = (datetime.fromtimestamp(report[name], UTC) for name in ("start_time", "end_time"))
+    title = f"Requests that ended from {start:%Y-%m-%d %H:%M} until {end:%Y-%m-%d %H:%M} UTC"
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    names = [name for name in _NAMES if any(row[name] is not None for row in rows)]
+    for name in names:
+        table.add_column(name.replace("_", " "), header_style="dim", no_wrap=True)
+    currency = report["currency"]
+    costs = [] if currency is None else [f"cost in {currency}"]
+    for name in (*_COUNTS, *_SECONDS, *costs):
+        table.add_column(name.replace("_", " "), justify="right", header_style="dim")
+    for row in rows:
+        cost = "-" if row["cost"] is None else f"{row['cost']:.6f}"
+        table.add_row(
+            *(row[name] or "-" for name in names),
+            *(f"{row[name]:,}" for name in _COUNTS),
+            *(f"{row[name]:,.1f}" for name in _SECONDS),
+            *([cost] if costs else []),
+        )
+    return table
+
+
+def _asked(url: str, api_key: str | None, method: str, path: str, **more: Any) -> "httpx.Response":
+    """The response of a gateway. Raises its error, and `Unavailable`."""
+    with needs("gateway"):
+        from cli.gateway_client import asked, connect
+
+    with connect(url, api_key) as client:
+        return asked(client, method, path, **more)

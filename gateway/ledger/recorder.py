@@ -1,0 +1,166 @@
+"""Writes the usage records of workers to the database."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from prometheus_client import Counter
+
+from gateway.store.state import Store
+from gateway.store.usage import UsageRecords
+from shared.bus.base import Bus, Delivery
+from shared.bus.subscribe import Attached, Lost, Subscription
+from shared.errors import Unavailable, UndecodableMessage
+from shared.messages import UsageRecord, decode_record
+from shared.publishers import Publishers
+from shared.telemetry import incidents
+from shared.telemetry.metrics import Catalog
+from shared.topology import LEDGER_RECORDS
+
+logger = logging.getLogger(__name__)
+
+_MAX_AT_ONCE = 500
+"""Records in one transaction."""
+_PREFETCH = 2 * _MAX_AT_ONCE
+_GATHERING_S = 0.2
+"""Seconds for which records gather before they are written."""
+_LAST_WRITES_S = 5.0
+_RETRY_PAUSE_S = 1.0
+_SWEEP_INTERVAL_S = 600.0
+
+
+class _Held(NamedTuple):
+    """A record that is not written yet."""
+
+    delivery: Delivery
+    record: UsageRecord
+
+
+class Recorder:
+    """Writes records, a few hundred in a transaction, and acknowledges them then.
+
+    What is written but not acknowledged comes again, and has no effect. Gateways share the work.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        store: Store,
+        publishers: Publishers,
+        catalog: Catalog,
+        retention_s: float,
+    ) -> None:
+        self._bus = bus
+        self._store = store
+        self._publishers = publishers
+        self._retention_s = retention_s
+        self._held: list[_Held] = []
+        self._writing: asyncio.Task[None] | None = None
+        self._records = _counter(catalog)
+
+    async def run(self) -> None:
+        """Write records until cancelled."""
+        async with (
+            asyncio.TaskGroup() as tasks,
+            Subscription(
+                self._bus, LEDGER_RECORDS.name, prefetch=_PREFETCH, declare=(LEDGER_RECORDS,)
+            ) as subscription,
+        ):
+            async for item in subscription:
+                if isinstance(item, Attached | Lost):
+                    self._held.clear()  # those deliveries are back in the queue
+                    continue
+                await self._hold(item)
+                if self._writing is None or self._writing.done():
+                    self._writing = tasks.create_task(self._write_held())
+
+    async def wait_written(self) -> None:
+        """Wait until the records that have arrived are written, but not for long."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing], timeout=_LAST_WRITES_S)
+
+    async def sweep(self) -> None:
+        """Delete old records again and again, until cancelled."""
+        while True:
+            with suppress(Unavailable):
+                state = await self._store.wait_open()
+                num_swept = await state.usage.sweep(time.time() - self._retention_s)
+                if num_swept:
+                    logger.info("old usage records deleted", extra={"records": num_swept})
+            await asyncio.sleep(_SWEEP_INTERVAL_S)
+
+    async def _hold(self, delivery: Delivery) -> None:
+        message = delivery.message
+        try:
+            record = decode_record(message.body)
+        except UndecodableMessage as error:
+            return await self._drop(delivery, error.message)
+        if not self._publishers.is_trusted(message.user_id):
+            return await self._drop(delivery, f"user {message.user_id!r} may not record usage")
+        self._held.append(_Held(delivery, record))
+        return None
+
+    async def _write_held(self) -> None:
+        while self._held:
+            if len(self._held) < _MAX_AT_ONCE:
+                await asyncio.sleep(_GATHERING_S)
+            batch, self._held = self._held[:_MAX_AT_ONCE], self._held[_MAX_AT_ONCE:]
+            if batch:
+                await self._write(batch)
+
+    async def _write(self, batch: Sequence[_Held]) -> None:
+        """Write records, and retry while the database is out of reach."""
+        is_reported = False
+        while True:
+            try:
+                state = await self._store.open()
+                return await self._write_to(state.usage, batch)
+            except Unavailable as error:
+                if not is_reported:
+                    facts = {"records": len(batch), "reason": error.message}
+                    logger.warning("usage records not written, retrying", extra=facts)
+                is_reported = True
+                await asyncio.sleep(_RETRY_PAUSE_S)
+
+    async def _write_to(self, usage: UsageRecords, batch: Sequence[_Held]) -> None:
+        """Raises `Unavailable`."""
+        try:
+            num_new = await usage.write([held.record for held in batch])
+        except Unavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 (one record must not stop all others)
+            if len(batch) > 1:
+                for held in batch:
+                    await self._write_to(usage, [held])
+                return
+            held = batch[0]
+            incidents.report(
+                "task", "usage record not written", error, request_id=held.record.request_id
+            )
+            await self._drop(held.delivery, type(error).__name__)
+            return
+        self._records.labels("written").inc(num_new)
+        self._records.labels("repeated").inc(len(batch) - num_new)
+        for held in batch:
+            await held.delivery.ack()
+
+    async def _drop(self, delivery: Delivery, reason: str) -> None:
+        facts = {"request_id": delivery.message.correlation_id, "reason": reason}
+        logger.error("usage record dropped", extra=facts)
+        self._records.labels("dropped").inc()
+        await delivery.reject()
+
+
+def _counter(catalog: Catalog) -> Counter:
+    counter = catalog.counter(
+        "warren_gateway_usage_records_total",
+        "Usage records that arrived here, by result: written to the database, repeated (the "
+        "request was recorded before), or dropped because they are not valid.",
+        "result",
+    )
+    for result in ("written", "repeated", "dropped"):
+        counter.labels(result)
+    return counter

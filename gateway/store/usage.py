@@ -1,0 +1,156 @@
+"""What requests have used: one record for each, and the sums over them."""
+
+import operator
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import msgspec
+from sqlalchemy import Column, and_, case, delete, func, or_, select, tuple_
+from sqlalchemy.dialects import postgresql, sqlite
+
+from gateway.store.database import Database, uncancelled
+from gateway.store.tables import USAGE
+from shared.errors import InvalidRequest
+from shared.messages import UsageRecord
+
+Group: TypeAlias = Literal["tenant", "key", "model", "day"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+MAX_ROWS = 10_000
+_KEY = ("tenant", "request_id")
+_COLUMNS: Mapping[Group, Column[str]] = {
+    "tenant": USAGE.c.tenant,
+    "key": USAGE.c.key_id,
+    "model": USAGE.c.model,
+    "day": USAGE.c.day,
+}
+
+
+class Used(NamedTuple):
+    """What several requests have used together."""
+
+    num_requests: int
+    num_completed: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    num_takeovers: int
+    queue_s: float
+    compute_s: float
+
+    def plus(self, other: "Used") -> "Used":
+        return Used._make(map(operator.add, self, other))
+
+
+class UsageSum(NamedTuple):
+    of: Mapping[Group, str]
+    """What the requests have in common: the value of each group that was asked for."""
+    used: Used
+
+
+class UsageRecords:
+    """The records of all tenants. Every method raises `Unavailable`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @uncancelled
+    async def write(self, records: Sequence[UsageRecord]) -> int:
+        """Write records; returns how many of them are of requests that had none before."""
+        rows = [_row(record) for record in records]
+        keys = {(record.tenant, record.request_id) for record in records}
+        known = select(func.count()).where(tuple_(*(USAGE.c[name] for name in _KEY)).in_(keys))
+        insert = sqlite.insert if self._database.is_sqlite else postgresql.insert
+        statement = insert(USAGE)
+        new = statement.excluded
+        statement = statement.on_conflict_do_update(
+            index_elements=_KEY,
+            set_={name: new[name] for name in rows[0] if name not in _KEY},
+            where=or_(
+                new.attempt > USAGE.c.attempt,
+                and_(
+                    new.attempt == USAGE.c.attempt,
+                    new.attempt > 0,
+                    new.ended_at > USAGE.c.ended_at,
+                ),
+            ),
+        )
+        async with self._database.begin() as connection:
+            num_known: int = (await connection.execute(known)).scalar_one()
+            await connection.execute(statement, rows)
+        return len(keys) - num_known
+
+    @uncancelled
+    async def sums(
+        self,
+        groups: Collection[Group],
+        *,
+        start: float,
+        end: float,
+        tenant: str | None = None,
+    ) -> list[UsageSum]:
+        """The sums over the requests that ended from ``start`` until before ``end``, Unix times, in
+        the order of their groups. ``tenant``: only those of this tenant.
+
+        Raises `InvalidRequest` if there are more than `MAX_ROWS`.
+        """
+        ordered = [group for group in GROUPS if group in groups]
+        columns = [_COLUMNS[group] for group in ordered]
+        is_completed = case((USAGE.c.outcome == "completed", 1), else_=0)
+        summed = [
+            func.coalesce(func.sum(column), 0)
+            for column in (
+                is_completed,
+                USAGE.c.num_prompt_tokens,
+                USAGE.c.num_cached_tokens,
+                USAGE.c.num_output_tokens,
+                USAGE.c.num_takeovers,
+                USAGE.c.queue_s,
+                USAGE.c.compute_s,
+            )
+        ]
+        query = (
+            select(*columns, func.count(), *summed)
+            .where(USAGE.c.ended_at >= start, USAGE.c.ended_at < end)
+            .group_by(*columns)
+            .order_by(*columns)
+            .limit(MAX_ROWS + 1)
+        )
+        if tenant is not None:
+            query = query.where(USAGE.c.tenant == tenant)
+        async with self._database.begin() as connection:
+            rows = (await connection.execute(query)).all()
+        if len(rows) > MAX_ROWS:
+            raise InvalidRequest(
+                f"More than {MAX_ROWS} rows: ask for a shorter time or fewer groups.",
+                param="group_by",
+            )
+        sums = [_sum(ordered, row) for row in rows]
+        return [found for found in sums if found.used.num_requests]  # without groups there is a row
+
+    @uncancelled
+    async def erase(self, tenant: str) -> int:
+        """Delete all records of a tenant; returns how many."""
+        return await self._delete(USAGE.c.tenant == tenant)
+
+    @uncancelled
+    async def sweep(self, before: float) -> int:
+        """Delete the records of requests that ended before this time; returns how many."""
+        return await self._delete(USAGE.c.ended_at < before)
+
+    async def _delete(self, condition: Any) -> int:
+        async with self._database.begin() as connection:
+            num_deleted: int = (await connection.execute(delete(USAGE).where(condition))).rowcount
+        return num_deleted
+
+
+def _row(record: UsageRecord) -> dict[str, Any]:
+    day = datetime.fromtimestamp(record.ended_at, UTC).strftime("%Y-%m-%d")
+    return {**msgspec.structs.asdict(record), "day": day}
+
+
+def _sum(groups: Sequence[Group], row: Any) -> UsageSum:
+    of = dict(zip(groups, row, strict=False))
+    *counts, queue_s, compute_s = row[len(groups) :]
+    # PostgreSQL sums integers as decimals.
+    return UsageSum(of, Used._make((*map(int, counts), queue_s, compute_s)))

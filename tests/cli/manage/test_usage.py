@@ -1,0 +1,50 @@
+"""``warren usage`` against a real gateway."""
+
+import csv
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.main import app
+from shared.errors import StartupError
+from tests.support.serving import served
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with served() as url:
+        yield url
+
+
+def run(*arguments: str, typed: str = "", exit_code: int = 0) -> str:
+    result = CliRunner().invoke(app, arguments, input=typed, catch_exceptions=False)
+    assert result.exit_code == exit_code, result.output
+    return result.stdout
+
+
+def test_the_table_has_a_column_for_each_number(url: str) -> None:
+    shown = run("usage", "--url", url, "--since", "2026-01-01", "--until", "2026-01-31")
+
+    assert "from 2026-01-01 00:00 until 2026-02-01 00:00 UTC" in " ".join(shown.split())
+
+
+def test_csv_can_be_piped(url: str) -> None:
+    shown = run("usage", "--all", "--by", "tenant,day", "--csv", "--url", url)
+
+    rows = list(csv.reader(io.StringIO(shown)))
+    assert rows[0][:3] == ["tenant", "day", "requests"]
+
+
+@pytest.mark.parametrize(("typed", "exit_code"), [("y\n", 0), ("n\n", 1)])
+def test_erasing_asks_first(url: str, typed: str, exit_code: int) -> None:
+    shown = run("usage", "erase", "alice", "--url", url, typed=typed, exit_code=exit_code)
+
+    assert ("0 records deleted" in shown) == (exit_code == 0)
+
+
+def test_a_date_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="--since: soon is not a date"):
+        run("usage", "--since", "soon")

@@ -1,0 +1,80 @@
+"""What requests cost."""
+
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from gateway.ledger.prices import PriceTable
+from gateway.store.usage import UsageSum, Used
+from shared.errors import StartupError
+
+USED = Used(
+    num_requests=1,
+    num_completed=1,
+    num_prompt_tokens=1_000_000,
+    num_cached_tokens=400_000,
+    num_output_tokens=2_000_000,
+    num_takeovers=0,
+    queue_s=0.0,
+    compute_s=1.0,
+)
+
+
+def table(tmp_path: Path, text: str) -> PriceTable:
+    path = tmp_path / "prices.json"
+    path.write_text(text)
+    return PriceTable.of(path)
+
+
+def costs(prices: PriceTable, *models: str) -> list[Decimal | None]:
+    sums = [UsageSum({"day": "d", "model": model}, USED) for model in models]
+    return [priced.cost for priced in prices.priced(sums, ["day"])]
+
+
+@pytest.mark.parametrize(
+    ("price", "cost"),
+    [
+        ('{"input": 0.1, "output": 0.3}', "0.70"),
+        ('{"input": 0.1, "output": 0.3, "cached_input": 0.05}', "0.68"),
+        ('{"input": 0, "output": 0}', "0"),
+    ],
+)
+def test_a_cost_is_exact(tmp_path: Path, price: str, cost: str) -> None:
+    prices = table(tmp_path, f'{{"models": {{"m": {price}}}}}')
+
+    assert costs(prices, "m") == [Decimal(cost)]
+
+
+def test_models_are_added_up_each_at_its_price(tmp_path: Path) -> None:
+    cheap, dear = '{"input": 0, "output": 1}', '{"input": 0, "output": 5}'
+    prices = table(tmp_path, f'{{"models": {{"m": {cheap}, "*": {dear}}}}}')
+
+    assert costs(prices, "m", "other") == [Decimal(12)]
+
+
+def test_a_model_without_a_price_makes_the_cost_unknown(tmp_path: Path) -> None:
+    prices = table(tmp_path, '{"models": {"m": {"input": 0, "output": 1}}}')
+
+    assert costs(prices, "m", "other") == [None]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"models": {"m": {"input": 1}}}',
+        '{"models": {"m": {"input": -1, "output": 1}}}',
+        '{"models": {"m": {"input": 1, "output": 1, "otput": 1}}}',
+        '{"models": {}, "currency": "dollars"}',
+    ],
+)
+def test_a_table_with_a_fault_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(StartupError, match=r"prices\.json is not a table of prices"):
+        table(tmp_path, text)
+
+
+def test_a_missing_table_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"gone\.json cannot be read"):
+        PriceTable.of(tmp_path / "gone.json")

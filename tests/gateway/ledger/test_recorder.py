@@ -1,0 +1,159 @@
+"""The way of usage records from the broker to the database."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.ledger.recorder import Recorder
+from gateway.store.state import Store
+from shared import settings, topology
+from shared.bus.base import Message
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.messages import UsageRecord, encode
+from shared.publishers import Publishers
+from shared.settings import GatewaySettings
+from shared.telemetry.metrics import Catalog
+from tests.support.http import eventually
+
+NAME = "warren_gateway_usage_records_total"
+NUM_RECORDS = 1200
+
+
+@pytest.fixture
+def broker() -> MemoryBroker:
+    return MemoryBroker()
+
+
+@pytest.fixture
+async def bus(broker: MemoryBroker) -> AsyncIterator[MemoryBus]:
+    async with MemoryBus(broker) as bus:
+        await bus.declare(topology.LEDGER_RECORDS)
+        yield bus
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    store = Store(settings.load(GatewaySettings, data_dir=tmp_path / "data"))
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+def catalog() -> Catalog:
+    return Catalog()
+
+
+@pytest.fixture
+async def recorder(bus: MemoryBus, store: Store, catalog: Catalog) -> AsyncIterator[Recorder]:
+    recorder = Recorder(bus, store, Publishers([bus.user]), catalog, retention_s=60)
+    running = asyncio.create_task(recorder.run())
+    yield recorder
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def publish(bus: MemoryBus, request_id: str) -> None:
+    record = UsageRecord(
+        request_id=request_id,
+        model="m",
+        job_class="batch",
+        outcome="completed",
+        attempt=1,
+        num_output_tokens=2,
+        ended_at=1.0,
+    )
+    await bus.publish(topology.LEDGER_RECORDS.bindings[0], Message(encode(record)))
+
+
+async def wait_until_counted(catalog: Catalog, result: str, number: int) -> None:
+    async def are_counted() -> bool:
+        return catalog.registry.get_sample_value(NAME, {"result": result}) == number
+
+    for _ in range(10):
+        try:
+            return await eventually(are_counted)
+        except AssertionError:
+            continue
+    raise AssertionError(f"{number} records were never {result}")
+
+
+async def num_tokens(store: Store) -> int:
+    sums = await (await store.open()).usage.sums((), start=0, end=2)
+    return sum(one.used.num_output_tokens for one in sums)
+
+
+async def test_records_are_written_in_batches_and_acknowledged(
+    bus: MemoryBus, store: Store, catalog: Catalog, recorder: Recorder
+) -> None:
+    for number in range(NUM_RECORDS):
+        await publish(bus, f"r{number}")
+
+    await wait_until_counted(catalog, "written", NUM_RECORDS)
+
+    state = await bus.inspect(topology.LEDGER_RECORDS.name)
+    assert state is not None
+    assert state.num_ready == 0
+    assert await num_tokens(store) == 2 * NUM_RECORDS
+
+
+async def test_a_record_that_comes_again_changes_nothing(
+    bus: MemoryBus, store: Store, catalog: Catalog, recorder: Recorder
+) -> None:
+    await publish(bus, "r")
+    await wait_until_counted(catalog, "written", 1)
+
+    await publish(bus, "r")
+
+    await wait_until_counted(catalog, "repeated", 1)
+    assert await num_tokens(store) == 2
+
+
+async def test_what_is_no_record_is_dropped(
+    bus: MemoryBus,
+    broker: MemoryBroker,
+    store: Store,
+    catalog: Catalog,
+    recorder: Recorder,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with MemoryBus(broker, user="mallory") as stranger:
+        await bus.publish(topology.LEDGER_RECORDS.bindings[0], Message(b"?"))
+        await publish(stranger, "forged")
+        await publish(bus, "r")
+
+    await wait_until_counted(catalog, "written", 1)
+
+    assert catalog.registry.get_sample_value(NAME, {"result": "dropped"}) == 2
+    assert caplog.text.count("usage record dropped") == 2
+
+
+async def test_records_wait_for_the_database(
+    bus: MemoryBus, store: Store, catalog: Catalog, recorder: Recorder, tmp_path: Path
+) -> None:
+    (tmp_path / "data").touch()  # no directory can be created
+    await publish(bus, "r")
+    await asyncio.sleep(0.5)
+
+    (tmp_path / "data").unlink()
+
+    await wait_until_counted(catalog, "written", 1)
+
+
+async def test_a_new_recorder_writes_what_the_last_one_left(
+    bus: MemoryBus, store: Store, catalog: Catalog
+) -> None:
+    await publish(bus, "r")
+    first = Recorder(bus, store, Publishers([bus.user]), Catalog(), retention_s=60)
+    running = asyncio.create_task(first.run())
+    await asyncio.sleep(0.05)  # it holds the record, and has not written it
+    running.cancel()
+    await asyncio.wait([running])
+
+    second = Recorder(bus, store, Publishers([bus.user]), catalog, retention_s=60)
+    running = asyncio.create_task(second.run())
+
+    await wait_until_counted(catalog, "written", 1)
+    running.cancel()
+    await asyncio.wait([running])

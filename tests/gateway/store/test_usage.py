@@ -1,0 +1,135 @@
+"""The records of requests, and the sums over them."""
+
+from typing import Any
+
+import pytest
+
+from gateway.store import usage as store
+from gateway.store.usage import UsageRecords, UsageSum, Used
+from shared.errors import InvalidRequest
+from shared.messages import UsageRecord
+
+NOON = 1_795_003_200.0
+DAY_S = 24 * 3600.0
+
+
+def a_record(request_id: str = "r", **fields: Any) -> UsageRecord:
+    values: dict[str, Any] = {
+        "tenant": "alice",
+        "key_id": "k1",
+        "model": "m",
+        "job_class": "interactive",
+        "outcome": "completed",
+        "attempt": 1,
+        "num_prompt_tokens": 10,
+        "num_cached_tokens": 4,
+        "num_output_tokens": 5,
+        "queue_s": 0.5,
+        "compute_s": 2.0,
+        "ended_at": NOON,
+    }
+    return UsageRecord(request_id=request_id, **{**values, **fields})
+
+
+async def all_sums(usage: UsageRecords, *groups: store.Group, **only: Any) -> list[UsageSum]:
+    return await usage.sums(groups, **{"start": 0.0, "end": NOON + 10 * DAY_S, **only})
+
+
+async def test_a_request_counts_once_however_often_it_is_recorded(usage: UsageRecords) -> None:
+    num_new = await usage.write([a_record(), a_record(), a_record("other", outcome="cancelled")])
+    num_new_again = await usage.write([a_record()])
+
+    assert (num_new, num_new_again) == (2, 0)
+    assert await all_sums(usage) == [
+        UsageSum({}, Used(2, 1, 20, 8, 10, 0, 1.0, 4.0)),
+    ]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize(
+    ("lesser", "counting"),
+    [
+        ({"attempt": 1, "ended_at": NOON + 1}, {"attempt": 2}),
+        ({"attempt": 2}, {"attempt": 2, "ended_at": NOON + 1}),
+        ({"attempt": 0, "ended_at": NOON + 1}, {"attempt": 1}),
+    ],
+    ids=["of an earlier attempt", "of the same one but earlier", "of a log that was gone"],
+)
+async def test_the_record_of_the_newest_attempt_counts(
+    usage: UsageRecords, lesser: dict[str, Any], counting: dict[str, Any], is_late: bool
+) -> None:
+    records = [a_record(num_output_tokens=3, **lesser), a_record(num_output_tokens=7, **counting)]
+
+    for record in reversed(records) if is_late else records:
+        await usage.write([record])
+
+    assert [found.used.num_output_tokens for found in await all_sums(usage)] == [7]
+
+
+async def test_of_records_without_an_attempt_the_first_counts(usage: UsageRecords) -> None:
+    await usage.write([a_record(attempt=0, num_output_tokens=7)])
+    await usage.write([a_record(attempt=0, num_output_tokens=0, ended_at=NOON + 1)])
+
+    assert [found.used.num_output_tokens for found in await all_sums(usage)] == [7]
+
+
+async def test_tenants_may_use_the_same_request_ids(usage: UsageRecords) -> None:
+    await usage.write([a_record(), a_record(tenant="bob", num_output_tokens=9)])
+
+    of_all = await all_sums(usage, "tenant")
+    of_bob = await all_sums(usage, tenant="bob")
+
+    assert [(one.of["tenant"], one.used.num_output_tokens) for one in of_all] == [
+        ("alice", 5),
+        ("bob", 9),
+    ]
+    assert [one.used.num_output_tokens for one in of_bob] == [9]
+
+
+async def test_sums_are_grouped_and_limited_in_time(usage: UsageRecords) -> None:
+    await usage.write(
+        [
+            a_record("1"),
+            a_record("2", key_id="k2"),
+            a_record("3", model="n"),
+            a_record("4", ended_at=NOON + DAY_S),
+            a_record("5", ended_at=NOON + 3 * DAY_S),
+        ]
+    )
+
+    found = await all_sums(usage, "key", "model", "day", end=NOON + 3 * DAY_S)
+
+    assert [(*one.of.values(), one.used.num_requests) for one in found] == [
+        ("k1", "m", "2026-11-18", 1),
+        ("k1", "m", "2026-11-19", 1),
+        ("k1", "n", "2026-11-18", 1),
+        ("k2", "m", "2026-11-18", 1),
+    ]
+
+
+async def test_too_many_rows_are_refused(
+    usage: UsageRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "MAX_ROWS", 1)
+    await usage.write([a_record(), a_record("2", model="n")])
+
+    with pytest.raises(InvalidRequest, match="fewer groups"):
+        await all_sums(usage, "model")
+
+
+async def test_a_tenant_is_erased(usage: UsageRecords) -> None:
+    await usage.write([a_record(), a_record("2"), a_record(tenant="bob")])
+
+    num_erased = await usage.erase("alice")
+
+    assert num_erased == 2
+    assert [found.of["tenant"] for found in await all_sums(usage, "tenant")] == ["bob"]
+
+
+async def test_old_records_are_swept(usage: UsageRecords) -> None:
+    await usage.write([a_record(), a_record("2", ended_at=NOON + DAY_S)])
+
+    num_swept = await usage.sweep(NOON + 1)
+
+    assert num_swept == 1
+    assert [found.used.num_requests for found in await all_sums(usage)] == [1]
