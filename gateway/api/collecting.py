@@ -23,6 +23,7 @@ from gateway.log.cursor import Departure, Item, LogEvent, LogFacts, Restarted
 from gateway.log.relay import LogRelay
 from gateway.store.responses import PendingResponse
 from gateway.store.state import StoredState
+from gateway.store.webhooks import EventType
 from gateway.wiring import Gateway
 from shared import topology
 from shared.errors import BusError, QueueBusy, QueueDown, Unavailable, WarrenError
@@ -152,7 +153,8 @@ class Collector:
 
     async def _give_up(self, state: StoredState, response: PendingResponse) -> None:
         logger.warning("response not stored: its log is gone", extra={"request_id": response.id})
-        await state.responses.discard(response.tenant, response.id)
+        event: EventType | None = "response.failed" if response.is_background else None
+        await state.responses.discard(response.tenant, response.id, event=event)
         self._gateway.metrics.responses_stored.labels("gone").inc()
 
     async def _read(self, response: PendingResponse) -> None:

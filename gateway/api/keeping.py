@@ -8,7 +8,7 @@ by `gateway.api.collecting`.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +25,7 @@ from gateway.intake.limits import Grant
 from gateway.store.conversations import StoredItem, items_of
 from gateway.store.responses import MAX_CHAIN_LEN, ResponseDraft, ResponseRecord
 from gateway.store.state import StoredState
+from gateway.store.webhooks import EventType
 from gateway.wiring import Gateway
 from shared.errors import ContextLengthExceeded, InvalidRequest, NotFound, Unavailable
 from shared.messages import MAX_MESSAGES
@@ -36,6 +37,13 @@ _MAX_HISTORY_BYTES = 16 << 20
 """No job can be larger."""
 _MAX_WAIT_S = 5.0
 """Seconds for which the end of an answer waits for the database."""
+_EVENTS: Mapping[str, EventType] = {
+    "completed": "response.completed",
+    "failed": "response.failed",
+    "cancelled": "response.cancelled",
+    "incomplete": "response.incomplete",
+}
+"""What the end of a background response announces, by its status."""
 _writes: set[asyncio.Task[None]] = set()
 
 
@@ -58,6 +66,7 @@ class Keeping:
     predecessor: _Predecessor
     input: bytes
     """A JSON array of its own items."""
+    is_background: bool
     response_id: str = ""
     is_ours: bool = False
     """Whether it was stored here; not for a request that was sent before with the same
@@ -80,6 +89,7 @@ class Keeping:
                 conversation_end=before.conversation_end,
                 input=self.input,
                 owner=self.gateway.limits.name,
+                is_background=self.is_background,
             )
         )
         try:
@@ -128,7 +138,8 @@ async def prepare(
         before = replace(before, items=())  # an answer may take minutes
     if not is_stored:
         return request, None
-    return request, Keeping(gateway, tenant, before, msgspec.json.encode(own))
+    own_input = msgspec.json.encode(own)
+    return request, Keeping(gateway, tenant, before, own_input, request.background)
 
 
 async def finish(gateway: Gateway, tenant: str, response: ResponseObject) -> None:
@@ -228,7 +239,8 @@ async def _write(gateway: Gateway, tenant: str, response: ResponseObject) -> Non
         state = await gateway.store.open()
         output = [StoredItem(item["id"], msgspec.json.encode(item)) for item in response.output]
         body = msgspec.json.encode(response)
-        if await state.responses.end(tenant, response.id, body, output):
+        event = _EVENTS[response.status] if response.background else None
+        if await state.responses.end(tenant, response.id, body, output, event=event):
             outcome = "stored"
         else:  # it was deleted, or another gateway was faster
             return

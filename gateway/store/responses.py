@@ -11,6 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from gateway.store.conversations import StoredItem, add_items, items_of
 from gateway.store.database import Database, uncancelled
 from gateway.store.tables import CONVERSATIONS, RESPONSES
+from gateway.store.webhooks import EventType, announce
 from shared.errors import NotFound
 
 MAX_CHAIN_LEN = 1000
@@ -41,6 +42,7 @@ class ResponseDraft:
     """A JSON array of items."""
     owner: str
     """The name of the gateway that begins it."""
+    is_background: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,7 @@ class PendingResponse(NamedTuple):
     id: str
     tenant: str
     owner: str
+    is_background: bool
 
 
 class Responses:
@@ -87,9 +90,11 @@ class Responses:
         response_id: str,
         body: bytes,
         output: Sequence[StoredItem],
+        *,
+        event: EventType | None = None,
     ) -> bool:
-        """Store what a response became, and add its input and ``output`` to its conversation.
-        Returns False if it has ended before, or was deleted."""
+        """Store what a response became, add its input and ``output`` to its conversation, and
+        announce the event. Returns False if it has ended before, or was deleted."""
         is_it = and_(_is(tenant, response_id), RESPONSES.c.is_pending)
         statement = (
             update(RESPONSES)
@@ -108,14 +113,20 @@ class Responses:
             if row.conversation_id is not None:
                 items = [*items_of(row.input), *output]
                 await add_items(connection, tenant, row.conversation_id, items, self._expiry())
+            if event is not None:
+                await announce(connection, tenant, event, response_id)
         return True
 
     @uncancelled
-    async def discard(self, tenant: str, response_id: str) -> None:
-        """Delete a response unless it has ended."""
+    async def discard(
+        self, tenant: str, response_id: str, *, event: EventType | None = None
+    ) -> None:
+        """Delete a response and announce the event, unless the response has ended."""
         is_it = and_(_is(tenant, response_id), RESPONSES.c.is_pending)
         async with self._database.begin() as connection:
-            await connection.execute(delete(RESPONSES).where(is_it))
+            deleted = await connection.execute(delete(RESPONSES).where(is_it))
+            if deleted.rowcount and event is not None:
+                await announce(connection, tenant, event, response_id)
 
     @uncancelled
     async def find(self, tenant: str, response_id: str) -> ResponseRecord | None:
@@ -175,7 +186,7 @@ class Responses:
     async def pending(self, limit: int) -> list[PendingResponse]:
         """Responses that have not ended, the oldest first."""
         query = (
-            select(RESPONSES.c.id, RESPONSES.c.tenant, RESPONSES.c.owner)
+            select(*(RESPONSES.c[name] for name in PendingResponse._fields))
             .where(RESPONSES.c.is_pending)
             .order_by(RESPONSES.c.created_at)
             .limit(limit)

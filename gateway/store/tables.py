@@ -17,6 +17,7 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
+    false,
 )
 
 METADATA = MetaData()
@@ -183,6 +184,7 @@ RESPONSES = Table(
     Column("is_pending", Boolean, nullable=False),
     # The gateway that began it.
     Column("owner", String(64), nullable=False),
+    Column("is_background", Boolean, nullable=False, server_default=false()),
     # The size of input and body.
     Column("num_bytes", BigInteger, nullable=False),
     Index("responses_of_tenant", "tenant", "expires_at", "id"),

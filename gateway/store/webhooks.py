@@ -21,7 +21,14 @@ from gateway.store.tables import DELIVERIES, WEBHOOKS
 from shared.errors import NotFound
 
 EventType: TypeAlias = Literal[
-    "batch.completed", "batch.failed", "batch.expired", "batch.cancelled"
+    "batch.completed",
+    "batch.failed",
+    "batch.expired",
+    "batch.cancelled",
+    "response.completed",
+    "response.failed",
+    "response.cancelled",
+    "response.incomplete",
 ]
 EVENT_TYPES: tuple[EventType, ...] = get_args(EventType)
 

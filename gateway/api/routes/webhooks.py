@@ -113,7 +113,7 @@ class DeadDelivery(Struct, frozen=True, kw_only=True):
     event_id: str
     type: str
     object_id: str
-    """The id of the batch."""
+    """The id of the batch or the response."""
     created_at: int
     num_tries: int
     reason: str

@@ -8,6 +8,7 @@ import pytest
 from gateway.store.batches import Batches, BatchRecord, LeaseLost, Order
 from gateway.store.database import Database
 from gateway.store.files import Files
+from gateway.store.responses import ResponseDraft, Responses, StoreLimits
 from gateway.store.webhooks import EVENT_TYPES, EventType, Webhook, WebhookDelivery, Webhooks
 from shared.errors import NotFound
 from tests.support.webhooks import fail_a_batch
@@ -208,3 +209,37 @@ async def test_a_secret_is_in_no_text_of_an_endpoint(webhooks: Webhooks) -> None
     webhook = await webhooks.rotate((await added(webhooks)).id, overlap_s=60)
 
     assert "whsec_" not in repr(webhook)
+
+
+async def test_the_end_of_a_background_response_is_announced_once(
+    webhooks: Webhooks, database: Database
+) -> None:
+    responses = Responses(database, StoreLimits(3600, 1000, 1 << 20))
+    await added(webhooks)
+    for name in ("ends", "is lost"):
+        draft = ResponseDraft(
+            id=name,
+            tenant=TENANT,
+            created_at=1,
+            previous_id=None,
+            conversation_id=None,
+            conversation_end=None,
+            input=b"[]",
+            owner="gateway",
+            is_background=True,
+        )
+        await responses.begin(draft)
+    pending = await responses.pending(9)
+
+    for _ in range(2):
+        await responses.end(TENANT, "ends", b"{}", [], event="response.incomplete")
+        for name in ("ends", "is lost"):
+            await responses.discard(TENANT, name, event="response.failed")
+
+    made = [await due(webhooks), await due(webhooks)]
+    assert all(response.is_background for response in pending)
+    assert await webhooks.claim([], LEASE_S) is None
+    assert {(one.type, one.object_id) for one in made} == {
+        ("response.incomplete", "ends"),
+        ("response.failed", "is lost"),
+    }

@@ -1,5 +1,6 @@
 """Webhooks from the operator's order to the endpoint."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,17 @@ import httpx
 import pytest
 from openai.types.webhooks import BatchCompletedWebhookEvent
 
-from shared.bus.memory import MemoryBus
+from shared.bus.memory import MemoryBroker, MemoryBus
 from tests.support.batches_over_http import chat, ended, order
-from tests.support.http import LiveGateway, eventually, live_gateway
+from tests.support.http import SECRET, LiveGateway, eventually, live_gateway
 from tests.support.processes import free_port
-from tests.support.scripted_worker import ScriptedWorker, start_only
+from tests.support.scripted_worker import (
+    MODEL,
+    ScriptedJob,
+    ScriptedWorker,
+    start_only,
+    words,
+)
 from tests.support.webhooks import FAILED, OK, Receiver, receiving
 
 PATH = "/admin/v1/webhooks"
@@ -178,3 +185,46 @@ async def test_dead_deliveries_are_listed_and_sent_again(
     assert first.headers["webhook-id"] == second.headers["webhook-id"] == dead["event_id"]
     again = await storing.post(f"{PATH}/dead/{dead['id']}/retry")
     assert error_of(again) == (404, "delivery_id")
+
+
+async def test_the_ends_of_background_responses_are_announced_whoever_accepted_them(
+    broker: MemoryBroker, worker: ScriptedWorker, receiver: Receiver, tmp_path: Path
+) -> None:
+    may_end = asyncio.Event()
+
+    async def end_as_asked(job: ScriptedJob) -> None:
+        await job.start()
+        await may_end.wait()
+        (prompt,) = job.job.prompts
+        match words(prompt)[-1]:
+            case "complete":
+                await job.finish("done")
+            case "incomplete":
+                await job.finish("d", reason="length")
+            case "fail":
+                await job.fail("internal_error", "The worker failed.")
+            case _:
+                await start_only(job)
+
+    worker.script = end_as_asked
+    options = {"data_dir": tmp_path, "webhook_networks": "127.0.0.0/8", "secret": SECRET}
+    asked = ("complete", "incomplete", "fail", "cancel")
+
+    async with MemoryBus(broker) as one, live_gateway(one, **options) as second:
+        webhook = await created(second, receiver.url)
+        async with MemoryBus(broker) as other, live_gateway(other, **options) as first:
+            create = first.openai.responses.create
+            orders = [await create(model=MODEL, input=word, background=True) for word in asked]
+            ids = {word: order.id for word, order in zip(asked, orders, strict=True)}
+            await worker.wait_until(lambda: len(worker.jobs) == len(asked))
+        may_end.set()
+        await second.openai.responses.cancel(ids["cancel"])
+        received = await receiver.wait(4)
+
+    events = [one.unwrapped(webhook["signing_secret"]) for one in received]
+    assert {event.type: event.data.id for event in events} == {
+        "response.completed": ids["complete"],
+        "response.incomplete": ids["incomplete"],
+        "response.failed": ids["fail"],
+        "response.cancelled": ids["cancel"],
+    }
