@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "usage"
-down_revision = "responses_and_conversations"
+down_revision = "background_responses"
 branch_labels = None
 depends_on = None
 
