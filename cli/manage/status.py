@@ -72,7 +72,7 @@ def top(
                     try:
                         seen = render(_fetch(client))
                     except Unavailable as error:
-                        seen = Text(f"{error.message} Trying again ...", style="red")
+                        seen = Text(f"{error.message}; trying again ...", style="red")
             except KeyboardInterrupt:
                 pass
 
