@@ -18,6 +18,7 @@ GROUPS = {
     "batches": ["list"],
     "dead": ["list"],
     "keys": ["add", "list", "rotate", "revoke"],
+    "usage": ["erase"],
     "webhooks": ["list", "add"],
 }
 

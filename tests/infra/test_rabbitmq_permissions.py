@@ -212,6 +212,7 @@ EXCHANGES = [value for value in vars(topology).values() if isinstance(value, Exc
 WITHOUT_PATTERNS = {
     *((user, topology.WORKERS) for user in OWN_QUEUES),
     *(("worker", exchange) for exchange in (topology.JOBS, topology.SUSPECTS, topology.DEAD)),
+    *((user, topology.LEDGER) for user in ("gateway", "worker")),
 }
 """What each user may read of the exchanges for which wildcards have no meaning."""
 Act = Callable[[Bus], Awaitable[object]]

@@ -97,7 +97,9 @@ class Erased(Struct, frozen=True, kw_only=True):
 
 _LABELS = dict(zip(GROUPS, ("tenant", "api_key_id", "model", "day"), strict=True))
 _NUMBERS = [name for name in UsageRow.__struct_fields__ if name not in _LABELS.values()]
-_RESPONSES = {"responses": {"200": answered(UsageList)}}
+_ANSWER = answered(UsageList)
+_CSV = {"text/csv": {"schema": {"type": "string"}}}
+_RESPONSES = {"responses": {"200": {**_ANSWER, "content": {**_ANSWER["content"], **_CSV}}}}
 
 
 def router(gateway: Gateway) -> APIRouter:

@@ -64,6 +64,7 @@ def test_every_endpoint_is_in_the_document() -> None:
         "/admin/v1/dead-letters/{letter_id}",
         "/admin/v1/dead-letters/{letter_id}/retry",
         "/admin/v1/status",
+        "/admin/v1/usage",
         "/admin/v1/webhooks",
         "/admin/v1/webhooks/dead",
         "/admin/v1/webhooks/dead/{delivery_id}/retry",
@@ -105,6 +106,7 @@ def test_every_endpoint_is_in_the_document() -> None:
         "/v1/uploads/{upload_id}/cancel",
         "/v1/uploads/{upload_id}/complete",
         "/v1/uploads/{upload_id}/parts",
+        "/v1/usage",
     }
 
 
