@@ -45,7 +45,7 @@ async def test_a_client_of_openai_runs_a_batch(
     assert [answer["custom_id"] for answer in answers] == [f"line {k}" for k in range(100)]
     assert {job.lane for job in worker.jobs} == {"batch"}
     first = answers[0]
-    assert first["id"].startswith("batch_req-")
+    assert first["id"].startswith("batch_req_")
     assert (first["error"], first["response"]["status_code"]) == (None, 200)
     assert first["response"]["request_id"] == first["response"]["body"]["id"]
 

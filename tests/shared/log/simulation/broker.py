@@ -28,6 +28,9 @@ class Broker:
     """Keeps jobs and the log through its restart, but not commands and consumers. It may also lose
     the unconfirmed end of the log."""
 
+    record_dice: random.Random
+    """Its own, so that schedules are the same without records."""
+
     jobs: list[Job] = field(default_factory=lambda: [Job()])
     log: list[ReplyEvent] | None = field(default_factory=list)
     """The newest queue of the log, None if it was deleted."""
@@ -43,8 +46,6 @@ class Broker:
     """Commands on their way, by the address of a connected worker."""
     records: list[Record] = field(default_factory=list)
     """What runs have recorded, in order."""
-    record_dice: random.Random = field(default_factory=lambda: random.Random(0))
-    """Its own, so that schedules are the same without records."""
 
     def append(self, event: ReplyEvent) -> bool:
         """Append an event; returns whether there is a queue that receives it."""

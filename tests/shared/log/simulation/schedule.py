@@ -22,7 +22,7 @@ class Schedule:
     def __init__(self, seed: int, model: Model, num_faults: int | None = None) -> None:
         self._dice = random.Random(seed)
         self._model = model
-        self._broker = Broker()
+        self._broker = Broker(record_dice=random.Random(seed))
         self._client = Client(model)
         self._gateway = Gateway(self._broker, self._client)
         self._workers: list[Process] = []
