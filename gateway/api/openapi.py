@@ -6,7 +6,7 @@ render responses.
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -193,6 +193,13 @@ def documented(
         "requestBody": {"required": True, "content": {"application/json": body}},
         "responses": {"200": answered(answer, streams=streams)},
     }
+
+
+def form(required: Sequence[str], properties: Mapping[str, Any]) -> dict[str, Any]:
+    """What a route whose body is a form adds to the document."""
+    schema = {"type": "object", "required": [*required], "properties": dict(properties)}
+    content = {"multipart/form-data": {"schema": schema}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def answered(answer: type[Struct], *, streams: bool = False) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import quote
 
 import msgspec
@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from msgspec import Meta, Struct
 from starlette.exceptions import HTTPException
 
-from gateway.api.openapi import answered
+from gateway.api.openapi import answered, form
 from gateway.intake.multipart import read_form
 from gateway.store.files import Draft, FileRecord, Files
 from gateway.wiring import Gateway
@@ -25,29 +25,19 @@ _MAX_NAME_CHARS = 512
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _UNFIT = re.compile(r"[\x00-\x1f\x7f/\\]")
 _FILE_ID = Path(description="The `id` of the file.")
-_FORM: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file", "purpose"],
-                    "properties": {
-                        "file": {"type": "string", "format": "binary"},
-                        "purpose": {"type": "string", "enum": ["batch"]},
-                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
-                        "expires_after[seconds]": {
-                            "type": "integer",
-                            "minimum": MIN_EXPIRY_S,
-                            "maximum": MAX_EXPIRY_S,
-                        },
-                    },
-                }
-            }
+_FORM = form(
+    ["file", "purpose"],
+    {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"type": "string", "enum": ["batch"]},
+        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+        "expires_after[seconds]": {
+            "type": "integer",
+            "minimum": MIN_EXPIRY_S,
+            "maximum": MAX_EXPIRY_S,
         },
-    }
-}
+    },
+)
 
 
 class ExpiresAfter(Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from gateway.api.bodies.parameters import refused
 from gateway.api.bodies.schemas import Body, parse
-from gateway.api.openapi import answered, documented
+from gateway.api.openapi import answered, documented, form
 from gateway.api.routes.files import ExpiresAfter, FileObject, bytes_left, file_object, plain_name
 from gateway.intake.body import parsed, read_body
 from gateway.intake.multipart import read_form
@@ -29,20 +29,7 @@ _EXAMPLE: Mapping[str, Any] = {
 }
 _COMPLETION_EXAMPLE: Mapping[str, Any] = {"part_ids": ["part_0123456789abcdef0123456789abcdef"]}
 _UPLOAD_ID = Path(description="The `id` of the upload.")
-_FORM: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["data"],
-                    "properties": {"data": {"type": "string", "format": "binary"}},
-                }
-            }
-        },
-    }
-}
+_FORM = form(["data"], {"data": {"type": "string", "format": "binary"}})
 
 
 class UploadOrder(Body, frozen=True, kw_only=True):

@@ -72,8 +72,8 @@ class TestOrder(Body, frozen=True, kw_only=True):
 
 class WebhookStatus(Struct, frozen=True, kw_only=True, tag_field="object", tag="webhook_endpoint"):
     id: str
-    tenant: str
     name: str
+    tenant: str
     url: str
     event_types: Sequence[str]
     created_at: int
