@@ -193,3 +193,14 @@ async def test_a_body_that_is_too_large_is_refused_in_the_gateways_words(proxied
 
     assert refused.status_code == 413
     assert refused.json()["error"]["message"]
+
+
+async def test_a_file_may_be_larger_than_other_bodies(proxied: Proxied) -> None:
+    lines = b"{}\n" * (8 << 20)
+    files, purpose = {"file": ("large.jsonl", lines)}, {"purpose": "batch"}
+
+    stored = await proxied.https.post("/v1/files", files=files, data=purpose, timeout=60)
+    refused = await proxied.https.post(CHAT, content=lines, timeout=60)
+
+    assert (stored.status_code, stored.json()["bytes"]) == (200, len(lines))
+    assert refused.status_code == 413
