@@ -56,6 +56,12 @@ def load_runner(
     refuse_foreign_kernels()
     chosen = _device(device)
     use_device(chosen)
+    free = _free_bytes(chosen)
+    if limits.kv_cache_bytes is not None and limits.kv_cache_bytes > free:
+        raise StartupError(
+            f"the KV cache of {limits.kv_cache_bytes:,} bytes is larger than the {free:,} bytes "
+            f"of memory that are free on {chosen}: set a smaller --kv-cache-bytes"
+        )
     num_threads = compute_threads or len(os.sched_getaffinity(0))
     began = time.monotonic()
     # Files that an index names and that do not exist are refused where they are read.
@@ -138,12 +144,16 @@ def load_decoder(
     )
 
 
+def _free_bytes(device: torch.device) -> int:
+    return free_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+
+
 def _check_room(checkpoint: Checkpoint, bytes_per_weight: float, device: torch.device) -> None:
     """Raise `StartupError` if not even the weights fit into the free memory."""
     needed = checkpoint.num_bytes(bytes_per_weight)
-    is_cpu = device.type == "cpu"
-    free = free_bytes() if is_cpu else torch.cuda.mem_get_info(device)[0]
+    free = _free_bytes(device)
     if needed > free:
+        is_cpu = device.type == "cpu"
         smaller = "--weight-format q4_1, --dtype bfloat16" if is_cpu else "--dtype bfloat16"
         raise StartupError(
             f"the weights need {needed:,} bytes of memory on {device}, but {free:,} are free: try "

@@ -157,3 +157,12 @@ def test_weights_that_no_memory_holds_stop_the_start_before_they_are_read(tmp_pa
 
     with pytest.raises(StartupError, match=f"the weights need {2 * num_bytes:,} bytes .* --weigh"):
         load_decoder(tmp_path, dtype="float32", device=torch.device("cpu"))
+
+
+def test_a_cache_that_no_memory_holds_stops_the_start_before_weights_are_read(
+    tmp_path: Path,
+) -> None:
+    limits = RunnerLimits(kv_cache_bytes=2 * free_bytes())
+
+    with pytest.raises(StartupError, match=r"bytes of memory that are free on cpu: .*kv-cache"):
+        load_runner(tmp_path, limits, device="cpu")
