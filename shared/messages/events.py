@@ -4,7 +4,16 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
-from shared.messages.fields import Context, Count, FinishReason, RequestId, TokenId, TokenIds, Wire
+from shared.messages.fields import (
+    Context,
+    Count,
+    FinishReason,
+    PrefixHash,
+    RequestId,
+    TokenId,
+    TokenIds,
+    Wire,
+)
 
 
 class Logprob(Struct, frozen=True, array_like=True):
@@ -90,7 +99,7 @@ class TokenDelta(Wire, frozen=True, kw_only=True, omit_defaults=True):
     choice: Count
     attempt: Count
     index: Count
-    prefix_hash: Count
+    prefix_hash: PrefixHash
     token_ids: TokenIds
     text: str
     num_chars: tuple[Count, ...] = ()
@@ -106,7 +115,7 @@ class Finished(Wire, frozen=True, kw_only=True):
     choice: Count
     attempt: Count
     index: Count
-    prefix_hash: Count
+    prefix_hash: PrefixHash
     token_ids: TokenIds
     text: str
     """The text of these tokens, with held-back text: an incomplete character or a partial stop
@@ -134,7 +143,7 @@ class Failed(Wire, frozen=True, kw_only=True):
     choice: Count = 0
     attempt: Count = 0
     index: Count = 0
-    prefix_hash: Count = 0
+    prefix_hash: PrefixHash = 0
     ticket: Annotated[str, Meta(max_length=64)] | None = None
     """The ticket of a run that waits for `Continue`."""
 
