@@ -13,4 +13,4 @@ def total(text: str, name: str) -> float:
 
 def sample(process: WarrenProcess, name: str) -> float:
     """`total` of what a process exports."""
-    return total(httpx.get(f"{process.url}/metrics", verify=NO_TLS).text, name)
+    return total(httpx.get(f"{process.url}/metrics", timeout=60, verify=NO_TLS).text, name)

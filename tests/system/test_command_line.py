@@ -72,7 +72,7 @@ def test_serve_ends_at_once_when_it_is_asked_twice(smollm2: Path, logs: Path) ->
         lines = response.iter_lines()  # closes the response when it is garbage-collected
         next(lines)
         os.kill(process.pid, signal.SIGINT)
-        while httpx.get(f"{process.url}/health", verify=NO_TLS).status_code == 200:
+        while httpx.get(f"{process.url}/health", timeout=60, verify=NO_TLS).status_code == 200:
             pass
 
         assert process.terminate() == -signal.SIGTERM

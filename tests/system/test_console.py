@@ -40,7 +40,7 @@ async def workers(broker: Broker, tmp_path: Path) -> AsyncIterator[dict[str, War
 
 
 def is_busy(worker: WarrenProcess) -> bool:
-    lines = httpx.get(f"{worker.url}/metrics", verify=NO_TLS).text.splitlines()
+    lines = httpx.get(f"{worker.url}/metrics", timeout=60, verify=NO_TLS).text.splitlines()
     return any(
         line.startswith("warren_worker_sequences_running{") and float(line.split()[-1]) > 0
         for line in lines

@@ -64,7 +64,7 @@ def test_two_workers_share_the_work(
 
 
 def test_health_lists_the_live_workers(gateway: WarrenProcess) -> None:
-    wait_until(lambda: MODEL in httpx.get(f"{gateway.url}/health", verify=NO_TLS).text)
+    wait_until(lambda: MODEL in httpx.get(f"{gateway.url}/health", timeout=60, verify=NO_TLS).text)
 
 
 def test_a_killed_workers_stream_goes_on_in_another(

@@ -50,7 +50,7 @@ def reported(gateway: WarrenProcess) -> dict[str, Any]:
     """The only row of the report, once all requests are in it."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        answer = httpx.get(f"{gateway.url}/v1/usage", params={"group_by": "model"})
+        answer = httpx.get(f"{gateway.url}/v1/usage", params={"group_by": "model"}, timeout=60)
         rows: list[dict[str, Any]] = answer.json()["data"]
         if rows and rows[0]["requests"] >= NUM_REQUESTS:
             return rows[0]

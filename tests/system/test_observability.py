@@ -47,14 +47,20 @@ class Deployment:
         deadline = time.monotonic() + SETTLES_S
         while time.monotonic() < deadline:
             with suppress(httpx.TransportError):
-                if httpx.get(f"{self.prometheus}/-/ready", verify=NO_TLS).status_code == 200:
+                if (
+                    httpx.get(f"{self.prometheus}/-/ready", timeout=60, verify=NO_TLS).status_code
+                    == 200
+                ):
                     return
             time.sleep(0.2)
         raise AssertionError("Prometheus does not become ready")
 
     def query(self, expression: str) -> list[Any]:
         response = httpx.get(
-            f"{self.prometheus}/api/v1/query", params={"query": expression}, verify=NO_TLS
+            f"{self.prometheus}/api/v1/query",
+            params={"query": expression},
+            timeout=60,
+            verify=NO_TLS,
         )
         assert response.status_code == 200, (expression, response.text)
         result: list[Any] = response.json()["data"]["result"]
@@ -210,7 +216,7 @@ def test_promtool_finds_no_fault_in_what_processes_export(deployment: Deployment
     living = [worker for worker in deployment.workers if worker.is_alive]
 
     for process in (deployment.gateway, *living):
-        exported = httpx.get(f"{process.url}/metrics", verify=NO_TLS).text
+        exported = httpx.get(f"{process.url}/metrics", timeout=60, verify=NO_TLS).text
         checked = subprocess.run(
             ["promtool", "check", "metrics"], input=exported, text=True, capture_output=True
         )

@@ -269,10 +269,13 @@ def test_tokens_go_there_and_back(client: openai.OpenAI) -> None:
     headers = {"authorization": f"Bearer {client.api_key}"}
 
     tokens = httpx.post(
-        f"{url}/tokenize", json={"model": MODEL, "prompt": text}, headers=headers
+        f"{url}/tokenize", json={"model": MODEL, "prompt": text}, headers=headers, timeout=60
     ).json()
     back = httpx.post(
-        f"{url}/detokenize", json={"model": MODEL, "tokens": tokens["tokens"]}, headers=headers
+        f"{url}/detokenize",
+        json={"model": MODEL, "tokens": tokens["tokens"]},
+        headers=headers,
+        timeout=60,
     ).json()
 
     assert tokens["count"] == len(tokens["tokens"]) > 4

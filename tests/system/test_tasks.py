@@ -94,7 +94,7 @@ class Played:
 
     def get(self, path: str) -> Any:
         headers = {"Authorization": f"Bearer {self.key}"}
-        return httpx.get(self.gateway.url + path, headers=headers, verify=NO_TLS).json()
+        return httpx.get(self.gateway.url + path, headers=headers, timeout=60, verify=NO_TLS).json()
 
     def scale(self, num_workers: int) -> None:
         command = ["docker", "compose", "up", "--detach", "--no-recreate"]
@@ -223,7 +223,7 @@ def busy(workers: Deployment) -> list[int]:
 
 def is_busy(url: str) -> bool:
     try:
-        lines = httpx.get(f"{url}/metrics", verify=NO_TLS).text.splitlines()
+        lines = httpx.get(f"{url}/metrics", timeout=60, verify=NO_TLS).text.splitlines()
     except httpx.TransportError:
         return False
     running = [line for line in lines if line.startswith("warren_worker_sequences_running{")]

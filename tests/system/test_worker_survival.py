@@ -129,7 +129,9 @@ async def test_a_worker_that_was_stopped_lets_go_of_its_jobs_and_serves_on(
     logs = await asking  # its connection is dead after 2.3 s
     os.kill(sleeper.pid, signal.SIGCONT)
     await wait_until(lambda: sample(sleeper, RUNNING) == 0)
-    await wait_until(lambda: httpx.get(f"{sleeper.url}/health", verify=NO_TLS).status_code == 200)
+    await wait_until(
+        lambda: httpx.get(f"{sleeper.url}/health", timeout=60, verify=NO_TLS).status_code == 200
+    )
     await asyncio.to_thread(other.kill)
     again = await ask_all(bus, new_jobs(4))
 

@@ -74,7 +74,7 @@ def _in_queues(node: RabbitNode) -> list[str]:
 
 
 def _in_engine(worker: WarrenProcess) -> list[str]:
-    lines = httpx.get(f"{worker.url}/metrics", verify=NO_TLS).text.splitlines()
+    lines = httpx.get(f"{worker.url}/metrics", timeout=60, verify=NO_TLS).text.splitlines()
     return [
         f"{worker.url}: {line}"
         for line in lines

@@ -48,7 +48,9 @@ class Remains:
         if (num_logs := len(self._logs())) > self._num_logs:
             left.append(f"{num_logs} reply queues instead of {self._num_logs}")
         for gateway in self._deployment.gateways:
-            num_requests = httpx.get(f"{gateway.url}/health", verify=NO_TLS).json()["requests"]
+            num_requests = httpx.get(f"{gateway.url}/health", timeout=60, verify=NO_TLS).json()[
+                "requests"
+            ]
             if num_requests:
                 left.append(f"{gateway.url}: {num_requests} requests in flight")
         for pid, num in self._num_descriptors().items():
