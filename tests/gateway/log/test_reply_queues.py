@@ -20,9 +20,9 @@ async def kept(bus: MemoryBus, retention_s: float) -> AsyncIterator[ReplyQueues]
         keeping.cancel()
 
 
-def taken(queues: ReplyQueues, kind: str = "cmpl") -> ReplyLog:
+def taken(queues: ReplyQueues, prefix: str = "cmpl-") -> ReplyLog:
     """The log of a request that uses it."""
-    with queues.take(kind) as log:
+    with queues.take(prefix) as log:
         log.is_used = True
         return log
 
@@ -74,12 +74,12 @@ class SlowBus(MemoryBus):
 
 async def test_both_kinds_of_ids_get_spares_though_one_is_first_asked_for_meanwhile() -> None:
     async with SlowBus() as bus, kept(bus, retention_s=60) as queues:
-        taken(queues, "chatcmpl")
+        taken(queues, "chatcmpl-")
         await asyncio.sleep(0.11)
         taken(queues)
         await asyncio.sleep(1)
 
-        assert await num_readers(bus, taken(queues, "chatcmpl").request_id) == 1
+        assert await num_readers(bus, taken(queues, "chatcmpl-").request_id) == 1
         assert await num_readers(bus, taken(queues).request_id) == 1
 
 
@@ -108,7 +108,7 @@ async def test_the_log_of_a_request_that_was_refused_becomes_anothers() -> None:
         taken(queues)
         await asyncio.sleep(0.3)
         spare = [taken(queues).request_id for _ in range(7)]
-        with queues.take("cmpl") as refused:
+        with queues.take("cmpl-") as refused:
             pass
 
         assert taken(queues) is refused
