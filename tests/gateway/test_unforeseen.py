@@ -34,8 +34,9 @@ from tests.support.scripted_worker import ScriptedWorker
 NUM_AWAITS = 60
 """More awaits than any request here has: the last victims are spared."""
 VICTIM = "x-victim"
-NUM_LISTENERS = 4
-"""Consumers of announcements, commands, the use of keys, and answers to unary jobs."""
+NUM_LISTENERS = 5
+"""Consumers of announcements, commands, the use of keys, usage records, and answers to unary
+jobs."""
 NUM_SPARE = 8
 """Spare logs."""
 WORDS = "one two three"
