@@ -20,7 +20,7 @@ from gateway.intake.limits import Limits
 from gateway.intake.signer import Signer
 from gateway.intake.tenant_usage import TenantUsage
 from gateway.ledger.prices import PriceTable
-from gateway.ledger.recorder import Recorder
+from gateway.ledger.recorder import UsageRecorder
 from gateway.log.registry import Relays
 from gateway.log.reply_queues import ReplyQueues
 from gateway.metrics import Metrics
@@ -63,7 +63,7 @@ class Gateway:
     metrics: Metrics
     store: Store
     deliverer: Deliverer
-    recorder: Recorder
+    recorder: UsageRecorder
     prices: PriceTable
     tenant_usage: TenantUsage = field(default_factory=TenantUsage)
     started_at: float = field(default_factory=time.time)
@@ -109,7 +109,9 @@ class Gateway:
             metrics=metrics,
             store=store,
             deliverer=deliverer,
-            recorder=Recorder(bus, store, publishers, metrics.catalog, settings.usage_retention_s),
+            recorder=UsageRecorder(
+                bus, store, publishers, metrics.catalog, settings.usage_retention_s
+            ),
             prices=PriceTable.of(settings.prices_file),
         )
 

@@ -39,7 +39,7 @@ class _Held(NamedTuple):
     record: UsageRecord
 
 
-class Recorder:
+class UsageRecorder:
     """Writes records, a few hundred in a transaction, and acknowledges them then.
 
     What is written but not acknowledged comes again, and has no effect. Gateways share the work.

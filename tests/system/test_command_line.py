@@ -67,7 +67,7 @@ def test_serve_ends_at_once_when_it_is_asked_twice(smollm2: Path, logs: Path) ->
     body = {**endless, "max_tokens": 4000}
     with (
         processes.serve(logs / "twice", *FP32) as process,
-        httpx.stream("POST", f"{process.url}/v1/completions", json=body) as response,
+        httpx.stream("POST", f"{process.url}/v1/completions", json=body, timeout=60) as response,
     ):
         lines = response.iter_lines()  # closes the response when it is garbage-collected
         next(lines)

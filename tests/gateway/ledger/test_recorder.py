@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.ledger.recorder import Recorder
+from gateway.ledger.recorder import UsageRecorder
 from gateway.store.state import Store
 from shared import settings, topology
 from shared.bus.base import Message
@@ -46,8 +46,8 @@ def catalog() -> Catalog:
 
 
 @pytest.fixture
-async def recorder(bus: MemoryBus, store: Store, catalog: Catalog) -> AsyncIterator[Recorder]:
-    recorder = Recorder(bus, store, Publishers([bus.user]), catalog, retention_s=60)
+async def recorder(bus: MemoryBus, store: Store, catalog: Catalog) -> AsyncIterator[UsageRecorder]:
+    recorder = UsageRecorder(bus, store, Publishers([bus.user]), catalog, retention_s=60)
     running = asyncio.create_task(recorder.run())
     yield recorder
     running.cancel()
@@ -85,7 +85,7 @@ async def num_tokens(store: Store) -> int:
 
 
 async def test_records_are_written_in_batches_and_acknowledged(
-    bus: MemoryBus, store: Store, catalog: Catalog, recorder: Recorder
+    bus: MemoryBus, store: Store, catalog: Catalog, recorder: UsageRecorder
 ) -> None:
     for number in range(NUM_RECORDS):
         await publish(bus, f"r{number}")
@@ -99,7 +99,7 @@ async def test_records_are_written_in_batches_and_acknowledged(
 
 
 async def test_a_record_that_comes_again_changes_nothing(
-    bus: MemoryBus, store: Store, catalog: Catalog, recorder: Recorder
+    bus: MemoryBus, store: Store, catalog: Catalog, recorder: UsageRecorder
 ) -> None:
     await publish(bus, "r")
     await wait_until_counted(catalog, "written", 1)
@@ -115,7 +115,7 @@ async def test_what_is_no_record_is_dropped(
     broker: MemoryBroker,
     store: Store,
     catalog: Catalog,
-    recorder: Recorder,
+    recorder: UsageRecorder,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with MemoryBus(broker, user="mallory") as stranger:
@@ -130,7 +130,7 @@ async def test_what_is_no_record_is_dropped(
 
 
 async def test_records_wait_for_the_database(
-    bus: MemoryBus, store: Store, catalog: Catalog, recorder: Recorder, tmp_path: Path
+    bus: MemoryBus, store: Store, catalog: Catalog, recorder: UsageRecorder, tmp_path: Path
 ) -> None:
     (tmp_path / "data").touch()  # no directory can be created
     await publish(bus, "r")
@@ -145,13 +145,13 @@ async def test_a_new_recorder_writes_what_the_last_one_left(
     bus: MemoryBus, store: Store, catalog: Catalog
 ) -> None:
     await publish(bus, "r")
-    first = Recorder(bus, store, Publishers([bus.user]), Catalog(), retention_s=60)
+    first = UsageRecorder(bus, store, Publishers([bus.user]), Catalog(), retention_s=60)
     running = asyncio.create_task(first.run())
     await asyncio.sleep(0.05)  # it holds the record, and has not written it
     running.cancel()
     await asyncio.wait([running])
 
-    second = Recorder(bus, store, Publishers([bus.user]), catalog, retention_s=60)
+    second = UsageRecorder(bus, store, Publishers([bus.user]), catalog, retention_s=60)
     running = asyncio.create_task(second.run())
 
     await wait_until_counted(catalog, "written", 1)

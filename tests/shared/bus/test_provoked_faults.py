@@ -328,7 +328,7 @@ async def test_publishes_end_with_their_connection_however_many_wait_for_it(
                     asyncio.create_task(bus.publish(queue.bindings[0], Message(b"one of many")))
                     for _ in range(NUM_AT_ONCE)
                 ]
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
             await asyncio.wait(publishes)
             assert {type(publish.exception()) for publish in publishes} <= ENDS
             await bus.wait_connected()
