@@ -148,9 +148,13 @@ def _engine(url: URL) -> AsyncEngine:
 
 def _configure_sqlite(connection: Any, _: object) -> None:
     cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
+    try:
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+    except BaseException:  # another gateway may be changing the mode; the pool forgets this one
+        connection.close()
+        raise
 
 
 def _begin_immediately(connection: Connection) -> None:
