@@ -29,7 +29,7 @@ demo: setup ## Serve SmolLM2 at http://127.0.0.1:8000 and watch it answer (ONCE=
 
 test: setup ## Run all tests that need no GPU, with their own RabbitMQ
 	$(BIN)/warren pull smollm2
-	infra/rabbitmq/with_rabbitmq.sh $(BIN)/pytest -m "not gpu" -n 3 --dist loadfile --no-loadscope-reorder
+	infra/rabbitmq/with_rabbitmq.sh $(BIN)/pytest -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder
 
 chaos: setup ## Kill, pause and disconnect every process again and again, for about an hour
 	WARREN_TEST_SCHEDULES=20000 $(BIN)/pytest tests/shared/log/test_simulation.py

@@ -24,7 +24,9 @@ def workers(broker: Broker, smollm2: Path, logs: Path) -> Iterator[list[WarrenPr
     """Two workers of SmolLM2 in fp32 on the broker."""
     url = broker.url_of("worker")
     with ExitStack() as stack:
-        started = [processes.worker(url, logs / f"worker{k}", *FP32) for k in range(2)]
+        # On a busy machine a killed gateway takes long to start again.
+        options = (*FP32, "--reader-grace-s=60")
+        started = [processes.worker(url, logs / f"worker{k}", *options) for k in range(2)]
         for worker in started:
             worker.start()
             stack.callback(worker.terminate)

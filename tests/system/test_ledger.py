@@ -37,7 +37,7 @@ def asked(client: openai.OpenAI, number: int) -> CompletionUsage:
         model="echo",
         prompt=f"Question {number} " * (1 + number % 5),
         n=1 + number % 2,
-        max_tokens=10 + number % 40,
+        max_tokens=40 + number % 160,
         seed=number,
         temperature=1.0,
         extra_body={"ignore_eos": True},

@@ -41,7 +41,7 @@ __all__ = ["browser", "page"]
 PAGE = ROOT / "docs" / "tasks.md"
 MODEL = "smollm2"
 """The model of the page; the deployment has the synthetic one."""
-NUM_TOKENS = 300
+NUM_TOKENS = 1500
 WAITS_S = 120
 
 pytestmark = [

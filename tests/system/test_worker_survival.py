@@ -256,7 +256,7 @@ async def test_a_rolling_restart_under_load_fails_nothing(bus: RabbitBus, worker
 
     asking = [asyncio.create_task(keep_asking(k)) for k in range(len(jobs))]
     for worker in serving:
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(2)
         await workers.serving("--drain-grace-s=0.05")
         assert await asyncio.to_thread(worker.terminate) == 0
     is_over.set()
