@@ -49,6 +49,7 @@ is_installed || missing+=(rabbitmq-server)
 command -v nginx >/dev/null || missing+=(nginx-light)
 command -v chromium >/dev/null || missing+=(chromium)
 command -v prometheus >/dev/null || missing+=(prometheus)
+command -v jq >/dev/null || missing+=(jq)
 compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || missing+=(postgresql)
 if ((${#missing[@]})) && [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
     install_debian_packages "${missing[@]}" || is_installed || install_debian_packages rabbitmq-server
