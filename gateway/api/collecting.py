@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 
 _TAKE_INTERVAL_S = 0.02
 _LOOK_INTERVAL_S = 2.0
-_RETRY_PAUSE_S = 1.0
 _SWEEP_INTERVAL_S = 60.0
 _MARGIN_S = 1.0
 """Seconds beyond the grace period, within which the client may return to its gateway."""
@@ -83,7 +82,7 @@ class Collector:
 
     async def run(self) -> None:
         """Run until cancelled. What it reads then is left to other gateways."""
-        state = await self._opened()
+        state = await self._gateway.store.wait_open()
         swept_at = 0.0
         try:
             while True:
@@ -99,13 +98,6 @@ class Collector:
                 task.cancel()
             if reading:
                 await asyncio.wait(reading)
-
-    async def _opened(self) -> StoredState:
-        while True:
-            try:
-                return await self._gateway.store.wait_open()
-            except Unavailable:
-                await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def _look(self, state: StoredState) -> None:
         """Begin to read the logs that have had no reader for longer than the grace period. Raises

@@ -47,7 +47,7 @@ class BatchRunner:
     async def run(self) -> None:
         """Run batches until cancelled. The jobs of their lines then go on, and another gateway may
         claim them at once."""
-        state = await _retried(self._gateway.store.wait_open)
+        state = await self._gateway.store.wait_open()
         sweeping = asyncio.create_task(incidents.keep_running(partial(_sweep, state)))
         try:
             while True:

@@ -106,12 +106,16 @@ class Store:
 
     async def wait_open(self) -> StoredState:
         """Wait until the state is needed, here or by another gateway of the machine, and return
-        it. Raises `Unavailable`."""
+        it as soon as the database can be reached."""
         while not self._has_been_used() and not self._is_open.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_INTERVAL_S):
                     await self._is_open.wait()
-        return await self.open()
+        while True:
+            try:
+                return await self.open()
+            except Unavailable:
+                await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def close(self) -> None:
         if self._database is not None:
