@@ -7,7 +7,7 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar
@@ -38,18 +38,23 @@ _DRIVERS = {
 def uncancelled(
     method: Callable[_Params, Coroutine[Any, Any, _Result]],
 ) -> Callable[_Params, Coroutine[Any, Any, _Result]]:
-    """Make a method end its transaction even if its caller is cancelled meanwhile. A connection
-    that is abandoned within a transaction keeps its locks for a while."""
+    """Make a method end its transaction even if its caller is cancelled meanwhile, however often. A
+    connection that is abandoned within a transaction keeps its locks for a while."""
 
     @wraps(method)
     async def run(*args: _Params.args, **options: _Params.kwargs) -> _Result:
         running = asyncio.create_task(method(*args, **options))
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            # Also if it fails, which nobody is told any more.
-            await asyncio.gather(asyncio.shield(running), return_exceptions=True)
-            raise
+        cancelled: asyncio.CancelledError | None = None
+        while not running.done():
+            try:
+                await asyncio.wait([running])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is None:
+            return running.result()
+        with suppress(Exception):  # nobody is told any more
+            running.result()
+        raise cancelled
 
     return run
 
@@ -62,6 +67,7 @@ class Database:
         self._num_open = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
+        self._is_closed = False
 
     @classmethod
     async def open(cls, url: str | None, data_dir: Path) -> Self:
@@ -81,9 +87,11 @@ class Database:
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction, which ends with the block. Raises `Unavailable` if the database cannot be
-        reached; a transaction whose commit was interrupted may have taken effect. Raises
-        `InvalidRequest` for a text that PostgreSQL cannot hold, which no record has."""
+        """A transaction, which ends with the block. Raises `Unavailable` if the database was closed
+        or cannot be reached; a transaction whose commit was interrupted may have taken effect.
+        Raises `InvalidRequest` for a text that PostgreSQL cannot hold, which no record has."""
+        if self._is_closed:
+            raise Unavailable("The database is closed.")
         self._num_open += 1
         self._is_idle.clear()
         try:
@@ -102,7 +110,9 @@ class Database:
 
     async def close(self) -> None:
         """Close all connections, once no transaction is open."""
-        await self._is_idle.wait()
+        while self._num_open:
+            await self._is_idle.wait()
+        self._is_closed = True  # the pool would connect again
         await self._engine.dispose()
 
     @uncancelled

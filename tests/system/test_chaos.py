@@ -10,6 +10,7 @@ from tests.system.chaos import ground
 from tests.system.chaos.callers import Question
 from tests.system.chaos.campaign import Campaign, Plan, Row, answers
 from tests.system.chaos.deployment import SHORT_SILENCE, Deployment
+from tests.system.chaos.ledger import ledger_row
 from tests.system.chaos.poison import poison
 from tests.system.chaos.surroundings import surroundings
 
@@ -40,6 +41,7 @@ async def test_no_death_of_a_process_takes_a_stream_with_it(
         rows = await Campaign(deployment, expected, NUM_CALLERS).run(plan)
         rows.append(await poison(deployment, expected, num_innocent=11, num_deadly=1))
         await asyncio.to_thread(ground.wait_clean, own_broker, deployment, {})
+        rows.append(await asyncio.to_thread(ledger_row, deployment.data_dir, rows))
 
     assert wrong(rows) == []
 
@@ -68,5 +70,6 @@ async def test_no_fault_between_processes_takes_a_stream_with_it(
         before = ground.usages(deployment.processes)
         rows = await Campaign(deployment, expected, NUM_CALLERS).run(plan)
         await asyncio.to_thread(ground.wait_clean, own_broker, deployment, before)
+        rows.append(await asyncio.to_thread(ledger_row, deployment.data_dir, rows))
 
     assert wrong(rows) == []

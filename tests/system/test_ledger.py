@@ -13,7 +13,7 @@ import pytest
 from openai.types import CompletionUsage
 
 from tests.support import processes
-from tests.support.broker import Broker
+from tests.support.broker import RabbitNode
 from tests.support.processes import WarrenProcess
 
 pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(300)]
@@ -25,9 +25,9 @@ PATIENCE_S = 60
 
 
 @pytest.fixture
-def gateway(broker: Broker, tmp_path: Path) -> Iterator[WarrenProcess]:
+def gateway(own_broker: RabbitNode, tmp_path: Path) -> Iterator[WarrenProcess]:
     data_dir = tmp_path / "data"
-    url = broker.url_of("gateway")
+    url = own_broker.url_of("gateway")
     with processes.gateway(url, tmp_path / "gateway", f"--data-dir={data_dir}") as process:
         yield process
 
@@ -59,11 +59,11 @@ def reported(gateway: WarrenProcess) -> dict[str, Any]:
 
 
 def test_the_sums_are_those_of_the_answers_whichever_worker_dies(
-    broker: Broker, gateway: WarrenProcess, tmp_path: Path
+    own_broker: RabbitNode, gateway: WarrenProcess, tmp_path: Path
 ) -> None:
     def worker(number: int) -> WarrenProcess:
         log = tmp_path / f"worker{number}"
-        return processes.echo_worker(broker.url_of("worker"), log, "--step-ms=10")
+        return processes.echo_worker(own_broker.url_of("worker"), log, "--step-ms=10")
 
     client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
     with ExitStack() as stack, ThreadPoolExecutor(NUM_AT_ONCE) as pool:

@@ -31,7 +31,7 @@ VICTIMS_QUESTION = Question("echo", "A victim", 200, seed=1)
 NUM_CALLERS = 5
 NUM_VICTIMS_AT_ONCE = 2
 DURATION_S = 20.0
-ENDS_WITHIN_S = 15.0
+ENDS_WITHIN_S = 60.0
 PAUSE_S = 0.1
 
 Harm = Callable[[str], Awaitable[None]]

@@ -26,7 +26,7 @@ from shared import topology
 from shared.bus.base import Message
 from shared.bus.rabbit import RabbitBus
 from tests.support import processes
-from tests.support.broker import Broker
+from tests.support.broker import RabbitNode, running_node
 from tests.support.browser import browser, page
 from tests.support.compose import BROKER, DIRECTORY, KEYS, Deployment
 from tests.support.console import ask, begun
@@ -116,7 +116,14 @@ def wait_until(is_true: Callable[[], bool]) -> None:
 
 
 @pytest.fixture(scope="module")
-def played(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
+def broker() -> Iterator[RabbitNode]:
+    """A broker without the workers of other tests, which the page does not show."""
+    with running_node() as node:
+        yield node
+
+
+@pytest.fixture(scope="module")
+def played(broker: RabbitNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
     directory = tmp_path_factory.mktemp("tasks")
     (directory / BROKER).write_text(broker.url_of("worker"))
     (directory / "operator.url").write_text(broker.url_of("operator"))

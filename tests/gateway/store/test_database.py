@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
-from gateway.store.database import Database
+from gateway.store.database import Database, uncancelled
 from gateway.store.tables import METADATA
 from shared.errors import StartupError, Unavailable
 from tests.support.processes import free_port
@@ -44,3 +44,30 @@ async def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(StartupError, match="file/data"):
         await Database.open(None, tmp_path / "file" / "data")
+
+
+async def test_a_transaction_ends_although_its_caller_is_cancelled_again_and_again(
+    database: Database,
+) -> None:
+    ended = []
+
+    @uncancelled
+    async def read() -> None:
+        async with database.begin() as connection:
+            ended.append((await connection.execute(text("SELECT 7"))).scalar_one())
+
+    reading = asyncio.create_task(read())
+    while not reading.done():
+        await asyncio.sleep(0)
+        reading.cancel()
+
+    await asyncio.wait([reading])
+    assert (reading.cancelled(), ended) == (True, [7])
+
+
+async def test_a_closed_database_stays_closed(database: Database) -> None:
+    await database.close()
+
+    with pytest.raises(Unavailable, match="closed"):
+        async with database.begin():
+            pass

@@ -25,6 +25,7 @@ from tests.system.chaos.batches import batch_options, batch_row, nothing
 from tests.system.chaos.callers import Question
 from tests.system.chaos.campaign import Campaign, Plan, Row, answers
 from tests.system.chaos.deployment import SHORT_SILENCE, Deployment, smollm2_worker
+from tests.system.chaos.ledger import ledger_row
 from tests.system.chaos.poison import poison
 from tests.system.chaos.surroundings import surroundings
 
@@ -56,7 +57,8 @@ async def campaign(
     *,
     do_processes_live: bool = False,
 ) -> list[Row]:
-    """Run the faults of a plan while callers stream, and check that nothing is left of them.
+    """Run the faults of a plan while callers stream, and check that nothing is left of them but
+    their usage records.
 
     Processes that live through all faults must not have grown.
     """
@@ -64,7 +66,7 @@ async def campaign(
     before = ground.usages(deployment.processes) if do_processes_live else {}
     rows = await Campaign(deployment, expected, num_callers).run(plan)
     await asyncio.to_thread(ground.wait_clean, node, deployment, before)
-    return rows
+    return [*rows, await asyncio.to_thread(ledger_row, deployment.data_dir, rows)]
 
 
 async def processes(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
@@ -86,7 +88,7 @@ async def deadly(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row
         expected = await answers(deployment, echo_questions())
         row = await poison(deployment, expected, num_innocent=197, num_deadly=3)
         await asyncio.to_thread(ground.wait_clean, node, deployment, {})
-    return [row]
+        return [row, await asyncio.to_thread(ledger_row, deployment.data_dir, [row])]
 
 
 async def broker(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
@@ -153,7 +155,7 @@ async def batches(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Ro
         return []
     num_lines = planned["batch"][1]
     with running_postgres() as database:
-        options = batch_options(database, logs)
+        options = batch_options(database)
         async with (
             surroundings(node) as around,
             deployment_at(node, logs, gateway_options=options) as deployment,

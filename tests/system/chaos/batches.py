@@ -5,7 +5,6 @@ import itertools
 import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import httpx
@@ -23,11 +22,10 @@ _Texts: TypeAlias = Sequence[tuple[str, str]]
 _ENDED = ("completed", "failed", "expired", "cancelled")
 
 
-def batch_options(database: PostgresServer, directory: Path) -> list[str]:
+def batch_options(database: PostgresServer) -> list[str]:
     """The options of gateways that continue each other's batches soon."""
     return [
         f"--database-url={database.url}",
-        f"--data-dir={directory / 'data'}",
         "--batch-lease-s=3",
         "--batch-window=16",
     ]

@@ -66,6 +66,8 @@ class Tally:
     num_failed: int = 0
     worst_gap_s: float = 0.0
     errors: list[str] = field(default_factory=list)
+    answered: dict[str, int] = field(default_factory=dict)
+    """The number of tokens of each answer that was read to its end, by the request's id."""
 
     def compare(self, text: str, expected: str) -> None:
         self.num_streams += 1
@@ -109,6 +111,8 @@ class Caller:
                 await self._follow_to_the_end(stream)
         except TimeoutError:
             raise StreamFailed("timeout", f"after {_PATIENCE_S:.0f} s {stream.place}") from None
+        if stream.stream_id is not None:
+            tally.answered[stream.stream_id] = question.max_tokens
         return stream.text
 
     async def _follow_to_the_end(self, stream: "_Stream") -> None:

@@ -59,13 +59,15 @@ class Deployment:
     ) -> None:
         """``worker_url`` and ``gateway_url`` are the URLs under which each side reaches the
         broker."""
+        self.data_dir = logs / "data"
+        """Files and database of all gateways."""
         names = itertools.count()
         secret = secrets.token_hex(16)
 
         def new_gateway() -> WarrenProcess:
             port = free_port()
             args = ["warren.py", "gateway", f"--broker={gateway_url}", f"--port={port}"]
-            options = [*args, *GATEWAY_OPTIONS, *gateway_options]
+            options = [*args, *GATEWAY_OPTIONS, f"--data-dir={self.data_dir}", *gateway_options]
             log = logs / f"gateway{next(names)}"
             return WarrenProcess(options, port, log, {"WARREN_SECRET": secret})
 

@@ -11,8 +11,9 @@ from tests.support.broker import RabbitNode
 from tests.support.processes import NO_TLS, WarrenProcess
 from tests.system.chaos.deployment import Deployment
 
-MORE_DESCRIPTORS = 8
-"""File descriptors that a process may have in addition."""
+MORE_DESCRIPTORS = 20
+"""File descriptors that a process may have in addition: a connection to SQLite has three, and a
+gateway opens one for each transaction that runs beside others."""
 MORE_MEMORY_BYTES = 48 << 20
 """Memory that a process may have in addition: allocators keep what one busy moment took."""
 
