@@ -15,7 +15,7 @@ from worker.jobs.metrics import JobMetrics
 logger = logging.getLogger(__name__)
 
 _RETRY_PAUSE_S = 0.2
-_PATIENCE_S = 10.0
+_PATIENCE_S = 30.0
 """Seconds for which a broker that is reachable may refuse a record or leave it unconfirmed. A job
 is not settled meanwhile, and takes the place of others."""
 
