@@ -1,5 +1,6 @@
 """What all tests share: a quiet, equal environment, and the real model."""
 
+import gc
 import os
 import signal
 import tempfile
@@ -47,6 +48,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     users = [item for item in items if "smollm2" in getattr(item, "fixturenames", ())]
     for item in users[:1]:
         item.add_marker(pytest.mark.timeout(_PULL_TIMEOUT_S))
+
+
+def pytest_collection_finish() -> None:
+    """Spare the collections of garbage what was imported and collected, which stays."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
