@@ -260,8 +260,9 @@ class LogCursor:
         actions = self.reader.read(event)
         if isinstance(event, Started) and any(isinstance(action, Relay) for action in actions):
             self.crashes.append(self.reader.num_crashes)
-        if isinstance(event, Started) and event.ticket == self.reader.ticket:
-            self.is_deserted = False
+        if isinstance(event, Started | HandedOver) and event.ticket == self.reader.ticket:
+            # Whoever has the job next may have been answered by the old queue of the log.
+            self.is_deserted = self._is_renewed and isinstance(event, HandedOver)
         self._keep(event, actions, was_waiting=was_waiting)
         if self.reader.is_ended and actions:
             self.end = LogEnd.FAILED if isinstance(event, Failed) else LogEnd.FINISHED
