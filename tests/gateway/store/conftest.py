@@ -11,7 +11,7 @@ from gateway.store.database import Database
 from gateway.store.files import Files
 from gateway.store.uploads import Uploads
 from gateway.store.usage import UsageRecords
-from tests.support.postgres import postgres
+from tests.support.deployment.postgres import postgres
 
 __all__ = ["postgres"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from openai.types import Batch
 
-from tests.support.http import LiveGateway
-from tests.support.scripted_worker import MODEL
+from tests.support.gateway.http import LiveGateway
+from tests.support.workers.scripted_worker import MODEL
 
 CHATS = "/v1/chat/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")

@@ -10,8 +10,8 @@ from pamqp.base import Frame as Method
 from pamqp.commands import Basic, Channel, Connection
 from pamqp.frame import FrameTypes
 
-from tests.support.amqp_frames import Frame, Splitter, marshal
-from tests.support.tcp_proxy import PassOn, TcpProxy
+from tests.support.network.amqp_frames import Frame, Splitter, marshal
+from tests.support.network.tcp_proxy import PassOn, TcpProxy
 
 _ABORTING = struct.pack("ii", 1, 0)
 """SO_LINGER of a socket whose close resets the connection."""

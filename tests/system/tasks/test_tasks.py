@@ -25,16 +25,16 @@ from gateway.intake.key_file import KeyFile
 from shared import topology
 from shared.bus.base import Message
 from shared.bus.rabbit import RabbitBus
-from tests.support import processes
-from tests.support.broker import RabbitNode, running_node
 from tests.support.browser import browser, page
-from tests.support.compose import BROKER, DIRECTORY, KEYS, Deployment
 from tests.support.console import ask, begun
-from tests.support.http import text_of
+from tests.support.deployment import processes
+from tests.support.deployment.broker import RabbitNode, running_node
+from tests.support.deployment.processes import NO_TLS, WarrenProcess, free_port
+from tests.support.gateway.http import text_of
 from tests.support.pages import ROOT, Block, blocks_of
-from tests.support.processes import NO_TLS, WarrenProcess, free_port
-from tests.support.terminal import Terminal
-from tests.support.traces import trace_store
+from tests.system.tasks.compose import BROKER, DIRECTORY, KEYS, Deployment
+from tests.system.tasks.terminal import Terminal
+from tests.system.tasks.traces import trace_store
 
 __all__ = ["browser", "page"]
 
@@ -160,7 +160,7 @@ def variables_of(directory: Path) -> dict[str, str]:
     programs = directory / "bin"
     programs.mkdir()
     for name, program in {
-        "docker": f"{shlex.quote(sys.executable)} -m tests.support.compose",
+        "docker": f"{shlex.quote(sys.executable)} -m tests.system.tasks.compose",
         "warren": f"{shlex.quote(sys.executable)} {ROOT / 'warren.py'}",
     }.items():
         (programs / name).write_text(f'#!/bin/sh\nexec {program} "$@"\n')

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.support.batch_worker import MODEL
+from tests.support.workers.batch_worker import MODEL
 
 
 def chat_line(custom_id: str, content: str = "hello", **body: Any) -> dict[str, Any]:

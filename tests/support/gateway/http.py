@@ -17,9 +17,9 @@ from shared import settings
 from shared.bus.base import Bus
 from shared.bus.memory import MemoryBroker
 from shared.settings import GatewaySettings
-from tests.support.connections import connected
+from tests.support.deployment.processes import NO_TLS
 from tests.support.metrics import total
-from tests.support.processes import NO_TLS
+from tests.support.workers.connections import connected
 
 SECRET = "a secret that all gateways share"
 FAST = {"port": 0, "drain_grace_s": 5, "disconnect_grace_s": 0}

@@ -1,6 +1,6 @@
 """Compiles Triton kernels for GPUs that need not be present, and reads their resource usage.
 
-``python -m tests.support.cubins MODULE...`` prints a JSON list with a `Cubin` for each
+``python -m tests.kernels.triton.cubins MODULE...`` prints a JSON list with a `Cubin` for each
 configuration in the modules' CONFIGURATIONS and each target. It runs in a process of its own,
 because TRITON_INTERPRET, which the other tests need, replaces the compiler.
 """
@@ -45,7 +45,7 @@ class Cubin:
 def compile_all(*modules: str) -> list[Cubin]:
     """Compile everything that the modules launch, in another process."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.support.cubins", *modules]
+    command = [sys.executable, "-m", "tests.kernels.triton.cubins", *modules]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [Cubin(**fields) for fields in json.loads(done.stdout)]

@@ -1,6 +1,6 @@
 """A gateway and a scripted worker in a process of their own, whose memory can be measured.
 
-``python -m tests.support.lone_gateway PORT``
+``python -m tests.support.gateway.lone_gateway PORT``
 """
 
 import re
@@ -14,13 +14,13 @@ from gateway.server import listen, opened
 from shared import settings
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.settings import GatewaySettings
-from tests.support.processes import WarrenProcess, free_port
-from tests.support.scripted_worker import ScriptedWorker
+from tests.support.deployment.processes import WarrenProcess, free_port
+from tests.support.workers.scripted_worker import ScriptedWorker
 
 
 def lone_gateway(log: Path, **variables: str) -> WarrenProcess:
     port = free_port()
-    args = ["-m", "tests.support.lone_gateway", str(port)]
+    args = ["-m", "tests.support.gateway.lone_gateway", str(port)]
     return WarrenProcess(args, port, log, variables)
 
 

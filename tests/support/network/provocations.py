@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from pamqp.commands import Basic
 
-from tests.support.amqp_faults import (
+from tests.support.network.amqp_faults import (
     CANCEL,
     FAULTS,
     INTERNAL_ERROR,
@@ -19,8 +19,8 @@ from tests.support.amqp_faults import (
     is_ack,
     late,
 )
-from tests.support.amqp_frames import Frame
-from tests.support.amqp_proxy import Conversation, Deal
+from tests.support.network.amqp_frames import Frame
+from tests.support.network.amqp_proxy import Conversation, Deal
 
 _HARMLESS_TO_LOSE = ("warren.workers", "warren.control")
 """Exchanges whose messages may be unroutable, because they are sent again."""

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from tests.support.helm import Manifest, container_of, variables_of
-from tests.support.processes import ROOT, free_port
+from tests.support.deployment.helm import Manifest, container_of, variables_of
+from tests.support.deployment.processes import ROOT, free_port
 
 _PORTS = {"http": "WARREN_PORT", "health": "WARREN_HEALTH_PORT"}
 """The variables that hold the containers' ports. Each process gets a port of its own, because all

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from shared.bus.memory import MemoryBroker, MemoryBus
-from tests.support.http import live_gateway
-from tests.support.scripted_worker import ScriptedWorker
+from tests.support.gateway.http import live_gateway
+from tests.support.workers.scripted_worker import ScriptedWorker
 
 
 @contextmanager

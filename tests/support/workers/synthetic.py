@@ -10,7 +10,7 @@ from shared import settings
 from shared.bus.base import Bus
 from shared.bus.memory import MemoryBroker
 from shared.settings import WorkerSettings
-from tests.support.connections import connected
+from tests.support.workers.connections import connected
 from worker.process.service import run_worker
 
 

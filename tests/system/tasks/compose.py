@@ -1,7 +1,7 @@
 """Docker Compose's commands, as far as docs/tasks.md uses them, for a deployment of processes:
 tests have no container engine.
 
-``python -m tests.support.compose compose ...`` takes the place of ``docker compose ...``. The
+``python -m tests.system.tasks.compose compose ...`` takes the place of ``docker compose ...``. The
 deployment is a directory, which ``WARREN_TEST_DEPLOYMENT`` names: its workers are ``worker-N.json``
 with the logs ``worker-N.log``, and the gateway's log is ``gateway.log``.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.support import processes
+from tests.support.deployment import processes
 
 DIRECTORY = "WARREN_TEST_DEPLOYMENT"
 BROKER = "worker.url"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.providers import PagedAttention
-from tests.support.numerics import assert_close, poisoned
+from tests.support.models.numerics import assert_close, poisoned
 
 MAX_RELATIVE_ERROR = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 

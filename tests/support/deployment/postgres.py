@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import free_port
+from tests.support.deployment.processes import free_port
 
 _START_TIMEOUT_S = 120
 _USER = "warren"

@@ -6,7 +6,7 @@ from typing import Any
 import helm_python
 import yaml
 
-CHART = Path(__file__).parents[2] / "infra" / "helm" / "warren"
+CHART = Path(__file__).parents[3] / "infra" / "helm" / "warren"
 NAMESPACE = "llm"
 KEYS = {"apiKeys": {"existingSecret": "keys"}}
 """The only value without which the chart does not render."""

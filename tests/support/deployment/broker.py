@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 from yarl import URL
 
-from tests.support.processes import free_port
+from tests.support.deployment.processes import free_port
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 INFRA = ROOT / "infra" / "rabbitmq"
 URL_VARIABLE = "WARREN_TEST_AMQP_URL"
 BREAKS_BROKER = "breaks_broker"

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 import httpx
 
-from tests.support.processes import NO_TLS, free_port
+from tests.support.deployment.processes import NO_TLS, free_port
 
 BUCKET = "warren"
 _START_TIMEOUT_S = 60
