@@ -21,7 +21,7 @@ from gateway.api.render.responses import ResponseObject, gathered_response
 from gateway.api.rendering import decode_rendering
 from gateway.log.cursor import Departure, Item, LogEvent, LogFacts, Restarted
 from gateway.log.relay import LogRelay
-from gateway.store.responses import PendingResponse
+from gateway.store.history.responses import PendingResponse
 from gateway.store.state import StoredState
 from gateway.store.webhooks import EventType
 from gateway.wiring import Gateway

@@ -22,8 +22,8 @@ from gateway.api.render.responses import ResponseObject
 from gateway.intake.admission import Entry
 from gateway.intake.body import BYTES_OF_VALUE, count_values, parsed
 from gateway.intake.limits import Grant
-from gateway.store.conversations import StoredItem, items_of
-from gateway.store.responses import MAX_CHAIN_LEN, ResponseDraft, ResponseRecord
+from gateway.store.history.conversations import StoredItem, items_of
+from gateway.store.history.responses import MAX_CHAIN_LEN, ResponseDraft, ResponseRecord
 from gateway.store.state import StoredState
 from gateway.store.webhooks import EventType
 from gateway.wiring import Gateway

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.store.batches import Batches
-from gateway.store.blobs import Blobs
-from gateway.store.conversations import Conversations
 from gateway.store.database import SQLITE_FILE, Database
-from gateway.store.files import Files
-from gateway.store.responses import Responses, StoreLimits
-from gateway.store.uploads import Uploads
+from gateway.store.files.blobs import Blobs
+from gateway.store.files.records import Files
+from gateway.store.files.uploads import Uploads
+from gateway.store.history.conversations import Conversations
+from gateway.store.history.responses import Responses, StoreLimits
 from gateway.store.usage import UsageRecords
 from gateway.store.webhooks import Webhooks
 from shared.errors import StartupError, Unavailable

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 
 from gateway.store.batches import Batches, BatchRecord, Order
-from gateway.store.files import Files
+from gateway.store.files.records import Files
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 FAILED = b"HTTP/1.1 500 Failed\r\ncontent-length: 0\r\n\r\n"

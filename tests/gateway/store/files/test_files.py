@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gateway.store.batches import Batches, Order
-from gateway.store.files import FileRecord, Files
+from gateway.store.files.records import FileRecord, Files
 from shared.errors import InvalidRequest, NotFound
 
 

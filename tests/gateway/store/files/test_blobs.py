@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.store.blobs import Blobs
+from gateway.store.files.blobs import Blobs
 from shared.errors import StartupError, Unavailable
-from tests.gateway.store.s3 import BUCKET, running_s3
+from tests.gateway.store.files.s3 import BUCKET, running_s3
 
 LONG = bytes(range(256)) * 50_000
 """More than two parts of an upload."""

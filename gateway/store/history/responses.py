@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import and_, delete, func, insert, literal, select, union_all, update
 from sqlalchemy.exc import IntegrityError
 
-from gateway.store.conversations import StoredItem, add_items, items_of
 from gateway.store.database import Database, uncancelled
+from gateway.store.history.conversations import StoredItem, add_items, items_of
 from gateway.store.tables import CONVERSATIONS, RESPONSES
 from gateway.store.webhooks import EventType, announce
 from shared.errors import NotFound

@@ -21,7 +21,7 @@ from sqlalchemy import and_, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.store.database import Database, uncancelled
-from gateway.store.files import Draft, Files, reveal
+from gateway.store.files.records import Draft, Files, reveal
 from gateway.store.tables import FILES, UPLOADS
 from shared.errors import InvalidRequest, NotFound
 

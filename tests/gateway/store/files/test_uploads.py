@@ -9,9 +9,9 @@ from sqlalchemy import update
 
 from gateway.intake.signer import hash_body
 from gateway.store.database import Database
-from gateway.store.files import Files
+from gateway.store.files.records import Files
+from gateway.store.files.uploads import LIFETIME_S, UploadRecord, Uploads
 from gateway.store.tables import FILES, UPLOADS
-from gateway.store.uploads import LIFETIME_S, UploadRecord, Uploads
 from shared.errors import InvalidRequest, NotFound
 
 

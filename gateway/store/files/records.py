@@ -14,8 +14,8 @@ from typing import Any
 from sqlalchemy import and_, delete, exists, func, insert, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.store.blobs import Blobs, BlobWriter
 from gateway.store.database import Database, uncancelled
+from gateway.store.files.blobs import Blobs, BlobWriter
 from gateway.store.tables import BATCHES, FILES, UPLOADS
 from shared.errors import InvalidRequest, NotFound
 

@@ -3,9 +3,9 @@ from dataclasses import asdict
 import pytest
 from sqlalchemy import insert
 
-from gateway.store.conversations import Conversations, StoredItem
 from gateway.store.database import Database
-from gateway.store.responses import MAX_CHAIN_LEN, ResponseDraft, Responses, StoreLimits
+from gateway.store.history.conversations import Conversations, StoredItem
+from gateway.store.history.responses import MAX_CHAIN_LEN, ResponseDraft, Responses, StoreLimits
 from gateway.store.tables import RESPONSES
 from shared.errors import NotFound
 
