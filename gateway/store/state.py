@@ -7,6 +7,7 @@ start opens it, because there may be batches to continue and responses to comple
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +117,16 @@ class Store:
                 return await self.open()
             except Unavailable:
                 await asyncio.sleep(_RETRY_PAUSE_S)
+
+    async def keep_swept(
+        self, sweep: Callable[[StoredState], Awaitable[None]], interval_s: float
+    ) -> None:
+        """Call ``sweep`` once the state is open, and again after each interval, until cancelled.
+        The next call makes up for one that does not reach the database."""
+        while True:
+            with suppress(Unavailable):
+                await sweep(await self.wait_open())
+            await asyncio.sleep(interval_s)
 
     async def close(self) -> None:
         if self._database is not None:
