@@ -7,10 +7,11 @@ start opens it, because there may be batches to continue and responses to comple
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gateway.store.batches import Batches
 from gateway.store.database import SQLITE_FILE, Database
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 _DAY_S = 24 * 3600
 _LOOK_INTERVAL_S = 2.0
 _RETRY_PAUSE_S = 1.0
+_LAST_WRITES_S = 5.0
 _UNUSABLE = "This gateway cannot store anything."
 
 
@@ -53,6 +55,7 @@ class Store:
         self._lock = asyncio.Lock()
         self._is_open = asyncio.Event()
         self._retry_at = 0.0
+        self._writes: set[asyncio.Task[None]] = set()
 
     async def open(self) -> StoredState:
         """The state. Raises `Unavailable`, for a while without another attempt."""
@@ -128,7 +131,18 @@ class Store:
                 await sweep(await self.wait_open())
             await asyncio.sleep(interval_s)
 
+    async def write(self, work: Coroutine[Any, Any, None], max_wait_s: float) -> None:
+        """Run ``work``, which raises nothing, and wait for it, but not for long. It goes on after
+        that, and if the caller is cancelled."""
+        writing = asyncio.create_task(work)
+        self._writes.add(writing)
+        writing.add_done_callback(self._writes.discard)
+        await asyncio.wait([writing], timeout=max_wait_s)
+
     async def close(self) -> None:
+        """Close the database after what is being written, for which it does not wait long."""
+        if self._writes:
+            await asyncio.wait(self._writes, timeout=_LAST_WRITES_S)
         if self._database is not None:
             await self._database.close()
 
