@@ -44,9 +44,10 @@ from bench.servers import wait_served
 from shared import settings
 from shared.messages import ChatMessage, ChatPrompt, SamplingParams
 from shared.settings import WorkerSettings
-from tests.support import processes, scripted_worker
-from tests.support.lone_gateway import lone_gateway, peak_memory_bytes
-from tests.support.processes import WarrenProcess
+from tests.support.deployment import processes
+from tests.support.deployment.processes import WarrenProcess
+from tests.support.gateway.lone_gateway import lone_gateway, peak_memory_bytes
+from tests.support.workers import scripted_worker
 from worker.checkpoints import store
 from worker.decode import served_model
 from worker.decode.served_model import ServedModel

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from tests.support.broker import running_node
+from tests.support.deployment.broker import running_node
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,8 @@ from shared.messages import (
     decode_event,
     encode,
 )
-from tests.support import processes
-from tests.support.processes import NO_TLS, WarrenProcess
+from tests.support.deployment import processes
+from tests.support.deployment.processes import NO_TLS, WarrenProcess
 
 RESULTS = Path(__file__).parent / "results"
 NUM_SLOTS = 16

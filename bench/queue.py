@@ -33,8 +33,8 @@ from bench.queue_load import LoadFigures, Processes, measure_load
 from bench.queue_source import MODEL
 from bench.report import write_json
 from bench.servers import wait_served
-from tests.support import processes
-from tests.support.processes import ROOT
+from tests.support.deployment import processes
+from tests.support.deployment.processes import ROOT
 
 RESULTS = ROOT / "bench" / "results"
 _MAX_REQUESTS = 4096

@@ -22,9 +22,9 @@ import msgspec
 import typer
 
 from bench import machine, report
-from tests.support import processes
-from tests.support.broker import running_node
-from tests.support.processes import NO_TLS, WarrenProcess
+from tests.support.deployment import processes
+from tests.support.deployment.broker import running_node
+from tests.support.deployment.processes import NO_TLS, WarrenProcess
 
 QUESTION = "Why is the sky blue?"
 MAX_TOKENS = 80

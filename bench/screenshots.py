@@ -21,10 +21,10 @@ import typer
 from PIL import Image
 from playwright.async_api import Page, async_playwright
 
-from tests.support import processes
-from tests.support.broker import running_node
 from tests.support.console import TIMEOUT_MS, answered, ask, begun
-from tests.support.processes import NO_TLS, WarrenProcess
+from tests.support.deployment import processes
+from tests.support.deployment.broker import running_node
+from tests.support.deployment.processes import NO_TLS, WarrenProcess
 
 QUESTION = "Write three sentences about rabbits that dig tunnels."
 MAX_TOKENS = "90"

@@ -16,7 +16,7 @@ import psutil
 from bench.broker import NO_BROKER
 from bench.load import MODEL
 from bench.systems import Command, System
-from tests.support.processes import free_port
+from tests.support.deployment.processes import free_port
 
 _READY_TIMEOUT_S = 600
 _STOP_TIMEOUT_S = 30

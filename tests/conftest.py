@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shared.settings import PREFIX
-from tests.support.broker import broker, own_broker, own_cluster, pytest_runtest_setup
+from tests.support.deployment.broker import broker, own_broker, own_cluster, pytest_runtest_setup
 from tests.support.spans import spans
 
 __all__ = ["broker", "own_broker", "own_cluster", "pytest_runtest_setup", "spans"]

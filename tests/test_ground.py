@@ -17,6 +17,9 @@ README = (ROOT / "README.md").read_text()
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MAX_LOOSE_MODULES = 7
 SIDES = ("cli", "gateway", "kernels", "shared", "worker")
+SUPPORT = sorted(
+    str(init.parent.relative_to(ROOT)) for init in (ROOT / "tests/support").rglob("__init__.py")
+)
 TARGETS = ["setup", "demo", "test", "chaos", "soak", "check", "fmt", "bench", "up"]
 
 
@@ -86,9 +89,9 @@ def test_every_module_lies_in_a_package() -> None:
     assert homes == packages()
 
 
-@pytest.mark.parametrize("side", ["gateway", "worker"])
-def test_a_side_has_few_modules_outside_of_its_rooms(side: str) -> None:
-    loose = [path.name for path in (ROOT / side).glob("*.py") if path.name != "__init__.py"]
+@pytest.mark.parametrize("room", ["gateway", "gateway/store", "worker", *SUPPORT])
+def test_a_room_has_few_modules_outside_of_its_own_rooms(room: str) -> None:
+    loose = [path.name for path in (ROOT / room).glob("*.py") if path.name != "__init__.py"]
 
     assert len(loose) <= MAX_LOOSE_MODULES, loose
 

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from gateway.api import keeping
@@ -21,7 +22,7 @@ from gateway.api.render.responses import ResponseObject, gathered_response
 from gateway.api.rendering import decode_rendering
 from gateway.log.cursor import Departure, Item, LogEvent, LogFacts, Restarted
 from gateway.log.relay import LogRelay
-from gateway.store.responses import PendingResponse
+from gateway.store.history.responses import PendingResponse
 from gateway.store.state import StoredState
 from gateway.store.webhooks import EventType
 from gateway.wiring import Gateway
@@ -82,22 +83,20 @@ class Collector:
 
     async def run(self) -> None:
         """Run until cancelled. What it reads then is left to other gateways."""
-        state = await self._gateway.store.wait_open()
-        swept_at = 0.0
+        store = self._gateway.store
+        state = await store.wait_open()
+        sweep = partial(store.keep_swept, _sweep, _SWEEP_INTERVAL_S)
+        sweeping = asyncio.create_task(incidents.keep_running(sweep))
         try:
             while True:
                 with suppress(Unavailable, BusError):
                     await self._look(state)
-                    if time.monotonic() - swept_at >= _SWEEP_INTERVAL_S or not swept_at:
-                        await state.responses.sweep()
-                        swept_at = time.monotonic()
                 await asyncio.sleep(_LOOK_INTERVAL_S)
         finally:
-            reading = list(self._reading.values())
-            for task in reading:
+            tasks = [sweeping, *self._reading.values()]
+            for task in tasks:
                 task.cancel()
-            if reading:
-                await asyncio.wait(reading)
+            await asyncio.wait(tasks)
 
     async def _look(self, state: StoredState) -> None:
         """Begin to read the logs that have had no reader for longer than the grace period. Raises
@@ -171,6 +170,10 @@ class Collector:
         if relay.facts is not None:  # otherwise no worker has started on it, and its log expires
             logged = _logged(relay.facts, items)
             await keeping.finish(self._gateway, response.tenant, logged.response)
+
+
+async def _sweep(state: StoredState) -> None:
+    await state.responses.sweep()
 
 
 def _logged(facts: LogFacts, items: Sequence[Item]) -> LoggedResponse:

@@ -5,7 +5,6 @@ the answer, so that the client can continue it at once. What ends without its ga
 by `gateway.api.collecting`.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -22,8 +21,8 @@ from gateway.api.render.responses import ResponseObject
 from gateway.intake.admission import Entry
 from gateway.intake.body import BYTES_OF_VALUE, count_values, parsed
 from gateway.intake.limits import Grant
-from gateway.store.conversations import StoredItem, items_of
-from gateway.store.responses import MAX_CHAIN_LEN, ResponseDraft, ResponseRecord
+from gateway.store.history.conversations import StoredItem, items_of
+from gateway.store.history.responses import MAX_CHAIN_LEN, ResponseDraft, ResponseRecord
 from gateway.store.state import StoredState
 from gateway.store.webhooks import EventType
 from gateway.wiring import Gateway
@@ -44,7 +43,6 @@ _EVENTS: Mapping[str, EventType] = {
     "incomplete": "response.incomplete",
 }
 """What the end of a background response announces, by its status."""
-_writes: set[asyncio.Task[None]] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +143,8 @@ async def prepare(
 async def finish(gateway: Gateway, tenant: str, response: ResponseObject) -> None:
     """Store how a response has ended. A database that is slow is waited for only for a while; the
     answer does not depend on it."""
-    writing = asyncio.create_task(_write(gateway, tenant, response))
-    _writes.add(writing)
-    writing.add_done_callback(_writes.discard)
-    # Does not cancel it: what has begun to be stored is stored even if the client leaves.
-    await asyncio.wait([writing], timeout=_MAX_WAIT_S)
+    # What has begun to be stored is stored even if the client leaves.
+    await gateway.store.write(_write(gateway, tenant, response), _MAX_WAIT_S)
 
 
 async def input_items(gateway: Gateway, tenant: str, record: ResponseRecord) -> list[StoredItem]:

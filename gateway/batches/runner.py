@@ -47,8 +47,10 @@ class BatchRunner:
     async def run(self) -> None:
         """Run batches until cancelled. The jobs of their lines then go on, and another gateway may
         claim them at once."""
-        state = await self._gateway.store.wait_open()
-        sweeping = asyncio.create_task(incidents.keep_running(partial(_sweep, state)))
+        store = self._gateway.store
+        state = await store.wait_open()
+        sweep = partial(store.keep_swept, _sweep, _SWEEP_INTERVAL_S)
+        sweeping = asyncio.create_task(incidents.keep_running(sweep))
         try:
             while True:
                 with suppress(Unavailable):
@@ -340,11 +342,8 @@ class _Window:
 
 
 async def _sweep(state: StoredState) -> None:
-    while True:
-        with suppress(Unavailable):
-            await state.uploads.sweep()
-            await state.files.sweep()
-        await asyncio.sleep(_SWEEP_INTERVAL_S)
+    await state.uploads.sweep()
+    await state.files.sweep()
 
 
 async def _retried(call: Callable[[], Awaitable[_Result]]) -> _Result:

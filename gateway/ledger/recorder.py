@@ -4,12 +4,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 from prometheus_client import Counter
 
-from gateway.store.state import Store
+from gateway.store.state import Store, StoredState
 from gateway.store.usage import UsageRecords
 from shared.bus.base import Bus, Delivery
 from shared.bus.subscribe import Attached, Lost, Subscription
@@ -84,13 +83,13 @@ class UsageRecorder:
 
     async def sweep(self) -> None:
         """Delete old records again and again, until cancelled."""
-        while True:
-            with suppress(Unavailable):
-                state = await self._store.wait_open()
-                num_swept = await state.usage.sweep(time.time() - self._retention_s)
-                if num_swept:
-                    logger.info("old usage records deleted", extra={"records": num_swept})
-            await asyncio.sleep(_SWEEP_INTERVAL_S)
+
+        async def sweep(state: StoredState) -> None:
+            num_swept = await state.usage.sweep(time.time() - self._retention_s)
+            if num_swept:
+                logger.info("old usage records deleted", extra={"records": num_swept})
+
+        await self._store.keep_swept(sweep, _SWEEP_INTERVAL_S)
 
     async def _hold(self, delivery: Delivery) -> None:
         message = delivery.message

@@ -7,17 +7,19 @@ start opens it, because there may be batches to continue and responses to comple
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gateway.store.batches import Batches
-from gateway.store.blobs import Blobs
-from gateway.store.conversations import Conversations
 from gateway.store.database import SQLITE_FILE, Database
-from gateway.store.files import Files
-from gateway.store.responses import Responses, StoreLimits
-from gateway.store.uploads import Uploads
+from gateway.store.files.blobs import Blobs
+from gateway.store.files.records import Files
+from gateway.store.files.uploads import Uploads
+from gateway.store.history.conversations import Conversations
+from gateway.store.history.responses import Responses, StoreLimits
 from gateway.store.usage import UsageRecords
 from gateway.store.webhooks import Webhooks
 from shared.errors import StartupError, Unavailable
@@ -28,6 +30,7 @@ logger = logging.getLogger(__name__)
 _DAY_S = 24 * 3600
 _LOOK_INTERVAL_S = 2.0
 _RETRY_PAUSE_S = 1.0
+_LAST_WRITES_S = 5.0
 _UNUSABLE = "This gateway cannot store anything."
 
 
@@ -52,6 +55,7 @@ class Store:
         self._lock = asyncio.Lock()
         self._is_open = asyncio.Event()
         self._retry_at = 0.0
+        self._writes: set[asyncio.Task[None]] = set()
 
     async def open(self) -> StoredState:
         """The state. Raises `Unavailable`, for a while without another attempt."""
@@ -117,7 +121,28 @@ class Store:
             except Unavailable:
                 await asyncio.sleep(_RETRY_PAUSE_S)
 
+    async def keep_swept(
+        self, sweep: Callable[[StoredState], Awaitable[None]], interval_s: float
+    ) -> None:
+        """Call ``sweep`` once the state is open, and again after each interval, until cancelled.
+        The next call makes up for one that does not reach the database."""
+        while True:
+            with suppress(Unavailable):
+                await sweep(await self.wait_open())
+            await asyncio.sleep(interval_s)
+
+    async def write(self, work: Coroutine[Any, Any, None], max_wait_s: float) -> None:
+        """Run ``work``, which raises nothing, and wait for it, but not for long. It goes on after
+        that, and if the caller is cancelled."""
+        writing = asyncio.create_task(work)
+        self._writes.add(writing)
+        writing.add_done_callback(self._writes.discard)
+        await asyncio.wait([writing], timeout=max_wait_s)
+
     async def close(self) -> None:
+        """Close the database after what is being written, for which it does not wait long."""
+        if self._writes:
+            await asyncio.wait(self._writes, timeout=_LAST_WRITES_S)
         if self._database is not None:
             await self._database.close()
 

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bench.checks import WrongOutput, check_agreement
-from tests.support.models import VOCAB_SIZE, write_tiny_model
+from tests.support.models.tiny import VOCAB_SIZE, write_tiny_model
 
 PROMPT = [(7 * i + i // 3) % VOCAB_SIZE for i in range(100)]
 

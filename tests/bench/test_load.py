@@ -14,8 +14,8 @@ from bench import echo_worker as synthetic
 from bench.figures import figures_of, itls_s, ttft_s
 from bench.load import LoadError, Request, SseEvents, Stream, complete, random_requests, run_load
 from shared.bus.memory import MemoryBus
-from tests.support.http import live_gateway
-from tests.support.workers import echo_worker
+from tests.support.gateway.http import live_gateway
+from tests.support.workers.synthetic import echo_worker
 
 REQUEST = Request([5, 6, 7], max_tokens=2)
 PAUSE_S = 0.05

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from bench.agreement import compare, perplexity
 from bench.quality import load, qualities, text_logits
-from tests.support.models import VOCAB_SIZE, reference_logits, write_tiny_model
-from tests.support.numerics import assert_close
+from tests.support.models.numerics import assert_close
+from tests.support.models.tiny import VOCAB_SIZE, reference_logits, write_tiny_model
 
 PROMPT = [(7 * i + i // 3) % VOCAB_SIZE for i in range(300)]
 """Longer than the part that is computed at once."""

@@ -9,7 +9,7 @@ import pytest
 
 from bench.servers import ServerDied, running, trees
 from bench.systems import System
-from tests.support.processes import ROOT
+from tests.support.deployment.processes import ROOT
 
 SERVER = """
 import http.server, json, subprocess, sys

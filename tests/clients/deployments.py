@@ -9,9 +9,9 @@ from pathlib import Path
 
 from gateway.intake.key_file import KeyFile
 from tests.clients.checks import Target
-from tests.support import processes
-from tests.support.broker import URL_VARIABLE, Broker, running_node
-from tests.support.processes import WarrenProcess
+from tests.support.deployment import processes
+from tests.support.deployment.broker import URL_VARIABLE, Broker, running_node
+from tests.support.deployment.processes import WarrenProcess
 from worker.checkpoints import store
 
 MODEL, EMBEDDER = "smollm2", "smollm2-embedder"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.support import processes
+from tests.support.deployment import processes
+from tests.support.gateway.serving import served
 from tests.support.pages import PAGES, Block, blocks, name_of
-from tests.support.scripted_worker import MODEL as SCRIPTED
-from tests.support.serving import served
+from tests.support.workers.scripted_worker import MODEL as SCRIPTED
 
 _URL = "http://127.0.0.1:8000"
 _STRICT_CURL = (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.broker import Broker
+from tests.support.deployment.broker import Broker
 from tests.support.journey import PAGE, rendered, traced
 
 

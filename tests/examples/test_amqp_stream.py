@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench.echo_worker import MODEL
-from tests.support import processes
-from tests.support.broker import RabbitNode
+from tests.support.deployment import processes
+from tests.support.deployment.broker import RabbitNode
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NODE_MODULES = EXAMPLES / "node_modules" / "amqplib"

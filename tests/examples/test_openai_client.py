@@ -2,8 +2,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.scripted_worker import MODEL
-from tests.support.serving import served
+from tests.support.gateway.serving import served
+from tests.support.workers.scripted_worker import MODEL
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "openai_client.py"
 

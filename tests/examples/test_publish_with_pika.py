@@ -6,8 +6,8 @@ import pytest
 
 from shared import topology
 from shared.bus.rabbit import RabbitBus
-from tests.support.batch_worker import BatchWorker, answer_text, working
-from tests.support.broker import RabbitNode
+from tests.support.deployment.broker import RabbitNode
+from tests.support.workers.batch_worker import BatchWorker, answer_text, working
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "publish_with_pika.py"
 MODEL = "smollm2"

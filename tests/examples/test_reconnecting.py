@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from shared.bus.memory import MemoryBroker, MemoryBus
-from tests.support.http import hears_a_worker, live_gateway
-from tests.support.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
-from tests.support.tcp_proxy import TcpProxy
+from tests.support.gateway.http import hears_a_worker, live_gateway
+from tests.support.network.tcp_proxy import TcpProxy
+from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 _TIMEOUT_S = 30

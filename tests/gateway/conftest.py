@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from shared.bus.memory import MemoryBroker, MemoryBus
-from tests.support.http import LiveGateway, live_gateway
-from tests.support.scripted_worker import ScriptedWorker
+from tests.support.gateway.http import LiveGateway, live_gateway
+from tests.support.workers.scripted_worker import ScriptedWorker
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from shared.bus.memory import MemoryBus
-from tests.support.http import LiveGateway, eventually, live_gateway
-from tests.support.lone_gateway import lone_gateway, peak_memory_bytes
-from tests.support.processes import WarrenProcess
-from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
+from tests.support.deployment.processes import WarrenProcess
+from tests.support.gateway.http import LiveGateway, eventually, live_gateway
+from tests.support.gateway.lone_gateway import lone_gateway, peak_memory_bytes
+from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker
 
 LIVE = b"GET /live HTTP/1.1\r\nHost: warren\r\n"
 CHUNKED = (

@@ -9,8 +9,8 @@ import openai
 import pytest
 
 from shared.bus.memory import MemoryBroker, MemoryBus
-from tests.support.http import LiveGateway, chat_body, events, live_gateway
-from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
+from tests.support.gateway.http import LiveGateway, chat_body, events, live_gateway
+from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker
 
 JSON = {"content-type": "application/json"}
 CHAT = "/v1/chat/completions"

@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from shared.bus.memory import MemoryBus
-from tests.support.http import LiveGateway, eventually, live_gateway
-from tests.support.scripted_worker import ScriptedWorker
+from tests.support.gateway.http import LiveGateway, eventually, live_gateway
+from tests.support.workers.scripted_worker import ScriptedWorker
 
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: warren\r\nContent-Type: application/json\r\n"
 

@@ -12,8 +12,8 @@ from gateway.intake.key_file import KeyFile
 from shared import topology
 from shared.bus.base import Exchange, Queue
 from shared.bus.memory import MemoryBroker, MemoryBus
-from tests.support.http import LiveGateway, chat_body, live_gateway
-from tests.support.scripted_worker import ScriptedWorker
+from tests.support.gateway.http import LiveGateway, chat_body, live_gateway
+from tests.support.workers.scripted_worker import ScriptedWorker
 
 ORIGIN = "https://app.example"
 TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -11,16 +11,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from shared.bus.memory import MemoryBroker
 from shared.telemetry import incidents
-from tests.support.faults import (
-    Strike,
-    SuspendingBus,
-    argument,
-    name_of,
-    require_each_await_struck,
-    require_reported,
-    striking,
-)
-from tests.support.http import (
+from tests.support.gateway.http import (
     LiveGateway,
     chat_body,
     events,
@@ -29,7 +20,16 @@ from tests.support.http import (
     live_gateway,
     text_of,
 )
-from tests.support.scripted_worker import ScriptedWorker
+from tests.support.workers.faults import (
+    Strike,
+    SuspendingBus,
+    argument,
+    name_of,
+    require_each_await_struck,
+    require_reported,
+    striking,
+)
+from tests.support.workers.scripted_worker import ScriptedWorker
 
 NUM_AWAITS = 60
 """More awaits than any request here has: the last victims are spared."""

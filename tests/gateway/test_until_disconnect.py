@@ -6,7 +6,7 @@ import pytest
 from starlette.types import Message
 
 from gateway.api.sending import ClientGone, until_disconnect
-from tests.support.faults import Unforeseen
+from tests.support.workers.faults import Unforeseen
 
 
 async def test_a_client_that_leaves_ends_the_work() -> None:

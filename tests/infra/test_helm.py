@@ -12,8 +12,16 @@ import pytest
 from helm_python import HelmError
 
 from shared.settings import GatewaySettings, WorkerSettings, variable
-from tests.support.helm import CHART, KEYS, Manifest, container_of, find, render, variables_of
-from tests.support.processes import ROOT
+from tests.support.deployment.helm import (
+    CHART,
+    KEYS,
+    Manifest,
+    container_of,
+    find,
+    render,
+    variables_of,
+)
+from tests.support.deployment.processes import ROOT
 
 OLDEST, NEWEST = "1.27", "1.37"
 """Versions of Kubernetes: the chart's oldest, and the newest that there are schemas for."""

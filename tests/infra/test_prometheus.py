@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from infra import dashboards, vllm_names
-from tests.support.processes import ROOT
+from tests.support.deployment.processes import ROOT
 
 PROMETHEUS = ROOT / "infra" / "prometheus"
 RUNBOOKS = (ROOT / "docs" / "runbooks.md").read_text()

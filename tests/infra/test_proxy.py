@@ -13,10 +13,17 @@ import httpx
 import pytest
 
 from shared.bus.memory import MemoryBroker, MemoryBus
-from tests.support.dns import DnsServer, dns_server
-from tests.support.http import SECRET, LiveGateway, chat_body, eventually, live_gateway, text_of
-from tests.support.processes import free_port
-from tests.support.scripted_worker import ScriptedJob, ScriptedWorker, repeat_the_prompt
+from tests.infra.dns import DnsServer, dns_server
+from tests.support.deployment.processes import free_port
+from tests.support.gateway.http import (
+    SECRET,
+    LiveGateway,
+    chat_body,
+    eventually,
+    live_gateway,
+    text_of,
+)
+from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker, repeat_the_prompt
 
 PROXY = Path(__file__).parents[2] / "infra" / "proxy"
 HOSTS = ("127.0.0.1", "127.0.0.2")

@@ -14,7 +14,7 @@ import pytest
 
 from shared import topology
 from shared.bus.base import MAX_MESSAGE_BYTES, Exchange
-from tests.support.broker import INFRA
+from tests.support.deployment.broker import INFRA
 
 DEFINITIONS: dict[str, Any] = json.loads((INFRA / "definitions.json").read_text())
 EXCHANGES = [value for value in vars(topology).values() if isinstance(value, Exchange)]

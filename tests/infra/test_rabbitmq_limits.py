@@ -10,7 +10,7 @@ from shared.bus.base import Message
 from shared.bus.rabbit import RabbitBus
 from shared.errors import PublishRefused
 from tests.infra.test_rabbitmq_definitions import DEFINITIONS
-from tests.support.broker import RabbitNode
+from tests.support.deployment.broker import RabbitNode
 
 pytestmark = [pytest.mark.rabbit, pytest.mark.breaks_broker]
 

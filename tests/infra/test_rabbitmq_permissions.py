@@ -16,7 +16,7 @@ from shared.bus.base import Binding, Bus, Exchange, Message, Queue
 from shared.bus.rabbit import RabbitBus
 from shared.errors import AccessRefused, BusError, StartupError
 from shared.topology import Lane
-from tests.support.broker import Broker
+from tests.support.deployment.broker import Broker
 
 pytestmark = pytest.mark.rabbit
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.native.library import Library, library
 from kernels.native.paged_attention import attend
 from kernels.providers import Ops, Provider, load_ops
-from tests.support.native import variants
+from tests.support.models.native import variants
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.awq_layout import dequantize_awq, repack_awq
 from kernels.providers import Ops
-from tests.support.numerics import assert_close
+from tests.support.models.numerics import assert_close
 
 INPUTS, OUTPUTS = 384, 40
 GROUP_SIZES = (32, 128, 384)

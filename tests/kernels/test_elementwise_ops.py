@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.providers import Ops
-from tests.support.numerics import assert_close
+from tests.support.models.numerics import assert_close
 
 MAX_RELATIVE_ERROR = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
 DTYPES = pytest.mark.parametrize("dtype", MAX_RELATIVE_ERROR)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.providers import Ops, load_ops
-from tests.support.attention import (
+from tests.kernels.attention import (
     CASES,
     FAULTS,
     MAX_RELATIVE_ERROR,
@@ -16,7 +16,7 @@ from tests.support.attention import (
     build,
     check,
 )
-from tests.support.numerics import assert_close
+from tests.support.models.numerics import assert_close
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.quantized import BLOCK_BYTES, QuantFormat, QuantizedWeight, dequantize, quantize
-from tests.support.numerics import poisoned
+from tests.support.models.numerics import poisoned
 
 FORMATS: tuple[QuantFormat, ...] = get_args(QuantFormat)
 EACH_FORMAT = pytest.mark.parametrize("quant_format", FORMATS)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.providers import Ops
-from tests.support.numerics import assert_close
+from tests.support.models.numerics import assert_close
 
 VOCAB_SIZE = 101
 

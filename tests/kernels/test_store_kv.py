@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.providers import Ops
-from tests.support.numerics import poisoned
+from tests.support.models.numerics import poisoned
 
 NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM = 5, 3, 2, 7
 SLOTS = [14, 0, 4]

@@ -2,7 +2,7 @@
 
 from playwright.async_api import Page
 
-from tests.support.http import LiveGateway
+from tests.support.gateway.http import LiveGateway
 
 TIMEOUT_MS = 30_000
 NUM_TOKENS = 80

@@ -29,9 +29,9 @@ from typing import Literal, TypeAlias
 from bench.echo_worker import MODEL
 from shared.bus.rabbit import RabbitBus
 from shared.telemetry import incidents
-from tests.support.broker import running_node
-from tests.support.http import hears_a_worker, live_gateway, text_of
-from tests.support.workers import echo_worker
+from tests.support.deployment.broker import running_node
+from tests.support.gateway.http import hears_a_worker, live_gateway, text_of
+from tests.support.workers.synthetic import echo_worker
 from worker.process.watchdog import Watchdog
 
 PAGE = Path(__file__).parents[2] / "docs" / "life-of-a-request.md"

@@ -2,7 +2,7 @@
 
 import httpx
 
-from tests.support.processes import NO_TLS, WarrenProcess
+from tests.support.deployment.processes import NO_TLS, WarrenProcess
 
 
 def total(text: str, name: str) -> float:

@@ -7,9 +7,9 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.support import processes
-from tests.support.broker import Broker
-from tests.support.processes import WarrenProcess
+from tests.support.deployment import processes
+from tests.support.deployment.broker import Broker
+from tests.support.deployment.processes import WarrenProcess
 
 FP32 = ("--dtype=float32", "--compute-threads=1")
 

@@ -60,10 +60,10 @@ from shared.messages import (
     decode_event,
     encode,
 )
-from tests.support.http import live_gateway
-from tests.support.mutations import Mutator
-from tests.support.processes import NO_TLS
-from tests.support.workers import echo_worker
+from tests.support.deployment.processes import NO_TLS
+from tests.support.gateway.http import live_gateway
+from tests.support.workers.synthetic import echo_worker
+from tests.system.mutations import Mutator
 
 MORE_MEMORY_BYTES = 64 << 20
 """The memory that the last four fifths of what is sent may take: what allocators keep."""

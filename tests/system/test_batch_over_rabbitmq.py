@@ -9,9 +9,9 @@ import pytest
 from cli.batch.pipeline import run_batch
 from shared import topology
 from shared.bus.rabbit import RabbitBus
-from tests.support.batch_files import chat_line, chat_text, read_lines, write_lines
-from tests.support.batch_worker import BatchWorker, answer_text, working
-from tests.support.broker import Broker
+from tests.support.deployment.broker import Broker
+from tests.support.workers.batch_files import chat_line, chat_text, read_lines, write_lines
+from tests.support.workers.batch_worker import BatchWorker, answer_text, working
 
 
 @pytest.mark.rabbit

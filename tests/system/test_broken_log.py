@@ -7,8 +7,8 @@ import pytest
 from shared import topology
 from shared.bus.base import Bus, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
-from tests.support.http import LiveGateway, events, live_gateway
-from tests.support.workers import doomed_worker, echo_worker
+from tests.support.gateway.http import LiveGateway, events, live_gateway
+from tests.support.workers.synthetic import doomed_worker, echo_worker
 
 BODY = {"model": "echo", "prompt": "one two", "max_tokens": 500, "stream": True, "detach": True}
 

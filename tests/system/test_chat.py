@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.broker import Broker
-from tests.support.http import SECRET
-from tests.support.processes import ROOT, WarrenProcess, free_port
+from tests.support.deployment.broker import Broker
+from tests.support.deployment.processes import ROOT, WarrenProcess, free_port
+from tests.support.gateway.http import SECRET
 
 pytestmark = pytest.mark.rabbit
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support import processes
-from tests.support.broker import Broker
-from tests.support.processes import NO_TLS, ROOT, WarrenProcess
+from tests.support.deployment import processes
+from tests.support.deployment.broker import Broker
+from tests.support.deployment.processes import NO_TLS, ROOT, WarrenProcess
 
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."

@@ -11,11 +11,11 @@ import httpx
 import pytest
 from playwright.async_api import Page
 
-from tests.support import processes
-from tests.support.broker import Broker
 from tests.support.browser import browser, page
 from tests.support.console import answered, ask_for_many_tokens, begun
-from tests.support.processes import NO_TLS, WarrenProcess
+from tests.support.deployment import processes
+from tests.support.deployment.broker import Broker
+from tests.support.deployment.processes import NO_TLS, WarrenProcess
 
 __all__ = ["browser", "page"]
 

@@ -6,7 +6,7 @@ from gateway.log.reply_queues import ReplyQueues
 from shared import topology
 from shared.bus.base import Message, Queue
 from shared.bus.rabbit import RabbitBus
-from tests.support.broker import Broker
+from tests.support.deployment.broker import Broker
 
 pytestmark = pytest.mark.rabbit
 

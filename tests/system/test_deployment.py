@@ -14,10 +14,10 @@ import pika
 import pytest
 
 from shared import topology
-from tests.support import processes
-from tests.support.broker import Broker
+from tests.support.deployment import processes
+from tests.support.deployment.broker import Broker
+from tests.support.deployment.processes import NO_TLS, ROOT, WarrenProcess
 from tests.support.metrics import sample
-from tests.support.processes import NO_TLS, ROOT, WarrenProcess
 
 pytestmark = pytest.mark.rabbit
 

@@ -13,9 +13,9 @@ from shared import topology
 from shared.bus.base import Bus
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.bus.rabbit import RabbitBus
-from tests.support.broker import Broker
-from tests.support.http import LiveGateway, chat_body, events, eventually, live_gateway
-from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
+from tests.support.deployment.broker import Broker
+from tests.support.gateway.http import LiveGateway, chat_body, events, eventually, live_gateway
+from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker
 
 Connect: TypeAlias = Callable[[str], AbstractAsyncContextManager[Bus]]
 """Connects one of the broker's users."""

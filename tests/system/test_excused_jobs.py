@@ -7,10 +7,10 @@ from shared import topology
 from shared.bus.rabbit import RabbitBus
 from shared.errors import BusUnavailable
 from shared.messages import Finished, GenerationJob, SamplingParams, Started
-from tests.support.broker import Broker
-from tests.support.jobs import Log, ask, new_job, publish, read, reading
-from tests.support.tcp_proxy import TcpProxy
-from tests.support.workers import doomed_worker, echo_worker
+from tests.support.deployment.broker import Broker
+from tests.support.network.tcp_proxy import TcpProxy
+from tests.support.workers.jobs import Log, ask, new_job, publish, read, reading
+from tests.support.workers.synthetic import doomed_worker, echo_worker
 from worker.jobs.run import MAX_RETURNS
 
 pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(120)]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from shared.bus.rabbit import RabbitBus
-from tests.support import processes
-from tests.support.broker import Broker
+from tests.support.deployment import processes
+from tests.support.deployment.broker import Broker
 from tests.system.fuzz import MORE_MEMORY_BYTES, OF_A_VICTIM, SINK, attack, check, grown_bytes
 
 NUM_IN_MEMORY = 1_500

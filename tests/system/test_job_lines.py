@@ -2,17 +2,18 @@
 
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import pytest
 
 from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
-from tests.support.http import LiveGateway, eventually, hears_a_worker, live_gateway
-from tests.support.lines import job_records, texts
-from tests.support.workers import doomed_worker, echo_worker
+from shared.telemetry import job_lines
+from tests.support.gateway.http import LiveGateway, eventually, hears_a_worker, live_gateway
+from tests.support.workers.synthetic import doomed_worker, echo_worker
 
 PROMPT = "a secret about badgers"
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -24,6 +25,20 @@ BODY = {
     "ignore_eos": True,
     "stream": True,
 }
+
+
+def job_records(caplog: pytest.LogCaptureFixture, *steps: str) -> list[dict[str, Any]]:
+    """The fields of these lines, or of all, in order, with ``step``."""
+    return [
+        {**vars(record), "step": record.message}
+        for record in caplog.records
+        if record.name == job_lines.LOGGER and (not steps or record.message in steps)
+    ]
+
+
+def texts(records: Iterable[logging.LogRecord]) -> str:
+    """Everything in these records, as one text."""
+    return "\n".join(str(vars(record)) for record in records)
 
 
 @asynccontextmanager

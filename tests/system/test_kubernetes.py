@@ -18,10 +18,10 @@ import pytest
 from yarl import URL
 
 from gateway.intake.key_file import KeyFile
-from tests.support.broker import RabbitNode, new_node
-from tests.support.helm import Manifest, find, render
-from tests.support.pods import Pod
-from tests.support.processes import NO_TLS
+from tests.support.deployment.broker import RabbitNode, new_node
+from tests.support.deployment.helm import Manifest, find, render
+from tests.support.deployment.processes import NO_TLS
+from tests.system.pods import Pod
 
 pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(600)]
 

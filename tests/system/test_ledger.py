@@ -12,9 +12,9 @@ import openai
 import pytest
 from openai.types import CompletionUsage
 
-from tests.support import processes
-from tests.support.broker import RabbitNode
-from tests.support.processes import WarrenProcess
+from tests.support.deployment import processes
+from tests.support.deployment.broker import RabbitNode
+from tests.support.deployment.processes import WarrenProcess
 
 pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(300)]
 

@@ -9,8 +9,8 @@ from gateway.intake.key_file import ApiKey
 from gateway.intake.limits import Limits
 from shared.bus.rabbit import RabbitBus
 from shared.errors import RateLimited
-from tests.support.broker import Broker
-from tests.support.limits import running
+from tests.support.deployment.broker import Broker
+from tests.support.gateway.limits import running
 
 pytestmark = pytest.mark.rabbit
 

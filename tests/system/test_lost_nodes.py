@@ -10,8 +10,8 @@ import pytest
 
 from shared import topology
 from shared.bus.memory import MemoryBroker, MemoryBus
-from tests.support.http import LiveGateway, events, eventually, live_gateway, two_gateways
-from tests.support.workers import echo_worker
+from tests.support.gateway.http import LiveGateway, events, eventually, live_gateway, two_gateways
+from tests.support.workers.synthetic import echo_worker
 
 NUM_TOKENS = 60
 STEP_S = 0.005

@@ -20,9 +20,9 @@ from infra.dashboards import expressions
 from shared import topology
 from shared.bus.base import Message
 from shared.bus.rabbit import RabbitBus
-from tests.support import processes
-from tests.support.broker import Broker
-from tests.support.processes import NO_TLS, ROOT, WarrenProcess, free_port
+from tests.support.deployment import processes
+from tests.support.deployment.broker import Broker
+from tests.support.deployment.processes import NO_TLS, ROOT, WarrenProcess, free_port
 
 pytestmark = [
     pytest.mark.rabbit,

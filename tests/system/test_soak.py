@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.broker import RabbitNode
+from tests.support.deployment.broker import RabbitNode
 from tests.system.soak.answers import Gathering, answer_of
 from tests.system.soak.run import Plan, soak
 from tests.system.soak.traces import logged, logged_by_broker

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from shared.bus.rabbit import RabbitBus
-from tests.support.broker import Broker
-from tests.support.http import SECRET, LiveGateway, events, live_gateway
+from tests.support.deployment.broker import Broker
+from tests.support.deployment.processes import WarrenProcess, free_port
+from tests.support.gateway.http import SECRET, LiveGateway, events, live_gateway
 from tests.support.metrics import sample
-from tests.support.processes import WarrenProcess, free_port
 
 pytestmark = pytest.mark.rabbit
 

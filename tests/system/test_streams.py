@@ -13,11 +13,11 @@ import pytest
 
 from shared import topology
 from shared.bus.rabbit import RabbitBus
-from tests.support import processes
-from tests.support.broker import Broker
-from tests.support.http import SECRET, chat_body, events, eventually
-from tests.support.processes import WarrenProcess
-from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
+from tests.support.deployment import processes
+from tests.support.deployment.broker import Broker
+from tests.support.deployment.processes import WarrenProcess
+from tests.support.gateway.http import SECRET, chat_body, events, eventually
+from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker
 
 pytestmark = pytest.mark.rabbit
 

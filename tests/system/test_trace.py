@@ -8,8 +8,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from shared.bus.memory import MemoryBroker, MemoryBus
-from tests.support.http import eventually, live_gateway
-from tests.support.workers import echo_worker
+from tests.support.gateway.http import eventually, live_gateway
+from tests.support.workers.synthetic import echo_worker
 
 PHASES = ("worker.queue", "worker.prefill", "worker.decode")
 OF_RUN = ("worker.prefill", "worker.decode", "engine.step")

@@ -24,10 +24,10 @@ from shared.messages import (
     TextPrompt,
     TokenPrompt,
 )
-from tests.support.broker import Broker, RabbitNode
-from tests.support.jobs import Log, ask, ask_all, new_job, num_ready, publish, read, reading
+from tests.support.deployment.broker import Broker, RabbitNode
+from tests.support.deployment.processes import NO_TLS, WarrenProcess, free_port
 from tests.support.metrics import sample
-from tests.support.processes import NO_TLS, WarrenProcess, free_port
+from tests.support.workers.jobs import Log, ask, ask_all, new_job, num_ready, publish, read, reading
 from tests.system.chaos.worker import DEADLY_TOKEN
 
 pytestmark = pytest.mark.rabbit

@@ -12,7 +12,7 @@ from gateway.api.bodies.input_items import stored_items
 from gateway.api.bodies.schemas import Body, parse
 from gateway.api.openapi import answered, documented
 from gateway.intake.body import parsed, read_body
-from gateway.store.conversations import ConversationRecord, StoredItem
+from gateway.store.history.conversations import ConversationRecord, StoredItem
 from gateway.wiring import Gateway
 
 _MAX_ITEMS_AT_ONCE = 20

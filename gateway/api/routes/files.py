@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from gateway.api.openapi import answered, form
 from gateway.intake.multipart import read_form
-from gateway.store.files import Draft, FileRecord, Files
+from gateway.store.files.records import Draft, FileRecord, Files
 from gateway.wiring import Gateway
 from shared.errors import InvalidRequest
 

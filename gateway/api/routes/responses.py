@@ -21,8 +21,8 @@ from gateway.api.routes.conversations import AFTER, LIMIT, ORDER, ItemList, item
 from gateway.api.routes.generation import LiveResponse, Reading, generate
 from gateway.api.routes.streams import ResumedStream, checked_id
 from gateway.log.framing import Framer
-from gateway.store.conversations import StoredItem
-from gateway.store.responses import ResponseRecord, not_found
+from gateway.store.history.conversations import StoredItem
+from gateway.store.history.responses import ResponseRecord, not_found
 from gateway.wiring import Gateway
 from shared.errors import InvalidRequest, NotFound, StreamExpired, StreamNotFound, Unavailable
 

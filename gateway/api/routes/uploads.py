@@ -15,8 +15,8 @@ from gateway.api.routes.files import ExpiresAfter, FileObject, bytes_left, file_
 from gateway.intake.body import parsed, read_body
 from gateway.intake.multipart import read_form
 from gateway.intake.signer import hash_body
+from gateway.store.files.uploads import MAX_PARTS, Status, UploadRecord
 from gateway.store.state import StoredState
-from gateway.store.uploads import MAX_PARTS, Status, UploadRecord
 from gateway.wiring import Gateway
 
 MAX_PART_BYTES = 64 << 20

@@ -4,7 +4,7 @@ import pytest
 
 from shared import topology
 from shared.bus.memory import MemoryBroker, MemoryBus
-from tests.support.batch_worker import MODEL, BatchWorker, working
+from tests.support.workers.batch_worker import MODEL, BatchWorker, working
 
 
 @pytest.fixture

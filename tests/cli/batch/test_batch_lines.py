@@ -11,8 +11,8 @@ from gateway.api.bodies.submission import submission
 from gateway.api.rendering import rendering_of
 from shared.errors import InvalidRequest
 from shared.messages import ChatPrompt, TextPrompt
-from tests.support.batch_files import chat_line, completion_line, write_lines
-from tests.support.batch_worker import MODEL, SERVED
+from tests.support.workers.batch_files import chat_line, completion_line, write_lines
+from tests.support.workers.batch_worker import MODEL, SERVED
 
 TIME = {"type": "function", "function": {"name": "get_time"}}
 

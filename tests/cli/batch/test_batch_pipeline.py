@@ -11,8 +11,14 @@ from shared import topology
 from shared.bus.base import Queue
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import InvalidRequest, ModelNotFound
-from tests.support.batch_files import chat_line, chat_text, completion_line, read_lines, write_lines
-from tests.support.batch_worker import MODEL, BatchWorker, answer_text
+from tests.support.workers.batch_files import (
+    chat_line,
+    chat_text,
+    completion_line,
+    read_lines,
+    write_lines,
+)
+from tests.support.workers.batch_worker import MODEL, BatchWorker, answer_text
 
 TIME = {"type": "function", "function": {"name": "get_time"}}
 

@@ -14,10 +14,10 @@ from cli.batch.replies import REPLIES_EXPIRE_S, Replies
 from shared import topology
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import BusUnavailable, QueueBusy
-from tests.support.batch_files import chat_line, chat_text, read_lines, write_lines
-from tests.support.batch_worker import MODEL, SERVED, BatchWorker, answer_text, working
-from tests.support.http import eventually
-from tests.support.jobs import num_ready
+from tests.support.gateway.http import eventually
+from tests.support.workers.batch_files import chat_line, chat_text, read_lines, write_lines
+from tests.support.workers.batch_worker import MODEL, SERVED, BatchWorker, answer_text, working
+from tests.support.workers.jobs import num_ready
 
 NUM_LINES = 120
 WINDOW = 16

@@ -13,10 +13,10 @@ from cli.batch.progress import BatchProgress
 from cli.gateway_client import connect
 from cli.main import app
 from shared.errors import InvalidRequest, Unavailable
-from tests.support.batch_files import chat_line, chat_text, read_lines, write_lines
-from tests.support.processes import free_port
-from tests.support.scripted_worker import MODEL
-from tests.support.serving import served
+from tests.support.deployment.processes import free_port
+from tests.support.gateway.serving import served
+from tests.support.workers.batch_files import chat_line, chat_text, read_lines, write_lines
+from tests.support.workers.scripted_worker import MODEL
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,9 @@ from gateway.intake.key_file import KeyFile
 from shared import topology
 from shared.bus.memory import MemoryBus
 from shared.bus.rabbit import RabbitBus
-from tests.support.broker import Broker
-from tests.support.http import hears_a_worker, live_gateway
-from tests.support.scripted_worker import ScriptedWorker
+from tests.support.deployment.broker import Broker
+from tests.support.gateway.http import hears_a_worker, live_gateway
+from tests.support.workers.scripted_worker import ScriptedWorker
 
 NOBODY = "amqp://worker:secret@127.0.0.1:1/warren"
 

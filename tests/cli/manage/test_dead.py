@@ -11,8 +11,8 @@ from shared import topology
 from shared.bus.base import Message
 from shared.bus.rabbit import RabbitBus
 from shared.messages import GenerationJob, TextPrompt, encode
-from tests.support.broker import Broker
-from tests.support.processes import ROOT
+from tests.support.deployment.broker import Broker
+from tests.support.deployment.processes import ROOT
 
 pytestmark = pytest.mark.rabbit
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from cli.main import app
 from cli.manage.status import duration
 from gateway.intake.key_file import KeyFile
-from tests.support.serving import served
+from tests.support.gateway.serving import served
 
 ROOT = Path(__file__).parents[3]
 

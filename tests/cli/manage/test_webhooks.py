@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from shared.errors import NotFound
-from tests.support.serving import served
+from tests.support.gateway.serving import served
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import pytest
 
 from shared import topology
 from shared.bus.memory import MemoryBroker, MemoryBus
-from tests.support.http import LiveGateway, events, live_gateway
-from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
+from tests.support.gateway.http import LiveGateway, events, live_gateway
+from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker
 
 
 async def never_end(job: ScriptedJob) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from shared.bus.memory import MemoryBus
 from shared.topology import reply_queue
-from tests.support.http import LiveGateway, chat_body, eventually
-from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
+from tests.support.gateway.http import LiveGateway, chat_body, eventually
+from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker
 
 CHAT = "/v1/chat/completions"
 

@@ -21,7 +21,7 @@ from gateway.app import create_app
 from shared import settings as gateway_settings
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.settings import GatewaySettings
-from tests.support.serving import served
+from tests.support.gateway.serving import served
 
 _EXAMPLES = 25
 

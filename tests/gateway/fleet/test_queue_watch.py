@@ -11,7 +11,7 @@ from shared import topology
 from shared.bus.memory import MemoryBus
 from shared.errors import BusUnavailable
 from shared.messages import Announcement
-from tests.support.jobs import new_job, publish
+from tests.support.workers.jobs import new_job, publish
 
 MODEL = "m"
 

@@ -12,8 +12,8 @@ from shared.bus.base import Message
 from shared.bus.memory import MemoryBus
 from shared.errors import Overloaded, Unavailable
 from shared.messages import Announcement, encode
-from tests.support.http import LiveGateway, chat_body, live_gateway
-from tests.support.scripted_worker import MODEL, ScriptedWorker, start_only
+from tests.support.gateway.http import LiveGateway, chat_body, live_gateway
+from tests.support.workers.scripted_worker import MODEL, ScriptedWorker, start_only
 
 
 def test_one_more_than_there_are_places_is_refused() -> None:

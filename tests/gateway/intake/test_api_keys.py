@@ -13,8 +13,8 @@ from shared import settings
 from shared.bus.memory import MemoryBus
 from shared.errors import InvalidApiKey, StartupError
 from shared.settings import GatewaySettings
-from tests.support.http import chat_body, live_gateway
-from tests.support.scripted_worker import ScriptedWorker
+from tests.support.gateway.http import chat_body, live_gateway
+from tests.support.workers.scripted_worker import ScriptedWorker
 
 CHAT = "/v1/chat/completions"
 

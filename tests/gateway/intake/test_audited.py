@@ -9,8 +9,8 @@ import pytest
 
 from gateway.intake.key_file import KeyFile
 from shared.bus.memory import MemoryBus
-from tests.support.http import chat_body, live_gateway
-from tests.support.scripted_worker import ScriptedWorker
+from tests.support.gateway.http import chat_body, live_gateway
+from tests.support.workers.scripted_worker import ScriptedWorker
 
 SAID = "a prompt that nobody else may read"
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from gateway.intake.body import MAX_CONTAINERS, MAX_VALUES, count_values
 from shared.bus.memory import MemoryBus
 from shared.errors import InvalidRequest
-from tests.support.http import LiveGateway, chat_body, live_gateway
-from tests.support.lone_gateway import lone_gateway, peak_memory_bytes
-from tests.support.processes import NO_TLS
-from tests.support.scripted_worker import ScriptedWorker, start_only
+from tests.support.deployment.processes import NO_TLS
+from tests.support.gateway.http import LiveGateway, chat_body, live_gateway
+from tests.support.gateway.lone_gateway import lone_gateway, peak_memory_bytes
+from tests.support.workers.scripted_worker import ScriptedWorker, start_only
 
 JSON = {"Content-Type": "application/json"}
 LONG_TEXT = json.dumps(",[{" * (MAX_VALUES // 2) + '\\",[').encode()

@@ -15,7 +15,7 @@ from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.bus.memory_queue import MemoryConsumer
 from shared.errors import PublishRefused, QueueNotFound
 from shared.messages import Accepted, encode
-from tests.support.http import (
+from tests.support.gateway.http import (
     LiveGateway,
     chat_body,
     events,
@@ -23,7 +23,7 @@ from tests.support.http import (
     live_gateway,
     two_gateways,
 )
-from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
+from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker
 
 CHAT = "/v1/chat/completions"
 KEY = "order-66"

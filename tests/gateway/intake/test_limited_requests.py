@@ -10,8 +10,14 @@ import pytest
 
 from gateway.intake.key_file import KeyFile
 from shared.bus.memory import MemoryBroker, MemoryBus
-from tests.support.http import LiveGateway, chat_body, eventually, live_gateway, two_gateways
-from tests.support.scripted_worker import ScriptedJob, ScriptedWorker, start_only
+from tests.support.gateway.http import (
+    LiveGateway,
+    chat_body,
+    eventually,
+    live_gateway,
+    two_gateways,
+)
+from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker, start_only
 
 CHAT = "/v1/chat/completions"
 

@@ -15,7 +15,7 @@ from shared.bus.base import Binding, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import RateLimited
 from shared.messages import Ended, GenerationJob, TextPrompt, decode_usage, encode
-from tests.support.limits import running
+from tests.support.gateway.limits import running
 
 START = 1_800_000_000.0
 SHARES = (80, 15, 5)

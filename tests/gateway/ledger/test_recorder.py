@@ -15,7 +15,7 @@ from shared.messages import UsageRecord, encode
 from shared.publishers import Publishers
 from shared.settings import GatewaySettings
 from shared.telemetry.metrics import Catalog
-from tests.support.http import eventually
+from tests.support.gateway.http import eventually
 
 NAME = "warren_gateway_usage_records_total"
 NUM_RECORDS = 1200

@@ -10,8 +10,15 @@ from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import PublishRefused, Unroutable
 from shared.log import LogWriter
 from shared.messages import Cancel, Continue, Progress, Release, Replaced, Started, encode
-from tests.support.http import LiveGateway, chat_body, events, eventually, live_gateway, text_of
-from tests.support.scripted_worker import Script, ScriptedJob, ScriptedWorker
+from tests.support.gateway.http import (
+    LiveGateway,
+    chat_body,
+    events,
+    eventually,
+    live_gateway,
+    text_of,
+)
+from tests.support.workers.scripted_worker import Script, ScriptedJob, ScriptedWorker
 
 CHAT = "/v1/chat/completions"
 

@@ -15,7 +15,7 @@ from shared.bus.base import Binding, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.log import LogWriter
 from shared.messages import Finished, Release, ReplyEvent, Started, decode_event, encode
-from tests.support.http import eventually
+from tests.support.gateway.http import eventually
 
 FACTS = LogFacts()
 

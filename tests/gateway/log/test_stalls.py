@@ -4,8 +4,8 @@ import asyncio
 
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Cancel
-from tests.support.http import live_gateway, text_of
-from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
+from tests.support.gateway.http import live_gateway, text_of
+from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker
 
 
 async def test_the_stream_of_a_worker_that_stopped_goes_on_in_another_one(

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from gateway.store.batches import Batches
-from gateway.store.blobs import Blobs
 from gateway.store.database import Database
-from gateway.store.files import Files
-from gateway.store.uploads import Uploads
+from gateway.store.files.blobs import Blobs
+from gateway.store.files.records import Files
+from gateway.store.files.uploads import Uploads
 from gateway.store.usage import UsageRecords
-from tests.support.postgres import postgres
+from tests.support.deployment.postgres import postgres
 
 __all__ = ["postgres"]
 

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from gateway.store.batches import Batches, BatchRecord, LeaseLost, LineAnswer, Order
-from gateway.store.files import Files
+from gateway.store.files.records import Files
 from shared.errors import IdempotencyMismatch, InvalidRequest, NotFound
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, text
 from gateway.store.database import Database, uncancelled
 from gateway.store.tables import METADATA
 from shared.errors import StartupError, Unavailable
-from tests.support.processes import free_port
+from tests.support.deployment.processes import free_port
 
 
 async def test_the_migrations_make_the_tables(database: Database) -> None:

@@ -7,11 +7,11 @@ import pytest
 
 from gateway.store.batches import Batches, BatchRecord, LeaseLost, Order
 from gateway.store.database import Database
-from gateway.store.files import Files
-from gateway.store.responses import ResponseDraft, Responses, StoreLimits
+from gateway.store.files.records import Files
+from gateway.store.history.responses import ResponseDraft, Responses, StoreLimits
 from gateway.store.webhooks import EVENT_TYPES, EventType, Webhook, WebhookDelivery, Webhooks
 from shared.errors import NotFound
-from tests.support.webhooks import fail_a_batch
+from tests.support.gateway.webhooks import fail_a_batch
 
 TENANT, LEASE_S = "a", 60.0
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.api.render.choice_reader import ChoiceReader, merged
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 from gateway.text.tools import TOOL_PARSERS
-from tests.support.rendering import context_of
+from tests.support.gateway.rendering import context_of
 
 
 def pieces_of(

@@ -16,7 +16,7 @@ from gateway.webhooks.delivery import LEASE_S, Deliverer, pause_s
 from gateway.webhooks.sending import Sender
 from shared import settings
 from shared.settings import GatewaySettings
-from tests.support.webhooks import FAILED, OK, Receiver, fail_a_batch, receiving
+from tests.support.gateway.webhooks import FAILED, OK, Receiver, fail_a_batch, receiving
 
 LOOPBACK = (ip_network("127.0.0.0/8"),)
 AT_ONCE = 1e-9

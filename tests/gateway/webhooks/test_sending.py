@@ -16,7 +16,7 @@ from gateway.store.webhooks import EVENT_TYPES, Webhook, WebhookDelivery
 from gateway.webhooks.network import Resolve
 from gateway.webhooks.sending import NotSent, Sender, check_url
 from shared.errors import InvalidRequest
-from tests.support.webhooks import receiving
+from tests.support.gateway.webhooks import receiving
 
 SECRET, OLD, OTHER = "whsec_c2VjcmV0", "whsec_b2xk", "whsec_b3RoZXI="
 LOOPBACK = (ip_network("127.0.0.0/8"),)

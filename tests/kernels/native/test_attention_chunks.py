@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kernels.native.library import Library
 from kernels.native.paged_attention import attend
-from tests.support.attention import Case, Tensors, build
+from tests.kernels.attention import Case, Tensors, build
 
 LENGTH = 150
 

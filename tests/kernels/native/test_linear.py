@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.native.library import Library, pointer
 from kernels.native.packed import PackedWeight, pack
 from kernels.quantized import Matrix, QuantizedWeight, dequantize, quantize
-from tests.support.numerics import assert_close
+from tests.support.models.numerics import assert_close
 
 FORMATS = ["float32", "bfloat16", "q8_0", "q4_0", "q4_1"]
 ROUNDED_CODES = 2.0**-14

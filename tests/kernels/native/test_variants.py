@@ -15,12 +15,12 @@ from kernels.native.packed import pack
 from kernels.native.paged_attention import attend
 from kernels.native.rank_logits import ranked_by
 from kernels.quantized import Matrix
+from tests.kernels.attention import Case
+from tests.kernels.attention import build as build_case
 from tests.kernels.native.test_linear import FORMATS, NUM_ROWS, linear, matrix, rows, unpack_rows
 from tests.kernels.native.test_sampling import SIZES, filters
 from tests.kernels.native.test_sampling import rows as logits_of
-from tests.support.attention import Case
-from tests.support.attention import build as build_case
-from tests.support.native import variants
+from tests.support.models.native import variants
 
 DENORMAL = 1e-40
 

@@ -7,13 +7,13 @@ from types import ModuleType
 import pytest
 
 import kernels.triton
-from tests.support.cubins import Cubin, compile_all
+from tests.kernels.triton.cubins import Cubin, compile_all
 
 MAX_SHARED_BYTES = {80: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 """Bytes per thread block (CUDA programming guide, compute capabilities). 8.0 has 163 KiB, but code
 for it also runs on 8.6, 8.9 and 12.0, which have 99."""
 MODULES = [f"kernels.triton.{part.name}" for part in pkgutil.iter_modules(kernels.triton.__path__)]
-FAULTY = "tests.support.spilling"
+FAULTY = "tests.kernels.triton.spilling"
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from kernels.providers import PagedAttention
 from kernels.triton.paged_attention import paged_attention
-from tests.support.attention import CASES, FAULTS, Case, alone, attend, build, check
-from tests.support.attention import MAX_RELATIVE_ERROR as INTERPRETED_ERROR
+from tests.kernels.attention import CASES, FAULTS, Case, alone, attend, build, check
+from tests.kernels.attention import MAX_RELATIVE_ERROR as INTERPRETED_ERROR
 
 Attention = Callable[..., Tensor]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.providers import load_ops
-from tests.support.numerics import assert_close
+from tests.support.models.numerics import assert_close
 
 SHAPES = [(1, 70, 96), (67, 130, 300), (33, 64, 130)]
 """(tokens, outputs, inputs), none of them a multiple of the tile sizes."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.reference import rope_store_kv as reference
 from kernels.triton.rope_store_kv import rope_store_kv
 from kernels.triton.store_kv import store_kv
-from tests.support.numerics import assert_close, poisoned
+from tests.support.models.numerics import assert_close, poisoned
 
 Fused = Callable[..., Tensor]
 

@@ -8,7 +8,7 @@ import pytest
 from shared.bus.base import Bus, Queue
 from shared.bus.rabbit import RabbitBus
 from tests.shared.bus.wires import MemoryWires, QueueMaker, RabbitWires, Wires, queue_maker
-from tests.support.broker import Broker
+from tests.support.deployment.broker import Broker
 
 
 @pytest.fixture(params=["memory", pytest.param("rabbit", marks=pytest.mark.rabbit)])

@@ -8,7 +8,7 @@ from shared import topology
 from shared.bus.rabbit import RabbitBus
 from shared.errors import QueueDown
 from tests.shared.bus.deliveries import publish, take_bodies
-from tests.support.broker import RabbitCluster
+from tests.support.deployment.broker import RabbitCluster
 
 pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(300)]
 

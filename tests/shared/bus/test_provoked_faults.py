@@ -26,11 +26,11 @@ from shared.telemetry import incidents
 from shared.telemetry.incidents import Kind, num_reported
 from tests.shared.bus.deliveries import QUIET_S, numbered, take_bodies
 from tests.shared.bus.wires import DIRECT
-from tests.support.amqp_faults import ANSWER, FAULTS, Fault, is_ack, late
-from tests.support.amqp_frames import Frame
-from tests.support.amqp_proxy import AmqpProxy, Conversation, leave_alone
-from tests.support.broker import Broker
-from tests.support.provocations import CONNECTION_ENDS, Gate, Nth
+from tests.support.deployment.broker import Broker
+from tests.support.network.amqp_faults import ANSWER, FAULTS, Fault, is_ack, late
+from tests.support.network.amqp_frames import Frame
+from tests.support.network.amqp_proxy import AmqpProxy, Conversation, leave_alone
+from tests.support.network.provocations import CONNECTION_ENDS, Gate, Nth
 
 pytestmark = pytest.mark.rabbit
 

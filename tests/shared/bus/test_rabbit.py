@@ -24,9 +24,9 @@ from tests.shared.bus.deliveries import (
     take_to_the_end,
 )
 from tests.shared.bus.wires import QueueMaker
-from tests.support.broker import Broker, RabbitNode
-from tests.support.processes import free_port
-from tests.support.tcp_proxy import TcpProxy
+from tests.support.deployment.broker import Broker, RabbitNode
+from tests.support.deployment.processes import free_port
+from tests.support.network.tcp_proxy import TcpProxy
 
 pytestmark = pytest.mark.rabbit
 

@@ -8,7 +8,7 @@ import pytest
 from shared.bus.rabbit import RabbitBus
 from shared.bus.rabbit.addresses import parse_urls
 from shared.errors import BusUnavailable, StartupError
-from tests.support.processes import free_port
+from tests.support.deployment.processes import free_port
 
 
 @pytest.mark.parametrize("delay_ms", [0.0, 0.4, 0.8, 1.2, 1.6, 2.0, 4.0, 8.0])

@@ -9,7 +9,7 @@ from shared.bus.base import Binding, Bus, Exchange, Queue
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.bus.rabbit import RabbitBus
 from shared.errors import QueueBusy
-from tests.support.tcp_proxy import TcpProxy
+from tests.support.network.tcp_proxy import TcpProxy
 
 DIRECT = Exchange("warren.test", "direct")
 MAX_BYTES = 1 << 20

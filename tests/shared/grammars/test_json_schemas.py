@@ -7,7 +7,7 @@ import pytest
 
 from shared.grammars import for_generation, grammar_source
 from shared.messages import Constraint
-from tests.support.grammars import matches
+from tests.support.models.grammars import matches
 
 A = {"type": "object", "properties": {"a": {"type": "integer"}}}
 B = {"type": "object", "properties": {"b": {"type": "integer"}}}

@@ -18,8 +18,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from tests.support.broker import RabbitNode, running_node
-from tests.support.postgres import running_postgres
+from tests.support.deployment.broker import RabbitNode, running_node
+from tests.support.deployment.postgres import running_postgres
 from tests.system.chaos import ground, report
 from tests.system.chaos.batches import batch_options, batch_row, nothing
 from tests.system.chaos.callers import Question

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import httpx
 
-from tests.support.postgres import PostgresServer
+from tests.support.deployment.postgres import PostgresServer
 from tests.system.chaos.callers import Question
 from tests.system.chaos.campaign import Fault, Row, patient_client
 from tests.system.chaos.deployment import Deployment

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from tests.support.processes import NO_TLS
+from tests.support.deployment.processes import NO_TLS
 from tests.system.chaos.callers import Caller, Leaver, Question, StreamFailed, Tally
 from tests.system.chaos.deployment import Deployment
 

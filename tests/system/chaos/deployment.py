@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Self
 
-from tests.support import processes
-from tests.support.broker import RabbitNode
-from tests.support.processes import WarrenProcess, free_port
+from tests.support.deployment import processes
+from tests.support.deployment.broker import RabbitNode
+from tests.support.deployment.processes import WarrenProcess, free_port
 
 Start = Callable[[str, Path], WarrenProcess]
 

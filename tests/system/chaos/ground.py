@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import httpx
 import psutil
 
-from tests.support.broker import RabbitNode
-from tests.support.processes import NO_TLS, WarrenProcess
+from tests.support.deployment.broker import RabbitNode
+from tests.support.deployment.processes import NO_TLS, WarrenProcess
 from tests.system.chaos.deployment import Deployment
 
 MORE_DESCRIPTORS = 20

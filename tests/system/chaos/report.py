@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.table import Table
 
 from bench import machine
-from tests.support.broker import RabbitNode
+from tests.support.deployment.broker import RabbitNode
 from tests.system.chaos.campaign import Row
 
 _TITLE = "Every stream beside its undisturbed run"

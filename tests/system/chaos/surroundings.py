@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tests.support.broker import RabbitNode
-from tests.support.tcp_proxy import TcpProxy
+from tests.support.deployment.broker import RabbitNode
+from tests.support.network.tcp_proxy import TcpProxy
 from tests.system.chaos.deployment import SHORT_HEARTBEAT
 
 BLACK_HOLE_S = 8.0

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tests.support.broker import running_node
+from tests.support.deployment.broker import running_node
 from tests.system.soak import report
 from tests.system.soak.run import Plan, soak
 

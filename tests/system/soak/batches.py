@@ -11,7 +11,7 @@ from pathlib import Path
 from cli.batch.pipeline import run_batch
 from shared.bus.rabbit import RabbitBus
 from shared.errors import WarrenError
-from tests.support.batch_files import read_lines, write_lines
+from tests.support.workers.batch_files import read_lines, write_lines
 from tests.system.soak.answers import Answer, answer_of
 from tests.system.soak.questions import Question
 from tests.system.soak.tally import Tally

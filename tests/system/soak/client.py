@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from shared.errors import StreamExpired
-from tests.support.processes import NO_TLS
+from tests.support.deployment.processes import NO_TLS
 from tests.system.chaos.callers import events
 from tests.system.soak.answers import Answer, Gathering, answer_of
 from tests.system.soak.questions import Question

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from tests.support.amqp_proxy import AmqpProxy
-from tests.support.broker import RabbitNode
-from tests.support.provocations import GATEWAYS_RATE, WORKERS_RATE, Provocations
+from tests.support.deployment.broker import RabbitNode
+from tests.support.network.amqp_proxy import AmqpProxy
+from tests.support.network.provocations import GATEWAYS_RATE, WORKERS_RATE, Provocations
 
 _RATES = {"worker": WORKERS_RATE, "gateway": GATEWAYS_RATE}
 

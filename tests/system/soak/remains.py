@@ -7,8 +7,8 @@ import httpx
 
 from shared.bus.rabbit import RabbitBus
 from shared.dead_letters import opened
-from tests.support.broker import RabbitNode
-from tests.support.processes import NO_TLS
+from tests.support.deployment.broker import RabbitNode
+from tests.support.deployment.processes import NO_TLS
 from tests.system.chaos import ground
 from tests.system.chaos.deployment import Deployment
 

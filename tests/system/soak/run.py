@@ -11,10 +11,10 @@ from pathlib import Path
 
 import httpx
 
-from tests.support import processes
-from tests.support.broker import RabbitNode
+from tests.support.deployment import processes
+from tests.support.deployment.broker import RabbitNode
+from tests.support.deployment.processes import WarrenProcess
 from tests.support.metrics import sample
-from tests.support.processes import WarrenProcess
 from tests.system.chaos.campaign import patient_client
 from tests.system.chaos.deployment import Deployment
 from tests.system.soak import traces

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.support.deployment.processes import WarrenProcess
 from tests.support.metrics import sample
-from tests.support.processes import WarrenProcess
 
 ALLOWED_WARNINGS: Mapping[str, str] = {}
 """Warnings that the traffic is expected to cause, with the reason for each."""

@@ -15,7 +15,7 @@ from gguf.quants import dequantize
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from tests.support.gguf_files import CHAT_TEMPLATE, EOS_ID, write_tiny_gguf
+from tests.worker.checkpoints.gguf_files import CHAT_TEMPLATE, EOS_ID, write_tiny_gguf
 from worker.checkpoints import convert
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "Q8_0": torch.bfloat16}

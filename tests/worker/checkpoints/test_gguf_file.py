@@ -8,7 +8,7 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from numpy import zeros
 
 from shared.errors import StartupError
-from tests.support.gguf_files import write_tiny_gguf
+from tests.worker.checkpoints.gguf_files import write_tiny_gguf
 from worker.checkpoints.gguf_file import GgufTensor, read_header
 from worker.model.weights.gguf import GgufWeights
 

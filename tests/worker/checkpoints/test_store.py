@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from shared.errors import StartupError
-from tests.support.gguf_files import write_tiny_gguf
-from tests.support.hub import serve_hub
+from tests.worker.checkpoints.gguf_files import write_tiny_gguf
+from tests.worker.checkpoints.hub import serve_hub
 from worker.checkpoints import store
 
 FILES = {

@@ -4,8 +4,8 @@ import msgspec
 
 from shared.bus.memory import MemoryBus
 from shared.messages import Completed, Finished, SamplingParams, TextPrompt, TokenPrompt
-from tests.support.jobs import Log, ask, new_job, publish, read, reading
-from tests.support.workers import echo_worker
+from tests.support.workers.jobs import Log, ask, new_job, publish, read, reading
+from tests.support.workers.synthetic import echo_worker
 
 PROMPT = TokenPrompt(token_ids=tuple(range(100, 140)))
 NUM_IN_FULL_BLOCKS = 32

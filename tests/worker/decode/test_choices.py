@@ -23,8 +23,8 @@ from shared.messages import (
     TokenLogprobs,
     TokenPrompt,
 )
-from tests.support.jobs import Log, ask, new_job
-from tests.support.workers import echo_worker
+from tests.support.workers.jobs import Log, ask, new_job
+from tests.support.workers.synthetic import echo_worker
 from worker.text import Tokenizer
 
 PROMPT = TokenPrompt(token_ids=tuple(range(100, 140)))

@@ -9,7 +9,7 @@ import pytest
 
 from shared.errors import InvalidRequest
 from shared.messages import Constraint
-from tests.support.tokenizers import byte_level_tokenizer, save_tokenizer
+from tests.support.models.tokenizers import byte_level_tokenizer, save_tokenizer
 from worker.decode.constraints import Constraints, Grammar, token_mask
 from worker.text import Tokenizer
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.engine import SmallEngine, by_sequence, expected_outputs, new_submit
+from tests.support.models.engine import SmallEngine, by_sequence, expected_outputs, new_submit
 from worker.engine.interface import CancelSequence, Submit
 
 

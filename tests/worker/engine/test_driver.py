@@ -6,7 +6,7 @@ from threading import Event, Thread
 
 import pytest
 
-from tests.support.engine import (
+from tests.support.models.engine import (
     VOCAB_SIZE,
     BreakingRunner,
     DeviceLost,

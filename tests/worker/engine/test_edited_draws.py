@@ -12,7 +12,7 @@ from msgspec import structs
 
 from shared.errors import InvalidRequest
 from shared.messages import SamplingParams
-from tests.support.engine import (
+from tests.support.models.engine import (
     VOCAB_SIZE,
     SmallEngine,
     by_sequence,

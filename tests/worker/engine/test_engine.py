@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from shared.errors import ContextLengthExceeded
-from tests.support.engine import (
+from tests.support.models.engine import (
     VOCAB_SIZE,
     BreakingRunner,
     DeviceLost,

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from msgspec import structs
 
 from shared.messages import JobClass
-from tests.support.engine import SmallEngine, expected_outputs, new_submit
+from tests.support.models.engine import SmallEngine, expected_outputs, new_submit
 from worker.engine.engine import Command
 from worker.engine.interface import (
     CancelSequence,

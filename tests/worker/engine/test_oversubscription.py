@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.engine import new_submit
+from tests.support.models.engine import new_submit
 from tests.worker.engine.simulation import Device, serve
 from worker.engine.interface import Submit
 from worker.engine.scheduler import SchedulerLimits

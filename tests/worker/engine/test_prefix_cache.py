@@ -4,7 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.engine import VOCAB_SIZE, SmallEngine, by_sequence, expected_outputs, new_submit
+from tests.support.models.engine import (
+    VOCAB_SIZE,
+    SmallEngine,
+    by_sequence,
+    expected_outputs,
+    new_submit,
+)
 from worker.engine.block_pool import BlockPool
 from worker.engine.interface import StepOutput, Submit
 from worker.engine.prefix_cache import PrefixCache

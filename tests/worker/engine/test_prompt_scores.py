@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.messages import SamplingParams
-from tests.support.engine import (
+from tests.support.models.engine import (
     VOCAB_SIZE,
     SmallEngine,
     by_sequence,

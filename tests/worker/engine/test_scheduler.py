@@ -3,7 +3,7 @@
 import pytest
 
 from shared.errors import StartupError
-from tests.support.engine import SmallEngine, by_sequence, expected_outputs, new_submit
+from tests.support.models.engine import SmallEngine, by_sequence, expected_outputs, new_submit
 from worker.engine.interface import Promote, ScheduledBatch, StepOutput
 from worker.engine.scheduler import SchedulerLimits
 

@@ -1,4 +1,4 @@
-from tests.support.engine import new_submit
+from tests.support.models.engine import new_submit
 from worker.engine.interface import Submit
 from worker.engine.sequence import Sequence
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import pytest
 
 from shared.messages import SamplingParams
-from tests.support.engine import SmallEngine, by_sequence, expected_outputs, new_submit
+from tests.support.models.engine import SmallEngine, by_sequence, expected_outputs, new_submit
 from tests.worker.engine.simulation import Device
 from worker.engine.engine import Engine
 from worker.engine.interface import SequenceId, StepOutput, Submit

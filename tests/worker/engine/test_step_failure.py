@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.support.engine import VOCAB_SIZE, by_sequence, expected_outputs, new_submit
+from tests.support.models.engine import VOCAB_SIZE, by_sequence, expected_outputs, new_submit
 from worker.engine.engine import Engine, Output
 from worker.engine.interface import (
     CancelSequence,

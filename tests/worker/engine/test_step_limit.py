@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from shared.messages import JobClass
-from tests.support.engine import RecordingRunner, by_sequence, expected_outputs, new_submit
+from tests.support.models.engine import RecordingRunner, by_sequence, expected_outputs, new_submit
 from tests.worker.engine.simulation import Device, StepSeconds, Streams, serve, two_cores
 from worker.engine.engine import Engine
 from worker.engine.interface import Submit

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from tests.support.engine import new_submit
+from tests.support.models.engine import new_submit
 from worker.engine.block_pool import BlockPool
 from worker.engine.interface import Submit
 from worker.engine.scheduler import Scheduler, SchedulerLimits

@@ -11,8 +11,8 @@ from shared import topology
 from shared.bus.base import Bus, Consumer
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import GenerationJob, HandedOver, SamplingParams, Started
-from tests.support.jobs import Log, ask, new_job, publish, read, reading
-from tests.support.workers import echo_worker
+from tests.support.workers.jobs import Log, ask, new_job, publish, read, reading
+from tests.support.workers.synthetic import echo_worker
 
 SAMPLING = SamplingParams(max_tokens=200, ignore_eos=True)
 JOBS = topology.jobs_queue("echo", "interactive").name

@@ -11,8 +11,8 @@ from shared import topology
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Ended, GenerationJob, decode_usage
 from shared.publishers import Publishers
-from tests.support.jobs import ask, new_job
-from tests.support.workers import echo_worker
+from tests.support.workers.jobs import ask, new_job
+from tests.support.workers.synthetic import echo_worker
 from worker.jobs.consumer import HeldJobs, JobConsumer
 from worker.jobs.delivery import ReplyPublisher
 from worker.jobs.execution import JobExecution

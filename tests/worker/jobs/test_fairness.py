@@ -11,8 +11,8 @@ from shared import topology
 from shared.bus.base import Bus
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Finished, GenerationJob, SamplingParams, Started
-from tests.support.jobs import Log, ask, new_job, num_ready, publish, read, reading
-from tests.support.workers import echo_worker
+from tests.support.workers.jobs import Log, ask, new_job, num_ready, publish, read, reading
+from tests.support.workers.synthetic import echo_worker
 
 QUEUE = topology.jobs_queue("echo", "interactive").name
 STEP_S = 0.005

@@ -18,9 +18,9 @@ from shared.messages import (
     SamplingParams,
     Started,
 )
-from tests.support.jobs import ask, new_job, num_ready, publish, read, reading
-from tests.support.processes import free_port
-from tests.support.workers import echo_worker
+from tests.support.deployment.processes import free_port
+from tests.support.workers.jobs import ask, new_job, num_ready, publish, read, reading
+from tests.support.workers.synthetic import echo_worker
 
 SHORT = SamplingParams(max_tokens=30, ignore_eos=True)
 LONG = SamplingParams(max_tokens=2000, ignore_eos=True)

@@ -20,8 +20,8 @@ from shared.messages import (
     Started,
     decode_event,
 )
-from tests.support.jobs import Log, ask, new_job, publish, read, reading
-from tests.support.workers import doomed_worker, echo_worker
+from tests.support.workers.jobs import Log, ask, new_job, publish, read, reading
+from tests.support.workers.synthetic import doomed_worker, echo_worker
 
 SAMPLING = SamplingParams(max_tokens=300, ignore_eos=True)
 STEP_S = 0.005

@@ -26,8 +26,8 @@ from shared.messages import (
     encode,
 )
 from shared.publishers import Publishers
-from tests.support.jobs import Log, ask, new_job, num_ready, publish, read, reading
-from tests.support.workers import echo_worker
+from tests.support.workers.jobs import Log, ask, new_job, num_ready, publish, read, reading
+from tests.support.workers.synthetic import echo_worker
 
 PROMPT = TokenPrompt(token_ids=tuple(range(100, 140)))
 NUM_IN_FULL_BLOCKS = 32

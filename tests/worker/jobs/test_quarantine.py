@@ -22,7 +22,7 @@ from shared.messages import (
     SamplingParams,
 )
 from shared.topology import Lane
-from tests.support.jobs import (
+from tests.support.workers.jobs import (
     Log,
     ask,
     come_back,
@@ -33,7 +33,7 @@ from tests.support.jobs import (
     reading,
     say_started,
 )
-from tests.support.workers import doomed_worker, echo_worker
+from tests.support.workers.synthetic import doomed_worker, echo_worker
 from worker.jobs.run import LAST_RETURNS
 
 SAMPLING = SamplingParams(max_tokens=100, ignore_eos=True)

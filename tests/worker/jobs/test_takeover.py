@@ -23,7 +23,7 @@ from shared.messages import (
     TextPrompt,
     TokenDelta,
 )
-from tests.support.jobs import (
+from tests.support.workers.jobs import (
     Log,
     ask,
     come_back,
@@ -33,7 +33,7 @@ from tests.support.jobs import (
     reading,
     say_started,
 )
-from tests.support.workers import doomed_worker, echo_worker
+from tests.support.workers.synthetic import doomed_worker, echo_worker
 
 LONG = SamplingParams(max_tokens=2000, temperature=0.0, ignore_eos=True)
 

@@ -26,8 +26,8 @@ from shared.messages import (
     decode_event,
     encode,
 )
-from tests.support.jobs import new_job, publish, read, reading
-from tests.support.workers import echo_worker
+from tests.support.workers.jobs import new_job, publish, read, reading
+from tests.support.workers.synthetic import echo_worker
 from worker.text import Tokenizer
 
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from msgspec.structs import replace
 
 from shared.messages import GenerationJob
-from tests.support.jobs import new_job
+from tests.support.workers.jobs import new_job
 from worker.jobs.window import JobWindow, Place, Turn
 
 

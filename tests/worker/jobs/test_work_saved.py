@@ -12,10 +12,10 @@ from shared import topology
 from shared.bus.base import Bus, Message
 from shared.bus.memory import MemoryBus
 from shared.messages import Cancel, Failed, GenerationJob, SamplingParams, TokenPrompt, encode
-from tests.support.jobs import ask, new_job, num_ready, publish, read, reading
+from tests.support.deployment.processes import free_port
 from tests.support.metrics import total
-from tests.support.processes import free_port
-from tests.support.workers import echo_worker
+from tests.support.workers.jobs import ask, new_job, num_ready, publish, read, reading
+from tests.support.workers.synthetic import echo_worker
 
 LONG = SamplingParams(max_tokens=2000, temperature=0.0, ignore_eos=True)
 PROMPT = TokenPrompt(token_ids=tuple(range(1000)))

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from kernels.providers import load_ops
-from tests.support.batches import GREEDY
-from tests.support.engine import by_sequence, new_submit
-from tests.support.models import write_tiny_model
+from tests.support.models.batches import GREEDY
+from tests.support.models.engine import by_sequence, new_submit
+from tests.support.models.tiny import write_tiny_model
 from worker.engine.engine import Engine
 from worker.engine.interface import StepOutput
 from worker.engine.scheduler import SchedulerLimits

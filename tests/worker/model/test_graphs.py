@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from kernels.providers import Provider, load_ops
-from tests.support.batches import batch, share
-from tests.support.models import VOCAB_SIZE, write_tiny_model
-from tests.support.numerics import assert_close
+from tests.support.models.batches import batch, share
+from tests.support.models.numerics import assert_close
+from tests.support.models.tiny import VOCAB_SIZE, write_tiny_model
 from worker.checkpoints.checkpoint import Checkpoint
 from worker.engine.interface import ScheduledBatch, ScheduledSequence
 from worker.model.config import decoder_config, read_json_config

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from shared.messages import SamplingParams
-from tests.support.batches import batch, share
+from tests.support.models.batches import batch, share
 from worker.engine.interface import ScheduledBatch
 from worker.model.inputs import build_inputs, lay_out
 from worker.model.sampling.sampler import uniform

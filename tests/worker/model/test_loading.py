@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from shared.errors import StartupError
 from shared.host_memory import free_bytes
-from tests.support.models import VOCAB_SIZE, write_tiny_model
+from tests.support.models.tiny import VOCAB_SIZE, write_tiny_model
 from worker.model.loading import fingerprint, load_decoder, load_runner, refuse_foreign_kernels
 from worker.model.start import RunnerLimits
 

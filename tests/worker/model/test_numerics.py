@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.models import write_tiny_model
+from tests.support.models.tiny import write_tiny_model
 
 SHOW_LIMITED = """
 import sys

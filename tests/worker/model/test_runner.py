@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from kernels.providers import load_ops
-from tests.support.batches import batch, share
-from tests.support.models import VOCAB_SIZE, write_tiny_model
+from tests.support.models.batches import batch, share
+from tests.support.models.tiny import VOCAB_SIZE, write_tiny_model
 from worker.engine.interface import ModelRunner, StepFailed
 from worker.model.forward import Decoder, ForwardInputs
 from worker.model.kv_cache import BlockShape, KVCache

@@ -10,9 +10,9 @@ import torch
 
 from kernels.providers import load_ops
 from shared.messages import SamplingParams, TextPrompt
-from tests.support.batches import GREEDY, batch, share
-from tests.support.engine import by_sequence
-from tests.support.numerics import assert_close
+from tests.support.models.batches import GREEDY, batch, share
+from tests.support.models.engine import by_sequence
+from tests.support.models.numerics import assert_close
 from worker.engine.engine import Engine, Output
 from worker.engine.interface import SequenceId, Submit
 from worker.engine.scheduler import SchedulerLimits

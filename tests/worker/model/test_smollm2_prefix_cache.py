@@ -8,8 +8,8 @@ import torch
 
 from kernels.providers import load_ops
 from shared.messages import JobClass, TextPrompt
-from tests.support.batches import GREEDY
-from tests.support.engine import by_sequence
+from tests.support.models.batches import GREEDY
+from tests.support.models.engine import by_sequence
 from worker.engine.engine import Engine, Output
 from worker.engine.interface import SequenceId, Submit
 from worker.engine.scheduler import SchedulerLimits

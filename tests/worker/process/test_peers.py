@@ -14,7 +14,7 @@ from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import StartupError
 from shared.messages import Announcement
 from shared.settings import WorkerSettings
-from tests.support.workers import echo_worker
+from tests.support.workers.synthetic import echo_worker
 from worker.process.peers import FreeSlots, hear_peers, require_same
 from worker.process.service import run_worker
 

@@ -28,10 +28,10 @@ from shared.messages import (
     TextPrompt,
     TokenPrompt,
 )
-from tests.support.jobs import Log, ask, ask_all, new_job, publish, read, reading
+from tests.support.deployment.processes import free_port
 from tests.support.metrics import total
-from tests.support.processes import free_port
-from tests.support.workers import echo_worker
+from tests.support.workers.jobs import Log, ask, ask_all, new_job, publish, read, reading
+from tests.support.workers.synthetic import echo_worker
 from worker.process.health_server import HealthServer
 from worker.text import Tokenizer
 

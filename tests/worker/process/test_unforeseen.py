@@ -30,7 +30,7 @@ from shared.messages import (
 )
 from shared.telemetry import incidents
 from shared.topology import Lane
-from tests.support.faults import (
+from tests.support.workers.faults import (
     Strike,
     SuspendingBus,
     Unforeseen,
@@ -40,8 +40,8 @@ from tests.support.faults import (
     require_reported,
     striking,
 )
-from tests.support.jobs import ask, ask_all, new_job, num_ready, publish, read, reading
-from tests.support.workers import echo_worker
+from tests.support.workers.jobs import ask, ask_all, new_job, num_ready, publish, read, reading
+from tests.support.workers.synthetic import echo_worker
 from worker.jobs import consumer, delivery
 from worker.jobs.consumer import HeldJobs
 from worker.jobs.run import MAX_RETURNS

@@ -8,8 +8,8 @@ import pytest
 
 from shared.bus.memory import MemoryBus
 from shared.messages import SamplingParams
-from tests.support.jobs import ask, new_job
-from tests.support.workers import echo_worker
+from tests.support.workers.jobs import ask, new_job
+from tests.support.workers.synthetic import echo_worker
 from worker.process.watchdog import Watchdog
 
 TIMEOUT_S = 0.4

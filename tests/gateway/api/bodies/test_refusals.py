@@ -13,8 +13,8 @@ from gateway.api.bodies.submission import submission
 from gateway.batches.lines import ENDPOINTS
 from shared.errors import InvalidRequest
 from shared.messages import MAX_CONTEXT_BYTES, Failed, GenerationJob, SamplingParams
-from tests.support.http import LiveGateway, hears_a_worker
-from tests.support.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
+from tests.support.gateway.http import LiveGateway, hears_a_worker
+from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
 USER = {"role": "user", "content": "x"}

@@ -17,7 +17,7 @@ from gateway.api.bodies.structured_output import (
 )
 from shared.errors import InvalidRequest
 from shared.messages import Constraint
-from tests.support.grammars import matches
+from tests.support.models.grammars import matches
 
 AGE = {
     "type": "object",

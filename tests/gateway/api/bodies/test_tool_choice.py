@@ -13,8 +13,8 @@ from gateway.text.pieces import CallArguments, CallStart, Content
 from shared.errors import InvalidRequest, Unavailable
 from shared.grammars import CALLS_TAG
 from shared.messages import MAX_GRAMMAR_CHARS, Announcement, Constraint
-from tests.support.grammars import matches
-from tests.support.rendering import context_of
+from tests.support.gateway.rendering import context_of
+from tests.support.models.grammars import matches
 
 WEATHER = {
     "type": "function",

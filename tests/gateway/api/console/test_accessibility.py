@@ -8,8 +8,8 @@ from playwright.async_api import Page
 
 from shared.bus.memory import MemoryBus
 from tests.support.console import answered, ask, open_console
-from tests.support.http import LiveGateway, hears_a_worker
-from tests.support.jobs import bury
+from tests.support.gateway.http import LiveGateway, hears_a_worker
+from tests.support.workers.jobs import bury
 
 AXE = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text()
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]

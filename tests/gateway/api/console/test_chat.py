@@ -16,9 +16,9 @@ from tests.support.console import (
     begun,
     open_console,
 )
-from tests.support.http import LiveGateway, hears_a_worker, live_gateway
-from tests.support.scripted_worker import MODEL, ScriptedJob, ScriptedWorker, start_only
-from tests.support.workers import doomed_worker, echo_worker
+from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway
+from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker, start_only
+from tests.support.workers.synthetic import doomed_worker, echo_worker
 
 
 async def undisturbed(page: Page, gateway: LiveGateway, broker: MemoryBroker) -> str:

@@ -11,10 +11,10 @@ from gateway.intake.key_file import KeyFile, id_of
 from shared.bus.memory import MemoryBroker, MemoryBus
 from tests.gateway.api.console.test_accessibility import faults
 from tests.support.console import STEP_S, answered, ask_for_many_tokens, begun, open_console
-from tests.support.http import LiveGateway, hears_a_worker, live_gateway
-from tests.support.jobs import bury
-from tests.support.scripted_worker import ScriptedWorker
-from tests.support.workers import echo_worker
+from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway
+from tests.support.workers.jobs import bury
+from tests.support.workers.scripted_worker import ScriptedWorker
+from tests.support.workers.synthetic import echo_worker
 
 
 async def test_a_drained_workers_stream_moves_to_another_without_a_gap(

@@ -11,8 +11,8 @@ from shared.bus.memory import MemoryBus
 from shared.messages import ChatMessage, ChatPrompt
 from tests.gateway.api.console.test_accessibility import NARROW, faults
 from tests.support.console import ask, open_console
-from tests.support.http import LiveGateway, hears_a_worker, live_gateway
-from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
+from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway
+from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker
 
 WEATHER = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {}}}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.api.render.logprobs import chat_logprobs
 from shared.messages import Logprob, TokenLogprobs
-from tests.support.rendering import Log, context_of, joined
+from tests.support.gateway.rendering import Log, context_of, joined
 
 CALLS = (
     'Sure.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n'

@@ -7,7 +7,7 @@ import pytest
 from gateway.api.render import whole_answer
 from gateway.api.render.gathering import gathered
 from shared.messages import Choice, Completed
-from tests.support.rendering import Log, context_of, told_as
+from tests.support.gateway.rendering import Log, context_of, told_as
 
 
 def completion(**fields: Any) -> Log:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gateway.api.rendering import Rendering
 from gateway.log.framing import START, EventId, Framer, Payload
 from shared.errors import InvalidRequest
-from tests.support.rendering import Log, context_of
+from tests.support.gateway.rendering import Log, context_of
 
 PLAIN = ["", "Once", " upon", "", " a", " time", "é", ".", ""]
 THOUGHT = [*"<think>\n", "Well", ", no.", *"</think>\n", "\n", "No", "."]

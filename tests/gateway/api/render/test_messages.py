@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.rendering import Log, context_of
+from tests.support.gateway.rendering import Log, context_of
 
 THOUGHT = "<think>\nWell, no.\n</think>\n\n"
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1, "é}"], "b": {"c": null}}}\n</tool_call>'

@@ -10,7 +10,7 @@ import pytest
 from gateway.api.bodies.input_items import conversation_of
 from gateway.api.routes.responses import echoed
 from shared.messages import ChatMessage
-from tests.support.rendering import Log, context_of
+from tests.support.gateway.rendering import Log, context_of
 
 CALL = 'Sure. <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}

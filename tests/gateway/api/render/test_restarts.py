@@ -11,7 +11,7 @@ from gateway.api.rendering import Rendering
 from gateway.log.cursor import LogEvent
 from gateway.log.framing import EventId, Framer, Passed
 from shared.messages import Failed, Finished, Started
-from tests.support.rendering import Log, context_of
+from tests.support.gateway.rendering import Log, context_of
 
 CALL = '\n<tool_call>\n{"name": "f", "arguments": {"a": [1, "é"]}}\n</tool_call>\n'
 HERMES = ["Sure", ".", *CALL, *CALL]

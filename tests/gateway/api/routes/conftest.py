@@ -7,8 +7,8 @@ import pytest
 
 from gateway.intake.key_file import KeyFile
 from shared.bus.memory import MemoryBus
-from tests.support.http import LiveGateway, live_gateway
-from tests.support.scripted_worker import ScriptedWorker
+from tests.support.gateway.http import LiveGateway, live_gateway
+from tests.support.workers.scripted_worker import ScriptedWorker
 
 
 @pytest.fixture

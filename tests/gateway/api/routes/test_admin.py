@@ -10,9 +10,15 @@ from gateway.intake.key_file import KeyFile
 from shared import topology
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Drain
-from tests.support.http import LiveGateway, chat_body, eventually, hears_a_worker, live_gateway
-from tests.support.jobs import BURIED, bury
-from tests.support.scripted_worker import MODEL, ScriptedJob, ScriptedWorker, start_only
+from tests.support.gateway.http import (
+    LiveGateway,
+    chat_body,
+    eventually,
+    hears_a_worker,
+    live_gateway,
+)
+from tests.support.workers.jobs import BURIED, bury
+from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker, start_only
 
 STATUS, LETTERS = "/admin/v1/status", "/admin/v1/dead-letters"
 

@@ -12,8 +12,8 @@ from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest
 from gateway.api.bodies.scoring import RerankRequest, ScoreRequest
 from shared.bus.memory import MemoryBroker, MemoryBus
-from tests.support.http import live_gateway
-from tests.support.scripted_worker import ScriptedWorker
+from tests.support.gateway.http import live_gateway
+from tests.support.workers.scripted_worker import ScriptedWorker
 
 NAMES = sorted(
     {

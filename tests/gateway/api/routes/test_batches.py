@@ -10,9 +10,9 @@ from openai.types import Batch
 
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Cancel, EmbeddingJob
-from tests.support.batches_over_http import chat, ended, jsonl, order, output, texts, until
-from tests.support.http import LiveGateway, eventually, live_gateway, two_gateways
-from tests.support.scripted_worker import (
+from tests.support.gateway.batches import chat, ended, jsonl, order, output, texts, until
+from tests.support.gateway.http import LiveGateway, eventually, live_gateway, two_gateways
+from tests.support.workers.scripted_worker import (
     MODEL,
     ScriptedJob,
     ScriptedWorker,

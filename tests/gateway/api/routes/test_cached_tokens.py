@@ -4,8 +4,8 @@ import json
 
 import msgspec
 
-from tests.support.http import LiveGateway
-from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
+from tests.support.gateway.http import LiveGateway
+from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker
 
 BODY = {"model": "scripted", "prompt": ["x", "y"]}
 

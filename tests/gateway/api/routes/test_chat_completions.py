@@ -4,8 +4,8 @@ from typing import Any
 
 from openai.types.chat import ChatCompletionMessageParam
 
-from tests.support.http import LiveGateway, chat_body, events
-from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
+from tests.support.gateway.http import LiveGateway, chat_body, events
+from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "one two three"}]
 

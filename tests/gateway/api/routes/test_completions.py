@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.support.http import LiveGateway, events
-from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
+from tests.support.gateway.http import LiveGateway, events
+from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker
 
 
 async def test_a_prompt_is_continued(gateway: LiveGateway) -> None:

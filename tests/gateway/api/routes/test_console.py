@@ -5,7 +5,7 @@ from pathlib import Path
 from urllib.parse import urljoin
 
 from gateway.api.routes.console import FILES
-from tests.support.http import LiveGateway
+from tests.support.gateway.http import LiveGateway
 
 _REFERENCE = re.compile(r"""(?:src|href)="(/[^"]+)"|from "(\./[^"]+)\"""")
 

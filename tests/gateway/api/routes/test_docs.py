@@ -6,7 +6,7 @@ from urllib.parse import urljoin, urlsplit
 
 import pytest
 
-from tests.support.http import LiveGateway
+from tests.support.gateway.http import LiveGateway
 
 _REFERENCE = re.compile(r"""(?:src|href)=["']([^"']+)["']|\burl: '([^']+)'""")
 _IN_STYLES = re.compile(r"""(?:url\(|@import\s+)["']?([^"')\s]+)""")

@@ -16,10 +16,10 @@ from anthropic.types import MessageParam, ToolParam
 from gateway.intake.key_file import KeyFile
 from shared.bus.memory import MemoryBus
 from shared.messages import ChatPrompt, Tokenized, TokenizeJob, ToolCall
-from tests.support.grammars import matches
-from tests.support.http import LiveGateway, hears_a_worker, live_gateway
-from tests.support.processes import NO_TLS
-from tests.support.scripted_worker import MODEL, ScriptedJob, ScriptedWorker, start_only
+from tests.support.deployment.processes import NO_TLS
+from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway
+from tests.support.models.grammars import matches
+from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker, start_only
 
 USER: list[MessageParam] = [{"role": "user", "content": "one two"}]
 TOOL: ToolParam = {

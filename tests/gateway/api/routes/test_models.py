@@ -8,8 +8,8 @@ import pytest
 
 from shared import topology
 from shared.bus.memory import MemoryBus
-from tests.support.http import LiveGateway, eventually, hears_a_worker, live_gateway
-from tests.support.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
+from tests.support.gateway.http import LiveGateway, eventually, hears_a_worker, live_gateway
+from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
 
 USER = {"role": "user", "content": "one"}
 

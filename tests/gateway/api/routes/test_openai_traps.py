@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.http import LiveGateway, chat_body, events, hears_a_worker
-from tests.support.scripted_worker import MODEL, ScriptedWorker
+from tests.support.gateway.http import LiveGateway, chat_body, events, hears_a_worker
+from tests.support.workers.scripted_worker import MODEL, ScriptedWorker
 
 
 async def test_1_a_bad_query_has_the_shape_of_all_errors(gateway: LiveGateway) -> None:

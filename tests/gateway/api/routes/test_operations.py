@@ -13,7 +13,7 @@ from shared import topology
 from shared.bus.base import Exchange, Message, Queue
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Announcement, encode
-from tests.support.http import (
+from tests.support.gateway.http import (
     LiveGateway,
     chat_body,
     events,
@@ -21,7 +21,7 @@ from tests.support.http import (
     hears_a_worker,
     live_gateway,
 )
-from tests.support.scripted_worker import ScriptedJob, ScriptedWorker, start_only
+from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker, start_only
 
 CHAT = "/v1/chat/completions"
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from shared.messages import ChatPrompt
-from tests.support.http import LiveGateway, eventually, hears_a_worker
-from tests.support.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
+from tests.support.gateway.http import LiveGateway, eventually, hears_a_worker
+from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from shared.messages import Embedded, EmbeddingJob, QuickAnswer, QuickJob, TextPrompt
-from tests.support.http import LiveGateway
-from tests.support.scripted_worker import MODEL, ScriptedWorker
+from tests.support.gateway.http import LiveGateway
+from tests.support.workers.scripted_worker import MODEL, ScriptedWorker
 
 VECTORS = {"east": (1.0, 0.0), "north": (0.0, 1.0), "west": (-1.0, 0.0), "northeast": (0.6, 0.8)}
 

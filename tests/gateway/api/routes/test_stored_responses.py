@@ -13,9 +13,9 @@ from openai.types.responses import Response
 from gateway.intake.key_file import KeyFile
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import ChatMessage, ChatPrompt, Failed
-from tests.support.http import LiveGateway, eventually, hears_a_worker, live_gateway
-from tests.support.postgres import postgres
-from tests.support.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
+from tests.support.deployment.postgres import postgres
+from tests.support.gateway.http import LiveGateway, eventually, hears_a_worker, live_gateway
+from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
 
 __all__ = ["postgres"]
 

@@ -16,7 +16,7 @@ from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Cancel, HandedOver
-from tests.support.http import (
+from tests.support.gateway.http import (
     LiveGateway,
     chat_body,
     events,
@@ -24,7 +24,7 @@ from tests.support.http import (
     live_gateway,
     two_gateways,
 )
-from tests.support.scripted_worker import ScriptedJob, ScriptedWorker
+from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker
 
 CHAT = "/v1/chat/completions"
 UNKNOWN = f"chatcmpl-{'0' * 32}"

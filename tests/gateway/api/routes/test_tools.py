@@ -9,9 +9,9 @@ from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolPara
 
 from shared.bus.memory import MemoryBus
 from shared.messages import ChatPrompt, ToolCall
-from tests.support.grammars import matches
-from tests.support.http import LiveGateway, hears_a_worker, live_gateway
-from tests.support.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
+from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway
+from tests.support.models.grammars import matches
+from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
 
 USER: list[ChatCompletionMessageParam] = [{"role": "user", "content": "one"}]
 TOOL: ChatCompletionToolParam = {

@@ -9,8 +9,8 @@ import pytest
 
 from shared.bus.memory import MemoryBus
 from shared.messages import MAX_EMBEDDING_INPUTS, Failed, QuickAnswer, QuickJob
-from tests.support.http import LiveGateway, hears_a_worker, live_gateway
-from tests.support.scripted_worker import MODEL, ScriptedWorker, count_words
+from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway
+from tests.support.workers.scripted_worker import MODEL, ScriptedWorker, count_words
 
 
 async def test_a_prompt_is_tokenized(gateway: LiveGateway) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from gateway.intake.key_file import KeyFile
 from shared.bus.memory import MemoryBus
-from tests.support.batches_over_http import chat, ended, jsonl, output, texts
-from tests.support.http import LiveGateway, live_gateway
-from tests.support.scripted_worker import ScriptedWorker
+from tests.support.gateway.batches import chat, ended, jsonl, output, texts
+from tests.support.gateway.http import LiveGateway, live_gateway
+from tests.support.workers.scripted_worker import ScriptedWorker
 
 ORDER: dict[str, Any] = {
     "bytes": 4,

@@ -14,8 +14,8 @@ from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBus
 from shared.messages import UsageRecord, encode
-from tests.support.http import LiveGateway, eventually, live_gateway
-from tests.support.scripted_worker import ScriptedWorker
+from tests.support.gateway.http import LiveGateway, eventually, live_gateway
+from tests.support.workers.scripted_worker import ScriptedWorker
 
 PRICES = '{"models": {"m": {"input": 1, "cached_input": 0.5, "output": 4}}}'
 NUM_RECORDS = 4

@@ -10,17 +10,17 @@ import pytest
 from openai.types.webhooks import BatchCompletedWebhookEvent
 
 from shared.bus.memory import MemoryBroker, MemoryBus
-from tests.support.batches_over_http import chat, ended, order
-from tests.support.http import SECRET, LiveGateway, eventually, live_gateway
-from tests.support.processes import free_port
-from tests.support.scripted_worker import (
+from tests.support.deployment.processes import free_port
+from tests.support.gateway.batches import chat, ended, order
+from tests.support.gateway.http import SECRET, LiveGateway, eventually, live_gateway
+from tests.support.gateway.webhooks import FAILED, OK, Receiver, receiving
+from tests.support.workers.scripted_worker import (
     MODEL,
     ScriptedJob,
     ScriptedWorker,
     start_only,
     words,
 )
-from tests.support.webhooks import FAILED, OK, Receiver, receiving
 
 PATH = "/admin/v1/webhooks"
 

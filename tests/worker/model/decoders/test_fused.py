@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.models import write_tiny_model
-from tests.support.native import variants
+from tests.support.models.native import variants
+from tests.support.models.tiny import write_tiny_model
 from tests.worker.model.decoders.test_native_families import CPU, STEPS, stepwise_logits
 from worker.model.decoders import fused
 from worker.model.loading import load_decoder

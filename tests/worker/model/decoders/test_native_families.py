@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from shared.errors import StartupError
-from tests.support.batches import batch, share
-from tests.support.models import FAMILIES, VOCAB_SIZE, reference_logits, write_tiny_model
-from tests.support.numerics import assert_close, poisoned
+from tests.support.models.batches import batch, share
+from tests.support.models.numerics import assert_close, poisoned
+from tests.support.models.tiny import FAMILIES, VOCAB_SIZE, reference_logits, write_tiny_model
 from worker.model.forward import Decoder
 from worker.model.inputs import build_inputs
 from worker.model.kv_cache import KVCache
@@ -134,7 +134,7 @@ def test_native_families_load_and_run_without_transformers(tmp_path: Path) -> No
     program = f"""
 import sys
 from pathlib import Path
-from tests.support.batches import batch, share
+from tests.support.models.batches import batch, share
 from worker.model.loading import load_runner
 from worker.model.start import RunnerLimits
 runner = load_runner(Path({str(tmp_path)!r}), RunnerLimits(kv_cache_bytes=1 << 20), device="cpu")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shared.errors import StartupError
-from tests.support.numerics import assert_close
+from tests.support.models.numerics import assert_close
 from worker.model.config import decoder_config, is_native
 from worker.model.decoders.rope_table import rope_table
 

@@ -8,8 +8,8 @@ import pytest
 from torch import Tensor
 
 from shared.messages import SamplingParams
-from tests.support.batches import batch, share
-from tests.support.models import reference_logits, write_tiny_model
+from tests.support.models.batches import batch, share
+from tests.support.models.tiny import reference_logits, write_tiny_model
 from worker.engine.interface import LogitEdits, TokenScore
 from worker.model.loading import load_runner
 from worker.model.runner import TorchRunner

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.providers import load_ops
 from shared.messages import SamplingParams
-from tests.support.batches import batch, share
+from tests.support.models.batches import batch, share
 from worker.model.inputs import build_inputs
 from worker.model.sampling.sampler import SamplingInputs, sample, uniform
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from kernels.providers import load_ops
 from shared.errors import StartupError
-from tests.support.batches import batch, share
-from tests.support.models import reference_logits, write_tiny_model
-from tests.support.numerics import assert_close
+from tests.support.models.batches import batch, share
+from tests.support.models.numerics import assert_close
+from tests.support.models.tiny import reference_logits, write_tiny_model
 from worker.checkpoints.checkpoint import Checkpoint
 from worker.model.config import decoder_config, read_json_config
 from worker.model.decoders.native import NativeDecoder

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.quantized import QuantFormat, QuantizedWeight, dequantize, quantize
 from shared.errors import StartupError
-from tests.support.numerics import assert_close
+from tests.support.models.numerics import assert_close
 from worker.checkpoints.checkpoint import Checkpoint
 from worker.model.weights.matrices import matrix_reader
 

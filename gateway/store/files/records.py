@@ -1,0 +1,249 @@
+"""Files: their records in the database, and their bytes in the blobs.
+
+A record is written before the first byte and removed after the last one, so that no bytes are left
+behind by a process that dies: `sweep` removes what is unfinished, deleted or expired.
+"""
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import and_, delete, exists, func, insert, or_, select, tuple_, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.store.database import Database, uncancelled
+from gateway.store.files.blobs import Blobs, BlobWriter
+from gateway.store.tables import BATCHES, FILES, UPLOADS
+from shared.errors import InvalidRequest, NotFound
+
+UNENDED = ("validating", "in_progress", "finalizing", "cancelling")
+"""The statuses of batches that have not ended."""
+_UPLOAD_TIMEOUT_S = 24 * 3600
+_COMPLETION_TIMEOUT_S = 3600
+"""Parts are kept so much longer than their upload, which may just be completed."""
+_MAX_SWEPT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    id: str
+    tenant: str
+    filename: str
+    purpose: str
+    num_bytes: int
+    created_at: int
+    expires_at: int | None
+
+
+@dataclass(slots=True)
+class Draft:
+    """A file that is being written."""
+
+    id: str
+    tenant: str
+    writer: BlobWriter
+    filename: str
+    purpose: str
+    expires_at: int | None = None
+    created_at: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def record(self) -> FileRecord:
+        """The file, after the block of `Files.writing`."""
+        return FileRecord(
+            self.id,
+            self.tenant,
+            self.filename,
+            self.purpose,
+            self.writer.num_bytes,
+            self.created_at,
+            self.expires_at,
+        )
+
+
+_COLUMNS = (
+    FILES.c.id,
+    FILES.c.tenant,
+    FILES.c.filename,
+    FILES.c.purpose,
+    FILES.c.num_bytes,
+    FILES.c.created_at,
+    FILES.c.expires_at,
+)
+_IN_USE = exists().where(BATCHES.c.input_file_id == FILES.c.id, BATCHES.c.status.in_(UNENDED))
+_IS_PART = FILES.c.state == "part"
+
+
+class Files:
+    """The files of all tenants. Every method raises `Unavailable`."""
+
+    def __init__(self, database: Database, blobs: Blobs) -> None:
+        self._database = database
+        self._blobs = blobs
+
+    @asynccontextmanager
+    async def writing(
+        self,
+        tenant: str,
+        filename: str = "",
+        purpose: str = "",
+        *,
+        is_hidden: bool = False,
+        upload_id: str | None = None,
+    ) -> AsyncIterator[Draft]:
+        """Write a new file; the block writes to ``draft.writer`` and may complete the draft.
+
+        The file exists after the block, or, if ``is_hidden``, once `reveal` was called. Nothing is
+        left of it if the block raises. A part of an upload has an ``upload_id``.
+        """
+        prefix = "file-" if upload_id is None else "part_"
+        file_id = f"{prefix}{secrets.token_hex(16)}"
+        draft = Draft(file_id, tenant, self._blobs.writer(file_id), filename, purpose)
+        await self._begin(draft, upload_id)
+        try:
+            async with draft.writer:
+                yield draft
+            await self._finish(draft, "uploading" if is_hidden else "processed")
+        except BaseException:
+            await self.discard(draft.id)
+            raise
+
+    @uncancelled
+    async def get(self, tenant: str, file_id: str) -> FileRecord:
+        """Raises `NotFound`."""
+        query = select(*_COLUMNS).where(FILES.c.id == file_id, _visible(tenant))
+        async with self._database.begin() as connection:
+            row = (await connection.execute(query)).one_or_none()
+        if row is None:
+            raise not_found(file_id)
+        return _record(row)
+
+    @uncancelled
+    async def page(
+        self, tenant: str, *, purpose: str | None, after: str | None, limit: int, newest_first: bool
+    ) -> list[FileRecord]:
+        """At most ``limit`` files, from after the one with the id ``after``. Raises `NotFound`."""
+        place = tuple_(FILES.c.created_at, FILES.c.id)
+        order = (FILES.c.created_at, FILES.c.id)
+        query = select(*_COLUMNS).where(_visible(tenant)).limit(limit)
+        query = query.order_by(*(column.desc() for column in order) if newest_first else order)
+        if purpose is not None:
+            query = query.where(FILES.c.purpose == purpose)
+        if after is not None:
+            last = await self.get(tenant, after)
+            bound = tuple_(last.created_at, last.id)
+            query = query.where(place < bound if newest_first else place > bound)
+        async with self._database.begin() as connection:
+            return [_record(row) for row in await connection.execute(query)]
+
+    @uncancelled
+    async def num_bytes(self, tenant: str) -> int:
+        """The size of all files of a tenant, and of the parts of its uploads."""
+        is_kept = or_(_visible(tenant), and_(FILES.c.tenant == tenant, _IS_PART))
+        query = select(func.coalesce(func.sum(FILES.c.num_bytes), 0)).where(is_kept)
+        async with self._database.begin() as connection:
+            return int((await connection.execute(query)).scalar_one())
+
+    def content(self, file_id: str, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
+        """The bytes from ``start`` to before ``end``, in parts."""
+        return self._blobs.parts(file_id, start, end)
+
+    @uncancelled
+    async def delete(self, tenant: str, file_id: str) -> None:
+        """Raises `NotFound`, and `InvalidRequest` while a batch reads the file."""
+        is_it = and_(FILES.c.id == file_id, _visible(tenant))
+        async with self._database.begin() as connection:
+            if not await lock_file(connection, tenant, file_id):
+                raise not_found(file_id)
+            statement = update(FILES).where(is_it, ~_IN_USE).values(state="deleted")
+            is_done = (await connection.execute(statement)).rowcount == 1
+        if not is_done:
+            raise InvalidRequest("The file is the input of a batch that has not ended.")
+        await self.discard(file_id)
+
+    async def sweep(self) -> None:
+        """Remove files that have expired, and what is left of unfinished and deleted ones."""
+        while file_ids := await self._garbage():
+            for file_id in file_ids:
+                await self.discard(file_id)
+
+    @uncancelled
+    async def discard(self, file_id: str) -> None:
+        """Remove bytes and record of a file that is not used."""
+        await self._blobs.delete(file_id)
+        async with self._database.begin() as connection:
+            await connection.execute(delete(FILES).where(FILES.c.id == file_id))
+
+    @uncancelled
+    async def _garbage(self) -> Sequence[str]:
+        """Some files that are to be removed."""
+        now = time.time()
+        is_uploading = FILES.c.state == "uploading"
+        has_upload = exists().where(
+            UPLOADS.c.id == FILES.c.upload_id, UPLOADS.c.expires_at > now - _COMPLETION_TIMEOUT_S
+        )
+        is_garbage = or_(
+            FILES.c.state == "deleted",
+            and_(is_uploading, FILES.c.created_at < now - _UPLOAD_TIMEOUT_S),
+            and_(_IS_PART, ~has_upload),
+            FILES.c.expires_at <= now,
+        )
+        query = select(FILES.c.id).where(is_garbage, ~_IN_USE).limit(_MAX_SWEPT)
+        async with self._database.begin() as connection:
+            return (await connection.execute(query)).scalars().all()
+
+    @uncancelled
+    async def _begin(self, draft: Draft, upload_id: str | None) -> None:
+        values = {
+            "id": draft.id,
+            "tenant": draft.tenant,
+            "filename": "",
+            "purpose": "",
+            "num_bytes": 0,
+            "created_at": draft.created_at,
+            "state": "uploading",
+            "upload_id": upload_id,
+        }
+        async with self._database.begin() as connection:
+            await connection.execute(insert(FILES).values(values))
+
+    @uncancelled
+    async def _finish(self, draft: Draft, state: str) -> None:
+        values = {
+            "filename": draft.filename,
+            "purpose": draft.purpose,
+            "num_bytes": draft.writer.num_bytes,
+            "expires_at": draft.expires_at,
+            "state": state,
+        }
+        async with self._database.begin() as connection:
+            await connection.execute(update(FILES).where(FILES.c.id == draft.id).values(values))
+
+
+async def reveal(connection: AsyncConnection, file_ids: tuple[str, ...]) -> None:
+    """Make hidden files exist, in the transaction of the caller."""
+    statement = update(FILES).where(FILES.c.id.in_(file_ids)).values(state="processed")
+    await connection.execute(statement)
+
+
+async def lock_file(connection: AsyncConnection, tenant: str, file_id: str) -> bool:
+    """Whether the file exists; if so, nobody else can delete it or make a batch of it until the
+    transaction of the caller ends."""
+    query = select(FILES.c.id).where(FILES.c.id == file_id, _visible(tenant)).with_for_update()
+    return (await connection.execute(query)).one_or_none() is not None
+
+
+def not_found(file_id: str) -> NotFound:
+    return NotFound(f"No such File object: {file_id[:128]}", param="id")
+
+
+def _visible(tenant: str) -> Any:
+    is_kept = or_(FILES.c.expires_at.is_(None), FILES.c.expires_at > int(time.time()))
+    return and_(FILES.c.tenant == tenant, FILES.c.state == "processed", is_kept)
+
+
+def _record(row: Any) -> FileRecord:
+    return FileRecord(*row)

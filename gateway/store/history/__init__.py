@@ -1,0 +1,2 @@
+"""What models were asked and what they answered: stored responses, and the conversations to which
+they add their items."""

@@ -1,0 +1,272 @@
+"""Stored responses: their input, what they became, and the chains that they form."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sqlalchemy import and_, delete, func, insert, literal, select, union_all, update
+from sqlalchemy.exc import IntegrityError
+
+from gateway.store.database import Database, uncancelled
+from gateway.store.history.conversations import StoredItem, add_items, items_of
+from gateway.store.tables import CONVERSATIONS, RESPONSES
+from gateway.store.webhooks import EventType, announce
+from shared.errors import NotFound
+
+MAX_CHAIN_LEN = 1000
+"""Responses in a chain."""
+
+
+class StoreLimits(NamedTuple):
+    """What is kept of one tenant."""
+
+    retention_s: float
+    max_objects: int
+    """Responses and conversations."""
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseDraft:
+    """A response that begins. ``created_at`` is a Unix time in seconds."""
+
+    id: str
+    tenant: str
+    created_at: int
+    previous_id: str | None
+    conversation_id: str | None
+    conversation_end: int | None
+    """The position of the conversation's last item before it."""
+    input: bytes
+    """A JSON array of items."""
+    owner: str
+    """The name of the gateway that begins it."""
+    is_background: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseRecord(ResponseDraft):
+    expires_at: int
+    body: bytes | None
+    """The response as JSON, once it has ended."""
+
+
+class PendingResponse(NamedTuple):
+    id: str
+    tenant: str
+    owner: str
+    is_background: bool
+
+
+class Responses:
+    """The stored responses of all tenants. Every method raises `Unavailable`."""
+
+    def __init__(self, database: Database, limits: StoreLimits) -> None:
+        self._database = database
+        self._limits = limits
+
+    @uncancelled
+    async def begin(self, draft: ResponseDraft) -> bool:
+        """Store a response that has not ended. Returns whether it is new: a request that is sent
+        again with its Idempotency-Key is not."""
+        values = {name: getattr(draft, name) for name in ResponseDraft.__slots__}
+        values |= {
+            "expires_at": self._expiry(),
+            "is_pending": True,
+            "num_bytes": len(draft.input),
+        }
+        try:
+            async with self._database.begin() as connection:
+                await connection.execute(insert(RESPONSES).values(values))
+        except IntegrityError:
+            return False
+        return True
+
+    @uncancelled
+    async def end(
+        self,
+        tenant: str,
+        response_id: str,
+        body: bytes,
+        output: Sequence[StoredItem],
+        *,
+        event: EventType | None = None,
+    ) -> bool:
+        """Store what a response became, add its input and ``output`` to its conversation, and
+        announce the event. Returns False if it has ended before, or was deleted."""
+        is_it = and_(_is(tenant, response_id), RESPONSES.c.is_pending)
+        statement = (
+            update(RESPONSES)
+            .where(is_it)
+            .values(
+                body=body, is_pending=False, num_bytes=func.length(RESPONSES.c.input) + len(body)
+            )
+        )
+        query = select(RESPONSES.c.conversation_id, RESPONSES.c.input).where(
+            RESPONSES.c.id == response_id
+        )
+        async with self._database.begin() as connection:
+            if not (await connection.execute(statement)).rowcount:
+                return False
+            row = (await connection.execute(query)).one()
+            if row.conversation_id is not None:
+                items = [*items_of(row.input), *output]
+                await add_items(connection, tenant, row.conversation_id, items, self._expiry())
+            if event is not None:
+                await announce(connection, tenant, event, response_id)
+        return True
+
+    @uncancelled
+    async def discard(
+        self, tenant: str, response_id: str, *, event: EventType | None = None
+    ) -> None:
+        """Delete a response and announce the event, unless the response has ended."""
+        is_it = and_(_is(tenant, response_id), RESPONSES.c.is_pending)
+        async with self._database.begin() as connection:
+            deleted = await connection.execute(delete(RESPONSES).where(is_it))
+            if deleted.rowcount and event is not None:
+                await announce(connection, tenant, event, response_id)
+
+    @uncancelled
+    async def find(self, tenant: str, response_id: str) -> ResponseRecord | None:
+        query = select(*_COLUMNS).where(_is(tenant, response_id), _is_kept())
+        async with self._database.begin() as connection:
+            row = (await connection.execute(query)).one_or_none()
+        return None if row is None else _record(row)
+
+    @uncancelled
+    async def delete(self, tenant: str, response_id: str) -> bool:
+        """Returns whether there was such a response."""
+        async with self._database.begin() as connection:
+            statement = delete(RESPONSES).where(_is(tenant, response_id), _is_kept())
+            return (await connection.execute(statement)).rowcount == 1
+
+    @uncancelled
+    async def chain(
+        self, tenant: str, response_id: str, *, max_bytes: int
+    ) -> list[ResponseRecord] | None:
+        """A response and all before it, the first one first; None if they are more than
+        `MAX_CHAIN_LEN` or have more than ``max_bytes``.
+
+        Raises `NotFound`, which names the response that is missing.
+        """
+        start = select(
+            RESPONSES.c.id,
+            RESPONSES.c.previous_id,
+            RESPONSES.c.num_bytes,
+            literal(1).label("place"),
+        ).where(_is(tenant, response_id), _is_kept())
+        links = start.cte("links", recursive=True)
+        links = links.union_all(
+            select(
+                RESPONSES.c.id,
+                RESPONSES.c.previous_id,
+                RESPONSES.c.num_bytes,
+                links.c.place + 1,
+            ).where(
+                RESPONSES.c.id == links.c.previous_id,
+                RESPONSES.c.tenant == tenant,
+                _is_kept(),
+                links.c.place <= MAX_CHAIN_LEN,
+            )
+        )
+        in_order = select(links).order_by(links.c.place.desc())
+        async with self._database.begin() as connection:
+            found = (await connection.execute(in_order)).all()
+            if len(found) > MAX_CHAIN_LEN or sum(link.num_bytes for link in found) > max_bytes:
+                return None
+            if not found or found[0].previous_id is not None:
+                raise not_found(found[0].previous_id if found else response_id)
+            query = select(*_COLUMNS).where(RESPONSES.c.id.in_([link.id for link in found]))
+            records = {row.id: _record(row) for row in await connection.execute(query)}
+        return [records[link.id] for link in found]
+
+    @uncancelled
+    async def pending(self, limit: int) -> list[PendingResponse]:
+        """Responses that have not ended, the oldest first."""
+        query = (
+            select(*(RESPONSES.c[name] for name in PendingResponse._fields))
+            .where(RESPONSES.c.is_pending)
+            .order_by(RESPONSES.c.created_at)
+            .limit(limit)
+        )
+        async with self._database.begin() as connection:
+            return [PendingResponse(*row) for row in await connection.execute(query)]
+
+    @uncancelled
+    async def sweep(self) -> None:
+        """Delete the responses and conversations that have expired, and of each tenant those that
+        were not used for longest, as far as there are too many."""
+        now = int(time.time())
+        async with self._database.begin() as connection:
+            for table in (RESPONSES, CONVERSATIONS):
+                await connection.execute(delete(table).where(table.c.expires_at <= now))
+            crowded = list((await connection.execute(self._crowded_tenants())).scalars())
+            for tenant in crowded:
+                surplus = list((await connection.execute(self._surplus(tenant))).scalars())
+                for table in (RESPONSES, CONVERSATIONS):
+                    await connection.execute(delete(table).where(table.c.id.in_(surplus)))
+
+    def _crowded_tenants(self) -> Any:
+        objects = union_all(
+            *(select(table.c.tenant, table.c.num_bytes) for table in (RESPONSES, CONVERSATIONS))
+        ).subquery()
+        return (
+            select(objects.c.tenant)
+            .group_by(objects.c.tenant)
+            .having(
+                (func.count() > self._limits.max_objects)
+                | (func.sum(objects.c.num_bytes) > self._limits.max_bytes)
+            )
+        )
+
+    def _surplus(self, tenant: str) -> Any:
+        """The ids of the responses and conversations behind the newest that a tenant may have."""
+        objects = union_all(
+            *(
+                select(table.c.id, table.c.num_bytes, table.c.expires_at).where(
+                    table.c.tenant == tenant
+                )
+                for table in (RESPONSES, CONVERSATIONS)
+            )
+        ).subquery()
+        order = (objects.c.expires_at.desc(), objects.c.id)
+        ranked = select(
+            objects.c.id,
+            func.row_number().over(order_by=order).label("number"),
+            func.sum(objects.c.num_bytes).over(order_by=order).label("total_bytes"),
+        ).subquery()
+        return (
+            select(ranked.c.id)
+            .where(
+                (ranked.c.number > self._limits.max_objects)
+                | (ranked.c.total_bytes > self._limits.max_bytes)
+            )
+            .limit(_MAX_SWEPT)
+        )
+
+    def _expiry(self) -> int:
+        return int(time.time() + self._limits.retention_s)
+
+
+_MAX_SWEPT = 10_000
+"""Of one tenant at once. PostgreSQL takes at most 32,767 parameters."""
+_COLUMNS = tuple(RESPONSES.c[name] for name in (*ResponseDraft.__slots__, "expires_at", "body"))
+
+
+def not_found(response_id: str) -> NotFound:
+    """The error for an id that no stored response of the tenant has."""
+    return NotFound(f"Response with id '{response_id[:128]}' not found.", param="response_id")
+
+
+def _is(tenant: str, response_id: str) -> Any:
+    return and_(RESPONSES.c.id == response_id, RESPONSES.c.tenant == tenant)
+
+
+def _is_kept() -> Any:
+    return RESPONSES.c.expires_at > int(time.time())
+
+
+def _record(row: Any) -> ResponseRecord:
+    return ResponseRecord(**row._mapping)

@@ -1,0 +1,127 @@
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from gateway.store.batches import Batches, Order
+from gateway.store.files.records import FileRecord, Files
+from shared.errors import InvalidRequest, NotFound
+
+
+async def write(
+    files: Files,
+    content: bytes = b"content",
+    *,
+    tenant: str = "a",
+    purpose: str = "batch",
+    expires_at: int | None = None,
+) -> FileRecord:
+    async with files.writing(tenant, "name.jsonl", purpose) as draft:
+        draft.expires_at = expires_at
+        await draft.writer.write(content)
+    return draft.record
+
+
+async def read(files: Files, file: FileRecord, start: int = 0, end: int | None = None) -> bytes:
+    return b"".join([part async for part in files.content(file.id, start, end)])
+
+
+def stored(tmp_path: Path) -> list[str]:
+    return [path.name for path in (tmp_path / "files").iterdir()]
+
+
+async def test_a_file_is_what_was_written(files: Files) -> None:
+    content = bytes(range(256)) * 50_000  # more than a part
+
+    file = await write(files, content)
+
+    assert (file.num_bytes, file.filename, file.purpose) == (len(content), "name.jsonl", "batch")
+    assert await files.get("a", file.id) == file
+    assert await read(files, file) == content
+    assert await read(files, file, 255, 258) == b"\xff\x00\x01"
+
+
+async def test_an_empty_file_is_a_file(files: Files) -> None:
+    file = await write(files, b"")
+
+    assert file.num_bytes == 0
+    assert await read(files, file) == b""
+
+
+async def test_a_tenant_sees_its_own_files_only(files: Files) -> None:
+    file = await write(files, tenant="a")
+
+    with pytest.raises(NotFound):
+        await files.get("b", file.id)
+    with pytest.raises(NotFound):
+        await files.delete("b", file.id)
+    assert await files.page("b", purpose=None, after=None, limit=9, newest_first=True) == []
+    assert (await files.num_bytes("a"), await files.num_bytes("b")) == (7, 0)
+
+
+async def test_no_id_has_the_character_that_postgresql_cannot_hold(files: Files) -> None:
+    with pytest.raises((NotFound, InvalidRequest)):
+        await files.get("a", "file-\x00")
+
+
+async def test_pages_contain_each_file_once(files: Files) -> None:
+    written = {(await write(files)).id for _ in range(5)}
+    await write(files, purpose="batch_output")
+
+    seen: list[str] = []
+    for newest_first in (True, False):
+        after = None
+        while page := await files.page(
+            "a", purpose="batch", after=after, limit=2, newest_first=newest_first
+        ):
+            seen += [file.id for file in page]
+            after = seen[-1]
+
+    assert set(seen) == written
+    assert seen[:5] == seen[:4:-1]
+
+
+async def test_nothing_is_left_of_an_upload_that_fails(files: Files, tmp_path: Path) -> None:
+    with suppress(ZeroDivisionError):
+        async with files.writing("a") as draft:
+            await draft.writer.write(b"half of it")
+            raise ZeroDivisionError
+
+    with pytest.raises(NotFound):
+        await files.get("a", draft.id)
+    assert stored(tmp_path) == []
+
+
+async def test_a_deleted_file_is_gone(files: Files, tmp_path: Path) -> None:
+    file = await write(files)
+
+    await files.delete("a", file.id)
+
+    with pytest.raises(NotFound):
+        await files.get("a", file.id)
+    assert stored(tmp_path) == []
+
+
+async def test_an_expired_file_is_hidden_and_then_removed(files: Files, tmp_path: Path) -> None:
+    file = await write(files, expires_at=int(time.time()) - 1)
+    kept = await write(files, expires_at=int(time.time()) + 1000)
+
+    with pytest.raises(NotFound):
+        await files.get("a", file.id)
+    await files.sweep()
+
+    assert stored(tmp_path) == [kept.id]
+
+
+async def test_the_input_of_a_batch_is_kept_until_it_ends(files: Files, batches: Batches) -> None:
+    file = await write(files)
+    await batches.create("a", Order("/v1/completions", file.id, "24h", 86400))
+    claimed = await batches.claim({}, 60)
+    assert claimed is not None
+
+    with pytest.raises(InvalidRequest, match="has not ended"):
+        await files.delete("a", file.id)
+
+    await batches.fail(claimed.id, claimed.fence, [])
+    await files.delete("a", file.id)

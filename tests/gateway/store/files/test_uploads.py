@@ -1,0 +1,214 @@
+import asyncio
+import hashlib
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from sqlalchemy import update
+
+from gateway.intake.signer import hash_body
+from gateway.store.database import Database
+from gateway.store.files.records import Files
+from gateway.store.files.uploads import LIFETIME_S, UploadRecord, Uploads
+from gateway.store.tables import FILES, UPLOADS
+from shared.errors import InvalidRequest, NotFound
+
+
+async def create(uploads: Uploads, num_bytes: int, tenant: str = "a") -> UploadRecord:
+    return await uploads.create(
+        tenant, filename="in.jsonl", purpose="batch", num_bytes=num_bytes, kept_s=7200
+    )
+
+
+async def add(uploads: Uploads, upload: UploadRecord, data: bytes) -> str:
+    async with uploads.writing_part(upload.tenant, upload.id) as draft:
+        await draft.writer.write(data)
+    return draft.id
+
+
+async def complete(
+    uploads: Uploads, upload: UploadRecord, *part_ids: str, md5: str | None = None
+) -> UploadRecord:
+    body_hash = hash_body(repr((part_ids, md5)).encode())
+    return await uploads.complete(upload.tenant, upload.id, part_ids, md5=md5, body_hash=body_hash)
+
+
+async def read(files: Files, upload: UploadRecord) -> bytes:
+    assert upload.file_id is not None
+    return b"".join([part async for part in files.content(upload.file_id)])
+
+
+async def let_expire(database: Database, upload: UploadRecord, ago_s: float) -> None:
+    statement = update(UPLOADS).where(UPLOADS.c.id == upload.id)
+    async with database.begin() as connection:
+        await connection.execute(statement.values(expires_at=int(time.time() - ago_s)))
+
+
+def stored(tmp_path: Path) -> list[str]:
+    return [path.name for path in (tmp_path / "files").iterdir()]
+
+
+async def test_a_file_is_its_parts_in_the_order_asked_for(
+    files: Files, uploads: Uploads, tmp_path: Path
+) -> None:
+    upload = await create(uploads, 9)
+    second, first, unused = [
+        await add(uploads, upload, data) for data in (b"-second", b"1-", b"unused")
+    ]
+    assert await files.num_bytes("a") == 15
+
+    done = await complete(uploads, upload, first, second)
+
+    assert (done.status, await read(files, done)) == ("completed", b"1--second")
+    file = await files.get("a", done.file_id or "")
+    assert (file.filename, file.purpose, file.num_bytes) == ("in.jsonl", "batch", 9)
+    assert file.expires_at == pytest.approx(file.created_at + 7200, abs=60)
+    assert await files.num_bytes("a") == 9
+    await files.sweep()
+    assert stored(tmp_path) == [file.id]
+    with pytest.raises(NotFound):
+        await files.get("a", unused)
+
+
+async def test_the_digest_is_of_the_bytes_in_their_order(files: Files, uploads: Uploads) -> None:
+    upload = await create(uploads, 8)
+    one, two = [await add(uploads, upload, data) for data in (b"one-", b"two-")]
+    md5 = hashlib.md5(b"one-two-", usedforsecurity=False).hexdigest()
+
+    with pytest.raises(InvalidRequest, match="md5"):
+        await complete(uploads, upload, two, one, md5=md5)
+    done = await complete(uploads, upload, one, two, md5=md5.upper())
+
+    assert await read(files, done) == b"one-two-"
+
+
+async def test_parts_are_those_of_the_upload_and_have_its_size(uploads: Uploads) -> None:
+    upload, other = await create(uploads, 4), await create(uploads, 4)
+    mine, foreign = await add(uploads, upload, b"mine"), await add(uploads, other, b"them")
+
+    for part_id in (foreign, "part_\x00"):
+        with pytest.raises(InvalidRequest, match="no part"):
+            await complete(uploads, upload, part_id)
+    for num_times in (0, 2):
+        with pytest.raises(InvalidRequest, match="bytes together"):
+            await complete(uploads, upload, *[mine] * num_times)
+
+    assert (await complete(uploads, upload, mine)).status == "completed"
+
+
+async def test_a_repeated_completion_returns_the_same_file(files: Files, uploads: Uploads) -> None:
+    upload = await create(uploads, 4)
+    part = await add(uploads, upload, b"part")
+
+    done = await asyncio.gather(*(complete(uploads, upload, part) for _ in range(4)))
+
+    assert len({one.file_id for one in done}) == 1
+    assert len(await files.page("a", purpose=None, after=None, limit=9, newest_first=True)) == 1
+    with pytest.raises(InvalidRequest, match="completed"):
+        await complete(uploads, upload, part, md5="0" * 32)
+
+
+async def test_a_tenant_sees_its_own_uploads_only(uploads: Uploads) -> None:
+    upload = await create(uploads, 1, tenant="a")
+
+    with pytest.raises(NotFound):
+        await uploads.get("b", upload.id)
+    with pytest.raises(NotFound):
+        await uploads.cancel("b", upload.id)
+    with pytest.raises(NotFound):
+        await uploads.complete("b", upload.id, [], body_hash="")
+    with pytest.raises(NotFound):
+        async with uploads.writing_part("b", upload.id):
+            pass
+
+
+async def test_a_cancelled_upload_takes_nothing(
+    files: Files, uploads: Uploads, tmp_path: Path
+) -> None:
+    upload = await create(uploads, 4)
+    part = await add(uploads, upload, b"part")
+
+    assert (await uploads.cancel("a", upload.id)).status == "cancelled"
+
+    assert (await uploads.cancel("a", upload.id)).status == "cancelled"
+    with pytest.raises(InvalidRequest, match="cancelled"):
+        await add(uploads, upload, b"more")
+    with pytest.raises(InvalidRequest, match="cancelled"):
+        await complete(uploads, upload, part)
+    await files.sweep()
+    assert stored(tmp_path) == []
+
+
+async def test_a_part_that_comes_after_the_end_leaves_nothing(
+    uploads: Uploads, tmp_path: Path
+) -> None:
+    upload = await create(uploads, 4)
+
+    async def add_late() -> None:
+        async with uploads.writing_part("a", upload.id) as draft:
+            await draft.writer.write(b"part")
+            await uploads.cancel("a", upload.id)
+
+    with pytest.raises(InvalidRequest, match="cancelled"):
+        await add_late()
+
+    assert stored(tmp_path) == []
+
+
+async def test_the_parts_of_an_upload_are_limited_together(
+    uploads: Uploads, tmp_path: Path
+) -> None:
+    upload = await create(uploads, 1000)
+    part = await add(uploads, upload, bytes(999))
+
+    with pytest.raises(InvalidRequest, match="at most 1000 bytes"):
+        await add(uploads, upload, bytes(2))
+
+    assert stored(tmp_path) == [part]
+
+
+async def test_an_expired_upload_is_swept_with_its_parts(
+    database: Database, files: Files, uploads: Uploads, tmp_path: Path
+) -> None:
+    upload, kept = await create(uploads, 4), await create(uploads, 4)
+    part, kept_part = [await add(uploads, one, b"part") for one in (upload, kept)]
+    assert upload.expires_at == upload.created_at + LIFETIME_S
+    await let_expire(database, upload, ago_s=1)
+
+    with pytest.raises(InvalidRequest, match="expired"):
+        await complete(uploads, upload, part)
+    with pytest.raises(InvalidRequest, match="expired"):
+        await uploads.cancel("a", upload.id)
+    await let_expire(database, upload, ago_s=48 * 3600)
+    await uploads.sweep()
+    await files.sweep()
+
+    with pytest.raises(NotFound):
+        await uploads.get("a", upload.id)
+    assert stored(tmp_path) == [kept_part]
+
+
+async def test_what_a_gateway_left_half_done_is_removed_and_the_upload_goes_on(
+    database: Database, files: Files, uploads: Uploads, tmp_path: Path
+) -> None:
+    upload = await create(uploads, 4)
+    one = await add(uploads, upload, b"on")
+    with suppress(ZeroDivisionError):
+        async with uploads.writing_part("a", upload.id) as draft:
+            await draft.writer.write(b"half a part")
+            raise ZeroDivisionError
+    # What is left by a process that dies while it completes the upload.
+    async with files.writing("a", is_hidden=True) as copy:
+        await copy.writer.write(b"half a copy")
+    async with database.begin() as connection:
+        statement = update(FILES).where(FILES.c.id == copy.id)
+        await connection.execute(statement.values(created_at=int(time.time()) - 48 * 3600))
+
+    two = await add(uploads, upload, b"e!")
+    await files.sweep()
+    done = await complete(uploads, upload, one, two)
+
+    assert await read(files, done) == b"one!"
+    await files.sweep()
+    assert stored(tmp_path) == [done.file_id]

@@ -1,0 +1,185 @@
+from dataclasses import asdict
+
+import pytest
+from sqlalchemy import insert
+
+from gateway.store.database import Database
+from gateway.store.history.conversations import Conversations, StoredItem
+from gateway.store.history.responses import MAX_CHAIN_LEN, ResponseDraft, Responses, StoreLimits
+from gateway.store.tables import RESPONSES
+from shared.errors import NotFound
+
+DAY_S = 24 * 3600
+LIMITS = StoreLimits(retention_s=DAY_S, max_objects=1000, max_bytes=1 << 20)
+ITEM = StoredItem("msg_1", b'{"id":"msg_1"}')
+INPUT = b'[{"id":"msg_in"}]'
+OUTPUT = StoredItem("msg_out", b'{"id":"msg_out"}')
+NO_LIMIT = 1 << 30
+
+
+@pytest.fixture
+def responses(database: Database) -> Responses:
+    return Responses(database, LIMITS)
+
+
+@pytest.fixture
+def conversations(database: Database) -> Conversations:
+    return Conversations(database, DAY_S)
+
+
+def draft(
+    name: str,
+    previous: str | None = None,
+    *,
+    tenant: str = "a",
+    conversation_id: str | None = None,
+) -> ResponseDraft:
+    return ResponseDraft(
+        id=name,
+        tenant=tenant,
+        created_at=1,
+        previous_id=previous,
+        conversation_id=conversation_id,
+        conversation_end=None,
+        input=INPUT,
+        owner="gateway",
+    )
+
+
+async def store(
+    responses: Responses, name: str, previous: str | None = None, body: bytes = b"{}"
+) -> None:
+    await responses.begin(draft(name, previous))
+    await responses.end("a", name, body, [OUTPUT])
+
+
+async def test_a_response_begins_and_ends_once(responses: Responses) -> None:
+    begun = [await responses.begin(draft("one")) for _ in range(2)]
+    pending = await responses.pending(9)
+    ended = [await responses.end("a", "one", body, [OUTPUT]) for body in (b"first", b"second")]
+    await responses.discard("a", "one")
+
+    record = await responses.find("a", "one")
+    assert (begun, ended) == ([True, False], [True, False])
+    assert [one.id for one in pending] == ["one"]
+    assert record is not None
+    assert (record.body, record.input) == (b"first", INPUT)
+    assert await responses.pending(9) == []
+
+
+async def test_what_does_not_end_is_discarded(responses: Responses) -> None:
+    await responses.begin(draft("one"))
+
+    await responses.discard("a", "one")
+
+    assert await responses.find("a", "one") is None
+    assert not await responses.end("a", "one", b"{}", [OUTPUT])
+
+
+async def test_a_chain_begins_with_the_first_response(responses: Responses) -> None:
+    await store(responses, "one")
+    await store(responses, "two", "one")
+    await store(responses, "three", "two")
+
+    chain = await responses.chain("a", "three", max_bytes=NO_LIMIT)
+
+    assert chain is not None
+    assert [record.id for record in chain] == ["one", "two", "three"]
+
+
+async def test_a_chain_without_a_link_names_it(responses: Responses) -> None:
+    await store(responses, "one")
+    await store(responses, "two", "one")
+    await responses.delete("a", "one")
+
+    for tenant, name, missing in (("a", "two", "one"), ("a", "none", "none"), ("b", "two", "two")):
+        with pytest.raises(NotFound, match=f"'{missing}'"):
+            await responses.chain(tenant, name, max_bytes=NO_LIMIT)
+
+
+async def test_a_chain_is_bounded(database: Database, responses: Responses) -> None:
+    await store(responses, "0", body=b"x" * 100)
+    kept = {"is_pending": True, "num_bytes": 0, "expires_at": 1 << 40}
+    drafts = (draft(str(number + 1), str(number)) for number in range(MAX_CHAIN_LEN))
+    async with database.begin() as connection:
+        await connection.execute(insert(RESPONSES), [{**asdict(one), **kept} for one in drafts])
+
+    longest = await responses.chain("a", str(MAX_CHAIN_LEN - 1), max_bytes=NO_LIMIT)
+
+    assert longest is not None
+    assert len(longest) == MAX_CHAIN_LEN
+    assert await responses.chain("a", str(MAX_CHAIN_LEN), max_bytes=NO_LIMIT) is None
+    assert await responses.chain("a", "0", max_bytes=100) is None
+
+
+async def test_what_expires_is_invisible_and_then_deleted(database: Database) -> None:
+    short = Responses(database, LIMITS._replace(retention_s=0))
+    conversations = Conversations(database, 0)
+    await store(short, "one")
+    conversation = await conversations.create("a", {}, [ITEM])
+
+    assert await short.find("a", "one") is None
+    assert not await short.delete("a", "one")
+    with pytest.raises(NotFound):
+        await conversations.get("a", conversation.id)
+    await short.sweep()
+    assert await short.begin(draft("one"))
+
+
+async def test_what_a_tenant_has_too_much_goes_the_oldest_first(database: Database) -> None:
+    by_number = Responses(database, LIMITS._replace(max_objects=2))
+    for age, name in enumerate(["old", "newer", "newest"]):
+        await store(Responses(database, LIMITS._replace(retention_s=(age + 1) * DAY_S)), name)
+    await by_number.begin(draft("another's", tenant="b"))
+
+    await by_number.sweep()
+    left = [await by_number.find("a", name) for name in ("old", "newer", "newest")]
+    await Responses(database, LIMITS._replace(max_bytes=len(INPUT) + len(b"{}"))).sweep()
+
+    assert [record is None for record in left] == [True, False, False]
+    assert await by_number.find("a", "newer") is None
+    assert await by_number.find("a", "newest") is not None
+    assert await by_number.find("b", "another's") is not None
+
+
+async def test_a_conversation_receives_what_a_response_was_asked_and_answered(
+    responses: Responses, conversations: Conversations
+) -> None:
+    conversation = await conversations.create("a", {}, [ITEM])
+    await responses.begin(draft("one", conversation_id=conversation.id))
+
+    before = await conversations.history("a", conversation.id, max_bytes=NO_LIMIT)
+    await responses.end("a", "one", b"{}", [OUTPUT])
+    after = await conversations.history("a", conversation.id, max_bytes=NO_LIMIT)
+    up_to_then = await conversations.history("a", conversation.id, 1, max_bytes=NO_LIMIT)
+
+    assert (before, up_to_then) == (([ITEM], 1), ([ITEM], 3))
+    assert after == ([ITEM, StoredItem("msg_in", b'{"id":"msg_in"}'), OUTPUT], 3)
+    assert await conversations.history("a", conversation.id, max_bytes=10) is None
+    changed = await conversations.get("a", conversation.id)
+    assert changed.num_bytes == sum(len(item.body) for item in after[0])
+
+
+async def test_a_response_outlives_its_conversation(
+    responses: Responses, conversations: Conversations
+) -> None:
+    conversation = await conversations.create("a", {}, [])
+    await responses.begin(draft("one", conversation_id=conversation.id))
+    await conversations.delete("a", conversation.id)
+
+    assert await responses.end("a", "one", b"{}", [OUTPUT])
+    assert await responses.find("a", "one") is not None
+
+
+async def test_the_place_of_a_deleted_item_is_not_used_again(
+    conversations: Conversations,
+) -> None:
+    conversation = await conversations.create("a", {}, [ITEM])
+
+    await conversations.delete_item("a", conversation.id, ITEM.id)
+    await conversations.add("a", conversation.id, [OUTPUT])
+
+    history = await conversations.history("a", conversation.id, max_bytes=NO_LIMIT)
+    assert history == ([OUTPUT], 2)
+    with pytest.raises(NotFound):
+        await conversations.item("a", conversation.id, ITEM.id)

@@ -1,0 +1,47 @@
+"""The store: its sweeps, and what it writes before it closes."""
+
+import asyncio
+from pathlib import Path
+
+from gateway.store.state import Store, StoredState
+from shared import settings
+from shared.errors import Unavailable
+from shared.settings import GatewaySettings
+
+
+async def test_sweeps_go_on_after_one_that_does_not_reach_the_database(tmp_path: Path) -> None:
+    store = Store(settings.load(GatewaySettings, data_dir=tmp_path))
+    states = [await store.open()]
+    is_swept_again = asyncio.Event()
+
+    async def sweep(state: StoredState) -> None:
+        states.append(state)
+        if len(states) == 2:
+            raise Unavailable("The database is unreachable.")
+        is_swept_again.set()
+
+    sweeping = asyncio.create_task(store.keep_swept(sweep, 0.0))
+    await is_swept_again.wait()
+    sweeping.cancel()
+    await asyncio.wait([sweeping])
+    await store.close()
+
+    assert states[0] is states[1] is states[2]
+
+
+async def test_what_is_being_written_is_written_before_the_store_closes(tmp_path: Path) -> None:
+    store = Store(settings.load(GatewaySettings, data_dir=tmp_path))
+    may_write = asyncio.Event()
+    written: list[int] = []
+
+    async def write() -> None:
+        await may_write.wait()
+        written.append(await (await store.open()).files.num_bytes("nobody"))
+
+    await store.write(write(), max_wait_s=0.0)
+    closing = asyncio.create_task(store.close())
+    await asyncio.sleep(0)
+    may_write.set()
+    await closing
+
+    assert written == [0]

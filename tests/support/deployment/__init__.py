@@ -1,0 +1,1 @@
+"""What runs outside of the tests: RabbitMQ, PostgreSQL, Warren's processes, and the Helm chart."""

@@ -1,0 +1,128 @@
+"""Starts and stops Warren's real processes."""
+
+import os
+import secrets
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+import httpx
+
+ROOT = Path(__file__).parents[3]
+START_TIMEOUT_S = 60
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""For clients that never use TLS: loading the certificates takes each of them 45 ms."""
+
+
+def free_port() -> int:
+    """A port on which nobody listens, outside the range from which the system assigns ports."""
+    while True:
+        port = 10_000 + secrets.randbelow(22_000)
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+
+
+class WarrenProcess:
+    """``python ARGS`` in the repository's root, healthy once its port answers ``/health``."""
+
+    def __init__(
+        self, args: Sequence[str], port: int, log: Path, variables: Mapping[str, str] | None = None
+    ) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._args = args
+        self._log = log
+        self._variables = variables or {}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        try:
+            self.wait_healthy()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.terminate()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, *self._args],
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "WARREN_LOG_FORMAT": "json", **self._variables},
+            )
+
+    def wait_healthy(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        with httpx.Client(verify=NO_TLS) as client:
+            while time.monotonic() < deadline:
+                assert self._process is not None
+                assert self._process.poll() is None, f"died at its start:\n{self.log}"
+                with suppress(httpx.TransportError):
+                    if client.get(f"{self.url}/health").status_code == 200:
+                        return
+                time.sleep(0.05)
+        raise AssertionError(f"not healthy after {START_TIMEOUT_S} s:\n{self.log}")
+
+    def kill(self) -> None:
+        """End the process at once, as a power cut would."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def terminate(self) -> int:
+        """End the process as an orchestrator would; returns the exit code."""
+        assert self._process is not None
+        if self._process.poll() is None:
+            self._process.terminate()
+        return self._process.wait(timeout=START_TIMEOUT_S)
+
+
+def serve(log: Path, *options: str) -> WarrenProcess:
+    """``warren serve``: everything in one process."""
+    port = free_port()
+    return WarrenProcess(["warren.py", "serve", f"--port={port}", *options], port, log)
+
+
+def gateway(broker: str, log: Path, *options: str) -> WarrenProcess:
+    port = free_port()
+    args = ["warren.py", "gateway", f"--broker={broker}", f"--port={port}", *options]
+    return WarrenProcess(args, port, log)
+
+
+def worker(broker: str, log: Path, *options: str, **variables: str) -> WarrenProcess:
+    port = free_port()
+    args = ["warren.py", "worker", f"--broker={broker}", f"--health-port={port}", *options]
+    return WarrenProcess(args, port, log, variables)
+
+
+def echo_worker(broker: str, log: Path, *options: str, **variables: str) -> WarrenProcess:
+    """A worker with a synthetic model: see `bench.echo_worker`."""
+    port = free_port()
+    args = ["-m", "bench.echo_worker", f"--broker={broker}", f"--health-port={port}", *options]
+    return WarrenProcess(args, port, log, variables)

@@ -1,0 +1,129 @@
+"""A gateway on a real port, inside the test's own event loop."""
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import openai
+
+from gateway.app import create_app
+from gateway.server import Server, listen, opened, url_of
+from shared import settings
+from shared.bus.base import Bus
+from shared.bus.memory import MemoryBroker
+from shared.settings import GatewaySettings
+from tests.support.deployment.processes import NO_TLS
+from tests.support.metrics import total
+from tests.support.workers.connections import connected
+
+SECRET = "a secret that all gateways share"
+FAST = {"port": 0, "drain_grace_s": 5, "disconnect_grace_s": 0}
+
+
+@dataclass
+class LiveGateway:
+    """A gateway that listens at ``url``, and clients that do not retry."""
+
+    url: str
+    server: Server
+    http: httpx.AsyncClient
+    openai: openai.AsyncOpenAI
+
+    async def post(self, path: str, **body: Any) -> httpx.Response:
+        return await self.http.post(path, json=body)
+
+    async def chat(self, **more: Any) -> httpx.Response:
+        return await self.post("/v1/chat/completions", **chat_body(**more))
+
+    async def sample(self, name: str) -> float:
+        """The sum over all labels of one metric."""
+        return total((await self.http.get("/metrics")).text, name)
+
+
+@asynccontextmanager
+async def live_gateway(place: Bus | MemoryBroker, **options: Any) -> AsyncIterator[LiveGateway]:
+    """A gateway at a bus, or at a broker with a connection of its own. It has a database of its
+    own, unless ``options`` say otherwise."""
+    with tempfile.TemporaryDirectory(prefix="warren-") as data_dir:
+        chosen = settings.load(GatewaySettings, **{**FAST, "data_dir": data_dir, **options})
+        with listen(chosen) as listener:
+            async with connected(place) as bus, opened(create_app(chosen, bus), chosen) as server:
+                serving = asyncio.create_task(server.serve(sockets=[listener]))
+                try:
+                    # The clients close first, because a server that stops waits for open
+                    # connections.
+                    async with _clients(url_of(listener)) as (http, client):
+                        yield LiveGateway(url_of(listener), server, http, client)
+                finally:
+                    server.stop()
+                    await serving
+
+
+@asynccontextmanager
+async def two_gateways(
+    broker: MemoryBroker, **options: Any
+) -> AsyncIterator[tuple[LiveGateway, LiveGateway]]:
+    """Two gateways of one deployment, with a grace period for clients that disconnect."""
+    options = {"secret": SECRET, "disconnect_grace_s": 5, **options}
+    with tempfile.TemporaryDirectory(prefix="warren-") as data_dir:
+        options = {"data_dir": data_dir, **options}
+        async with (
+            live_gateway(broker, **options) as first,
+            live_gateway(broker, **options) as second,
+        ):
+            yield first, second
+
+
+@asynccontextmanager
+async def _clients(url: str) -> AsyncIterator[tuple[httpx.AsyncClient, openai.AsyncOpenAI]]:
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=20, verify=NO_TLS) as http,
+        openai.DefaultAsyncHttpxClient(verify=NO_TLS) as for_openai,
+        openai.AsyncOpenAI(
+            base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=for_openai
+        ) as client,
+    ):
+        yield http, client
+
+
+async def hears_a_worker(gateway: LiveGateway) -> None:
+    """Wait until the gateway lists a model."""
+
+    async def is_listed() -> bool:
+        return bool((await gateway.http.get("/v1/models")).json()["data"])
+
+    await eventually(is_listed)
+
+
+async def eventually(is_true: Callable[[], Awaitable[bool]]) -> None:
+    """Poll until the condition holds. Raises TimeoutError if it never does."""
+    async with asyncio.timeout(30):
+        while not await is_true():  # noqa: ASYNC110 (what is asked tells nobody of changes)
+            await asyncio.sleep(0.01)
+
+
+def chat_body(**more: Any) -> dict[str, Any]:
+    """A small valid chat request."""
+    return {
+        "model": "scripted",
+        "messages": [{"role": "user", "content": "one two three"}],
+        **more,
+    }
+
+
+def events(body: str) -> list[Any]:
+    """The data of a finished SSE stream: JSON, or the string that ends it."""
+    data = [line.removeprefix("data: ") for line in body.splitlines() if line.startswith("data: ")]
+    return [item if item == "[DONE]" else json.loads(item) for item in data]
+
+
+def text_of(body: str) -> str:
+    """The text of a chat with one choice, whose stream must have ended well."""
+    *chunks, done = events(body)
+    assert done == "[DONE]", done
+    return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)

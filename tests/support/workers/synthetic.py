@@ -1,0 +1,72 @@
+"""A worker inside the test's own event loop, with the synthetic engine."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from bench.echo_worker import echo_model
+from shared import settings
+from shared.bus.base import Bus
+from shared.bus.memory import MemoryBroker
+from shared.settings import WorkerSettings
+from tests.support.workers.connections import connected
+from worker.process.service import run_worker
+
+
+@asynccontextmanager
+async def echo_worker(
+    place: Bus | MemoryBroker,
+    *,
+    step_s: float = 0.0,
+    num_blocks: int = 8192,
+    on_stall: Callable[[], object] = lambda: None,
+    **options: Any,
+) -> AsyncIterator[asyncio.Event]:
+    """Run a worker of the model ``echo``, at a broker with a connection of its own; yields the
+    event that makes it drain.
+
+    ``on_stall`` replaces the end of the process, which is the test's own.
+    """
+    stop = asyncio.Event()
+    async with connected(place) as bus:
+        task = await _start(bus, stop, step_s, num_blocks, on_stall, options)
+        try:
+            yield stop
+        finally:
+            stop.set()
+            await task
+
+
+@asynccontextmanager
+async def doomed_worker(
+    place: Bus | MemoryBroker, *, step_s: float = 0.0, **options: Any
+) -> AsyncIterator[None]:
+    """Run a worker that dies without cleaning up when the ``async with`` ends."""
+    async with connected(place) as bus:
+        task = await _start(bus, asyncio.Event(), step_s, 8192, lambda: None, options)
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def _start(
+    bus: Bus,
+    stop: asyncio.Event,
+    step_s: float,
+    num_blocks: int,
+    on_stall: Callable[[], object],
+    options: dict[str, Any],
+) -> asyncio.Task[None]:
+    worker = settings.load(WorkerSettings, **{"announce_interval_s": 0.05, **options})
+    model = echo_model(worker, step_s, num_blocks)
+    ready = asyncio.Event()
+    task = asyncio.create_task(
+        run_worker(worker, bus, stop=stop, ready=ready.set, model=model, on_stall=on_stall)
+    )
+    started = asyncio.create_task(ready.wait())
+    await asyncio.wait([task, started], return_when=asyncio.FIRST_COMPLETED)
+    started.cancel()
+    return task
