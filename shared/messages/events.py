@@ -133,8 +133,8 @@ class Finished(Wire, frozen=True, kw_only=True):
 class Failed(Wire, frozen=True, kw_only=True):
     """The request ends here with an error; ``code`` is one of `shared.errors`.
 
-    With attempt 0 it rejects a job before any `Started`, or, with a ticket, ends a run that waits
-    for `Continue`. Otherwise the position is that of ``choice``.
+    With attempt 0 it rejects a job before any `Started`, or, with a ticket, ends a run at any
+    position. Otherwise the position is that of ``choice``.
     """
 
     code: str
@@ -145,7 +145,7 @@ class Failed(Wire, frozen=True, kw_only=True):
     index: Count = 0
     prefix_hash: PrefixHash = 0
     ticket: Annotated[str, Meta(max_length=64)] | None = None
-    """The ticket of a run that waits for `Continue`."""
+    """The ticket of a run that waits for `Continue`, or one of whose events the broker refused."""
 
 
 class Restored(Wire, frozen=True, kw_only=True):

@@ -380,10 +380,10 @@ class JobRun:
             opening.append(self._started)
         return self._end(outcome, [*opening, self._failed(error)])
 
-    def _failed(self, error: WarrenError) -> Failed:
-        if self._started and self._attempt.log is not None:
+    def _failed(self, error: WarrenError, *, has_position: bool = True) -> Failed:
+        if has_position and self._started and self._attempt.log is not None:
             return self._attempt.log.fail(error.code, error.message, error.param)
-        # A run that waits has no position in the log; its ticket identifies it instead.
+        # Without a position in the log, the ticket identifies the run instead.
         ticket = self._started.ticket if self._started else None
         return Failed(code=error.code, message=error.message, param=error.param, ticket=ticket)
 
@@ -495,12 +495,14 @@ class JobRun:
         self._is_again = False
         if isinstance(error, Unroutable):  # nobody reads
             return self._settle(Outcome.ANSWERED) if is_recorded else self._settle_unread()
-        if self.state is State.ENDING and not isinstance(refused, Completed):
+        if self.state is State.ENDING and isinstance(refused, Started | HandedOver | Failed):
             buried = self._settle(Outcome.BURIED)
             return buried if is_recorded else [self._record(error.code, is_read=False), *buried]
         if refused is self._started:
             self._started = None
-        return self._fail(error)
+            return self._fail(error)
+        # `log` is already behind the refused event, where no reader will be.
+        return self._end(Outcome.ANSWERED, [self._failed(error, has_position=False)])
 
 
 def _num_cached(chains: Sequence[TokenChain], num_choices: int) -> int:

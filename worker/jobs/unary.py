@@ -1,7 +1,8 @@
 """Unary jobs: tokenization, detokenization and embeddings, which do not queue behind generations.
 
 A job is acknowledged once its answer is confirmed, or if no reader is left. Answering a job twice
-is harmless, so a job whose handling fails unexpectedly is requeued.
+is harmless, so a job whose handling fails unexpectedly is requeued. It has no log that counts its
+crashes: one that was returned `_MAX_RETURNS` times is dead-lettered, and its reader gets an error.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from shared.errors import (
     MessageTooLarge,
     UndecodableMessage,
     WarrenError,
+    WorkerLost,
 )
 from shared.messages import (
     Detokenized,
@@ -46,6 +48,8 @@ from worker.jobs.observation import report_undecodable
 logger = logging.getLogger(__name__)
 
 _PREFETCH = 8
+_MAX_RETURNS = 3
+"""As many as a poison generation crashes workers."""
 _MAX_TEXT_BYTES = 1 << 19
 """A byte may be a token, and two million tokens take ten seconds and fit in no message."""
 
@@ -132,9 +136,11 @@ class QuickConsumer:
                 with suppress(BusError):
                     await publisher.publish(Failed(code=InvalidRequest.code, message=error.message))
             return await delivery.reject()
+        # A connection that is lost returns jobs, too.
+        is_poison = delivery.num_returns >= _MAX_RETURNS and self._bus.is_settled
         began = time.monotonic()
-        answered = await self._answer(job)
-        self._observe(job, answered)
+        answered = _worker_lost() if is_poison else await self._answer(job)
+        self._observe(job, answered, is_dead_lettered=is_poison)
         record = _usage(job, answered, time.monotonic() - began)
         recording = None if record is None else self._ledger.record(record)
         try:
@@ -144,17 +150,24 @@ class QuickConsumer:
             logger.info("answer dropped", extra=facts)
         if recording is not None:
             await recording
-        return await delivery.ack()
+        return await (delivery.reject() if is_poison else delivery.ack())
 
-    def _observe(self, job: QuickJob, answered: QuickAnswer | Failed) -> None:
+    def _observe(
+        self, job: QuickJob, answered: QuickAnswer | Failed, *, is_dead_lettered: bool
+    ) -> None:
         """Write the line of a job and count it."""
-        is_refused = isinstance(answered, Failed)
-        outcome = answered.code if isinstance(answered, Failed) else "completed"
+        code = answered.code if isinstance(answered, Failed) else "completed"
+        outcome = "dead_lettered" if is_dead_lettered else code
         tenant = self._metrics.tenant_label(getattr(job, "tenant", ""))
         self._metrics.jobs.labels(self._model.name, "quick", tenant, outcome).inc()
-        step: job_lines.Step = "job refused" if is_refused else "job ended"
         facts = {"worker": self._worker, "kind": type(job).__name__, "outcome": outcome}
-        job_lines.write(step, job, facts)
+        if is_dead_lettered:
+            self._metrics.dead_letters.labels(self._model.name, code).inc()
+            job_lines.write("job dead-lettered", job, facts | {"reason": code}, is_warning=True)
+        else:
+            job_lines.write(
+                "job refused" if isinstance(answered, Failed) else "job ended", job, facts
+            )
 
     async def _answer(self, job: QuickJob) -> QuickAnswer | Failed:
         try:
@@ -261,6 +274,10 @@ async def _embed(job: EmbeddingJob, model: ServedModel) -> Embedded:
         vectors=tuple(vectors),
         num_prompt_tokens=tuple(map(len, prompts)),
     )
+
+
+def _worker_lost() -> Failed:
+    return _failed(WorkerLost("The request crashed the workers that ran it."))
 
 
 def _failed(error: WarrenError) -> Failed:

@@ -5,6 +5,7 @@ import asyncio
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 
 from aiormq import Channel, Connection
 from aiormq.abc import DeliveredMessage
@@ -19,7 +20,9 @@ from aiormq.exceptions import (
     DeliveryError,
     PublishError,
 )
+from pamqp import decode
 from pamqp.commands import Basic
+from pamqp.common import FieldTable
 
 from shared.bus.base import Binding, Message, Queue
 from shared.errors import (
@@ -42,6 +45,50 @@ _DOWN = re.compile(r"is down or inaccessible|due to timeout|is stopped by superv
 """How a broker describes a queue that it knows and cannot reach. The code is that of a queue that
 does not exist."""
 AMQP_FAILURES = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError)
+
+
+def _short_string(value: bytes) -> tuple[int, str]:
+    """Decode a short string; what is not UTF-8 becomes question marks, which take no more bytes."""
+    try:
+        return decode.short_str(value)
+    except UnicodeDecodeError:
+        end = 1 + value[0]
+        return end, value[1:end].decode(errors="replace").replace("\ufffd", "?")
+
+
+def _timestamp(value: bytes) -> tuple[int, datetime | None]:
+    """Decode a timestamp; None if it is beyond the year 9999."""
+    try:
+        return decode.timestamp(value)
+    except (OverflowError, OSError, ValueError):
+        if len(value) < 8:
+            raise
+        return 8, None
+
+
+def _field_table(value: bytes) -> tuple[int, FieldTable]:
+    """Decode a table up to the first value that cannot be decoded."""
+    end = 4 + int.from_bytes(value[:4])
+    if end > len(value):
+        raise ValueError(f"a table of {end} bytes, of which {len(value)} are there")
+    table: FieldTable = {}
+    offset = 4
+    while offset < end:
+        length, name = _short_string(value[offset:end])
+        offset += length
+        try:
+            length, table[name] = decode.embedded_value(value[offset:end])
+        except (ValueError, RecursionError):  # its length is unknown
+            break
+        offset += length
+    return end, table
+
+
+# A broker passes on properties that pamqp 4.0.1 cannot decode: text that is not UTF-8, times in
+# microseconds, deeply nested tables. One such message would end the connection with all its
+# deliveries, and so would each redelivery.
+decode.METHODS |= {"shortstr": _short_string, "timestamp": _timestamp, "table": _field_table}
+decode.TABLE_MAPPING |= {b"T": _timestamp, b"F": _field_table}
 
 
 def to_properties(message: Message, user: str) -> Basic.Properties:

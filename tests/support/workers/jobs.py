@@ -125,7 +125,7 @@ async def bury(bus: Bus, request_id: str) -> None:
         await (await anext(consumer)).reject()
 
 
-async def come_back(bus: Bus, job: GenerationJob, lane: Lane, num_times: int) -> None:
+async def come_back(bus: Bus, job: GenerationJob | QuickJob, lane: Lane, num_times: int) -> None:
     """Let workers take the first job of the lane and die."""
     for _ in range(num_times):
         async with bus.consume(topology.jobs_queue(job.model, lane).name) as consumer:

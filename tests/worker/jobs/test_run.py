@@ -275,6 +275,21 @@ def test_a_refused_start_leaves_the_failure_without_a_position() -> None:
     assert (driver.failure.attempt, accepted([driver.failure])) == (0, [driver.failure])
 
 
+@pytest.mark.parametrize("is_last", [False, True])
+def test_readers_accept_the_failure_that_follows_a_refused_event(is_last: bool) -> None:
+    driver = generating()
+
+    driver.tell(driver.finish() if is_last else driver.delta())
+    refused = driver.published.pop()
+    driver.tell(Refused(PublishRefused("full")))
+    failed = driver.failure
+    driver.tell(Signal.CONFIRMED)
+
+    assert refused not in accepted(driver.published)
+    assert accepted(driver.published)[-1] == failed
+    assert (failed.code, driver.outcome) == (PublishRefused.code, Outcome.ANSWERED)
+
+
 @pytest.mark.parametrize("error", [InvalidRequest("too long"), Signal.DEADLINE])
 def test_a_first_run_that_fails_before_it_starts_says_that_alone(error: Event) -> None:
     driver = Driver()

@@ -26,7 +26,7 @@ from shared.messages import (
     decode_event,
     encode,
 )
-from tests.support.workers.jobs import new_job, publish, read, reading
+from tests.support.workers.jobs import come_back, new_job, num_ready, publish, read, reading
 from tests.support.workers.synthetic import echo_worker
 from worker.text import Tokenizer
 
@@ -198,3 +198,40 @@ async def test_quick_jobs_wait_while_a_suspect_runs_and_not_while_it_waits() -> 
     assert isinstance(beside_waiting, Detokenized)
     assert not is_answered_beside
     assert isinstance(answered, Detokenized)
+
+
+class UnsettledBus(MemoryBus):
+    """Its broker was away a moment ago."""
+
+    is_settled = False
+
+
+async def answer_returned(
+    num_returns: int, bus_class: type[MemoryBus] = MemoryBus
+) -> tuple[ReplyEvent, int]:
+    """The answer to a quick job that came back so often, and the number of dead letters."""
+    job = DetokenizeJob(request_id="r", model="echo", token_ids=(1,))
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as bus, bus_class(broker) as theirs, asyncio.timeout(10):
+        await topology.declare_worker(bus, "echo", "test")
+        asking = asyncio.create_task(ask(bus, job))
+        await come_back(bus, job, "quick", num_returns)
+        async with echo_worker(theirs):
+            answered = await asking
+        return answered, await num_ready(bus, topology.DEAD_LETTERS.name)
+
+
+async def test_a_quick_job_that_three_workers_lost_is_buried() -> None:
+    answered, num_dead = await answer_returned(3)
+
+    assert isinstance(answered, Failed)
+    assert (answered.code, num_dead) == ("worker_lost", 1)
+
+
+@pytest.mark.parametrize(("num_returns", "bus_class"), [(2, MemoryBus), (3, UnsettledBus)])
+async def test_fewer_returns_and_lost_connections_do_not_bury_a_quick_job(
+    num_returns: int, bus_class: type[MemoryBus]
+) -> None:
+    answered, num_dead = await answer_returned(num_returns, bus_class)
+
+    assert (type(answered), num_dead) == (Detokenized, 0)
