@@ -205,7 +205,9 @@ class Limits:
                 self._tell(claim.key.key_id)
                 await decided
         except TimeoutError:
-            raise Unavailable("The limits of this API key cannot be checked now.") from None
+            if not decided.done() or decided.cancelled():
+                raise Unavailable("The limits of this API key cannot be checked now.") from None
+            decided.result()  # decided in the same turn of the event loop
         except asyncio.CancelledError:
             if decided.done() and not decided.cancelled() and decided.exception() is None:
                 self._leave(claim, is_published=False)

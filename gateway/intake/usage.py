@@ -17,6 +17,9 @@ _WINDOW_S = 61
 """A minute, and the second that has begun."""
 _SILENCE_S = 10.0
 """Seconds after which the running requests of a silent gateway are not counted any more."""
+_AHEAD_S = 10.0
+"""What lies further in the future was counted before the clock was set back. It is more than a
+claim waits, and than the clocks of gateways differ."""
 _BUSY_RETRY_S = 1.0
 
 
@@ -51,7 +54,7 @@ class _Tally:
 
     def forget(self, now: float) -> None:
         oldest = math.floor(now) - _WINDOW_S
-        for second in [one for one in self.seconds if one <= oldest]:
+        for second in [one for one in self.seconds if not oldest < one <= now + _AHEAD_S]:
             del self.seconds[second]
 
 
@@ -203,10 +206,12 @@ class UsageLedger:
         return seconds
 
     def _tallies(self, key_id: str, now: float) -> Iterator[_Tally]:
-        for gateway in self._gateways.values():
+        for name, gateway in self._gateways.items():
             tally = gateway.tallies.get(key_id)
             if tally is not None:
                 tally.forget(now)
+                if name != self._own and gateway.heard_at > now + _AHEAD_S:
+                    gateway.heard_at = now
                 if now - gateway.heard_at > _SILENCE_S:
                     tally.num_running = 0
                 yield tally

@@ -14,7 +14,7 @@ from gateway.intake.limits import Limits
 from shared.bus.base import Binding, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import RateLimited
-from shared.messages import Ended, GenerationJob, TextPrompt, decode_usage, encode
+from shared.messages import Ended, GenerationJob, TextPrompt, UsageReport, decode_usage, encode
 from tests.support.gateway.limits import running
 
 START = 1_800_000_000.0
@@ -41,6 +41,16 @@ class SlowBus(MemoryBus):
         for _ in range(self._random.randrange(20)):
             await asyncio.sleep(0)
         await super().publish(binding, message)
+
+
+class DeafBus(MemoryBus):
+    """Loses what is published while it is deaf."""
+
+    is_deaf = False
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        if not self.is_deaf:
+            await super().publish(binding, message)
 
 
 @pytest.fixture
@@ -178,6 +188,37 @@ async def test_the_requests_of_a_gateway_that_died_are_forgotten(clock: Clock) -
         await running.__aexit__(None, None, None)
 
 
+async def test_a_clock_that_is_set_back_returns_what_was_used_before(
+    gateways: list[Limits], clock: Clock
+) -> None:
+    one = key(requests_per_minute=3)
+    assert [await use(limits, one, 0, 0) for limits in gateways] == [0, 0, 0]
+    await heard()
+
+    clock.now -= 3600
+
+    assert [await use(limits, one, 0, 0) for limits in gateways] == [0, 0, 0]
+    assert await use(gateways[0], one, 0, 0) == -1
+
+
+async def test_a_gateway_that_died_before_the_clock_was_set_back_is_forgotten(
+    clock: Clock,
+) -> None:
+    one, broker = key(max_concurrent=1), MemoryBroker()
+    async with AsyncExitStack() as stack:
+        first = await opened(stack, broker, clock, 0)
+        async with AsyncExitStack() as others:
+            second = await opened(others, broker, clock, 1)
+            running = second.admit(one)
+            await running.__aenter__()
+        clock.now -= 3600
+        assert await use(first, one, 0, 0) == -1
+        clock.now += 11
+
+        assert await use(first, one, 0, 0) == 0
+        await running.__aexit__(None, None, None)
+
+
 async def test_a_detached_job_counts_until_its_worker_says_that_it_has_ended(
     gateways: list[Limits], clock: Clock
 ) -> None:
@@ -267,6 +308,31 @@ async def test_a_cancelled_request_leaves_nothing(gateways: list[Limits]) -> Non
 
     await heard()
     assert await use(gateways[1], one, 0, 0) == 0
+
+
+async def test_a_claim_that_is_decided_as_its_patience_ends_is_admitted(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = key(max_concurrent=1)
+    async with DeafBus() as bus, running(Limits(bus, 1, clock), bus) as limits:
+        assert await use(limits, one, 0, 0) == 0
+        await heard()
+        bus.is_deaf = True
+        asking = asyncio.create_task(use(limits, one, 0, 0))
+        await heard()
+
+        # The next turn of the event loop decides the claim, and then finds that its time is over.
+        loop = asyncio.get_running_loop()
+        loop.call_soon(limits.hear, UsageReport(gateway=limits.name, number=99))
+        over = loop.time() + 6
+        with monkeypatch.context() as patched:
+            patched.setattr(loop, "time", lambda: over)
+            used = await asking
+
+        use_now = limits.use_of(one)
+        assert used == 0
+        assert use_now is not None
+        assert use_now.num_running == 0
 
 
 async def test_facts_survive_their_encoding(gateways: list[Limits]) -> None:
