@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from sqlalchemy import Connection, event, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from shared.errors import InvalidRequest, StartupError, Unavailable
@@ -26,6 +26,10 @@ _CONNECT_TIMEOUT_S = 10
 _ADVISORY_LOCK = 0x57415252
 """Any number that all gateways agree on."""
 _NOT_IN_REPERTOIRE = "22021"
+_DATA_ERRORS = "22"
+_PASSING_ERRORS = ("08", "25", "40", "53", "55", "57", "58")
+"""The classes of SQLSTATE for what a later attempt may not meet: lost connections, a read-only
+standby, deadlocks, a full disk or memory, locks, an operator's intervention, and I/O errors."""
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
 _DRIVERS = {
@@ -87,8 +91,9 @@ class Database:
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction, which ends with the block. Raises `Unavailable` if the database was closed
-        or cannot be reached; a transaction whose commit was interrupted may have taken effect.
+        """A transaction, which ends with the block. Raises `Unavailable` if the database was
+        closed, cannot be reached or is in no state to do the work; a transaction whose commit was
+        interrupted may have taken effect.
         Raises `InvalidRequest` for a text that PostgreSQL cannot hold, which no record has."""
         if self._is_closed:
             raise Unavailable("The database is closed.")
@@ -98,8 +103,8 @@ class Database:
             async with self._engine.begin() as connection:
                 yield connection
         except Exception as error:
-            if _is_unreachable(error):
-                raise Unavailable("The database is unreachable.") from error
+            if _is_unavailable(error):
+                raise Unavailable("The database is unavailable.") from error
             if isinstance(error, DBAPIError) and _sqlstate(error) == _NOT_IN_REPERTOIRE:
                 raise InvalidRequest("The character U+0000 is not allowed.") from None
             raise
@@ -187,13 +192,26 @@ def _sqlstate(error: DBAPIError) -> str | None:
     return getattr(error.orig, "sqlstate", None)
 
 
-def _is_unreachable(error: Exception) -> bool:
-    """Whether the database could not be reached, rather than refused a statement."""
+def refuses_values(error: Exception) -> bool:
+    """Whether a transaction failed because of the values that it was to write. Any other error may
+    be gone at the next attempt."""
+    if isinstance(error, DBAPIError):
+        # asyncpg's errors about values have no class of SQLAlchemy's.
+        is_of_data = (_sqlstate(error) or "").startswith(_DATA_ERRORS)
+        is_of_driver = error.orig is not None and isinstance(error.orig.__cause__, ValueError)
+        return isinstance(error, DataError | IntegrityError) or is_of_data or is_of_driver
+    return isinstance(error, InvalidRequest)
+
+
+def _is_unavailable(error: Exception) -> bool:
+    """Whether the database could not be reached or do any work, rather than refused a statement."""
     if isinstance(error, IntegrityError):
         return False
     if isinstance(error, DBAPIError):
-        return error.connection_invalidated or isinstance(
-            error.orig, OSError | sqlite3.OperationalError
+        return (
+            error.connection_invalidated
+            or isinstance(error.orig, OSError | sqlite3.OperationalError)
+            or (_sqlstate(error) or "").startswith(_PASSING_ERRORS)
         )
     # What asyncpg raises while it connects is not wrapped.
     return isinstance(error, OSError) or type(error).__module__.startswith("asyncpg")

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, text
 from gateway.store.database import Database, uncancelled
 from gateway.store.tables import METADATA
 from shared.errors import StartupError, Unavailable
+from tests.support.postgres import PostgresServer
 from tests.support.processes import free_port
 
 
@@ -71,3 +72,19 @@ async def test_a_closed_database_stays_closed(database: Database) -> None:
     with pytest.raises(Unavailable, match="closed"):
         async with database.begin():
             pass
+
+
+async def test_a_database_that_cannot_write_now_is_unavailable(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    database = await Database.open(postgres.create_database(), tmp_path)
+
+    async def write_as_on_a_standby() -> None:
+        async with database.begin() as connection:
+            await connection.execute(text("SET TRANSACTION READ ONLY"))
+            await connection.execute(text("DELETE FROM usage"))
+
+    with pytest.raises(Unavailable):
+        await write_as_on_a_standby()
+
+    await database.close()
