@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 from sqlalchemy import Connection, event, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from shared.errors import InvalidRequest, StartupError, Unavailable
@@ -23,6 +24,13 @@ SQLITE_FILE = "warren.db"
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _BUSY_TIMEOUT_S = 30
 _CONNECT_TIMEOUT_S = 10
+_POOL_TIMEOUT_S = 10
+"""Seconds for which a transaction waits for a connection, while all are in use."""
+_STATEMENT_TIMEOUT_S = 60.0
+"""Seconds after which PostgreSQL is taken to be out of reach. A machine that is gone closes no
+connection."""
+_MIGRATION_TIMEOUT_S = 3600.0
+"""The same for a statement of a migration, which may index a large table."""
 _ADVISORY_LOCK = 0x57415252
 """Any number that all gateways agree on."""
 _NOT_IN_REPERTOIRE = "22021"
@@ -77,13 +85,13 @@ class Database:
     async def open(cls, url: str | None, data_dir: Path) -> Self:
         """Connect to the database at ``url``, or to the SQLite file of ``data_dir``, and migrate
         it. Raises `StartupError` for an invalid URL or directory, and `Unavailable`."""
-        database = cls(_engine(_parsed(url, data_dir)))
+        place = _parsed(url, data_dir)
+        migrating = cls(_engine(place, _MIGRATION_TIMEOUT_S))
         try:
-            await database._migrate()
-        except BaseException:
-            await database.close()
-            raise
-        return database
+            await migrating._migrate()
+        finally:
+            await migrating.close()
+        return cls(_engine(place, _STATEMENT_TIMEOUT_S))
 
     @property
     def is_sqlite(self) -> bool:
@@ -147,13 +155,18 @@ def _parsed(url: str | None, data_dir: Path) -> URL:
     return parsed.set(drivername=driver)
 
 
-def _engine(url: URL) -> AsyncEngine:
+def _engine(url: URL, statement_timeout_s: float) -> AsyncEngine:
     if not url.drivername.startswith("sqlite"):
         return create_async_engine(
-            url, pool_pre_ping=True, connect_args={"timeout": _CONNECT_TIMEOUT_S}
+            url,
+            pool_pre_ping=True,
+            pool_timeout=_POOL_TIMEOUT_S,
+            connect_args={"timeout": _CONNECT_TIMEOUT_S, "command_timeout": statement_timeout_s},
         )
     engine = create_async_engine(
-        url, connect_args={"timeout": _BUSY_TIMEOUT_S, "isolation_level": None}
+        url,
+        pool_timeout=_POOL_TIMEOUT_S,
+        connect_args={"timeout": _BUSY_TIMEOUT_S, "isolation_level": None},
     )
     event.listen(engine.sync_engine, "connect", _configure_sqlite)
     # A transaction that reads first and then writes would fail if another one wrote in between.
@@ -213,5 +226,7 @@ def _is_unavailable(error: Exception) -> bool:
             or isinstance(error.orig, OSError | sqlite3.OperationalError)
             or (_sqlstate(error) or "").startswith(_PASSING_ERRORS)
         )
-    # What asyncpg raises while it connects is not wrapped.
-    return isinstance(error, OSError) or type(error).__module__.startswith("asyncpg")
+    # Neither timeouts nor what asyncpg raises while it connects are wrapped.
+    return isinstance(error, OSError | PoolTimeoutError) or type(error).__module__.startswith(
+        "asyncpg"
+    )

@@ -88,3 +88,38 @@ async def test_a_database_that_cannot_write_now_is_unavailable(
         await write_as_on_a_standby()
 
     await database.close()
+
+
+async def test_a_statement_without_an_answer_ends(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.store.database._STATEMENT_TIMEOUT_S", 0.5)
+    database = await Database.open(postgres.create_database(), tmp_path)
+
+    async def wait_for_an_hour() -> None:
+        async with database.begin() as connection:
+            await connection.execute(text("SELECT pg_sleep(3600)"))
+
+    with pytest.raises(Unavailable):
+        await wait_for_an_hour()
+
+    await database.close()
+
+
+async def test_a_transaction_waits_for_a_connection_but_not_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.store.database._POOL_TIMEOUT_S", 0.1)
+    database = await Database.open(None, tmp_path)
+
+    async def wait_for_the_lock() -> None:
+        async with database.begin():
+            pass
+
+    async with database.begin():
+        transactions = [asyncio.create_task(wait_for_the_lock()) for _ in range(15)]
+        done, waiting = await asyncio.wait(transactions, return_when=asyncio.FIRST_COMPLETED)
+
+    assert [type(transaction.exception()) for transaction in done] == [Unavailable]
+    await asyncio.gather(*waiting)
+    await database.close()
