@@ -7,7 +7,7 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar
@@ -31,6 +31,7 @@ _STATEMENT_TIMEOUT_S = 60.0
 connection."""
 _MIGRATION_TIMEOUT_S = 3600.0
 """The same for a statement of a migration, which may index a large table."""
+_IS_READING = "is_reading"
 _ADVISORY_LOCK = 0x57415252
 """Any number that all gateways agree on."""
 _NOT_IN_REPERTOIRE = "22021"
@@ -76,6 +77,7 @@ class Database:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
+        self._reading = engine.execution_options(**{_IS_READING: True})
         self._num_open = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -97,18 +99,33 @@ class Database:
     def is_sqlite(self) -> bool:
         return self._engine.dialect.name == "sqlite"
 
-    @asynccontextmanager
-    async def begin(self) -> AsyncIterator[AsyncConnection]:
+    def begin(self) -> AbstractAsyncContextManager[AsyncConnection]:
         """A transaction, which ends with the block. Raises `Unavailable` if the database was
         closed, cannot be reached or is in no state to do the work; a transaction whose commit was
         interrupted may have taken effect.
         Raises `InvalidRequest` for a text that PostgreSQL cannot hold, which no record has."""
+        return self._transaction(self._engine)
+
+    def read(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """A transaction that writes nothing. On SQLite it waits for no other one, and holds up
+        none. Raises like `begin`."""
+        return self._transaction(self._reading)
+
+    async def close(self) -> None:
+        """Close all connections, once no transaction is open."""
+        while self._num_open:
+            await self._is_idle.wait()
+        self._is_closed = True  # the pool would connect again
+        await self._engine.dispose()
+
+    @asynccontextmanager
+    async def _transaction(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
         if self._is_closed:
             raise Unavailable("The database is closed.")
         self._num_open += 1
         self._is_idle.clear()
         try:
-            async with self._engine.begin() as connection:
+            async with engine.begin() as connection:
                 yield connection
         except Exception as error:
             if _is_unavailable(error):
@@ -120,13 +137,6 @@ class Database:
             self._num_open -= 1
             if not self._num_open:
                 self._is_idle.set()
-
-    async def close(self) -> None:
-        """Close all connections, once no transaction is open."""
-        while self._num_open:
-            await self._is_idle.wait()
-        self._is_closed = True  # the pool would connect again
-        await self._engine.dispose()
 
     @uncancelled
     async def _migrate(self) -> None:
@@ -169,8 +179,7 @@ def _engine(url: URL, statement_timeout_s: float) -> AsyncEngine:
         connect_args={"timeout": _BUSY_TIMEOUT_S, "isolation_level": None},
     )
     event.listen(engine.sync_engine, "connect", _configure_sqlite)
-    # A transaction that reads first and then writes would fail if another one wrote in between.
-    event.listen(engine.sync_engine, "begin", _begin_immediately)
+    event.listen(engine.sync_engine, "begin", _begin_on_sqlite)
     return engine
 
 
@@ -185,8 +194,10 @@ def _configure_sqlite(connection: Any, _: object) -> None:
         raise
 
 
-def _begin_immediately(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+def _begin_on_sqlite(connection: Connection) -> None:
+    # A transaction that reads first and then writes would fail if another one wrote in between.
+    is_reading = connection.get_execution_options().get(_IS_READING, False)
+    connection.exec_driver_sql("BEGIN" if is_reading else "BEGIN IMMEDIATE")
 
 
 def _upgrade(connection: Connection) -> None:

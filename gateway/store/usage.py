@@ -119,7 +119,7 @@ class UsageRecords:
         )
         if tenant is not None:
             query = query.where(USAGE.c.tenant == tenant)
-        async with self._database.begin() as connection:
+        async with self._database.read() as connection:
             rows = (await connection.execute(query)).all()
         if len(rows) > MAX_ROWS:
             raise InvalidRequest(

@@ -123,3 +123,14 @@ async def test_a_transaction_waits_for_a_connection_but_not_for_long(
     assert [type(transaction.exception()) for transaction in done] == [Unavailable]
     await asyncio.gather(*waiting)
     await database.close()
+
+
+async def test_sqlite_is_read_while_another_transaction_writes(tmp_path: Path) -> None:
+    database = await Database.open(None, tmp_path)
+    count = text("SELECT count(*) FROM usage")
+
+    async with database.begin(), database.read() as first, database.read() as second:
+        found = [(await reader.execute(count)).scalar_one() for reader in (first, second)]
+
+    assert found == [0, 0]
+    await database.close()
