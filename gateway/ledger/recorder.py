@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from prometheus_client import Counter
 
+from gateway.store.database import refuses_values
 from gateway.store.state import Store, StoredState
-from gateway.store.usage import UsageRecords
 from shared.bus.base import Bus, Delivery
 from shared.bus.subscribe import Attached, Lost, Subscription
 from shared.errors import Unavailable, UndecodableMessage
@@ -111,46 +111,49 @@ class UsageRecorder:
                 await self._write(batch)
 
     async def _write(self, batch: Sequence[_Held]) -> None:
-        """Write records, and retry while the database is out of reach."""
+        """Write records, and retry until the database takes them. A record whose own values are
+        refused is dropped."""
         is_reported = False
         while True:
             try:
                 state = await self._store.open()
-                return await self._write_to(state.usage, batch)
-            except Unavailable as error:
+                num_new = await state.usage.write([held.record for held in batch])
+                break
+            except Exception as error:  # noqa: BLE001 (a record must not be lost with any)
+                if refuses_values(error):
+                    return await self._refused(batch, error)
                 if not is_reported:
-                    facts = {"records": len(batch), "reason": error.message}
+                    facts = {"records": len(batch), "reason": _reason(error)}
                     logger.warning("usage records not written, retrying", extra=facts)
                 is_reported = True
                 await asyncio.sleep(_RETRY_PAUSE_S)
-
-    async def _write_to(self, usage: UsageRecords, batch: Sequence[_Held]) -> None:
-        """Raises `Unavailable`."""
-        try:
-            num_new = await usage.write([held.record for held in batch])
-        except Unavailable:
-            raise
-        except Exception as error:  # noqa: BLE001 (one record must not stop all others)
-            if len(batch) > 1:
-                for held in batch:
-                    await self._write_to(usage, [held])
-                return
-            held = batch[0]
-            incidents.report(
-                "task", "usage record not written", error, request_id=held.record.request_id
-            )
-            await self._drop(held.delivery, type(error).__name__)
-            return
         self._records.labels("written").inc(num_new)
         self._records.labels("repeated").inc(len(batch) - num_new)
         for held in batch:
             await held.delivery.ack()
+        return None
+
+    async def _refused(self, batch: Sequence[_Held], error: Exception) -> None:
+        """Write each record on its own, so that one does not stop all others."""
+        if len(batch) > 1:
+            for held in batch:
+                await self._write([held])
+            return
+        held = batch[0]
+        incidents.report(
+            "task", "usage record not written", error, request_id=held.record.request_id
+        )
+        await self._drop(held.delivery, type(error).__name__)
 
     async def _drop(self, delivery: Delivery, reason: str) -> None:
         facts = {"request_id": delivery.message.correlation_id, "reason": reason}
         logger.error("usage record dropped", extra=facts)
         self._records.labels("dropped").inc()
         await delivery.reject()
+
+
+def _reason(error: Exception) -> str:
+    return error.message if isinstance(error, Unavailable) else repr(error)
 
 
 def _counter(catalog: Catalog) -> Counter:

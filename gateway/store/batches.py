@@ -162,7 +162,7 @@ class Batches:
     async def get(self, tenant: str, batch_id: str) -> BatchRecord:
         """Raises `NotFound`."""
         query = select(BATCHES).where(BATCHES.c.id == batch_id, BATCHES.c.tenant == tenant)
-        async with self._database.begin() as connection:
+        async with self._database.read() as connection:
             row = (await connection.execute(query)).one_or_none()
         if row is None:
             raise NotFound(f"No such Batch object: {batch_id[:128]}", param="batch_id")
@@ -178,7 +178,7 @@ class Batches:
         if after is not None:
             last = await self.get(tenant, after)
             query = query.where(place < tuple_(last.created_at, last.id))
-        async with self._database.begin() as connection:
+        async with self._database.read() as connection:
             return [_record(row) for row in await connection.execute(query)]
 
     @uncancelled
@@ -337,7 +337,7 @@ class Batches:
         query = select(ANSWERS.c.line).where(
             ANSWERS.c.batch_id == batch_id, ANSWERS.c.line.between(first, last)
         )
-        async with self._database.begin() as connection:
+        async with self._database.read() as connection:
             return set((await connection.execute(query)).scalars())
 
     @uncancelled
@@ -355,7 +355,7 @@ class Batches:
             .order_by(ANSWERS.c.line)
             .limit(limit)
         )
-        async with self._database.begin() as connection:
+        async with self._database.read() as connection:
             return [LineAnswer(*row) for row in await connection.execute(query)]
 
     @uncancelled
@@ -365,7 +365,7 @@ class Batches:
         query = select(BATCHES).where(
             BATCHES.c.tenant == tenant, BATCHES.c.idempotency_key == order.idempotency_key
         )
-        async with self._database.begin() as connection:
+        async with self._database.read() as connection:
             row = (await connection.execute(query)).one_or_none()
         if row is None:
             return None

@@ -7,14 +7,15 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar
 
 from sqlalchemy import Connection, event, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from shared.errors import InvalidRequest, StartupError, Unavailable
@@ -23,9 +24,21 @@ SQLITE_FILE = "warren.db"
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _BUSY_TIMEOUT_S = 30
 _CONNECT_TIMEOUT_S = 10
+_POOL_TIMEOUT_S = 10
+"""Seconds for which a transaction waits for a connection, while all are in use."""
+_STATEMENT_TIMEOUT_S = 60.0
+"""Seconds after which PostgreSQL is taken to be out of reach. A machine that is gone closes no
+connection."""
+_MIGRATION_TIMEOUT_S = 3600.0
+"""The same for a statement of a migration, which may index a large table."""
+_IS_READING = "is_reading"
 _ADVISORY_LOCK = 0x57415252
 """Any number that all gateways agree on."""
 _NOT_IN_REPERTOIRE = "22021"
+_DATA_ERRORS = "22"
+_PASSING_ERRORS = ("08", "25", "40", "53", "55", "57", "58")
+"""The classes of SQLSTATE for what a later attempt may not meet: lost connections, a read-only
+standby, deadlocks, a full disk or memory, locks, an operator's intervention, and I/O errors."""
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
 _DRIVERS = {
@@ -64,6 +77,7 @@ class Database:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
+        self._reading = engine.execution_options(**{_IS_READING: True})
         self._num_open = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -73,40 +87,29 @@ class Database:
     async def open(cls, url: str | None, data_dir: Path) -> Self:
         """Connect to the database at ``url``, or to the SQLite file of ``data_dir``, and migrate
         it. Raises `StartupError` for an invalid URL or directory, and `Unavailable`."""
-        database = cls(_engine(_parsed(url, data_dir)))
+        place = _parsed(url, data_dir)
+        migrating = cls(_engine(place, _MIGRATION_TIMEOUT_S))
         try:
-            await database._migrate()
-        except BaseException:
-            await database.close()
-            raise
-        return database
+            await migrating._migrate()
+        finally:
+            await migrating.close()
+        return cls(_engine(place, _STATEMENT_TIMEOUT_S))
 
     @property
     def is_sqlite(self) -> bool:
         return self._engine.dialect.name == "sqlite"
 
-    @asynccontextmanager
-    async def begin(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction, which ends with the block. Raises `Unavailable` if the database was closed
-        or cannot be reached; a transaction whose commit was interrupted may have taken effect.
+    def begin(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """A transaction, which ends with the block. Raises `Unavailable` if the database was
+        closed, cannot be reached or is in no state to do the work; a transaction whose commit was
+        interrupted may have taken effect.
         Raises `InvalidRequest` for a text that PostgreSQL cannot hold, which no record has."""
-        if self._is_closed:
-            raise Unavailable("The database is closed.")
-        self._num_open += 1
-        self._is_idle.clear()
-        try:
-            async with self._engine.begin() as connection:
-                yield connection
-        except Exception as error:
-            if _is_unreachable(error):
-                raise Unavailable("The database is unreachable.") from error
-            if isinstance(error, DBAPIError) and _sqlstate(error) == _NOT_IN_REPERTOIRE:
-                raise InvalidRequest("The character U+0000 is not allowed.") from None
-            raise
-        finally:
-            self._num_open -= 1
-            if not self._num_open:
-                self._is_idle.set()
+        return self._transaction(self._engine)
+
+    def read(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """A transaction that writes nothing. On SQLite it waits for no other one, and holds up
+        none. Raises like `begin`."""
+        return self._transaction(self._reading)
 
     async def close(self) -> None:
         """Close all connections, once no transaction is open."""
@@ -114,6 +117,26 @@ class Database:
             await self._is_idle.wait()
         self._is_closed = True  # the pool would connect again
         await self._engine.dispose()
+
+    @asynccontextmanager
+    async def _transaction(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+        if self._is_closed:
+            raise Unavailable("The database is closed.")
+        self._num_open += 1
+        self._is_idle.clear()
+        try:
+            async with engine.begin() as connection:
+                yield connection
+        except Exception as error:
+            if _is_unavailable(error):
+                raise Unavailable("The database is unavailable.") from error
+            if isinstance(error, DBAPIError) and _sqlstate(error) == _NOT_IN_REPERTOIRE:
+                raise InvalidRequest("The character U+0000 is not allowed.") from None
+            raise
+        finally:
+            self._num_open -= 1
+            if not self._num_open:
+                self._is_idle.set()
 
     @uncancelled
     async def _migrate(self) -> None:
@@ -142,17 +165,21 @@ def _parsed(url: str | None, data_dir: Path) -> URL:
     return parsed.set(drivername=driver)
 
 
-def _engine(url: URL) -> AsyncEngine:
+def _engine(url: URL, statement_timeout_s: float) -> AsyncEngine:
     if not url.drivername.startswith("sqlite"):
         return create_async_engine(
-            url, pool_pre_ping=True, connect_args={"timeout": _CONNECT_TIMEOUT_S}
+            url,
+            pool_pre_ping=True,
+            pool_timeout=_POOL_TIMEOUT_S,
+            connect_args={"timeout": _CONNECT_TIMEOUT_S, "command_timeout": statement_timeout_s},
         )
     engine = create_async_engine(
-        url, connect_args={"timeout": _BUSY_TIMEOUT_S, "isolation_level": None}
+        url,
+        pool_timeout=_POOL_TIMEOUT_S,
+        connect_args={"timeout": _BUSY_TIMEOUT_S, "isolation_level": None},
     )
     event.listen(engine.sync_engine, "connect", _configure_sqlite)
-    # A transaction that reads first and then writes would fail if another one wrote in between.
-    event.listen(engine.sync_engine, "begin", _begin_immediately)
+    event.listen(engine.sync_engine, "begin", _begin_on_sqlite)
     return engine
 
 
@@ -167,8 +194,10 @@ def _configure_sqlite(connection: Any, _: object) -> None:
         raise
 
 
-def _begin_immediately(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+def _begin_on_sqlite(connection: Connection) -> None:
+    # A transaction that reads first and then writes would fail if another one wrote in between.
+    is_reading = connection.get_execution_options().get(_IS_READING, False)
+    connection.exec_driver_sql("BEGIN" if is_reading else "BEGIN IMMEDIATE")
 
 
 def _upgrade(connection: Connection) -> None:
@@ -187,13 +216,28 @@ def _sqlstate(error: DBAPIError) -> str | None:
     return getattr(error.orig, "sqlstate", None)
 
 
-def _is_unreachable(error: Exception) -> bool:
-    """Whether the database could not be reached, rather than refused a statement."""
+def refuses_values(error: Exception) -> bool:
+    """Whether a transaction failed because of the values that it was to write. Any other error may
+    be gone at the next attempt."""
+    if isinstance(error, DBAPIError):
+        # asyncpg's errors about values have no class of SQLAlchemy's.
+        is_of_data = (_sqlstate(error) or "").startswith(_DATA_ERRORS)
+        is_of_driver = error.orig is not None and isinstance(error.orig.__cause__, ValueError)
+        return isinstance(error, DataError | IntegrityError) or is_of_data or is_of_driver
+    return isinstance(error, InvalidRequest)
+
+
+def _is_unavailable(error: Exception) -> bool:
+    """Whether the database could not be reached or do any work, rather than refused a statement."""
     if isinstance(error, IntegrityError):
         return False
     if isinstance(error, DBAPIError):
-        return error.connection_invalidated or isinstance(
-            error.orig, OSError | sqlite3.OperationalError
+        return (
+            error.connection_invalidated
+            or isinstance(error.orig, OSError | sqlite3.OperationalError)
+            or (_sqlstate(error) or "").startswith(_PASSING_ERRORS)
         )
-    # What asyncpg raises while it connects is not wrapped.
-    return isinstance(error, OSError) or type(error).__module__.startswith("asyncpg")
+    # Neither timeouts nor what asyncpg raises while it connects are wrapped.
+    return isinstance(error, OSError | PoolTimeoutError) or type(error).__module__.startswith(
+        "asyncpg"
+    )

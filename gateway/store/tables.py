@@ -187,7 +187,8 @@ RESPONSES = Table(
     Column("is_background", Boolean, nullable=False, server_default=false()),
     # The size of input and body.
     Column("num_bytes", BigInteger, nullable=False),
-    Index("responses_of_tenant", "tenant", "expires_at", "id"),
+    # It contains all that the limits of a tenant need: the rows are large.
+    Index("responses_of_tenant", "tenant", "expires_at", "id", "num_bytes"),
     Index("responses_expiring", "expires_at"),
     Index("responses_pending", "is_pending", "created_at"),
 )

@@ -56,7 +56,8 @@ class UsageRecords:
 
     @uncancelled
     async def write(self, records: Sequence[UsageRecord]) -> int:
-        """Write records; returns how many of them are of requests that had none before."""
+        """Write records; returns how many of them are of requests that had none before. Raises
+        `InvalidRequest` for a time that no calendar has."""
         rows = [_row(record) for record in records]
         keys = {(record.tenant, record.request_id) for record in records}
         known = select(func.count()).where(tuple_(*(USAGE.c[name] for name in _KEY)).in_(keys))
@@ -118,7 +119,7 @@ class UsageRecords:
         )
         if tenant is not None:
             query = query.where(USAGE.c.tenant == tenant)
-        async with self._database.begin() as connection:
+        async with self._database.read() as connection:
             rows = (await connection.execute(query)).all()
         if len(rows) > MAX_ROWS:
             raise InvalidRequest(
@@ -145,7 +146,10 @@ class UsageRecords:
 
 
 def _row(record: UsageRecord) -> dict[str, Any]:
-    day = datetime.fromtimestamp(record.ended_at, UTC).strftime("%Y-%m-%d")
+    try:
+        day = datetime.fromtimestamp(record.ended_at, UTC).strftime("%Y-%m-%d")
+    except (ValueError, OverflowError, OSError):
+        raise InvalidRequest(f"ended_at: {record.ended_at} is not a date.") from None
     return {**msgspec.structs.asdict(record), "day": day}
 
 

@@ -147,13 +147,13 @@ class Webhooks:
         query = select(WEBHOOKS).order_by(WEBHOOKS.c.created_at, WEBHOOKS.c.id)
         if tenant is not None:
             query = query.where(WEBHOOKS.c.tenant == tenant)
-        async with self._database.begin() as connection:
+        async with self._database.read() as connection:
             return [Webhook(**row._mapping) for row in await connection.execute(query)]
 
     @uncancelled
     async def get(self, webhook_id: str) -> Webhook:
         """Raises `NotFound`."""
-        async with self._database.begin() as connection:
+        async with self._database.read() as connection:
             return await _webhook(connection, webhook_id)
 
     @uncancelled
@@ -241,7 +241,7 @@ class Webhooks:
             .order_by(DELIVERIES.c.created_at, DELIVERIES.c.id)
             .limit(limit)
         )
-        async with self._database.begin() as connection:
+        async with self._database.read() as connection:
             rows = (await connection.execute(query)).all()
             return [await _delivery(connection, row) for row in rows]
 

@@ -151,7 +151,7 @@ async def _reported(
     form: Literal["json", "csv"],
     tenant: str | None,
 ) -> Response:
-    """Raises `InvalidRequest` and `Unavailable`."""
+    """Raises `InvalidRequest`, `Overloaded` and `Unavailable`."""
     groups = _groups(group_by)
     end = int(time.time()) + 1 if end_time is None else end_time
     start = max(0, end - _DEFAULT_TIME_S) if start_time is None else start_time
@@ -160,7 +160,8 @@ async def _reported(
     prices = gateway.prices
     state = await gateway.store.open()
     summed = {*groups, "model"} if prices.models else groups
-    sums = await state.usage.sums(summed, start=start, end=end, tenant=tenant)
+    with gateway.admission.admit():
+        sums = await state.usage.sums(summed, start=start, end=end, tenant=tenant)
     rows = [_row(priced) for priced in prices.priced(sums, groups)]
     if form == "csv":
         return Response(_as_csv(rows, groups), media_type="text/csv; charset=utf-8")

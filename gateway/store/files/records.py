@@ -115,7 +115,7 @@ class Files:
     async def get(self, tenant: str, file_id: str) -> FileRecord:
         """Raises `NotFound`."""
         query = select(*_COLUMNS).where(FILES.c.id == file_id, _visible(tenant))
-        async with self._database.begin() as connection:
+        async with self._database.read() as connection:
             row = (await connection.execute(query)).one_or_none()
         if row is None:
             raise not_found(file_id)
@@ -136,7 +136,7 @@ class Files:
             last = await self.get(tenant, after)
             bound = tuple_(last.created_at, last.id)
             query = query.where(place < bound if newest_first else place > bound)
-        async with self._database.begin() as connection:
+        async with self._database.read() as connection:
             return [_record(row) for row in await connection.execute(query)]
 
     @uncancelled
@@ -144,7 +144,7 @@ class Files:
         """The size of all files of a tenant, and of the parts of its uploads."""
         is_kept = or_(_visible(tenant), and_(FILES.c.tenant == tenant, _IS_PART))
         query = select(func.coalesce(func.sum(FILES.c.num_bytes), 0)).where(is_kept)
-        async with self._database.begin() as connection:
+        async with self._database.read() as connection:
             return int((await connection.execute(query)).scalar_one())
 
     def content(self, file_id: str, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
@@ -192,7 +192,7 @@ class Files:
             FILES.c.expires_at <= now,
         )
         query = select(FILES.c.id).where(is_garbage, ~_IN_USE).limit(_MAX_SWEPT)
-        async with self._database.begin() as connection:
+        async with self._database.read() as connection:
             return (await connection.execute(query)).scalars().all()
 
     @uncancelled

@@ -92,7 +92,7 @@ class Uploads:
     async def get(self, tenant: str, upload_id: str) -> UploadRecord:
         """Raises `NotFound`."""
         query = select(UPLOADS).where(UPLOADS.c.id == upload_id, UPLOADS.c.tenant == tenant)
-        async with self._database.begin() as connection:
+        async with self._database.read() as connection:
             row = (await connection.execute(query)).one_or_none()
         if row is None:
             raise NotFound(f"No such Upload object: {upload_id[:128]}", param="upload_id")
@@ -184,7 +184,7 @@ class Uploads:
     @uncancelled
     async def _check_parts(self, upload: UploadRecord, part_ids: Sequence[str]) -> None:
         query = select(FILES.c.id, FILES.c.num_bytes).where(_is_part_of(upload))
-        async with self._database.begin() as connection:
+        async with self._database.read() as connection:
             sizes: dict[str, int] = {
                 row.id: row.num_bytes for row in await connection.execute(query)
             }

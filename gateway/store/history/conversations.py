@@ -81,7 +81,7 @@ class Conversations:
     @uncancelled
     async def get(self, tenant: str, conversation_id: str) -> ConversationRecord:
         """Raises `NotFound`."""
-        async with self._database.begin() as connection:
+        async with self._database.read() as connection:
             return await _get(connection, tenant, conversation_id)
 
     @uncancelled
@@ -130,7 +130,7 @@ class Conversations:
             .order_by(position.desc() if newest_first else position)
             .limit(limit)
         )
-        async with self._database.begin() as connection:
+        async with self._database.read() as connection:
             await _get(connection, tenant, conversation_id)
             if after is not None:
                 last = await _item(connection, conversation_id, after)
@@ -142,7 +142,7 @@ class Conversations:
     @uncancelled
     async def item(self, tenant: str, conversation_id: str, item_id: str) -> StoredItem:
         """Raises `NotFound`."""
-        async with self._database.begin() as connection:
+        async with self._database.read() as connection:
             await _get(connection, tenant, conversation_id)
             row = await _item(connection, conversation_id, item_id)
             return StoredItem(row.id, row.body)
@@ -177,7 +177,7 @@ class Conversations:
         is_before = CONVERSATION_ITEMS.c.conversation_id == conversation_id
         if end is not None:
             is_before = and_(is_before, CONVERSATION_ITEMS.c.position <= end)
-        async with self._database.begin() as connection:
+        async with self._database.read() as connection:
             conversation = await _get(connection, tenant, conversation_id)
             size = select(func.sum(func.length(CONVERSATION_ITEMS.c.body))).where(is_before)
             if ((await connection.execute(size)).scalar_one() or 0) > max_bytes:

@@ -131,7 +131,7 @@ class Responses:
     @uncancelled
     async def find(self, tenant: str, response_id: str) -> ResponseRecord | None:
         query = select(*_COLUMNS).where(_is(tenant, response_id), _is_kept())
-        async with self._database.begin() as connection:
+        async with self._database.read() as connection:
             row = (await connection.execute(query)).one_or_none()
         return None if row is None else _record(row)
 
@@ -172,7 +172,7 @@ class Responses:
             )
         )
         in_order = select(links).order_by(links.c.place.desc())
-        async with self._database.begin() as connection:
+        async with self._database.read() as connection:
             found = (await connection.execute(in_order)).all()
             if len(found) > MAX_CHAIN_LEN or sum(link.num_bytes for link in found) > max_bytes:
                 return None
@@ -191,7 +191,7 @@ class Responses:
             .order_by(RESPONSES.c.created_at)
             .limit(limit)
         )
-        async with self._database.begin() as connection:
+        async with self._database.read() as connection:
             return [PendingResponse(*row) for row in await connection.execute(query)]
 
     @uncancelled
@@ -199,10 +199,11 @@ class Responses:
         """Delete the responses and conversations that have expired, and of each tenant those that
         were not used for longest, as far as there are too many."""
         now = int(time.time())
+        async with self._database.read() as connection:
+            crowded = list((await connection.execute(self._crowded_tenants())).scalars())
         async with self._database.begin() as connection:
             for table in (RESPONSES, CONVERSATIONS):
                 await connection.execute(delete(table).where(table.c.expires_at <= now))
-            crowded = list((await connection.execute(self._crowded_tenants())).scalars())
             for tenant in crowded:
                 surplus = list((await connection.execute(self._surplus(tenant))).scalars())
                 for table in (RESPONSES, CONVERSATIONS):

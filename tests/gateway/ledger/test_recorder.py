@@ -2,11 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from gateway.ledger.recorder import UsageRecorder
+from gateway.store.database import Database
 from gateway.store.state import Store
 from shared import settings, topology
 from shared.bus.base import Message
@@ -15,7 +19,10 @@ from shared.messages import UsageRecord, encode
 from shared.publishers import Publishers
 from shared.settings import GatewaySettings
 from shared.telemetry.metrics import Catalog
+from tests.support.deployment.postgres import PostgresServer, postgres
 from tests.support.gateway.http import eventually
+
+__all__ = ["postgres"]
 
 NAME = "warren_gateway_usage_records_total"
 NUM_RECORDS = 1200
@@ -48,21 +55,33 @@ def catalog() -> Catalog:
 @pytest.fixture
 async def recorder(bus: MemoryBus, store: Store, catalog: Catalog) -> AsyncIterator[UsageRecorder]:
     recorder = UsageRecorder(bus, store, Publishers([bus.user]), catalog, retention_s=60)
-    running = asyncio.create_task(recorder.run())
-    yield recorder
-    running.cancel()
-    await asyncio.wait([running])
+    async with running(recorder):
+        yield recorder
 
 
-async def publish(bus: MemoryBus, request_id: str) -> None:
+@asynccontextmanager
+async def running(recorder: UsageRecorder) -> AsyncIterator[None]:
+    task = asyncio.create_task(recorder.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def execute(database: Database, statement: str) -> None:
+    async with database.begin() as connection:
+        await connection.execute(text(statement))
+
+
+async def publish(bus: MemoryBus, request_id: str, **fields: Any) -> None:
     record = UsageRecord(
         request_id=request_id,
         model="m",
         job_class="batch",
         outcome="completed",
-        attempt=1,
         num_output_tokens=2,
-        ended_at=1.0,
+        **{"attempt": 1, "ended_at": 1.0, **fields},
     )
     await bus.publish(topology.LEDGER_RECORDS.bindings[0], Message(encode(record)))
 
@@ -141,19 +160,59 @@ async def test_records_wait_for_the_database(
     await wait_until_counted(catalog, "written", 1)
 
 
+async def test_records_outlast_a_database_that_refuses_them_all(
+    bus: MemoryBus,
+    catalog: Catalog,
+    postgres: PostgresServer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    url = postgres.create_database()
+    store = Store(settings.load(GatewaySettings, data_dir=tmp_path, database_url=url))
+    database = await Database.open(url, tmp_path)
+    await execute(database, "ALTER TABLE usage RENAME TO elsewhere")
+
+    async def is_retrying() -> bool:
+        return "usage records not written, retrying" in caplog.text
+
+    async with running(UsageRecorder(bus, store, Publishers([bus.user]), catalog, 60)):
+        await publish(bus, "r")
+        await publish(bus, "s")
+        await eventually(is_retrying)
+        await execute(database, "ALTER TABLE elsewhere RENAME TO usage")
+        await wait_until_counted(catalog, "written", 2)
+
+    assert catalog.registry.get_sample_value(NAME, {"result": "dropped"}) == 0
+    await database.close()
+    await store.close()
+
+
+@pytest.mark.parametrize("fault", [{"ended_at": 1e18}, {"attempt": 1 << 40}])
+async def test_a_record_with_a_value_that_cannot_be_stored_is_dropped_alone(
+    bus: MemoryBus,
+    catalog: Catalog,
+    postgres: PostgresServer,
+    tmp_path: Path,
+    fault: dict[str, float],
+) -> None:
+    url = postgres.create_database()
+    store = Store(settings.load(GatewaySettings, data_dir=tmp_path, database_url=url))
+
+    async with running(UsageRecorder(bus, store, Publishers([bus.user]), catalog, 60)):
+        await publish(bus, "bad", **fault)
+        await publish(bus, "good")
+        await wait_until_counted(catalog, "written", 1)
+        await wait_until_counted(catalog, "dropped", 1)
+
+    await store.close()
+
+
 async def test_a_new_recorder_writes_what_the_last_one_left(
     bus: MemoryBus, store: Store, catalog: Catalog
 ) -> None:
     await publish(bus, "r")
-    first = UsageRecorder(bus, store, Publishers([bus.user]), Catalog(), retention_s=60)
-    running = asyncio.create_task(first.run())
-    await asyncio.sleep(0.05)  # it holds the record, and has not written it
-    running.cancel()
-    await asyncio.wait([running])
+    async with running(UsageRecorder(bus, store, Publishers([bus.user]), Catalog(), 60)):
+        await asyncio.sleep(0.05)  # it holds the record, and has not written it
 
-    second = UsageRecorder(bus, store, Publishers([bus.user]), catalog, retention_s=60)
-    running = asyncio.create_task(second.run())
-
-    await wait_until_counted(catalog, "written", 1)
-    running.cancel()
-    await asyncio.wait([running])
+    async with running(UsageRecorder(bus, store, Publishers([bus.user]), catalog, 60)):
+        await wait_until_counted(catalog, "written", 1)

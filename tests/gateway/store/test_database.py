@@ -10,6 +10,7 @@ from sqlalchemy import Connection, text
 from gateway.store.database import Database, uncancelled
 from gateway.store.tables import METADATA
 from shared.errors import StartupError, Unavailable
+from tests.support.deployment.postgres import PostgresServer
 from tests.support.deployment.processes import free_port
 
 
@@ -71,3 +72,65 @@ async def test_a_closed_database_stays_closed(database: Database) -> None:
     with pytest.raises(Unavailable, match="closed"):
         async with database.begin():
             pass
+
+
+async def test_a_database_that_cannot_write_now_is_unavailable(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    database = await Database.open(postgres.create_database(), tmp_path)
+
+    async def write_as_on_a_standby() -> None:
+        async with database.begin() as connection:
+            await connection.execute(text("SET TRANSACTION READ ONLY"))
+            await connection.execute(text("DELETE FROM usage"))
+
+    with pytest.raises(Unavailable):
+        await write_as_on_a_standby()
+
+    await database.close()
+
+
+async def test_a_statement_without_an_answer_ends(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.store.database._STATEMENT_TIMEOUT_S", 0.5)
+    database = await Database.open(postgres.create_database(), tmp_path)
+
+    async def wait_for_an_hour() -> None:
+        async with database.begin() as connection:
+            await connection.execute(text("SELECT pg_sleep(3600)"))
+
+    with pytest.raises(Unavailable):
+        await wait_for_an_hour()
+
+    await database.close()
+
+
+async def test_a_transaction_waits_for_a_connection_but_not_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.store.database._POOL_TIMEOUT_S", 0.1)
+    database = await Database.open(None, tmp_path)
+
+    async def wait_for_the_lock() -> None:
+        async with database.begin():
+            pass
+
+    async with database.begin():
+        transactions = [asyncio.create_task(wait_for_the_lock()) for _ in range(15)]
+        done, waiting = await asyncio.wait(transactions, return_when=asyncio.FIRST_COMPLETED)
+
+    assert [type(transaction.exception()) for transaction in done] == [Unavailable]
+    await asyncio.gather(*waiting)
+    await database.close()
+
+
+async def test_sqlite_is_read_while_another_transaction_writes(tmp_path: Path) -> None:
+    database = await Database.open(None, tmp_path)
+    count = text("SELECT count(*) FROM usage")
+
+    async with database.begin(), database.read() as first, database.read() as second:
+        found = [(await reader.execute(count)).scalar_one() for reader in (first, second)]
+
+    assert found == [0, 0]
+    await database.close()

@@ -1,7 +1,8 @@
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import insert, text
 
 from gateway.store.database import Database
 from gateway.store.history.conversations import Conversations, StoredItem
@@ -74,6 +75,17 @@ async def test_what_does_not_end_is_discarded(responses: Responses) -> None:
 
     assert await responses.find("a", "one") is None
     assert not await responses.end("a", "one", b"{}", [OUTPUT])
+
+
+async def test_the_sizes_of_responses_are_read_without_their_bodies(tmp_path: Path) -> None:
+    database = await Database.open(None, tmp_path)
+    query = "SELECT tenant, sum(num_bytes) FROM responses GROUP BY tenant"
+
+    async with database.read() as connection:
+        plan = (await connection.execute(text(f"EXPLAIN QUERY PLAN {query}"))).all()
+
+    assert "COVERING INDEX responses_of_tenant" in str(plan)
+    await database.close()
 
 
 async def test_a_chain_begins_with_the_first_response(responses: Responses) -> None:
