@@ -1,12 +1,13 @@
 """What requests have used: one record for each, and the sums over them."""
 
 import operator
+import secrets
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
-from sqlalchemy import Column, and_, case, delete, func, or_, select, tuple_
+from sqlalchemy import Column, and_, case, delete, func, not_, or_, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.store.database import Database, uncancelled
@@ -18,6 +19,7 @@ Group: TypeAlias = Literal["tenant", "key", "model", "day"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 MAX_ROWS = 10_000
 _KEY = ("tenant", "request_id")
+_KEY_COLUMNS = tuple(USAGE.c[name] for name in _KEY)
 _COLUMNS: Mapping[Group, Column[str]] = {
     "tenant": USAGE.c.tenant,
     "key": USAGE.c.key_id,
@@ -56,30 +58,33 @@ class UsageRecords:
 
     @uncancelled
     async def write(self, records: Sequence[UsageRecord]) -> int:
-        """Write records; returns how many of them are of requests that had none before. Raises
-        `InvalidRequest` for a time that no calendar has."""
-        rows = [_row(record) for record in records]
+        """Write records; returns how many of them are of executions that had none before. Raises
+        `InvalidRequest` for a time that no calendar has.
+
+        A request whose Idempotency-Key is used again after its log has expired is executed again
+        with the same id. Each of its executions counts.
+        """
         keys = {(record.tenant, record.request_id) for record in records}
-        known = select(func.count()).where(tuple_(*(USAGE.c[name] for name in _KEY)).in_(keys))
-        insert = sqlite.insert if self._database.is_sqlite else postgresql.insert
-        statement = insert(USAGE)
-        new = statement.excluded
-        statement = statement.on_conflict_do_update(
-            index_elements=_KEY,
-            set_={name: new[name] for name in rows[0] if name not in _KEY},
-            where=or_(
-                new.attempt > USAGE.c.attempt,
-                and_(
-                    new.attempt == USAGE.c.attempt,
-                    new.attempt > 0,
-                    new.ended_at > USAGE.c.ended_at,
-                ),
-            ),
-        )
+        known = select(*_KEY_COLUMNS).where(tuple_(*_KEY_COLUMNS).in_(keys))
+        upsert = self._upsert()
+        first: list[dict[str, Any]] = []
+        repeated: list[UsageRecord] = []
         async with self._database.begin() as connection:
-            num_known: int = (await connection.execute(known)).scalar_one()
-            await connection.execute(statement, rows)
-        return len(keys) - num_known
+            seen = {(row.tenant, row.request_id) for row in await connection.execute(known)}
+            for record in sorted(records, key=lambda record: record.ended_at):
+                key = record.tenant, record.request_id
+                if key in seen:
+                    repeated.append(record)
+                else:
+                    seen.add(key)
+                    first.append(_row(record))
+            if first:
+                await connection.execute(upsert, first)
+            num_again = 0
+            for record in repeated:
+                num_again += (await connection.execute(_set_aside(record))).rowcount
+                await connection.execute(upsert, _row(record))
+        return len(first) + num_again
 
     @uncancelled
     async def sums(
@@ -139,10 +144,46 @@ class UsageRecords:
         """Delete the records of requests that ended before this time; returns how many."""
         return await self._delete(USAGE.c.ended_at < before)
 
+    def _upsert(self) -> Any:
+        """Inserts a record, or replaces the record of the same execution if that counts less."""
+        insert = sqlite.insert if self._database.is_sqlite else postgresql.insert
+        statement = insert(USAGE)
+        new = statement.excluded
+        return statement.on_conflict_do_update(
+            index_elements=_KEY,
+            set_={name: new[name] for name in (*UsageRecord.__struct_fields__, "day")},
+            where=and_(
+                # Otherwise it is a late record of an execution that was set aside.
+                not_(_is_before(new, USAGE.c)),
+                or_(
+                    new.attempt > USAGE.c.attempt,
+                    and_(
+                        new.attempt == USAGE.c.attempt,
+                        new.attempt > 0,
+                        new.ended_at > USAGE.c.ended_at,
+                    ),
+                ),
+            ),
+        )
+
     async def _delete(self, condition: Any) -> int:
         async with self._database.begin() as connection:
             num_deleted: int = (await connection.execute(delete(USAGE).where(condition))).rowcount
         return num_deleted
+
+
+def _set_aside(record: UsageRecord) -> Any:
+    """Gives the record of an earlier execution of the request an id of its own."""
+    is_same = [column == getattr(record, column.name) for column in _KEY_COLUMNS]
+    statement = update(USAGE).where(*is_same, _is_before(USAGE.c, record))
+    return statement.values(request_id=f"earlier-{secrets.token_hex(16)}")
+
+
+def _is_before(first: Any, second: Any) -> Any:
+    """Whether an execution had ended when the job of another one was created. A job that is
+    delivered again was created before. ``queue_s`` is 0 if the time of creation is unknown."""
+    created_at = second.ended_at - second.queue_s - second.compute_s
+    return and_(first.ended_at < created_at, second.queue_s > 0)
 
 
 def _row(record: UsageRecord) -> dict[str, Any]:

@@ -52,8 +52,14 @@ async def test_a_request_counts_once_however_often_it_is_recorded(usage: UsageRe
         ({"attempt": 1, "ended_at": NOON + 1}, {"attempt": 2}),
         ({"attempt": 2}, {"attempt": 2, "ended_at": NOON + 1}),
         ({"attempt": 0, "ended_at": NOON + 1}, {"attempt": 1}),
+        ({"attempt": 0, "ended_at": NOON + 1, "queue_s": 0.0, "compute_s": 0.0}, {"attempt": 1}),
     ],
-    ids=["of an earlier attempt", "of the same one but earlier", "of a log that was gone"],
+    ids=[
+        "of an earlier attempt",
+        "of the same one but earlier",
+        "of a log that was gone",
+        "of a run that never began",
+    ],
 )
 async def test_the_record_of_the_newest_attempt_counts(
     usage: UsageRecords, lesser: dict[str, Any], counting: dict[str, Any], is_late: bool
@@ -71,6 +77,24 @@ async def test_of_records_without_an_attempt_the_first_counts(usage: UsageRecord
     await usage.write([a_record(attempt=0, num_output_tokens=0, ended_at=NOON + 1)])
 
     assert [found.used.num_output_tokens for found in await all_sums(usage)] == [7]
+
+
+@pytest.mark.parametrize("is_at_once", [False, True])
+async def test_each_execution_of_a_request_counts(usage: UsageRecords, is_at_once: bool) -> None:
+    first = a_record(attempt=2)
+    second = a_record(attempt=1, num_output_tokens=7, ended_at=NOON + 60)
+    takeover = a_record(attempt=2, num_output_tokens=9, queue_s=20.0, ended_at=NOON + 80)
+    records = [second, first, takeover]
+
+    if is_at_once:
+        num_new = await usage.write(records)
+    else:
+        num_new = sum([await usage.write([record]) for record in (first, second, takeover)])
+    num_new_again = await usage.write(records)
+
+    assert (num_new, num_new_again) == (2, 0)
+    (found,) = await all_sums(usage)
+    assert (found.used.num_requests, found.used.num_output_tokens) == (2, 5 + 9)
 
 
 async def test_tenants_may_use_the_same_request_ids(usage: UsageRecords) -> None:
