@@ -117,7 +117,6 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
         "n": (1,),
         "prompt": (),
         "prompt_logprobs": (),
-        "truncation": ("disabled",),
     }
     needs_stream: ClassVar[bool] = False
     n: ClassVar[int] = 1
@@ -169,6 +168,13 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    truncation: Annotated[
+        Literal["auto", "disabled"],
+        Meta(
+            description="`auto`: leave out the oldest items of a conversation that exceeds the "
+            "model's context, instead of refusing it."
+        ),
+    ] = "disabled"
     metadata: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
