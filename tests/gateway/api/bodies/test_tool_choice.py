@@ -140,7 +140,30 @@ def test_only_allowed_tools_may_be_called_but_all_are_in_the_prompt(mode: str) -
     assert [tool.name for tool in use.callable.values()] == ["get_time"]
 
 
-@pytest.mark.parametrize("choice", [allowed("auto", "nothing"), allowed("required")])
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_allowed_tools_that_are_no_functions_are_left_out(mode: str) -> None:
+    choice = allowed(mode, "get_time")
+    choice["allowed_tools"]["tools"].append({"type": "custom", "custom": {"name": "x"}})
+
+    use = use_of([{"type": "custom"}, WEATHER, TIME], choice)
+
+    assert use is not None
+    assert [tool.name for tool in use.callable.values()] == ["get_time"]
+
+
+NAMELESS = {"mode": "auto", "tools": [{"type": "function"}]}
+OTHERS = {"mode": "required", "tools": [{"type": "web_search"}]}
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        allowed("auto", "nothing"),
+        allowed("required"),
+        {"type": "allowed_tools", "allowed_tools": NAMELESS},
+        {"type": "allowed_tools", "allowed_tools": OTHERS},
+    ],
+)
 def test_what_is_allowed_has_to_be_there(choice: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         use_of([WEATHER], choice)
