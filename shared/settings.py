@@ -541,6 +541,7 @@ class WorkerSettings(CommonSettings):
         "auto",
         "none",
         "deepseek_v3",
+        "functiongemma",
         "glm45",
         "hermes",
         "kimi_k2",

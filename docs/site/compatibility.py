@@ -142,6 +142,8 @@ NOTES: Mapping[str, str] = {
     "top_k": "0 and -1 mean all tokens",
     "top_logprobs": "Only with `logprobs`",
     "top_p": "",
+    "truncation": "`auto` or `disabled`, the default. See "
+    "[Long conversations](responses.md#long-conversations)",
     "verbosity": "Passed to the chat template",
 }
 """What else there is to know of each supported parameter. One that is missing here is an error."""

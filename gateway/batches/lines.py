@@ -35,6 +35,8 @@ def _read_response(raw_body: bytes) -> Reading:
         for name in ("previous_response_id", "conversation"):
             if getattr(reading.body, name) is not None:
                 raise refused(name, "not supported in a batch.")
+        if reading.body.truncation == "auto":
+            raise refused("truncation", "not supported in a batch.")
     return reading
 
 

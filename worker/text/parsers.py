@@ -9,6 +9,7 @@ from worker.text.tokenizer import Tokenizer
 _BY_TAG: Mapping[str, str] = {
     "<|tool_call_begin|>": "kimi_k2",
     "<｜tool▁call▁begin｜>": "deepseek_v3",
+    "<start_function_call>": "functiongemma",
     "<function=": "qwen3_coder",
     "<arg_key>": "glm45",
     "<tool_call>": "hermes",

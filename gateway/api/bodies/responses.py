@@ -18,8 +18,8 @@ from gateway.api.bodies.parameters import CHAT_NEUTRAL, refused
 from gateway.api.bodies.schemas import ChatParameters, NumTokens, ReasoningEffort, Verbosity
 from gateway.api.bodies.structured_output import TextFormat
 from gateway.api.bodies.tool_choice import (
-    AllowedFunction,
     AllowedFunctions,
+    AllowedTool,
     ChatAllowedTools,
     ChatFunctionChoice,
     ChatToolChoice,
@@ -82,16 +82,18 @@ class NamedFunction(Struct, frozen=True, kw_only=True, tag="function"):
     """As in a chat."""
 
 
-class AllowedTool(Struct, frozen=True, kw_only=True):
-    type: Literal["function"]
-    name: str
+class AllowedResponseTool(Struct, frozen=True, kw_only=True):
+    """Tools that are no functions are left out."""
+
+    type: str
+    name: str | None = None
 
 
 class AllowedTools(Struct, frozen=True, kw_only=True, tag="allowed_tools"):
     """The functions that may be called."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[tuple[AllowedTool, ...], Meta(max_length=MAX_TOOLS)]
+    tools: Annotated[tuple[AllowedResponseTool, ...], Meta(max_length=MAX_TOOLS)]
 
 
 class TextOptions(Struct, frozen=True, kw_only=True):
@@ -117,7 +119,6 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
         "n": (1,),
         "prompt": (),
         "prompt_logprobs": (),
-        "truncation": ("disabled",),
     }
     needs_stream: ClassVar[bool] = False
     n: ClassVar[int] = 1
@@ -169,6 +170,13 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    truncation: Annotated[
+        Literal["auto", "disabled"],
+        Meta(
+            description="`auto`: leave out the oldest items of a conversation that exceeds the "
+            "model's context, instead of refusing it."
+        ),
+    ] = "disabled"
     metadata: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -250,9 +258,14 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
         """Raises `InvalidRequest`."""
         choice = self.tool_choice
         if isinstance(choice, AllowedTools):
-            allowed = (FunctionChoice(tool.name) for tool in choice.tools)
-            functions = tuple(AllowedFunction(type="function", function=one) for one in allowed)
-            return ChatAllowedTools(AllowedFunctions(choice.mode, functions))
+            allowed = tuple(
+                AllowedTool(
+                    type=tool.type,
+                    function=None if tool.name is None else FunctionChoice(tool.name),
+                )
+                for tool in choice.tools
+            )
+            return ChatAllowedTools(AllowedFunctions(choice.mode, allowed))
         if not isinstance(choice, NamedFunction):
             return choice
         function = choice.function if choice.name is None else FunctionChoice(choice.name)

@@ -46,14 +46,16 @@ class ChatFunctionChoice(Struct, frozen=True, tag="function"):
     function: FunctionChoice
 
 
-class AllowedFunction(Struct, frozen=True, kw_only=True):
-    type: Literal["function"]
-    function: FunctionChoice
+class AllowedTool(Struct, frozen=True, kw_only=True):
+    """Tools that are no functions are left out."""
+
+    type: str
+    function: FunctionChoice | None = None
 
 
 class AllowedFunctions(Struct, frozen=True):
     mode: Literal["auto", "required"]
-    tools: Annotated[tuple[AllowedFunction, ...], Meta(max_length=MAX_TOOLS)]
+    tools: Annotated[tuple[AllowedTool, ...], Meta(max_length=MAX_TOOLS)]
 
 
 class ChatAllowedTools(Struct, frozen=True, tag="allowed_tools"):
@@ -64,7 +66,11 @@ class ChatAllowedTools(Struct, frozen=True, tag="allowed_tools"):
 
     @property
     def names(self) -> frozenset[str]:
-        return frozenset(tool.function.name for tool in self.allowed_tools.tools)
+        """Of the functions. Raises `InvalidRequest`."""
+        functions = [tool.function for tool in self.allowed_tools.tools if tool.type == "function"]
+        if None in functions:
+            raise refused("tool_choice", "expected the name of each function.")
+        return frozenset(function.name for function in functions if function is not None)
 
 
 ToolMode: TypeAlias = Literal["none", "auto", "required"]

@@ -34,6 +34,7 @@ from gateway.api.sending import (
     send_last,
     until_disconnect,
 )
+from gateway.api.truncation import truncated
 from gateway.intake.body import parsed, read_body
 from gateway.intake.key_file import ApiKey
 from gateway.intake.limits import Grant, tokens_of
@@ -147,6 +148,9 @@ async def generate(
                 gateway.limits.admit(caller, tokens_of(job), detached) as grant,
                 nullcontext() if kept is None else kept.begin(log.request_id, grant),
             ):
+                if isinstance(body, ResponsesRequest) and body.truncation == "auto":
+                    job = await truncated(gateway.quick, job)
+                    submitted = submitted._replace(job=job)
                 if promise is not None:
                     return await _start(
                         gateway, log, submitted, grant, promise, request, send, lane

@@ -9,6 +9,7 @@ from functools import partial
 from gateway.text.pieces import Parser
 from gateway.text.tools.calls import Names
 from gateway.text.tools.delimited import DEEPSEEK_V3, KIMI_K2, DelimitedParser
+from gateway.text.tools.functiongemma import FunctionGemmaParser
 from gateway.text.tools.hermes import HermesParser
 from gateway.text.tools.llama3 import Llama3Parser
 from gateway.text.tools.mistral import MistralParser
@@ -17,6 +18,7 @@ from gateway.text.tools.tagged import GLM45, QWEN3_CODER, TaggedParser
 
 TOOL_PARSERS: Mapping[str, Callable[[Names], Parser]] = {
     "deepseek_v3": partial(DelimitedParser, DEEPSEEK_V3),
+    "functiongemma": FunctionGemmaParser,
     "glm45": partial(TaggedParser, GLM45),
     "hermes": HermesParser,
     "kimi_k2": partial(DelimitedParser, KIMI_K2),

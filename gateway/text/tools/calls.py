@@ -1,7 +1,8 @@
-"""A tool call as a JSON object with a name and arguments."""
+"""What the formats of tool calls share, and a call as a JSON object with a name and arguments."""
 
 import json
 from collections.abc import Collection
+from contextlib import suppress
 from typing import TypeAlias
 
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece
@@ -20,12 +21,26 @@ def is_declared(name: str | None, names: Names) -> bool:
     return bool(name) and (names is None or name in names)
 
 
+def json_of(text: str) -> str:
+    """The JSON that ``text`` is, or means in Python, or else ``text`` as a string."""
+    text = text.strip()
+    for reading in (text, {"True": "true", "False": "false", "None": "null"}.get(text, "")):
+        with suppress(ValueError, RecursionError):
+            json.loads(reading, parse_constant=_refuse_constant)
+            return reading
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
 class Outside:
     """The text around calls: content up to the next tag, without whitespace next to calls."""
 
-    def __init__(self, tag: str) -> None:
+    def __init__(self, *tags: str) -> None:
         self.follows_call = False
-        self._until = Until(tag)
+        self._until = Until(*tags)
 
     def read(self, text: str, pieces: list[Piece]) -> tuple[str | None, str]:
         """Adds the certain content to ``pieces``. Returns the tag with its whitespace if one was

@@ -7,12 +7,11 @@ are text.
 import json
 import re
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from typing import NamedTuple
 
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece
 from gateway.text.tags import Until
-from gateway.text.tools.calls import Names, Outside, is_declared
+from gateway.text.tools.calls import Names, Outside, is_declared, json_of
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -196,7 +195,7 @@ class _Value:
             self.is_complete = True
             self._held += tag.removesuffix(self._tags.value_end)
         if not self._is_text:
-            return (self._start + _json(self._held) if self.is_complete else ""), rest
+            return (self._start + json_of(self._held) if self.is_complete else ""), rest
         return self._written(), rest
 
     def _written(self) -> str:
@@ -213,17 +212,3 @@ class _Value:
         written += json.dumps(self._held, ensure_ascii=False)[1:-1]
         self._held = ""
         return f'{written}"' if self.is_complete else written
-
-
-def _json(text: str) -> str:
-    """The JSON that ``text`` is, or means in Python, or else ``text`` as a string."""
-    text = text.strip()
-    for reading in (text, {"True": "true", "False": "false", "None": "null"}.get(text, "")):
-        with suppress(ValueError, RecursionError):
-            json.loads(reading, parse_constant=_refuse_constant)
-            return reading
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")

@@ -154,7 +154,39 @@ PYTHONIC = [
     ("[f(a=1), x", [Content("[f(a=1), x")]),
     ("[f(**a)]", [Content("[f(**a)]")]),
 ]
+FUNCTIONGEMMA = [
+    (
+        'Sure.\n<start_function_call>call:f{a:<escape>R"o,}me <escape>,b:3,c:[1,<escape>x<escape>,'
+        "[]],d:{e:true,<escape>f:<escape>:None}}<end_function_call>"
+        "<start_function_call>call:g{}<end_function_call><start_function_response>response:g{}",
+        [
+            Content("Sure."),
+            *call(
+                0,
+                "f",
+                '{"a": "R\\"o,}me ", "b": 3, "c": [1, "x", []], "d": {"e": true, "f:": null}}',
+            ),
+            *call(1, "g", "{}"),
+        ],
+    ),
+    (
+        "<start_function_call>call:f{a:1<end_function_call> done",
+        [*call(0, "f", '{"a": 1}'), Content("done")],
+    ),
+    (
+        "<start_function_call>call:f{a:,b, c : x y,}<end_function_call>",
+        call(0, "f", '{"a": null, "c": "x y"}'),
+    ),
+    ("<start_function_call>call:f{a:<escape>x", call(0, "f", '{"a": "x')),
+    (
+        "<start_function_call>f{a:1}<end_function_call>",
+        [Content("<start_function_call>f{a:1}<end_function_call>")],
+    ),
+    ("a <start_function_call>call:f", [Content("a <start_function_call>call:f")]),
+    ("a <end_function_call> b", [Content("a <end_function_call> b")]),
+]
 CASES = [
+    *(("functiongemma", *case) for case in FUNCTIONGEMMA),
     *(("pythonic", *case) for case in PYTHONIC),
     *(("deepseek_v3", *case) for case in DEEPSEEK_V3),
     *(("kimi_k2", *case) for case in KIMI_K2),
@@ -308,6 +340,12 @@ fragments = st.lists(
             "<tool_call>",
             "</tool_call>",
             "<|python_tag|>",
+            "<start_function_call>",
+            "call:f{",
+            "a:<escape>b",
+            "<escape>",
+            "<end_function_call>",
+            "<start_function_response>",
             "[TOOL_CALLS]",
             "[ARGS]",
             "<｜tool▁calls▁begin｜>",

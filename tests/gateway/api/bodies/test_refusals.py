@@ -36,7 +36,7 @@ def job_of(**body: Any) -> GenerationJob:
         ({"previous_response_id": "r", "conversation": "c"}, "previous_response_id"),
         ({"conversation": "c", "store": False}, "store"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "last_messages"}, "truncation"),
         ({"n": 2}, "n"),
         ({"background": True, "store": False}, "store"),
         ({"include": ["file_search_call.results"]}, "include[0]"),
@@ -170,3 +170,12 @@ def test_nothing_is_continued_in_a_batch_and_when_tokens_are_counted(name: str) 
         with pytest.raises(InvalidRequest) as caught:
             read(body)
         assert caught.value.param == name
+
+
+def test_nothing_is_truncated_in_a_batch() -> None:
+    body = msgspec.json.encode({"model": "m", "input": "x", "truncation": "auto"})
+
+    with pytest.raises(InvalidRequest, match="not supported in a batch") as caught:
+        ENDPOINTS["/v1/responses"].read(body)
+
+    assert caught.value.param == "truncation"

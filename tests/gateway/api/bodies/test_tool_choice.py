@@ -10,6 +10,7 @@ from gateway.api.bodies.structured_output import Wanted, check_now
 from gateway.api.bodies.tool_choice import MAX_CALLS, ToolUse
 from gateway.api.render.choice_reader import ChoiceReader, merged
 from gateway.text.pieces import CallArguments, CallStart, Content
+from gateway.text.tools import TOOL_PARSERS
 from shared.errors import InvalidRequest, Unavailable
 from shared.grammars import CALLS_TAG
 from shared.messages import MAX_GRAMMAR_CHARS, Announcement, Constraint
@@ -94,7 +95,7 @@ def test_tools_that_are_no_functions_are_left_out(choice: Any) -> None:
     assert use is None or [tool.name for tool in use.tools] == ["get_time"]
 
 
-@pytest.mark.parametrize("parser", ["qwen3_coder", "glm45", "deepseek_v3", "kimi_k2", "pythonic"])
+@pytest.mark.parametrize("parser", sorted(TOOL_PARSERS.keys() - FORMS.keys()))
 def test_a_call_that_is_required_has_a_form_for_which_there_is_a_grammar(parser: str) -> None:
     free, forced = (use_of([TIME], choice, parser=parser) for choice in ("auto", "required"))
 
@@ -139,7 +140,30 @@ def test_only_allowed_tools_may_be_called_but_all_are_in_the_prompt(mode: str) -
     assert [tool.name for tool in use.callable.values()] == ["get_time"]
 
 
-@pytest.mark.parametrize("choice", [allowed("auto", "nothing"), allowed("required")])
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_allowed_tools_that_are_no_functions_are_left_out(mode: str) -> None:
+    choice = allowed(mode, "get_time")
+    choice["allowed_tools"]["tools"].append({"type": "custom", "custom": {"name": "x"}})
+
+    use = use_of([{"type": "custom"}, WEATHER, TIME], choice)
+
+    assert use is not None
+    assert [tool.name for tool in use.callable.values()] == ["get_time"]
+
+
+NAMELESS = {"mode": "auto", "tools": [{"type": "function"}]}
+OTHERS = {"mode": "required", "tools": [{"type": "web_search"}]}
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        allowed("auto", "nothing"),
+        allowed("required"),
+        {"type": "allowed_tools", "allowed_tools": NAMELESS},
+        {"type": "allowed_tools", "allowed_tools": OTHERS},
+    ],
+)
 def test_what_is_allowed_has_to_be_there(choice: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         use_of([WEATHER], choice)

@@ -92,7 +92,7 @@ async def test_allowed_tools_are_the_only_ones_that_are_called(
     choice = {
         "type": "allowed_tools",
         "mode": "required",
-        "tools": [{"type": "function", "name": "g"}],
+        "tools": [{"type": "function", "name": "g"}, {"type": "web_search"}],
     }
 
     await gateway.post("/v1/responses", model=MODEL, input="one", tools=tools, tool_choice=choice)

@@ -79,6 +79,20 @@ async def test_a_response_continues_those_before_it(
     assert strict(third).model_dump()["store"] is True
 
 
+async def test_a_refusal_is_stored_and_continued(
+    stored: LiveGateway, worker: ScriptedWorker
+) -> None:
+    part = {"type": "refusal", "refusal": "No."}
+    message = {"type": "message", "role": "assistant", "content": [part]}
+    first = await say(stored, [message, {"role": "user", "content": "one"}])
+
+    await say(stored, "two", previous_response_id=first.id)
+
+    assert prompt_of(worker.jobs[1])[0] == ("assistant", "No.")
+    items = await stored.openai.responses.input_items.list(first.id, order="asc")
+    assert items.model_dump()["data"][0]["content"] == [part]
+
+
 async def test_the_items_of_a_response_come_in_pages(stored: LiveGateway) -> None:
     first = await say(stored, "one")
     second = await say(
