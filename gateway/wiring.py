@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 from gateway.fleet.gauges import export_fleet
 from gateway.fleet.live_workers import Backlog, LiveWorkers
 from gateway.fleet.queue_watch import QueueWatch
-from gateway.fleet.unary import QuickLane
+from gateway.fleet.quick import QuickLane
 from gateway.intake.admission import Admission
 from gateway.intake.api_keys import Keys
 from gateway.intake.limits import Limits

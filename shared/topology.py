@@ -24,7 +24,7 @@ from shared.bus.base import Binding, Bus, Exchange, Queue
 from shared.messages import JobClass
 
 Lane: TypeAlias = JobClass | Literal["quick", "suspect"]
-"""The queues of a model: interactive and batch generations, unary jobs, and quarantined jobs, which
+"""The queues of a model: interactive and batch generations, quick jobs, and quarantined jobs, which
 were running when workers crashed."""
 
 JOBS = Exchange("warren.jobs", "direct")
@@ -116,7 +116,7 @@ def reply_queue(name: str, expires_s: float) -> Queue:
 
 
 def quick_replies_queue(gateway_id: str) -> Queue:
-    """The queue of one gateway for the replies to all its unary jobs."""
+    """The queue of one gateway for the replies to all its quick jobs."""
     binding = reply_binding(reply_key(f"quick-{gateway_id}"))
     return Queue(binding.routing_key, (binding,), is_exclusive=True)
 

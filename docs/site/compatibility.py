@@ -20,9 +20,9 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
 from gateway.api.bodies.messages import MessagesRequest
+from gateway.api.bodies.quick import EmbeddingRequest
 from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import Body, ChatRequest, CompletionRequest
-from gateway.api.bodies.unary import EmbeddingRequest
 from gateway.api.routes.batches import BatchOrder
 from gateway.api.routes.uploads import UploadCompletion, UploadOrder
 from shared.errors import InvalidRequest

@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from msgspec import structs
 
-from gateway.fleet.unary import QuickLane
+from gateway.fleet.quick import QuickLane
 from gateway.log.reply_queues import new_id
 from shared.errors import InvalidRequest
 from shared.messages import ChatMessage, ChatPrompt, GenerationJob, Tokenized, TokenizeJob

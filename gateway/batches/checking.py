@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from gateway.api.bodies.quick import EmbeddingRequest, QuickDraft
 from gateway.api.bodies.submission import submission
-from gateway.api.bodies.unary import EmbeddingRequest, QuickDraft
 from gateway.batches.lines import ENDPOINTS, LINE_DECODER, InputLine, Request, RequestLine
 from gateway.intake.body import count_values, parsed
 from gateway.wiring import Gateway

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from gateway.api.bodies.quick import EmbeddingRequest, QuickDraft
 from gateway.api.bodies.submission import submission
-from gateway.api.bodies.unary import EmbeddingRequest, QuickDraft
 from gateway.api.observation import Observation
 from gateway.api.routes.generation import Reading, gather
 from gateway.batches.lines import ENDPOINTS, LineOutcome, RequestLine, request_id_of

@@ -38,8 +38,8 @@ def export_fleet(
     catalog.at_scrape(
         "gauge",
         "warren_queue_jobs_waiting",
-        "Jobs in the queue at the broker, of all publishers. The class quick contains unary jobs, "
-        "suspect quarantined ones.",
+        "Jobs in the queue at the broker, of all publishers. The class quick contains "
+        "tokenizations and embeddings, suspect quarantined jobs.",
         _BY_CLASS,
         of_queues(lambda reading: reading.num_waiting),
     )

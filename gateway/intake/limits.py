@@ -308,8 +308,8 @@ def tokens_of(job: GenerationJob) -> int:
     return _tokens_of_prompts(job.prompts) + num_answer_tokens * job.total_choices
 
 
-def tokens_of_unary(job: QuickJob) -> int:
-    """About how many tokens the prompts of a unary job have; 0 unless a model computes them."""
+def tokens_of_quick(job: QuickJob) -> int:
+    """About how many tokens the prompts of a quick job have; 0 unless a model computes them."""
     return _tokens_of_prompts(job.prompts) if isinstance(job, EmbeddingJob) else 0
 
 

@@ -72,7 +72,7 @@ def decode_job(body: bytes, content_type: str = MSGPACK) -> GenerationJob:
 
 
 def decode_quick_job(body: bytes, content_type: str = MSGPACK) -> QuickJob:
-    """Decode and validate a unary job. Raises `UndecodableMessage`, also for another wire
+    """Decode and validate a quick job. Raises `UndecodableMessage`, also for another wire
     version."""
     _check_version(body, content_type)
     return _QUICK_JOB.decode(body, content_type)

@@ -106,7 +106,7 @@ class EmbeddingJob(Wire, frozen=True, kw_only=True):
 
 
 QuickJob: TypeAlias = TokenizeJob | DetokenizeJob | EmbeddingJob
-"""Unary jobs: they have a queue apart from generations, and are answered with a single message."""
+"""Quick jobs: they have a queue apart from generations, and are answered with a single message."""
 
 
 def seconds_left(job: GenerationJob | QuickJob) -> float | None:

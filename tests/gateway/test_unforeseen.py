@@ -35,7 +35,7 @@ NUM_AWAITS = 60
 """More awaits than any request here has: the last victims are spared."""
 VICTIM = "x-victim"
 NUM_LISTENERS = 5
-"""Consumers of announcements, commands, the use of keys, usage records, and answers to unary
+"""Consumers of announcements, commands, the use of keys, usage records, and answers to quick
 jobs."""
 NUM_SPARE = 8
 """Spare logs."""

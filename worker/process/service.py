@@ -38,7 +38,7 @@ from worker.jobs.execution import Admission, JobExecution, Workplace
 from worker.jobs.ledger import Ledger
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.quarantine import Solitude
-from worker.jobs.unary import QuickConsumer
+from worker.jobs.quick import QuickConsumer
 from worker.jobs.window import JobWindow
 from worker.process.health_server import HealthServer
 from worker.process.metrics import WorkerMetrics

@@ -8,8 +8,8 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta, Struct
 
 from gateway.api.bodies.parameters import refused
-from gateway.api.bodies.unary import QuickBody, QuickDraft
-from gateway.fleet.unary import QuickLane
+from gateway.api.bodies.quick import QuickBody, QuickDraft
+from gateway.fleet.quick import QuickLane
 from shared.messages import (
     MAX_EMBEDDING_INPUTS,
     Embedded,

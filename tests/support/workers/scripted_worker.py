@@ -126,7 +126,7 @@ QuickScript: TypeAlias = Callable[[QuickJob], QuickAnswer | Failed | None]
 
 
 def count_words(job: QuickJob) -> QuickAnswer | Failed:
-    """Answer a unary job: a word is a token, its id is its length, and its vector points along the
+    """Answer a quick job: a word is a token, its id is its length, and its vector points along the
     first axis."""
     match job:
         case TokenizeJob():

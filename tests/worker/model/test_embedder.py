@@ -16,7 +16,7 @@ from shared.errors import InvalidRequest, StartupError
 from shared.messages import EmbeddingJob, TextPrompt
 from shared.settings import WorkerSettings
 from tests.support.models.tiny import write_tiny_model
-from worker.jobs.unary import answer
+from worker.jobs.quick import answer
 from worker.model.embedder import Embedder, kernels_for, read_pooling, start_embedder
 from worker.model.loading import load_runner
 from worker.model.runner import TorchRunner

@@ -16,9 +16,7 @@ from gateway.api.bodies.counting import (
     ResponseTokens,
     ResponseTokensRequest,
 )
-from gateway.api.bodies.schemas import parse
-from gateway.api.bodies.scoring import Ranking, RerankRequest, ScoreRequest, Scores
-from gateway.api.bodies.unary import (
+from gateway.api.bodies.quick import (
     DetokenizeRequest,
     EmbeddingRequest,
     Embeddings,
@@ -27,12 +25,14 @@ from gateway.api.bodies.unary import (
     TokenizeRequest,
     Tokens,
 )
+from gateway.api.bodies.schemas import parse
+from gateway.api.bodies.scoring import Ranking, RerankRequest, ScoreRequest, Scores
 from gateway.api.openapi import documented
 from gateway.api.routes.generation import LiveResponse
 from gateway.api.sending import ClientGone, until_disconnect
 from gateway.intake.body import parsed, read_body
 from gateway.intake.key_file import ApiKey
-from gateway.intake.limits import tokens_of_unary
+from gateway.intake.limits import tokens_of_quick
 from gateway.wiring import Gateway
 from shared.telemetry import job_lines
 
@@ -126,7 +126,7 @@ async def _serve(gateway: Gateway, kind: type[QuickRequest], request: Request, s
         state = request.state
         draft = QuickDraft(model, state.request_id, deadline, state.tenant, caller.key_id)
         # Refuses what is out of its limits before the broker is asked.
-        num_tokens = tokens_of_unary(body.job(draft))
+        num_tokens = tokens_of_quick(body.job(draft))
         entry.begin()
         served = await gateway.workers.find(model)
         gateway.workers.admit(model)

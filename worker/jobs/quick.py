@@ -1,4 +1,4 @@
-"""Unary jobs: tokenization, detokenization and embeddings, which do not queue behind generations.
+"""Quick jobs: tokenization, detokenization and embeddings, which do not queue behind generations.
 
 A job is acknowledged once its answer is confirmed, or if no reader is left. Answering a job twice
 is harmless, so a job whose handling fails unexpectedly is requeued. It has no log that counts its
@@ -55,7 +55,7 @@ _MAX_TEXT_BYTES = 1 << 19
 
 
 class QuickConsumer:
-    """Answers the unary jobs of one model, a few at a time."""
+    """Answers the quick jobs of one model, a few at a time."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ async def _publish(publisher: ReplyPublisher, answer: QuickAnswer | Failed) -> N
 
 
 async def answer(job: QuickJob, model: ServedModel) -> QuickAnswer:
-    """Compute the answer to a unary job. Raises `RequestError`."""
+    """Compute the answer to a quick job. Raises `RequestError`."""
     match job:
         case TokenizeJob():
             return await asyncio.to_thread(_tokenize, job, model)

@@ -16,7 +16,7 @@ from gateway.api.bodies.conversations import (
 )
 from gateway.api.bodies.parameters import refused
 from gateway.api.bodies.schemas import Body, TextOrTokens, check_model, text_prompts
-from gateway.fleet.unary import QuickLane
+from gateway.fleet.quick import QuickLane
 from shared.messages import (
     MAX_EMBEDDING_DIMENSIONS,
     MAX_EMBEDDING_INPUTS,

@@ -1,4 +1,4 @@
-"""Unary jobs: jobs outside the generation queues, which are answered with a single message.
+"""Quick jobs: jobs outside the generation queues, which are answered with a single message.
 
 All replies to one gateway arrive on one queue, which lives as long as its connection. After a lost
 connection pending jobs are published again; answering a job twice is harmless.
@@ -35,7 +35,7 @@ _Answer = TypeVar("_Answer", Tokenized, Detokenized, Embedded)
 
 
 class QuickLane:
-    """Publishes unary jobs and receives their answers."""
+    """Publishes quick jobs and receives their answers."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
