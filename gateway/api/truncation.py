@@ -22,10 +22,11 @@ logger = logging.getLogger(__name__)
 _INSTRUCTING = ("system", "developer")
 
 
-async def truncated(lane: QuickLane, job: GenerationJob) -> GenerationJob:
+async def truncated(lane: QuickLane, job: GenerationJob, deadline: float) -> GenerationJob:
     """The job with as much of its only prompt, a chat, as fits the model's context together with
     the answer. A worker counts the tokens: once if all of it fits, otherwise of a number of shorter
-    chats that is logarithmic in the number of messages.
+    chats that is logarithmic in the number of messages. They are counted until ``deadline``, a Unix
+    time, or that of the job.
 
     If nothing fits, the result is the shortest chat, which the worker refuses. Raises what
     `QuickLane.ask` raises.
@@ -34,13 +35,13 @@ async def truncated(lane: QuickLane, job: GenerationJob) -> GenerationJob:
     assert isinstance(prompt, ChatPrompt)
     messages = prompt.messages
     starts = possible_starts(messages)
-    if not starts or await _fits(lane, job, prompt):
+    if not starts or await _fits(lane, job, prompt, deadline):
         return job
     low, high = 0, len(starts) - 1
     while low < high:
         middle = (low + high) // 2
         shorter = structs.replace(prompt, messages=beginning_at(starts[middle], messages))
-        if await _fits(lane, job, shorter):
+        if await _fits(lane, job, shorter, deadline):
             high = middle
         else:
             low = middle + 1
@@ -94,9 +95,12 @@ def _origins(messages: Sequence[ChatMessage]) -> list[int]:
     return origins
 
 
-async def _fits(lane: QuickLane, job: GenerationJob, prompt: ChatPrompt) -> bool:
+async def _fits(lane: QuickLane, job: GenerationJob, prompt: ChatPrompt, deadline: float) -> bool:
     counting = TokenizeJob(
-        request_id=new_id("count-"), model=job.model, prompt=prompt, deadline=job.deadline
+        request_id=new_id("count-"),
+        model=job.model,
+        prompt=prompt,
+        deadline=min(deadline, job.deadline or deadline),
     )
     try:
         counted = await lane.ask(counting, Tokenized)

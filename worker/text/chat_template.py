@@ -1,7 +1,7 @@
 """A model's chat template, rendered as transformers would render it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -10,6 +10,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from msgspec import structs
 
 from shared.errors import InvalidRequest, StartupError
 from shared.messages import ChatMessage, ChatPrompt, Tool, ToolCall
@@ -27,6 +28,8 @@ _RENDER_ERRORS = (
 )
 
 
+_NAMED_OUTPUT = "<start_function_response>"
+"""Part of FunctionGemma's templates, which name the function of each output."""
 _END = "<warren-the-final-message-ends-here>"
 
 
@@ -52,7 +55,10 @@ class ChatTemplate:
         `InvalidRequest`."""
         if not self.has_tools:
             prompt = with_written_tools(prompt)
-        messages = [_message(message) for message in prompt.messages]
+        said = prompt.messages
+        if _NAMED_OUTPUT in self.source:
+            said = tuple(_with_names(said))
+        messages = [_message(message) for message in said]
         if prompt.continue_final_message:
             messages[-1]["content"] += _END
         text = self._render(messages, prompt)
@@ -74,6 +80,17 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"The model's chat template rejects these messages: {error}", param="messages"
             ) from error
+
+
+def _with_names(messages: Sequence[ChatMessage]) -> Iterator[ChatMessage]:
+    """The messages, and in each output the name of its function, which OpenAI's clients do not
+    send."""
+    names: dict[str, str] = {}
+    for message in messages:
+        names.update((call.id, call.name) for call in message.tool_calls)
+        name = names.get(message.tool_call_id or "") if message.role == "tool" else None
+        is_nameless = name is not None and message.name is None
+        yield structs.replace(message, name=name) if is_nameless else message
 
 
 def _up_to_end(text: str) -> str:

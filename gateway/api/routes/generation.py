@@ -149,7 +149,8 @@ async def generate(
                 nullcontext() if kept is None else kept.begin(log.request_id, grant),
             ):
                 if isinstance(body, ResponsesRequest) and body.truncation == "auto":
-                    job = await truncated(gateway.quick, job)
+                    timeout_s = gateway.settings.request_timeout_s  # a background job has longer
+                    job = await truncated(gateway.quick, job, now + timeout_s)
                     submitted = submitted._replace(job=job)
                 if promise is not None:
                     return await _start(

@@ -56,11 +56,12 @@ async def test_the_oldest_turns_are_left_out(
     gateway: LiveGateway, worker: ScriptedWorker, counted: list[int]
 ) -> None:
     items: Any = [one for k in range(100) for one in (user(f"q{k}"), assistant(f"a{k}"))]
+    items.append(user("last"))
 
     response = await gateway.openai.responses.create(
         model=MODEL,
         instructions="Be brief.",
-        input=[*items, user("last")],
+        input=items,
         max_output_tokens=4,
         truncation="auto",
     )
@@ -174,6 +175,31 @@ async def test_a_worker_that_cannot_count_is_reported(
 
     assert (response.status_code, response.json()["error"]["message"]) == (429, "Busy.")
     assert worker.jobs == []
+
+
+async def test_a_background_request_does_not_wait_for_a_count_as_long_as_for_its_answer(
+    gateway: LiveGateway, worker: ScriptedWorker
+) -> None:
+    deadlines: list[float] = []
+
+    def count(job: Any) -> Tokenized:
+        deadlines.append(job.deadline)
+        return Tokenized(request_id=job.request_id, token_ids=(), tokens=(), max_seq_len=9)
+
+    worker.quick_script = count
+
+    response = await gateway.post(
+        "/v1/responses",
+        model=MODEL,
+        input=[user("q"), assistant("a"), user("last")],
+        truncation="auto",
+        background=True,
+    )
+
+    assert response.json()["status"] == "queued"
+    await worker.wait_until(lambda: bool(worker.jobs))
+    assert worker.jobs[0].job.deadline is not None
+    assert deadlines[0] < worker.jobs[0].job.deadline
 
 
 async def test_what_is_stored_stays_whole(

@@ -221,6 +221,27 @@ def test_of_several_named_templates_the_default_is_taken(tmp_path: Path) -> None
     assert Encoder.from_file(str(tmp_path / "tokenizer.json")).decode(token_ids) == "yes"
 
 
+def test_an_output_has_the_name_of_its_function_if_the_template_wants_it() -> None:
+    call = ToolCall(id="c1", name="f", arguments="{}")
+    chat = ChatPrompt(
+        messages=(
+            ChatMessage(role="assistant", tool_calls=(call,)),
+            ChatMessage(role="tool", content="sunny", tool_call_id="c1"),
+            ChatMessage(role="tool", content="rain", tool_call_id="c1", name="g"),
+            ChatMessage(role="tool", content="lost", tool_call_id="c2"),
+        )
+    )
+    named = "{% for m in messages %}{{ m.name }} {% endfor %}{{ tools }}"
+
+    other, functiongemma = (
+        ChatTemplate(f"{{# {tag} #}}{named}", {}).render(chat)
+        for tag in ("<tool_response>", "<start_function_response>")
+    )
+
+    assert other == "  g  None"
+    assert functiongemma == " f g  None"
+
+
 def test_a_message_bears_its_name() -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.name is defined }},{% endfor %}", {})
 
