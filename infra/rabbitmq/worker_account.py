@@ -18,7 +18,7 @@ from shared.bus.rabbit.encoding import queue_arguments
 
 _USER = re.compile(r"[A-Za-z0-9_-]+")
 _OWN_QUEUES = r"control\.worker\.[A-Za-z0-9_-]+(\.peers)?"
-_WRITTEN = r"warren\.(jobs|suspects|replies|control|workers|ledger)"
+_WRITTEN = r"warren\.(jobs|suspects|replies|usage|workers|ledger)"
 _READ = r"reply\.[A-Za-z0-9._-]+|warren\.(control|workers)"
 _REPLIES = r"^reply\.[A-Za-z0-9._-]+$"
 _COMMANDS = r"^worker\.[A-Za-z0-9_-]+$"
@@ -44,7 +44,7 @@ def definitions(user: str, models: list[str], vhost: str) -> dict[str, Any]:
         ],
         "topic_permissions": [
             {**where, "exchange": topology.REPLIES.name, "write": _REPLIES, "read": "^$"},
-            {**where, "exchange": topology.CONTROL.name, "write": "^usage$", "read": _COMMANDS},
+            {**where, "exchange": topology.CONTROL.name, "write": "^$", "read": _COMMANDS},
         ],
         "queues": [_described(queue, vhost) for queue in queues],
         "bindings": [

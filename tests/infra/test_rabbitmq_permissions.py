@@ -218,6 +218,7 @@ WITHOUT_PATTERNS = {
     *((user, topology.WORKERS) for user in OWN_QUEUES),
     *(("worker", exchange) for exchange in (topology.JOBS, topology.SUSPECTS, topology.DEAD)),
     *((user, topology.LEDGER) for user in ("gateway", "worker")),
+    ("gateway", topology.USAGE_REPORTS),
 }
 """What each user may read of the exchanges for which wildcards have no meaning."""
 Act = Callable[[Bus], Awaitable[object]]
@@ -449,6 +450,18 @@ async def test_nobody_binds_patterns_between_exchanges(
             await channel.exchange_bind(
                 destination=destination.name, source=source.name, routing_key=key
             )
+
+
+@pytest.mark.parametrize("name", ["jobs.own", "control.worker.own"])
+async def test_a_worker_commands_nobody_through_an_exchange_of_its_own(
+    broker: Broker, name: str
+) -> None:
+    async with opened_channel(broker.url_of("worker")) as channel:
+        await channel.exchange_declare(name, exchange_type="fanout", auto_delete=True)
+        with pytest.raises(ChannelAccessRefused):
+            await channel.exchange_bind(destination=topology.CONTROL.name, source=name)
+    async with opened_channel(broker.url_of("worker")) as channel:
+        await channel.exchange_delete(name)
 
 
 @pytest.mark.parametrize("user", OWN_QUEUES)

@@ -94,7 +94,6 @@ def test_its_topics_are_those_of_workers() -> None:
         True,
     ]
     for key, verbs in (
-        ("usage", ["write"]),
         ("worker.x", ["read"]),
         ("worker.#", []),
         ("gateways", []),
