@@ -13,6 +13,7 @@ from shared.settings import CommonSettings
 
 if TYPE_CHECKING:
     from shared.bus.base import Bus
+    from shared.bus.rabbit import RabbitBus
 
 INTERRUPTED = 130
 
@@ -27,14 +28,15 @@ def bus_of(common: CommonSettings) -> "Bus":
     return MemoryBus()
 
 
-def broker_of(common: CommonSettings) -> "Bus":
+def broker_of(common: CommonSettings, kind: "type[RabbitBus] | None" = None) -> "Bus":
+    """The connections to the broker, of another kind than usual if one is given."""
     if common.broker is None:
         raise StartupError(
             "no broker: set WARREN_BROKER, or name a file with its URL with --broker-file"
         )
     from shared.bus.rabbit import RabbitBus
 
-    return RabbitBus(common.broker.get_secret_value())
+    return (kind or RabbitBus)(common.broker.get_secret_value())
 
 
 def configure(common: CommonSettings, service: str) -> None:

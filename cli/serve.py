@@ -66,7 +66,9 @@ def worker(**options: Any) -> None:
     """
     chosen_settings = settings.load(WorkerSettings, **options)
     configure(chosen_settings, "warren-worker")
-    bus = broker_of(chosen_settings)
+    with needs("worker"):
+        from worker.process.prepared_queues import WorkerBus
+    bus = broker_of(chosen_settings, WorkerBus)
     _pull(chosen_settings.model)
     run(_work(chosen_settings, bus))
 

@@ -7,7 +7,7 @@ warren.replies  topic   reply.<id>        -> reply.<id>             declared by 
                         reply.<id>--<n>   -> reply.<id>--<n>        the log, recreated elsewhere
 warren.control  topic   worker.<id>       -> control.worker.<id>    commands to one worker
                         gateways          -> control.gateway.<id>   commands to all gateways
-                        usage             -> control.gateway.<id>.usage  what API keys have used
+warren.usage    fanout                    -> control.gateway.<id>.usage  what API keys have used
 warren.workers  fanout                    -> workers.<gateway id>   announcements
                                           -> reply.<user>.<id>.workers, for publishers
 warren.dead     fanout                    -> jobs.dead              dead letters
@@ -32,6 +32,8 @@ SUSPECTS = Exchange("warren.suspects", "direct")
 """A separate exchange, so that only workers have permission to quarantine a job."""
 REPLIES = Exchange("warren.replies", "topic")
 CONTROL = Exchange("warren.control", "topic")
+USAGE_REPORTS = Exchange("warren.usage", "fanout")
+"""A separate exchange, so that workers may write to it and give no commands."""
 WORKERS = Exchange("warren.workers", "fanout")
 DEAD = Exchange("warren.dead", "fanout")
 LEDGER = Exchange("warren.ledger", "fanout")
@@ -56,7 +58,7 @@ LEDGER_RECORDS = Queue(
 )
 """Declared by workers and gateways; gateways write its records to their database."""
 ALL_GATEWAYS = Binding(CONTROL, "gateways")
-USAGE = Binding(CONTROL, "usage")
+USAGE = Binding(USAGE_REPORTS, "")
 ANNOUNCEMENTS = Binding(WORKERS, "")
 
 _LATER_LOG = re.compile(r"(reply\.[A-Za-z0-9_-]+)--([1-9]\d{0,3})")

@@ -14,6 +14,8 @@ from gateway.api.bodies.quick import EmbeddingRequest, QuickDraft
 from gateway.api.bodies.submission import submission
 from gateway.batches.lines import ENDPOINTS, LINE_DECODER, InputLine, Request, RequestLine
 from gateway.intake.body import count_values, parsed
+from gateway.intake.key_file import ApiKey
+from gateway.intake.limits import require_possible, tokens_of, tokens_of_unary
 from gateway.wiring import Gateway
 from shared.errors import BusError, InvalidRequest, Overloaded, RequestError, Unavailable
 from shared.messages import Announcement
@@ -50,9 +52,12 @@ class Checked:
             self.errors.append({"code": code, "line": line, "message": text, "param": param})
 
 
-async def check(gateway: Gateway, endpoint: str, lines: AsyncIterator[InputLine]) -> Checked:
+async def check(
+    gateway: Gateway, endpoint: str, key: ApiKey, lines: AsyncIterator[InputLine]
+) -> Checked:
     """Check a file. Everything is checked that can be known without the model's tokenizer, as for
-    single requests, and the event loop is free after every millisecond.
+    single requests, including what the API key never permits. The event loop is free after every
+    millisecond.
 
     Raises `Unavailable` if the file cannot be read.
     """
@@ -66,7 +71,7 @@ async def check(gateway: Gateway, endpoint: str, lines: AsyncIterator[InputLine]
                 message = f"The file has more than {max_lines} requests."
                 checked.add_error("too_many_requests", message, line.number, None)
                 break
-            await _check_line(gateway, endpoint, line, is_new, checked)
+            await _check_line(gateway, endpoint, key, line, is_new, checked)
             if time.monotonic() - began_at > _TURN_S:
                 await asyncio.sleep(0)
                 began_at = time.monotonic()
@@ -99,7 +104,12 @@ def _custom_ids() -> Iterator[IsNew]:
 
 
 async def _check_line(
-    gateway: Gateway, endpoint: str, line: InputLine, is_new: IsNew, checked: Checked
+    gateway: Gateway,
+    endpoint: str,
+    key: ApiKey,
+    line: InputLine,
+    is_new: IsNew,
+    checked: Checked,
 ) -> None:
     number = line.number
     if line.text is None or len(line.text) > gateway.settings.max_body_bytes:
@@ -119,7 +129,7 @@ async def _check_line(
         message = f"The URL is not {endpoint}, which is the batch's endpoint."
         return checked.add_error("mismatched_url", message, number, "url")
     try:
-        model = await _check_request(gateway, request)
+        model = await _check_request(gateway, key, request)
     except RequestError as error:
         param = None if error.param is None else f"body.{error.param}"
         return checked.add_error(error.code, error.message, number, param)
@@ -140,28 +150,31 @@ def _malformed(error: Exception, number: int) -> tuple[str, str, int, str | None
     return "invalid_line", message, number, missing or place.rstrip("`").lstrip(".") or None
 
 
-async def _check_request(gateway: Gateway, line: RequestLine) -> str:
+async def _check_request(gateway: Gateway, key: ApiKey, line: RequestLine) -> str:
     """Check a request like a single one; returns its model. Raises `RequestError`."""
     request = await parsed(ENDPOINTS[line.url].read, bytes(line.body))
     while True:
         try:
-            return await check_request(gateway, request)
+            return await check_request(gateway, key, request)
         except (Overloaded, Unavailable, BusError):  # not the fault of the request
             await asyncio.sleep(_PAUSE_S)
 
 
-async def check_request(gateway: Gateway, request: Request) -> str:
+async def check_request(gateway: Gateway, key: ApiKey, request: Request) -> str:
     """Check a parsed body; returns its model. Raises `RequestError`, `Overloaded`, `Unavailable`
     and `BusError`."""
     now = time.time()
     if isinstance(request, EmbeddingRequest):
         model = _required(request.model)
-        request.job(QuickDraft(model, "check", now, ""))
+        key.require_model(model)
+        job = request.job(QuickDraft(model, "check", now, ""))
+        require_possible(key, tokens_of_unary(job))
         request.check(await _served(gateway, model))
         return model
     with request.in_own_words():
         body = request.body
         model = _required(body.model)
+        key.require_model(model)
         if body.stream:
             raise InvalidRequest("stream: batches do not support it.", param="stream")
         if request.promise is not None:
@@ -172,7 +185,8 @@ async def check_request(gateway: Gateway, request: Request) -> str:
             created_at=now,
             served=await _served(gateway, model),
             echoed=request.echoed,
-        )
+        ).limited(key)
+        require_possible(key, tokens_of(submitted.job))
         await submitted.checked()
     return model
 

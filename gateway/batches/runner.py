@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gateway.batches.checking import Checked, check
+from gateway.batches.key_limits import key_of
 from gateway.batches.lines import LINE_DECODER, InputLine, LineOutcome, input_lines, unexecuted_line
 from gateway.batches.serving import LineServer
 from gateway.intake.body import BYTES_OF_VALUE, count_values
@@ -208,7 +209,8 @@ class _BatchRun:
 
     async def _checked(self) -> Checked:
         async with aclosing(self._input()) as lines:
-            return await check(self._gateway, self.batch.endpoint, lines)
+            key = key_of(self.batch, self._gateway.keys)
+            return await check(self._gateway, self.batch.endpoint, key, lines)
 
     async def _answer_all(self) -> None:
         """Answer the lines that have no answer, of each model on its own: one without workers does

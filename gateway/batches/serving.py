@@ -7,16 +7,21 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+
+from msgspec import structs
 
 from gateway.api.bodies.quick import EmbeddingRequest, QuickDraft
 from gateway.api.bodies.submission import submission
+from gateway.api.bodies.unary import EmbeddingRequest, Embeddings, QuickDraft
 from gateway.api.observation import Observation
 from gateway.api.routes.generation import Reading, gather
+from gateway.batches.key_limits import LineLimits, LinePlace
 from gateway.batches.lines import ENDPOINTS, LineOutcome, RequestLine, request_id_of
 from gateway.intake.body import parsed
+from gateway.intake.limits import tokens_of, tokens_of_unary
 from gateway.intake.signer import hash_body
 from gateway.log.cursor import Departure
+from gateway.log.reply_queues import ReplyLog
 from gateway.store.batches import BatchRecord
 from gateway.wiring import Gateway
 from shared.errors import (
@@ -54,24 +59,31 @@ LOG_RETENTION_S = 120.0
 Record = Callable[[LineOutcome], Awaitable[None]]
 
 
-@dataclass(slots=True)
 class LineServer:
-    """Answers lines of one batch."""
+    """Answers lines of one batch, within the limits of the API key that ordered it."""
 
-    gateway: Gateway
-    batch: BatchRecord
-    is_cancelled: bool = False
-    """Whether lines that stop end their jobs. Otherwise the jobs go on, for the gateway that
-    continues the batch."""
+    def __init__(self, gateway: Gateway, batch: BatchRecord) -> None:
+        self.gateway = gateway
+        self.batch = batch
+        self.is_cancelled = False
+        """Whether lines that stop end their jobs. Otherwise the jobs go on, for the gateway that
+        continues the batch."""
+        self._limits = LineLimits(batch, gateway.keys, gateway.limits)
 
     async def answer(self, number: int, line: RequestLine, record: Record) -> None:
         """Answer a line and ``record`` its outcome, which may be an error. The job's log is deleted
         only after that."""
         request_id = request_id_of(self.batch.id, number, ENDPOINTS[line.url].id_prefix)
+        async with self._limits.place() as place:
+            await self._answer(request_id, number, line, place, record)
+
+    async def _answer(
+        self, request_id: str, number: int, line: RequestLine, place: LinePlace, record: Record
+    ) -> None:
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                async with self._answered(request_id, line) as answer:
+                async with self._answered(request_id, line, place) as answer:
                     return await record(LineOutcome(request_id, answer))
             except MessageTooLarge as error:
                 return await record(LineOutcome(request_id, error))
@@ -89,29 +101,40 @@ class LineServer:
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     @asynccontextmanager
-    async def _answered(self, request_id: str, line: RequestLine) -> AsyncIterator[object]:
+    async def _answered(
+        self, request_id: str, line: RequestLine, place: LinePlace
+    ) -> AsyncIterator[object]:
         raw_body = bytes(line.body)
         request = await parsed(ENDPOINTS[line.url].read, raw_body)
         if isinstance(request, EmbeddingRequest):
-            yield await self._embeddings(request_id, request)
+            yield await self._embeddings(request_id, request, place)
             return
         with request.in_own_words():
-            async with self._generation(request_id, request, raw_body) as answer:
+            async with self._generation(request_id, request, raw_body, place) as answer:
                 yield answer
 
-    async def _embeddings(self, request_id: str, request: EmbeddingRequest) -> object:
-        gateway, batch = self.gateway, self.batch
+    async def _embeddings(
+        self, request_id: str, request: EmbeddingRequest, place: LinePlace
+    ) -> object:
+        gateway, batch, key = self.gateway, self.batch, self._limits.key
         assert request.model is not None
-        deadline = time.time() + gateway.settings.request_timeout_s
-        draft = QuickDraft(request.model, request_id, deadline, batch.tenant)
+        key.require_model(request.model)
+        draft = QuickDraft(request.model, request_id, time.time(), batch.tenant, key.key_id)
         request.check(await gateway.workers.find(request.model))
-        return await request.answer(gateway.quick, draft)
+        grant = await place.take(tokens_of_unary(request.job(draft)))
+        grant.is_published = True
+        deadline = time.time() + gateway.settings.request_timeout_s
+        answer = await request.answer(gateway.quick, draft._replace(deadline=deadline))
+        if isinstance(answer, Embeddings):
+            grant.settle(answer.usage.total_tokens)
+        return answer
 
     @asynccontextmanager
     async def _generation(
-        self, request_id: str, request: Reading, raw_body: bytes
+        self, request_id: str, request: Reading, raw_body: bytes, place: LinePlace
     ) -> AsyncIterator[object]:
-        gateway, batch, body = self.gateway, self.batch, request.body
+        gateway, batch, body, key = self.gateway, self.batch, request.body, self._limits.key
+        key.require_model(body.model)
         submitted = submission(
             body,
             request_id=request_id,
@@ -122,19 +145,28 @@ class LineServer:
             body_hash=hash_body(raw_body),
             echoed=request.echoed,
             is_detached=True,  # its job goes on while no gateway runs the batch
-        )
+        ).limited(key)
         submitted = await submitted.checked()
         log = gateway.reply_queues.named(request_id, LOG_RETENTION_S, may_exist=True)
-        job, facts = submitted.job, submitted.facts
+        if place.grant is None and not await self._is_begun(log):
+            await place.take(tokens_of(submitted.job))
+            # The worker measures the time in the queue from here.
+            job = structs.replace(submitted.job, created_at=time.time())
+            submitted = submitted._replace(job=job)
+        job, facts, grant = submitted.job, submitted.facts, place.grant
         with (
             gateway.tenant_usage.request(batch.tenant) as usage,
             Observation(gateway.metrics, job, {}, usage) as observation,
         ):
             async with gateway.relays.open(log, job, facts, lane="batch") as relay:
+                if grant is not None:
+                    grant.is_published = True
                 observation.accepted(relay)
                 # Unless a departure is recorded, the relay ends the job and deletes the log.
                 try:
                     answer = await gather(relay, submitted, observation)
+                    if grant is not None:
+                        grant.settle(observation.num_prompt_tokens + observation.num_tokens)
                 except asyncio.CancelledError:
                     if not self.is_cancelled:
                         relay.close(Departure.LEFT)
@@ -144,3 +176,10 @@ class LineServer:
                 except BaseException:  # it was not recorded
                     relay.close(Departure.LEFT)
                     raise
+
+    async def _is_begun(self, log: ReplyLog) -> bool:
+        """Whether another gateway has published the job of this log, and counted it: it is read
+        before it expires, whatever the limits are now."""
+        if self.batch.fence == 1:
+            return False
+        return await self.gateway.bus.inspect(log.queue.name) is not None

@@ -118,6 +118,11 @@ class Keys:
             raise InvalidApiKey("This API key has expired.")
         return known
 
+    def with_id(self, key_id: str) -> ApiKey | None:
+        """The key that has this id, which may have expired; None if there is none."""
+        self._refresh()
+        return self._keys.get(key_id)
+
     def named(self, authorization: str) -> ApiKey | None:
         """The key that has the id of this Authorization header, which may still be another key."""
         return self._keys.get(id_of(authorization.partition(" ")[2]))

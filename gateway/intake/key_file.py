@@ -79,6 +79,12 @@ class ApiKey:
         return " ".join(words) + "\n"
 
     @property
+    def limits(self) -> dict[str, Any]:
+        """What the key is limited to, by field."""
+        values = {name: getattr(self, name) for name in _LIMITS}
+        return {name: value for name, value in values.items() if value != _DEFAULTS[name]}
+
+    @property
     def has_rates(self) -> bool:
         """Whether it has a limit for each minute."""
         return self.requests_per_minute is not None or self.tokens_per_minute is not None
@@ -178,6 +184,14 @@ _OPTIONS: Mapping[str, Callable[[str], Any]] = {
     "previous_until": _time,
 }
 _DEFAULTS = {field.name: field.default for field in fields(ApiKey)}
+_LIMITS = (
+    "models",
+    "requests_per_minute",
+    "tokens_per_minute",
+    "max_concurrent",
+    "max_detached",
+    "max_tokens",
+)
 
 
 def read_options(options: Mapping[str, str]) -> dict[str, Any]:

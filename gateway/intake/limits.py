@@ -115,12 +115,7 @@ class Limits:
         if claim.detached is None and not _is_limited(key):
             yield Grant(self, claim)
             return
-        if key.tokens_per_minute is not None and num_tokens > key.tokens_per_minute:
-            raise InvalidRequest(
-                f"The request has about {num_tokens} tokens, and this API key has "
-                f"{key.tokens_per_minute} tokens per minute.",
-                param="max_tokens",
-            )
+        require_possible(key, num_tokens)
         await self._decided(claim)
         grant = Grant(self, claim)
         try:
@@ -299,6 +294,17 @@ class Limits:
         for request_id, claim in list(self._detached.items()):
             if claim.detached is not None and claim.detached[1].deadline < now:
                 del self._detached[request_id]
+
+
+def require_possible(key: ApiKey, num_tokens: int) -> None:
+    """Raises `InvalidRequest` if the limits of the key never admit a request of about this many
+    tokens."""
+    if key.tokens_per_minute is not None and num_tokens > key.tokens_per_minute:
+        raise InvalidRequest(
+            f"The request has about {num_tokens} tokens, and this API key has "
+            f"{key.tokens_per_minute} tokens per minute.",
+            param="max_tokens",
+        )
 
 
 def tokens_of(job: GenerationJob) -> int:

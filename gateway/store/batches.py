@@ -82,6 +82,10 @@ class BatchRecord:
     body_hash: str | None
     fence: int
     lease_until: float
+    key_id: str
+    """The API key of the order; empty without one."""
+    key_limits: Mapping[str, Any] | None
+    """What the key was limited to at the order: `gateway.intake.key_file.ApiKey.limits`."""
 
 
 class LineAnswer(NamedTuple):
@@ -103,6 +107,8 @@ class Order(NamedTuple):
     output_expires_after_s: int | None = None
     idempotency_key: str | None = None
     body_hash: str | None = None
+    key_id: str = ""
+    key_limits: Mapping[str, Any] | None = None
 
 
 class LeaseLost(Exception):
@@ -141,6 +147,8 @@ class Batches:
             "body_hash": order.body_hash,
             "fence": 0,
             "lease_until": 0.0,
+            "key_id": order.key_id,
+            "key_limits": order.key_limits,
         }
         if known := await self._of_key(tenant, order):
             return known

@@ -91,6 +91,10 @@ BATCHES = Table(
     # The fencing token: it grows with each claim, and a gateway writes only under its own.
     Column("fence", Integer, nullable=False),
     Column("lease_until", Float, nullable=False),
+    # The API key of the order; empty without one.
+    Column("key_id", String(64), nullable=False, server_default=""),
+    # What the key was limited to at the order, for when it is revoked.
+    Column("key_limits", JSON),
     UniqueConstraint("tenant", "idempotency_key", name="batches_idempotency_key"),
     Index("batches_of_tenant", "tenant", "created_at", "id"),
     Index("batches_to_run", "status", "lease_until"),

@@ -37,6 +37,13 @@ def test_the_exchanges_are_those_of_the_topology() -> None:
     assert all(exchange["durable"] for exchange in DEFINITIONS["exchanges"])
 
 
+def test_workers_give_no_commands() -> None:
+    [worker] = [one for one in DEFINITIONS["permissions"] if one["user"] == "worker"]
+
+    assert re.search(worker["write"], topology.USAGE_REPORTS.name)
+    assert not re.search(worker["write"], topology.CONTROL.name)
+
+
 @pytest.mark.parametrize("model", ["m", "org/model.v1", "dead"])
 def test_the_policies_bound_all_stored_jobs(model: str) -> None:
     queues = [topology.jobs_queue(model, lane).name for lane in topology.LANES]

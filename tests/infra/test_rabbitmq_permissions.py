@@ -1,22 +1,27 @@
 """The users of infra/rabbitmq: each may do what its role needs, and nothing else."""
 
 import asyncio
+import json
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiormq
 import pytest
 from aiormq.abc import AbstractChannel
 from aiormq.exceptions import ChannelAccessRefused, ChannelPreconditionFailed
 from pamqp.commands import Basic
+from yarl import URL
 
+from infra.rabbitmq.worker_account import definitions
 from shared import topology
 from shared.bus.base import Binding, Bus, Exchange, Message, Queue
 from shared.bus.rabbit import RabbitBus
 from shared.errors import AccessRefused, BusError, StartupError
 from shared.topology import Lane
-from tests.support.deployment.broker import Broker
+from tests.support.deployment.broker import Broker, RabbitNode
+from worker.process.prepared_queues import WorkerBus
 
 pytestmark = pytest.mark.rabbit
 
@@ -213,6 +218,7 @@ WITHOUT_PATTERNS = {
     *((user, topology.WORKERS) for user in OWN_QUEUES),
     *(("worker", exchange) for exchange in (topology.JOBS, topology.SUSPECTS, topology.DEAD)),
     *((user, topology.LEDGER) for user in ("gateway", "worker")),
+    ("gateway", topology.USAGE_REPORTS),
 }
 """What each user may read of the exchanges for which wildcards have no meaning."""
 Act = Callable[[Bus], Awaitable[object]]
@@ -329,6 +335,93 @@ async def test_a_publisher_may_not(
         await operator.delete_queue(OTHERS.name)
 
 
+LIMITED = "worker-limited"
+LIMITED_MODELS = ["limited-3.1", "limited-b"]
+OWN_COMMANDS = topology.worker_queue("limited")
+
+
+@pytest.fixture
+async def limited(broker: Broker, tmp_path: Path) -> AsyncIterator[WorkerBus]:
+    """A worker whose user can serve only `LIMITED_MODELS`."""
+    if not isinstance(broker, RabbitNode):
+        pytest.skip("the broker is not this session's own")
+    account = tmp_path / "account.json"
+    account.write_text(json.dumps(definitions(LIMITED, LIMITED_MODELS, "warren")))
+    if LIMITED not in broker.ctl("list_users"):
+        broker.ctl("add_user", LIMITED, str(URL(broker.url).password))
+    broker.ctl("import_definitions", str(account))
+    async with WorkerBus(broker.url_of(LIMITED)) as bus:
+        yield bus
+
+
+@pytest.mark.parametrize("model", LIMITED_MODELS)
+async def test_a_limited_worker_serves_its_models(
+    limited: WorkerBus, gateway: RabbitBus, worker: RabbitBus, model: str
+) -> None:
+    await topology.declare_worker(worker, model, "unlimited")  # whose queues are the same
+    await topology.declare_worker(limited, model, "limited")
+    await limited.declare(topology.peers_queue("limited"))
+    reply = topology.reply_queue(uuid.uuid4().hex, 60)
+    await gateway.declare(reply)
+
+    for lane in ("interactive", "batch", "quick"):
+        jobs = topology.jobs_queue(model, lane)
+        await gateway.publish(jobs.bindings[0], Message(b"job"))
+        assert await receive(limited, jobs.name) == b"job"
+    suspect = topology.jobs_queue(model, "suspect")
+    await limited.publish(suspect.bindings[0], Message(b"again"))
+    assert await receive(limited, suspect.name) == b"again"
+    await limited.publish(topology.ANNOUNCEMENTS, Message(b"here"))
+    await limited.publish(reply.bindings[0], Message(b"event"))
+    assert await receive(limited, reply.name, is_exclusive=True) == b"event"
+    await gateway.publish(topology.worker_binding("worker.limited"), Message(b"cancel"))
+    assert await receive(limited, OWN_COMMANDS.name) == b"cancel"
+    await gateway.delete_queue(reply.name)
+
+
+async def test_a_limited_workers_rejected_job_is_a_dead_letter(
+    limited: WorkerBus, gateway: RabbitBus
+) -> None:
+    jobs, body = topology.jobs_queue(LIMITED_MODELS[0], "batch"), uuid.uuid4().bytes
+    await gateway.publish(jobs.bindings[0], Message(body))
+    async with limited.consume(jobs.name) as consumer:
+        await (await anext(consumer)).reject()
+
+    await find(gateway, topology.DEAD_LETTERS.name, body)
+
+
+def binding_own(*bindings: Binding) -> Act:
+    return declaring(Queue(OWN_COMMANDS.name, bindings, is_exclusive=True))
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        consuming(JOBS.name),
+        deleting(JOBS.name),
+        declaring(topology.jobs_queue("new", "interactive")),
+        deleting(topology.jobs_queue(LIMITED_MODELS[0], "interactive").name),
+        consuming(topology.DEAD_LETTERS.name),
+        consuming(topology.LEDGER_RECORDS.name),
+        binding_own(*JOBS.bindings),
+        binding_own(topology.jobs_binding(MODEL, "suspect")),
+        binding_own(*topology.DEAD_LETTERS.bindings),
+        binding_own(*topology.LEDGER_RECORDS.bindings),
+        binding_own(topology.reply_binding("reply.x")),
+        binding_own(topology.USAGE),
+        binding_own(topology.worker_binding("worker.#")),
+        publishing(A_WORKERS_COMMANDS),
+        publishing(topology.DEAD_LETTERS.bindings[0]),
+        FORGED_RELEASE,
+        NEW_EXCHANGE,
+        NEW_QUEUE,
+    ],
+)
+async def test_a_limited_worker_may_not(worker: RabbitBus, limited: WorkerBus, act: Act) -> None:
+    with pytest.raises(AccessRefused):
+        await act(limited)
+
+
 @pytest.mark.parametrize("key", WILDCARDS)
 @pytest.mark.parametrize("exchange", EXCHANGES, ids=lambda exchange: exchange.name)
 @pytest.mark.parametrize("user", OWN_QUEUES)
@@ -357,6 +450,18 @@ async def test_nobody_binds_patterns_between_exchanges(
             await channel.exchange_bind(
                 destination=destination.name, source=source.name, routing_key=key
             )
+
+
+@pytest.mark.parametrize("name", ["jobs.own", "control.worker.own"])
+async def test_a_worker_commands_nobody_through_an_exchange_of_its_own(
+    broker: Broker, name: str
+) -> None:
+    async with opened_channel(broker.url_of("worker")) as channel:
+        await channel.exchange_declare(name, exchange_type="fanout", auto_delete=True)
+        with pytest.raises(ChannelAccessRefused):
+            await channel.exchange_bind(destination=topology.CONTROL.name, source=name)
+    async with opened_channel(broker.url_of("worker")) as channel:
+        await channel.exchange_delete(name)
 
 
 @pytest.mark.parametrize("user", OWN_QUEUES)

@@ -19,6 +19,7 @@ from gateway.api.bodies.schemas import Body, parse
 from gateway.api.openapi import IDEMPOTENCY_KEY, answered, documented
 from gateway.api.routes.files import ExpiresAfter
 from gateway.intake.body import parsed, read_body
+from gateway.intake.key_file import ApiKey
 from gateway.intake.signer import KEY_HEADER, check_key, hash_body
 from gateway.store.batches import BatchRecord, Order, Status
 from gateway.wiring import Gateway
@@ -129,6 +130,7 @@ def router(gateway: Gateway) -> APIRouter:
             body = await parsed(partial(parse, BatchOrder), raw_body)
             key = request.headers.get(KEY_HEADER)
             expiry = body.output_expires_after
+            caller: ApiKey = request.state.caller
             order = Order(
                 endpoint=body.endpoint,
                 input_file_id=body.input_file_id,
@@ -138,6 +140,8 @@ def router(gateway: Gateway) -> APIRouter:
                 output_expires_after_s=None if expiry is None else expiry.seconds,
                 idempotency_key=None if key is None else check_key(key),
                 body_hash=None if key is None else hash_body(raw_body),
+                key_id=caller.key_id,
+                key_limits=caller.limits,
             )
             state = await gateway.store.open()
             batch = await state.batches.create(request.state.tenant, order)

@@ -22,7 +22,7 @@ from tests.support.network.amqp_faults import (
 from tests.support.network.amqp_frames import Frame
 from tests.support.network.amqp_proxy import Conversation, Deal
 
-_HARMLESS_TO_LOSE = ("warren.workers", "warren.control")
+_HARMLESS_TO_LOSE = ("warren.workers", "warren.control", "warren.usage")
 """Exchanges whose messages may be unroutable, because they are sent again."""
 _LATE_S = 7.0
 """Longer than Warren waits for a confirmation."""

@@ -1,0 +1,89 @@
+"""The limits of the API key that ordered a batch: its lines wait for them."""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from gateway.intake.api_keys import Keys
+from gateway.intake.key_file import ApiKey
+from gateway.intake.limits import Grant, Limits
+from gateway.store.batches import BatchRecord
+from shared.errors import RateLimited
+
+logger = logging.getLogger(__name__)
+
+_MAX_PAUSE_S = 0.1
+"""A place may become free at any time: answers have fewer tokens than estimated, and end."""
+
+
+def key_of(batch: BatchRecord, keys: Keys) -> ApiKey:
+    """The API key of a batch. One that was revoked, or that this gateway has not read yet, is as it
+    was when the batch was created: what was accepted goes on, within the same limits."""
+    known = keys.with_id(batch.key_id)
+    if known is not None and known.tenant == batch.tenant:
+        return known
+    limits = dict(batch.key_limits or {})
+    models = tuple(limits.pop("models", ()))
+    return ApiKey(batch.key_id, batch.tenant, "", "", models=models, **limits)
+
+
+class LinePlace:
+    """The place of one line within the limits. The line has it from its admission until it is
+    answered, however often it is tried."""
+
+    def __init__(self, lines: "LineLimits", stack: AsyncExitStack) -> None:
+        self._lines = lines
+        self._stack = stack
+        self.grant: Grant | None = None
+        """Set once the line is admitted."""
+
+    async def take(self, num_tokens: int) -> Grant:
+        """Wait until the limits admit the line, which has about this many tokens.
+
+        Raises `InvalidRequest` if they never will, and `Unavailable` and `BusError`.
+        """
+        if self.grant is None:
+            self.grant = await self._lines.admit(self._stack, num_tokens)
+        return self.grant
+
+
+class LineLimits:
+    """Admits the lines of one batch, in the order in which they come: small ones do not overtake a
+    large one for ever."""
+
+    def __init__(self, batch: BatchRecord, keys: Keys, limits: Limits) -> None:
+        self._batch = batch
+        self._keys = keys
+        self._limits = limits
+        self._turn = asyncio.Lock()
+        self._has_waited = False
+
+    @property
+    def key(self) -> ApiKey:
+        """The key with its present limits."""
+        return key_of(self._batch, self._keys)
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[LinePlace]:
+        """A place for one line, which is returned when the context ends."""
+        async with AsyncExitStack() as stack:
+            yield LinePlace(self, stack)
+
+    async def admit(self, stack: AsyncExitStack, num_tokens: int) -> Grant:
+        async with self._turn:
+            while True:
+                try:
+                    admission = self._limits.admit(self.key, num_tokens)
+                    return await stack.enter_async_context(admission)
+                except RateLimited as error:
+                    self._report(error)
+                    pause_s = min(error.retry_after_s, _MAX_PAUSE_S)
+                    await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (no secret)
+
+    def _report(self, error: RateLimited) -> None:
+        if not self._has_waited:
+            self._has_waited = True
+            facts = {"batch": self._batch.id, "key": self._batch.key_id, "reason": error.message}
+            logger.info("batch waits for the limits of its API key", extra=facts)
