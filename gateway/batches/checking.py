@@ -15,7 +15,7 @@ from gateway.api.bodies.submission import submission
 from gateway.batches.lines import ENDPOINTS, LINE_DECODER, InputLine, Request, RequestLine
 from gateway.intake.body import count_values, parsed
 from gateway.intake.key_file import ApiKey
-from gateway.intake.limits import require_possible, tokens_of, tokens_of_unary
+from gateway.intake.limits import require_possible, tokens_of, tokens_of_quick
 from gateway.wiring import Gateway
 from shared.errors import BusError, InvalidRequest, Overloaded, RequestError, Unavailable
 from shared.messages import Announcement
@@ -168,7 +168,7 @@ async def check_request(gateway: Gateway, key: ApiKey, request: Request) -> str:
         model = _required(request.model)
         key.require_model(model)
         job = request.job(QuickDraft(model, "check", now, ""))
-        require_possible(key, tokens_of_unary(job))
+        require_possible(key, tokens_of_quick(job))
         request.check(await _served(gateway, model))
         return model
     with request.in_own_words():

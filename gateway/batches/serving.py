@@ -10,15 +10,14 @@ from contextlib import asynccontextmanager
 
 from msgspec import structs
 
-from gateway.api.bodies.quick import EmbeddingRequest, QuickDraft
+from gateway.api.bodies.quick import EmbeddingRequest, Embeddings, QuickDraft
 from gateway.api.bodies.submission import submission
-from gateway.api.bodies.unary import EmbeddingRequest, Embeddings, QuickDraft
 from gateway.api.observation import Observation
 from gateway.api.routes.generation import Reading, gather
 from gateway.batches.key_limits import LineLimits, LinePlace
 from gateway.batches.lines import ENDPOINTS, LineOutcome, RequestLine, request_id_of
 from gateway.intake.body import parsed
-from gateway.intake.limits import tokens_of, tokens_of_unary
+from gateway.intake.limits import tokens_of, tokens_of_quick
 from gateway.intake.signer import hash_body
 from gateway.log.cursor import Departure
 from gateway.log.reply_queues import ReplyLog
@@ -121,7 +120,7 @@ class LineServer:
         key.require_model(request.model)
         draft = QuickDraft(request.model, request_id, time.time(), batch.tenant, key.key_id)
         request.check(await gateway.workers.find(request.model))
-        grant = await place.take(tokens_of_unary(request.job(draft)))
+        grant = await place.take(tokens_of_quick(request.job(draft)))
         grant.is_published = True
         deadline = time.time() + gateway.settings.request_timeout_s
         answer = await request.answer(gateway.quick, draft._replace(deadline=deadline))
