@@ -7,7 +7,7 @@ behind by a process that dies: `sweep` removes what is unfinished, deleted or ex
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.store.database import Database, uncancelled
 from gateway.store.files.blobs import Blobs, BlobWriter
 from gateway.store.tables import BATCHES, FILES, UPLOADS
-from shared.errors import InvalidRequest, NotFound
+from shared.errors import InvalidRequest, NotFound, Unavailable
 
 UNENDED = ("validating", "in_progress", "finalizing", "cancelling")
 """The statuses of batches that have not ended."""
@@ -108,7 +108,8 @@ class Files:
                 yield draft
             await self._finish(draft, "uploading" if is_hidden else "processed")
         except BaseException:
-            await self.discard(draft.id)
+            with suppress(Unavailable):  # `sweep` removes it later
+                await self.discard(draft.id)
             raise
 
     @uncancelled

@@ -93,6 +93,18 @@ async def test_nothing_is_left_of_an_upload_that_fails(files: Files, tmp_path: P
     assert stored(tmp_path) == []
 
 
+async def test_an_error_is_not_replaced_by_that_of_the_removal(
+    files: Files, tmp_path: Path
+) -> None:
+    async def write_and_fail() -> None:
+        async with files.writing("a") as draft:
+            (tmp_path / "files" / draft.id).mkdir()  # no file, and cannot be removed like one
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await write_and_fail()
+
+
 async def test_a_deleted_file_is_gone(files: Files, tmp_path: Path) -> None:
     file = await write(files)
 
