@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
@@ -191,7 +192,12 @@ class _BatchRun:
             working.result()
 
     async def _check(self) -> None:
-        checked = await _retried(self._checked)
+        try:
+            checked = await _retried(self._checked)
+        except FileNotFoundError:
+            checked = Checked()
+            message = f"The bytes of the file {self.batch.input_file_id} are missing."
+            checked.add_error("missing_file", message, None, "input_file_id")
         batch_id, fence = self.batch.id, self.batch.fence
         if checked.errors:
             move = partial(self._batches.fail, batch_id, fence, checked.errors)
@@ -207,7 +213,7 @@ class _BatchRun:
         await self._refresh()
 
     async def _checked(self) -> Checked:
-        async with aclosing(self._input()) as lines:
+        async with aclosing(self._input(self._gateway.settings.max_body_bytes)) as lines:
             return await check(self._gateway, self.batch.endpoint, lines)
 
     async def _answer_all(self) -> None:
@@ -243,17 +249,18 @@ class _BatchRun:
         finally:
             await window.leave(size)
 
-    def _input(self) -> AsyncGenerator[InputLine, None]:
-        parts = self._files.content(self.batch.input_file_id)
-        return input_lines(parts, self._gateway.settings.max_body_bytes)
+    def _input(self, max_bytes: int) -> AsyncGenerator[InputLine, None]:
+        return input_lines(self._files.content(self.batch.input_file_id), max_bytes)
 
     async def _unanswered(self, model: str | None = None) -> AsyncGenerator[InputLine, None]:
-        """The lines of a checked file that have no answer, of one model or all."""
+        """The lines of a checked file that have no answer, of one model or all; none of a file that
+        is missing."""
         last, known_until = 0, 0
         answered: set[int] = set()
         while True:
             try:
-                async with aclosing(self._input()) as lines:
+                # The gateway that checked the file may have had another limit.
+                async with aclosing(self._input(sys.maxsize)) as lines:
                     async for line in lines:
                         if line.number <= last or model not in (None, line.model):
                             continue
@@ -267,6 +274,10 @@ class _BatchRun:
                             yield line
             except Unavailable:
                 await asyncio.sleep(_RETRY_PAUSE_S)
+            except FileNotFoundError:
+                facts = {"batch": self.batch.id, "file": self.batch.input_file_id}
+                logger.error("input of a batch is missing", extra=facts)  # noqa: TRY400
+                return
             else:
                 return
 
