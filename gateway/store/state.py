@@ -98,8 +98,10 @@ class Store:
         """Call ``sweep`` once the state is open, and again after each interval, until cancelled.
         The next call makes up for one that does not reach the database."""
         while True:
-            with suppress(Unavailable):
+            try:
                 await sweep(await self.wait_open())
+            except Unavailable as error:
+                logger.warning("sweep failed, repeated later", extra={"reason": error.message})
             await asyncio.sleep(interval_s)
 
     async def write(self, work: Coroutine[Any, Any, None], max_wait_s: float) -> None:

@@ -126,6 +126,24 @@ async def test_an_expired_file_is_hidden_and_then_removed(files: Files, tmp_path
     assert stored(tmp_path) == [kept.id]
 
 
+async def test_a_file_that_cannot_be_removed_holds_up_no_other(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gateway.store.files.records._MAX_SWEPT", 1)
+    written = [await write(files, expires_at=int(time.time()) - 1) for _ in range(3)]
+    stuck = min(file.id for file in written)
+    (tmp_path / "files" / stuck).unlink()
+    (tmp_path / "files" / stuck).mkdir()
+
+    await files.sweep()
+
+    assert stored(tmp_path) == [stuck]
+    assert caplog.text.count("files not removed, retrying later") == 1
+    (tmp_path / "files" / stuck).rmdir()
+    await files.sweep()
+    assert await files.num_bytes("a") == 0
+
+
 async def test_the_input_of_a_batch_is_kept_until_it_ends(files: Files, batches: Batches) -> None:
     file = await write(files)
     await batches.create("a", Order("/v1/completions", file.id, "24h", 86400))
