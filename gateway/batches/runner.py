@@ -124,14 +124,17 @@ class _BatchRun:
             raise
 
     async def _run(self) -> None:
+        fence = self.batch.fence
         try:
             async with asyncio.TaskGroup() as tasks:
                 helpers = [tasks.create_task(self._keep()), tasks.create_task(self._record())]
                 await self._work()
                 for helper in helpers:
                     helper.cancel()
-        except* LeaseLost:
-            logger.warning("batch claimed by another gateway", extra={"batch": self.batch.id})
+        except* LeaseLost:  # or the batch has just ended here
+            await self._refresh()
+            if self.batch.fence != fence:
+                logger.warning("batch claimed by another gateway", extra={"batch": self.batch.id})
 
     async def _keep(self) -> None:
         """Keep the lease. Raises `LeaseLost`."""
@@ -162,13 +165,14 @@ class _BatchRun:
         batch_id, fence = self.batch.id, self.batch.fence
         if self.batch.status == "validating":
             await self._while_wanted(self._check())
+        if self.batch.status == "failed":
+            return
         if self.batch.status == "in_progress":
             await self._while_wanted(self._answer_all())
             await self._answers.join()
         await _retried(partial(self._batches.begin_to_end, batch_id, fence))
         await self._refresh()
-        if self.batch.status != "failed":
-            await _retried(self._end)
+        await _retried(self._end)
 
     async def _refresh(self) -> None:
         get = partial(self._batches.get, self.batch.tenant, self.batch.id)

@@ -137,6 +137,15 @@ async def test_a_file_needs_requests(storing: LiveGateway, lines: list[str], cod
     assert [error.code for error in batch.errors.data or ()] == [code]
 
 
+async def test_a_batch_that_fails_is_claimed_by_nobody_else(
+    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with live_gateway(bus, data_dir=tmp_path) as gateway:
+        await ended(gateway, await order(gateway, []))
+
+    assert "batch claimed by another gateway" not in caplog.text
+
+
 async def test_lines_are_limited(bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path) -> None:
     limits = {"max_batch_lines": 2, "max_body_bytes": 1000, "data_dir": tmp_path}
     async with live_gateway(bus, **limits) as gateway:
