@@ -125,7 +125,10 @@ async def _using_store(gateway: Gateway) -> AsyncIterator[None]:
     finally:
         for task in running:
             task.cancel()
-        await asyncio.wait(running)
+        _, left = await asyncio.wait(running, timeout=_CLEAN_UP_S)
+        if left:
+            reason = "database or storage do not answer; leases will expire"
+            logger.warning("drain incomplete", extra={"reason": reason})
 
 
 @asynccontextmanager

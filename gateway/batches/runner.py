@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
@@ -124,14 +125,17 @@ class _BatchRun:
             raise
 
     async def _run(self) -> None:
+        fence = self.batch.fence
         try:
             async with asyncio.TaskGroup() as tasks:
                 helpers = [tasks.create_task(self._keep()), tasks.create_task(self._record())]
                 await self._work()
                 for helper in helpers:
                     helper.cancel()
-        except* LeaseLost:
-            logger.warning("batch claimed by another gateway", extra={"batch": self.batch.id})
+        except* LeaseLost:  # or the batch has just ended here
+            await self._refresh()
+            if self.batch.fence != fence:
+                logger.warning("batch claimed by another gateway", extra={"batch": self.batch.id})
 
     async def _keep(self) -> None:
         """Keep the lease. Raises `LeaseLost`."""
@@ -162,13 +166,14 @@ class _BatchRun:
         batch_id, fence = self.batch.id, self.batch.fence
         if self.batch.status == "validating":
             await self._while_wanted(self._check())
+        if self.batch.status == "failed":
+            return
         if self.batch.status == "in_progress":
             await self._while_wanted(self._answer_all())
             await self._answers.join()
         await _retried(partial(self._batches.begin_to_end, batch_id, fence))
         await self._refresh()
-        if self.batch.status != "failed":
-            await _retried(self._end)
+        await _retried(self._end)
 
     async def _refresh(self) -> None:
         get = partial(self._batches.get, self.batch.tenant, self.batch.id)
@@ -192,7 +197,12 @@ class _BatchRun:
             working.result()
 
     async def _check(self) -> None:
-        checked = await _retried(self._checked)
+        try:
+            checked = await _retried(self._checked)
+        except FileNotFoundError:
+            checked = Checked()
+            message = f"The bytes of the file {self.batch.input_file_id} are missing."
+            checked.add_error("missing_file", message, None, "input_file_id")
         batch_id, fence = self.batch.id, self.batch.fence
         if checked.errors:
             move = partial(self._batches.fail, batch_id, fence, checked.errors)
@@ -208,7 +218,7 @@ class _BatchRun:
         await self._refresh()
 
     async def _checked(self) -> Checked:
-        async with aclosing(self._input()) as lines:
+        async with aclosing(self._input(self._gateway.settings.max_body_bytes)) as lines:
             key = key_of(self.batch, self._gateway.keys)
             return await check(self._gateway, self.batch.endpoint, key, lines)
 
@@ -245,17 +255,18 @@ class _BatchRun:
         finally:
             await window.leave(size)
 
-    def _input(self) -> AsyncGenerator[InputLine, None]:
-        parts = self._files.content(self.batch.input_file_id)
-        return input_lines(parts, self._gateway.settings.max_body_bytes)
+    def _input(self, max_bytes: int) -> AsyncGenerator[InputLine, None]:
+        return input_lines(self._files.content(self.batch.input_file_id), max_bytes)
 
     async def _unanswered(self, model: str | None = None) -> AsyncGenerator[InputLine, None]:
-        """The lines of a checked file that have no answer, of one model or all."""
+        """The lines of a checked file that have no answer, of one model or all; none of a file that
+        is missing."""
         last, known_until = 0, 0
         answered: set[int] = set()
         while True:
             try:
-                async with aclosing(self._input()) as lines:
+                # The gateway that checked the file may have had another limit.
+                async with aclosing(self._input(sys.maxsize)) as lines:
                     async for line in lines:
                         if line.number <= last or model not in (None, line.model):
                             continue
@@ -269,6 +280,10 @@ class _BatchRun:
                             yield line
             except Unavailable:
                 await asyncio.sleep(_RETRY_PAUSE_S)
+            except FileNotFoundError:
+                facts = {"batch": self.batch.id, "file": self.batch.input_file_id}
+                logger.error("input of a batch is missing", extra=facts)  # noqa: TRY400
+                return
             else:
                 return
 

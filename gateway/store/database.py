@@ -20,6 +20,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from shared.errors import InvalidRequest, StartupError, Unavailable
 
+logger = logging.getLogger(__name__)
+
 SQLITE_FILE = "warren.db"
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _BUSY_TIMEOUT_S = 30
@@ -205,10 +207,19 @@ def _upgrade(connection: Connection) -> None:
     logging.getLogger("alembic").setLevel(logging.WARNING)
     from alembic import command
     from alembic.config import Config
+    from alembic.migration import MigrationContext
+    from alembic.script import ScriptDirectory
 
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     config.attributes["connection"] = connection
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    current = MigrationContext.configure(connection).get_current_heads()
+    if not known.issuperset(current):
+        # Migrations only add, so that gateways of two versions can share a database.
+        facts = {"revisions": sorted(set(current) - known)}
+        logger.warning("a newer version has migrated the database", extra=facts)
+        return
     command.upgrade(config, "head")
 
 

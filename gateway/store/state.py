@@ -59,54 +59,25 @@ class Store:
 
     async def open(self) -> StoredState:
         """The state. Raises `Unavailable`, for a while without another attempt."""
-        if self._state is None and time.monotonic() < self._retry_at:
-            raise Unavailable(_UNUSABLE)
-        try:
-            return await self.open_as_set()
-        except StartupError as error:  # its message names paths
-            self._retry_at = time.monotonic() + _RETRY_PAUSE_S
-            logger.error("the database is unusable", extra={"reason": error.message})  # noqa: TRY400
-            raise Unavailable(_UNUSABLE) from None
-        except Unavailable:
-            self._retry_at = time.monotonic() + _RETRY_PAUSE_S
-            raise
+        if self._state is not None:
+            return self._state
+        async with self._lock:
+            if time.monotonic() < self._retry_at:
+                raise Unavailable(_UNUSABLE)
+            try:
+                return await self._opened()
+            except StartupError as error:  # its message names paths
+                self._retry_at = time.monotonic() + _RETRY_PAUSE_S
+                logger.error("the database is unusable", extra={"reason": error.message})  # noqa: TRY400
+                raise Unavailable(_UNUSABLE) from None
+            except Unavailable:
+                self._retry_at = time.monotonic() + _RETRY_PAUSE_S
+                raise
 
     async def open_as_set(self) -> StoredState:
         """The state. Raises `Unavailable`, and `StartupError` if the settings are not usable."""
         async with self._lock:
-            if self._state is None:
-                settings = self._settings
-                url = settings.database_url
-                data_dir = settings.data_dir.expanduser()
-                blobs = (
-                    Blobs.in_directory(data_dir / "files")
-                    if settings.files_url is None
-                    else Blobs.at(settings.files_url)
-                )
-                self._database = await Database.open(
-                    None if url is None else url.get_secret_value(), data_dir
-                )
-                files = Files(self._database, blobs)
-                uploads = Uploads(self._database, files, settings.max_file_bytes)
-                batches, webhooks = Batches(self._database), Webhooks(self._database)
-                limits = StoreLimits(
-                    settings.response_retention_days * _DAY_S,
-                    settings.max_tenant_responses,
-                    settings.max_tenant_response_bytes,
-                )
-                responses = Responses(self._database, limits)
-                conversations = Conversations(self._database, limits.retention_s)
-                self._state = StoredState(
-                    files,
-                    uploads,
-                    batches,
-                    webhooks,
-                    responses,
-                    conversations,
-                    UsageRecords(self._database),
-                )
-                self._is_open.set()
-            return self._state
+            return await self._opened()
 
     async def wait_open(self) -> StoredState:
         """Wait until the state is needed, here or by another gateway of the machine, and return
@@ -127,8 +98,10 @@ class Store:
         """Call ``sweep`` once the state is open, and again after each interval, until cancelled.
         The next call makes up for one that does not reach the database."""
         while True:
-            with suppress(Unavailable):
+            try:
                 await sweep(await self.wait_open())
+            except Unavailable as error:
+                logger.warning("sweep failed, repeated later", extra={"reason": error.message})
             await asyncio.sleep(interval_s)
 
     async def write(self, work: Coroutine[Any, Any, None], max_wait_s: float) -> None:
@@ -145,6 +118,41 @@ class Store:
             await asyncio.wait(self._writes, timeout=_LAST_WRITES_S)
         if self._database is not None:
             await self._database.close()
+
+    async def _opened(self) -> StoredState:
+        if self._state is None:
+            settings = self._settings
+            url = settings.database_url
+            data_dir = settings.data_dir.expanduser()
+            blobs = (
+                Blobs.in_directory(data_dir / "files")
+                if settings.files_url is None
+                else Blobs.at(settings.files_url)
+            )
+            self._database = await Database.open(
+                None if url is None else url.get_secret_value(), data_dir
+            )
+            files = Files(self._database, blobs)
+            uploads = Uploads(self._database, files, settings.max_file_bytes)
+            batches, webhooks = Batches(self._database), Webhooks(self._database)
+            limits = StoreLimits(
+                settings.response_retention_days * _DAY_S,
+                settings.max_tenant_responses,
+                settings.max_tenant_response_bytes,
+            )
+            responses = Responses(self._database, limits)
+            conversations = Conversations(self._database, limits.retention_s)
+            self._state = StoredState(
+                files,
+                uploads,
+                batches,
+                webhooks,
+                responses,
+                conversations,
+                UsageRecords(self._database),
+            )
+            self._is_open.set()
+        return self._state
 
     def _has_been_used(self) -> bool:
         settings = self._settings

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from gateway.api.openapi import answered, form
 from gateway.intake.multipart import read_form
-from gateway.store.files.records import Draft, FileRecord, Files
+from gateway.store.files.records import Draft, FileRecord, Files, not_found
 from gateway.wiring import Gateway
 from shared.errors import InvalidRequest
 
@@ -149,10 +149,11 @@ def router(gateway: Gateway) -> APIRouter:
         }
         if status == 206:
             headers["content-range"] = f"bytes {start}-{end - 1}/{file.num_bytes}"
-        parts = state.files.content(file.id, start, end)
-        return StreamingResponse(
-            await _begun(parts), status, headers, media_type="application/octet-stream"
-        )
+        try:
+            parts = await _begun(state.files.content(file.id, start, end))
+        except FileNotFoundError:
+            raise not_found(file.id) from None
+        return StreamingResponse(parts, status, headers, media_type="application/octet-stream")
 
     @routes.delete(
         "/v1/files/{file_id}", openapi_extra={"responses": {"200": answered(DeletedFile)}}

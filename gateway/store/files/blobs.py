@@ -4,6 +4,8 @@ Memory is bounded: blobs are written and read in parts.
 """
 
 import asyncio
+import itertools
+import os
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -32,6 +34,7 @@ class BlobWriter:
         self.num_bytes = 0
         self._store = store
         self._name = name
+        self._directory = _directory(store)
         self._chunks: asyncio.Queue[bytes | _Abandoned | None] = asyncio.Queue(maxsize=1)
         self._writing: asyncio.Task[None] | None = None
 
@@ -50,6 +53,8 @@ class BlobWriter:
         try:
             await self._pass_on(None if error is None else _Abandoned())
             await self._writing
+            if error is None and self._directory is not None:
+                await asyncio.to_thread(_sync, self._directory, self._name)
         except Unavailable:
             if error is None:
                 raise
@@ -142,7 +147,36 @@ async def _delete(store: ObjectStore, name: str) -> None:
     try:
         with suppress(FileNotFoundError):
             await obstore.delete_async(store, name)
+        directory = _directory(store)
+        if directory is not None:
+            await asyncio.to_thread(_delete_unfinished, directory, name)
     except (BaseError, OSError) as error:
+        raise _unreachable() from error
+
+
+def _directory(store: ObjectStore) -> Path | None:
+    """The directory of a local store."""
+    return store.prefix if isinstance(store, LocalStore) else None
+
+
+def _delete_unfinished(directory: Path, name: str) -> None:
+    """Delete what a process that was killed had written of a blob: the local store writes into
+    NAME#1, or the next number that is free, and renames it at the end."""
+    with suppress(FileNotFoundError):
+        for number in itertools.count(1):
+            (directory / f"{name}#{number}").unlink()
+
+
+def _sync(directory: Path, name: str) -> None:
+    """Make a blob outlast a loss of power. The local store does not do it. Raises `Unavailable`."""
+    try:
+        for path in (directory / name, directory):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+    except OSError as error:
         raise _unreachable() from error
 
 

@@ -4,10 +4,11 @@ A record is written before the first byte and removed after the last one, so tha
 behind by a process that dies: `sweep` removes what is unfinished, deleted or expired.
 """
 
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.store.database import Database, uncancelled
 from gateway.store.files.blobs import Blobs, BlobWriter
 from gateway.store.tables import BATCHES, FILES, UPLOADS
-from shared.errors import InvalidRequest, NotFound
+from shared.errors import InvalidRequest, NotFound, Unavailable
+
+logger = logging.getLogger(__name__)
 
 UNENDED = ("validating", "in_progress", "finalizing", "cancelling")
 """The statuses of batches that have not ended."""
@@ -108,7 +111,8 @@ class Files:
                 yield draft
             await self._finish(draft, "uploading" if is_hidden else "processed")
         except BaseException:
-            await self.discard(draft.id)
+            with suppress(Unavailable):  # `sweep` removes it later
+                await self.discard(draft.id)
             raise
 
     @uncancelled
@@ -165,10 +169,19 @@ class Files:
         await self.discard(file_id)
 
     async def sweep(self) -> None:
-        """Remove files that have expired, and what is left of unfinished and deleted ones."""
-        while file_ids := await self._garbage():
+        """Remove files that have expired, and what is left of unfinished and deleted ones. What
+        cannot be removed is left to the next sweep."""
+        last, num_left, reason = "", 0, ""
+        while file_ids := await self._garbage(last):
             for file_id in file_ids:
-                await self.discard(file_id)
+                try:
+                    await self.discard(file_id)
+                except Unavailable as error:
+                    num_left, reason = num_left + 1, error.message
+            last = file_ids[-1]
+        if num_left:
+            facts = {"files": num_left, "reason": reason}
+            logger.warning("files not removed, retrying later", extra=facts)
 
     @uncancelled
     async def discard(self, file_id: str) -> None:
@@ -178,8 +191,8 @@ class Files:
             await connection.execute(delete(FILES).where(FILES.c.id == file_id))
 
     @uncancelled
-    async def _garbage(self) -> Sequence[str]:
-        """Some files that are to be removed."""
+    async def _garbage(self, after: str) -> Sequence[str]:
+        """Some files that are to be removed, in the order of their ids, from after this one."""
         now = time.time()
         is_uploading = FILES.c.state == "uploading"
         has_upload = exists().where(
@@ -191,7 +204,8 @@ class Files:
             and_(_IS_PART, ~has_upload),
             FILES.c.expires_at <= now,
         )
-        query = select(FILES.c.id).where(is_garbage, ~_IN_USE).limit(_MAX_SWEPT)
+        query = select(FILES.c.id).where(is_garbage, ~_IN_USE, FILES.c.id > after)
+        query = query.order_by(FILES.c.id).limit(_MAX_SWEPT)
         async with self._database.read() as connection:
             return (await connection.execute(query)).scalars().all()
 

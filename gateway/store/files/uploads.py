@@ -13,7 +13,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.store.database import Database, uncancelled
 from gateway.store.files.records import Draft, Files, reveal
 from gateway.store.tables import FILES, UPLOADS
-from shared.errors import InvalidRequest, NotFound
+from shared.errors import InvalidRequest, NotFound, Unavailable
 
 Status: TypeAlias = Literal["pending", "completed", "cancelled", "expired"]
 
@@ -110,7 +110,8 @@ class Uploads:
         try:
             await self._add(upload, draft)
         except BaseException:
-            await self._files.discard(draft.id)
+            with suppress(Unavailable):  # `Files.sweep` removes it later
+                await self._files.discard(draft.id)
             raise
 
     async def complete(

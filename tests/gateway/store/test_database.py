@@ -29,6 +29,23 @@ async def test_gateways_may_start_at_once(database_url: str | None, tmp_path: Pa
         await database.close()
 
 
+async def test_a_database_of_a_newer_version_is_opened_as_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    newer = await Database.open(None, tmp_path)
+    async with newer.begin() as connection:
+        await connection.execute(text("UPDATE alembic_version SET version_num = 'future'"))
+    await newer.close()
+
+    older = await Database.open(None, tmp_path)
+
+    async with older.read() as connection:
+        version = await connection.execute(text("SELECT version_num FROM alembic_version"))
+        assert version.scalars().all() == ["future"]
+    assert "a newer version has migrated the database" in caplog.text
+    await older.close()
+
+
 async def test_a_database_out_of_reach_is_unavailable(tmp_path: Path) -> None:
     with pytest.raises(Unavailable):
         await Database.open(f"postgresql://nobody@127.0.0.1:{free_port()}/none", tmp_path)

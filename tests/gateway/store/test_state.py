@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from gateway.store.state import Store, StoredState
 from shared import settings
 from shared.errors import Unavailable
@@ -45,3 +47,25 @@ async def test_what_is_being_written_is_written_before_the_store_closes(tmp_path
     await closing
 
     assert written == [0]
+
+
+async def test_requests_do_not_try_one_after_the_other_to_open_a_database_that_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.store.database._CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("gateway.store.state._RETRY_PAUSE_S", 60.0)
+    attempts = []
+
+    async def be_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        attempts.append(writer)
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(be_silent, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        url = f"postgresql://nobody@127.0.0.1:{port}/none?ssl=disable"
+        store = Store(settings.load(GatewaySettings, data_dir=tmp_path, database_url=url))
+        opened = await asyncio.gather(*(store.open() for _ in range(5)), return_exceptions=True)
+
+    assert {type(error) for error in opened} == {Unavailable}
+    assert len(attempts) == 1

@@ -137,6 +137,15 @@ async def test_a_file_needs_requests(storing: LiveGateway, lines: list[str], cod
     assert [error.code for error in batch.errors.data or ()] == [code]
 
 
+async def test_a_batch_that_fails_is_claimed_by_nobody_else(
+    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with live_gateway(bus, data_dir=tmp_path) as gateway:
+        await ended(gateway, await order(gateway, []))
+
+    assert "batch claimed by another gateway" not in caplog.text
+
+
 async def test_lines_are_limited(bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path) -> None:
     limits = {"max_batch_lines": 2, "max_body_bytes": 1000, "data_dir": tmp_path}
     async with live_gateway(bus, **limits) as gateway:
@@ -368,6 +377,69 @@ async def test_another_gateway_continues_a_batch(
     assert [answer["custom_id"] for answer in answers] == [str(k) for k in range(8)]
     assert len(set(texts(answers).values())) == 8
     assert len(worker.jobs) == 8
+
+
+async def test_a_batch_without_the_bytes_of_its_file_fails(
+    storing: LiveGateway, tmp_path: Path
+) -> None:
+    client = storing.openai
+    file = await client.files.create(file=("in.jsonl", jsonl([chat("a")])), purpose="batch")
+    (tmp_path / "files" / file.id).unlink()
+
+    batch = await client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    batch = await ended(storing, batch)
+
+    assert batch.status == "failed"
+    assert batch.errors is not None
+    assert batch.errors.data is not None
+    (error,) = batch.errors.data
+    assert (error.code, error.param) == ("missing_file", "input_file_id")
+    assert file.id in (error.message or "")
+
+
+async def test_a_batch_ends_with_its_answers_if_its_file_is_lost_meanwhile(
+    broker: MemoryBroker, worker: ScriptedWorker, tmp_path: Path
+) -> None:
+    async def finish_one(job: ScriptedJob) -> None:
+        await (repeat_the_prompt if job.job.sampling.max_tokens == 1 else start_only)(job)
+
+    worker.script = finish_one
+    async with MemoryBus(broker) as one, MemoryBus(broker) as other:
+        async with live_gateway(one, data_dir=tmp_path) as first:
+            batch = await order(first, [chat("done", max_tokens=1), chat("running")])
+            batch = await until(first, batch, has_answers)
+        (tmp_path / "files" / batch.input_file_id).unlink()
+        async with live_gateway(other, data_dir=tmp_path) as second:
+            batch = await ended(second, batch)
+            answers = await output(second, batch.output_file_id)
+            await second.openai.files.delete(batch.input_file_id)
+
+    assert batch.status == "expired"
+    assert texts(answers) == {"done": "one"}
+
+
+async def test_a_checked_batch_ends_under_a_lower_limit_of_its_lines(
+    broker: MemoryBroker, worker: ScriptedWorker, tmp_path: Path
+) -> None:
+    may_finish = asyncio.Event()
+
+    async def wait_and_repeat(job: ScriptedJob) -> None:
+        await job.start()
+        await may_finish.wait()
+        await job.finish("done")
+
+    worker.script = wait_and_repeat
+    async with MemoryBus(broker) as one, MemoryBus(broker) as other:
+        async with live_gateway(one, data_dir=tmp_path) as first:
+            batch = await order(first, [chat("a" * 400), chat("b" * 400)])
+            await worker.wait_until(lambda: worker.num_running == 2)
+        async with live_gateway(other, data_dir=tmp_path, max_body_bytes=300) as second:
+            may_finish.set()
+            batch = await ended(second, batch)
+
+    assert batch.status == "completed"
 
 
 async def test_any_gateway_cancels_a_batch(

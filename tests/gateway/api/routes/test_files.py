@@ -25,6 +25,17 @@ async def upload(
     return await gateway.http.post("/v1/files", data=data, files=files, headers=headers)
 
 
+async def test_a_file_whose_bytes_are_missing_is_not_found(
+    storing: LiveGateway, tmp_path: Path
+) -> None:
+    file_id = (await upload(storing)).json()["id"]
+    (tmp_path / "files" / file_id).unlink()
+
+    response = await storing.http.get(f"/v1/files/{file_id}/content")
+
+    assert (response.status_code, response.json()["error"]["param"]) == (404, "id")
+
+
 async def test_a_client_of_openai_handles_files(storing: LiveGateway) -> None:
     client = storing.openai.files
 

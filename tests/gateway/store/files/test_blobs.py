@@ -1,3 +1,7 @@
+import asyncio
+import os
+import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -42,6 +46,10 @@ async def read(blobs: Blobs, name: str, start: int = 0, end: int | None = None) 
     return b"".join([part async for part in blobs.parts(name, start, end)])
 
 
+def names(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir()]
+
+
 @pytest.mark.parametrize("parts", [(), (b"",), (b"one", b"", b"two"), (LONG, b"end")])
 async def test_a_blob_is_what_was_written(blobs: Blobs, parts: tuple[bytes, ...]) -> None:
     content = b"".join(parts)
@@ -76,6 +84,47 @@ async def test_a_deleted_blob_is_gone(blobs: Blobs) -> None:
 
     with pytest.raises(FileNotFoundError):
         await read(blobs, "name")
+
+
+async def test_what_a_killed_writer_has_left_is_deleted_with_the_blob(tmp_path: Path) -> None:
+    script = f"""
+import asyncio, os, signal
+from pathlib import Path
+from gateway.store.files.blobs import Blobs
+
+async def write():
+    async with Blobs.in_directory(Path({str(tmp_path)!r})).writer("name") as writer:
+        while not any(Path({str(tmp_path)!r}).iterdir()):
+            await writer.write(bytes(1 << 20))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(write())
+"""
+    writing = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
+    assert await writing.wait() == -signal.SIGKILL
+    left = names(tmp_path)
+
+    await Blobs.in_directory(tmp_path).delete("name")
+
+    assert left == ["name#1"]
+    assert names(tmp_path) == []
+
+
+async def test_a_blob_in_a_directory_is_on_the_disk_once_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = []
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+
+    await write(Blobs.in_directory(tmp_path), "name", b"content")
+
+    assert synced == [tmp_path / "name", tmp_path]
 
 
 async def test_a_storage_that_refuses_is_unavailable(

@@ -93,6 +93,18 @@ async def test_nothing_is_left_of_an_upload_that_fails(files: Files, tmp_path: P
     assert stored(tmp_path) == []
 
 
+async def test_an_error_is_not_replaced_by_that_of_the_removal(
+    files: Files, tmp_path: Path
+) -> None:
+    async def write_and_fail() -> None:
+        async with files.writing("a") as draft:
+            (tmp_path / "files" / draft.id).mkdir()  # no file, and cannot be removed like one
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await write_and_fail()
+
+
 async def test_a_deleted_file_is_gone(files: Files, tmp_path: Path) -> None:
     file = await write(files)
 
@@ -112,6 +124,24 @@ async def test_an_expired_file_is_hidden_and_then_removed(files: Files, tmp_path
     await files.sweep()
 
     assert stored(tmp_path) == [kept.id]
+
+
+async def test_a_file_that_cannot_be_removed_holds_up_no_other(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gateway.store.files.records._MAX_SWEPT", 1)
+    written = [await write(files, expires_at=int(time.time()) - 1) for _ in range(3)]
+    stuck = min(file.id for file in written)
+    (tmp_path / "files" / stuck).unlink()
+    (tmp_path / "files" / stuck).mkdir()
+
+    await files.sweep()
+
+    assert stored(tmp_path) == [stuck]
+    assert caplog.text.count("files not removed, retrying later") == 1
+    (tmp_path / "files" / stuck).rmdir()
+    await files.sweep()
+    assert await files.num_bytes("a") == 0
 
 
 async def test_the_input_of_a_batch_is_kept_until_it_ends(files: Files, batches: Batches) -> None:
