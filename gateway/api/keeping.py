@@ -26,7 +26,13 @@ from gateway.store.history.responses import MAX_CHAIN_LEN, ResponseDraft, Respon
 from gateway.store.state import StoredState
 from gateway.store.webhooks import EventType
 from gateway.wiring import Gateway
-from shared.errors import ContextLengthExceeded, InvalidRequest, NotFound, Unavailable
+from shared.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    NotFound,
+    PreviousResponseNotFound,
+    Unavailable,
+)
 from shared.messages import MAX_MESSAGES
 from shared.telemetry import incidents
 
@@ -113,9 +119,9 @@ async def prepare(
     """The request with the items before it, and how to store its response, if it is to be stored.
     ``entry`` holds the items until the request ends.
 
-    Raises `InvalidRequest`, `NotFound` if what it continues does not exist, `ContextLengthExceeded`
-    if that is too long, `Overloaded`, and `Unavailable` without a database, unless the client
-    relies on none.
+    Raises `InvalidRequest`, `PreviousResponseNotFound`, `NotFound` if there is no such
+    conversation, `ContextLengthExceeded` if what it continues is too long, `Overloaded`, and
+    `Unavailable` without a database, unless the client relies on none.
     """
     is_stored = request.is_stored(default=gateway.settings.store_responses)
     if not is_stored and not request.needs_store:
@@ -211,7 +217,7 @@ async def _previous(
         items = await _chain(state, tenant, response_id)
     except NotFound as error:
         message = f"Previous {error.message[0].lower()}{error.message[1:]}"
-        raise NotFound(message, param="previous_response_id") from None
+        raise PreviousResponseNotFound(message, param="previous_response_id") from None
     return _Predecessor(items, previous_id=response_id)
 
 

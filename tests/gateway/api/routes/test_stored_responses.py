@@ -228,7 +228,7 @@ async def test_a_response_that_is_not_stored_cannot_be_continued(gateway: LiveGa
     assert response.model_dump()["store"] is False
     with pytest.raises(openai.NotFoundError):
         await gateway.openai.responses.retrieve(response.id)
-    with pytest.raises(openai.NotFoundError) as refused:
+    with pytest.raises(openai.BadRequestError) as refused:
         await say(gateway, "two", previous_response_id=response.id)
     assert response.id in refused.value.message
     assert refused.value.param == "previous_response_id"
@@ -245,8 +245,9 @@ async def test_a_deleted_response_is_gone(gateway: LiveGateway) -> None:
         gateway.openai.responses.delete(first.id),
         say(gateway, "three", previous_response_id=second.id),
     ):
-        with pytest.raises(openai.NotFoundError) as refused:
+        with pytest.raises(openai.APIStatusError) as refused:
             await attempt
+        assert refused.value.code in ("not_found", "previous_response_not_found")
         assert first.id in refused.value.message
     assert await gateway.openai.responses.retrieve(second.id) == second
 
@@ -265,7 +266,6 @@ async def test_a_tenant_reaches_its_own_responses_and_conversations_only(
             stranger.responses.retrieve(response.id),
             stranger.responses.delete(response.id),
             stranger.responses.input_items.list(response.id),
-            stranger.responses.create(model=MODEL, input="x", previous_response_id=response.id),
             stranger.responses.create(model=MODEL, input="x", conversation=conversation.id),
             stranger.conversations.retrieve(conversation.id),
             stranger.conversations.update(conversation.id, metadata={}),
@@ -278,6 +278,10 @@ async def test_a_tenant_reaches_its_own_responses_and_conversations_only(
         for attempt in attempts:
             with pytest.raises(openai.NotFoundError):
                 await attempt
+        with pytest.raises(openai.BadRequestError, match="not found"):
+            await stranger.responses.create(
+                model=MODEL, input="x", previous_response_id=response.id
+            )
 
         assert await me.responses.retrieve(response.id) == response
         assert len((await me.conversations.items.list(conversation.id)).data) == 3
@@ -286,7 +290,7 @@ async def test_a_tenant_reaches_its_own_responses_and_conversations_only(
 @pytest.mark.parametrize(
     ("body", "status", "param"),
     [
-        ({"previous_response_id": f"resp_{UNKNOWN}"}, 404, "previous_response_id"),
+        ({"previous_response_id": f"resp_{UNKNOWN}"}, 400, "previous_response_id"),
         ({"conversation": f"conv_{UNKNOWN}"}, 404, "conversation"),
         ({"conversation": f"conv_{UNKNOWN}", "store": False}, 400, "store"),
         (
