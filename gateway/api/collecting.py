@@ -10,7 +10,7 @@ there as long as its exclusive queue is.
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -40,7 +40,7 @@ _MARGIN_S = 1.0
 """Seconds beyond the grace period, within which the client may return to its gateway."""
 _GONE_AFTER_S = 60.0
 """Seconds for which a response may have no log. Its job is published within this time."""
-_MAX_LOOKED_AT = 1000
+_MAX_IN_PAGE = 1000
 
 
 class LoggedResponse(NamedTuple):
@@ -106,7 +106,7 @@ class Collector:
         unread: dict[str, float] = {}
         are_there = {self._gateway.limits.name: False}
         """Of gateways, whether they look after their responses; this one has to look itself."""
-        for response in await state.responses.pending(_MAX_LOOKED_AT):
+        async for response in _pending(state):
             response_id = response.id
             if response_id in self._reading or self._gateway.relays.holds(response_id):
                 continue
@@ -174,6 +174,15 @@ class Collector:
 
 async def _sweep(state: StoredState) -> None:
     await state.responses.sweep()
+
+
+async def _pending(state: StoredState) -> AsyncIterator[PendingResponse]:
+    """All responses of the deployment that have not ended. Raises `Unavailable`."""
+    page = await state.responses.pending(_MAX_IN_PAGE)
+    while page:
+        for response in page:
+            yield response
+        page = await state.responses.pending(_MAX_IN_PAGE, after=page[-1])
 
 
 def _logged(facts: LogFacts, items: Sequence[Item]) -> LoggedResponse:

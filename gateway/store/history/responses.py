@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, delete, func, insert, literal, select, union_all, update
+from sqlalchemy import and_, delete, func, insert, literal, select, tuple_, union_all, update
 from sqlalchemy.exc import IntegrityError
 
 from gateway.store.database import Database, uncancelled
@@ -54,6 +54,7 @@ class ResponseRecord(ResponseDraft):
 
 class PendingResponse(NamedTuple):
     id: str
+    created_at: int
     tenant: str
     owner: str
     is_background: bool
@@ -183,14 +184,20 @@ class Responses:
         return [records[link.id] for link in found]
 
     @uncancelled
-    async def pending(self, limit: int) -> list[PendingResponse]:
-        """Responses that have not ended, the oldest first."""
+    async def pending(
+        self, limit: int, *, after: PendingResponse | None = None
+    ) -> list[PendingResponse]:
+        """At most ``limit`` responses that have not ended, the oldest first, from after ``after``,
+        which may have ended."""
         query = (
             select(*(RESPONSES.c[name] for name in PendingResponse._fields))
             .where(RESPONSES.c.is_pending)
-            .order_by(RESPONSES.c.created_at)
+            .order_by(RESPONSES.c.created_at, RESPONSES.c.id)
             .limit(limit)
         )
+        if after is not None:
+            place = tuple_(RESPONSES.c.created_at, RESPONSES.c.id)
+            query = query.where(place > tuple_(after.created_at, after.id))
         async with self._database.read() as connection:
             return [PendingResponse(*row) for row in await connection.execute(query)]
 
