@@ -27,6 +27,8 @@ _RETRY_PAUSE_S = 0.5
 _SWEEP_INTERVAL_S = 60.0
 _MAX_BATCHES = 16
 """Batches that one gateway runs at once; the others wait for it, or for another gateway."""
+_MAX_FIRST = 16
+"""As many more, each the only one of its tenant: no tenant waits for the batches of others."""
 _MAX_BYTES = 16 << 20
 """What the running lines of one batch and model may take in memory together."""
 _MAX_EMBEDDINGS = 1
@@ -75,9 +77,10 @@ class BatchRunner:
     async def _claim(self, state: StoredState) -> None:
         """Claim as many batches as there is room for. Raises `Unavailable`."""
         lease_s = self._gateway.settings.batch_lease_s
-        while len(self._runs) < _MAX_BATCHES:
+        while len(self._runs) < _MAX_BATCHES + _MAX_FIRST:
             running = Counter(run.batch.tenant for run, _ in self._runs.values())
-            batch = await state.batches.claim(running, lease_s)
+            is_full = len(self._runs) >= _MAX_BATCHES
+            batch = await state.batches.claim(running, lease_s, is_full=is_full)
             # One whose lease has just run out here is left to other gateways until it is noticed.
             if batch is None or batch.id in self._runs:
                 return

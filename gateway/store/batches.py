@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from sqlalchemy import and_, delete, insert, select, tuple_, update
+from sqlalchemy import and_, delete, func, insert, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -41,7 +41,8 @@ Ending: TypeAlias = Literal["completed", "expired", "cancelled"]
 
 BATCH_PREFIX = "batch_"
 """The prefix of the ids of batches; no id of a request has it."""
-_MAX_CANDIDATES = 256
+_MAX_CANDIDATES = 4
+"""Of each tenant. Other gateways may claim some of them at the same time."""
 _EVENTS: Mapping[Ending, EventType] = {
     "completed": "batch.completed",
     "expired": "batch.expired",
@@ -198,15 +199,23 @@ class Batches:
         return batch
 
     @uncancelled
-    async def claim(self, running: Mapping[str, int], lease_s: float) -> BatchRecord | None:
+    async def claim(
+        self, running: Mapping[str, int], lease_s: float, *, is_full: bool = False
+    ) -> BatchRecord | None:
         """Claim a batch that no gateway runs, if there is one: the oldest one of the tenant that
-        has the fewest in ``running``, the number of batches by tenant that the caller runs."""
+        has the fewest in ``running``, the number of batches by tenant that the caller runs.
+        ``is_full``: only one of a tenant that has none there."""
         is_free = and_(BATCHES.c.status.in_(UNENDED), BATCHES.c.lease_until < time.time())
+        if is_full:
+            is_free = and_(is_free, BATCHES.c.tenant.not_in(list(running)))
+        age = (BATCHES.c.created_at, BATCHES.c.id)
+        place = func.row_number().over(partition_by=BATCHES.c.tenant, order_by=age)
+        columns = (BATCHES.c.id, BATCHES.c.fence, BATCHES.c.tenant, BATCHES.c.created_at)
+        ranked = select(*columns, place.label("place")).where(is_free).subquery()
         query = (
-            select(BATCHES.c.id, BATCHES.c.fence, BATCHES.c.tenant)
-            .where(is_free)
-            .order_by(BATCHES.c.created_at, BATCHES.c.id)
-            .limit(_MAX_CANDIDATES)
+            select(ranked.c.id, ranked.c.fence, ranked.c.tenant)
+            .where(ranked.c.place <= _MAX_CANDIDATES)
+            .order_by(ranked.c.created_at, ranked.c.id)
         )
         async with self._database.begin() as connection:
             rows = (await connection.execute(query)).all()

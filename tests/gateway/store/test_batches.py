@@ -1,9 +1,13 @@
 import asyncio
+from dataclasses import asdict
 
 import pytest
+from sqlalchemy import insert
 
 from gateway.store.batches import Batches, BatchRecord, LeaseLost, LineAnswer, Order
+from gateway.store.database import Database
 from gateway.store.files.records import Files
+from gateway.store.tables import BATCHES
 from shared.errors import IdempotencyMismatch, InvalidRequest, NotFound
 
 
@@ -90,6 +94,21 @@ async def test_the_tenant_with_the_fewest_running_batches_comes_first(
 
     assert claim is not None
     assert claim.tenant == "b"
+
+
+async def test_many_batches_of_one_tenant_do_not_hide_those_of_another(
+    database: Database, files: Files, batches: Batches
+) -> None:
+    batch = await ordered(files, batches, "a")
+    row = {**asdict(batch), "created_at": 1, "idempotency_key": None}
+    rows = [{**row, "id": f"batch_{number}"} for number in range(300)]
+    async with database.begin() as connection:
+        await connection.execute(insert(BATCHES), rows)
+    await ordered(files, batches, "b")
+
+    claims = [await batches.claim({"a": 1}, 60, is_full=is_full) for is_full in (True, True, False)]
+
+    assert [claim and claim.tenant for claim in claims] == ["b", None, "a"]
 
 
 async def test_who_has_lost_its_lease_writes_nothing(files: Files, batches: Batches) -> None:
