@@ -51,8 +51,9 @@ class BatchRunner:
         claim them at once."""
         store = self._gateway.store
         state = await store.wait_open()
-        sweep = partial(store.keep_swept, _sweep, _SWEEP_INTERVAL_S)
-        sweeping = asyncio.create_task(incidents.keep_running(sweep))
+        sweep = partial(_sweep, kept_s=self._gateway.settings.file_retention_s)
+        keep_swept = partial(store.keep_swept, sweep, _SWEEP_INTERVAL_S)
+        sweeping = asyncio.create_task(incidents.keep_running(keep_swept))
         try:
             while True:
                 with suppress(Unavailable):
@@ -344,9 +345,11 @@ class _Window:
             self._changed.notify_all()
 
 
-async def _sweep(state: StoredState) -> None:
+async def _sweep(state: StoredState, *, kept_s: float) -> None:
+    """``kept_s``: seconds for which batches are kept after their end."""
     await state.uploads.sweep()
     await state.files.sweep()
+    await state.batches.sweep(time.time() - kept_s)
 
 
 async def _retried(call: Callable[[], Awaitable[_Result]]) -> _Result:

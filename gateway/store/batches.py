@@ -25,7 +25,7 @@ from gateway.store.database import Database, uncancelled
 from gateway.store.files.records import UNENDED, lock_file, reveal
 from gateway.store.tables import ANSWERS, BATCHES
 from gateway.store.webhooks import EventType, announce
-from shared.errors import IdempotencyMismatch, InvalidRequest, NotFound
+from shared.errors import IdempotencyMismatch, InvalidRequest, NotFound, Overloaded
 
 Status: TypeAlias = Literal[
     "validating",
@@ -39,8 +39,11 @@ Status: TypeAlias = Literal[
 ]
 Ending: TypeAlias = Literal["completed", "expired", "cancelled"]
 
+MAX_UNENDED = 1000
+"""Batches of one tenant that have not ended."""
 BATCH_PREFIX = "batch_"
 """The prefix of the ids of batches; no id of a request has it."""
+_RETRY_AFTER_S = 60.0
 _MAX_CANDIDATES = 4
 """Of each tenant. Other gateways may claim some of them at the same time."""
 _EVENTS: Mapping[Ending, EventType] = {
@@ -121,7 +124,8 @@ class Batches:
     async def create(self, tenant: str, order: Order) -> BatchRecord:
         """Create a batch, or return the one that the Idempotency-Key already has.
 
-        Raises `NotFound` if there is no such file, and `IdempotencyMismatch`.
+        Raises `NotFound` if there is no such file, `Overloaded` if the tenant has `MAX_UNENDED`,
+        and `IdempotencyMismatch`.
         """
         now = int(time.time())
         values = {
@@ -151,6 +155,7 @@ class Batches:
                     raise NotFound(
                         f"No such File object: {order.input_file_id[:128]}", param="input_file_id"
                     )
+                await _require_place(connection, tenant)
                 await connection.execute(insert(BATCHES).values(values))
         except IntegrityError:  # the same request was faster
             known = await self._of_key(tenant, order)
@@ -368,6 +373,14 @@ class Batches:
             return [LineAnswer(*row) for row in await connection.execute(query)]
 
     @uncancelled
+    async def sweep(self, before: float) -> int:
+        """Delete the batches that ended before this time; returns how many."""
+        endings = (BATCHES.c[f"{ending}_at"] for ending in (*_EVENTS, "failed"))
+        has_ended = and_(BATCHES.c.status.not_in(UNENDED), func.coalesce(*endings) < before)
+        async with self._database.begin() as connection:
+            return (await connection.execute(delete(BATCHES).where(has_ended))).rowcount
+
+    @uncancelled
     async def _of_key(self, tenant: str, order: Order) -> BatchRecord | None:
         if order.idempotency_key is None:
             return None
@@ -399,6 +412,17 @@ class Batches:
             moved = await connection.execute(update(BATCHES).where(is_due).values(values))
             if moved.rowcount and event is not None:
                 await announce(connection, tenant, event, batch_id)
+
+
+async def _require_place(connection: AsyncConnection, tenant: str) -> None:
+    """Raises `Overloaded`."""
+    is_unended = and_(BATCHES.c.tenant == tenant, BATCHES.c.status.in_(UNENDED))
+    query = select(func.count()).select_from(BATCHES).where(is_unended)
+    if (await connection.execute(query)).scalar_one() >= MAX_UNENDED:
+        raise Overloaded(
+            f"A tenant has at most {MAX_UNENDED} batches that have not ended.",
+            retry_after_s=_RETRY_AFTER_S,
+        )
 
 
 async def _require_lease(connection: AsyncConnection, batch_id: str, fence: int) -> str:
