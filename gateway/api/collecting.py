@@ -114,7 +114,7 @@ class Collector:
                 are_there[response.owner] = await self._is_there(response.owner)
             if are_there[response.owner]:
                 continue
-            num_readers = await self._num_readers(response_id)
+            num_readers = await keeping.num_readers(self._gateway, response_id)
             if num_readers:
                 continue
             unread[response_id] = self._unread_since.get(response_id, now)
@@ -131,16 +131,6 @@ class Collector:
             return await self._gateway.bus.inspect(topology.usage_queue(owner).name) is not None
         except (QueueBusy, QueueDown):
             return True
-
-    async def _num_readers(self, response_id: str) -> int | None:
-        """None if there is no log. Raises `BusError`."""
-        log = self._gateway.reply_queues.named(response_id)
-        try:
-            await log.find()
-            found = await self._gateway.bus.inspect(log.queue.name)
-        except QueueDown:  # its reader begins it again elsewhere, or its node returns
-            return 1
-        return None if found is None else found.num_consumers
 
     async def _give_up(self, state: StoredState, response: PendingResponse) -> None:
         logger.warning("response not stored: its log is gone", extra={"request_id": response.id})

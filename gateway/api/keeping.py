@@ -31,6 +31,8 @@ from shared.errors import (
     InvalidRequest,
     NotFound,
     PreviousResponseNotFound,
+    QueueDown,
+    StreamExpired,
     Unavailable,
 )
 from shared.messages import MAX_MESSAGES
@@ -79,29 +81,46 @@ class Keeping:
     @asynccontextmanager
     async def begin(self, response_id: str, grant: Grant) -> AsyncIterator[None]:
         """Store that the response begins; nothing is left of it if its job is not published in the
-        block. Raises `Unavailable`."""
+        block.
+
+        Raises `StreamExpired` if its Idempotency-Key belongs to a stored answer that has no log any
+        more, `BusError` and `Unavailable`.
+        """
         self.response_id = response_id
         state = await self.gateway.store.open()
         before = self.predecessor
-        self.is_ours = await state.responses.begin(
-            ResponseDraft(
-                id=response_id,
-                tenant=self.tenant,
-                created_at=int(time.time()),
-                previous_id=before.previous_id,
-                conversation_id=before.conversation_id,
-                conversation_end=before.conversation_end,
-                input=self.input,
-                owner=self.gateway.limits.name,
-                is_background=self.is_background,
-            )
+        draft = ResponseDraft(
+            id=response_id,
+            tenant=self.tenant,
+            created_at=int(time.time()),
+            previous_id=before.previous_id,
+            conversation_id=before.conversation_id,
+            conversation_end=before.conversation_end,
+            input=self.input,
+            owner=self.gateway.limits.name,
+            is_background=self.is_background,
         )
+        self.is_ours = await state.responses.begin(draft)
+        if not self.is_ours and await num_readers(self.gateway, response_id) is None:
+            await self._require_no_answer(state)
+            self.is_ours = await state.responses.begin(draft, is_again=True)
         try:
             yield
         except Exception:
             if not grant.is_published:
                 await self.discard()
             raise
+
+    async def _require_no_answer(self, state: StoredState) -> None:
+        """A request that failed may be sent again, but what was answered stays as it is. Raises
+        `StreamExpired`."""
+        record = await state.responses.find(self.tenant, self.response_id)
+        if record is None or record.body is None or _OUTPUT.decode(record.body).status == "failed":
+            return
+        raise StreamExpired(
+            f"This Idempotency-Key belongs to the response '{self.response_id}', which can only be "
+            f"retrieved any more: GET /v1/responses/{self.response_id}.",
+        )
 
     async def discard(self) -> None:
         """Forget the response, which will not end."""
@@ -151,6 +170,17 @@ async def finish(gateway: Gateway, tenant: str, response: ResponseObject) -> Non
     answer does not depend on it."""
     # What has begun to be stored is stored even if the client leaves.
     await gateway.store.write(_write(gateway, tenant, response), _MAX_WAIT_S)
+
+
+async def num_readers(gateway: Gateway, response_id: str) -> int | None:
+    """The readers of a response's log; None if there is no log. Raises `BusError`."""
+    log = gateway.reply_queues.named(response_id)
+    try:
+        await log.find()
+        found = await gateway.bus.inspect(log.queue.name)
+    except QueueDown:  # its reader begins it again elsewhere, or its node returns
+        return 1
+    return None if found is None else found.num_consumers
 
 
 async def input_items(gateway: Gateway, tenant: str, record: ResponseRecord) -> list[StoredItem]:
@@ -263,6 +293,7 @@ def _too_long() -> ContextLengthExceeded:
 
 class _Output(Struct):
     output: msgspec.Raw
+    status: str
 
 
 _OUTPUT = msgspec.json.Decoder(_Output)

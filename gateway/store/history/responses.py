@@ -68,9 +68,10 @@ class Responses:
         self._limits = limits
 
     @uncancelled
-    async def begin(self, draft: ResponseDraft) -> bool:
+    async def begin(self, draft: ResponseDraft, *, is_again: bool = False) -> bool:
         """Store a response that has not ended. Returns whether it is new: a request that is sent
-        again with its Idempotency-Key is not."""
+        again with its Idempotency-Key is not. ``is_again``: it takes the place of one that has
+        ended."""
         values = {name: getattr(draft, name) for name in ResponseDraft.__slots__}
         values |= {
             "expires_at": self._expiry(),
@@ -79,6 +80,9 @@ class Responses:
         }
         try:
             async with self._database.begin() as connection:
+                if is_again:
+                    has_ended = and_(_is(draft.tenant, draft.id), ~RESPONSES.c.is_pending)
+                    await connection.execute(delete(RESPONSES).where(has_ended))
                 await connection.execute(insert(RESPONSES).values(values))
         except IntegrityError:
             return False

@@ -11,6 +11,7 @@ import pytest
 from openai.types.responses import Response
 
 from gateway.intake.key_file import KeyFile
+from shared import topology
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import ChatMessage, ChatPrompt, Failed
 from tests.support.deployment.postgres import postgres
@@ -55,6 +56,11 @@ def strict(value: Any) -> Any:
 async def say(gateway: LiveGateway, text: Any, **more: Any) -> Response:
     response: Response = await gateway.openai.responses.create(model=MODEL, input=text, **more)
     return response
+
+
+async def forget_log(bus: MemoryBus, response_id: str) -> None:
+    """Delete the log of a response, as the broker does when it expires."""
+    await bus.delete_queue(topology.reply_queue(response_id, 0.0).name)
 
 
 async def test_a_response_continues_those_before_it(
@@ -406,6 +412,50 @@ async def test_nothing_is_stored_of_a_request_that_the_worker_refuses(
 
     assert answer.status_code == 400
     assert (await gateway.http.get(f"/v1/responses/{response_id}/input_items")).status_code == 404
+
+
+async def test_a_key_whose_log_has_expired_leaves_the_stored_answer_as_it_is(
+    gateway: LiveGateway, worker: ScriptedWorker, bus: MemoryBus
+) -> None:
+    key: Any = {"extra_headers": {"Idempotency-Key": "k"}}
+    first = await say(gateway, "one", **key)
+    await forget_log(bus, first.id)
+
+    with pytest.raises(openai.APIStatusError) as refused:
+        await say(gateway, "two", **key)
+
+    assert (refused.value.status_code, refused.value.code) == (410, "stream_expired")
+    assert f"GET /v1/responses/{first.id}" in refused.value.message
+    assert len(worker.jobs) == 1
+    assert await gateway.openai.responses.retrieve(first.id) == first
+
+
+async def test_a_stream_that_failed_and_is_sent_again_is_stored_anew(
+    gateway: LiveGateway, worker: ScriptedWorker, bus: MemoryBus
+) -> None:
+    may_fail = asyncio.Event()
+
+    async def fail(job: ScriptedJob) -> None:
+        await job.start()
+        await job.say("one")
+        await may_fail.wait()
+        await job.fail("internal_error", "Broken.")
+
+    succeed, worker.script = worker.script, fail
+    key = {"Idempotency-Key": "k"}
+    body = {"model": MODEL, "input": "one", "stream": True}
+    async with gateway.http.stream("POST", "/v1/responses", json=body, headers=key) as stream:
+        response_id = stream.headers["x-request-id"]
+        async for line in stream.aiter_lines():
+            if "one" in line:
+                may_fail.set()
+    stored = await gateway.openai.responses.retrieve(response_id)
+    await forget_log(bus, response_id)
+    worker.script = succeed
+    again = await say(gateway, "two", extra_headers=key)
+
+    assert (stored.status, again.status, again.id) == ("failed", "completed", response_id)
+    assert await gateway.openai.responses.retrieve(again.id) == again
 
 
 async def test_a_gateway_completes_what_another_one_leaves_when_it_dies(
