@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import update
 
 from gateway.intake.signer import hash_body
-from gateway.store.blobs import Blobs
 from gateway.store.database import Database
+from gateway.store.files.blobs import Blobs
 from gateway.store.files.records import Files
 from gateway.store.files.uploads import LIFETIME_S, UploadRecord, Uploads
 from gateway.store.tables import FILES, UPLOADS
