@@ -512,6 +512,20 @@ async def test_a_request_is_answered_without_a_database_unless_it_needs_one(
     assert num_refused == 1
 
 
+async def test_a_common_database_without_a_common_storage_is_warned_of(
+    bus: MemoryBus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"sqlite:///{tmp_path}/common.db"
+    for files_url in (None, f"file://{tmp_path}/files"):
+        async with live_gateway(bus, database_url=url, files_url=files_url):
+            pass
+
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert [message for message in warnings if "WARREN_FILES_URL" in message] == [
+        "files are stored in the data directory, as WARREN_FILES_URL is not set"
+    ]
+
+
 async def test_responses_need_not_be_stored_by_default(
     bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path
 ) -> None:
