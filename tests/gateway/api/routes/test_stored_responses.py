@@ -516,7 +516,7 @@ async def test_a_common_database_without_a_common_storage_is_warned_of(
     bus: MemoryBus, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = f"sqlite:///{tmp_path}/common.db"
-    for files_url in (None, f"file://{tmp_path}/files"):
+    for files_url in (None, f"file://{tmp_path}"):
         async with live_gateway(bus, database_url=url, files_url=files_url):
             pass
 
