@@ -114,6 +114,9 @@ async def _using_store(gateway: Gateway) -> AsyncIterator[None]:
     Raises `StartupError`.
     """
     if gateway.settings.database_url is not None:
+        if gateway.settings.files_url is None:
+            # Other gateways of the database find the records of these files, but not their bytes.
+            logger.warning("files are stored in the data directory, as WARREN_FILES_URL is not set")
         with suppress(Unavailable):
             await gateway.store.open_as_set()
     running = [

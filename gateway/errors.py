@@ -86,6 +86,7 @@ _STATUS: dict[str, HttpStatus] = {
     errors.PermissionDenied.code: HttpStatus(403, "invalid_request_error"),
     errors.ModelNotFound.code: HttpStatus(404, "invalid_request_error"),
     errors.NotFound.code: HttpStatus(404, "invalid_request_error"),
+    errors.PreviousResponseNotFound.code: HttpStatus(400, "invalid_request_error"),
     errors.StreamNotFound.code: HttpStatus(404, "invalid_request_error"),
     errors.Cancelled.code: HttpStatus(409, "invalid_request_error", is_retryable=False),
     # What took over may be the request's own first sending, which came late.

@@ -138,7 +138,7 @@ class Metrics:
         self.webhooks = catalog.counter(
             "warren_gateway_webhooks_total",
             "Tries to deliver a webhook, by outcome: delivered, retried (a further try follows) or "
-            "dead (it was the last one).",
+            "dead (it was the last one, or there was no room for one in time).",
             "outcome",
         )
         for outcome in _WEBHOOK_OUTCOMES:

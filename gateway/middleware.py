@@ -42,6 +42,7 @@ _WITHOUT_VERSION = (
     "/batches",
     "/chat/completions",
     "/completions",
+    "/conversations",
     "/embeddings",
     "/files",
     "/messages",

@@ -9,6 +9,7 @@
     │   ├── PermissionDenied            insufficient_permissions
     │   ├── IdempotencyMismatch         idempotency_mismatch
     │   ├── NotFound                    not_found
+    │   ├── PreviousResponseNotFound    previous_response_not_found
     │   ├── StreamNotFound              stream_not_found
     │   └── StreamExpired               stream_expired
     ├── ServiceError                  a valid request that the service could not complete
@@ -91,6 +92,12 @@ class NotFound(RequestError):
     """No object has this id, or it belongs to another tenant."""
 
     code = "not_found"
+
+
+class PreviousResponseNotFound(RequestError):
+    """The response that a request continues, or one before it, is not stored."""
+
+    code = "previous_response_not_found"
 
 
 class StreamNotFound(RequestError):

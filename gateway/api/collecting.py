@@ -10,7 +10,7 @@ there as long as its exclusive queue is.
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -40,7 +40,7 @@ _MARGIN_S = 1.0
 """Seconds beyond the grace period, within which the client may return to its gateway."""
 _GONE_AFTER_S = 60.0
 """Seconds for which a response may have no log. Its job is published within this time."""
-_MAX_LOOKED_AT = 1000
+_MAX_IN_PAGE = 1000
 
 
 class LoggedResponse(NamedTuple):
@@ -106,7 +106,7 @@ class Collector:
         unread: dict[str, float] = {}
         are_there = {self._gateway.limits.name: False}
         """Of gateways, whether they look after their responses; this one has to look itself."""
-        for response in await state.responses.pending(_MAX_LOOKED_AT):
+        async for response in _pending(state):
             response_id = response.id
             if response_id in self._reading or self._gateway.relays.holds(response_id):
                 continue
@@ -114,7 +114,7 @@ class Collector:
                 are_there[response.owner] = await self._is_there(response.owner)
             if are_there[response.owner]:
                 continue
-            num_readers = await self._num_readers(response_id)
+            num_readers = await keeping.num_readers(self._gateway, response_id)
             if num_readers:
                 continue
             unread[response_id] = self._unread_since.get(response_id, now)
@@ -131,16 +131,6 @@ class Collector:
             return await self._gateway.bus.inspect(topology.usage_queue(owner).name) is not None
         except (QueueBusy, QueueDown):
             return True
-
-    async def _num_readers(self, response_id: str) -> int | None:
-        """None if there is no log. Raises `BusError`."""
-        log = self._gateway.reply_queues.named(response_id)
-        try:
-            await log.find()
-            found = await self._gateway.bus.inspect(log.queue.name)
-        except QueueDown:  # its reader begins it again elsewhere, or its node returns
-            return 1
-        return None if found is None else found.num_consumers
 
     async def _give_up(self, state: StoredState, response: PendingResponse) -> None:
         logger.warning("response not stored: its log is gone", extra={"request_id": response.id})
@@ -174,6 +164,15 @@ class Collector:
 
 async def _sweep(state: StoredState) -> None:
     await state.responses.sweep()
+
+
+async def _pending(state: StoredState) -> AsyncIterator[PendingResponse]:
+    """All responses of the deployment that have not ended. Raises `Unavailable`."""
+    page = await state.responses.pending(_MAX_IN_PAGE)
+    while page:
+        for response in page:
+            yield response
+        page = await state.responses.pending(_MAX_IN_PAGE, after=page[-1])
 
 
 def _logged(facts: LogFacts, items: Sequence[Item]) -> LoggedResponse:

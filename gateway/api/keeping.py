@@ -26,7 +26,15 @@ from gateway.store.history.responses import MAX_CHAIN_LEN, ResponseDraft, Respon
 from gateway.store.state import StoredState
 from gateway.store.webhooks import EventType
 from gateway.wiring import Gateway
-from shared.errors import ContextLengthExceeded, InvalidRequest, NotFound, Unavailable
+from shared.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    NotFound,
+    PreviousResponseNotFound,
+    QueueDown,
+    StreamExpired,
+    Unavailable,
+)
 from shared.messages import MAX_MESSAGES
 from shared.telemetry import incidents
 
@@ -73,29 +81,46 @@ class Keeping:
     @asynccontextmanager
     async def begin(self, response_id: str, grant: Grant) -> AsyncIterator[None]:
         """Store that the response begins; nothing is left of it if its job is not published in the
-        block. Raises `Unavailable`."""
+        block.
+
+        Raises `StreamExpired` if its Idempotency-Key belongs to a stored answer that has no log any
+        more, `BusError` and `Unavailable`.
+        """
         self.response_id = response_id
         state = await self.gateway.store.open()
         before = self.predecessor
-        self.is_ours = await state.responses.begin(
-            ResponseDraft(
-                id=response_id,
-                tenant=self.tenant,
-                created_at=int(time.time()),
-                previous_id=before.previous_id,
-                conversation_id=before.conversation_id,
-                conversation_end=before.conversation_end,
-                input=self.input,
-                owner=self.gateway.limits.name,
-                is_background=self.is_background,
-            )
+        draft = ResponseDraft(
+            id=response_id,
+            tenant=self.tenant,
+            created_at=int(time.time()),
+            previous_id=before.previous_id,
+            conversation_id=before.conversation_id,
+            conversation_end=before.conversation_end,
+            input=self.input,
+            owner=self.gateway.limits.name,
+            is_background=self.is_background,
         )
+        self.is_ours = await state.responses.begin(draft)
+        if not self.is_ours and await num_readers(self.gateway, response_id) is None:
+            await self._require_no_answer(state)
+            self.is_ours = await state.responses.begin(draft, is_again=True)
         try:
             yield
         except Exception:
             if not grant.is_published:
                 await self.discard()
             raise
+
+    async def _require_no_answer(self, state: StoredState) -> None:
+        """A request that failed may be sent again, but what was answered stays as it is. Raises
+        `StreamExpired`."""
+        record = await state.responses.find(self.tenant, self.response_id)
+        if record is None or record.body is None or _OUTPUT.decode(record.body).status == "failed":
+            return
+        raise StreamExpired(
+            f"This Idempotency-Key belongs to the response '{self.response_id}', which can only be "
+            f"retrieved any more: GET /v1/responses/{self.response_id}.",
+        )
 
     async def discard(self) -> None:
         """Forget the response, which will not end."""
@@ -113,9 +138,9 @@ async def prepare(
     """The request with the items before it, and how to store its response, if it is to be stored.
     ``entry`` holds the items until the request ends.
 
-    Raises `InvalidRequest`, `NotFound` if what it continues does not exist, `ContextLengthExceeded`
-    if that is too long, `Overloaded`, and `Unavailable` without a database, unless the client
-    relies on none.
+    Raises `InvalidRequest`, `PreviousResponseNotFound`, `NotFound` if there is no such
+    conversation, `ContextLengthExceeded` if what it continues is too long, `Overloaded`, and
+    `Unavailable` without a database, unless the client relies on none.
     """
     is_stored = request.is_stored(default=gateway.settings.store_responses)
     if not is_stored and not request.needs_store:
@@ -145,6 +170,17 @@ async def finish(gateway: Gateway, tenant: str, response: ResponseObject) -> Non
     answer does not depend on it."""
     # What has begun to be stored is stored even if the client leaves.
     await gateway.store.write(_write(gateway, tenant, response), _MAX_WAIT_S)
+
+
+async def num_readers(gateway: Gateway, response_id: str) -> int | None:
+    """The readers of a response's log; None if there is no log. Raises `BusError`."""
+    log = gateway.reply_queues.named(response_id)
+    try:
+        await log.find()
+        found = await gateway.bus.inspect(log.queue.name)
+    except QueueDown:  # its reader begins it again elsewhere, or its node returns
+        return 1
+    return None if found is None else found.num_consumers
 
 
 async def input_items(gateway: Gateway, tenant: str, record: ResponseRecord) -> list[StoredItem]:
@@ -211,7 +247,7 @@ async def _previous(
         items = await _chain(state, tenant, response_id)
     except NotFound as error:
         message = f"Previous {error.message[0].lower()}{error.message[1:]}"
-        raise NotFound(message, param="previous_response_id") from None
+        raise PreviousResponseNotFound(message, param="previous_response_id") from None
     return _Predecessor(items, previous_id=response_id)
 
 
@@ -257,6 +293,7 @@ def _too_long() -> ContextLengthExceeded:
 
 class _Output(Struct):
     output: msgspec.Raw
+    status: str
 
 
 _OUTPUT = msgspec.json.Decoder(_Output)

@@ -29,6 +29,8 @@ _RETRY_PAUSE_S = 0.5
 _SWEEP_INTERVAL_S = 60.0
 _MAX_BATCHES = 16
 """Batches that one gateway runs at once; the others wait for it, or for another gateway."""
+_MAX_FIRST = 16
+"""As many more, each the only one of its tenant: no tenant waits for the batches of others."""
 _MAX_BYTES = 16 << 20
 """What the running lines of one batch and model may take in memory together."""
 _MAX_EMBEDDINGS = 1
@@ -51,8 +53,9 @@ class BatchRunner:
         claim them at once."""
         store = self._gateway.store
         state = await store.wait_open()
-        sweep = partial(store.keep_swept, _sweep, _SWEEP_INTERVAL_S)
-        sweeping = asyncio.create_task(incidents.keep_running(sweep))
+        sweep = partial(_sweep, kept_s=self._gateway.settings.file_retention_s)
+        keep_swept = partial(store.keep_swept, sweep, _SWEEP_INTERVAL_S)
+        sweeping = asyncio.create_task(incidents.keep_running(keep_swept))
         try:
             while True:
                 with suppress(Unavailable):
@@ -77,9 +80,10 @@ class BatchRunner:
     async def _claim(self, state: StoredState) -> None:
         """Claim as many batches as there is room for. Raises `Unavailable`."""
         lease_s = self._gateway.settings.batch_lease_s
-        while len(self._runs) < _MAX_BATCHES:
+        while len(self._runs) < _MAX_BATCHES + _MAX_FIRST:
             running = Counter(run.batch.tenant for run, _ in self._runs.values())
-            batch = await state.batches.claim(running, lease_s)
+            is_full = len(self._runs) >= _MAX_BATCHES
+            batch = await state.batches.claim(running, lease_s, is_full=is_full)
             # One whose lease has just run out here is left to other gateways until it is noticed.
             if batch is None or batch.id in self._runs:
                 return
@@ -358,9 +362,11 @@ class _Window:
             self._changed.notify_all()
 
 
-async def _sweep(state: StoredState) -> None:
+async def _sweep(state: StoredState, *, kept_s: float) -> None:
+    """``kept_s``: seconds for which batches are kept after their end."""
     await state.uploads.sweep()
     await state.files.sweep()
+    await state.batches.sweep(time.time() - kept_s)
 
 
 async def _retried(call: Callable[[], Awaitable[_Result]]) -> _Result:

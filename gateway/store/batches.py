@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from sqlalchemy import and_, delete, insert, select, tuple_, update
+from sqlalchemy import and_, delete, func, insert, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -25,7 +25,7 @@ from gateway.store.database import Database, uncancelled
 from gateway.store.files.records import UNENDED, lock_file, reveal
 from gateway.store.tables import ANSWERS, BATCHES
 from gateway.store.webhooks import EventType, announce
-from shared.errors import IdempotencyMismatch, InvalidRequest, NotFound
+from shared.errors import IdempotencyMismatch, InvalidRequest, NotFound, Overloaded
 
 Status: TypeAlias = Literal[
     "validating",
@@ -39,9 +39,13 @@ Status: TypeAlias = Literal[
 ]
 Ending: TypeAlias = Literal["completed", "expired", "cancelled"]
 
+MAX_UNENDED = 1000
+"""Batches of one tenant that have not ended."""
 BATCH_PREFIX = "batch_"
 """The prefix of the ids of batches; no id of a request has it."""
-_MAX_CANDIDATES = 256
+_RETRY_AFTER_S = 60.0
+_MAX_CANDIDATES = 4
+"""Of each tenant. Other gateways may claim some of them at the same time."""
 _EVENTS: Mapping[Ending, EventType] = {
     "completed": "batch.completed",
     "expired": "batch.expired",
@@ -126,7 +130,8 @@ class Batches:
     async def create(self, tenant: str, order: Order) -> BatchRecord:
         """Create a batch, or return the one that the Idempotency-Key already has.
 
-        Raises `NotFound` if there is no such file, and `IdempotencyMismatch`.
+        Raises `NotFound` if there is no such file, `Overloaded` if the tenant has `MAX_UNENDED`,
+        and `IdempotencyMismatch`.
         """
         now = int(time.time())
         values = {
@@ -158,6 +163,7 @@ class Batches:
                     raise NotFound(
                         f"No such File object: {order.input_file_id[:128]}", param="input_file_id"
                     )
+                await _require_place(connection, tenant)
                 await connection.execute(insert(BATCHES).values(values))
         except IntegrityError:  # the same request was faster
             known = await self._of_key(tenant, order)
@@ -206,15 +212,23 @@ class Batches:
         return batch
 
     @uncancelled
-    async def claim(self, running: Mapping[str, int], lease_s: float) -> BatchRecord | None:
+    async def claim(
+        self, running: Mapping[str, int], lease_s: float, *, is_full: bool = False
+    ) -> BatchRecord | None:
         """Claim a batch that no gateway runs, if there is one: the oldest one of the tenant that
-        has the fewest in ``running``, the number of batches by tenant that the caller runs."""
+        has the fewest in ``running``, the number of batches by tenant that the caller runs.
+        ``is_full``: only one of a tenant that has none there."""
         is_free = and_(BATCHES.c.status.in_(UNENDED), BATCHES.c.lease_until < time.time())
+        if is_full:
+            is_free = and_(is_free, BATCHES.c.tenant.not_in(list(running)))
+        age = (BATCHES.c.created_at, BATCHES.c.id)
+        place = func.row_number().over(partition_by=BATCHES.c.tenant, order_by=age)
+        columns = (BATCHES.c.id, BATCHES.c.fence, BATCHES.c.tenant, BATCHES.c.created_at)
+        ranked = select(*columns, place.label("place")).where(is_free).subquery()
         query = (
-            select(BATCHES.c.id, BATCHES.c.fence, BATCHES.c.tenant)
-            .where(is_free)
-            .order_by(BATCHES.c.created_at, BATCHES.c.id)
-            .limit(_MAX_CANDIDATES)
+            select(ranked.c.id, ranked.c.fence, ranked.c.tenant)
+            .where(ranked.c.place <= _MAX_CANDIDATES)
+            .order_by(ranked.c.created_at, ranked.c.id)
         )
         async with self._database.begin() as connection:
             rows = (await connection.execute(query)).all()
@@ -367,6 +381,14 @@ class Batches:
             return [LineAnswer(*row) for row in await connection.execute(query)]
 
     @uncancelled
+    async def sweep(self, before: float) -> int:
+        """Delete the batches that ended before this time; returns how many."""
+        endings = (BATCHES.c[f"{ending}_at"] for ending in (*_EVENTS, "failed"))
+        has_ended = and_(BATCHES.c.status.not_in(UNENDED), func.coalesce(*endings) < before)
+        async with self._database.begin() as connection:
+            return (await connection.execute(delete(BATCHES).where(has_ended))).rowcount
+
+    @uncancelled
     async def _of_key(self, tenant: str, order: Order) -> BatchRecord | None:
         if order.idempotency_key is None:
             return None
@@ -398,6 +420,17 @@ class Batches:
             moved = await connection.execute(update(BATCHES).where(is_due).values(values))
             if moved.rowcount and event is not None:
                 await announce(connection, tenant, event, batch_id)
+
+
+async def _require_place(connection: AsyncConnection, tenant: str) -> None:
+    """Raises `Overloaded`."""
+    is_unended = and_(BATCHES.c.tenant == tenant, BATCHES.c.status.in_(UNENDED))
+    query = select(func.count()).select_from(BATCHES).where(is_unended)
+    if (await connection.execute(query)).scalar_one() >= MAX_UNENDED:
+        raise Overloaded(
+            f"A tenant has at most {MAX_UNENDED} batches that have not ended.",
+            retry_after_s=_RETRY_AFTER_S,
+        )
 
 
 async def _require_lease(connection: AsyncConnection, batch_id: str, fence: int) -> str:

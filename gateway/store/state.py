@@ -132,7 +132,7 @@ class Store:
             self._database = await Database.open(
                 None if url is None else url.get_secret_value(), data_dir
             )
-            files = Files(self._database, blobs)
+            files = Files(self._database, blobs, max_tenant_bytes=settings.max_tenant_file_bytes)
             uploads = Uploads(self._database, files, settings.max_file_bytes)
             batches, webhooks = Batches(self._database), Webhooks(self._database)
             limits = StoreLimits(

@@ -233,6 +233,14 @@ class Webhooks:
                 )
 
     @uncancelled
+    async def expire(self, before: float) -> int:
+        """Give up the deliveries that have been due since before this time; returns how many."""
+        values = {"reason": "not tried in time", "due_at": None}
+        statement = update(DELIVERIES).where(DELIVERIES.c.due_at < before).values(values)
+        async with self._database.begin() as connection:
+            return int((await connection.execute(statement)).rowcount)
+
+    @uncancelled
     async def dead(self, limit: int) -> list[WebhookDelivery]:
         """The oldest dead deliveries."""
         query = (

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 _LOOK_INTERVAL_S = 1.0
 LEASE_S = 3 * TIMEOUT_S
 _MAX_PAUSE_S = 6 * 3600
+_MAX_WAIT_S = 3 * 24 * 3600
 _MAX_AT_ONCE = 32
 _MAX_OF_ONE = 4
 """Tries of one endpoint at once, so that a slow one does not hold up the others."""
@@ -59,7 +60,11 @@ class Deliverer:
                 await asyncio.sleep(_LOOK_INTERVAL_S)
 
     async def start_due(self, webhooks: Webhooks, tasks: asyncio.TaskGroup) -> None:
-        """Begin to try what is due, as far as there is room. Raises `Unavailable`."""
+        """Begin to try what is due, as far as there is room. What has been due for too long is
+        dead: its endpoint is too slow for all of its events. Raises `Unavailable`."""
+        if num_dead := await webhooks.expire(time.time() - _MAX_WAIT_S):
+            self._metrics.webhooks.labels("dead").inc(num_dead)
+            logger.warning("webhooks dead", extra={"deliveries": num_dead, "reason": "not in time"})
         while self._running.total() < _MAX_AT_ONCE:
             busy = [one for one, number in self._running.items() if number >= _MAX_OF_ONE]
             delivery = await webhooks.claim(busy, self._lease_s)

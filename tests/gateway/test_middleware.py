@@ -49,7 +49,14 @@ async def test_a_path_needs_no_version_and_may_end_with_a_slash(
 
 @pytest.mark.parametrize(
     ("path", "status"),
-    [("/models", 200), ("/models/", 200), ("/live/", 200), ("/modelsx", 404), ("/nowhere/", 404)],
+    [
+        ("/models", 200),
+        ("/models/", 200),
+        ("/conversations", 405),
+        ("/live/", 200),
+        ("/modelsx", 404),
+        ("/nowhere/", 404),
+    ],
 )
 async def test_other_paths_are_what_they_are(gateway: LiveGateway, path: str, status: int) -> None:
     assert (await gateway.http.get(path)).status_code == status

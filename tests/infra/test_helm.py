@@ -90,12 +90,21 @@ EVERYTHING: dict[str, Any] = {
     },
     "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},
 }
+SHARED: dict[str, Any] = {
+    "gateway": {
+        "replicas": 2,
+        "databaseSecret": "postgres",
+        "environmentSecret": "s3",
+        "settings": {"files_url": "s3://bucket"},
+    }
+}
 VALUES: dict[str, dict[str, Any]] = {
     "defaults": {},
+    "shared": SHARED,
     "everything": EVERYTHING,
     "existing": {
         "broker": {"mode": "existing", "existingSecret": "broker"},
-        "gateway": {"existingSecret": "secret"},
+        "gateway": {"existingSecret": "secret", "volume": {"existingClaim": "files"}},
         "apiKeys": {"existingSecret": "", "allowAnonymous": True},
         "networkPolicy": {"enabled": False},
     },
@@ -161,11 +170,52 @@ def test_the_chart_passes_helms_strict_lint(name: str) -> None:
         ({"workers": {"small": {}}}, "model"),
         ({"workers": {"Small": {"model": "m"}}}, "Small"),
         ({"gateway": {"replicas": "two"}}, "replicas"),
+        ({"gateway": {"replicas": 2}}, "common database"),
+        ({"gateway": {"replicas": 2, "databaseSecret": "postgres"}}, "file storage"),
+        ({"gateway": {"replicas": 2, "settings": {"files_url": "s3://b"}}}, "common database"),
     ],
 )
 def test_values_that_cannot_work_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(HelmError, match=message):
         render(values)
+
+
+def test_one_gateway_keeps_what_it_stores_in_a_volume() -> None:
+    manifests = render()
+    spec = find(manifests, "Deployment", "warren-gateway")["spec"]
+
+    claim = find(manifests, "PersistentVolumeClaim", "warren-gateway")
+    assert volumes_of(spec)["files"] == {"persistentVolumeClaim": {"claimName": "warren-gateway"}}
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+    assert gateway_ports(manifests).isdisjoint({5432, 443})
+
+
+def test_several_gateways_share_a_database_and_a_storage_that_they_may_reach() -> None:
+    manifests = render(SHARED)
+    gateway = find(manifests, "Deployment", "warren-gateway")
+
+    volumes, container = volumes_of(gateway["spec"]), container_of(gateway)
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    url_file = f"{mounts['database']}/database-url"
+    assert variables_of(gateway)["WARREN_DATABASE_URL_FILE"] == url_file
+    assert volumes["database"]["secret"]["secretName"] == "postgres"
+    assert volumes["files"] == {"emptyDir": {}}
+    assert container["envFrom"] == [{"secretRef": {"name": "s3"}}]
+    assert gateway["spec"]["strategy"]["type"] == "RollingUpdate"
+    assert gateway_ports(manifests) >= {5432, 443}
+    assert all(manifest["kind"] != "PersistentVolumeClaim" for manifest in manifests)
+
+
+def volumes_of(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    volumes = [dict(volume) for volume in spec["template"]["spec"]["volumes"]]
+    return {volume.pop("name"): volume for volume in volumes}
+
+
+def gateway_ports(manifests: list[Manifest]) -> set[int]:
+    """The ports that gateways may reach."""
+    policy = find(manifests, "NetworkPolicy", "warren-gateway")
+    return {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
 
 
 def test_every_variable_of_a_pod_is_a_setting(everything: list[Manifest]) -> None:

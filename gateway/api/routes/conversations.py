@@ -72,14 +72,12 @@ class ItemList(Struct, frozen=True, kw_only=True, tag_field="object", tag="list"
     has_more: bool
 
 
-def item_list(items: Sequence[StoredItem], limit: int) -> ItemList:
-    """The first ``limit`` of ``items`` as a page; if there are others, it has more."""
-    page = items[:limit]
+def item_list(page: Sequence[StoredItem], *, has_more: bool) -> ItemList:
     return ItemList(
         data=[msgspec.Raw(item.body) for item in page],
         first_id=page[0].id if page else "",
         last_id=page[-1].id if page else "",
-        has_more=len(items) > limit,
+        has_more=has_more,
     )
 
 
@@ -148,7 +146,7 @@ def router(gateway: Gateway) -> APIRouter:
         items = _encoded(stored_items(body.items, "items"))
         state = await gateway.store.open()
         await state.conversations.add(request.state.tenant, conversation_id, items)
-        return _json(item_list(items, len(items)))
+        return _json(item_list(items, has_more=False))
 
     @routes.get("/v1/conversations/{conversation_id}/items", openapi_extra=documents_list)
     async def list_items(
@@ -158,16 +156,17 @@ def router(gateway: Gateway) -> APIRouter:
         limit: int = LIMIT,
         order: Literal["asc", "desc"] = ORDER,
     ) -> Response:
-        """List the items of a conversation."""
-        state = await gateway.store.open()
-        found = await state.conversations.page(
-            request.state.tenant,
-            conversation_id,
-            after=after,
-            limit=limit + 1,
-            newest_first=order == "desc",
-        )
-        return _json(item_list(found, limit))
+        """List the items of a conversation, up to 16 MiB of them."""
+        with gateway.admission.admit():
+            state = await gateway.store.open()
+            page, has_more = await state.conversations.page(
+                request.state.tenant,
+                conversation_id,
+                after=after,
+                limit=limit,
+                newest_first=order == "desc",
+            )
+            return _json(item_list(page, has_more=has_more))
 
     @routes.get("/v1/conversations/{conversation_id}/items/{item_id}")
     async def get_item(

@@ -102,10 +102,11 @@ def router(gateway: Gateway) -> APIRouter:
     ) -> Response:
         """List the items that a stored response was generated from: those that it continues, and
         its own."""
-        items = await _input_items(
-            gateway, _checked(response_id), request.state.tenant, after, order
-        )
-        return _json(item_list(items, limit))
+        with gateway.admission.admit():
+            items = await _input_items(
+                gateway, _checked(response_id), request.state.tenant, after, order
+            )
+            return _json(item_list(items[:limit], has_more=len(items) > limit))
 
     @routes.post("/v1/responses/{response_id}/cancel", openapi_extra=documents)
     async def cancel_response(request: Request, response_id: str = _RESPONSE_ID) -> Response:

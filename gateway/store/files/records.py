@@ -5,6 +5,7 @@ behind by a process that dies: `sweep` removes what is unfinished, deleted or ex
 """
 
 import logging
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -28,6 +29,8 @@ _UPLOAD_TIMEOUT_S = 24 * 3600
 _COMPLETION_TIMEOUT_S = 3600
 """Parts are kept so much longer than their upload, which may just be completed."""
 _MAX_SWEPT = 100
+_ROOM_LOCK = 0x46494C45
+"""Any number; the locks with two numbers are separate from those with one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +86,13 @@ _IS_PART = FILES.c.state == "part"
 class Files:
     """The files of all tenants. Every method raises `Unavailable`."""
 
-    def __init__(self, database: Database, blobs: Blobs) -> None:
+    def __init__(
+        self, database: Database, blobs: Blobs, *, max_tenant_bytes: float = math.inf
+    ) -> None:
+        """The files that a tenant uploads have at most ``max_tenant_bytes`` together."""
         self._database = database
         self._blobs = blobs
+        self._max_tenant_bytes = max_tenant_bytes
 
     @asynccontextmanager
     async def writing(
@@ -100,7 +107,8 @@ class Files:
         """Write a new file; the block writes to ``draft.writer`` and may complete the draft.
 
         The file exists after the block, or, if ``is_hidden``, once `reveal` was called. Nothing is
-        left of it if the block raises. A part of an upload has an ``upload_id``.
+        left of it if the block raises. A part of an upload has an ``upload_id``. Raises
+        `InvalidRequest` if the tenant has no room for a file that is not hidden.
         """
         prefix = "file-" if upload_id is None else "part_"
         file_id = f"{prefix}{secrets.token_hex(16)}"
@@ -146,10 +154,17 @@ class Files:
     @uncancelled
     async def num_bytes(self, tenant: str) -> int:
         """The size of all files of a tenant, and of the parts of its uploads."""
-        is_kept = or_(_visible(tenant), and_(FILES.c.tenant == tenant, _IS_PART))
-        query = select(func.coalesce(func.sum(FILES.c.num_bytes), 0)).where(is_kept)
         async with self._database.read() as connection:
-            return int((await connection.execute(query)).scalar_one())
+            return await _num_bytes(connection, tenant)
+
+    async def require_room(self, connection: AsyncConnection, tenant: str, num_bytes: int) -> None:
+        """Nothing else is added to a tenant's files until the transaction of the caller ends.
+        Raises `InvalidRequest` if they have no room for ``num_bytes`` more."""
+        if not self._database.is_sqlite:  # there, one transaction waits for the other
+            lock = func.pg_advisory_xact_lock(_ROOM_LOCK, func.hashtext(tenant))
+            await connection.execute(select(lock))
+        if await _num_bytes(connection, tenant) + num_bytes > self._max_tenant_bytes:
+            raise InvalidRequest("The tenant's files exceed their total size limit.")
 
     def content(self, file_id: str, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
         """The bytes from ``start`` to before ``end``, in parts."""
@@ -234,7 +249,16 @@ class Files:
             "state": state,
         }
         async with self._database.begin() as connection:
+            if state == "processed":
+                # Other files may have been uploaded at the same time.
+                await self.require_room(connection, draft.tenant, draft.writer.num_bytes)
             await connection.execute(update(FILES).where(FILES.c.id == draft.id).values(values))
+
+
+async def _num_bytes(connection: AsyncConnection, tenant: str) -> int:
+    is_kept = or_(_visible(tenant), and_(FILES.c.tenant == tenant, _IS_PART))
+    query = select(func.coalesce(func.sum(FILES.c.num_bytes), 0)).where(is_kept)
+    return int((await connection.execute(query)).scalar_one())
 
 
 async def reveal(connection: AsyncConnection, file_ids: tuple[str, ...]) -> None:

@@ -102,7 +102,8 @@ class Uploads:
     async def writing_part(self, tenant: str, upload_id: str) -> AsyncIterator[Draft]:
         """Write a part, which exists after the block. Nothing is left of it if the block raises.
 
-        Raises `NotFound`, and `InvalidRequest` if the upload takes no more parts.
+        Raises `NotFound`, and `InvalidRequest` if the upload takes no more parts, or the tenant has
+        no room for it.
         """
         upload = _require_pending(await self.get(tenant, upload_id))
         async with self._files.writing(tenant, is_hidden=True, upload_id=upload.id) as draft:
@@ -126,8 +127,8 @@ class Uploads:
         """Make a file of these parts, in this order. ``md5`` is the hexadecimal digest of its
         bytes. A repetition, which has the same ``body_hash``, returns the same upload.
 
-        Raises `NotFound`, and `InvalidRequest` if the upload is not pending, a part is unknown, or
-        size or digest are not as announced; the upload is then as before.
+        Raises `NotFound`, and `InvalidRequest` if the upload is not pending, a part is unknown or
+        repeated, or size or digest are not as announced; the upload is then as before.
         """
         upload = await self.get(tenant, upload_id)
         if upload.body_hash == body_hash:
@@ -179,6 +180,7 @@ class Uploads:
             if num_bytes + draft.writer.num_bytes > self._max_bytes:
                 message = f"The parts of an upload have at most {self._max_bytes} bytes together."
                 raise InvalidRequest(message, param="data")
+            await self._files.require_room(connection, upload.tenant, draft.writer.num_bytes)
             statement = update(FILES).where(FILES.c.id == draft.id).values(state="part")
             await connection.execute(statement)
 
@@ -193,6 +195,8 @@ class Uploads:
             if part_id not in sizes:
                 message = f"part_ids: the upload has no part {part_id[:64]!r}."
                 raise InvalidRequest(message, param="part_ids")
+        if len(set(part_ids)) < len(part_ids):
+            raise InvalidRequest("part_ids: expected each part once.", param="part_ids")
         num_bytes = sum(sizes[part_id] for part_id in part_ids)
         if num_bytes != upload.num_bytes:
             raise InvalidRequest(

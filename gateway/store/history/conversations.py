@@ -4,6 +4,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,6 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.store.database import Database, uncancelled
 from gateway.store.tables import CONVERSATION_ITEMS, CONVERSATIONS
 from shared.errors import NotFound
+
+MAX_PAGE_BYTES = 16 << 20
+"""The size of the items in one page."""
 
 
 class StoredItem(NamedTuple):
@@ -121,15 +125,15 @@ class Conversations:
         after: str | None,
         limit: int,
         newest_first: bool,
-    ) -> list[StoredItem]:
-        """At most ``limit`` items, from after the one with the id ``after``. Raises `NotFound`."""
+        max_bytes: int = MAX_PAGE_BYTES,
+    ) -> tuple[list[StoredItem], bool]:
+        """At most ``limit`` items, from after the one with the id ``after``, and whether there are
+        more. They have at most ``max_bytes`` together, or it is only one. Raises `NotFound`."""
         position = CONVERSATION_ITEMS.c.position
-        query = (
-            select(CONVERSATION_ITEMS.c.id, CONVERSATION_ITEMS.c.body)
-            .where(CONVERSATION_ITEMS.c.conversation_id == conversation_id)
-            .order_by(position.desc() if newest_first else position)
-            .limit(limit)
-        )
+        is_of_it = CONVERSATION_ITEMS.c.conversation_id == conversation_id
+        order = position.desc() if newest_first else position
+        size = func.length(CONVERSATION_ITEMS.c.body).label("num_bytes")
+        query = select(position, size).where(is_of_it).order_by(order).limit(limit + 1)
         async with self._database.read() as connection:
             await _get(connection, tenant, conversation_id)
             if after is not None:
@@ -137,7 +141,14 @@ class Conversations:
                 query = query.where(
                     position < last.position if newest_first else position > last.position
                 )
-            return [StoredItem(*row) for row in await connection.execute(query)]
+            found = (await connection.execute(query)).all()
+            totals = accumulate(row.num_bytes for row in found[:limit])
+            num_items = max(1, sum(total <= max_bytes for total in totals))
+            chosen = [row.position for row in found[:num_items]]
+            page = select(CONVERSATION_ITEMS.c.id, CONVERSATION_ITEMS.c.body)
+            page = page.where(is_of_it, position.in_(chosen)).order_by(order)
+            items = [StoredItem(*row) for row in await connection.execute(page)]
+        return items, len(found) > len(items)
 
     @uncancelled
     async def item(self, tenant: str, conversation_id: str, item_id: str) -> StoredItem:

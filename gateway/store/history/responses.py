@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, delete, func, insert, literal, select, union_all, update
+from sqlalchemy import and_, delete, func, insert, literal, select, tuple_, union_all, update
 from sqlalchemy.exc import IntegrityError
 
 from gateway.store.database import Database, uncancelled
@@ -54,6 +54,7 @@ class ResponseRecord(ResponseDraft):
 
 class PendingResponse(NamedTuple):
     id: str
+    created_at: int
     tenant: str
     owner: str
     is_background: bool
@@ -67,9 +68,10 @@ class Responses:
         self._limits = limits
 
     @uncancelled
-    async def begin(self, draft: ResponseDraft) -> bool:
+    async def begin(self, draft: ResponseDraft, *, is_again: bool = False) -> bool:
         """Store a response that has not ended. Returns whether it is new: a request that is sent
-        again with its Idempotency-Key is not."""
+        again with its Idempotency-Key is not. ``is_again``: it takes the place of one that has
+        ended."""
         values = {name: getattr(draft, name) for name in ResponseDraft.__slots__}
         values |= {
             "expires_at": self._expiry(),
@@ -78,6 +80,9 @@ class Responses:
         }
         try:
             async with self._database.begin() as connection:
+                if is_again:
+                    has_ended = and_(_is(draft.tenant, draft.id), ~RESPONSES.c.is_pending)
+                    await connection.execute(delete(RESPONSES).where(has_ended))
                 await connection.execute(insert(RESPONSES).values(values))
         except IntegrityError:
             return False
@@ -183,14 +188,20 @@ class Responses:
         return [records[link.id] for link in found]
 
     @uncancelled
-    async def pending(self, limit: int) -> list[PendingResponse]:
-        """Responses that have not ended, the oldest first."""
+    async def pending(
+        self, limit: int, *, after: PendingResponse | None = None
+    ) -> list[PendingResponse]:
+        """At most ``limit`` responses that have not ended, the oldest first, from after ``after``,
+        which may have ended."""
         query = (
             select(*(RESPONSES.c[name] for name in PendingResponse._fields))
             .where(RESPONSES.c.is_pending)
-            .order_by(RESPONSES.c.created_at)
+            .order_by(RESPONSES.c.created_at, RESPONSES.c.id)
             .limit(limit)
         )
+        if after is not None:
+            place = tuple_(RESPONSES.c.created_at, RESPONSES.c.id)
+            query = query.where(place > tuple_(after.created_at, after.id))
         async with self._database.read() as connection:
             return [PendingResponse(*row) for row in await connection.execute(query)]
 

@@ -1,10 +1,16 @@
 import asyncio
+import time
+from dataclasses import asdict
 
 import pytest
+from sqlalchemy import insert
 
+from gateway.store import batches as store
 from gateway.store.batches import Batches, BatchRecord, LeaseLost, LineAnswer, Order
+from gateway.store.database import Database
 from gateway.store.files.records import Files
-from shared.errors import IdempotencyMismatch, InvalidRequest, NotFound
+from gateway.store.tables import BATCHES
+from shared.errors import IdempotencyMismatch, InvalidRequest, NotFound, Overloaded
 
 
 async def ordered(
@@ -92,6 +98,21 @@ async def test_the_tenant_with_the_fewest_running_batches_comes_first(
     assert claim.tenant == "b"
 
 
+async def test_many_batches_of_one_tenant_do_not_hide_those_of_another(
+    database: Database, files: Files, batches: Batches
+) -> None:
+    batch = await ordered(files, batches, "a")
+    row = {**asdict(batch), "created_at": 1, "idempotency_key": None}
+    rows = [{**row, "id": f"batch_{number}"} for number in range(300)]
+    async with database.begin() as connection:
+        await connection.execute(insert(BATCHES), rows)
+    await ordered(files, batches, "b")
+
+    claims = [await batches.claim({"a": 1}, 60, is_full=is_full) for is_full in (True, True, False)]
+
+    assert [claim and claim.tenant for claim in claims] == ["b", None, "a"]
+
+
 async def test_who_has_lost_its_lease_writes_nothing(files: Files, batches: Batches) -> None:
     await ordered(files, batches)
     old = await claimed(batches, lease_s=-1)
@@ -154,6 +175,42 @@ async def test_a_batch_ends_with_its_files(files: Files, batches: Batches) -> No
     assert (await files.get("a", output.id)).num_bytes == 2
     assert await batches.answered(batch.id, 1, 1) == set()
     assert await batches.claim({}, 60) is None
+
+
+async def test_batches_are_deleted_some_time_after_their_end(
+    files: Files, batches: Batches
+) -> None:
+    ended = await started(files, batches)
+    await batches.end(ended.id, ended.fence, "completed", output_file_id=None, error_file_id=None)
+    await ordered(files, batches)
+    failed = await claimed(batches)
+    await batches.fail(failed.id, failed.fence, [])
+    unended = await ordered(files, batches, "b")
+
+    num_deleted = [await batches.sweep(time.time() + s) for s in (-60, 60)]
+
+    assert num_deleted == [0, 2]
+    assert [one.id for one in await batches.page("b", after=None, limit=9)] == [unended.id]
+    for batch in (failed, ended):
+        with pytest.raises(NotFound):
+            await batches.get("a", batch.id)
+
+
+async def test_the_batches_of_a_tenant_that_have_not_ended_are_limited(
+    files: Files, batches: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "MAX_UNENDED", 2)
+    known = await ordered(files, batches, key="k")
+    batch = await claimed(batches)
+    await batches.fail(batch.id, batch.fence, [])
+    for _ in range(2):
+        await ordered(files, batches)
+
+    with pytest.raises(Overloaded, match="at most 2 batches"):
+        await ordered(files, batches)
+
+    assert (await ordered(files, batches, key="k")).id == known.id
+    assert (await ordered(files, batches, tenant="b")).tenant == "b"
 
 
 async def test_a_cancelled_batch_is_not_started(files: Files, batches: Batches) -> None:

@@ -152,6 +152,24 @@ async def test_a_delivery_that_failed_too_often_is_dead_until_it_is_retried(
     assert await state.webhooks.dead(10) == []
 
 
+async def test_a_delivery_that_has_been_due_for_days_is_dead(
+    store: Store, receiver: Receiver
+) -> None:
+    state, metrics = await store.open(), Metrics()
+    await listening_to(state, receiver)
+    for _ in range(2):
+        await fail_a_batch(state.files, state.batches)
+    late = await state.webhooks.claim([], lease_s=-4 * 24 * 3600)
+
+    await try_once(deliverer(store, metrics), state)
+
+    (dead,) = await state.webhooks.dead(10)
+    assert late is not None
+    assert (dead.id, dead.reason) == (late.id, "not tried in time")
+    assert len(receiver.received) == 1
+    assert counted(metrics) == {"delivered": 1, "retried": 0, "dead": 1}
+
+
 async def test_a_slow_endpoint_does_not_hold_up_the_others(
     store: Store, receiver: Receiver
 ) -> None:

@@ -44,6 +44,22 @@ app.kubernetes.io/component: gateway
 {{- end }}
 {{- end }}
 
+{{/* The settings that the user gave for gateways. */}}
+{{- define "warren.gatewaySettings" -}}
+{{- mergeOverwrite (deepCopy .Values.settings) (deepCopy .Values.gateway.settings) | toJson -}}
+{{- end }}
+
+{{/* Whether gateways have a database of their own choice; empty if not. */}}
+{{- define "warren.hasDatabase" -}}
+{{- $settings := include "warren.gatewaySettings" . | fromJson -}}
+{{- if or .Values.gateway.databaseSecret $settings.database_url $settings.database_url_file }}true{{ end -}}
+{{- end }}
+
+{{/* Whether gateways have a common storage of files; empty if not. */}}
+{{- define "warren.hasStorage" -}}
+{{- if (include "warren.gatewaySettings" . | fromJson).files_url }}true{{ end -}}
+{{- end }}
+
 {{/* The name that clients use for a worker's model, which is the label of its metrics. */}}
 {{- define "warren.servedName" -}}
 {{- $model := .model -}}

@@ -11,6 +11,7 @@ import pytest
 from openai.types.responses import Response
 
 from gateway.intake.key_file import KeyFile
+from shared import topology
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import ChatMessage, ChatPrompt, Failed
 from tests.support.deployment.postgres import postgres
@@ -55,6 +56,11 @@ def strict(value: Any) -> Any:
 async def say(gateway: LiveGateway, text: Any, **more: Any) -> Response:
     response: Response = await gateway.openai.responses.create(model=MODEL, input=text, **more)
     return response
+
+
+async def forget_log(bus: MemoryBus, response_id: str) -> None:
+    """Delete the log of a response, as the broker does when it expires."""
+    await bus.delete_queue(topology.reply_queue(response_id, 0.0).name)
 
 
 async def test_a_response_continues_those_before_it(
@@ -228,7 +234,7 @@ async def test_a_response_that_is_not_stored_cannot_be_continued(gateway: LiveGa
     assert response.model_dump()["store"] is False
     with pytest.raises(openai.NotFoundError):
         await gateway.openai.responses.retrieve(response.id)
-    with pytest.raises(openai.NotFoundError) as refused:
+    with pytest.raises(openai.BadRequestError) as refused:
         await say(gateway, "two", previous_response_id=response.id)
     assert response.id in refused.value.message
     assert refused.value.param == "previous_response_id"
@@ -245,8 +251,9 @@ async def test_a_deleted_response_is_gone(gateway: LiveGateway) -> None:
         gateway.openai.responses.delete(first.id),
         say(gateway, "three", previous_response_id=second.id),
     ):
-        with pytest.raises(openai.NotFoundError) as refused:
+        with pytest.raises(openai.APIStatusError) as refused:
             await attempt
+        assert refused.value.code in ("not_found", "previous_response_not_found")
         assert first.id in refused.value.message
     assert await gateway.openai.responses.retrieve(second.id) == second
 
@@ -265,7 +272,6 @@ async def test_a_tenant_reaches_its_own_responses_and_conversations_only(
             stranger.responses.retrieve(response.id),
             stranger.responses.delete(response.id),
             stranger.responses.input_items.list(response.id),
-            stranger.responses.create(model=MODEL, input="x", previous_response_id=response.id),
             stranger.responses.create(model=MODEL, input="x", conversation=conversation.id),
             stranger.conversations.retrieve(conversation.id),
             stranger.conversations.update(conversation.id, metadata={}),
@@ -278,6 +284,10 @@ async def test_a_tenant_reaches_its_own_responses_and_conversations_only(
         for attempt in attempts:
             with pytest.raises(openai.NotFoundError):
                 await attempt
+        with pytest.raises(openai.BadRequestError, match="not found"):
+            await stranger.responses.create(
+                model=MODEL, input="x", previous_response_id=response.id
+            )
 
         assert await me.responses.retrieve(response.id) == response
         assert len((await me.conversations.items.list(conversation.id)).data) == 3
@@ -286,7 +296,7 @@ async def test_a_tenant_reaches_its_own_responses_and_conversations_only(
 @pytest.mark.parametrize(
     ("body", "status", "param"),
     [
-        ({"previous_response_id": f"resp_{UNKNOWN}"}, 404, "previous_response_id"),
+        ({"previous_response_id": f"resp_{UNKNOWN}"}, 400, "previous_response_id"),
         ({"conversation": f"conv_{UNKNOWN}"}, 404, "conversation"),
         ({"conversation": f"conv_{UNKNOWN}", "store": False}, 400, "store"),
         (
@@ -404,6 +414,50 @@ async def test_nothing_is_stored_of_a_request_that_the_worker_refuses(
     assert (await gateway.http.get(f"/v1/responses/{response_id}/input_items")).status_code == 404
 
 
+async def test_a_key_whose_log_has_expired_leaves_the_stored_answer_as_it_is(
+    gateway: LiveGateway, worker: ScriptedWorker, bus: MemoryBus
+) -> None:
+    key: Any = {"extra_headers": {"Idempotency-Key": "k"}}
+    first = await say(gateway, "one", **key)
+    await forget_log(bus, first.id)
+
+    with pytest.raises(openai.APIStatusError) as refused:
+        await say(gateway, "two", **key)
+
+    assert (refused.value.status_code, refused.value.code) == (410, "stream_expired")
+    assert f"GET /v1/responses/{first.id}" in refused.value.message
+    assert len(worker.jobs) == 1
+    assert await gateway.openai.responses.retrieve(first.id) == first
+
+
+async def test_a_stream_that_failed_and_is_sent_again_is_stored_anew(
+    gateway: LiveGateway, worker: ScriptedWorker, bus: MemoryBus
+) -> None:
+    may_fail = asyncio.Event()
+
+    async def fail(job: ScriptedJob) -> None:
+        await job.start()
+        await job.say("one")
+        await may_fail.wait()
+        await job.fail("internal_error", "Broken.")
+
+    succeed, worker.script = worker.script, fail
+    key = {"Idempotency-Key": "k"}
+    body = {"model": MODEL, "input": "one", "stream": True}
+    async with gateway.http.stream("POST", "/v1/responses", json=body, headers=key) as stream:
+        response_id = stream.headers["x-request-id"]
+        async for line in stream.aiter_lines():
+            if "one" in line:
+                may_fail.set()
+    stored = await gateway.openai.responses.retrieve(response_id)
+    await forget_log(bus, response_id)
+    worker.script = succeed
+    again = await say(gateway, "two", extra_headers=key)
+
+    assert (stored.status, again.status, again.id) == ("failed", "completed", response_id)
+    assert await gateway.openai.responses.retrieve(again.id) == again
+
+
 async def test_a_gateway_completes_what_another_one_leaves_when_it_dies(
     broker: MemoryBroker, worker: ScriptedWorker, tmp_path: Path
 ) -> None:
@@ -456,6 +510,20 @@ async def test_a_request_is_answered_without_a_database_unless_it_needs_one(
     assert answer.model_dump()["store"] is False
     assert refused.status_code == 503
     assert num_refused == 1
+
+
+async def test_a_common_database_without_a_common_storage_is_warned_of(
+    bus: MemoryBus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"sqlite:///{tmp_path}/common.db"
+    for files_url in (None, f"file://{tmp_path}"):
+        async with live_gateway(bus, database_url=url, files_url=files_url):
+            pass
+
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert [message for message in warnings if "WARREN_FILES_URL" in message] == [
+        "files are stored in the data directory, as WARREN_FILES_URL is not set"
+    ]
 
 
 async def test_responses_need_not_be_stored_by_default(

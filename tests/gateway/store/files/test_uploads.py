@@ -9,6 +9,7 @@ from sqlalchemy import update
 
 from gateway.intake.signer import hash_body
 from gateway.store.database import Database
+from gateway.store.files.blobs import Blobs
 from gateway.store.files.records import Files
 from gateway.store.files.uploads import LIFETIME_S, UploadRecord, Uploads
 from gateway.store.tables import FILES, UPLOADS
@@ -166,6 +167,40 @@ async def test_the_parts_of_an_upload_are_limited_together(
         await add(uploads, upload, bytes(2))
 
     assert stored(tmp_path) == [part]
+
+
+async def test_a_part_is_in_the_file_once(uploads: Uploads) -> None:
+    upload = await create(uploads, 8)
+    part = await add(uploads, upload, b"part")
+
+    with pytest.raises(InvalidRequest, match="each part once"):
+        await complete(uploads, upload, part, part)
+
+
+async def test_what_is_uploaded_at_the_same_time_is_limited_together(
+    database: Database, tmp_path: Path
+) -> None:
+    blobs = Blobs.in_directory(tmp_path / "files")
+    files = Files(database, blobs, max_tenant_bytes=10)
+    uploads = Uploads(database, files, max_bytes=1000)
+    upload = await create(uploads, 6)
+
+    async with files.writing("a") as first:  # both have been told that there is room
+        await first.writer.write(bytes(6))
+        await add(uploads, upload, bytes(4))
+        late = uploads.writing_part("a", upload.id)
+        draft = await late.__aenter__()
+        await draft.writer.write(b"1")
+    with pytest.raises(InvalidRequest, match="total size limit"):
+        await late.__aexit__(None, None, None)
+    with pytest.raises(InvalidRequest, match="total size limit"):
+        async with files.writing("a") as second:
+            await second.writer.write(b"1")
+    async with files.writing("b") as other:
+        await other.writer.write(bytes(10))
+
+    assert await files.num_bytes("a") == 10
+    assert len(stored(tmp_path)) == 3
 
 
 async def test_an_expired_upload_is_swept_with_its_parts(

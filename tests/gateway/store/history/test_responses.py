@@ -183,6 +183,32 @@ async def test_a_response_outlives_its_conversation(
     assert await responses.find("a", "one") is not None
 
 
+async def test_a_page_of_items_is_limited_in_bytes(conversations: Conversations) -> None:
+    items = [StoredItem(f"msg_{number}", b"x" * 10) for number in range(5)]
+    conversation = await conversations.create("a", {}, items)
+
+    async def page(after: str | None, limit: int, max_bytes: int) -> tuple[list[StoredItem], bool]:
+        return await conversations.page(
+            "a", conversation.id, after=after, limit=limit, newest_first=False, max_bytes=max_bytes
+        )
+
+    assert await page(None, 9, 29) == (items[:2], True)
+    assert await page("msg_1", 9, 5) == (items[2:3], True)
+    assert await page("msg_2", 1, 99) == (items[3:4], True)
+    assert await page("msg_2", 9, 20) == (items[3:], False)
+    assert await page("msg_4", 9, 20) == ([], False)
+
+
+async def test_responses_that_have_not_ended_come_in_pages(responses: Responses) -> None:
+    for name in ("b", "a", "c"):
+        await responses.begin(draft(name))
+
+    first = await responses.pending(2)
+    rest = await responses.pending(2, after=first[-1])
+
+    assert [[one.id for one in page] for page in (first, rest)] == [["a", "b"], ["c"]]
+
+
 async def test_the_place_of_a_deleted_item_is_not_used_again(
     conversations: Conversations,
 ) -> None:
