@@ -60,14 +60,17 @@ class HeldJob:
         self.execution = execution
         self._delivery: JobDelivery | None = delivery
         self._num_returns = delivery.num_returns
+        self._num_losses = 0
         self._decided = asyncio.Event()
         """Set while it is known which delivery, if any, is to be settled."""
         self._decided.set()
 
-    def lose(self) -> None:
-        """Record that the delivery was lost with its channel."""
+    def lose(self) -> int:
+        """Record that the delivery was lost with its channel; returns the number of this loss."""
         self._delivery = None
         self._decided.clear()
+        self._num_losses += 1
+        return self._num_losses
 
     def adopt(self, job: GenerationJob, delivery: JobDelivery) -> bool:
         """Adopt this delivery of ``job`` for the current run.
@@ -86,9 +89,10 @@ class HeldJob:
             self._decided.set()
         return is_ours
 
-    def give_up(self) -> None:
-        """Hand the job over: the delivery did not come back, so another worker has it."""
-        if self._delivery is None:
+    def give_up(self, loss: int) -> None:
+        """Hand the job over: the delivery did not come back after the loss of this number, so
+        another worker has it. No effect after a later loss, which is waited for anew."""
+        if self._delivery is None and loss == self._num_losses:
             self._decided.set()
             self.execution.hand_over("delivery lost")
 
@@ -250,22 +254,20 @@ class JobConsumer:
                 if self._serving:
                     await asyncio.wait(tuple(self._serving))
 
-    def _lose_deliveries(self) -> list[HeldJob]:
+    def _lose_deliveries(self) -> list[tuple[HeldJob, int]]:
+        """Lose all deliveries; returns the jobs that run, each with the number of its loss."""
         self._window.lose()
-        lost = [held for held in self._serving.values() if held is not None]
-        for held in lost:
-            held.lose()
-        return lost
+        return [(held, held.lose()) for held in self._serving.values() if held is not None]
 
-    async def _give_up(self, lost: list[HeldJob]) -> None:
+    async def _give_up(self, lost: list[tuple[HeldJob, int]]) -> None:
         with incidents.survived("task", "lost deliveries not waited for", queue=self._queue.name):
             await self._bus.wait_connected()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_ADOPTION_S):
-                    for held in lost:
+                    for held, _ in lost:
                         await held.delivery()
-        for held in lost:
-            held.give_up()
+        for held, loss in lost:
+            held.give_up(loss)
 
     async def _serve(self, delivery: JobDelivery) -> None:
         """Run one delivery. No error propagates, because it would end all jobs of the worker."""
