@@ -370,9 +370,9 @@ class JobConsumer:
                 await self._publish_again(held, delivery, "suspect")
             case Outcome.EXCUSED:
                 await self._publish_again(held, delivery, self._lane)
-            case Outcome.HANDED_OVER if self._lane == "suspect" and held.job.mode == "final":
-                # Another delivery would count as a crash.
-                await self._publish_again(held, delivery, self._lane)
+            case Outcome.HANDED_OVER if held.job.mode == "final":
+                # Without a log, a return would count as a crash.
+                await self._publish_again(held, delivery, self._lane, delivery.num_returns)
             case Outcome.HANDED_OVER | Outcome.GIVEN_BACK:
                 # All brokers count this return, so the next run compares as newer than this one.
                 await delivery.reject(requeue=True)
@@ -386,9 +386,11 @@ class JobConsumer:
             with suppress(BusError):
                 await self._bus.publish(topology.USAGE, Message(encode(ended)))
 
-    async def _publish_again(self, held: HeldJob, delivery: JobDelivery, lane: Lane) -> None:
+    async def _publish_again(
+        self, held: HeldJob, delivery: JobDelivery, lane: Lane, num_returns: int = 0
+    ) -> None:
         """Publish the job again, then acknowledge its delivery. Raises `BusError`."""
-        await self._publish(published_again(held.job, delivery.message), lane)
+        await self._publish(published_again(held.job, delivery.message, num_returns), lane)
         job_lines.write("job moved", held.job, {"to": lane}, is_warning=True)
         newest = await held.delivery()  # it may have been lost meanwhile, and have come back
         if newest is not None:
