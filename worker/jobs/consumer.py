@@ -336,12 +336,14 @@ class JobConsumer:
     async def _give_back(self, job: GenerationJob, delivery: JobDelivery) -> None:
         """Return a job that has not begun to its queue.
 
-        A return would count towards quarantine, so a copy is published that is a first delivery
-        like this one. A job that was returned before keeps its count: it may have run then.
+        A return would count towards quarantine, so a copy is published that counts as many as this
+        delivery. A stream that was returned before is returned again, so that its next run compares
+        as newer than the last one.
         """
-        if not delivery.num_returns:
+        num_returns = delivery.num_returns
+        if job.mode == "final" or not num_returns:
             with suppress(BusError):
-                await self._publish(as_message(job, delivery.message), self._lane)
+                await self._publish(as_message(job, delivery.message, num_returns), self._lane)
                 return await delivery.ack()
         return await delivery.reject(requeue=True)
 

@@ -264,6 +264,20 @@ async def test_draining_is_not_held_against_a_job_without_a_log(num_crashes: int
     assert (num_suspects, counted) == (0, {job.request_id: num_crashes})
 
 
+async def test_a_job_without_a_log_that_has_not_begun_is_given_back_unnoticed() -> None:
+    jobs = [new_job("echo", sampling=LONG, mode="final") for _ in range(2)]
+    async with MemoryBus() as bus, returned(bus, jobs[0], "batch", 0), reading(bus, jobs[1]):
+        await publish(bus, jobs[1], "batch")
+        async with bus.consume(topology.jobs_queue("echo", "batch").name) as consumer:
+            for _ in jobs:
+                await anext(consumer)
+        async with echo_worker(bus, step_s=STEP_S, max_num_seqs=1, drain_grace_s=0.05):
+            await asyncio.sleep(0.1)
+        counted = await returns_in(bus, "batch")
+
+    assert counted == {job.request_id: 1 for job in jobs}
+
+
 class RefusingBus(UnsettledBus):
     """Its user may not publish jobs."""
 
