@@ -1,12 +1,13 @@
 """The runtime of a command: optional dependencies, the broker, the event loop and signals."""
 
 import asyncio
+import logging
+import os
 import signal
+import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
-
-import typer
 
 from shared.errors import StartupError
 from shared.settings import CommonSettings
@@ -77,11 +78,14 @@ def on_signals(stop: Callable[[], object]) -> None:
 
 
 def run(main: Coroutine[Any, Any, _Result]) -> _Result:
-    with asyncio.Runner(loop_factory=_new_event_loop) as runner:
-        try:
+    try:
+        with asyncio.Runner(loop_factory=_new_event_loop) as runner:
             return runner.run(main)
-        except asyncio.CancelledError:  # a signal arrived before there was anything to drain
-            raise typer.Exit(INTERRUPTED) from None
+    except asyncio.CancelledError:  # a signal arrived before there was anything to drain
+        # A thread that loads a model cannot be stopped, and the interpreter's own end aborts in it.
+        sys.stdout.flush()
+        logging.shutdown()
+        os._exit(INTERRUPTED)
 
 
 def _new_event_loop() -> asyncio.AbstractEventLoop:

@@ -60,14 +60,17 @@ class HeldJob:
         self.execution = execution
         self._delivery: JobDelivery | None = delivery
         self._num_returns = delivery.num_returns
+        self._num_losses = 0
         self._decided = asyncio.Event()
         """Set while it is known which delivery, if any, is to be settled."""
         self._decided.set()
 
-    def lose(self) -> None:
-        """Record that the delivery was lost with its channel."""
+    def lose(self) -> int:
+        """Record that the delivery was lost with its channel; returns the number of this loss."""
         self._delivery = None
         self._decided.clear()
+        self._num_losses += 1
+        return self._num_losses
 
     def adopt(self, job: GenerationJob, delivery: JobDelivery) -> bool:
         """Adopt this delivery of ``job`` for the current run.
@@ -86,9 +89,10 @@ class HeldJob:
             self._decided.set()
         return is_ours
 
-    def give_up(self) -> None:
-        """Hand the job over: the delivery did not come back, so another worker has it."""
-        if self._delivery is None:
+    def give_up(self, loss: int) -> None:
+        """Hand the job over: the delivery did not come back after the loss of this number, so
+        another worker has it. No effect after a later loss, which is waited for anew."""
+        if self._delivery is None and loss == self._num_losses:
             self._decided.set()
             self.execution.hand_over("delivery lost")
 
@@ -250,22 +254,20 @@ class JobConsumer:
                 if self._serving:
                     await asyncio.wait(tuple(self._serving))
 
-    def _lose_deliveries(self) -> list[HeldJob]:
+    def _lose_deliveries(self) -> list[tuple[HeldJob, int]]:
+        """Lose all deliveries; returns the jobs that run, each with the number of its loss."""
         self._window.lose()
-        lost = [held for held in self._serving.values() if held is not None]
-        for held in lost:
-            held.lose()
-        return lost
+        return [(held, held.lose()) for held in self._serving.values() if held is not None]
 
-    async def _give_up(self, lost: list[HeldJob]) -> None:
+    async def _give_up(self, lost: list[tuple[HeldJob, int]]) -> None:
         with incidents.survived("task", "lost deliveries not waited for", queue=self._queue.name):
             await self._bus.wait_connected()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_ADOPTION_S):
-                    for held in lost:
+                    for held, _ in lost:
                         await held.delivery()
-        for held in lost:
-            held.give_up()
+        for held, loss in lost:
+            held.give_up(loss)
 
     async def _serve(self, delivery: JobDelivery) -> None:
         """Run one delivery. No error propagates, because it would end all jobs of the worker."""
@@ -334,12 +336,14 @@ class JobConsumer:
     async def _give_back(self, job: GenerationJob, delivery: JobDelivery) -> None:
         """Return a job that has not begun to its queue.
 
-        A return would count towards quarantine, so a copy is published that is a first delivery
-        like this one. A job that was returned before keeps its count: it may have run then.
+        A return would count towards quarantine, so a copy is published that counts as many as this
+        delivery. A stream that was returned before is returned again, so that its next run compares
+        as newer than the last one.
         """
-        if not delivery.num_returns:
+        num_returns = delivery.num_returns
+        if job.mode == "final" or not num_returns:
             with suppress(BusError):
-                await self._publish(as_message(job, delivery.message), self._lane)
+                await self._publish(as_message(job, delivery.message, num_returns), self._lane)
                 return await delivery.ack()
         return await delivery.reject(requeue=True)
 
@@ -368,9 +372,9 @@ class JobConsumer:
                 await self._publish_again(held, delivery, "suspect")
             case Outcome.EXCUSED:
                 await self._publish_again(held, delivery, self._lane)
-            case Outcome.HANDED_OVER if self._lane == "suspect" and held.job.mode == "final":
-                # Another delivery would count as a crash.
-                await self._publish_again(held, delivery, self._lane)
+            case Outcome.HANDED_OVER if held.job.mode == "final":
+                # Without a log, a return would count as a crash.
+                await self._publish_again(held, delivery, self._lane, delivery.num_returns)
             case Outcome.HANDED_OVER | Outcome.GIVEN_BACK:
                 # All brokers count this return, so the next run compares as newer than this one.
                 await delivery.reject(requeue=True)
@@ -384,9 +388,11 @@ class JobConsumer:
             with suppress(BusError):
                 await self._bus.publish(topology.USAGE, Message(encode(ended)))
 
-    async def _publish_again(self, held: HeldJob, delivery: JobDelivery, lane: Lane) -> None:
+    async def _publish_again(
+        self, held: HeldJob, delivery: JobDelivery, lane: Lane, num_returns: int = 0
+    ) -> None:
         """Publish the job again, then acknowledge its delivery. Raises `BusError`."""
-        await self._publish(published_again(held.job, delivery.message), lane)
+        await self._publish(published_again(held.job, delivery.message, num_returns), lane)
         job_lines.write("job moved", held.job, {"to": lane}, is_warning=True)
         newest = await held.delivery()  # it may have been lost meanwhile, and have come back
         if newest is not None:

@@ -20,6 +20,7 @@ from shared.errors import (
 )
 from shared.messages import ReplyEvent, encode
 from shared.telemetry import incidents
+from worker.jobs.quarantine import num_returns
 
 _GIVE_BACK_PAUSE_S = 0.5
 """Seconds. A job that is given back each time exhausts its returns within 10 s, without noticeable
@@ -56,7 +57,7 @@ class JobDelivery:
 
     @property
     def num_returns(self) -> int:
-        return self._delivery.num_returns
+        return num_returns(self._delivery)
 
     async def ack(self) -> None:
         await self._settle(self._delivery.ack)

@@ -9,25 +9,38 @@ from typing import Protocol
 
 import msgspec
 
-from shared.bus.base import Message
+from shared.bus.base import Delivery, Message
 from shared.messages import GenerationJob, encode
 
+_RETURNS_HEADER = "warren-returns"
+"""How often the messages were returned that a message replaces, for a job without a log."""
 
-def as_message(job: GenerationJob, message: Message) -> Message:
-    """The job as a new message, whose returns are counted from 0, in place of ``message``."""
+
+def as_message(job: GenerationJob, message: Message, num_returns: int = 0) -> Message:
+    """The job as a new message in place of ``message``, whose returns are counted from
+    ``num_returns``."""
+    headers = {name: value for name, value in message.headers.items() if name != _RETURNS_HEADER}
+    if num_returns:
+        headers[_RETURNS_HEADER] = num_returns
     return Message(
         encode(job, message.content_type),
         content_type=message.content_type,
         correlation_id=message.correlation_id,
         reply_to=message.reply_to,
-        headers=message.headers,
+        headers=headers,
     )
 
 
-def published_again(job: GenerationJob, message: Message) -> Message:
+def published_again(job: GenerationJob, message: Message, num_returns: int = 0) -> Message:
     """The job as the next publication of its request."""
     again = msgspec.structs.replace(job, publication=job.publication + 1)
-    return as_message(again, message)
+    return as_message(again, message, num_returns)
+
+
+def num_returns(delivery: Delivery) -> int:
+    """How often a job was returned to its queue, hand-overs excepted if it has no log."""
+    before = delivery.message.headers.get(_RETURNS_HEADER, 0)
+    return delivery.num_returns + (max(0, before) if isinstance(before, int) else 0)
 
 
 class Pausable(Protocol):

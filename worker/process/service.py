@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import resource
 import sys
 import time
 import uuid
@@ -40,6 +39,7 @@ from worker.jobs.metrics import JobMetrics
 from worker.jobs.quarantine import Solitude
 from worker.jobs.quick import QuickConsumer
 from worker.jobs.window import JobWindow
+from worker.process import loading
 from worker.process.health_server import HealthServer
 from worker.process.metrics import WorkerMetrics
 from worker.process.peers import FreeSlots, hear_peers, num_free, require_same
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 _HAND_OVER_TIMEOUT_S = 5.0
 _MAX_NAMED_JOBS = 10
 _PROGRESS_INTERVAL_S = 5.0
-"""Seconds between the lines about loading and draining."""
+"""Seconds between the lines about draining."""
 _BALANCE_INTERVAL_S = 0.25
 _SWITCH_INTERVAL_S = 2e-4
 """Python's thread switch interval in seconds. The engine thread reacquires the GIL many times a
@@ -93,7 +93,7 @@ async def _run_worker(
     hearing = asyncio.create_task(hear_peers(bus, name, worker_id, settings.announce_interval_s))
     try:
         if model is None:
-            model = await _load(settings, name)
+            model = await loading.load(settings, name)
         require_same(await hearing, name, fingerprint=model.fingerprint, numerics=model.numerics)
     finally:
         hearing.cancel()
@@ -103,22 +103,6 @@ async def _run_worker(
         async with generations:
             worker = Worker(worker_id, settings, bus, model, generations, stop)
             await worker.run(health, ready)
-
-
-async def _load(settings: WorkerSettings, name: str) -> ServedModel:
-    """Load the model in a thread, and log every few seconds that it is being loaded."""
-    began = time.monotonic()
-    logger.info("loading the model", extra={"model": name, "from": settings.model})
-    loading = asyncio.create_task(asyncio.to_thread(served_model.load, settings))
-    while not (await asyncio.wait([loading], timeout=_PROGRESS_INTERVAL_S))[0]:
-        memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-        seconds = round(time.monotonic() - began)
-        facts = {"model": name, "seconds": seconds, "memory_bytes": memory_bytes}
-        logger.info("still loading the model", extra=facts)
-    model = await loading
-    seconds = round(time.monotonic() - began)
-    logger.info("model loaded", extra={"model": name, "seconds": seconds})
-    return model
 
 
 class Worker:

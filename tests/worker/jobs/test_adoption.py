@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -13,6 +14,7 @@ from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import GenerationJob, HandedOver, SamplingParams, Started
 from tests.support.workers.jobs import Log, ask, new_job, publish, read, reading
 from tests.support.workers.synthetic import echo_worker
+from worker.jobs.consumer import HeldJob
 
 SAMPLING = SamplingParams(max_tokens=200, ignore_eos=True)
 JOBS = topology.jobs_queue("echo", "interactive").name
@@ -121,3 +123,21 @@ async def test_a_jobs_queue_that_is_deleted_keeps_the_worker_from_nothing() -> N
 
     assert log.is_ended
     assert suspect.token_ids == ordinary.token_ids
+
+
+@pytest.mark.parametrize("is_adopted", [False, True])
+def test_a_second_loss_is_waited_for_as_long_as_the_first(is_adopted: bool) -> None:
+    reasons: list[str] = []
+    execution: Any = SimpleNamespace(hand_over=reasons.append)
+    job = new_job("echo")
+    held = HeldJob(job, execution, cast("Any", SimpleNamespace(num_returns=0)))
+    first = held.lose()
+    if is_adopted:
+        held.adopt(job, cast("Any", SimpleNamespace(num_returns=1)))
+    second = held.lose()
+
+    held.give_up(first)
+    is_held = not reasons
+    held.give_up(second)
+
+    assert (is_held, reasons) == (True, ["delivery lost"])

@@ -34,6 +34,7 @@ from tests.support.workers.jobs import (
     say_started,
 )
 from tests.support.workers.synthetic import doomed_worker, echo_worker
+from worker.jobs.quarantine import num_returns
 from worker.jobs.run import LAST_RETURNS
 
 SAMPLING = SamplingParams(max_tokens=100, ignore_eos=True)
@@ -236,6 +237,45 @@ async def test_draining_is_not_held_against_a_suspect() -> None:
             log = await read(bus, job, consumer)
 
     assert isinstance(log.completed, Completed)
+
+
+async def returns_in(bus: Bus, lane: Lane) -> dict[str, int]:
+    """The returns that count of each job in a queue, by request id."""
+    queue = topology.jobs_queue("echo", lane).name
+    num_jobs = await num_ready(bus, queue)
+    async with bus.consume(queue) as consumer:
+        deliveries = [await anext(consumer) for _ in range(num_jobs)]
+        counted = {one.message.correlation_id: num_returns(one) for one in deliveries}
+        for one in deliveries:
+            await one.ack()
+    return counted
+
+
+@pytest.mark.parametrize("num_crashes", [0, 1])
+async def test_draining_is_not_held_against_a_job_without_a_log(num_crashes: int) -> None:
+    job = new_job("echo", sampling=LONG, mode="final")
+    async with MemoryBus() as bus, returned(bus, job, "batch", num_crashes):
+        for _ in range(2):
+            async with echo_worker(bus, step_s=STEP_S, drain_grace_s=0.05):
+                await asyncio.sleep(0.1)
+        num_suspects = await num_ready(bus, topology.jobs_queue("echo", "suspect").name)
+        counted = await returns_in(bus, "batch")
+
+    assert (num_suspects, counted) == (0, {job.request_id: num_crashes})
+
+
+async def test_a_job_without_a_log_that_has_not_begun_is_given_back_unnoticed() -> None:
+    jobs = [new_job("echo", sampling=LONG, mode="final") for _ in range(2)]
+    async with MemoryBus() as bus, returned(bus, jobs[0], "batch", 0), reading(bus, jobs[1]):
+        await publish(bus, jobs[1], "batch")
+        async with bus.consume(topology.jobs_queue("echo", "batch").name) as consumer:
+            for _ in jobs:
+                await anext(consumer)
+        async with echo_worker(bus, step_s=STEP_S, max_num_seqs=1, drain_grace_s=0.05):
+            await asyncio.sleep(0.1)
+        counted = await returns_in(bus, "batch")
+
+    assert counted == {job.request_id: 1 for job in jobs}
 
 
 class RefusingBus(UnsettledBus):
