@@ -7,22 +7,24 @@ import httpx
 
 from shared.errors import StartupError, Unavailable, from_code
 
-_CONNECT_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 5.0
+_SILENCE_S = 45.0
+"""Three of the pauses after which a gateway pings a stream; less than `PATIENCE_S` of a chat."""
 _ERROR_NUMBER = re.compile(r"^\[Errno -?\d+\] ")
 
 
 def connect(
     url: str, api_key: str | None = None, transport: httpx.BaseTransport | None = None
 ) -> httpx.Client:
-    """Create a client for the server at ``url``, with or without ``/v1`` at its end. It waits for
-    answers without a limit. Raises `StartupError`."""
+    """Create a client for the server at ``url``, with or without ``/v1`` at its end. A connection
+    on which nothing comes for 45 s is lost. Raises `StartupError`."""
     url = url.strip().rstrip("/").removesuffix("/v1")
     url = url if "://" in url else f"http://{url}"
     try:
         return httpx.Client(
             base_url=url,
             headers={} if api_key is None else {"authorization": f"Bearer {api_key}"},
-            timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
+            timeout=httpx.Timeout(_SILENCE_S, connect=CONNECT_TIMEOUT_S),
             transport=transport,
         )
     except (httpx.InvalidURL, ValueError) as error:

@@ -1,6 +1,7 @@
 """The runtime of a command: optional dependencies, the broker, the event loop and signals."""
 
 import asyncio
+import getpass
 import logging
 import os
 import signal
@@ -54,6 +55,14 @@ def needs(extra: str) -> Iterator[None]:
         raise StartupError(
             f"{error.name} is not installed: run pip install 'warren[{extra}]'"
         ) from error
+
+
+def user_name() -> str:
+    """The name of the user who runs the command, or the user's id if it has no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # as in a container that runs as a bare id
+        return str(os.getuid())
 
 
 def this_task() -> asyncio.Task[Any]:

@@ -15,10 +15,17 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-output = Console(highlight=False)
+output = Console(highlight=False, emoji=False)
 """Results, on standard output."""
-notices = Console(highlight=False, stderr=True)
+notices = Console(highlight=False, emoji=False, stderr=True)
 """Everything else, on standard error."""
+
+
+def printable(text: str) -> str:
+    """``text`` with escapes such as ``\\x1b`` for the characters that would control a terminal."""
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
 
 
 @contextmanager

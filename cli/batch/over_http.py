@@ -1,5 +1,6 @@
 """A batch through the files and batches of a gateway, instead of the broker."""
 
+import hashlib
 import os
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import msgspec
 
 from cli.batch.progress import BatchProgress, BatchSummary
 from cli.gateway_client import asked
-from shared.errors import InvalidRequest, Unavailable
+from shared.errors import InvalidRequest, NotFound, Unavailable
 
 _POLL_S = 0.5
 _ENDED = ("completed", "failed", "expired", "cancelled")
@@ -38,23 +39,34 @@ def run_over_http(
     """Answer every line of ``requests`` in ``results``, in the order of the input.
 
     The batch goes on without this process; another call waits for the same batch, whose id is in
-    ``results`` + ".batch". Raises `InvalidRequest` naming each bad line, or if ``results`` exists;
+    ``results`` + ".batch" with the digest of its input. Raises `InvalidRequest` naming each bad
+    line, if ``results`` exists, or if the batch has another input or is no longer kept;
     `Unavailable` if no gateway answers at the start; the gateway's errors; `OSError`.
     """
     began_at = time.monotonic()
     note = results.with_name(f"{results.name}.batch")
     if results.exists():
         raise InvalidRequest(f"{results.name} exists already")
+    with requests.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     if not note.exists():
         batch_id = _order(requests, client, window)
         draft = note.with_name(f"{note.name}.draft")
-        draft.write_text(batch_id)
+        draft.write_text(f"{batch_id} {digest}")
         draft.replace(note)
-    batch = _ended(client, note.read_text(), began_at, on_progress)
-    if batch["status"] == "failed":
-        note.unlink()
-        raise InvalidRequest(_report(requests, batch["errors"]["data"]))
-    num_lines = _merge(client, batch, requests, results)
+    batch_id, _, digest_then = note.read_text().partition(" ")
+    if digest_then != digest:
+        raise InvalidRequest(f"{note.name} names the batch of another input; move it elsewhere")
+    try:
+        batch = _ended(client, batch_id, began_at, on_progress)
+        if batch["status"] == "failed":
+            note.unlink()
+            raise InvalidRequest(_report(requests, batch["errors"]["data"]))
+        num_lines = _merge(client, batch, requests, results)
+    except NotFound:
+        raise InvalidRequest(
+            f"the gateway no longer keeps {batch_id}; delete {note.name} to run the batch again"
+        ) from None
     note.unlink()
     return BatchSummary(
         num_lines=num_lines,
@@ -147,8 +159,11 @@ def _download(client: httpx.Client, file_id: str, file: Any) -> None:
         except httpx.TransportError:
             time.sleep(_POLL_S)
         except httpx.HTTPStatusError as error:
-            if error.response.status_code < 500:
-                raise InvalidRequest(f"{file_id} is no longer kept") from None
+            status = error.response.status_code
+            if status == httpx.codes.NOT_FOUND:
+                raise NotFound(f"{file_id} is no longer kept") from None
+            if status < 500:
+                raise InvalidRequest(f"{file_id} cannot be read: HTTP {status}") from None
             time.sleep(_POLL_S)
         else:
             return

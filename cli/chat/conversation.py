@@ -1,6 +1,5 @@
 """A conversation with an OpenAI-compatible server. Answers survive the loss of a gateway."""
 
-import json
 import re
 import time
 import uuid
@@ -10,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import httpx
+import msgspec
 from rich.console import Console
 
-from cli.gateway_client import connect, reason_of
+from cli.gateway_client import CONNECT_TIMEOUT_S, connect, reason_of
 from shared.errors import (
     InternalError,
     InvalidApiKey,
@@ -31,6 +31,21 @@ _KEY_ID = re.compile(r"wk-[0-9a-f]+-")
 
 class _Lost(Exception):
     """The connection, or the gateway behind it, was lost; the answer may still be there."""
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta
+
+
+class _Chunk(msgspec.Struct):
+    """The fields of a chunk that a conversation needs."""
+
+    choices: list[_Choice] = []
+    error: dict[str, Any] | None = None
 
 
 class _Event(NamedTuple):
@@ -94,25 +109,28 @@ class ModelServer:
         except (WarrenError, _Lost) as error:
             raise StartupError(str(error)) from error
         self._is_warren = any(model.get("owned_by") == "warren" for model in listed)
+        if not self._is_warren:  # it may be silent until it has read a long prompt
+            self._client.timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
         return [model["id"] for model in listed]
 
-    def stream(self, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+    def stream(self, body: dict[str, Any]) -> Generator[_Chunk, None, None]:
         """Yield the chunks of a streamed chat completion; closing the generator cancels it.
 
         If the connection is lost, a Warren server is asked for the rest, until it answers or
-        `PATIENCE_S` have passed without an event. Raises the `WarrenError` that the server sent, or
-        `InternalError`.
+        `PATIENCE_S` have passed. Raises the `WarrenError` that the server sent, or `InternalError`.
         """
         bookmark = _Bookmark(body)
-        num_failures, heard_at = 0, time.monotonic()
+        num_failures, lost_at = 0, 0.0
         try:
             while True:
                 try:
                     for chunk in self._rest(bookmark):
-                        num_failures, heard_at = 0, time.monotonic()
+                        num_failures = 0
                         yield chunk
                 except (httpx.TransportError, _Lost) as error:
-                    waited_s = time.monotonic() - heard_at
+                    if not num_failures:
+                        lost_at = time.monotonic()
+                    waited_s = time.monotonic() - lost_at
                     if not self._is_warren or waited_s > self._patience_s:
                         raise InternalError(f"the connection was lost: {error}") from error
                 else:
@@ -125,7 +143,7 @@ class ModelServer:
             self._cancel(bookmark.stream_id)
             raise
 
-    def _rest(self, bookmark: "_Bookmark") -> Iterator[dict[str, Any]]:
+    def _rest(self, bookmark: "_Bookmark") -> Iterator[_Chunk]:
         """The chunks that are missing, as far as the connection lasts."""
         with closing(self._client.send(bookmark.request(self._client), stream=True)) as response:
             self._check(response)
@@ -213,8 +231,8 @@ class Conversation:
         try:
             with closing(self._server.stream(body)) as chunks:
                 for chunk in chunks:
-                    for choice in chunk["choices"]:
-                        piece = choice["delta"].get("content") or ""
+                    for choice in chunk.choices:
+                        piece = choice.delta.content or ""
                         answer += piece
                         yield piece
         finally:
@@ -235,21 +253,34 @@ def show_answer(conversation: Conversation, question: str, console: Console) -> 
 def _events(response: httpx.Response) -> Iterator[_Event]:
     """The complete events of an SSE stream."""
     fields: dict[str, str] = {}
-    for line in response.iter_lines():
-        name, colon, value = line.partition(": ")
+    for line in _lines(response):
+        name, colon, value = line.partition(":")
         if name and colon:
-            fields[name] = value
+            fields[name] = value.removeprefix(" ")
         elif not line:
             if "data" in fields:
                 yield _Event(fields.get("id", ""), fields["data"])
             fields = {}
 
 
-def _chunk(event: _Event) -> dict[str, Any]:
+def _lines(response: httpx.Response) -> Iterator[str]:
+    """The complete lines of an SSE stream. `httpx.Response.iter_lines` splits them at U+2028 and
+    others, too, which JSON may contain."""
+    rest = b""
+    for part in response.iter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            yield line.removesuffix(b"\r").decode(errors="replace")
+
+
+def _chunk(event: _Event) -> _Chunk:
     """The chunk of an event. Raises its error: `_Lost` if the stream goes on elsewhere."""
-    chunk: dict[str, Any] = json.loads(event.data)
-    if chunk.get("error"):
-        error = _error(chunk["error"])
+    try:
+        chunk = msgspec.json.decode(event.data, type=_Chunk)
+        error = _error(chunk.error) if chunk.error else None
+    except (msgspec.MsgspecError, KeyError) as problem:
+        raise InternalError(f"the server sent an event that is no chunk: {problem}") from None
+    if error is not None:
         raise _Lost(error.message) if isinstance(error, Unavailable) else error
     return chunk
 

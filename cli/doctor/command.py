@@ -234,7 +234,7 @@ def _gateway(url: str, api_key: str | None) -> Iterator[Finding]:
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
         listed = fetch(f"{url}/v1/models", headers)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         yield failure("models", f"{url}/v1/models does not answer: {error}", "see its log")
         return
     yield _models(listed, has_key=api_key is not None)

@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Mapping
 from email.message import Message
+from http.client import HTTPException
 from typing import NamedTuple
 from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
@@ -21,7 +22,7 @@ class Fetched(NamedTuple):
 def fetch(url: str, headers: Mapping[str, str] | None = None) -> Fetched:
     """Fetch ``url``, whatever its status. A user in the URL becomes basic authentication.
 
-    Raises `OSError` if nobody answers, and `ValueError` for what is not a URL of HTTP.
+    Raises `OSError` if nobody answers, and `ValueError` if the URL or the answer is not of HTTP.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https"):
@@ -38,6 +39,8 @@ def fetch(url: str, headers: Mapping[str, str] | None = None) -> Fetched:
     except HTTPError as error:
         with error:
             return Fetched(error.code, _lower(error.headers), error.read())
+    except HTTPException as error:
+        raise ValueError(f"that is not HTTP: {error}") from None
 
 
 def _lower(headers: Message) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """The command ``warren dead``: inspect, retry and drop dead letters."""
 
 import asyncio
-import getpass
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
@@ -9,8 +8,8 @@ import msgspec
 import typer
 
 from cli.options import EPILOG, takes_settings
-from cli.runtime import broker_of
-from cli.terminal import notices, output
+from cli.runtime import broker_of, user_name
+from cli.terminal import notices, output, printable
 from shared import settings
 from shared.bus.base import MAX_PREFETCH, Bus
 from shared.dead_letters import DeadLetter, find, opened
@@ -45,18 +44,7 @@ def list_(
     [dim]warren dead list --broker-file operator.url[/]
     """
 
-    async def act(_: Bus, letters: list[DeadLetter]) -> None:
-        rows: list[tuple[str, ...]] = (
-            [("id", "reason", "queue", "age")] if letters else [("No dead letters.",)]
-        )
-        rows += [(one.request_id, one.reason, one.queue, _age(one)) for one in letters]
-        # Not a table, which would truncate ids to the terminal's width.
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            output.print(line.rstrip(), markup=False, soft_wrap=True)
-
-    _at_letters(act, options, limit)
+    _at_letters(_print_list, options, limit)
 
 
 @app.command(epilog=EPILOG)
@@ -71,22 +59,7 @@ def show(
     """Show one dead letter."""
 
     async def act(_: Bus, letters: list[DeadLetter]) -> None:
-        letter = find(letters, request_id)
-        facts = {
-            "id": letter.request_id,
-            "reason": letter.reason,
-            "queue": letter.queue,
-            "model": letter.model,
-            "age": _age(letter),
-            "mode": letter.job.mode if letter.job else "unknown",
-            "tenant": letter.job.tenant if letter.job else "unknown",
-            "reply to": letter.message.reply_to,
-            "bytes": len(letter.message.body),
-        }
-        for name, value in facts.items():
-            output.print(f"{name:9}{value}", markup=False, soft_wrap=True)
-        if body:
-            output.print(_body(letter), markup=False, soft_wrap=True)
+        _print_letter(find(letters, request_id), with_body=body)
 
     _at_letters(act, options)
 
@@ -105,7 +78,7 @@ def retry(request_ids: Ids, **options: Any) -> None:
         for letter in jobs if request_ids == [_EVERY] else _chosen(letters, request_ids):
             queue = await letter.retry(bus)
             _record("dead letters requeued", letter, bus)
-            output.print(f"{letter.request_id} was returned to {queue}", soft_wrap=True)
+            _print(f"{letter.request_id} was returned to {queue}")
 
     _at_letters(act, options)
 
@@ -127,9 +100,48 @@ def drop(
         for letter in _chosen(letters, request_ids):
             await letter.drop()
             _record("dead letters dropped", letter, bus)
-            output.print(f"{letter.request_id} was dropped", soft_wrap=True)
+            _print(f"{letter.request_id} was dropped")
 
     _at_letters(act, options)
+
+
+async def _print_list(_: Bus, letters: list[DeadLetter]) -> None:
+    rows: list[tuple[str, ...]] = (
+        [("id", "reason", "queue", "age")] if letters else [("No dead letters.",)]
+    )
+    rows += [
+        (printable(one.request_id), printable(one.reason), printable(one.queue), _age(one))
+        for one in letters
+    ]
+    # Not a table, which would truncate ids to the terminal's width.
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        _print(line.rstrip())
+
+
+def _print_letter(letter: DeadLetter, *, with_body: bool) -> None:
+    facts = {
+        "id": letter.request_id,
+        "reason": letter.reason,
+        "queue": letter.queue,
+        "model": letter.model,
+        "age": _age(letter),
+        "mode": letter.job.mode if letter.job else "unknown",
+        "tenant": letter.job.tenant if letter.job else "unknown",
+        "reply to": letter.message.reply_to,
+        "bytes": len(letter.message.body),
+    }
+    for name, value in facts.items():
+        _print(f"{name:9}{value}")
+    if with_body:
+        for line in _body(letter).split("\n"):
+            _print(line)
+
+
+def _print(line: str) -> None:
+    """Print a line, in which a publisher's text cannot control the terminal."""
+    output.print(printable(line), markup=False, soft_wrap=True)
 
 
 def _chosen(letters: list[DeadLetter], request_ids: list[str]) -> list[DeadLetter]:
@@ -140,7 +152,7 @@ def _chosen(letters: list[DeadLetter], request_ids: list[str]) -> list[DeadLette
 
 def _record(act: audit.Act, letter: DeadLetter, bus: Bus) -> None:
     tenant = letter.job.tenant if letter.job else ""
-    facts = {"request_id": letter.request_id, "broker_user": bus.user, "by": getpass.getuser()}
+    facts = {"request_id": letter.request_id, "broker_user": bus.user, "by": user_name()}
     audit.record(act, tenant=tenant, **facts)
 
 

@@ -1,12 +1,12 @@
 """The command ``warren keys``: manage API keys."""
 
-import getpass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cli.runtime import user_name
 from cli.terminal import notices, output
 from gateway.intake.key_file import SCOPES, ApiKey, KeyFile, id_of, read_options
 from shared.errors import StartupError
@@ -88,9 +88,10 @@ def add(
         options = read_options({name: str(one) for name, one in given.items() if one is not None})
     except ValueError as error:
         raise StartupError(str(error)) from None
+    _open(audit_file)
     key = KeyFile(keys_file).add(tenant, **options)
-    _record("API key added", id_of(key), tenant, audit_file)
     _show(key)
+    _record("API key added", id_of(key), tenant)
 
 
 @app.command("list")
@@ -116,10 +117,11 @@ def rotate(
 
     [dim]warren keys rotate 3c5c4c7894 --keys-file /etc/warren/keys[/]
     """
+    _open(audit_file)
     file = KeyFile(keys_file)
     key = file.rotate(key_id, timedelta(hours=grace_hours))
-    _record("API key rotated", key_id, file.read()[key_id].tenant, audit_file)
     _show(key)
+    _record("API key rotated", key_id, file.read()[key_id].tenant)
 
 
 @app.command()
@@ -129,15 +131,20 @@ def revoke(key_id: KeyId, keys_file: KeysFile, audit_file: AuditFile = None) -> 
 
     [dim]warren keys revoke 3c5c4c7894 --keys-file /etc/warren/keys[/]
     """
+    _open(audit_file)
     tenant = KeyFile(keys_file).revoke(key_id).tenant
-    _record("API key revoked", key_id, tenant, audit_file)
+    _record("API key revoked", key_id, tenant)
     notices.print(f"key {key_id} of {tenant} was revoked", markup=False, highlight=False)
 
 
-def _record(act: audit.Act, key_id: str, tenant: str, audit_file: Path | None) -> None:
+def _open(audit_file: Path | None) -> None:
+    """Before the change: a key that was stored and not shown would be lost."""
     if audit_file is not None:
         audit.write_to(audit_file)
-    audit.record(act, tenant=tenant, key_id=key_id, by=getpass.getuser())
+
+
+def _record(act: audit.Act, key_id: str, tenant: str) -> None:
+    audit.record(act, tenant=tenant, key_id=key_id, by=user_name())
 
 
 def _described(key: ApiKey) -> str:

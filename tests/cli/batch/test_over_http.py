@@ -62,12 +62,50 @@ def test_an_interrupted_command_waits_for_the_same_batch(url: str, tmp_path: Pat
         before = batch_ids(client)
         with pytest.raises(KeyboardInterrupt):
             run_over_http(source, results, client, on_progress=interrupt)
-        batch_id = (tmp_path / "out.jsonl.batch").read_text()
+        batch_id = (tmp_path / "out.jsonl.batch").read_text().split()[0]
         run_over_http(source, results, client)
         created = batch_ids(client) - before
 
     assert created == {batch_id}
     assert len(read_lines(results)) == 1
+
+
+@pytest.fixture
+def note(url: str, tmp_path: Path) -> Path:
+    """What an interrupted command leaves beside out.jsonl."""
+    source = write_lines(tmp_path / "in.jsonl", chat_line("a", content="old", model=MODEL))
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with connect(url) as client, pytest.raises(KeyboardInterrupt):
+        run_over_http(source, tmp_path / "out.jsonl", client, on_progress=interrupt)
+    return tmp_path / "out.jsonl.batch"
+
+
+def test_the_answers_to_another_input_are_not_taken(url: str, tmp_path: Path, note: Path) -> None:
+    changed = write_lines(tmp_path / "in.jsonl", chat_line("a", content="new", model=MODEL))
+    results = tmp_path / "out.jsonl"
+
+    with connect(url) as client:
+        with pytest.raises(InvalidRequest, match=f"{note.name} names the batch of another input"):
+            run_over_http(changed, results, client)
+        assert not results.exists()
+        note.unlink()
+        run_over_http(changed, results, client)
+
+    assert [chat_text(line) for line in read_lines(results)] == ["new"]
+
+
+def test_a_batch_that_is_no_longer_kept_is_named_with_its_file(tmp_path: Path, note: Path) -> None:
+    source, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+
+    with (
+        served() as another,
+        connect(another) as client,
+        pytest.raises(InvalidRequest, match=f"no longer keeps .*delete {note.name}"),
+    ):
+        run_over_http(source, results, client)
 
 
 def test_existing_results_are_kept(url: str, tmp_path: Path) -> None:

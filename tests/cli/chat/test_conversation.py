@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -19,6 +20,7 @@ from shared.errors import (
     StartupError,
     WorkerLost,
 )
+from shared.settings import GatewaySettings
 
 DONE = "data: [DONE]\n\n"
 MODELS = {"data": [{"id": "m", "owned_by": "warren"}, {"id": "other", "owned_by": "warren"}]}
@@ -43,13 +45,16 @@ def failure(status: int, code: str, message: str) -> httpx.Response:
 class Answers:
     """A server that gives these answers in order, or raises them, and keeps the requests."""
 
-    def __init__(self, *answers: httpx.Response | Exception) -> None:
+    def __init__(
+        self, *answers: httpx.Response | Exception, models: dict[str, Any] = MODELS
+    ) -> None:
         self.requests: list[httpx.Request] = []
+        self._models = models
         self._left = iter(answers)
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/models":
-            return httpx.Response(200, json=MODELS)
+            return httpx.Response(200, json=self._models)
         self.requests.append(request)
         answer = next(self._left)
         if isinstance(answer, Exception):
@@ -86,6 +91,41 @@ def test_an_answer_comes_in_pieces() -> None:
     talk, _ = conversation(stream(delta("Pa"), ": ping\n\n", delta("ris"), DONE))
 
     assert list(talk.ask("capital?")) == ["Pa", "ris"]
+
+
+@pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85"])
+def test_a_line_ends_at_no_other_character_than_sse_says(character: str) -> None:
+    data = json.dumps({"choices": [{"delta": {"content": f"a{character}b"}}]}, ensure_ascii=False)
+    talk, _ = conversation(stream(f"data: {data}\r\n\r\n", DONE))
+
+    assert list(talk.ask("x")) == [f"a{character}b"]
+
+
+def test_a_field_needs_no_space_after_its_colon() -> None:
+    talk, _ = conversation(stream(delta("Paris").replace("data: ", "data:"), "data:[DONE]\n\n"))
+
+    assert list(talk.ask("capital?")) == ["Paris"]
+
+
+@pytest.mark.parametrize("data", ["no JSON", '{"choices": [{}]}', '{"error": {"code": null}}'])
+def test_an_event_that_is_no_chunk_is_an_error(data: str) -> None:
+    talk, _ = conversation(stream(f"data: {data}\n\n"))
+
+    with pytest.raises(InternalError, match="no chunk"):
+        list(talk.ask("x"))
+
+
+def test_only_a_silence_of_warren_which_pings_its_streams_is_a_lost_connection() -> None:
+    silences = []
+    for owner in ("warren", "another"):
+        sent = Answers(stream(delta("A"), DONE), models={"data": [{"id": "m", "owned_by": owner}]})
+        asked = server(sent)
+        asked.models()
+        list(Conversation(asked, "m", 0).ask("x"))
+        silences.append(sent.requests[0].extensions["timeout"]["read"])
+
+    assert 2 * GatewaySettings().ping_interval_s < silences[0] < PATIENCE_S
+    assert silences[1] is None
 
 
 def test_the_next_question_comes_with_what_was_said_before_and_the_system_prompt() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any
 
 import pytest
@@ -99,6 +100,27 @@ async def test_a_gateway_is_well_and_its_clock_agrees(tmp_path: Path) -> None:
     }
     assert without["models"].status == "warning"
     assert wrong["models"].status == "failure"
+
+
+class NotHttp(BaseRequestHandler):
+    """Answers as a broker does."""
+
+    def handle(self) -> None:
+        self.request.recv(1024)
+        self.request.sendall(b"AMQP\0\0\x09\x01")
+
+
+def test_a_port_that_does_not_speak_http_is_a_finding() -> None:
+    with ThreadingTCPServer(("127.0.0.1", 0), NotHttp) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        found = [*_gateway(url, None), *check_management(url, "warren")]
+        server.shutdown()
+
+    assert [(one.check, one.status) for one in found] == [
+        ("gateway", "failure"),
+        ("management", "failure"),
+    ]
 
 
 @pytest.mark.rabbit

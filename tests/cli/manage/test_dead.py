@@ -1,4 +1,4 @@
-"""``warren dead`` against a real broker."""
+"""``warren dead`` against a real broker, and what it prints of a hostile letter."""
 
 import asyncio
 import subprocess
@@ -7,14 +7,15 @@ import uuid
 
 import pytest
 
+from cli.manage.dead import _print_letter, _print_list
 from shared import topology
 from shared.bus.base import Message
+from shared.bus.memory import MemoryBus
 from shared.bus.rabbit import RabbitBus
+from shared.dead_letters import opened
 from shared.messages import GenerationJob, TextPrompt, encode
 from tests.support.deployment.broker import Broker
 from tests.support.deployment.processes import ROOT
-
-pytestmark = pytest.mark.rabbit
 
 MODEL = "dead-letters-test"
 SECRET = "nobody shall see this"
@@ -56,6 +57,7 @@ def request_id(broker: Broker) -> str:
     return request_id
 
 
+@pytest.mark.rabbit
 def test_a_dead_letter_is_listed_shown_retried_and_dropped(broker: Broker, request_id: str) -> None:
     listed = warren_dead(broker, "list")
     shown = warren_dead(broker, "show", request_id)
@@ -74,6 +76,7 @@ def test_a_dead_letter_is_listed_shown_retried_and_dropped(broker: Broker, reque
     assert (missing.returncode, request_id in missing.stderr) == (1, True)
 
 
+@pytest.mark.rabbit
 def test_what_is_no_job_can_only_be_dropped(broker: Broker) -> None:
     request_id = uuid.uuid4().hex
     asyncio.run(bury(broker, request_id, f"no job {request_id}".encode()))
@@ -85,6 +88,7 @@ def test_what_is_no_job_can_only_be_dropped(broker: Broker) -> None:
     assert "was dropped" in dropped.stdout
 
 
+@pytest.mark.rabbit
 def test_all_are_dropped_only_after_a_question(broker: Broker, request_id: str) -> None:
     asked = warren_dead(broker, "drop", "all")
     listed = warren_dead(broker, "list")
@@ -93,6 +97,27 @@ def test_all_are_dropped_only_after_a_question(broker: Broker, request_id: str) 
     assert (asked.returncode, "Drop all dead letters" in asked.stdout) == (1, True)
     assert request_id in listed.stdout
     assert f"{request_id} was dropped" in dropped.stdout
+
+
+async def test_a_publisher_cannot_control_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    queue = topology.jobs_queue(MODEL, "interactive")
+    async with MemoryBus() as bus:
+        await bus.declare(topology.DEAD_LETTERS, queue)
+        await bus.publish(
+            queue.bindings[0], Message(b"no\x1b[2J\njob", correlation_id="a\x1b[2J\nb")
+        )
+        async with bus.consume(queue.name) as consumer:
+            await (await anext(consumer)).reject()
+        async with opened(bus, 1) as letters:
+            await _print_list(bus, letters)
+            _print_letter(letters[0], with_body=True)
+
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert r"a\x1b[2J\nb" in shown
+    assert shown.endswith("no\\x1b[2J\njob\n")
 
 
 async def bury_what_was_retried(broker: Broker, request_id: str) -> None:

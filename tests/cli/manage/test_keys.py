@@ -1,5 +1,7 @@
 """The command ``warren keys``."""
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,32 @@ def test_a_key_is_added_listed_rotated_and_revoked(tmp_path: Path) -> None:
     assert listed.endswith('label="Web app" scopes=generate requests_per_minute=9')
     with pytest.raises(InvalidApiKey):
         Keys(path).find(f"Bearer {new}")
+
+
+def test_a_key_that_cannot_be_recorded_is_not_changed(tmp_path: Path) -> None:
+    path, audit_file = tmp_path / "keys", ["--audit-file", str(tmp_path / "no" / "audit.jsonl")]
+    key_id = run(path, "add", "alice").split("-")[1]
+    before = path.read_text()
+
+    for words in (["add", "bob"], ["rotate", key_id], ["revoke", key_id]):
+        with pytest.raises(StartupError, match="audit log"):
+            run(path, *words, *audit_file)
+
+    assert path.read_text() == before
+
+
+def test_a_user_without_a_name_is_recorded_by_its_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # a container without this user
+    audit_file = tmp_path / "audit.jsonl"
+
+    key = run(tmp_path / "keys", "add", "alice", "--audit-file", str(audit_file))
+
+    assert key.startswith("wk-")
+    assert json.loads(audit_file.read_text())["by"] == str(os.getuid())
 
 
 def test_an_option_that_is_no_value_of_its_field_is_named(tmp_path: Path) -> None:
