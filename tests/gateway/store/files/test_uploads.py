@@ -86,14 +86,15 @@ async def test_the_digest_is_of_the_bytes_in_their_order(files: Files, uploads: 
 
 async def test_parts_are_those_of_the_upload_and_have_its_size(uploads: Uploads) -> None:
     upload, other = await create(uploads, 4), await create(uploads, 4)
-    mine, foreign = await add(uploads, upload, b"mine"), await add(uploads, other, b"them")
+    mine, more = [await add(uploads, upload, data) for data in (b"mine", b"more")]
+    foreign = await add(uploads, other, b"them")
 
     for part_id in (foreign, "part_\x00"):
         with pytest.raises(InvalidRequest, match="no part"):
             await complete(uploads, upload, part_id)
-    for num_times in (0, 2):
+    for part_ids in ((), (mine, more)):
         with pytest.raises(InvalidRequest, match="bytes together"):
-            await complete(uploads, upload, *[mine] * num_times)
+            await complete(uploads, upload, *part_ids)
 
     assert (await complete(uploads, upload, mine)).status == "completed"
 
