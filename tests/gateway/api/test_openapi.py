@@ -210,15 +210,16 @@ def test_whatever_is_sent_is_answered_as_documented(operation: Any, url: str) ->
     @given(case=operation.as_strategy())
     def send(case: Any) -> None:
         response = case.call(base_url=url)
+        checks = [
+            status_code_conformance,
+            content_type_conformance,
+            response_headers_conformance,
+            response_schema_conformance,
+        ]
+        # The deadline of a timeout of almost nothing has passed.
+        is_late = response.status_code == 504 and "deadline_exceeded" in response.text
         case.validate_response(
-            response,
-            checks=[
-                not_a_server_error,
-                status_code_conformance,
-                content_type_conformance,
-                response_headers_conformance,
-                response_schema_conformance,
-            ],
+            response, checks=checks if is_late else [not_a_server_error, *checks]
         )
 
     send()
