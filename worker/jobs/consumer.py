@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from shared import topology
-from shared.bus.base import Bus, Message
+from shared.bus.base import Bus, Delivery, Message
 from shared.bus.subscribe import Attached, Lost, Subscription
 from shared.errors import (
     BusError,
@@ -33,7 +33,7 @@ from worker.jobs.delivery import JobDelivery, ReplyPublisher
 from worker.jobs.execution import JobExecution
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.observation import report_undecodable
-from worker.jobs.quarantine import as_message, published_again
+from worker.jobs.quarantine import as_message, num_returns_before, published_again
 from worker.jobs.run import Outcome, Signal
 from worker.jobs.window import JobWindow, Place, Turn
 
@@ -238,7 +238,8 @@ class JobConsumer:
                     case Lost():
                         tasks.create_task(self._give_up(self._lose_deliveries()))
                     case _:
-                        task = tasks.create_task(self._serve(JobDelivery(item, subscription)))
+                        delivery = self._delivery_of(item, subscription)
+                        task = tasks.create_task(self._serve(delivery))
                         self._serving[task] = None
                         task.add_done_callback(self._serving.pop)
         except BaseException:
@@ -253,6 +254,12 @@ class JobConsumer:
             async with subscription:
                 if self._serving:
                     await asyncio.wait(tuple(self._serving))
+
+    def _delivery_of(self, item: Delivery, subscription: Subscription) -> JobDelivery:
+        is_trusted = self._publishers.is_trusted(item.message.user_id)
+        return JobDelivery(
+            item, subscription, num_returns_before(item.message) if is_trusted else 0
+        )
 
     def _lose_deliveries(self) -> list[tuple[HeldJob, int]]:
         """Lose all deliveries; returns the jobs that run, each with the number of its loss."""

@@ -20,7 +20,6 @@ from shared.errors import (
 )
 from shared.messages import ReplyEvent, encode
 from shared.telemetry import incidents
-from worker.jobs.quarantine import num_returns
 
 _GIVE_BACK_PAUSE_S = 0.5
 """Seconds. A job that is given back each time exhausts its returns within 10 s, without noticeable
@@ -47,8 +46,12 @@ class JobDelivery:
     when the jobs of the stopped one have ended and it closes.
     """
 
-    def __init__(self, delivery: Delivery, subscription: Subscription) -> None:
+    def __init__(
+        self, delivery: Delivery, subscription: Subscription, num_returns_before: int = 0
+    ) -> None:
+        """``num_returns_before``: the returns of the messages that this one replaces."""
         self._delivery = delivery
+        self._num_returns_before = num_returns_before
         self._subscription = subscription
 
     @property
@@ -57,7 +60,8 @@ class JobDelivery:
 
     @property
     def num_returns(self) -> int:
-        return num_returns(self._delivery)
+        """How often the job was returned to its queue, hand-overs excepted if it has no log."""
+        return self._num_returns_before + self._delivery.num_returns
 
     async def ack(self) -> None:
         await self._settle(self._delivery.ack)

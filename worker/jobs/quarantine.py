@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from shared.bus.base import Delivery, Message
+from shared.bus.base import Message
 from shared.messages import GenerationJob, encode
 
 _RETURNS_HEADER = "warren-returns"
@@ -37,10 +37,10 @@ def published_again(job: GenerationJob, message: Message, num_returns: int = 0) 
     return as_message(again, message, num_returns)
 
 
-def num_returns(delivery: Delivery) -> int:
-    """How often a job was returned to its queue, hand-overs excepted if it has no log."""
-    before = delivery.message.headers.get(_RETURNS_HEADER, 0)
-    return delivery.num_returns + (max(0, before) if isinstance(before, int) else 0)
+def num_returns_before(message: Message) -> int:
+    """How often the messages were returned that a worker's message replaces."""
+    num = message.headers.get(_RETURNS_HEADER, 0)
+    return max(0, num) if isinstance(num, int) else 0
 
 
 class Pausable(Protocol):

@@ -12,6 +12,7 @@ from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import (
     Cancel,
+    Completed,
     Drain,
     EmbeddingJob,
     Failed,
@@ -28,6 +29,7 @@ from shared.messages import (
 from shared.publishers import Publishers
 from tests.support.workers.jobs import Log, ask, new_job, num_ready, publish, read, reading
 from tests.support.workers.synthetic import echo_worker
+from worker.jobs.run import LAST_RETURNS
 
 PROMPT = TokenPrompt(token_ids=tuple(range(100, 140)))
 NUM_IN_FULL_BLOCKS = 32
@@ -172,6 +174,25 @@ async def test_a_gateway_names_the_tenant(broker: MemoryBroker, alice: MemoryBus
 
     assert num_cached_tokens(of_another) == 0
     assert num_cached_tokens(of_the_same) == NUM_IN_FULL_BLOCKS
+
+
+async def test_a_publisher_cannot_claim_that_its_job_was_returned(
+    mallory: MemoryBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = msgspec.structs.replace(job_of("mallory"), mode="final")
+    message = Message(
+        encode(job),
+        correlation_id=job.request_id,
+        reply_to=f"reply.{job.request_id}",
+        headers={"warren-returns": LAST_RETURNS},
+    )
+
+    async with reading(mallory, job) as consumer:
+        await mallory.publish(topology.jobs_binding("echo", "interactive"), message)
+        log = await read(mallory, job, consumer)
+
+    assert isinstance(log.completed, Completed)
+    assert "job moved" not in caplog.messages
 
 
 async def test_a_run_is_not_superseded_by_another_publisher(

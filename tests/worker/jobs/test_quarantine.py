@@ -34,7 +34,7 @@ from tests.support.workers.jobs import (
     say_started,
 )
 from tests.support.workers.synthetic import doomed_worker, echo_worker
-from worker.jobs.quarantine import num_returns
+from worker.jobs.quarantine import num_returns_before
 from worker.jobs.run import LAST_RETURNS
 
 SAMPLING = SamplingParams(max_tokens=100, ignore_eos=True)
@@ -245,7 +245,10 @@ async def returns_in(bus: Bus, lane: Lane) -> dict[str, int]:
     num_jobs = await num_ready(bus, queue)
     async with bus.consume(queue) as consumer:
         deliveries = [await anext(consumer) for _ in range(num_jobs)]
-        counted = {one.message.correlation_id: num_returns(one) for one in deliveries}
+        counted = {
+            one.message.correlation_id: one.num_returns + num_returns_before(one.message)
+            for one in deliveries
+        }
         for one in deliveries:
             await one.ack()
     return counted
