@@ -144,11 +144,13 @@ async def _recording_usage(gateway: Gateway) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        await recorder.wait_written()
-        for task in running:
-            task.cancel()
-        await asyncio.wait(running)
-        await gateway.store.close()
+        try:
+            await recorder.wait_written()
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running, timeout=_CLEAN_UP_S)
+        finally:
+            await gateway.store.close()
 
 
 def _add_middleware(app: FastAPI, gateway: Gateway) -> None:

@@ -5,6 +5,7 @@ the answer, so that the client can continue it at once. What ends without its ga
 by `gateway.api.collecting`.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -44,6 +45,9 @@ _MAX_HISTORY_BYTES = 16 << 20
 """No job can be larger."""
 _MAX_WAIT_S = 5.0
 """Seconds for which the end of an answer waits for the database."""
+_PATIENCE_S = 60.0
+"""For which a response is written again and again while the database is unavailable."""
+_RETRY_PAUSE_S = 1.0
 _EVENTS: Mapping[str, EventType] = {
     "completed": "response.completed",
     "failed": "response.failed",
@@ -267,20 +271,32 @@ async def _chain(state: StoredState, tenant: str, response_id: str) -> list[Stor
 async def _write(gateway: Gateway, tenant: str, response: ResponseObject) -> None:
     outcome = "failed"
     try:
-        state = await gateway.store.open()
-        output = [StoredItem(item["id"], msgspec.json.encode(item)) for item in response.output]
-        body = msgspec.json.encode(response)
-        event = _EVENTS[response.status] if response.background else None
-        if await state.responses.end(tenant, response.id, body, output, event=event):
-            outcome = "stored"
-        else:  # it was deleted, or another gateway was faster
+        if not await _ended(gateway, tenant, response):
             return
+        outcome = "stored"
     except Unavailable as error:
         facts = {"request_id": response.id, "reason": error.message}
         logger.error("response not stored", extra=facts)  # noqa: TRY400 (no bug)
     except Exception as error:  # noqa: BLE001 (the client has its answer)
         incidents.report("request", "response not stored", error, request_id=response.id)
     gateway.metrics.responses_stored.labels(outcome).inc()
+
+
+async def _ended(gateway: Gateway, tenant: str, response: ResponseObject) -> bool:
+    """End a response in the database; False if it was deleted, or another gateway was faster.
+    Raises `Unavailable` after some time."""
+    output = [StoredItem(item["id"], msgspec.json.encode(item)) for item in response.output]
+    body = msgspec.json.encode(response)
+    event = _EVENTS[response.status] if response.background else None
+    give_up_at = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            state = await gateway.store.open()
+            return await state.responses.end(tenant, response.id, body, output, event=event)
+        except Unavailable:
+            if time.monotonic() > give_up_at:
+                raise
+            await asyncio.sleep(_RETRY_PAUSE_S)
 
 
 def _too_long() -> ContextLengthExceeded:

@@ -181,4 +181,5 @@ class LineServer:
         before it expires, whatever the limits are now."""
         if self.batch.fence == 1:
             return False
+        await log.find()
         return await self.gateway.bus.inspect(log.queue.name) is not None

@@ -41,6 +41,7 @@ Ending: TypeAlias = Literal["completed", "expired", "cancelled"]
 
 MAX_UNENDED = 1000
 """Batches of one tenant that have not ended."""
+_PLACE_LOCK = 0x42415443
 BATCH_PREFIX = "batch_"
 """The prefix of the ids of batches; no id of a request has it."""
 _RETRY_AFTER_S = 60.0
@@ -163,6 +164,7 @@ class Batches:
                     raise NotFound(
                         f"No such File object: {order.input_file_id[:128]}", param="input_file_id"
                     )
+                await self._database.hold(connection, _PLACE_LOCK, tenant)
                 await _require_place(connection, tenant)
                 await connection.execute(insert(BATCHES).values(values))
         except IntegrityError:  # the same request was faster

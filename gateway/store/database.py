@@ -7,12 +7,12 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar
 
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, event, func, select, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -34,6 +34,9 @@ connection."""
 _MIGRATION_TIMEOUT_S = 3600.0
 """The same for a statement of a migration, which may index a large table."""
 _IS_READING = "is_reading"
+_LOCK_TIMEOUT_S = 20
+"""For which a gateway waits until another one has migrated the database, before it tries again."""
+_CLOSING_S = 15
 _ADVISORY_LOCK = 0x57415252
 """Any number that all gateways agree on."""
 _NOT_IN_REPERTOIRE = "22021"
@@ -84,6 +87,7 @@ class Database:
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._is_closed = False
+        self._writing = asyncio.Lock()
 
     @classmethod
     async def open(cls, url: str | None, data_dir: Path) -> Self:
@@ -101,24 +105,52 @@ class Database:
     def is_sqlite(self) -> bool:
         return self._engine.dialect.name == "sqlite"
 
-    def begin(self) -> AbstractAsyncContextManager[AsyncConnection]:
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[AsyncConnection]:
         """A transaction, which ends with the block. Raises `Unavailable` if the database was
         closed, cannot be reached or is in no state to do the work; a transaction whose commit was
         interrupted may have taken effect.
         Raises `InvalidRequest` for a text that PostgreSQL cannot hold, which no record has."""
-        return self._transaction(self._engine)
+        async with (
+            self._turn() if self.is_sqlite else nullcontext(),
+            self._transaction(self._engine) as connection,
+        ):
+            yield connection
 
     def read(self) -> AbstractAsyncContextManager[AsyncConnection]:
         """A transaction that writes nothing. On SQLite it waits for no other one, and holds up
         none. Raises like `begin`."""
         return self._transaction(self._reading)
 
+    async def hold(self, connection: AsyncConnection, lock: int, name: str = "") -> None:
+        """Hold a lock until the end of the connection's transaction, once no other one holds it.
+        Not needed on SQLite, which has one writing transaction at a time."""
+        if not self.is_sqlite:
+            await connection.execute(select(func.pg_advisory_xact_lock(lock, func.hashtext(name))))
+
+    @uncancelled
     async def close(self) -> None:
-        """Close all connections, once no transaction is open."""
-        while self._num_open:
-            await self._is_idle.wait()
+        """Close all connections, once no transaction is open or some seconds have passed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSING_S):
+                while self._num_open:
+                    await self._is_idle.wait()
         self._is_closed = True  # the pool would connect again
         await self._engine.dispose()
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """The turn of one writer: on SQLite there is one at a time, and those that wait for it in
+        the database would take the connections of readers."""
+        try:
+            async with asyncio.timeout(_BUSY_TIMEOUT_S):
+                await self._writing.acquire()
+        except TimeoutError:
+            raise Unavailable("The database is unavailable.") from None
+        try:
+            yield
+        finally:
+            self._writing.release()
 
     @asynccontextmanager
     async def _transaction(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
@@ -145,6 +177,7 @@ class Database:
         async with self.begin() as connection:
             # On SQLite, every transaction begins with the lock of the whole database.
             if not self.is_sqlite:
+                await connection.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT_S}s'"))
                 lock = text("SELECT pg_advisory_xact_lock(:lock)")
                 await connection.execute(lock, {"lock": _ADVISORY_LOCK})
             await connection.run_sync(_upgrade)

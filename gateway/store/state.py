@@ -56,6 +56,7 @@ class Store:
         self._is_open = asyncio.Event()
         self._retry_at = 0.0
         self._writes: set[asyncio.Task[None]] = set()
+        self._closed = asyncio.Event()
 
     async def open(self) -> StoredState:
         """The state. Raises `Unavailable`, for a while without another attempt."""
@@ -113,13 +114,17 @@ class Store:
         await asyncio.wait([writing], timeout=max_wait_s)
 
     async def close(self) -> None:
-        """Close the database after what is being written, for which it does not wait long."""
+        """Close the database after what is being written, for which it does not wait long. It is
+        not opened afterwards."""
         if self._writes:
             await asyncio.wait(self._writes, timeout=_LAST_WRITES_S)
+        self._closed.set()
         if self._database is not None:
             await self._database.close()
 
     async def _opened(self) -> StoredState:
+        if self._closed.is_set():
+            raise Unavailable(_UNUSABLE)
         if self._state is None:
             settings = self._settings
             url = settings.database_url
@@ -129,19 +134,23 @@ class Store:
                 if settings.files_url is None
                 else Blobs.at(settings.files_url)
             )
-            self._database = await Database.open(
+            database = await Database.open(
                 None if url is None else url.get_secret_value(), data_dir
             )
-            files = Files(self._database, blobs, max_tenant_bytes=settings.max_tenant_file_bytes)
-            uploads = Uploads(self._database, files, settings.max_file_bytes)
-            batches, webhooks = Batches(self._database), Webhooks(self._database)
+            if self._closed.is_set():  # meanwhile
+                await database.close()
+                raise Unavailable(_UNUSABLE)
+            self._database = database
+            files = Files(database, blobs, max_tenant_bytes=settings.max_tenant_file_bytes)
+            uploads = Uploads(database, files, settings.max_file_bytes)
+            batches, webhooks = Batches(database), Webhooks(database)
             limits = StoreLimits(
                 settings.response_retention_days * _DAY_S,
                 settings.max_tenant_responses,
                 settings.max_tenant_response_bytes,
             )
-            responses = Responses(self._database, limits)
-            conversations = Conversations(self._database, limits.retention_s)
+            responses = Responses(database, limits)
+            conversations = Conversations(database, limits.retention_s)
             self._state = StoredState(
                 files,
                 uploads,
@@ -149,7 +158,7 @@ class Store:
                 webhooks,
                 responses,
                 conversations,
-                UsageRecords(self._database),
+                UsageRecords(database),
             )
             self._is_open.set()
         return self._state

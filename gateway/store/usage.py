@@ -18,6 +18,10 @@ from shared.messages import UsageRecord
 Group: TypeAlias = Literal["tenant", "key", "model", "day"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 MAX_ROWS = 10_000
+_MAX_DELETED = 10_000
+"""Records that one transaction deletes. A statement over millions would exceed its time."""
+_WRITE_LOCK = 0x55534147
+"""Two gateways that write two executions of one request would take both for the first."""
 _KEY = ("tenant", "request_id")
 _KEY_COLUMNS = tuple(USAGE.c[name] for name in _KEY)
 _COLUMNS: Mapping[Group, Column[str]] = {
@@ -70,6 +74,7 @@ class UsageRecords:
         first: list[dict[str, Any]] = []
         repeated: list[UsageRecord] = []
         async with self._database.begin() as connection:
+            await self._database.hold(connection, _WRITE_LOCK)
             seen = {(row.tenant, row.request_id) for row in await connection.execute(known)}
             for record in sorted(records, key=lambda record: record.ended_at):
                 key = record.tenant, record.request_id
@@ -167,9 +172,15 @@ class UsageRecords:
         )
 
     async def _delete(self, condition: Any) -> int:
-        async with self._database.begin() as connection:
-            num_deleted: int = (await connection.execute(delete(USAGE).where(condition))).rowcount
-        return num_deleted
+        some = select(*_KEY_COLUMNS).where(condition).limit(_MAX_DELETED)
+        statement = delete(USAGE).where(tuple_(*_KEY_COLUMNS).in_(some))
+        num_deleted = 0
+        while True:
+            async with self._database.begin() as connection:
+                num: int = (await connection.execute(statement)).rowcount
+            num_deleted += num
+            if num < _MAX_DELETED:
+                return num_deleted
 
 
 def _set_aside(record: UsageRecord) -> Any:

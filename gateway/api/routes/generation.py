@@ -144,30 +144,31 @@ async def generate(
             request.state.ignored_tools = body.ignored_tools
             job, state = submitted.job, request.scope["state"]
             detached = job if body.detach else None
-            async with (
-                gateway.limits.admit(caller, tokens_of(job), detached) as grant,
-                nullcontext() if kept is None else kept.begin(log.request_id, grant),
-            ):
+            async with gateway.limits.admit(caller, tokens_of(job), detached) as grant:
                 if isinstance(body, ResponsesRequest) and body.truncation == "auto":
                     timeout_s = gateway.settings.request_timeout_s  # a background job has longer
                     job = await truncated(gateway.quick, job, now + timeout_s)
                     submitted = submitted._replace(job=job)
-                if promise is not None:
-                    return await _start(
-                        gateway, log, submitted, grant, promise, request, send, lane
-                    )
-                with (
-                    in_own_words(),
-                    gateway.tenant_usage.request(tenant) as usage,
-                    Observation(gateway.metrics, job, state, usage) as observation,
-                ):
-                    framer = _framer(request, submitted)
-                    try:
-                        answer = _Answer(gateway, submitted, grant, observation, framer, lane, kept)
-                        await answer.send(log, request.receive, send)
-                        grant.settle(observation.num_prompt_tokens + observation.num_tokens)
-                    except ClientGone:
-                        observation.client_left()
+                # The job is published soon after this, or another gateway takes it for lost.
+                async with nullcontext() if kept is None else kept.begin(log.request_id, grant):
+                    if promise is not None:
+                        return await _start(
+                            gateway, log, submitted, grant, promise, request, send, lane
+                        )
+                    with (
+                        in_own_words(),
+                        gateway.tenant_usage.request(tenant) as usage,
+                        Observation(gateway.metrics, job, state, usage) as observation,
+                    ):
+                        framer = _framer(request, submitted)
+                        try:
+                            answer = _Answer(
+                                gateway, submitted, grant, observation, framer, lane, kept
+                            )
+                            await answer.send(log, request.receive, send)
+                            grant.settle(observation.num_prompt_tokens + observation.num_tokens)
+                        except ClientGone:
+                            observation.client_left()
 
 
 @contextmanager

@@ -160,9 +160,7 @@ class Files:
     async def require_room(self, connection: AsyncConnection, tenant: str, num_bytes: int) -> None:
         """Nothing else is added to a tenant's files until the transaction of the caller ends.
         Raises `InvalidRequest` if they have no room for ``num_bytes`` more."""
-        if not self._database.is_sqlite:  # there, one transaction waits for the other
-            lock = func.pg_advisory_xact_lock(_ROOM_LOCK, func.hashtext(tenant))
-            await connection.execute(select(lock))
+        await self._database.hold(connection, _ROOM_LOCK, tenant)
         if await _num_bytes(connection, tenant) + num_bytes > self._max_tenant_bytes:
             raise InvalidRequest("The tenant's files exceed their total size limit.")
 

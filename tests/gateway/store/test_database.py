@@ -1,4 +1,5 @@
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -129,16 +130,12 @@ async def test_a_transaction_waits_for_a_connection_but_not_for_long(
     monkeypatch.setattr("gateway.store.database._POOL_TIMEOUT_S", 0.1)
     database = await Database.open(None, tmp_path)
 
-    async def wait_for_the_lock() -> None:
-        async with database.begin():
-            pass
+    async with AsyncExitStack() as stack:
+        for _ in range(15):
+            await stack.enter_async_context(database.read())
+        with pytest.raises(Unavailable):
+            await stack.enter_async_context(database.read())
 
-    async with database.begin():
-        transactions = [asyncio.create_task(wait_for_the_lock()) for _ in range(15)]
-        done, waiting = await asyncio.wait(transactions, return_when=asyncio.FIRST_COMPLETED)
-
-    assert [type(transaction.exception()) for transaction in done] == [Unavailable]
-    await asyncio.gather(*waiting)
     await database.close()
 
 
@@ -151,3 +148,19 @@ async def test_sqlite_is_read_while_another_transaction_writes(tmp_path: Path) -
 
     assert found == [0, 0]
     await database.close()
+
+
+async def test_writers_that_wait_leave_connections_to_readers(database: Database) -> None:
+    may_end = asyncio.Event()
+
+    async def write() -> None:
+        async with database.begin():
+            await may_end.wait()
+
+    writing = [asyncio.create_task(write()) for _ in range(12)]
+    await asyncio.sleep(0.1)
+
+    async with database.read() as connection:
+        assert (await connection.execute(text("SELECT 7"))).scalar_one() == 7
+    may_end.set()
+    await asyncio.gather(*writing)

@@ -69,3 +69,16 @@ async def test_requests_do_not_try_one_after_the_other_to_open_a_database_that_i
 
     assert {type(error) for error in opened} == {Unavailable}
     assert len(attempts) == 1
+
+
+async def test_a_store_that_closes_while_it_is_opened_stays_closed(tmp_path: Path) -> None:
+    store = Store(settings.load(GatewaySettings, data_dir=tmp_path))
+    opening = asyncio.create_task(store.open())
+    await asyncio.sleep(0)
+
+    await store.close()
+
+    with pytest.raises(Unavailable):
+        await opening
+    with pytest.raises(Unavailable):
+        await store.open()

@@ -157,3 +157,13 @@ async def test_old_records_are_swept(usage: UsageRecords) -> None:
 
     assert num_swept == 1
     assert [found.used.num_requests for found in await all_sums(usage)] == [1]
+
+
+async def test_any_number_of_records_is_erased(
+    usage: UsageRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_MAX_DELETED", 2)
+    await usage.write([a_record(str(number)) for number in range(5)])
+
+    assert await usage.erase("alice") == 5
+    assert await all_sums(usage) == []
