@@ -237,6 +237,7 @@ _FROM_WIRE: dict[str, type[WarrenError]] = {
         PermissionDenied,
         IdempotencyMismatch,
         NotFound,
+        PreviousResponseNotFound,
         StreamNotFound,
         StreamExpired,
         Overloaded,
