@@ -96,7 +96,7 @@ def by_job(strikes: dict[str, Strike]) -> Callable[[Coroutine[Any, Any, Any]], S
 
 async def require_idle(bus: Bus) -> None:
     """Wait until the worker has settled all of its deliveries, and its engine is empty."""
-    async with asyncio.timeout(20), announcements(bus) as hear:
+    async with asyncio.timeout(90), announcements(bus) as hear:
         while (
             (load := await hear()).num_running
             or load.num_waiting
@@ -311,7 +311,7 @@ async def test_a_job_whose_every_word_fails_ends_among_the_dead_letters(
 ) -> None:
     (job,), broker = jobs(1, mode), MemoryBroker()
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(90),
         MemoryBus(broker) as bus,
         DeafBus(broker, f"reply.{job.request_id}") as deaf,
         echo_worker(deaf, step_s=STEP_S),
@@ -368,7 +368,7 @@ async def test_an_error_at_any_await_of_a_background_task_leaves_it_running(
     broker = MemoryBroker()
     endless = new_job("echo", sampling=SamplingParams(max_tokens=8000, ignore_eos=True))
     quick = TokenizeJob(request_id="quick", model="echo", prompt=TextPrompt(text="Hello world"))
-    async with MemoryBus(broker) as bus, asyncio.timeout(30):
+    async with MemoryBus(broker) as bus, asyncio.timeout(90):
         await bus.declare(topology.reply_queue(quick.request_id, expires_s=30))
         with striking(victim, with_children=False):
             async with (
