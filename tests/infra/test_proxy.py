@@ -128,7 +128,7 @@ async def test_each_token_passes_at_once_over_tls(proxied: Proxied) -> None:
     proxied.worker.script = two_words
     body = ""
     async with (
-        asyncio.timeout(20),
+        asyncio.timeout(60),
         proxied.https.stream("POST", CHAT, json=chat_body(stream=True)) as answer,
     ):
         async for piece in answer.aiter_text():

@@ -212,7 +212,7 @@ async def answer_returned(
     """The answer to a quick job that came back so often, and the number of dead letters."""
     job = DetokenizeJob(request_id="r", model="echo", token_ids=(1,))
     broker = MemoryBroker()
-    async with MemoryBus(broker) as bus, bus_class(broker) as theirs, asyncio.timeout(10):
+    async with MemoryBus(broker) as bus, bus_class(broker) as theirs, asyncio.timeout(60):
         await topology.declare_worker(bus, "echo", "test")
         asking = asyncio.create_task(ask(bus, job))
         await come_back(bus, job, "quick", num_returns)

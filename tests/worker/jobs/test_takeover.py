@@ -62,7 +62,7 @@ async def test_an_older_copy_of_a_job_does_not_take_the_newer_one_with_it() -> N
     newer = msgspec.structs.replace(older, publication=1)
     async with MemoryBus() as bus, echo_worker(bus, step_s=0.005):
         undisturbed = await ask(bus, older)
-        async with reading(bus, newer) as consumer, asyncio.timeout(10):
+        async with reading(bus, newer) as consumer, asyncio.timeout(60):
             await publish(bus, newer)
             log = await read(bus, newer, consumer, num_tokens=5)
             await publish(bus, older)
