@@ -37,14 +37,14 @@ class _Delta(msgspec.Struct):
     content: str | None = None
 
 
-class _Choice(msgspec.Struct):
+class _ChunkChoice(msgspec.Struct):
     delta: _Delta
 
 
 class _Chunk(msgspec.Struct):
     """The fields of a chunk that a conversation needs."""
 
-    choices: list[_Choice] = []
+    choices: list[_ChunkChoice] = []
     error: dict[str, Any] | None = None
 
 
