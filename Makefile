@@ -24,8 +24,8 @@ setup: $(STAMP) ## Create .venv with everything that is needed
 
 demo: setup ## Serve SmolLM2 at http://127.0.0.1:8000 and watch it answer (ONCE=1: end then)
 	$(BIN)/warren pull smollm2
-	$(BIN)/warren serve --model smollm2 --dtype float32 --log-level warning --ask "$(QUESTION)" \
-	    $(if $(ONCE),--once --port 0)
+	$(BIN)/warren serve --model smollm2 --dtype float32 --log-level warning --job-log-level warning \
+	    --ask "$(QUESTION)" $(if $(ONCE),--once --port 0)
 
 test: setup ## Run all tests that need no GPU, with their own RabbitMQ
 	$(BIN)/warren pull smollm2
