@@ -158,7 +158,7 @@ async def prepare(
         logger.warning("response not stored: there is no database", extra={"tenant": tenant})
         return request, None
     own = stored_items(request.input)
-    before = await _predecessor(gateway, state, request, tenant)
+    before = await _predecessor(state, request, tenant)
     if before.items:
         history = await _decoded(before.items, MAX_MESSAGES - len(own), entry)
         request = msgspec.structs.replace(request, input=[*history, *own])
@@ -221,11 +221,9 @@ async def _decoded(items: Sequence[StoredItem], max_items: int, entry: Entry) ->
     return history
 
 
-async def _predecessor(
-    gateway: Gateway, state: StoredState, request: ResponsesRequest, tenant: str
-) -> _Predecessor:
+async def _predecessor(state: StoredState, request: ResponsesRequest, tenant: str) -> _Predecessor:
     if request.previous_response_id is not None:
-        return await _previous(gateway, state, request.previous_response_id, tenant)
+        return await _previous(state, request.previous_response_id, tenant)
     if request.conversation_id is None:
         return _Predecessor()
     conversation_id = request.conversation_id
@@ -238,9 +236,7 @@ async def _predecessor(
     return _Predecessor(items, conversation_id=conversation_id, conversation_end=end)
 
 
-async def _previous(
-    gateway: Gateway, state: StoredState, response_id: str, tenant: str
-) -> _Predecessor:
+async def _previous(state: StoredState, response_id: str, tenant: str) -> _Predecessor:
     record = await state.responses.find(tenant, response_id)
     if record is not None and record.body is None:
         raise InvalidRequest(

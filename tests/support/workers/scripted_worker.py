@@ -197,6 +197,8 @@ class ScriptedWorker:
         )
         """The worker's announcement, which a test may replace."""
         self._running: dict[ScriptedJob, asyncio.Task[None]] = {}
+        self.most_running = 0
+        """The most jobs that ran at once."""
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -266,6 +268,7 @@ class ScriptedWorker:
         run = asyncio.create_task(self._run(job))
         self.jobs.append(job)
         self._running[job] = run
+        self.most_running = max(self.most_running, self.num_running)
         await self._notify()
         try:
             await asyncio.wait([run])
