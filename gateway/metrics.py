@@ -16,7 +16,7 @@ from shared.telemetry.metrics import (
     TenantLabels,
 )
 
-_REASONS = ("worker_lost", "worker_silent", "connection_lost", "handed_over")
+_REASONS = ("worker_lost", "worker_silent", "connection_lost", "handed_over", "requested_again")
 _LIMITS = ("max_requests", "max_bytes_in_flight", "max_queue_wait_s", "queue_length")
 """Counters that begin with their first event show no increase, so these begin with 0."""
 _WEBHOOK_OUTCOMES = ("delivered", "retried", "dead")
@@ -115,7 +115,7 @@ class Metrics:
         self.takeovers = catalog.counter(
             "warren_gateway_takeovers_total",
             "Streams that moved to another worker, by the reason: worker_lost, worker_silent, "
-            "connection_lost or handed_over.",
+            "connection_lost, handed_over or requested_again.",
             "model",
             "reason",
         )

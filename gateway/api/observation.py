@@ -132,8 +132,7 @@ class Observation:
             "at_token": self.num_tokens,
             "reason": replaced.reason,
         }
-        is_planned = replaced.reason == "handed over"
-        self._write("request taken over", facts, is_warning=not is_planned)
+        self._write("request taken over", facts, is_warning=not replaced.is_planned)
 
     def _count_tokens(self, event: TokenDelta | Finished, now: float) -> None:
         seen = self._seen[event.choice]

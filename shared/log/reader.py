@@ -122,6 +122,8 @@ class LogReader:
         self.replaced: Replaced | None = None
         """The run before the current one."""
         self.body_hash: str | None = None
+        self._num_accepted = 0
+        """The `Accepted` events so far; each gateway that wrote one may have published the job."""
         self.is_ended = False
         self.is_waiting = is_renewed
         """Whether nothing counts yet."""
@@ -157,6 +159,7 @@ class LogReader:
                 return self._start(event)
             case Accepted():
                 self.body_hash = self.body_hash or event.body_hash
+                self._num_accepted += 1
                 return []
             case HandedOver():
                 self._handed_over.add(event.ticket)
@@ -217,7 +220,10 @@ class LogReader:
             return "connection lost"
         if ticket in self._handed_over:
             return "handed over"
-        return "worker silent" if run.publication > self._run.publication else "worker lost"
+        if run.publication == self._run.publication:
+            return "worker lost"
+        is_copy = run.publication < self._num_accepted
+        return "requested again" if is_copy else "worker silent"
 
     def _is_late(self, run: Run) -> bool:
         return run < self._run

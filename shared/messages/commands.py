@@ -42,8 +42,13 @@ class Replaced(Struct, frozen=True, kw_only=True):
     """The address of its worker."""
     ticket: str
     reason: str
-    """``worker lost``, ``worker silent``, ``connection lost`` (to the broker), or ``handed
-    over``."""
+    """``worker lost``, ``worker silent``, ``connection lost`` (to the broker), ``handed over``, or
+    ``requested again`` (with the same Idempotency-Key, so that the job was published twice)."""
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether nothing has failed."""
+        return self.reason in ("handed over", "requested again")
 
 
 class Continue(Wire, frozen=True, kw_only=True):

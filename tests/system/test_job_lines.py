@@ -1,18 +1,27 @@
 """The life of a request in the logs of gateway and workers, with a worker that dies in between."""
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
+import httpx
 import pytest
 
 from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.telemetry import job_lines
-from tests.support.gateway.http import LiveGateway, eventually, hears_a_worker, live_gateway
+from tests.support.gateway.http import (
+    LiveGateway,
+    eventually,
+    hears_a_worker,
+    live_gateway,
+    two_gateways,
+)
 from tests.support.workers.synthetic import doomed_worker, echo_worker
 
 PROMPT = "a secret about badgers"
@@ -34,6 +43,10 @@ def job_records(caplog: pytest.LogCaptureFixture, *steps: str) -> list[dict[str,
         for record in caplog.records
         if record.name == job_lines.LOGGER and (not steps or record.message in steps)
     ]
+
+
+async def is_logged(caplog: pytest.LogCaptureFixture, step: str, num_times: int = 1) -> bool:
+    return len(job_records(caplog, step)) == num_times
 
 
 def texts(records: Iterable[logging.LogRecord]) -> str:
@@ -72,10 +85,7 @@ async def test_each_step_of_a_request_whose_worker_dies_is_one_line(
             text = await text_of(lines)
         await streams.aclose()
 
-        async def has_ended() -> bool:
-            return len(job_records(caplog, "request ended")) == 1
-
-        await eventually(has_ended)
+        await eventually(lambda: is_logged(caplog, "request ended"))
 
     lives = job_records(caplog)
     assert [life["step"] for life in lives[:2]] == ["request accepted", "job started"]
@@ -98,6 +108,38 @@ async def test_each_step_of_a_request_whose_worker_dies_is_one_line(
     assert text
     assert PROMPT not in texts(caplog.records)
     assert text[:20] not in texts(caplog.records)
+
+
+async def test_a_request_repeated_before_its_job_has_started_is_no_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    broker = MemoryBroker()
+    jobs = topology.jobs_queue("echo", "interactive")
+    headers = {"idempotency-key": "order-66"}
+    asked: list[asyncio.Task[httpx.Response]] = []
+    async with two_gateways(broker) as gateways, MemoryBus(broker) as bus:
+        async with doomed_worker(broker):
+            for gateway in gateways:
+                await hears_a_worker(gateway)
+        async with bus.consume(jobs.name) as queue:
+            published = []
+            for gateway in gateways:
+                post = gateway.http.post("/v1/completions", json=BODY, headers=headers)
+                asked.append(asyncio.create_task(post))
+                published.append(await anext(queue))
+            for delivery in published:
+                await delivery.ack()
+        async with echo_worker(broker, step_s=0.01):
+            for num_started, delivery in enumerate(published):
+                await eventually(partial(is_logged, caplog, "job started", num_started))
+                await bus.publish(jobs.bindings[0], delivery.message)
+            _, answer = await asyncio.gather(*asked)
+
+    assert answer.text.endswith("data: [DONE]\n\n")
+    for step in ("job taken over", "request taken over"):
+        (taken_over,) = job_records(caplog, step)
+        assert (taken_over["reason"], taken_over["levelname"]) == ("requested again", "INFO")
 
 
 async def test_a_drain_says_what_it_waits_for_and_hands_over_the_rest(

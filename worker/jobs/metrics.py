@@ -8,7 +8,14 @@ from shared.messages import JobClass
 from shared.telemetry.metrics import FIRST_TOKEN_S, REQUEST_S, TOKEN_S, Catalog, TenantLabels
 
 _CLASSES: tuple[JobClass, ...] = ("interactive", "batch")
-_REASONS = ("worker_lost", "worker_silent", "connection_lost", "handed_over", "redelivered")
+_REASONS = (
+    "worker_lost",
+    "worker_silent",
+    "connection_lost",
+    "handed_over",
+    "requested_again",
+    "redelivered",
+)
 _DEAD = ("undecodable", "worker_lost")
 """Counters that begin with their first event show no increase, so these begin with 0."""
 _NUM_TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -65,7 +72,8 @@ class JobMetrics:
         self.takeovers = catalog.counter(
             "warren_worker_takeovers_total",
             "Jobs continued from another run, by the reason: worker_lost, worker_silent, "
-            "connection_lost, handed_over, or redelivered if there is no log that names one.",
+            "connection_lost, handed_over, requested_again, or redelivered if there is no log that "
+            "names one.",
             *by_class,
             "reason",
         )

@@ -133,7 +133,8 @@ class JobObservation:
         self._metrics.takeovers.labels(*labels, reason.replace(" ", "_")).inc()
         facts["from_worker"] = None if replaced is None else replaced.worker
         facts |= {"at_token": num_known_tokens, "reason": reason}
-        self._write("job taken over", facts, is_warning=reason != "handed over")
+        is_planned = replaced is not None and replaced.is_planned
+        self._write("job taken over", facts, is_warning=not is_planned)
         if replaced is not None:
             self._link(replaced)
         return None

@@ -364,11 +364,13 @@ def test_scores_of_a_prompt_that_is_not_there_are_dropped() -> None:
         ([], (), 1, "worker silent"),
         ([], ("a",), 0, "connection lost"),
         ([HandedOver(ticket="a")], (), 0, "handed over"),
+        ([Accepted(body_hash="")] * 2, (), 1, "requested again"),
+        ([Accepted(body_hash="")] * 2, (), 2, "worker silent"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_run_that_continues_learns_which_one_it_replaces_and_why(
-    between: list[HandedOver], cut_off: tuple[str, ...], publication: int, reason: str
+    between: list[ReplyEvent], cut_off: tuple[str, ...], publication: int, reason: str
 ) -> None:
     reader = LogReader("r", 1, cut_off)
     first = Started(worker="worker.a", ticket="a", num_prompt_tokens=(1,))
