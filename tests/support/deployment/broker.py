@@ -151,6 +151,11 @@ class RabbitNode(Broker):
         assert done.returncode == 0, f"rabbitmqctl {args} failed:\n{done.stdout}{done.stderr}"
         return done.stdout
 
+    def used_bytes(self) -> int:
+        """The memory that Erlang's terms occupy, without garbage and what its allocators keep."""
+        collect = "[garbage_collect(P) || P <- processes()], erlang:memory(total)."
+        return int(self.ctl("--silent", "eval", collect))
+
     @property
     def pid(self) -> int:
         return int((self._directory / "pid").read_text())

@@ -12,7 +12,7 @@ from rich.table import Table
 from bench import machine
 from tests.system.soak.run import Findings
 from tests.system.soak.tally import Outcome
-from tests.system.soak.traces import reason_of
+from tests.system.soak.traces import LoggedLines, reason_of
 from tests.system.soak.watch import Course
 
 _MAX_ERRORS = 20
@@ -130,10 +130,11 @@ def _processes(findings: Findings) -> Grid:
             name,
             *_memory(course, findings.plan.duration_s),
             str(findings.incidents.get(name, "")),
-            str(len(findings.logs[name].errors)),
-            str(findings.logs[name].warnings.total()),
+            str(len(logs.errors)),
+            str(logs.warnings.total()),
         ]
         for name, course in findings.courses.items()
+        for logs in (findings.logs.get(name, LoggedLines()),)
     ]
     columns = ("first", "settled", "last", "growth", "incidents", "errors", "warnings")
     return Grid("Processes, memory in MiB", ("process", *columns), rows)

@@ -3,7 +3,7 @@
 import asyncio
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -21,6 +21,7 @@ an hour of 20 requests per second finds a leak of 230 bytes per request.
 """
 _LOOK_INTERVAL_S = 0.5
 _NUM_SAMPLES = 360
+_NUM_MEASURES = 40
 
 
 class Process(Protocol):
@@ -68,17 +69,39 @@ def slope(samples: Sequence[Sample]) -> float:
 
 
 class Watch:
-    """Watches ``processes``, by name."""
+    """Watches ``processes``, by name. ``measures`` are further amounts of memory, which take long
+    to measure."""
 
-    def __init__(self, processes: Mapping[str, Process], duration_s: float) -> None:
-        self.courses = {name: Course() for name in processes}
+    def __init__(
+        self,
+        processes: Mapping[str, Process],
+        duration_s: float,
+        measures: Mapping[str, Callable[[], int]],
+    ) -> None:
+        self.courses = {name: Course() for name in (*processes, *measures)}
         self.deaths: list[str] = []
         self._processes = processes
+        self._measures = measures
         self._sample_interval_s = max(_LOOK_INTERVAL_S, duration_s / _NUM_SAMPLES)
+        self._measure_interval_s = duration_s / _NUM_MEASURES
 
     async def run(self, is_over: asyncio.Event) -> None:
         """Sample until the end, which comes early if a process has ended."""
         began_at = time.monotonic()
+        async with asyncio.TaskGroup() as tasks:
+            measuring = tasks.create_task(self._measure(began_at))
+            await self._look_until(is_over, began_at)
+            measuring.cancel()
+
+    async def _measure(self, began_at: float) -> None:
+        while True:
+            await asyncio.sleep(self._measure_interval_s)
+            for name, measure in self._measures.items():
+                memory_bytes = await asyncio.to_thread(measure)
+                sample = Sample(time.monotonic() - began_at, memory_bytes)
+                self.courses[name].samples.append(sample)
+
+    async def _look_until(self, is_over: asyncio.Event, began_at: float) -> None:
         next_s = 0.0
         while not is_over.is_set():
             now_s = time.monotonic() - began_at
