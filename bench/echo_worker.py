@@ -33,7 +33,9 @@ def _tokenizer() -> Tokenizer:
     return Tokenizer.load(store.resolve(settings.DEFAULT_MODEL))
 
 
-def echo_model(worker: WorkerSettings, step_s: float = 0.0, num_blocks: int = 8192) -> ServedModel:
+def echo_model(
+    worker: WorkerSettings, step_s: float = 0.0, num_blocks: int = 8192, numerics: str = MODEL
+) -> ServedModel:
     """The synthetic model. Each step takes ``step_s``, independent of the batch."""
     tokenizer = _tokenizer()
     runner = EchoRunner(
@@ -57,11 +59,12 @@ def echo_model(worker: WorkerSettings, step_s: float = 0.0, num_blocks: int = 81
         engine=Engine(runner, limits),
         max_seq_len=min(runner.max_seq_len, num_blocks * worker.block_size),
         fingerprint=MODEL,
+        numerics=numerics,
         tool_parser=tool_parser(tokenizer, worker.tool_parser),
         facts={
             "device": "cpu",
             "dtype": "none",
-            "numerics": MODEL,
+            "numerics": numerics,
             "kv_cache_tokens": num_blocks * worker.block_size,
         },
     )
@@ -80,12 +83,14 @@ def main(
     health_port: int | None = None,
     drain_grace_s: float | None = None,
     step_ms: Annotated[float, typer.Option(help="Duration of one step.")] = 0.0,
+    numerics: Annotated[str, typer.Option(help="What it announces as its numerics.")] = MODEL,
 ) -> None:
     worker = settings.load(
         WorkerSettings, broker=broker, health_port=health_port, drain_grace_s=drain_grace_s
     )
     setup.configure(worker, "warren-echo-worker")
-    asyncio.run(_run(RabbitBus(broker), worker, echo_model(worker, step_ms / 1e3)))
+    model = echo_model(worker, step_ms / 1e3, numerics=numerics)
+    asyncio.run(_run(RabbitBus(broker), worker, model))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ const queue = `reply.${requestId}`;
 // The state of the log's only choice.
 const tokenIds = [];
 let prefixHash = 0xcbf29ce484222325n; // FNV-1a over whole token ids, 64 bits
+let numerics = ""; // of the worker that generated the last token
 let attempt = 0;
 let run = null; // the `started` event of the current attempt
 const replaced = new Set();
@@ -52,7 +53,7 @@ function start(started) {
   if (attempt > 1) {
     const numCrashes = [...replaced].filter((ticket) => !handedOver.has(ticket)).length;
     command(started, {
-      type: "continue", attempt, num_crashes: numCrashes,
+      type: "continue", attempt, numerics, num_crashes: numCrashes,
       choices: [{ token_ids: tokenIds, is_finished: false }],
     });
   }
@@ -75,6 +76,7 @@ function read(event) {
   if (event.type === "handed_over") handedOver.add(event.ticket);
   if (event.type === "failed" && isFailure(event)) throw new Error(`${event.code}: ${event.message}`);
   if (!["token_delta", "finished"].includes(event.type) || !isNext(event)) return false;
+  numerics = run.numerics;
   for (const tokenId of event.token_ids) {
     tokenIds.push(tokenId);
     prefixHash = BigInt.asUintN(64, (prefixHash ^ BigInt(tokenId)) * 0x100000001b3n);

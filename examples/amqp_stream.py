@@ -22,6 +22,7 @@ class LogReader:
         self.request_id = request_id
         self.token_ids: list[int] = []
         self.prefix_hash = 0xCBF29CE484222325  # FNV-1a over whole token ids, 64 bits
+        self.numerics = ""  # of the worker that generated the last token
         self.attempt = 0
         self.run: dict[str, Any] | None = None  # the `Started` of the current attempt
         self.replaced: set[str] = set()
@@ -36,7 +37,8 @@ class LogReader:
                 self.handed_over.add(event["ticket"])
             case "failed" if self.is_failure(event):
                 raise SystemExit(f"{event['code']}: {event['message']}")
-            case "token_delta" | "finished" if self.is_next(event):
+            case "token_delta" | "finished" if self.run and self.is_next(event):
+                self.numerics = self.run["numerics"]
                 for token_id in event["token_ids"]:
                     self.token_ids.append(token_id)
                     self.prefix_hash = (self.prefix_hash ^ token_id) * 0x100000001B3 % (1 << 64)
@@ -60,6 +62,7 @@ class LogReader:
                 started,
                 type="continue",
                 attempt=self.attempt,
+                numerics=self.numerics,
                 choices=[{"token_ids": self.token_ids, "is_finished": False}],
                 num_crashes=len(self.replaced - self.handed_over),
             )

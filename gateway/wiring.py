@@ -89,15 +89,22 @@ class Gateway:
             first_pause_s=settings.webhook_retry_s,
         )
         metrics.keys_file_broken.set_function(lambda: keys.is_broken)
+        relays = Relays(bus, reply_queues, workers, settings)
         export_fleet(
-            metrics.catalog, settings, bus, queues, workers, lambda: admission.num_requests
+            metrics.catalog,
+            settings,
+            bus,
+            queues,
+            workers,
+            lambda: admission.num_requests,
+            relays.slack_s,
         )
         return cls(
             settings=settings,
             bus=bus,
             admission=admission,
             reply_queues=reply_queues,
-            relays=Relays(bus, reply_queues, workers, settings),
+            relays=relays,
             workers=workers,
             keys=keys,
             refusals=Refusals(),

@@ -448,6 +448,12 @@ class WorkerSettings(CommonSettings):
         description="Newest instruction set to use on the CPU. auto: the newest that the processor "
         "supports. Set avx2 on all workers of a model if some of their processors lack AVX-512.",
     )
+    require_same_numerics: bool = Field(
+        False,
+        description="Let a stream that has begun wait, until its deadline, for a worker with the "
+        "numerics (device, data type, kernels) that it began with, rather than continue it here. "
+        "Set it on all workers of a model if a change within a text is worse than a delay.",
+    )
     batch_invariant: bool = Field(
         False,
         description="Make a token's logits on a GPU independent of the other tokens in its "

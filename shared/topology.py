@@ -2,6 +2,8 @@
 
 warren.jobs     direct  <model>.<lane>    -> jobs.<model>.<lane>    declared by workers
 warren.suspects direct  <model>.suspect   -> jobs.<model>.suspect   jobs quarantined by workers
+                        <model>.resumed-<hash> -> jobs.<model>.resumed-<hash>  jobs that have begun,
+                                                                     for workers of equal numerics
 warren.replies  topic   reply.<id>        -> reply.<id>             declared by the reader
                         reply.<user>.<id> -> reply.<user>.<id>      the same of other publishers
                         reply.<id>--<n>   -> reply.<id>--<n>        the log, recreated elsewhere
@@ -17,19 +19,21 @@ The ids of gateways contain no dot. Another publisher has the names that begin w
 and a dot: the broker gives it no others.
 """
 
+import hashlib
 import re
 from typing import Literal, TypeAlias, get_args
 
 from shared.bus.base import Binding, Bus, Exchange, Queue
 from shared.messages import JobClass
 
-Lane: TypeAlias = JobClass | Literal["quick", "suspect"]
-"""The queues of a model: interactive and batch generations, quick jobs, and quarantined jobs, which
-were running when workers crashed."""
+Lane: TypeAlias = JobClass | Literal["quick", "suspect", "resumed"]
+"""The queues of a model: interactive and batch generations, quick jobs, jobs in quarantine, which
+were running when workers crashed, and jobs that have begun and wait for a worker with the same
+numerics (one queue for each numerics)."""
 
 JOBS = Exchange("warren.jobs", "direct")
 SUSPECTS = Exchange("warren.suspects", "direct")
-"""A separate exchange, so that only workers have permission to quarantine a job."""
+"""A separate exchange, so that only workers have permission to move a job."""
 REPLIES = Exchange("warren.replies", "topic")
 CONTROL = Exchange("warren.control", "topic")
 USAGE_REPORTS = Exchange("warren.usage", "fanout")
@@ -67,10 +71,13 @@ JOB_CLASSES: tuple[JobClass, ...] = get_args(JobClass)
 LANES: tuple[Lane, ...] = (*JOB_CLASSES, "quick", "suspect")
 JOBS_MAX_LENGTH = 50_000
 JOBS_DELIVERY_LIMIT = 20
+_RESUMED_TTL_S = 5.0
+"""Seconds after which a job that no worker of its numerics takes returns to the other workers."""
+_RESUMED_EXPIRES_S = 24 * 3600.0
 
 
 def jobs_binding(model: str, lane: Lane) -> Binding:
-    """The binding for jobs of one model and lane."""
+    """The binding for jobs of one model and lane, except ``resumed``."""
     return Binding(SUSPECTS if lane == "suspect" else JOBS, f"{model}.{lane}")
 
 
@@ -83,6 +90,22 @@ def jobs_queue(model: str, lane: Lane) -> Queue:
         max_length=JOBS_MAX_LENGTH,
         delivery_limit=JOBS_DELIVERY_LIMIT,
         dead_letter=Binding(DEAD, ""),
+    )
+
+
+def resumed_queue(model: str, numerics: str) -> Queue:
+    """The queue of jobs that began with ``numerics``, for workers that have them."""
+    digest = hashlib.blake2s(numerics.encode(), digest_size=4).hexdigest()
+    key = f"{model}.resumed-{digest}"
+    return Queue(
+        f"{JOBS_PREFIX}{key}",
+        (Binding(SUSPECTS, key),),
+        kind="quorum",
+        expires_s=_RESUMED_EXPIRES_S,
+        max_length=JOBS_MAX_LENGTH,
+        delivery_limit=JOBS_DELIVERY_LIMIT,
+        ttl_s=_RESUMED_TTL_S,
+        dead_letter=jobs_binding(model, "interactive"),
     )
 
 

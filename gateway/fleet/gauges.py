@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 from gateway.fleet.live_workers import LiveWorkers
 from gateway.fleet.queue_watch import QueueReading, QueueWatch
+from shared import topology
 from shared.bus.base import Bus
+from shared.messages import JobClass
 from shared.settings import GatewaySettings
 from shared.telemetry.metrics import Catalog, Samples
 
@@ -29,8 +31,10 @@ def export_fleet(
     queues: QueueWatch,
     workers: LiveWorkers,
     num_requests: Callable[[], int],
+    slack_s: Callable[[str, JobClass], float],
 ) -> None:
-    """Add these metrics to ``catalog``. They are read at each scrape."""
+    """Add these metrics to ``catalog``. They are read at each scrape. ``slack_s`` is that of
+    `gateway.log.registry.Relays`."""
 
     def of_queues(read: Callable[[QueueReading], float]) -> Callable[[], Samples]:
         return lambda: [(key, read(reading)) for key, reading in queues.readings.items()]
@@ -56,6 +60,26 @@ def export_fleet(
         "Tokens of the waiting jobs, prompt and answer together, estimated from recent jobs.",
         _BY_CLASS,
         lambda: [(key, queues.num_tokens_waiting(*key)) for key in queues.readings],
+    )
+    catalog.at_scrape(
+        "gauge",
+        "warren_queue_work_seconds",
+        "Worker-seconds that the waiting jobs will take, estimated from recent jobs: so many "
+        "workers finish them within a second.",
+        _BY_CLASS,
+        lambda: [(key, queues.work_s_waiting(*key)) for key in queues.readings],
+    )
+    catalog.at_scrape(
+        "gauge",
+        "warren_gateway_deadline_slack_seconds",
+        "Seconds to the nearest deadline of this gateway's requests that no worker has started; "
+        "the request timeout if there are none. Use min over gateways.",
+        _BY_CLASS,
+        lambda: [
+            ((model, job_class), slack_s(model, job_class))
+            for model in sorted(workers.known_models)
+            for job_class in topology.JOB_CLASSES
+        ],
     )
     catalog.at_scrape(
         "gauge",

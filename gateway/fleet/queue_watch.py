@@ -47,10 +47,15 @@ class QueueWatch:
         """Messages in the queue of dead letters."""
         self._since: dict[tuple[str, Lane], float] = {}
         self._job_tokens: dict[str, float] = {}
+        self._job_work_s: dict[str, float] = {}
 
     def num_tokens_waiting(self, model: str, lane: Lane) -> float:
         """An estimate: waiting jobs times the mean of the jobs answered recently."""
         return self.readings[model, lane].num_waiting * self._job_tokens.get(model, 0.0)
+
+    def work_s_waiting(self, model: str, lane: Lane) -> float:
+        """The same of the worker-seconds that the waiting jobs will take."""
+        return self.readings[model, lane].num_waiting * self._job_work_s.get(model, 0.0)
 
     async def run(self) -> None:
         """Inspect the queues every few seconds, until cancelled."""
@@ -82,6 +87,7 @@ class QueueWatch:
     def _hear_workers(self, model: str) -> None:
         for worker in self._workers.of_model(model):
             self._job_tokens[model] = worker.mean_job_tokens
+            self._job_work_s[model] = worker.mean_job_work_s
             for job_class, taken_at in worker.newest_taken.items():
                 known = self._since.get((model, job_class), 0.0)
                 self._since[model, job_class] = max(known, taken_at)

@@ -134,6 +134,18 @@ class Relays:
         """The relays in progress."""
         return list(self._relays.values())
 
+    def slack_s(self, model: str, job_class: JobClass) -> float:
+        """Seconds to the nearest deadline of the requests that no worker has started; the request
+        timeout if there are none."""
+        now = time.time()
+        jobs = (
+            relay.job
+            for relay in self._relays.values()
+            if relay.job is not None and relay.lane == job_class and not relay.is_answered
+        )
+        left = (job.deadline - now for job in jobs if job.model == model and job.deadline)
+        return min(left, default=self._settings.request_timeout_s)
+
     def obey(self, command: Release | Withheld) -> None:
         """Apply a command from another gateway or from this one."""
         relay = self._relays.get(command.request_id)

@@ -25,8 +25,8 @@ MAX_PREFETCH = 65_535
 """The largest prefetch count that AMQP's 16 bits allow."""
 
 DEATH_REASON_HEADER = "x-first-death-reason"
-"""Header of dead letters: ``rejected`` or ``delivery_limit``, or ``expired`` if its publisher gave
-the message a time to live, which Warren never does."""
+"""Header of dead letters: ``rejected``, ``delivery_limit``, or ``expired``, after the time to live
+of the queue, or of the message if its publisher gave it one, which Warren never does."""
 DEATH_QUEUE_HEADER = "x-first-death-queue"
 """Header of dead letters: the name of the queue they came from."""
 _Item = TypeVar("_Item")
@@ -62,8 +62,10 @@ class Queue:
     """Maximum number of messages; further publishes fail with `PublishRefused`."""
     delivery_limit: int | None = None
     """Maximum number of returns; a message returned more often is dead-lettered."""
+    ttl_s: float | None = None
+    """Seconds after which a message that was not delivered is dead-lettered."""
     dead_letter: Binding | None = None
-    """Where rejected and too often returned messages are published."""
+    """Where rejected, expired and too often returned messages are published."""
 
     def __post_init__(self) -> None:
         """Reject combinations that no broker supports. Raises ValueError."""

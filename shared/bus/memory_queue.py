@@ -2,6 +2,7 @@
 
 import asyncio
 import heapq
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ class StoredMessage:
 
     message: Message
     position: int
+    expires_at: float
     num_returns: int = 0
 
 
@@ -156,7 +158,7 @@ class MemoryQueue:
         if limit is not None and self._num_ready >= limit:
             raise PublishRefused(f"queue {self.declared.name} is full")
         self._num_stored += 1
-        self._fresh.append(StoredMessage(message, self._num_stored))
+        self._fresh.append(StoredMessage(message, self._num_stored, self._expiry()))
         self.dispatch()
 
     def attach(self, *, prefetch: int, is_exclusive: bool) -> MemoryConsumer:
@@ -198,6 +200,8 @@ class MemoryQueue:
 
     def dispatch(self) -> None:
         """Deliver messages while consumers have prefetch left."""
+        while self._num_ready and self._head().expires_at <= self._loop.time():
+            self.bury(self._pop_head(), "expired")
         while self._num_ready and (consumer := self._next_consumer()) is not None:
             consumer.take(self._pop_head())
 
@@ -224,6 +228,14 @@ class MemoryQueue:
         self._consumers.clear()
         self._fresh.clear()
         self._returned.clear()
+
+    def _expiry(self) -> float:
+        """When a message that arrives now expires, in the loop's time. It is buried then."""
+        ttl_s = self.declared.ttl_s
+        return math.inf if ttl_s is None else self._loop.call_later(ttl_s, self.dispatch).when()
+
+    def _head(self) -> StoredMessage:
+        return self._returned[0][1] if self._returned else self._fresh[0]
 
     def _pop_head(self) -> StoredMessage:
         if self._returned:

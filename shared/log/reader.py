@@ -127,7 +127,11 @@ class LogReader:
         self.is_ended = False
         self.is_waiting = is_renewed
         """Whether nothing counts yet."""
+        self.numerics = ""
+        """Of the run that generated the last accepted tokens; empty if there are none, or it does
+        not tell."""
         self._run = _NO_RUN
+        self._run_numerics = ""
         self._contenders: set[str] = set()
         """The tickets of the runs of the newest delivery; any of them may hold the job."""
         self._replaced: dict[str, Run] = {}
@@ -204,7 +208,7 @@ class LogReader:
             reason = self._why_replaced(self.ticket, run)
             self.replaced = Replaced(worker=self.worker, ticket=self.ticket, reason=reason)
             self._replaced[self.ticket] = self._run
-        self._run = run
+        self._run, self._run_numerics = run, event.numerics
         self.worker, self.ticket = event.worker, event.ticket
         self._contenders = {event.ticket}
         # Attempt 1 is reserved for the run that did not wait, even if its `Started` arrives late.
@@ -218,7 +222,8 @@ class LogReader:
         """Why ``run`` replaces the one with ``ticket``, as far as the log shows it."""
         if ticket in self._cut_off:
             return "connection lost"
-        if ticket in self._handed_over:
+        if self._contenders & (self._handed_over - self._cut_off):
+            # Maybe another run of the same delivery than the current one: that one's job came back.
             return "handed over"
         if run.publication == self._run.publication:
             return "worker lost"
@@ -239,6 +244,7 @@ class LogReader:
             request_id=self.request_id,
             ticket=started.ticket,
             attempt=self.attempt,
+            numerics=self.numerics,
             num_moves=started.num_moves,
             num_crashes=self.num_crashes,
             num_crashes_alone=self.num_crashes_alone,
@@ -259,11 +265,13 @@ class LogReader:
         if not (is_of_a_prompt and self._is_current(event)) or event.start != num_scored:
             return []
         self.num_scored[event.prompt] = num_scored + len(event.token_ids)
+        self.numerics = self._run_numerics
         return [self._relay(event)]
 
     def _extend(self, event: TokenDelta | Finished) -> list[Action]:
         if not (self._is_current(event) and self._is_next(event)):
             return []
+        self.numerics = self._run_numerics
         chain = self.chains[event.choice]
         chain.extend(event.token_ids)
         if isinstance(event, Finished):

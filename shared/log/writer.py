@@ -166,6 +166,8 @@ class Attempt:
         """None while the attempt waits for `Continue`."""
         self.replaced: Replaced | None = None
         """The run before this one, if its reader has named it."""
+        self.numerics = ""
+        """Of the tokens before this run; empty if there are none, or it is not known."""
         self._request_id = request_id
         self._num_choices = num_choices
         self._is_suspect = is_suspect
@@ -197,6 +199,7 @@ class Attempt:
                 return None
         self.log = LogWriter.resume(command)
         self.replaced = command.replaced
+        self.numerics = command.numerics
         return verdict
 
     def read(

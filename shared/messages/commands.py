@@ -58,6 +58,9 @@ class Continue(Wire, frozen=True, kw_only=True):
     ticket: str
     attempt: Count
     choices: tuple[Progress, ...]
+    numerics: Annotated[str, Meta(max_length=256)] = ""
+    """Of the run that generated the last of these tokens; empty if there are none, or it is not
+    known."""
     num_moves: Count = 0
     """Of the `Started` that is answered: an answer to an earlier one has no effect."""
     num_crashes: Count = 0
@@ -116,8 +119,9 @@ class Announcement(Wire, frozen=True, kw_only=True):
     fingerprint: str
     """A digest of weights and tokenizer, equal for all workers of one model name."""
     numerics: str = ""
-    """Names the worker's arithmetic: device, instruction set, data type and kernels. Equal for all
-    workers of one model name, because otherwise a text would change if it moved between them."""
+    """Names the worker's arithmetic: device, instruction set, data type and kernels. Workers with
+    equal numerics generate the same tokens. A request that has tokens prefers workers with the
+    numerics that generated them."""
     max_num_seqs: Count
     num_running: Count = 0
     num_waiting: Count = 0
@@ -129,6 +133,9 @@ class Announcement(Wire, frozen=True, kw_only=True):
     the queue are newer."""
     mean_job_tokens: Annotated[float, Meta(ge=0.0)] = 0.0
     """The mean number of tokens of the jobs answered recently, prompt and answer together."""
+    mean_job_work_s: Annotated[float, Meta(ge=0.0)] = 0.0
+    """The mean worker-seconds of these jobs: how long each ran, times the share of the worker's
+    sequence slots that it occupied."""
     tool_parser: str | None = None
     """The format in which the model writes tool calls; None if it does not support tools."""
     reasoning_parser: str | None = None

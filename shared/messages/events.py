@@ -63,6 +63,8 @@ class Started(Wire, frozen=True, kw_only=True):
     num_moves: Count = 0
     """How often this run has moved to a log that was recreated. Each time it asks anew where to
     continue."""
+    numerics: Annotated[str, Meta(max_length=256)] = ""
+    """The worker's, as in its announcement; empty if it does not tell them."""
     context: Context = b""
     """The context of the job."""
     prompt_texts: tuple[str, ...] = ()

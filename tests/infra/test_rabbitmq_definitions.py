@@ -47,6 +47,7 @@ def test_workers_give_no_commands() -> None:
 @pytest.mark.parametrize("model", ["m", "org/model.v1", "dead"])
 def test_the_policies_bound_all_stored_jobs(model: str) -> None:
     queues = [topology.jobs_queue(model, lane).name for lane in topology.LANES]
+    queues.append(topology.resumed_queue(model, "cpu").name)
 
     applied = [policies_of(name) for name in (*queues, topology.DEAD_LETTERS.name)]
 

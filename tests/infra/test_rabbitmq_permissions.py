@@ -147,6 +147,15 @@ async def test_a_worker_publishes_a_job_again(worker: RabbitBus, lane: Lane) -> 
     assert await receive(worker, jobs.name) == b"again"
 
 
+async def test_a_worker_moves_a_job_to_those_with_its_numerics(worker: RabbitBus) -> None:
+    resumed = topology.resumed_queue(MODEL, "cpu")
+    await worker.declare(resumed)
+
+    await worker.publish(resumed.bindings[0], Message(b"moved"))
+
+    assert await receive(worker, resumed.name) == b"moved"
+
+
 async def test_a_worker_rejects_to_the_dead_letters(gateway: RabbitBus, worker: RabbitBus) -> None:
     jobs, body = topology.jobs_queue(MODEL, "batch"), uuid.uuid4().bytes
     await gateway.publish(jobs.bindings[0], Message(body))

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from shared import topology
-from shared.bus.base import Bus, Delivery, Message
+from shared.bus.base import Bus, Delivery, Message, Queue
 from shared.bus.subscribe import Attached, Lost, Subscription
 from shared.errors import (
     BusError,
@@ -28,12 +28,17 @@ from shared.errors import (
 from shared.messages import Cancel, Continue, Ended, Failed, GenerationJob, decode_job, encode
 from shared.publishers import Publishers
 from shared.telemetry import incidents, job_lines
-from shared.topology import Lane, first_log
+from shared.topology import first_log
 from worker.jobs.delivery import JobDelivery, ReplyPublisher
 from worker.jobs.execution import JobExecution
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.observation import report_undecodable
-from worker.jobs.quarantine import as_message, num_returns_before, published_again
+from worker.jobs.quarantine import (
+    as_message,
+    in_order,
+    num_returns_before,
+    published_again,
+)
 from worker.jobs.run import Outcome, Signal
 from worker.jobs.window import JobWindow, Place, Turn
 
@@ -124,13 +129,13 @@ class HeldJobs(dict[str, HeldJob]):
 
 
 class JobConsumer:
-    """Consumes the jobs of one lane, with at most ``prefetch`` unacknowledged, until stopped."""
+    """Consumes the jobs of one queue, with at most ``prefetch`` unacknowledged, until stopped."""
 
     def __init__(
         self,
         bus: Bus,
         model: str,
-        lane: Lane,
+        queue: Queue,
         *,
         prefetch: int,
         window: JobWindow,
@@ -141,8 +146,7 @@ class JobConsumer:
     ) -> None:
         self._bus = bus
         self._model = model
-        self._lane = lane
-        self._queue = topology.jobs_queue(model, lane)
+        self._queue = queue
         self._prefetch = prefetch
         self._window = window
         self._held = held
@@ -350,7 +354,7 @@ class JobConsumer:
         num_returns = delivery.num_returns
         if job.mode == "final" or not num_returns:
             with suppress(BusError):
-                await self._publish(as_message(job, delivery.message, num_returns), self._lane)
+                await self._publish(as_message(job, delivery.message, num_returns), self._queue)
                 return await delivery.ack()
         return await delivery.reject(requeue=True)
 
@@ -376,12 +380,17 @@ class JobConsumer:
                 await delivery.reject()
                 await self._tell_end(held)
             case Outcome.SUSPECTED:
-                await self._publish_again(held, delivery, "suspect")
+                suspects = topology.jobs_queue(self._model, "suspect")
+                await self._publish_again(held, delivery, suspects)
+            case Outcome.MOVED:
+                resumed = topology.resumed_queue(self._model, held.execution.numerics)
+                await self._publish_again(held, delivery, resumed)
             case Outcome.EXCUSED:
-                await self._publish_again(held, delivery, self._lane)
+                await self._publish_again(held, delivery, self._queue)
             case Outcome.HANDED_OVER if held.job.mode == "final":
                 # Without a log, a return would count as a crash.
-                await self._publish_again(held, delivery, self._lane, delivery.num_returns)
+                num_returns = delivery.num_returns
+                await self._publish_again(held, delivery, self._queue, num_returns)
             case Outcome.HANDED_OVER | Outcome.GIVEN_BACK:
                 # All brokers count this return, so the next run compares as newer than this one.
                 await delivery.reject(requeue=True)
@@ -396,17 +405,18 @@ class JobConsumer:
                 await self._bus.publish(topology.USAGE, Message(encode(ended)))
 
     async def _publish_again(
-        self, held: HeldJob, delivery: JobDelivery, lane: Lane, num_returns: int = 0
+        self, held: HeldJob, delivery: JobDelivery, queue: Queue, num_returns: int = 0
     ) -> None:
         """Publish the job again, then acknowledge its delivery. Raises `BusError`."""
-        await self._publish(published_again(held.job, delivery.message, num_returns), lane)
-        job_lines.write("job moved", held.job, {"to": lane}, is_warning=True)
+        await self._publish(published_again(held.job, delivery.message, num_returns), queue)
+        job_lines.write("job moved", held.job, {"to": queue.name}, is_warning=True)
         newest = await held.delivery()  # it may have been lost meanwhile, and have come back
         if newest is not None:
             await newest.ack()
 
-    async def _publish(self, message: Message, lane: Lane) -> None:
-        await self._bus.publish(topology.jobs_binding(self._model, lane), message)
+    async def _publish(self, message: Message, queue: Queue) -> None:
+        (binding,) = queue.bindings
+        await self._bus.publish(binding, message)
 
     async def _refuse(self, delivery: JobDelivery, error: UndecodableMessage) -> None:
         """Dead-letter a job. Its publisher receives the error if the reply queue is its own."""
@@ -423,4 +433,4 @@ class JobConsumer:
         job = self._publishers.admitted(job, message)
         if job.model != self._model:
             raise UndecodableMessage("the job names another model than its queue")
-        return job
+        return in_order(job, message)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from shared.bus.base import Bus
+from shared.bus.base import Bus, Queue
 from shared.errors import BusError, BusUnavailable, InternalError, WarrenError
 from shared.messages import GenerationJob, JobClass, ReplyEvent
 from shared.telemetry import incidents
-from shared.topology import Lane
+from shared.topology import Lane, resumed_queue
 from worker.decode.bridge import Generation, Generations
 from worker.decode.choices import Choices, is_long_replay
 from worker.decode.plan import ChoicePlan, plan, prompt_texts
@@ -57,6 +57,9 @@ class Workplace:
     address: str
     """The routing key of the worker's commands."""
     job_timeout_s: float
+    requires_same_numerics: bool
+    """Whether jobs wait for workers with the numerics of their tokens, rather than continue
+    here."""
     metrics: JobMetrics
     ledger: Ledger
 
@@ -103,6 +106,8 @@ class JobExecution:
             num_returns=num_returns,
             is_suspect=lane == "suspect",
             is_copy=is_copy,
+            numerics=workplace.model.numerics,
+            requires_same_numerics=workplace.requires_same_numerics,
         )
         self._deadline = job.deadline or time.time() + workplace.job_timeout_s
         self._admitted = AsyncExitStack()
@@ -121,6 +126,11 @@ class JobExecution:
     def queue(self) -> str:
         """The name of the reply queue."""
         return self._publisher.queue
+
+    @property
+    def numerics(self) -> str:
+        """Of the tokens that the run found in the log."""
+        return self._run.numerics
 
     @property
     def num_tokens(self) -> int:
@@ -284,6 +294,8 @@ class JobExecution:
                 self._start(self._plan)
             case Work.READ_LOG:
                 self._start(self._read_log)
+            case Work.FIND_PEERS:
+                self._start(self._find_peers)
             case Work.GENERATE if is_long_replay(self._run.log):
                 self._start(self._replay)
             case Work.GENERATE:
@@ -322,6 +334,24 @@ class JobExecution:
         await asyncio.sleep(_CHECK_INTERVAL_S)
         self._apply(Signal.UNANSWERED)
 
+    async def _find_peers(self) -> None:
+        num_peers = await self._num_consumers(resumed_queue(self._job.model, self._run.numerics))
+        self.tell(Signal.PEERS_FOUND if num_peers else Signal.NO_PEERS)
+
+    async def _num_consumers(self, queue: Queue) -> int:
+        """The number of a queue's consumers, or 0 if the broker does not say."""
+        bus = self._workplace.bus
+        while True:
+            await bus.wait_connected()
+            try:
+                state = await bus.inspect(queue.name)
+            except BusUnavailable:
+                await asyncio.sleep(_CHECK_INTERVAL_S)
+            except BusError:
+                return 0
+            else:
+                return 0 if state is None else state.num_consumers
+
     async def _look_for_log(self) -> bool:
         with suppress(BusUnavailable):
             return await self.find_log()
@@ -342,6 +372,7 @@ class JobExecution:
             sum(len(plan.prompt_ids) for plan in self._plans),
             sum(len(chain.token_ids) for chain in log.chains),
             self._run.replaced,
+            self._run.numerics if self._run.changes_numerics else "",
         )
         self._choices = choices
         self._generation = self._workplace.generations.open(submits, self._news.set)

@@ -20,7 +20,7 @@ _DEAD = ("undecodable", "worker_lost")
 """Counters that begin with their first event show no increase, so these begin with 0."""
 _NUM_TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _MEAN_WEIGHT = 0.02
-"""The weight of one job in the mean number of tokens: about fifty jobs are remembered."""
+"""The weight of one job in the means: about fifty jobs are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,8 @@ class JobMetrics:
         self.newest_taken: dict[JobClass, float] = {}
         """When the newest job taken of each class was created, a Unix time."""
         self.mean_job_tokens = 0.0
+        self.mean_job_slot_s = 0.0
+        """Seconds for which a job occupies a sequence slot of the engine, all choices together."""
         self._tenants = TenantLabels(num_tenants, catalog.forget_tenant)
         self._by_class: dict[str, ClassMetrics] = {}
         by_class = ("model", "class")
@@ -77,6 +79,13 @@ class JobMetrics:
             *by_class,
             "reason",
         )
+        self.numerics_changes = catalog.counter(
+            "warren_worker_numerics_changes_total",
+            "Jobs continued here although their tokens were generated with other numerics, so that "
+            "the rest of the text may differ from that of an undisturbed run.",
+            "model",
+        )
+        self.numerics_changes.labels(model)
         self.dead_letters = catalog.counter(
             "warren_worker_dead_letters_total",
             "Jobs that this worker dead-lettered, by reason: undecodable, or the code of the "
@@ -177,7 +186,8 @@ class JobMetrics:
         newest = self.newest_taken.get(job_class, 0.0)
         self.newest_taken[job_class] = max(newest, created_at)
 
-    def learn_tokens(self, num_tokens: int) -> None:
-        """Record the number of tokens of a job that ended, prompt and answer together."""
+    def learn(self, num_tokens: int, slot_s: float) -> None:
+        """Record what a job that ended has used: tokens, prompt and answer together, and slots."""
         weight = _MEAN_WEIGHT if self.mean_job_tokens else 1.0
         self.mean_job_tokens += weight * (num_tokens - self.mean_job_tokens)
+        self.mean_job_slot_s += weight * (slot_s - self.mean_job_slot_s)

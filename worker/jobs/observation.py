@@ -31,6 +31,7 @@ _OUTCOMES = {
     Outcome.HANDED_OVER: "handed_over",
     Outcome.GIVEN_BACK: "handed_over",
     Outcome.SUSPECTED: "moved",
+    Outcome.MOVED: "moved",
     Outcome.EXCUSED: "moved",
     Outcome.BURIED: "dead_lettered",
     Outcome.UNKNOWN: "internal_error",
@@ -115,8 +116,12 @@ class JobObservation:
         num_prompt_tokens: int,
         num_known_tokens: int,
         replaced: Replaced | None,
+        other_numerics: str = "",
     ) -> None:
-        """The job was submitted to the engine, with the tokens that its readers have already."""
+        """The job was submitted to the engine, with the tokens that its readers have already.
+
+        ``other_numerics`` are those of these tokens, if this worker has others.
+        """
         self._submitted_at = time.monotonic()
         self._attempt = attempt
         self._num_prompt_tokens = num_prompt_tokens
@@ -134,6 +139,10 @@ class JobObservation:
         facts["from_worker"] = None if replaced is None else replaced.worker
         facts |= {"at_token": num_known_tokens, "reason": reason}
         is_planned = replaced is not None and replaced.is_planned
+        if other_numerics:
+            is_planned = False
+            self._metrics.numerics_changes.labels(self._metrics.model).inc()
+            facts["from_numerics"] = other_numerics
         self._write("job taken over", facts, is_warning=not is_planned)
         if replaced is not None:
             self._link(replaced)
@@ -201,7 +210,8 @@ class JobObservation:
             of_class.job_s.observe(duration_s)
             of_class.prompt_tokens.observe(self._num_prompt_tokens)
             of_class.generation_tokens.observe(self._num_tokens)
-            self._metrics.learn_tokens(self._num_prompt_tokens + self._num_tokens)
+            slot_s = (now - self._submitted_at) * self._job.total_choices
+            self._metrics.learn(self._num_prompt_tokens + self._num_tokens, slot_s)
         if self._first_at is not None:
             of_class.decode_s.observe(now - self._first_at)
             self._record("worker.decode", now - self._first_at)

@@ -69,6 +69,9 @@ class Signal(Enum):
     """A newer delivery of the same job is here."""
     LOG_MOVED = auto()
     """In place of a confirmation: the log was recreated, and the event was not published."""
+    PEERS_FOUND = auto()
+    """There are workers with the numerics of the tokens that the log has."""
+    NO_PEERS = auto()
 
 
 class Planned(Struct, frozen=True):
@@ -111,6 +114,8 @@ class Outcome(Enum):
     HANDED_OVER = auto()
     GIVEN_BACK = auto()
     SUSPECTED = auto()
+    MOVED = auto()
+    """A worker with other numerics is to continue; see `JobRun.numerics`."""
     EXCUSED = auto()
     """The job was returned too often, but only because connections to the broker were lost."""
     BURIED = auto()
@@ -124,6 +129,8 @@ class Work(Enum):
     PLAN = auto()
     READ_LOG = auto()
     """Read the log, if it has no reader, and signal ``UNANSWERED`` a second later."""
+    FIND_PEERS = auto()
+    """Look for workers with the numerics of the tokens; `PEERS_FOUND` or `NO_PEERS` follows."""
     GENERATE = auto()
     """Generate the unfinished choices of `JobRun.log`; `Decoded` follows, at least once."""
     NONE = auto()
@@ -167,6 +174,8 @@ class State(Enum):
     """Waits for the confirmation of `Started`, before any work is done."""
     POSITIONING = auto()
     """Waits for the position in the log from which to continue."""
+    CHOOSING = auto()
+    """Has the position, and waits to know whether a worker with the right numerics is there."""
     GENERATING = auto()
     ENDING = auto()
     """The last event is written, but not confirmed."""
@@ -185,15 +194,20 @@ class JobRun:
         num_returns: int = 0,
         is_suspect: bool = False,
         is_copy: bool = False,
+        numerics: str = "",
+        requires_same_numerics: bool = False,
         attempt_class: type[Attempt] = Attempt,
     ) -> None:
         """``worker`` is the address for commands, ``ticket`` the fencing token. ``is_copy``: an
-        earlier delivery of the job was still running here."""
+        earlier delivery of the job was still running here. ``numerics`` are the worker's;
+        ``requires_same_numerics``: it never continues tokens of others."""
         self.state = State.PREPARING
         self._job = job
         self._worker = worker
         self._num_returns = num_returns
         self._is_suspect = is_suspect
+        self._numerics = numerics
+        self._requires_same_numerics = requires_same_numerics
         self._attempt = attempt_class(
             job.request_id,
             job.total_choices,
@@ -225,6 +239,17 @@ class JobRun:
     def replaced(self) -> Replaced | None:
         """The run that this one continues, if its reader has named it."""
         return self._attempt.replaced
+
+    @property
+    def numerics(self) -> str:
+        """Of the tokens that this run continues; empty if there are none, or it is not known."""
+        return self._attempt.numerics
+
+    @property
+    def changes_numerics(self) -> bool:
+        """Whether the tokens that this run continues were generated with other numerics."""
+        known = self.numerics and self._numerics
+        return bool(known) and self.numerics != self._numerics
 
     def on(self, event: Event, *, is_settled: bool = True) -> list[Action]:
         """Apply an event; returns the resulting actions in order. Late events have no effect.
@@ -265,6 +290,10 @@ class JobRun:
                 return self._fail(DeadlineExceeded("The request's deadline has passed."))
             case Signal.HAND_OVER:
                 return self._hand_over(Outcome.HANDED_OVER)
+            case Signal.PEERS_FOUND if self.state is State.CHOOSING:
+                return self._hand_over(Outcome.MOVED)
+            case Signal.NO_PEERS if self.state is State.CHOOSING:
+                return self._generate()
             case Signal.SUPERSEDED:
                 return self._settle(Outcome.ANSWERED)
             case _:
@@ -326,6 +355,7 @@ class JobRun:
             num_returns=self._num_returns,
             is_alone=self._is_suspect,
             num_moves=self._attempt.num_moves,
+            numerics=self._numerics,
             context=self._job.context,
             prompt_texts=self._planned.prompt_texts,
         )
@@ -350,8 +380,10 @@ class JobRun:
         match verdict:
             case None:
                 return []
+            case Verdict.GO_ON if self._failure is not None:
+                return self._fail(*self._failure)
             case Verdict.GO_ON:
-                return self._generate() if self._failure is None else self._fail(*self._failure)
+                return self._change_numerics() if self.changes_numerics else self._generate()
             case Verdict.STOP:
                 return self._fail(Cancelled("The request was cancelled."))
             case Verdict.GIVE_BACK:
@@ -362,6 +394,18 @@ class JobRun:
                 return self._fail(_worker_lost(), Outcome.BURIED)
             case Verdict.FAIL:
                 return self._fail(InternalError("The request's log cannot be read."))
+
+    def _change_numerics(self) -> list[Action]:
+        """Leave the job to a worker with the numerics of its tokens, if there is one. A job in
+        quarantine stays, because it must not run beside others."""
+        if self._is_suspect:
+            if self._requires_same_numerics:
+                return self._fail(_worker_lost(), Outcome.BURIED)
+            return self._generate()
+        if self._requires_same_numerics:
+            return self._hand_over(Outcome.MOVED)
+        self.state = State.CHOOSING
+        return [Work.FIND_PEERS]
 
     def _fail_in_place(
         self, error: WarrenError, outcome: Outcome = Outcome.ANSWERED

@@ -10,6 +10,7 @@ from shared.bus.base import Bus, Consumer
 from shared.bus.temporary import temporary
 from shared.errors import AccessRefused, BusUnavailable, StartupError, UndecodableMessage
 from shared.messages import Announcement, decode_announcement
+from worker.decode.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 
@@ -71,21 +72,20 @@ async def hear_peers(
             return await _listen(bus, model, worker_id, announce_interval_s + _PATIENCE_S)
 
 
-def require_same(peers: list[Announcement], model: str, *, fingerprint: str, numerics: str) -> None:
-    """Raises `StartupError` if a peer that serves ``model`` would generate different tokens."""
+def compare(peers: list[Announcement], model: ServedModel) -> None:
+    """Raises `StartupError` if a peer serves another model under this name. Other numerics are
+    logged."""
     for peer in peers:
-        if peer.fingerprint != fingerprint:
+        if peer.fingerprint != model.fingerprint:
             raise StartupError(
-                f"{peer.worker} serves other weights or another tokenizer as {model!r}: its "
-                f"fingerprint is {peer.fingerprint}, here it is {fingerprint}. Choose another "
-                "--served-name, or stop the workers that serve it first"
+                f"{peer.worker} serves other weights or another tokenizer as {model.name!r}: its "
+                f"fingerprint is {peer.fingerprint}, here it is {model.fingerprint}. Choose "
+                "another --served-name, or stop the workers that serve it first"
             )
-        if peer.numerics and peer.numerics != numerics:  # older versions do not announce it
-            raise StartupError(
-                f"{peer.worker} serves {model!r} with different numerics ({peer.numerics}, here "
-                f"{numerics}): a text would change if it moved from one worker to the other. Use "
-                "the same --dtype, --kernels, --device and --max-cpu-isa, or another --served-name"
-            )
+    others = {peer.numerics for peer in peers if peer.numerics not in ("", model.numerics)}
+    if others:
+        facts = {"numerics": model.numerics, "of_peers": sorted(others)}
+        logger.warning("peers have other numerics", extra=facts)
 
 
 async def _listen(bus: Bus, model: str, worker_id: str, for_s: float) -> list[Announcement]:

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import islice
 
 from shared import topology
-from shared.bus.base import MAX_PREFETCH, Bus, Message
+from shared.bus.base import MAX_PREFETCH, Bus, Message, Queue
 from shared.bus.subscribe import receive
 from shared.errors import AccessRefused, BusError, BusUnavailable
 from shared.messages import (
@@ -42,7 +42,7 @@ from worker.jobs.window import JobWindow
 from worker.process import loading
 from worker.process.health_server import HealthServer
 from worker.process.metrics import WorkerMetrics
-from worker.process.peers import FreeSlots, hear_peers, num_free, require_same
+from worker.process.peers import FreeSlots, compare, hear_peers, num_free
 from worker.process.supervision import Supervisor
 from worker.process.watchdog import Watchdog, end_process
 
@@ -94,7 +94,7 @@ async def _run_worker(
     try:
         if model is None:
             model = await loading.load(settings, name)
-        require_same(await hearing, name, fingerprint=model.fingerprint, numerics=model.numerics)
+        compare(await hearing, model)
     finally:
         hearing.cancel()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -130,7 +130,14 @@ class Worker:
         self._metrics = JobMetrics(model.name, settings.metrics_tenants)
         ledger = Ledger(bus, self._metrics)
         self._workplace = Workplace(
-            bus, model, generations, self._address, settings.job_timeout_s, self._metrics, ledger
+            bus=bus,
+            model=model,
+            generations=generations,
+            address=self._address,
+            job_timeout_s=settings.job_timeout_s,
+            requires_same_numerics=settings.require_same_numerics,
+            metrics=self._metrics,
+            ledger=ledger,
         )
         self._held = HeldJobs()
         self._supervisor = Supervisor(
@@ -151,9 +158,10 @@ class Worker:
         self._quick = QuickConsumer(
             bus, model, self._publishers, self._metrics, ledger, self._address
         )
-        solitude = Solitude([self._interactive, self._batch], [self._quick])
+        self._resumed = self._consumer("resumed", settings.max_num_seqs)
+        solitude = Solitude([self._interactive, self._batch, self._resumed], [self._quick])
         suspect = self._consumer("suspect", 1, solitude.enter)
-        self._consumers = [self._interactive, self._batch, suspect]
+        self._consumers = [self._interactive, self._batch, self._resumed, suspect]
 
     async def run(self, health: HealthServer, ready: Callable[[], None]) -> None:
         await self._declare()
@@ -188,7 +196,22 @@ class Worker:
         while True:
             await self._bus.wait_connected()
             with suppress(BusUnavailable):
-                return await topology.declare_worker(self._bus, self._model.name, self._id)
+                await topology.declare_worker(self._bus, self._model.name, self._id)
+                return await self._declare_resumed()
+
+    async def _declare_resumed(self) -> None:
+        try:
+            await self._bus.declare(self._queue_of("resumed"))
+        except AccessRefused as error:  # the user is limited to the queues that exist
+            logger.warning(
+                "jobs with equal numerics not preferred", extra={"reason": error.message}
+            )
+            self._consumers.remove(self._resumed)
+
+    def _queue_of(self, lane: Lane) -> Queue:
+        if lane == "resumed":
+            return topology.resumed_queue(self._model.name, self._model.numerics)
+        return topology.jobs_queue(self._model.name, lane)
 
     def _consumer(
         self, lane: Lane, max_begun: int, admission: Admission | None = None, max_waiting: int = 0
@@ -197,7 +220,7 @@ class Worker:
         return JobConsumer(
             self._bus,
             self._model.name,
-            lane,
+            self._queue_of(lane),
             prefetch=min(max_begun + max_waiting, MAX_PREFETCH),
             window=JobWindow(max_begun, self._settings.tenant_weights),
             held=self._held,
@@ -314,6 +337,7 @@ class Worker:
             kv_usage=1 - load.num_free_blocks / load.num_blocks,
             newest_taken=self._metrics.newest_taken,
             mean_job_tokens=self._metrics.mean_job_tokens,
+            mean_job_work_s=self._metrics.mean_job_slot_s / self._settings.max_num_seqs,
             tool_parser=self._model.tool_parser,
             reasoning_parser=self._model.reasoning_parser,
             is_leaving=self._is_draining,

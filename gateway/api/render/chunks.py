@@ -15,6 +15,7 @@ from gateway.api.render.formats import (
     Usage,
     error_of,
     error_payload,
+    system_fingerprint,
 )
 from gateway.api.rendering import Rendering
 from gateway.log.cursor import LogEvent
@@ -75,6 +76,10 @@ class ChunkEncoder:
         )
         return self._counts.usage
 
+    @property
+    def _fingerprint(self) -> str | None:
+        return system_fingerprint(self._rendering, self._counts)
+
     def encode(self, event: LogEvent) -> list[Payload]:
         self._counts.read(event)
         match event:
@@ -83,7 +88,7 @@ class ChunkEncoder:
             case Finished():
                 tokens, reader = self._tokens(event), self._readers[event.choice]
                 ending = self._words.ending(event, has_called=reader.has_called)
-                return [*tokens, self._chunk(ending, self._rendering.fingerprint)]
+                return [*tokens, self._chunk(ending, self._fingerprint)]
             case Started():
                 is_first, self._has_begun = not self._has_begun, True
                 return self._chunks(self._words.opening(event)) if is_first else []
@@ -95,7 +100,7 @@ class ChunkEncoder:
     def end(self) -> list[Payload]:
         if not self._rendering.include_usage:
             return [DONE]
-        return [self._encode((), self.usage, self._rendering.fingerprint), DONE]
+        return [self._encode((), self.usage, self._fingerprint), DONE]
 
     def fail(self, error: WarrenError) -> list[Payload]:
         return [error_payload(error)]

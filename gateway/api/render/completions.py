@@ -84,7 +84,7 @@ def whole_completion(gathering: Gathering, usage: Usage) -> Completion:
         model=rendering.model,
         choices=[_choice(gathering, k, choice) for k, choice in enumerate(gathering.choices)],
         usage=usage,
-        system_fingerprint=rendering.fingerprint or UNSET,
+        system_fingerprint=gathering.system_fingerprint or UNSET,
     )
 
 

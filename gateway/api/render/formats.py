@@ -63,16 +63,28 @@ class TokenCounts:
         self._num_prompt_tokens: int | None = None
         self._num_tokens = 0
         self._cached: defaultdict[int, list[int]] = defaultdict(list)
+        self._run_numerics = ""
+        self._numerics: set[str] = set()
+        """Of the runs that generated the tokens."""
 
     def read(self, event: LogEvent) -> None:
         match event:
             case TokenDelta():
                 self._num_tokens += len(event.token_ids)
+                self._numerics.add(self._run_numerics)
             case Finished():
                 self._num_tokens += len(event.token_ids)
+                self._numerics.add(self._run_numerics)
                 self._cached[event.choice // self._num_drawn].append(event.num_cached_tokens)
-            case Started() if self._num_prompt_tokens is None:
-                self._num_prompt_tokens = sum(event.num_prompt_tokens)
+            case Started():
+                self._run_numerics = event.numerics
+                if self._num_prompt_tokens is None:
+                    self._num_prompt_tokens = sum(event.num_prompt_tokens)
+
+    @property
+    def has_mixed_numerics(self) -> bool:
+        """Whether workers with several numerics have generated the tokens."""
+        return len(self._numerics - {""}) > 1
 
     @property
     def usage(self) -> Usage:
@@ -83,6 +95,14 @@ class TokenCounts:
             sum(map(min, self._cached.values())),
             self.num_reasoning_tokens if self._has_reasoning else None,
         )
+
+
+def system_fingerprint(rendering: Rendering, counts: TokenCounts) -> str | None:
+    """Names the model's weights, and says if another worker with the same seed may generate another
+    text."""
+    if rendering.fingerprint and counts.has_mixed_numerics:
+        return f"{rendering.fingerprint}-mixed"
+    return rendering.fingerprint
 
 
 def total(

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from gateway.api.render.choice_reader import ChoiceReader, Part
-from gateway.api.render.formats import TokenCounts, Usage, total
+from gateway.api.render.formats import TokenCounts, Usage, system_fingerprint, total
 from gateway.api.rendering import Rendering
 from gateway.log.cursor import LogEvent
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
@@ -124,6 +124,10 @@ class Gathering:
             choice.reader.num_reasoning_tokens for choice in self._drawn
         )
         return self._counts.usage
+
+    @property
+    def system_fingerprint(self) -> str | None:
+        return system_fingerprint(self.rendering, self._counts)
 
     @property
     def choices(self) -> list[GatheredChoice]:

@@ -136,6 +136,8 @@ def queue_arguments(queue: Queue) -> dict[str, str | int]:
     arguments: dict[str, str | int] = {"x-queue-type": queue.kind}
     if queue.expires_s is not None:
         arguments["x-expires"] = max(1, round(queue.expires_s * 1000))
+    if queue.ttl_s is not None:
+        arguments["x-message-ttl"] = round(queue.ttl_s * 1000)
     if queue.max_length is not None:
         arguments |= {"x-max-length": queue.max_length, "x-overflow": "reject-publish"}
     if queue.delivery_limit is not None:

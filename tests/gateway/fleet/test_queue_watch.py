@@ -38,7 +38,7 @@ async def bus() -> AsyncIterator[MemoryBus]:
 @pytest.fixture
 def workers(bus: MemoryBus) -> LiveWorkers:
     workers = LiveWorkers(bus, Backlog(bus, 60))
-    workers.hear(announcement(mean_job_tokens=50.0))
+    workers.hear(announcement(mean_job_tokens=50.0, mean_job_work_s=0.25))
     return workers
 
 
@@ -56,6 +56,7 @@ async def test_jobs_of_other_publishers_count(bus: MemoryBus, watch: QueueWatch)
     waiting = {lane: reading.num_waiting for (_, lane), reading in watch.readings.items()}
     assert waiting == {"interactive": 0, "batch": 2, "quick": 0, "suspect": 0}
     assert watch.num_tokens_waiting(MODEL, "batch") == 100
+    assert watch.work_s_waiting(MODEL, "batch") == 0.5
 
 
 async def test_a_waiting_job_is_newer_than_the_newest_that_was_taken(

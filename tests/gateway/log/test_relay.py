@@ -201,6 +201,29 @@ async def test_headers_wait_for_a_worker_and_then_pings_fill_the_silence(
     assert text_of(body) == "late"
 
 
+async def test_the_nearest_deadline_of_what_waits_is_exported(
+    bus: MemoryBus, worker: ScriptedWorker
+) -> None:
+    has_looked = asyncio.Event()
+
+    async def wake_up_late(job: ScriptedJob) -> None:
+        await has_looked.wait()
+        await job.start()
+        await job.finish("late")
+
+    worker.script = wake_up_late
+
+    async with live_gateway(bus, request_timeout_s=1000) as gateway:
+        body = chat_body(timeout=100)
+        asking = asyncio.create_task(gateway.http.post(CHAT, json=body))
+        await worker.wait_until(lambda: bool(worker.jobs))
+        of_both_classes = await gateway.sample("warren_gateway_deadline_slack_seconds")
+        has_looked.set()
+        await asking
+
+    assert 1000 < of_both_classes <= 1100
+
+
 async def test_a_failure_after_the_header_wait_is_an_error_event(
     bus: MemoryBus, worker: ScriptedWorker
 ) -> None:

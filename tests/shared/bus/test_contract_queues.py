@@ -91,6 +91,37 @@ async def test_a_message_that_comes_back_too_often_goes_to_the_dead_letters(
     assert (dead.body, dead.headers[DEATH_REASON_HEADER]) == (b"poison", "delivery_limit")
 
 
+TTL_S = 0.3
+AGING = pytest.mark.parametrize("graveyard", [{**QUORUM, "ttl_s": TTL_S}], indirect=True)
+
+
+@AGING
+async def test_a_message_that_nobody_takes_in_time_goes_to_the_dead_letters(
+    bus: Bus, graveyard: Graveyard
+) -> None:
+    await publish(bus, graveyard.living, [b"late"])
+
+    dead = await take_dead(bus, graveyard)
+
+    assert (dead.body, dead.headers[DEATH_REASON_HEADER]) == (b"late", "expired")
+
+
+@AGING
+async def test_a_delivered_message_expires_only_when_it_is_returned(
+    bus: Bus, graveyard: Graveyard
+) -> None:
+    await publish(bus, graveyard.living, [b"busy"])
+
+    async with bus.consume(graveyard.living.name, prefetch=1) as consumer:
+        await take(consumer)
+        await asyncio.sleep(2 * TTL_S)
+        async with bus.consume(graveyard.dead.name) as dead:
+            was_alive = await is_quiet(dead)
+
+    assert was_alive
+    assert (await take_dead(bus, graveyard)).headers[DEATH_REASON_HEADER] == "expired"
+
+
 async def test_an_unused_queue_expires(bus: Bus, make_queue: QueueMaker) -> None:
     queue = make_queue(expires_s=0.2)
     await bus.declare(queue)

@@ -357,6 +357,9 @@ def test_scores_of_a_prompt_that_is_not_there_are_dropped() -> None:
     assert relayed(reader, [started(), *scores]) == scores[:1]
 
 
+RIVAL = Started(worker="worker.c", ticket="rival", num_prompt_tokens=(1,))
+
+
 @pytest.mark.parametrize(
     ("between", "cut_off", "publication", "reason"),
     [
@@ -364,6 +367,7 @@ def test_scores_of_a_prompt_that_is_not_there_are_dropped() -> None:
         ([], (), 1, "worker silent"),
         ([], ("a",), 0, "connection lost"),
         ([HandedOver(ticket="a")], (), 0, "handed over"),
+        ([RIVAL, HandedOver(ticket="rival")], (), 0, "handed over"),
         ([Accepted(body_hash="")] * 2, (), 1, "requested again"),
         ([Accepted(body_hash="")] * 2, (), 2, "worker silent"),
     ],
@@ -393,3 +397,27 @@ def test_a_run_that_continues_learns_which_one_it_replaces_and_why(
         if isinstance(action, Send) and isinstance(action.command, Continue)
     ]
     assert told.replaced == Replaced(worker="worker.a", ticket="a", reason=reason)
+
+
+def test_a_run_that_continues_learns_which_numerics_the_tokens_have() -> None:
+    runs = [
+        Started(
+            worker=f"worker.{numerics}",
+            ticket=str(k),
+            num_prompt_tokens=(1,),
+            is_waiting=k > 0,
+            num_returns=k,
+            numerics=numerics,
+        )
+        for k, numerics in enumerate(("a", "b", "c"))
+    ]
+    reader, told = LogReader("r", 1), []
+
+    for run in runs:
+        actions = reader.read(run)
+        told += [one.command for one in actions if isinstance(one, Send)]
+        if run.numerics == "a":
+            reader.read(LogWriter(1, 1).delta(0, [1], "x"))
+
+    continued = [command for command in told if isinstance(command, Continue)]
+    assert [command.numerics for command in continued] == ["a", "a"]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from shared.log import Action, LogReader, Relay, Run
@@ -51,6 +52,14 @@ def a_seeded_model(seed: int) -> Model:
 def a_model_with_nodes(seed: int) -> Model:
     new_models = (a_model, a_deadly_model, a_model_with_a_deadline, a_seeded_model)
     return replace(new_models[seed % len(new_models)](seed), is_cluster=True)
+
+
+def a_mixed_fleet(seed: int) -> Model:
+    return replace(a_model(seed), is_mixed=True)
+
+
+def a_strict_fleet(seed: int) -> Model:
+    return replace(a_mixed_fleet(seed), requires_same_numerics=True)
 
 
 def first_failure(
@@ -104,6 +113,15 @@ def test_a_request_ends_whose_deadline_passes_whenever() -> None:
 @pytest.mark.timeout(600)
 def test_a_node_that_dies_for_good_takes_no_stream_with_it() -> None:
     failure = first_failure(SEEDS, a_model_with_nodes)
+
+    assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
+
+
+@pytest.mark.parametrize("new_model", [a_mixed_fleet, a_strict_fleet])
+def test_workers_with_other_numerics_lose_nothing_and_mix_nothing(
+    new_model: Callable[[int], Model],
+) -> None:
+    failure = first_failure(SEEDS, new_model)
 
     assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
 
@@ -287,6 +305,20 @@ def test_without_a_guard_of_the_reader_a_schedule_fails(reader_class: type[LogRe
     seeds = range(5000) if seed is None else range(seed, seed + 1)
 
     assert first_failure(seeds, reader_class=reader_class) is not None
+
+
+class ForgetsNumerics(LogReader):
+    """Does not tell which numerics the tokens have."""
+
+    def _continue(self, started: Started) -> Continue:
+        return msgspec.structs.replace(super()._continue(started), numerics="")
+
+
+def test_without_the_numerics_of_the_tokens_answers_are_mixed() -> None:
+    failure = first_failure(range(3000), a_strict_fleet, reader_class=ForgetsNumerics)
+
+    assert failure is not None
+    assert "numerics change" in failure
 
 
 WORKER_GUARDS = [AnyTicket, AlwaysFirst, NeverReads, AnyReturn, Quitter]

@@ -139,6 +139,7 @@ async def say_started(bus: Bus, job: GenerationJob, num_returns: int) -> None:
         ticket=str(num_returns),
         num_prompt_tokens=(1,),
         is_waiting=num_returns > 0,
+        publication=job.publication,
         num_returns=num_returns,
     )
     await bus.publish(topology.reply_binding(f"reply.{job.request_id}"), Message(encode(started)))

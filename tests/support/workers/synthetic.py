@@ -3,14 +3,16 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
-from bench.echo_worker import echo_model
+from bench.echo_worker import MODEL, echo_model
 from shared import settings
 from shared.bus.base import Bus
 from shared.bus.memory import MemoryBroker
 from shared.settings import WorkerSettings
 from tests.support.workers.connections import connected
+from worker.decode.served_model import ServedModel
 from worker.process.service import run_worker
 
 
@@ -20,6 +22,7 @@ async def echo_worker(
     *,
     step_s: float = 0.0,
     num_blocks: int = 8192,
+    numerics: str = MODEL,
     on_stall: Callable[[], object] = lambda: None,
     **options: Any,
 ) -> AsyncIterator[asyncio.Event]:
@@ -30,7 +33,8 @@ async def echo_worker(
     """
     stop = asyncio.Event()
     async with connected(place) as bus:
-        task = await _start(bus, stop, step_s, num_blocks, on_stall, options)
+        model = partial(echo_model, step_s=step_s, num_blocks=num_blocks, numerics=numerics)
+        task = await _start(bus, stop, model, on_stall, options)
         try:
             yield stop
         finally:
@@ -40,11 +44,12 @@ async def echo_worker(
 
 @asynccontextmanager
 async def doomed_worker(
-    place: Bus | MemoryBroker, *, step_s: float = 0.0, **options: Any
+    place: Bus | MemoryBroker, *, step_s: float = 0.0, numerics: str = MODEL, **options: Any
 ) -> AsyncIterator[None]:
     """Run a worker that dies without cleaning up when the ``async with`` ends."""
     async with connected(place) as bus:
-        task = await _start(bus, asyncio.Event(), step_s, 8192, lambda: None, options)
+        model = partial(echo_model, step_s=step_s, numerics=numerics)
+        task = await _start(bus, asyncio.Event(), model, lambda: None, options)
         try:
             yield
         finally:
@@ -55,13 +60,12 @@ async def doomed_worker(
 async def _start(
     bus: Bus,
     stop: asyncio.Event,
-    step_s: float,
-    num_blocks: int,
+    new_model: Callable[[WorkerSettings], ServedModel],
     on_stall: Callable[[], object],
     options: dict[str, Any],
 ) -> asyncio.Task[None]:
     worker = settings.load(WorkerSettings, **{"announce_interval_s": 0.05, **options})
-    model = echo_model(worker, step_s, num_blocks)
+    model = new_model(worker)
     ready = asyncio.Event()
     task = asyncio.create_task(
         run_worker(worker, bus, stop=stop, ready=ready.set, model=model, on_stall=on_stall)

@@ -37,7 +37,7 @@ async def consuming(bus: MemoryBus) -> AsyncIterator[tuple[JobConsumer, "asyncio
     consumer = JobConsumer(
         bus,
         "echo",
-        "interactive",
+        QUEUE,
         prefetch=1,
         window=JobWindow(1, {}),
         held=HeldJobs(),

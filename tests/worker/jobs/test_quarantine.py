@@ -34,7 +34,7 @@ from tests.support.workers.jobs import (
     say_started,
 )
 from tests.support.workers.synthetic import doomed_worker, echo_worker
-from worker.jobs.quarantine import num_returns_before
+from worker.jobs.quarantine import Solitude, num_returns_before
 from worker.jobs.run import LAST_RETURNS
 
 SAMPLING = SamplingParams(max_tokens=100, ignore_eos=True)
@@ -145,6 +145,44 @@ async def test_a_suspect_runs_when_nothing_else_does() -> None:
         *("suspect begins", "suspect ends"),
         *("after begins", "after ends"),
     ]
+
+
+class Neighbour:
+    """A consumer that has jobs as long as ``is_idle`` is not set."""
+
+    def __init__(self) -> None:
+        self.is_idle = asyncio.Event()
+        self.is_idle.set()
+        self.is_paused = asyncio.Event()
+
+    async def pause(self) -> None:
+        self.is_paused.set()
+
+    async def wait_idle(self) -> None:
+        await self.is_idle.wait()
+
+    def resume(self) -> None:
+        self.is_paused.clear()
+
+
+async def test_after_a_suspect_its_neighbours_run_before_the_next_one() -> None:
+    neighbour = Neighbour()
+    solitude = Solitude([neighbour])
+
+    async def run_alone(for_s: float) -> None:
+        async with solitude.enter():
+            await asyncio.sleep(for_s)
+
+    await run_alone(for_s=2)
+    neighbour.is_idle.clear()
+    following = asyncio.create_task(run_alone(for_s=0))
+    await asyncio.sleep(0.5)
+    was_paused = neighbour.is_paused.is_set()
+    neighbour.is_idle.set()
+    async with asyncio.timeout(60):
+        await following
+
+    assert not was_paused
 
 
 async def test_a_suspect_that_waits_for_long_neighbours_can_be_cancelled() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from shared.errors import InvalidRequest, PublishRefused, Unroutable
@@ -373,6 +374,60 @@ def test_a_job_whose_workers_crashed_is_quarantined_and_then_buried(
     driver.tell(*[command] * HEARINGS, Signal.CONFIRMED)
 
     assert (driver.kinds, driver.outcome) == ([Started, end], outcome)
+
+
+def foreign(**facts: Any) -> Driver:
+    """A run that is to continue tokens of other numerics."""
+    driver = waiting(numerics="mine", **facts)
+    driver.tell(msgspec.structs.replace(CONTINUE, numerics="other"))
+    return driver
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome", "work"),
+    [
+        (Signal.PEERS_FOUND, Outcome.MOVED, Work.NONE),
+        (Signal.NO_PEERS, None, Work.GENERATE),
+    ],
+)
+def test_tokens_of_other_numerics_are_left_to_peers_that_have_them(
+    answer: Signal, outcome: Outcome | None, work: Work
+) -> None:
+    driver = foreign()
+
+    driver.tell(answer)
+    driver.tell(*[Signal.CONFIRMED] * (len(driver.published) - 1))
+
+    assert driver.work[-2 if outcome is None else -3] is Work.FIND_PEERS
+    assert (driver.outcome, driver.work[-1], driver.run.numerics) == (outcome, work, "other")
+
+
+def test_a_worker_that_requires_equal_numerics_asks_for_no_peers() -> None:
+    driver = foreign(requires_same_numerics=True)
+
+    driver.tell(Signal.CONFIRMED)
+
+    assert Work.FIND_PEERS not in driver.work
+    assert (driver.kinds, driver.outcome) == ([Started, HandedOver], Outcome.MOVED)
+
+
+@pytest.mark.parametrize("numerics", ["", "mine"])
+def test_tokens_of_equal_or_unknown_numerics_are_continued(numerics: str) -> None:
+    driver = waiting(numerics="mine", requires_same_numerics=True)
+
+    driver.tell(msgspec.structs.replace(CONTINUE, numerics=numerics))
+
+    assert driver.work[-1] is Work.GENERATE
+
+
+@pytest.mark.parametrize("is_required", [False, True])
+def test_a_job_in_quarantine_is_not_moved_to_where_others_run(is_required: bool) -> None:
+    driver = foreign(is_suspect=True, requires_same_numerics=is_required)
+
+    driver.tell(Signal.CONFIRMED)
+
+    assert driver.outcome is (Outcome.BURIED if is_required else None)
+    assert (Work.GENERATE in driver.work) != is_required
 
 
 @pytest.mark.parametrize(

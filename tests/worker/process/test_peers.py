@@ -15,7 +15,7 @@ from shared.errors import StartupError
 from shared.messages import Announcement
 from shared.settings import WorkerSettings
 from tests.support.workers.synthetic import echo_worker
-from worker.process.peers import FreeSlots, hear_peers, require_same
+from worker.process.peers import FreeSlots, compare, hear_peers
 from worker.process.service import run_worker
 
 INTERVAL_S = 0.75
@@ -39,12 +39,19 @@ async def test_another_model_under_a_name_that_is_served_does_not_start() -> Non
     assert "other" in refused.value.message
 
 
-def test_a_worker_refuses_peers_with_other_numerics_if_they_announce_any() -> None:
-    peer, other, older = map(announced, ("cpu avx2", "cpu avx512", ""))
+def test_a_worker_says_which_other_numerics_its_peers_have(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = dataclasses.replace(echo_model(settings.load(WorkerSettings)), numerics="cpu avx2")
+    peers = [
+        replace(announced(numerics), fingerprint=model.fingerprint)
+        for numerics in ("cpu avx2", "cpu avx512", "")
+    ]
 
-    require_same([peer, older], "m", fingerprint="f", numerics="cpu avx2")
-    with pytest.raises(StartupError, match=r"cpu avx512, here cpu avx2.*--max-cpu-isa"):
-        require_same([peer, other], "m", fingerprint="f", numerics="cpu avx2")
+    compare(peers, model)
+
+    (record,) = caplog.records
+    assert vars(record)["of_peers"] == ["cpu avx512"]
 
 
 def announced(numerics: str) -> Announcement:

@@ -19,6 +19,8 @@ class Job:
     is_suspect: bool = False
     num_renewals: int = 0
     """Into which queue of the log it is answered."""
+    numerics: str = ""
+    """Of the workers for which it waits; empty if any may take it."""
     num_lost_alone: int = 0
     """The number of its runs in quarantine whose worker died or was considered dead."""
 
@@ -44,6 +46,8 @@ class Broker:
     """The consumer of the log."""
     commands: dict[str, deque[Command]] = field(default_factory=dict)
     """Commands on their way, by the address of a connected worker."""
+    numerics: list[str] = field(default_factory=list)
+    """Of the workers that consume jobs."""
     records: list[Record] = field(default_factory=list)
     """What runs have recorded, in order."""
 
@@ -72,6 +76,18 @@ class Broker:
     def send(self, send: Send) -> None:
         if send.address in self.commands:
             self.commands[send.address].append(send.command)
+
+    def may_take(self, numerics: str) -> Job | None:
+        """The next job for a worker with these numerics."""
+        return next((job for job in self.jobs if job.numerics in ("", numerics)), None)
+
+    def expire(self) -> bool:
+        """Return the jobs to all workers that have waited for some; returns whether any have."""
+        waiting = [job for job in self.jobs if job.numerics]
+        for job in waiting:
+            job.numerics, job.num_returns = "", 0
+            job.publication += 1  # as the worker that takes it counts
+        return bool(waiting)
 
     def give_back(self, job: Job, *, is_counted: bool = True) -> None:
         """Return a job to its queue. Some versions of RabbitMQ do not count every kind of return,

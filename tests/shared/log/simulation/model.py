@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from shared.log import LogReader, extend_hash
 from shared.log.writer import Attempt
 
+NUMERICS = "ab"
+
 
 @dataclass(frozen=True)
 class Model:
@@ -26,16 +28,27 @@ class Model:
     unconfirmed events when it dies."""
     is_cluster: bool = False
     """Whether the broker has several nodes, each of which may die for good with its logs."""
+    is_mixed: bool = False
+    """Whether workers have one of two numerics."""
+    requires_same_numerics: bool = False
+    """Whether no worker continues tokens of other numerics. If so, all tokens of an answer are
+    drawn alike."""
     records_first: bool = True
     """Whether what a request has used is recorded before its end is written."""
     reader_class: type[LogReader] = LogReader
     attempt_class: type[Attempt] = Attempt
 
-    def next_tokens(self, prefix: Sequence[int], dice: random.Random) -> list[int]:
+    def next_tokens(
+        self, prefix: Sequence[int], dice: random.Random, numerics: str = ""
+    ) -> list[int]:
         tokens = list(prefix)
         for _ in range(min(dice.randint(1, 3), self.length - len(prefix))):
             flavour = dice.randint(0, 1)
-            tokens.append(_token(tokens, 0 if self.is_seeded else flavour))
+            if self.is_seeded:
+                flavour = 0
+            elif self.requires_same_numerics:
+                flavour = NUMERICS.index(numerics)
+            tokens.append(_token(tokens, flavour))
         return tokens[len(prefix) :]
 
     def text(self, token_ids: Sequence[int]) -> str:
@@ -59,6 +72,11 @@ class Model:
             assert token_id in {_token(token_ids[:index], flavour) for flavour in (0, 1)}, (
                 f"token {index} belongs behind other tokens"
             )
+        if self.requires_same_numerics:
+            assert any(
+                all(token == _token(token_ids[:k], flavour) for k, token in enumerate(token_ids))
+                for flavour in (0, 1)
+            ), "the numerics change within the answer"
 
 
 def _token(prefix: Sequence[int], flavour: int) -> int:

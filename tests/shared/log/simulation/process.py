@@ -65,8 +65,11 @@ class Delivery:
 class Process:
     """Takes jobs one by one, and writes what the model says at its position of the log."""
 
-    def __init__(self, name: str, broker: Broker, model: Model, dice: random.Random) -> None:
+    def __init__(
+        self, name: str, broker: Broker, model: Model, dice: random.Random, numerics: str = ""
+    ) -> None:
         self.name = name
+        self.numerics = numerics
         self.deliveries: list[Delivery] = []
         self.is_paused = False
         self.is_connected = True
@@ -76,6 +79,7 @@ class Process:
         self._dice = dice
         self._num_tickets = 0
         broker.commands[name] = deque()
+        broker.numerics.append(numerics)
 
     @property
     def unconfirmed(self) -> list[ReplyEvent]:
@@ -88,8 +92,9 @@ class Process:
         moves: list[Callable[[], None]] = []
         if not self.is_connected:
             moves.append(self.notice)
-        if self.is_connected and not self.deliveries and self._broker.jobs:
-            moves.append(self.take)
+        job = self._broker.may_take(self.numerics)
+        if self.is_connected and not self.deliveries and job is not None:
+            moves.append(partial(self.take, job))
         if self._broker.commands[self.name]:
             moves.append(self.obey)
         for delivery in self.deliveries:
@@ -98,8 +103,8 @@ class Process:
                 moves.append(partial(self._tell, delivery, Signal.DEADLINE))
         return moves
 
-    def take(self) -> None:
-        job = self._broker.jobs.pop(0)
+    def take(self, job: Job) -> None:
+        self._broker.jobs.remove(job)
         self._num_tickets += 1
         run = JobRun(
             GenerationJob(
@@ -114,6 +119,8 @@ class Process:
             ticket=f"{self.name}-{self._num_tickets}",
             num_returns=job.num_returns,
             is_suspect=job.is_suspect,
+            numerics=self.numerics,
+            requires_same_numerics=self._model.requires_same_numerics,
             attempt_class=self._model.attempt_class,
         )
         num_waits = self._dice.randint(0, _MAX_COMPANIONS) if job.is_suspect else 0
@@ -173,6 +180,7 @@ class Process:
         self.cut_off()
         self.deliveries.clear()
         del self._broker.commands[self.name]
+        self._broker.numerics.remove(self.numerics)
 
     def repeat(self) -> None:
         """An event arrives whose confirmation does not: it will be sent again."""
@@ -233,6 +241,10 @@ class Process:
             return [partial(self._wait, delivery)]
         if delivery.work is Work.GENERATE:
             return [partial(self._generate, delivery)]
+        if delivery.work is Work.FIND_PEERS:
+            has_peers = delivery.run.numerics in self._broker.numerics
+            signal = Signal.PEERS_FOUND if has_peers else Signal.NO_PEERS
+            return [partial(self._tell, delivery, signal)]
         if delivery.work is Work.READ_LOG and self._broker.reader is None:
             return [partial(self._read, delivery)]
         if delivery.work is Work.READ_LOG and not self._broker.commands[self.name]:
@@ -256,8 +268,15 @@ class Process:
                     num_renewals=delivery.job.num_renewals,
                 )
                 self._broker.jobs.append(again)
+            case Outcome.MOVED:
+                again = Job(
+                    publication=delivery.job.publication + 1,
+                    num_renewals=delivery.job.num_renewals,
+                    numerics=delivery.run.numerics,
+                )
+                self._broker.jobs.append(again)
             case Outcome.BURIED:
-                assert delivery.job.num_lost_alone, "innocent"
+                assert delivery.job.num_lost_alone or delivery.run.changes_numerics, "innocent"
 
     def _confirm(self, delivery: Delivery) -> None:
         if self._model.records_first:
@@ -299,7 +318,7 @@ class Process:
         choice, chain = next((k, c) for k, c in enumerate(log.chains) if not c.is_finished)
         if self._model.is_deadly(chain.token_ids):
             raise Crash
-        token_ids = self._model.next_tokens(chain.token_ids, self._dice)
+        token_ids = self._model.next_tokens(chain.token_ids, self._dice, self.numerics)
         text = self._model.text(token_ids)
         is_last = self._model.is_complete(chain.token_ids, token_ids)
         self._tell(

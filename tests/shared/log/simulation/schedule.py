@@ -6,7 +6,7 @@ from collections.abc import Callable
 from shared.log.writer import MAX_CRASHES
 from tests.shared.log.simulation.broker import Broker, Job
 from tests.shared.log.simulation.gateway import Client, Gateway
-from tests.shared.log.simulation.model import Model
+from tests.shared.log.simulation.model import NUMERICS, Model
 from tests.shared.log.simulation.process import NUM_CACHED, Crash, Process
 
 _NUM_WORKERS = 3
@@ -33,8 +33,8 @@ class Schedule:
         self.num_crashes = 0
         self._num_losses = 0
         """How often a worker may wrongly be considered dead."""
-        for _ in range(_NUM_WORKERS):
-            self._bear()
+        for k in range(_NUM_WORKERS):
+            self._bear(NUMERICS[k % 2] if model.is_mixed else "")
 
     def run(self) -> None:
         for _ in range(_MAX_STEPS):
@@ -53,7 +53,8 @@ class Schedule:
         expected = {None, "worker_lost", *["deadline_exceeded"] * (self._model.expiry_share > 0)}
         assert self._client.failure in expected, f"it fails with {self._client.failure}"
         if self._client.failure == "worker_lost":
-            assert self._num_losses >= MAX_CRASHES + 1, "innocent"
+            has_strict_suspects = self._model.requires_same_numerics
+            assert self._num_losses >= MAX_CRASHES + (not has_strict_suspects), "innocent"
         assert not self._broker.jobs, "a job is left"
         assert not any(worker.deliveries for worker in self._workers), "a worker still works"
         self._check_record()
@@ -96,6 +97,8 @@ class Schedule:
         for worker in asleep:
             self._cut_off(worker)
             worker.is_paused = False
+        if not asleep and self._broker.expire():
+            return True
         if not asleep and self._gateway.is_deserted and not self._broker.jobs:
             return self._publish_again()
         if asleep or not self._gateway.is_away:
@@ -106,11 +109,13 @@ class Schedule:
         self._gateway.is_away = False
         return True
 
-    def _faults(self) -> list[Callable[[], None]]:
+    def _faults(self) -> list[Callable[[], object]]:
         worker = self._dice.choice(self._workers)
         of_nodes = [self._lose_log, self._return_node] if self._model.is_cluster else []
+        of_numerics = [self._broker.expire] if self._model.is_mixed else []
         return [
             *of_nodes,
+            *of_numerics,
             lambda: self._kill(worker),
             lambda: self._pause(worker),
             lambda: self._wake(worker),
@@ -127,16 +132,16 @@ class Schedule:
             lambda: self._kill_with_gateway(worker),
         ]
 
-    def _bear(self) -> None:
+    def _bear(self, numerics: str) -> None:
         self._num_born += 1
         name = f"worker.{self._num_born}"
-        self._workers.append(Process(name, self._broker, self._model, self._dice))
+        self._workers.append(Process(name, self._broker, self._model, self._dice, numerics))
 
     def _kill(self, worker: Process) -> None:
         self._num_losses += 1
         worker.die()
         self._workers.remove(worker)
-        self._bear()
+        self._bear(worker.numerics)
 
     def _kill_with_gateway(self, worker: Process) -> None:
         self._kill(worker)
