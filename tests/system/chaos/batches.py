@@ -17,7 +17,7 @@ from tests.system.chaos.deployment import Deployment
 _URL = "/v1/completions"
 _BETWEEN_FAULTS_S = 5.0
 _POLL_S = 0.2
-_PATIENCE_S = 600.0
+_PATIENCE_S = 1800.0
 _Texts: TypeAlias = Sequence[tuple[str, str]]
 _ENDED = ("completed", "failed", "expired", "cancelled")
 
@@ -27,7 +27,7 @@ def batch_options(database: PostgresServer) -> list[str]:
     return [
         f"--database-url={database.url}",
         "--batch-lease-s=3",
-        "--batch-window=16",
+        "--batch-window=64",
     ]
 
 
