@@ -21,13 +21,24 @@ NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For clients that never use TLS: loading the certificates takes each of them 45 ms."""
 
 
+_PORTS = range(10_000, 32_000)
+"""Outside the range from which the system assigns ports."""
+_given: set[int] = set()
+"""A process that was killed may start again at its port, which nobody else must get meanwhile."""
+
+
 def free_port() -> int:
-    """A port on which nobody listens, outside the range from which the system assigns ports."""
+    """A port on which nobody listens. This process gets it only once, and the other processes of
+    the test run never."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    own = _PORTS[number :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
     while True:
-        port = 10_000 + secrets.randbelow(22_000)
+        port = secrets.choice(own)
         with socket.socket() as listener, suppress(OSError):
             listener.bind(("127.0.0.1", port))
-            return port
+            if port not in _given:
+                _given.add(port)
+                return port
 
 
 class WarrenProcess:
