@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from shared import topology
+from shared.bus.base import Bus, Consumer
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import GenerationJob, SamplingParams, Started
 from tests.support.workers.jobs import Log, new_job, publish, read, reading, say_started
@@ -37,6 +38,13 @@ def num_started(logs: list[Log], numerics: str) -> int:
     return sum(event.numerics == numerics for event in events)
 
 
+async def begun(broker: MemoryBroker, bus: Bus, job: GenerationJob, reader: Consumer) -> Log:
+    """The log of a job whose worker, with the numerics ``a``, has died."""
+    async with doomed_worker(broker, step_s=0.05, numerics="a"):
+        await publish(bus, job)
+        return await read(bus, job, reader, num_tokens=5)
+
+
 async def test_streams_continue_where_their_numerics_are_though_others_are_free() -> None:
     broker = MemoryBroker()
     async with MemoryBus(broker) as bus, AsyncExitStack() as stack, AsyncExitStack() as first:
@@ -45,7 +53,7 @@ async def test_streams_continue_where_their_numerics_are_though_others_are_free(
         readers = [await stack.enter_async_context(reading(bus, job)) for job in asked]
         for job in asked:
             await publish(bus, job)
-        begun = [
+        logs = [
             await read(bus, job, reader, num_tokens=5)
             for job, reader in zip(asked, readers, strict=True)
         ]
@@ -54,7 +62,7 @@ async def test_streams_continue_where_their_numerics_are_though_others_are_free(
         await first.aclose()
         async with asyncio.timeout(60):
             logs = await asyncio.gather(
-                *(read(bus, *one) for one in zip(asked, readers, begun, strict=True))
+                *(read(bus, *one) for one in zip(asked, readers, logs, strict=True))
             )
 
     assert num_started(logs, "b") > 0
@@ -68,9 +76,7 @@ async def test_a_stream_whose_numerics_are_gone_continues_with_others_and_says_s
     broker = MemoryBroker()
     (job,) = jobs(1)
     async with MemoryBus(broker) as bus, reading(bus, job) as reader:
-        async with doomed_worker(broker, step_s=0.05, numerics="a"):
-            await publish(bus, job)
-            log = await read(bus, job, reader, num_tokens=5)
+        log = await begun(broker, bus, job, reader)
         async with echo_worker(broker, numerics="b"), asyncio.timeout(60):
             log = await read(bus, job, reader, log)
 
@@ -83,9 +89,7 @@ async def test_a_stream_waits_for_its_numerics_where_they_are_required() -> None
     broker = MemoryBroker()
     (job,) = jobs(1)
     async with MemoryBus(broker) as bus, reading(bus, job) as reader:
-        async with doomed_worker(broker, step_s=0.05, numerics="a"):
-            await publish(bus, job)
-            log = await read(bus, job, reader, num_tokens=5)
+        log = await begun(broker, bus, job, reader)
         async with (
             echo_worker(broker, numerics="b", require_same_numerics=True),
             asyncio.timeout(60),
@@ -123,9 +127,7 @@ async def test_a_moved_stream_that_comes_back_is_newer_than_the_runs_that_had_it
     (job,) = jobs(1)
     resumed = topology.resumed_queue("echo", "a")
     async with MemoryBus(broker) as bus, reading(bus, job) as reader:
-        async with doomed_worker(broker, step_s=0.05, numerics="a"):
-            await publish(bus, job)
-            log = await read(bus, job, reader, num_tokens=5)
+        log = await begun(broker, bus, job, reader)
         async with bus.consume(topology.jobs_queue("echo", "interactive").name) as queue:
             delivery = await anext(queue)
             await bus.publish(resumed.bindings[0], published_again(job, delivery.message))
