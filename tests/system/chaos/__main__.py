@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from gateway.batches.serving import LOG_RETENTION_S
 from tests.support.deployment.broker import RabbitNode, running_node
 from tests.support.deployment.postgres import running_postgres
 from tests.system.chaos import ground, report
@@ -167,7 +168,11 @@ async def batches(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Ro
                 functools.partial(asyncio.to_thread, database.restart),
             )
             row = await batch_row(deployment, echo_questions(), num_lines, faults)
-            await asyncio.to_thread(ground.wait_clean, node, deployment, {})
+            await asyncio.to_thread(
+                functools.partial(
+                    ground.wait_clean, node, deployment, {}, log_retention_s=LOG_RETENTION_S
+                )
+            )
     return [row]
 
 

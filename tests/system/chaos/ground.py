@@ -45,16 +45,23 @@ def usages(processes: Iterable[WarrenProcess]) -> dict[int, Usage]:
     return {process.pid: Usage.of(process.pid) for process in processes}
 
 
-def wait_clean(node: RabbitNode, deployment: Deployment, before: dict[int, Usage]) -> None:
+def wait_clean(
+    node: RabbitNode,
+    deployment: Deployment,
+    before: dict[int, Usage],
+    *,
+    log_retention_s: float = 0.0,
+) -> None:
     """Wait until no job, delivery, log (except spare ones) and block remains, and each process that
-    existed ``before`` uses little more than then. Raises `AssertionError` after a minute."""
-    _wait_for_nothing(lambda: _in_queues(node))
+    existed ``before`` uses little more than then. Raises `AssertionError` after a minute, or as
+    much later as logs without a reader last."""
+    _wait_for_nothing(lambda: _in_queues(node), _PATIENCE_S + log_retention_s)
     _wait_for_nothing(lambda: [line for w in deployment.workers for line in _in_engine(w)])
     _wait_for_nothing(lambda: _grown(before, deployment))
 
 
-def _wait_for_nothing(look: Callable[[], list[str]]) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
+def _wait_for_nothing(look: Callable[[], list[str]], patience_s: float = _PATIENCE_S) -> None:
+    deadline = time.monotonic() + patience_s
     while left := look():
         assert time.monotonic() < deadline, f"left behind: {left}"
         time.sleep(_LOOK_INTERVAL_S)
