@@ -12,7 +12,12 @@ from types import MappingProxyType
 _SOURCES = Path(__file__).with_name("src")
 BUILT = Path(__file__).with_name("built")
 """The location of precompiled libraries in images without a compiler."""
-_FLAGS = ("-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
+_FLAGS = (
+    *("-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread"),
+    # Variants in one process would otherwise share the variables of inline functions, whose sizes
+    # differ.
+    "-fvisibility=hidden",
+)
 _TIMEOUT_S = 600
 _WRITABLE_BY_OTHERS = 0o022
 

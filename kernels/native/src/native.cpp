@@ -9,6 +9,7 @@
 
 using namespace warren;
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 int warren_lanes() { return kLanes; }

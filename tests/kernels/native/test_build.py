@@ -1,6 +1,7 @@
 """What is compiled for which processor, and the errors if it cannot be."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,13 @@ def test_variants_above_the_limit_are_not_used(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_team_is_shared_by_those_who_want_as_many_threads(native: Library) -> None:
     assert native.team(2) == native.team(2) != native.team(3)
+
+
+def test_variants_in_one_process_share_no_variables() -> None:
+    """GNU's unique symbols are one for all libraries, and the variants' differ in size."""
+    symbols = subprocess.run(
+        ["nm", "--demangle", build(best_variant())], capture_output=True, text=True, check=True
+    ).stdout
+
+    assert " T warren_forward\n" in symbols
+    assert not [line for line in symbols.splitlines() if " u " in line and " warren::" in line]
