@@ -16,6 +16,10 @@ from shared.publishers import Publishers
 
 _PATIENCE_S = 2.0
 """Seconds to wait for a letter that another operator may be holding."""
+_REQUEUED_WITHIN_S = 0.25
+"""Seconds in which the broker offers the letters that another listing held until just now: it does
+not count them yet."""
+_MAX_PREFETCH = (1 << 16) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,9 @@ class DeadLetter:
     delivery: Delivery
     job: GenerationJob | None
     """The job with its tenant, or None if it is not one that its publisher may publish."""
+    tenant: str
+    """The tenant of the job, or else of the broker's user that published the message; empty if it
+    is unknown, because a user that publishes for many tenants published what is no job."""
     fault: str = ""
     """Why there is no job."""
 
@@ -61,9 +68,11 @@ class DeadLetter:
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since the job was created; None if the job has no creation time."""
+        """Seconds since the job was created; if it does not say, since it was published; if the
+        message does not say, since it was dead-lettered. None if that is unknown, too."""
         created_at = self.job.created_at if self.job else 0.0
-        return max(0.0, time.time() - created_at) if created_at else None
+        since = created_at or self.message.published_at or self.message.died_at
+        return max(0.0, time.time() - since) if since else None
 
     async def retry(self, bus: Bus) -> str:
         """Publish the job to its original queue without a deadline; returns the name of that queue.
@@ -99,15 +108,17 @@ async def opened(
     """
     publishers = Publishers((bus.user, *trusted_users))
     state = await bus.inspect(topology.DEAD_LETTERS.name)
-    num_letters = min(state.num_ready, limit) if state is not None else 0
-    if not num_letters:
+    if state is None:
         yield []
         return
     letters: list[DeadLetter] = []
-    async with bus.consume(topology.DEAD_LETTERS.name, prefetch=num_letters) as consumer:
+    async with bus.consume(
+        topology.DEAD_LETTERS.name, prefetch=min(limit, _MAX_PREFETCH)
+    ) as consumer:
         with suppress(TimeoutError):
-            for _ in range(num_letters):
-                async with asyncio.timeout(_PATIENCE_S):
+            while len(letters) < limit:
+                is_expected = len(letters) < state.num_ready
+                async with asyncio.timeout(_PATIENCE_S if is_expected else _REQUEUED_WITHIN_S):
                     letters.append(_letter(await anext(consumer), publishers))
         yield letters
 
@@ -123,7 +134,8 @@ def find(letters: list[DeadLetter], request_id: str) -> DeadLetter:
 def _letter(delivery: Delivery, publishers: Publishers) -> DeadLetter:
     message = delivery.message
     try:
-        job = decode_job(message.body, message.content_type)
-        return DeadLetter(delivery, publishers.admitted(job, message))
+        job = publishers.admitted(decode_job(message.body, message.content_type), message)
     except UndecodableMessage as error:
-        return DeadLetter(delivery, None, error.message)
+        tenant = "" if publishers.is_trusted(message.user_id) else message.user_id
+        return DeadLetter(delivery, None, tenant, error.message)
+    return DeadLetter(delivery, job, job.tenant)

@@ -129,10 +129,13 @@ class Overloaded(ServiceError):
 
 
 class RateLimited(Overloaded):
-    """A limit of the API key is reached. ``kind`` is ``requests`` or ``tokens``."""
+    """A limit of the API key is reached; ``limit`` is its field in the file of keys. ``kind`` is
+    ``requests`` or ``tokens``."""
 
-    def __init__(self, message: str, *, kind: str = "requests", retry_after_s: float = 1.0) -> None:
-        super().__init__(message, retry_after_s=retry_after_s)
+    def __init__(
+        self, message: str, *, limit: str, kind: str = "requests", retry_after_s: float = 1.0
+    ) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, limit=limit)
         self.kind = kind
 
 

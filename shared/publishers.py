@@ -17,7 +17,7 @@ import msgspec
 from shared import topology
 from shared.bus.base import Message
 from shared.errors import UndecodableMessage
-from shared.messages import Command, Drain, EmbeddingJob, GenerationJob, QuickJob, is_reply_key
+from shared.messages import Command, Drain, GenerationJob, QuickJob, is_reply_key
 
 _Job = TypeVar("_Job", bound=GenerationJob | QuickJob)
 
@@ -44,9 +44,7 @@ class Publishers:
             raise UndecodableMessage(f"request_id does not begin with {own_name(user)}")
         if not self.may_be_answered(message):
             raise UndecodableMessage(f"reply_to does not begin with {_own_key(user)}")
-        if isinstance(job, GenerationJob | EmbeddingJob):
-            return msgspec.structs.replace(job, tenant=user, key_id="")
-        return job
+        return msgspec.structs.replace(job, tenant=user, key_id="")
 
     def is_trusted(self, user: str) -> bool:
         """Whether ``user`` may name any tenant and any request."""

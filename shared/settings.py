@@ -212,7 +212,8 @@ class GatewaySettings(CommonSettings):
         1024,
         gt=0,
         description="Maximum number of requests that one gateway handles at once; further requests "
-        "are answered 429. Lower it to save memory.",
+        "are answered 429. With API keys, the last eighth is kept for tenants that hold less than "
+        "an equal share. Lower it to save memory.",
     )
     max_connections: int = Field(
         2048,
@@ -236,7 +237,8 @@ class GatewaySettings(CommonSettings):
         gt=0,
         description="Maximum total size of the bodies that one gateway handles at once, in bytes; "
         "a body counts with its length and 64 bytes for each JSON value. A request that would "
-        "exceed it is answered 429. Raise it for many long prompts at once.",
+        "exceed it is answered 429. Tenants share it like `WARREN_MAX_REQUESTS`. Raise it for many "
+        "long prompts at once.",
     )
     max_detached: int = Field(
         500,
@@ -423,12 +425,12 @@ class WorkerSettings(CommonSettings):
     model: str = Field(
         DEFAULT_MODEL,
         description="Model to serve: a known name, a model directory, a GGUF file or a Hugging "
-        "Face Hub id.",
+        "Face Hub id, with or without @REVISION.",
     )
     served_name: str | None = Field(
         None,
-        description="Model name that clients use. Unset: the value of WARREN_MODEL, or the "
-        "last component of a path.",
+        description="Model name that clients use. Unset: the value of WARREN_MODEL without a "
+        "revision, or the last component of a path.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Data type of weights and activations. auto: that of the checkpoint."
@@ -598,12 +600,20 @@ class WorkerSettings(CommonSettings):
 _Settings = TypeVar("_Settings", bound=CommonSettings)
 
 
-def _read_secret(name: str, path: Path) -> str:
+def secret_in(path: Path) -> str:
+    """The secret in a file. Raises `StartupError`."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
-        raise InvalidSetting(f"{name}_file", f"{path} cannot be read: {reason}") from None
+        raise StartupError(f"{path} cannot be read: {reason}") from None
+
+
+def _read_secret(name: str, path: Path) -> str:
+    try:
+        return secret_in(path)
+    except StartupError as error:
+        raise InvalidSetting(f"{name}_file", str(error)) from None
 
 
 def variable(field: str) -> str:

@@ -88,6 +88,10 @@ class Message(msgspec.Struct, frozen=True):
     user_id: str = ""
     """The broker's user that published a delivered message; empty if its publisher did not say.
     The broker refuses messages with another user's name. `Bus.publish` sets it."""
+    published_at: float = 0.0
+    """Unix time that the publisher gave the message; 0 if it gave none."""
+    died_at: float = 0.0
+    """Unix time of a dead letter's first death; 0 for other messages."""
 
 
 @dataclass(frozen=True, slots=True)

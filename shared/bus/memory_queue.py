@@ -3,6 +3,7 @@
 import asyncio
 import heapq
 import math
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -195,7 +196,11 @@ class MemoryQueue:
             return
         headers = {DEATH_REASON_HEADER: reason, DEATH_QUEUE_HEADER: self.declared.name}
         message = stored.message
-        dead = msgspec.structs.replace(message, headers={**headers, **message.headers})
+        dead = msgspec.structs.replace(
+            message,
+            headers={**headers, **message.headers},
+            died_at=message.died_at or time.time(),
+        )
         self._dead_letter(self.declared.dead_letter, dead)
 
     def dispatch(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from shared.telemetry import incidents
 logger = logging.getLogger(__name__)
 
 _RETRY_PAUSE_S = 0.05
+_STEADY_S = 5.0
+_MAX_FACTOR = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,26 @@ class Lost:
     """
 
     error: BusUnavailable | QueueNotFound | QueueBusy
+
+
+class Backoff:
+    """Lengthens the pauses between attempts of which one after the other soon fails.
+
+    Whatever ends a consumer returns all its deliveries, and the broker gives up a message that is
+    returned too often.
+    """
+
+    def __init__(self) -> None:
+        self._num_brief = 0
+
+    @property
+    def pause_s(self) -> float:
+        """Doubled for each attempt in a row that failed soon, except the first."""
+        return _RETRY_PAUSE_S * min(1 << max(0, self._num_brief - 1), _MAX_FACTOR)
+
+    def lasted(self, seconds: float) -> None:
+        """Record how long an attempt lasted."""
+        self._num_brief = self._num_brief + 1 if seconds < _STEADY_S else 0
 
 
 class Subscription(AbstractAsyncContextManager["Subscription"]):
@@ -66,6 +89,8 @@ class Subscription(AbstractAsyncContextManager["Subscription"]):
         self._was_deleted = False
         self._lost: Lost | None = None
         """The last failure, until attached again."""
+        self._attached_at = 0.0
+        self._backoff = Backoff()
         self._is_stopped = False
         self._attaching: asyncio.Timeout | None = None
         self._consuming: AbstractAsyncContextManager[Consumer] | None = None
@@ -91,6 +116,8 @@ class Subscription(AbstractAsyncContextManager["Subscription"]):
                 raise
             self._is_declared, self._was_deleted = False, True
             lost = Lost(error)
+        if self._consumer is not None:
+            self._backoff.lasted(time.monotonic() - self._attached_at)
         if self._lost is None or type(lost.error) is not type(self._lost.error):
             facts = {"queue": self._queue, "reason": lost.error.message}
             logger.warning("cannot consume queue, retrying", extra=facts)
@@ -129,13 +156,14 @@ class Subscription(AbstractAsyncContextManager["Subscription"]):
             await consumer.stop()
         if self._lost is not None:
             logger.info("queue consumed again", extra={"queue": self._queue})
+        self._attached_at = time.monotonic()
         attached = Attached(self._was_deleted)
         self._lost, self._was_deleted = None, False
         return attached
 
     async def _consume(self) -> Consumer:
         if self._lost is not None:
-            await asyncio.sleep(_RETRY_PAUSE_S)
+            await asyncio.sleep(self._backoff.pause_s)
         await self._bus.wait_connected()
         if not self._is_declared:
             await self._bus.declare(*self._declare)

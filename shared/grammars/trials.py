@@ -6,25 +6,27 @@ constraint is therefore compiled in a separate process first (`shared.grammars.s
 """
 
 import asyncio
+import functools
 import json
 import logging
+import queue
 import select
 import subprocess
 import sys
-import threading
-import time
 import weakref
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits
 
 from shared.errors import Overloaded
 from shared.grammars.json_schemas import for_generation
-from shared.grammars.turns import Turns
 from shared.messages import Constraint
+from shared.turns import TenantThreads
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +45,9 @@ CALLS_TAG = "<[TOOL_CALLS]>"
 CALL_CAPTURE = "tool_call"
 """The capture in a grammar whose text is a tool call."""
 TOO_COSTLY = "it takes too much time or memory to compile"
+_MAX_PROCESSES = 2
+"""Processes that check the constraints of as many tenants at once. Each is started when it is
+needed, and takes 40 MB, or up to 210 MB beside the worst constraints."""
 _MAX_WAIT_S = 10.0
 """Seconds to wait for the trials of other requests."""
 _MAX_TRIAL_S = 30.0
@@ -69,16 +74,19 @@ def _json_schema(source: str) -> str:
         raise ValueError("the schema is nested too deeply") from None
 
 
+_Process: TypeAlias = subprocess.Popen[bytes]
+
+
 class Trials:
-    """Checks whether constraints can be compiled, one at a time. Thread-safe."""
+    """Checks whether constraints can be compiled, one of a tenant at a time. Thread-safe."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_free = threading.Lock()
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar-trials")
+        self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
+        self._started: set[_Process] = set()
+        weakref.finalize(self, _end_all, self._started)
         self._verdicts: OrderedDict[Constraint, str] = OrderedDict()
-        self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Turns]
-        self._turns = weakref.WeakKeyDictionary()
+        self._threads: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, TenantThreads]
+        self._threads = weakref.WeakKeyDictionary()
 
     async def problem(self, constraint: Constraint, tenant: str = "") -> str:
         """The problem with a constraint, or an empty string. Tenants take turns, and one whose
@@ -86,47 +94,50 @@ class Trials:
         if (known := self._verdicts.get(constraint)) is not None:
             return known
         loop = asyncio.get_running_loop()
-        turns = self._turns.setdefault(loop, Turns())
+        if (threads := self._threads.get(loop)) is None:
+            threads = self._threads[loop] = TenantThreads(_MAX_PROCESSES, "grammar-trials")
         try:
             async with asyncio.timeout(_MAX_WAIT_S):
-                await turns.take(tenant)
-                began = time.monotonic()
-                trial = loop.run_in_executor(self._thread, self.problem_now, constraint)
-                # The turn lasts as long as the trial, which goes on without its request.
-                trial.add_done_callback(lambda _: turns.leave(tenant, time.monotonic() - began))
-                return await asyncio.shield(trial)
+                work = functools.partial(self.problem_now, constraint)
+                return await threads.run(tenant, work)
         except TimeoutError:
             raise Overloaded("Too many constraints are waiting to be checked.") from None
 
     def problem_now(self, constraint: Constraint) -> str:
         """The blocking form of `problem`; it takes about a second at most."""
-        with self._is_free:
-            verdict = self._verdicts.get(constraint)
-            if verdict is None:
-                verdict = self._try(constraint)
-                self._verdicts[constraint] = verdict
-                if len(self._verdicts) > _MAX_VERDICTS:
-                    self._verdicts.popitem(last=False)
-            return verdict
+        verdict = self._verdicts.get(constraint)
+        if verdict is None:
+            verdict = self._try(constraint)
+            self._verdicts[constraint] = verdict
+            if len(self._verdicts) > _MAX_VERDICTS:
+                self._verdicts.popitem(last=False)
+        return verdict
 
     def _try(self, constraint: Constraint) -> str:
-        if self._process is None or self._process.poll() is not None:
-            self._process = _start()
-            weakref.finalize(self, _end, self._process)
-        answer = _ask(self._process, constraint)
+        process = self._next_process()
+        answer = _ask(process, constraint)
         if answer is not None:
+            self._idle.put(process)
             return answer
-        _end(self._process)
-        logger.warning("constraint rejected", extra={"returncode": self._process.returncode})
-        self._process = None
+        self._end(process)
+        logger.warning("constraint rejected", extra={"returncode": process.returncode})
         return TOO_COSTLY
 
+    def _next_process(self) -> _Process:
+        with suppress(queue.Empty):
+            while (process := self._idle.get_nowait()).poll() is not None:
+                self._end(process)
+            return process
+        process = _start()
+        self._started.add(process)
+        return process
 
-TRIALS = Trials()
-"""The trials of this process."""
+    def _end(self, process: _Process) -> None:
+        self._started.discard(process)
+        _end_all([process])
 
 
-def _start() -> subprocess.Popen[bytes]:
+def _start() -> _Process:
     return subprocess.Popen(
         [sys.executable, "-m", "shared.grammars.sandbox"],
         cwd=Path(__file__).parents[2],
@@ -136,7 +147,7 @@ def _start() -> subprocess.Popen[bytes]:
     )
 
 
-def _ask(process: subprocess.Popen[bytes], constraint: Constraint) -> str | None:
+def _ask(process: _Process, constraint: Constraint) -> str | None:
     """Ask the sandbox for its result; None if the process died."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -150,6 +161,11 @@ def _ask(process: subprocess.Popen[bytes], constraint: Constraint) -> str | None
     return msgspec.json.decode(answer, type=str) if answer.endswith(b"\n") else None
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.communicate()
+def _end_all(processes: Iterable[_Process]) -> None:
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+TRIALS = Trials()
+"""The trials of this process."""

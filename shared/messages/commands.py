@@ -17,10 +17,11 @@ from shared.messages.fields import (
 
 
 class Cancel(Wire, frozen=True, kw_only=True):
-    """Stop work on a request: the run with this ``ticket``, or any run if it is None."""
+    """Stop work on a request."""
 
     request_id: RequestId
     ticket: str | None = None
+    """The run to stop; None: any run."""
     is_replaced: bool = False
     """Another run owns the stream. The job is requeued rather than acknowledged, in case that other
     run no longer holds it."""
@@ -56,8 +57,11 @@ class Continue(Wire, frozen=True, kw_only=True):
 
     request_id: RequestId
     ticket: str
+    """The ticket of the `Started`."""
     attempt: Count
+    """The attempt that the run opens."""
     choices: tuple[Progress, ...]
+    """What the reader has of each choice."""
     numerics: Annotated[str, Meta(max_length=256)] = ""
     """Of the run that generated the last of these tokens; empty if there are none, or it is not
     known."""
@@ -113,9 +117,11 @@ class Announcement(Wire, frozen=True, kw_only=True):
     """A worker's heartbeat: what it serves and its load, every few seconds and when it stops."""
 
     worker: str
+    """The worker's address: the routing key of its commands."""
     model: ModelName
     vocab_size: Count
     max_seq_len: Count
+    """The model's context length in tokens."""
     fingerprint: str
     """A digest of weights and tokenizer, equal for all workers of one model name."""
     numerics: str = ""
@@ -123,11 +129,15 @@ class Announcement(Wire, frozen=True, kw_only=True):
     equal numerics generate the same tokens. A request that has tokens prefers workers with the
     numerics that generated them."""
     max_num_seqs: Count
+    """The most sequences that run at once."""
     num_running: Count = 0
+    """Sequences that run."""
     num_waiting: Count = 0
+    """Sequences that wait for a place in the batch."""
     num_answered: Count = 0
     """Jobs answered since the worker's start."""
     kv_usage: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    """The share of the KV cache's blocks that is in use."""
     newest_taken: dict[JobClass, UnixTime] = field(default_factory=dict)
     """When the newest job taken from each queue was created, a Unix time. Jobs that still wait in
     the queue are newer."""
@@ -141,5 +151,6 @@ class Announcement(Wire, frozen=True, kw_only=True):
     reasoning_parser: str | None = None
     """The format in which the model writes its reasoning; None if it does not."""
     is_leaving: bool = False
+    """The worker takes no more jobs."""
     started_at: UnixTime = 0.0
     """Unix time in seconds at which the worker was ready; 0 if unknown."""

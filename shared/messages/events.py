@@ -72,9 +72,10 @@ class Started(Wire, frozen=True, kw_only=True):
 
 
 class HandedOver(Wire, frozen=True, kw_only=True):
-    """The run with this ``ticket`` has returned or lost its job without a crash."""
+    """A run has returned or lost its job without a crash."""
 
     ticket: str
+    """The ticket of the run."""
 
 
 class PromptScores(Wire, frozen=True, kw_only=True):
@@ -84,26 +85,29 @@ class PromptScores(Wire, frozen=True, kw_only=True):
     """
 
     prompt: Count
+    """The number of the prompt, from 0."""
     attempt: Count
     start: Count
+    """The position of the first of these tokens in the prompt."""
     token_ids: TokenIds
     logprobs: tuple[TokenLogprobs | None, ...]
 
 
 class TokenDelta(Wire, frozen=True, kw_only=True, omit_defaults=True):
-    """New tokens of one choice.
-
-    ``index`` is the number of the choice's tokens before these, and ``prefix_hash`` their hash
-    (`shared.log.extend_hash`). ``text`` depends only on the token ids sent so far, not on how they
-    were divided into events.
-    """
+    """New tokens of one choice."""
 
     choice: Count
+    """The number of the choice, from 0."""
     attempt: Count
+    """The attempt of the run, from 1."""
     index: Count
+    """The number of the choice's tokens before these."""
     prefix_hash: PrefixHash
+    """The hash of the choice's tokens before these (`shared.log.extend_hash`)."""
     token_ids: TokenIds
     text: str
+    """The text that these tokens complete. It depends only on the token ids sent so far, not on how
+    they were divided into events."""
     num_chars: tuple[Count, ...] = ()
     """The number of characters of ``text`` that each token but the last completes; the last one
     completes the remainder."""
@@ -140,8 +144,10 @@ class Failed(Wire, frozen=True, kw_only=True):
     """
 
     code: str
+    """The stable code of the error."""
     message: str
     param: str | None = None
+    """The parameter of the request that is at fault, if one is."""
     choice: Count = 0
     attempt: Count = 0
     index: Count = 0
@@ -159,6 +165,8 @@ class Restored(Wire, frozen=True, kw_only=True):
 
 
 class Choice(Struct, frozen=True, kw_only=True):
+    """One choice of a `Completed`. The fields have the meaning that they have in `Finished`."""
+
     token_ids: TokenIds
     text: str
     finish_reason: FinishReason
@@ -180,19 +188,26 @@ class Completed(Wire, frozen=True, kw_only=True):
 
 
 class Tokenized(Wire, frozen=True, kw_only=True):
+    """The answer to a `TokenizeJob`."""
+
     request_id: RequestId
     token_ids: TokenIds
     tokens: tuple[str, ...]
     """The tokens as the vocabulary spells them."""
     max_seq_len: Count
+    """The model's context length in tokens."""
 
 
 class Detokenized(Wire, frozen=True, kw_only=True):
+    """The answer to a `DetokenizeJob`."""
+
     request_id: RequestId
     text: str
 
 
 class Embedded(Wire, frozen=True, kw_only=True):
+    """The answer to an `EmbeddingJob`."""
+
     request_id: RequestId
     vectors: tuple[tuple[float, ...], ...]
     """One vector of length 1 for each prompt."""

@@ -46,6 +46,8 @@ UnixTime: TypeAlias = Annotated[float, Meta(ge=0.0)]
 StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 NumTopLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 Context: TypeAlias = Annotated[bytes, Meta(max_length=MAX_CONTEXT_BYTES)]
+TraceContext: TypeAlias = Annotated[dict[str, str], Meta(max_length=16)]
+"""A W3C trace context, by the names of its headers."""
 
 JobClass: TypeAlias = Literal["interactive", "batch"]
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool", "function"]

@@ -19,6 +19,7 @@ from shared.messages.fields import (
     RequestId,
     Tenant,
     TokenIds,
+    TraceContext,
     UnixTime,
     Wire,
 )
@@ -30,7 +31,9 @@ class GenerationJob(Wire, frozen=True, kw_only=True):
     """A generation request. Choice k of the answer continues ``prompts[k // num_choices]``."""
 
     request_id: RequestId
+    """The id of the request, which its publisher chooses."""
     model: ModelName
+    """The name of the model, as workers announce it."""
     prompts: Annotated[tuple[Prompt, ...], Meta(min_length=1, max_length=MAX_PROMPTS)]
     num_choices: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
     """The number of answers to each prompt."""
@@ -42,7 +45,7 @@ class GenerationJob(Wire, frozen=True, kw_only=True):
     created_at: UnixTime = 0.0
     """Unix time in seconds at the publisher; 0 if unknown."""
     tenant: Tenant = ""
-    """Prefix caches are shared only between jobs of one tenant."""
+    """Whom the job is for. Prefix caches are shared only between jobs of one tenant."""
     key_id: KeyId = ""
     """The id of the API key of the request, for its usage record; empty without one."""
     is_detached: bool = False
@@ -54,9 +57,10 @@ class GenerationJob(Wire, frozen=True, kw_only=True):
     a newer one has started."""
     context: Context = b""
     """Opaque data for readers of the log, returned in `Started`."""
-    trace: Annotated[dict[str, str], Meta(max_length=16)] = field(default_factory=dict)
+    trace: TraceContext = field(default_factory=dict)
     """The W3C trace context of the publisher."""
     version: int = WIRE_VERSION
+    """The version of the messages. A newer one than the reader's is refused."""
 
     @property
     def total_choices(self) -> int:
@@ -77,7 +81,11 @@ class TokenizeJob(Wire, frozen=True, kw_only=True):
     request_id: RequestId
     model: ModelName
     prompt: Prompt
+    tenant: Tenant = ""
+    key_id: KeyId = ""
     deadline: UnixTime | None = None
+    created_at: UnixTime = 0.0
+    trace: TraceContext = field(default_factory=dict)
     version: int = WIRE_VERSION
 
 
@@ -87,7 +95,11 @@ class DetokenizeJob(Wire, frozen=True, kw_only=True):
     request_id: RequestId
     model: ModelName
     token_ids: TokenIds
+    tenant: Tenant = ""
+    key_id: KeyId = ""
     deadline: UnixTime | None = None
+    created_at: UnixTime = 0.0
+    trace: TraceContext = field(default_factory=dict)
     version: int = WIRE_VERSION
 
 
@@ -102,6 +114,8 @@ class EmbeddingJob(Wire, frozen=True, kw_only=True):
     tenant: Tenant = ""
     key_id: KeyId = ""
     deadline: UnixTime | None = None
+    created_at: UnixTime = 0.0
+    trace: TraceContext = field(default_factory=dict)
     version: int = WIRE_VERSION
 
 

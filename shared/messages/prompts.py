@@ -34,12 +34,17 @@ class Tool(Struct, frozen=True, kw_only=True):
 
 
 class ChatMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message of a conversation."""
+
     role: Role
     content: Text = ""
     name: Name | None = None
     tool_calls: Annotated[tuple[ToolCall, ...], Meta(max_length=MAX_TOOLS)] = ()
+    """The calls that this message of the assistant makes."""
     tool_call_id: Name | None = None
+    """The call whose result this message is."""
     reasoning_content: Text | None = None
+    """The assistant's reasoning before the content."""
 
 
 class ChatPrompt(Wire, frozen=True, kw_only=True, tag="chat", omit_defaults=True):

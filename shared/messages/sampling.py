@@ -42,12 +42,15 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """0 is greedy: the most likely token, regardless of ``top_p``, ``top_k``, ``min_p`` and
     ``seed``."""
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    """Excludes all but the most likely tokens whose probabilities add up to this."""
     top_k: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
-    """0: all tokens."""
+    """Excludes all but this many most likely tokens; 0: none."""
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     """None: derived from the request id, so that a redelivered job draws the same numbers."""
     stop: Annotated[tuple[StopString, ...], Meta(max_length=MAX_STOP_STRINGS)] = ()
+    """Strings that end the text. They are not part of it."""
     ignore_eos: bool = False
+    """Continue after an end token."""
     min_p: Probability = 0.0
     """Excludes tokens whose probability is below this fraction of the most likely token's."""
     repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] = 1.0
@@ -59,10 +62,12 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     logit_bias: Annotated[
         dict[TokenId, Annotated[float, Meta(ge=-100.0, le=100.0)]], Meta(max_length=MAX_BIASES)
     ] = {}
+    """Added to the logits of tokens, by token id."""
     min_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
     """The number of tokens before which neither an end token nor one of ``stop_token_ids`` is
     drawn."""
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_TOKENS)] = ()
+    """Tokens that end the text."""
     bad_words: Annotated[tuple[StopString, ...], Meta(max_length=MAX_BAD_WORDS)] = ()
     """Texts that are never generated: the last token of each is banned after its others."""
     allowed_token_ids: Annotated[TokenIds, Meta(min_length=1)] | None = None
@@ -75,3 +80,4 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     include_stop_in_output: bool = False
     """Keep the matched stop string in the text."""
     skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""

@@ -7,6 +7,7 @@ Gateways and workers expose the counter with their own metrics.
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, TypeAlias, get_args
@@ -29,7 +30,8 @@ for _kind in get_args(Kind):  # a counter that begins with its first event shows
 
 logger = logging.getLogger(__name__)
 
-_RESTART_PAUSE_S = 0.2
+_MIN_RESTART_PAUSE_S = 0.2
+_MAX_RESTART_PAUSE_S = 5.0
 
 
 def report(kind: Kind, event: str, error: BaseException | None, **facts: object) -> None:
@@ -55,12 +57,16 @@ def survived(kind: Kind, event: str, **facts: object) -> Iterator[None]:
 async def keep_running(
     work: Callable[[], Awaitable[None]], event: str = "background task restarted"
 ) -> None:
-    """Run ``work`` until it returns. Whenever it fails, report ``event`` and restart it."""
-    pause_s = 0.0
+    """Run ``work`` until it returns. Whenever it fails, report ``event`` and restart it, after a
+    pause that doubles as long as it keeps failing."""
+    pause_s = _MIN_RESTART_PAUSE_S
     while True:
+        began_at = time.monotonic()
         try:
-            await asyncio.sleep(pause_s)
             return await work()
         except Exception as error:  # noqa: BLE001 (any error is reported)
             report("task", event, error, task=getattr(work, "__qualname__", repr(work)))
-            pause_s = _RESTART_PAUSE_S
+        if time.monotonic() - began_at > _MAX_RESTART_PAUSE_S:
+            pause_s = _MIN_RESTART_PAUSE_S
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _MAX_RESTART_PAUSE_S)

@@ -36,9 +36,10 @@ _OFF = logging.CRITICAL + 1
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "off": _OFF}
 
 
-def set_level(name: str) -> None:
-    """Write only lines from this level on: info, warning or off."""
-    _logger.setLevel(_LEVELS[name])
+def set_level(name: str, least: str = "info") -> None:
+    """Write only lines from the level ``name`` on, info, warning or off, and from the level
+    ``least`` of all logs."""
+    _logger.setLevel(max(_LEVELS[name], logging.getLevelNamesMapping()[least.upper()]))
 
 
 def write(
@@ -69,8 +70,8 @@ def trace_id_of(trace: Mapping[str, str]) -> str | None:
 
 def _fields_of(job: GenerationJob | QuickJob) -> dict[str, object]:
     fields: dict[str, object] = {"request_id": job.request_id, "model": job.model}
-    if tenant := getattr(job, "tenant", ""):
-        fields["tenant"] = tenant
-    if isinstance(job, GenerationJob) and (trace_id := trace_id_of(job.trace)):
+    if job.tenant:
+        fields["tenant"] = job.tenant
+    if trace_id := trace_id_of(job.trace):
         fields["trace_id"] = trace_id
     return fields

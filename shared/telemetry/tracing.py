@@ -3,6 +3,7 @@
 The spans of gateway, queue, prefill and decode form one trace on any bus.
 """
 
+import secrets
 from collections.abc import Mapping
 
 from opentelemetry import propagate, trace
@@ -15,11 +16,13 @@ _TRACE_PARENT = "traceparent"
 
 
 def inject() -> dict[str, str]:
-    """The current trace context, for inclusion in a message."""
-    carrier: dict[str, str] = {}
+    """The current trace context, for inclusion in a message; that of a new trace if there is none,
+    so that the log lines of all processes have its id."""
     # Most processes export no spans; skip the cost of the propagators.
-    if trace.get_current_span().get_span_context().is_valid:
-        propagate.inject(carrier)
+    if not trace.get_current_span().get_span_context().is_valid:
+        return {_TRACE_PARENT: f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"}
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
     return carrier
 
 

@@ -8,8 +8,10 @@ import pytest
 from shared import dead_letters, topology
 from shared.bus.base import Bus, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.bus.rabbit import RabbitBus
 from shared.errors import InvalidRequest
 from shared.messages import GenerationJob, TextPrompt, decode_job, encode
+from tests.support.deployment.broker import Broker
 
 SECRET = "a prompt"
 
@@ -31,11 +33,12 @@ async def bury(
     *,
     publisher: Bus | None = None,
     reply_to: str = "reply.r",
+    published_at: float = 0.0,
 ) -> None:
     """A worker rejects a message."""
     queue = topology.jobs_queue("m", lane)
     await bus.declare(topology.DEAD_LETTERS, queue)
-    message = Message(body, reply_to=reply_to, correlation_id="c")
+    message = Message(body, reply_to=reply_to, correlation_id="c", published_at=published_at)
     await (publisher or bus).publish(queue.bindings[0], message)
     async with bus.consume(queue.name) as consumer:
         await (await anext(consumer)).reject()
@@ -45,6 +48,21 @@ async def num_dead(bus: Bus) -> int:
     state = await bus.inspect(topology.DEAD_LETTERS.name)
     assert state is not None
     return state.num_ready
+
+
+@pytest.mark.rabbit
+async def test_a_listing_sees_what_another_one_held_until_just_now(broker: Broker) -> None:
+    async with RabbitBus(broker.url) as bus:
+        await bus.delete_queue(topology.DEAD_LETTERS.name)
+        for k in range(4):
+            await bury(bus, encode(new_job(f"letter-{k}")))
+        numbers = []
+        for _ in range(12):
+            async with dead_letters.opened(bus, 10) as letters:
+                numbers.append(len(letters))
+        await bus.delete_queue(topology.DEAD_LETTERS.name)
+
+    assert numbers == [4] * 12
 
 
 async def test_they_say_what_died_where_and_of_what() -> None:
@@ -62,7 +80,27 @@ async def test_they_say_what_died_where_and_of_what() -> None:
         ("c", "rejected: Expected `object`, got `int`", "jobs.m.interactive"),
     ]
     assert ages[0] == pytest.approx(90, abs=5)
-    assert ages[2] is None
+    assert ages[2] == pytest.approx(0, abs=5)
+
+
+async def test_what_is_no_job_has_the_age_of_its_message() -> None:
+    async with MemoryBus() as bus:
+        await bury(bus, b"no job", published_at=time.time() - 3600)
+        async with dead_letters.opened(bus, 10) as letters:
+            age_s = letters[0].age_s
+
+    assert age_s == pytest.approx(3600, abs=5)
+
+
+async def test_what_is_no_job_has_the_tenant_of_its_user() -> None:
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as bus, MemoryBus(broker, user="alice") as alice:
+        await bury(bus, b"no job")
+        await bury(bus, b"no job", publisher=alice)
+        async with dead_letters.opened(bus, 10) as letters:
+            tenants = [letter.tenant for letter in letters]
+
+    assert tenants == ["", "alice"]
 
 
 async def test_what_is_looked_at_stays() -> None:

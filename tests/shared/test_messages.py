@@ -18,7 +18,9 @@ from shared.messages import (
     Choice,
     Completed,
     Continue,
+    DetokenizeJob,
     Drain,
+    EmbeddingJob,
     Failed,
     Finished,
     GenerationJob,
@@ -30,6 +32,7 @@ from shared.messages import (
     Started,
     TextPrompt,
     TokenDelta,
+    TokenizeJob,
     TokenPrompt,
     Withheld,
 )
@@ -133,6 +136,25 @@ GOLDEN_ANNOUNCEMENT = (
 )
 
 
+OF_QUICK_JOBS = '"tenant":"","key_id":"","deadline":null,"created_at":0.0,"trace":{},"version":1}'
+GOLDEN_QUICK_JOBS = [
+    (
+        TokenizeJob(request_id="r", model="m", prompt=TextPrompt(text="a")),
+        '{"type":"tokenize_job","request_id":"r","model":"m","prompt":{"type":"text","text":"a"},'
+        + OF_QUICK_JOBS,
+    ),
+    (
+        DetokenizeJob(request_id="r", model="m", token_ids=(1,)),
+        '{"type":"detokenize_job","request_id":"r","model":"m","token_ids":[1],' + OF_QUICK_JOBS,
+    ),
+    (
+        EmbeddingJob(request_id="r", model="m", prompts=(TextPrompt(text="a"),)),
+        '{"type":"embedding_job","request_id":"r","model":"m","prompts":[{"type":"text",'
+        '"text":"a"}],"num_dimensions":null,' + OF_QUICK_JOBS,
+    ),
+]
+
+
 def as_json(body: bytes) -> str:
     return msgspec.json.encode(msgspec.msgpack.decode(body)).decode()
 
@@ -155,6 +177,24 @@ def test_reply_events_have_these_bytes(event: messages.ReplyEvent, golden: str) 
 def test_commands_have_these_bytes(command: messages.Command, golden: str) -> None:
     assert as_json(messages.encode(command)) == golden
     assert messages.decode_command(messages.encode(command)) == command
+
+
+@pytest.mark.parametrize(("job", "golden"), GOLDEN_QUICK_JOBS, ids=lambda v: type(v).__name__)
+def test_quick_jobs_have_these_bytes(job: messages.QuickJob, golden: str) -> None:
+    assert as_json(messages.encode(job)) == golden
+    assert messages.decode_quick_job(messages.encode(job)) == job
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"trace": {"traceparent": "t"}, "created_at": 1.5}, {"unheard_of": 1}], ids=str
+)
+def test_quick_jobs_of_older_and_newer_gateways_are_read(more: dict[str, object]) -> None:
+    fields = {"type": "detokenize_job", "request_id": "r", "model": "m", "token_ids": [1]}
+    body = msgspec.msgpack.encode({**fields, **more})
+
+    job = messages.decode_quick_job(body)
+
+    assert job.trace == more.get("trace", {})
 
 
 def test_an_announcement_has_these_bytes() -> None:

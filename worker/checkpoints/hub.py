@@ -11,11 +11,11 @@ _ALLOWED = ["*.safetensors", "*.json", "*.jinja"]
 _IGNORED = ["*/*", "consolidated*"]
 
 
-def snapshot(repository: str, progress: Progress) -> Path:
+def snapshot(model: str, progress: Progress) -> Path:
     """The local copy of ``org/name``, downloaded or updated if the hub can be reached.
 
-    Without a connection, or with HF_HUB_OFFLINE set, the hub's local cache is used. Raises
-    `StartupError`.
+    ``org/name@revision`` names a commit, a tag or a branch instead of ``main``. Without a
+    connection, or with HF_HUB_OFFLINE set, the hub's local cache is used. Raises `StartupError`.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -24,12 +24,15 @@ def snapshot(repository: str, progress: Progress) -> Path:
         HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
+        RevisionNotFoundError,
     )
 
+    repository, _, revision = model.partition("@")
     try:
         return Path(
             snapshot_download(
                 repository,
+                revision=revision or None,
                 allow_patterns=_ALLOWED,
                 ignore_patterns=_IGNORED,
                 tqdm_class=_reporting(progress),
@@ -43,12 +46,14 @@ def snapshot(repository: str, progress: Progress) -> Path:
         raise StartupError(
             f"there is no model {repository} on the hub, or it needs HF_TOKEN, and no such folder"
         ) from error
+    except RevisionNotFoundError as error:
+        raise StartupError(f"{repository} has no revision {revision} on the hub") from error
     except LocalEntryNotFoundError as error:
         raise StartupError(
-            f"{repository} is not in the hub's cache, and the hub cannot be reached"
+            f"{model} is not in the hub's cache, and the hub cannot be reached"
         ) from error
     except (HfHubHTTPError, OSError) as error:
-        raise StartupError(f"{repository} could not be downloaded: {error}") from error
+        raise StartupError(f"{model} could not be downloaded: {error}") from error
 
 
 def _reporting(progress: Progress) -> Any:

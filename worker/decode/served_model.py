@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shared.settings import WorkerSettings
 from worker.decode.constraints import Constraints
 from worker.engine.engine import Engine
-from worker.text import Tokenizer, reasoning_parser, tool_parser
+from worker.text import TextThreads, Tokenizer, reasoning_parser, tool_parser
 
 if TYPE_CHECKING:
     from worker.model.embedder import Embedder
@@ -35,6 +35,8 @@ class ServedModel:
     """How the model runs, for the log and for metrics: device, data type, numerics, threads, and
     the size of the KV cache."""
     constraints: Constraints = field(init=False)
+    texts: TextThreads = field(default_factory=TextThreads)
+    """For long prompts, and for what is only tokenized."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "constraints", Constraints(self.tokenizer))

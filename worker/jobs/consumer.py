@@ -27,7 +27,7 @@ from shared.errors import (
 )
 from shared.messages import Cancel, Continue, Ended, Failed, GenerationJob, decode_job, encode
 from shared.publishers import Publishers
-from shared.telemetry import incidents, job_lines
+from shared.telemetry import incidents
 from shared.topology import first_log
 from worker.jobs.delivery import JobDelivery, ReplyPublisher
 from worker.jobs.execution import JobExecution
@@ -39,7 +39,7 @@ from worker.jobs.quarantine import (
     num_returns_before,
     published_again,
 )
-from worker.jobs.run import Outcome, Signal
+from worker.jobs.run import MAX_RETURNS, Outcome, Signal
 from worker.jobs.window import JobWindow, Place, Turn
 
 logger = logging.getLogger(__name__)
@@ -58,13 +58,21 @@ class HeldJob:
 
     A delivery is lost with its channel, but the run continues. If the broker redelivers the job
     here and no other worker has had it in between, the run adopts the new delivery.
+
+    There may be several messages of one publication of a job, because one whose confirmation is
+    lost is published again. The run adopts them all: a run of a second message could compare as
+    older than this one, and both would end.
     """
 
     def __init__(self, job: GenerationJob, execution: JobExecution, delivery: JobDelivery) -> None:
         self.job = job
         self.execution = execution
         self._delivery: JobDelivery | None = delivery
+        self._copies: list[JobDelivery] = []
+        """The deliveries of other messages of the same publication, maybe of other queues. To
+        acknowledge one that was lost has no effect."""
         self._num_returns = delivery.num_returns
+        """The highest of its deliveries."""
         self._num_losses = 0
         self._decided = asyncio.Event()
         """Set while it is known which delivery, if any, is to be settled."""
@@ -82,17 +90,19 @@ class HeldJob:
 
         Returns False if another worker may have had the job, or if the delivery does not match.
         """
-        is_ours = (
-            self._delivery is None
-            and not self._decided.is_set()
-            and job.publication == self.job.publication
-            and delivery.num_returns <= self._num_returns + 1
-        )
-        if is_ours:
-            self._delivery = delivery
-            self._num_returns = delivery.num_returns
-            self._decided.set()
-        return is_ours
+        if job.publication != self.job.publication:
+            return False
+        num_more = delivery.num_returns - self._num_returns
+        if self._delivery is not None:
+            if num_more <= 0:
+                self._copies.append(delivery)
+            return num_more <= 0
+        if self._decided.is_set() or num_more > 1:
+            return False
+        self._delivery = delivery
+        self._num_returns = max(self._num_returns, delivery.num_returns)
+        self._decided.set()
+        return True
 
     def give_up(self, loss: int) -> None:
         """Hand the job over: the delivery did not come back after the loss of this number, so
@@ -110,6 +120,11 @@ class HeldJob:
         """The delivery to settle; waits while a lost one may still come back."""
         await self._decided.wait()
         return self._delivery
+
+    async def drop_copies(self) -> None:
+        """Acknowledge the other messages; the job continues with the first one, if at all."""
+        while self._copies:
+            await self._copies.pop().ack()
 
 
 class HeldJobs(dict[str, HeldJob]):
@@ -137,6 +152,7 @@ class JobConsumer:
         model: str,
         queue: Queue,
         *,
+        worker: str,
         prefetch: int,
         window: JobWindow,
         held: HeldJobs,
@@ -147,6 +163,7 @@ class JobConsumer:
         self._bus = bus
         self._model = model
         self._queue = queue
+        self._worker = worker
         self._prefetch = prefetch
         self._window = window
         self._held = held
@@ -304,9 +321,11 @@ class JobConsumer:
             job = self._decode(delivery)
         except UndecodableMessage as error:
             return await self._refuse(delivery, error)
-        # A job that runs here does not wait: it is adopted, superseded, or dropped.
-        is_held, is_fresh = job.request_id in self._held, not delivery.num_returns
-        with self._window.place(job, is_fresh=is_fresh, at_once=is_held) as place:
+        # A job that runs here does not wait: it is adopted, superseded, or dropped. Nor does one
+        # that leaves the queue before it reaches the delivery limit.
+        at_once = job.request_id in self._held or delivery.num_returns >= MAX_RETURNS
+        is_fresh = not delivery.num_returns
+        with self._window.place(job, is_fresh=is_fresh, at_once=at_once) as place:
             match await place.turn():
                 case Turn.BEGIN:
                     await self._begin(job, delivery, place, task)
@@ -325,12 +344,12 @@ class JobConsumer:
             error = UndecodableMessage("another job of this request_id runs")
             return await self._refuse(delivery, error)
         if previous is not None and previous.adopt(job, delivery):
-            job_lines.write("job adopted", job, {})
+            previous.execution.write("job adopted", {})
             return None
         if previous is not None and previous.job.publication > job.publication:
             # The publisher of the newer one could not acknowledge this delivery; the newer one is
             # here.
-            job_lines.write("job ended", job, {"outcome": "published anew"})
+            previous.execution.write("job ended", {"outcome": "published anew"})
             return await delivery.ack()
         if previous is not None:
             previous.execution.tell(Signal.SUPERSEDED)
@@ -369,16 +388,18 @@ class JobConsumer:
         finally:
             if self._held.get(request_id) is held:
                 del self._held[request_id]
+            await held.drop_copies()
+        # A delivery that comes while this waits for the broker would not be settled any more.
+        if delivery is not None and outcome in (Outcome.ANSWERED, Outcome.BURIED):
+            await self._tell_end(held)
 
     async def _settle(self, held: HeldJob, delivery: JobDelivery, outcome: Outcome) -> None:
         match outcome:
             case Outcome.ANSWERED:
                 self._held.num_answered += 1
                 await delivery.ack()
-                await self._tell_end(held)
             case Outcome.BURIED:
                 await delivery.reject()
-                await self._tell_end(held)
             case Outcome.SUSPECTED:
                 suspects = topology.jobs_queue(self._model, "suspect")
                 await self._publish_again(held, delivery, suspects)
@@ -409,7 +430,7 @@ class JobConsumer:
     ) -> None:
         """Publish the job again, then acknowledge its delivery. Raises `BusError`."""
         await self._publish(published_again(held.job, delivery.message, num_returns), queue)
-        job_lines.write("job moved", held.job, {"to": queue.name}, is_warning=True)
+        held.execution.write("job moved", {"to": queue.name}, is_warning=True)
         newest = await held.delivery()  # it may have been lost meanwhile, and have come back
         if newest is not None:
             await newest.ack()
@@ -420,7 +441,7 @@ class JobConsumer:
 
     async def _refuse(self, delivery: JobDelivery, error: UndecodableMessage) -> None:
         """Dead-letter a job. Its publisher receives the error if the reply queue is its own."""
-        report_undecodable(delivery.message, error, self._metrics)
+        report_undecodable(delivery.message, error, self._metrics, self._worker)
         if self._publishers.may_be_answered(delivery.message):
             publisher = ReplyPublisher(self._bus, delivery, delivery.message.correlation_id)
             with suppress(BusError):

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from shared.bus.base import Bus, Queue
 from shared.errors import BusError, BusUnavailable, InternalError, WarrenError
 from shared.messages import GenerationJob, JobClass, ReplyEvent
-from shared.telemetry import incidents
+from shared.telemetry import incidents, job_lines
 from shared.topology import Lane, resumed_queue
 from worker.decode.bridge import Generation, Generations
 from worker.decode.choices import Choices, is_long_replay
@@ -187,6 +187,12 @@ class JobExecution:
         """Let another worker continue; ``reason`` is for the log."""
         self._observation.hand_over_reason = reason
         self.tell(Signal.HAND_OVER)
+
+    def write(
+        self, step: job_lines.Step, facts: dict[str, object], *, is_warning: bool = False
+    ) -> None:
+        """Write a line about the job, with the worker and the attempt."""
+        self._observation.write(step, facts, is_warning=is_warning)
 
     @property
     def starves_s(self) -> float:

@@ -16,6 +16,7 @@ from shared.messages import (
     Finished,
     GenerationJob,
     JobClass,
+    QuickJob,
     Replaced,
     ReplyEvent,
     UsageRecord,
@@ -36,6 +37,24 @@ _OUTCOMES = {
     Outcome.BURIED: "dead_lettered",
     Outcome.UNKNOWN: "internal_error",
 }
+
+
+def start_run_span(job: GenerationJob | QuickJob, job_class: str, worker: str) -> trace.Span:
+    """Start the span of a run, and record that of the queue before it."""
+    context, now = tracing.extract(job.trace), time.time()
+    facts = {"warren.request_id": job.request_id}
+    if job.created_at:
+        queued_at = min(job.created_at, now)  # a publisher's clock may be ahead
+        queued = tracing.tracer.start_span(
+            "worker.queue", context, SpanKind.CONSUMER, facts, start_time=int(queued_at * 1e9)
+        )
+        queued.end(int(now * 1e9))
+    facts |= {
+        "warren.worker": worker,
+        "warren.class": job_class,
+        "gen_ai.request.model": job.model,
+    }
+    return tracing.tracer.start_span("worker.run", context, SpanKind.CONSUMER, facts)
 
 
 class JobObservation:
@@ -74,32 +93,12 @@ class JobObservation:
         self.hand_over_reason = "replaced by another run"
         now = time.time()
         self._queue_s: float | None = None
-        context = tracing.extract(job.trace)
         if job.created_at:
             # A publisher's clock may be ahead, and other jobs would seem to be older than this one.
             metrics.taken(job_class, min(job.created_at, now))
             self._queue_s = max(0.0, now - job.created_at)
             self._of_class.queue_s.observe(self._queue_s)
-            facts = {"warren.request_id": job.request_id}
-            queued = tracing.tracer.start_span(
-                "worker.queue",
-                context,
-                SpanKind.CONSUMER,
-                facts,
-                start_time=int((now - self._queue_s) * 1e9),
-            )
-            queued.end(int(now * 1e9))
-        self._span = tracing.tracer.start_span(
-            "worker.run",
-            context,
-            SpanKind.CONSUMER,
-            {
-                "warren.request_id": job.request_id,
-                "warren.worker": worker,
-                "warren.class": job_class,
-                "gen_ai.request.model": job.model,
-            },
-        )
+        self._span = start_run_span(job, job_class, worker)
         self._context = trace.set_span_in_context(self._span)
         self.ticket = self._new_ticket()
         """The fencing token of the run. It is the id of the span, so that a run that replaces this
@@ -133,7 +132,7 @@ class JobObservation:
         }
         is_first = replaced is None and not num_known_tokens and not self._num_returns
         if attempt == 1 or is_first:
-            return self._write("job started", facts)
+            return self.write("job started", facts)
         reason = "redelivered" if replaced is None else replaced.reason
         self._metrics.takeovers.labels(*labels, reason.replace(" ", "_")).inc()
         facts["from_worker"] = None if replaced is None else replaced.worker
@@ -143,7 +142,7 @@ class JobObservation:
             is_planned = False
             self._metrics.numerics_changes.labels(self._metrics.model).inc()
             facts["from_numerics"] = other_numerics
-        self._write("job taken over", facts, is_warning=not is_planned)
+        self.write("job taken over", facts, is_warning=not is_planned)
         if replaced is not None:
             self._link(replaced)
         return None
@@ -231,13 +230,13 @@ class JobObservation:
         if outcome is Outcome.BURIED:
             code = self._error_code or "unknown"
             self._metrics.dead_letters.labels(self._metrics.model, code).inc()
-            self._write("job dead-lettered", facts | {"reason": code}, is_warning=True)
+            self.write("job dead-lettered", facts | {"reason": code}, is_warning=True)
         elif label == "handed_over":
-            self._write("job handed over", facts | {"reason": self.hand_over_reason})
+            self.write("job handed over", facts | {"reason": self.hand_over_reason})
         elif not self._attempt and self._error_code is not None:
-            self._write("job refused", facts)
+            self.write("job refused", facts)
         else:
-            self._write("job ended", facts)
+            self.write("job ended", facts)
 
     def _outcome_label(self, outcome: Outcome | None) -> str:
         if outcome is not Outcome.ANSWERED:
@@ -246,9 +245,10 @@ class JobObservation:
             return self._error_code
         return "unread" if self._finish_reason is None else "completed"
 
-    def _write(
+    def write(
         self, step: job_lines.Step, facts: dict[str, object], *, is_warning: bool = False
     ) -> None:
+        """Write a line of the job, with the worker and the attempt."""
         own: dict[str, object] = {"worker": self._worker, "class": self._class}
         own["attempt"] = self._attempt or self._num_returns + 1
         job_lines.write(step, self._job, own | facts, is_warning=is_warning)
@@ -295,12 +295,15 @@ class JobObservation:
             )
 
 
-def report_undecodable(message: Message, error: UndecodableMessage, metrics: JobMetrics) -> None:
+def report_undecodable(
+    message: Message, error: UndecodableMessage, metrics: JobMetrics, worker: str
+) -> None:
     """Report a message that is dead-lettered because it is no job, or one that may not be run."""
     metrics.dead_letters.labels(metrics.model, "undecodable").inc()
     facts = {
         "request_id": message.correlation_id or None,
         "model": metrics.model,
+        "worker": worker,
         "outcome": "dead_lettered",
         "reason": error.message,
     }

@@ -9,6 +9,10 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
+from functools import partial
+
+from opentelemetry import trace
+from opentelemetry.trace import Span
 
 from shared import topology
 from shared.bus.base import Bus
@@ -43,11 +47,12 @@ from worker.decode.served_model import ServedModel
 from worker.jobs.delivery import JobDelivery, ReplyPublisher
 from worker.jobs.ledger import Ledger
 from worker.jobs.metrics import JobMetrics
-from worker.jobs.observation import report_undecodable
+from worker.jobs.observation import report_undecodable, start_run_span
 
 logger = logging.getLogger(__name__)
 
-_PREFETCH = 8
+_PREFETCH = 32
+"""More than are answered at once, so that the tenants among them take turns."""
 _MAX_RETURNS = 3
 """As many as a poison generation crashes workers."""
 _MAX_TEXT_BYTES = 1 << 19
@@ -131,7 +136,7 @@ class QuickConsumer:
             job = decode_quick_job(message.body, message.content_type)
             job = self._publishers.admitted(job, message)
         except UndecodableMessage as error:
-            report_undecodable(message, error, self._metrics)
+            report_undecodable(message, error, self._metrics, self._worker)
             if self._publishers.may_be_answered(message):
                 with suppress(BusError):
                     await publisher.publish(Failed(code=InvalidRequest.code, message=error.message))
@@ -139,8 +144,9 @@ class QuickConsumer:
         # A connection that is lost returns jobs, too.
         is_poison = delivery.num_returns >= _MAX_RETURNS and self._bus.is_settled
         began = time.monotonic()
-        answered = _worker_lost() if is_poison else await self._answer(job)
-        self._observe(job, answered, is_dead_lettered=is_poison)
+        with trace.use_span(start_run_span(job, "quick", self._worker), end_on_exit=True) as span:
+            answered = _worker_lost() if is_poison else await self._answer(job)
+            self._observe(job, answered, span, is_dead_lettered=is_poison)
         record = _usage(job, answered, time.monotonic() - began)
         recording = None if record is None else self._ledger.record(record)
         try:
@@ -153,13 +159,19 @@ class QuickConsumer:
         return await (delivery.reject() if is_poison else delivery.ack())
 
     def _observe(
-        self, job: QuickJob, answered: QuickAnswer | Failed, *, is_dead_lettered: bool
+        self,
+        job: QuickJob,
+        answered: QuickAnswer | Failed,
+        span: Span,
+        *,
+        is_dead_lettered: bool,
     ) -> None:
-        """Write the line of a job and count it."""
+        """Write the line of a job, count it, and complete its span."""
         code = answered.code if isinstance(answered, Failed) else "completed"
         outcome = "dead_lettered" if is_dead_lettered else code
-        tenant = self._metrics.tenant_label(getattr(job, "tenant", ""))
+        tenant = self._metrics.tenant_label(job.tenant)
         self._metrics.jobs.labels(self._model.name, "quick", tenant, outcome).inc()
+        span.set_attributes({"warren.kind": type(job).__name__, "warren.outcome": outcome})
         facts = {"worker": self._worker, "kind": type(job).__name__, "outcome": outcome}
         if is_dead_lettered:
             self._metrics.dead_letters.labels(self._model.name, code).inc()
@@ -216,9 +228,9 @@ async def answer(job: QuickJob, model: ServedModel) -> QuickAnswer:
     """Compute the answer to a quick job. Raises `RequestError`."""
     match job:
         case TokenizeJob():
-            return await asyncio.to_thread(_tokenize, job, model)
+            return await model.texts.run(job.tenant, partial(_tokenize, job, model))
         case DetokenizeJob():
-            return await asyncio.to_thread(_detokenize, job, model)
+            return await model.texts.run(job.tenant, partial(_detokenize, job, model))
         case EmbeddingJob():
             return await _embed(job, model)
 
@@ -228,7 +240,7 @@ def _tokenize(job: TokenizeJob, model: ServedModel) -> Tokenized:
     return Tokenized(
         request_id=job.request_id,
         token_ids=tuple(token_ids),
-        tokens=tuple(map(model.tokenizer.entry, token_ids)),
+        tokens=model.tokenizer.entries(token_ids),
         max_seq_len=model.max_seq_len,
     )
 
@@ -253,8 +265,9 @@ async def _embed(job: EmbeddingJob, model: ServedModel) -> Embedded:
             param="dimensions",
         )
     prompts = [
-        await asyncio.to_thread(
-            model.tokenizer.encode, prompt, name="input", max_bytes=_MAX_TEXT_BYTES
+        await model.texts.run(
+            job.tenant,
+            partial(model.tokenizer.encode, prompt, name="input", max_bytes=_MAX_TEXT_BYTES),
         )
         for prompt in job.prompts
     ]

@@ -221,6 +221,7 @@ class Worker:
             self._bus,
             self._model.name,
             self._queue_of(lane),
+            worker=self._address,
             prefetch=min(max_begun + max_waiting, MAX_PREFETCH),
             window=JobWindow(max_begun, self._settings.tenant_weights),
             held=self._held,

@@ -2,6 +2,7 @@
 
 from worker.text.parsers import reasoning_parser, tool_parser
 from worker.text.stream import TextStream
+from worker.text.threads import TextThreads
 from worker.text.tokenizer import Tokenizer
 
-__all__ = ["TextStream", "Tokenizer", "reasoning_parser", "tool_parser"]
+__all__ = ["TextStream", "TextThreads", "Tokenizer", "reasoning_parser", "tool_parser"]

@@ -1,6 +1,8 @@
 """A model's tokenizer, loaded from a Hugging Face directory without transformers."""
 
 import json
+import os
+import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -8,10 +10,16 @@ from typing import Any
 
 import tokenizers
 
-from shared.errors import InvalidRequest, StartupError
+from shared.errors import ContextLengthExceeded, InvalidRequest, StartupError
 from shared.messages import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from worker.text.chat_template import ChatTemplate
 from worker.text.stream import StopFinder, TextStream, detokenizer_factory, token_bytes_of
+
+# A single text needs no other threads: the calling thread, with its priority, does the work.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # noqa: TID251 (it reads nothing)
+
+_BREATHER_TOKENS = 1_000
+_BREATHER_S = 1e-4
 
 
 class Tokenizer:
@@ -74,12 +82,15 @@ class Tokenizer:
         """The prompt's token ids: at least one, unless an empty prompt is allowed.
 
         ``name`` is the client's name for a prompt that is not a chat. A text of more than
-        ``max_bytes`` is refused before it is tokenized. Raises `InvalidRequest`.
+        ``max_bytes`` is refused before it is tokenized. Raises `InvalidRequest` and
+        `ContextLengthExceeded`.
         """
         param = "messages" if isinstance(prompt, ChatPrompt) else name
         text = self._text(prompt)
         if max_bytes is not None and len(text.encode()) > max_bytes:
-            raise InvalidRequest(f"The {name} is longer than {max_bytes} bytes.", param=param)
+            raise ContextLengthExceeded(
+                f"The {name} is longer than {max_bytes} bytes.", param=param
+            )
         token_ids = self._encode(prompt, text)
         if not token_ids and not may_be_empty:
             raise InvalidRequest(f"The {name} is empty.", param=param)
@@ -100,6 +111,11 @@ class Tokenizer:
         """The size of a mask with one bit per token, in bytes, padded to whole int32."""
         return -(-self.vocab_size // 32) * 4
 
+    @cached_property
+    def max_entry_bytes(self) -> int:
+        """No token stands for a longer text."""
+        return max(len(entry.encode()) for entry in self._encoder.get_vocab())
+
     def has_entry(self, entry: str) -> bool:
         """Whether ``entry`` is a single token of the vocabulary."""
         return self.token_id(entry) is not None
@@ -108,9 +124,10 @@ class Tokenizer:
         """The id of an entry of the vocabulary."""
         return self._encoder.token_to_id(entry)
 
-    def entry(self, token_id: int) -> str:
-        """The vocabulary's spelling of a token; empty for an unknown id."""
-        return self._encoder.id_to_token(token_id) or ""
+    def entries(self, token_ids: Sequence[int]) -> tuple[str, ...]:
+        """The vocabulary's spelling of each token; empty for an unknown id."""
+        known = {one: self._encoder.id_to_token(one) or "" for one in set(token_ids)}
+        return tuple(map(known.__getitem__, token_ids))
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds within a text; special tokens are written out."""
@@ -118,12 +135,16 @@ class Tokenizer:
 
     def encode_text(self, text: str) -> list[int]:
         """The tokens of a piece of text, without special tokens around it."""
-        return self._encoder.encode(text, add_special_tokens=False).ids
+        return self._encode_now(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, special tokens included."""
         detokenizer = self._literal()
-        return "".join(map(detokenizer.push, token_ids)) + detokenizer.flush()
+        texts: list[str] = []
+        for start in range(0, len(token_ids), _BREATHER_TOKENS):
+            texts += map(detokenizer.push, token_ids[start : start + _BREATHER_TOKENS])
+            time.sleep(_BREATHER_S)  # other threads get the interpreter's lock
+        return "".join(texts) + detokenizer.flush()
 
     def text_stream(
         self, stop: Sequence[str] = (), *, includes_stop: bool = False, skips_special: bool = True
@@ -149,9 +170,15 @@ class Tokenizer:
             case ChatPrompt():
                 return self.encode_text(text)  # the template adds the special tokens itself
             case TextPrompt(add_special_tokens=add_special_tokens):
-                return self._encoder.encode(text, add_special_tokens=add_special_tokens).ids
+                return self._encode_now(text, add_special_tokens=add_special_tokens)
             case TokenPrompt(token_ids=token_ids):
                 return list(token_ids)
+
+    def _encode_now(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        # Unlike `encode`, this releases the interpreter's lock: otherwise a text of half a megabyte
+        # would halt all other threads for a quarter of a second.
+        encodings = self._encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encodings[0].ids
 
 
 def _template(

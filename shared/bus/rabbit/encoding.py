@@ -5,7 +5,7 @@ import asyncio
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 
 from aiormq import Channel, Connection
 from aiormq.abc import DeliveredMessage
@@ -41,6 +41,8 @@ from shared.messages import MSGPACK
 _PERSISTENT = 2
 _RETURNS_HEADER = "x-delivery-count"
 """Set by quorum queues: how often a message was returned."""
+_DEATHS_HEADER = "x-death"
+"""Set when a message is dead-lettered: a list of its deaths."""
 _DOWN = re.compile(r"is down or inaccessible|due to timeout|is stopped by supervisor")
 """How a broker describes a queue that it knows and cannot reach. The code is that of a queue that
 does not exist."""
@@ -101,6 +103,9 @@ def to_properties(message: Message, user: str) -> Basic.Properties:
         message_id=message.message_id,
         user_id=user,
         delivery_mode=_PERSISTENT,
+        timestamp=datetime.fromtimestamp(message.published_at, UTC)
+        if message.published_at
+        else None,
     )
 
 
@@ -120,7 +125,22 @@ def to_message(delivered: DeliveredMessage) -> Message:
         },
         message_id=properties.message_id or "",
         user_id=properties.user_id or "",
+        published_at=_unix_time(properties.timestamp),
+        died_at=_first_death(headers),
     )
+
+
+def _first_death(headers: FieldTable) -> float:
+    """The time of the oldest entry of ``x-death``; 0 if there is none."""
+    deaths = headers.get(_DEATHS_HEADER)
+    if not isinstance(deaths, list):
+        return 0.0
+    times = [_unix_time(death.get("time")) for death in deaths if isinstance(death, dict)]
+    return min(filter(None, times), default=0.0)
+
+
+def _unix_time(value: object) -> float:
+    return value.timestamp() if isinstance(value, datetime) else 0.0
 
 
 def num_returns(delivered: DeliveredMessage) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import time
 
 import pytest
 
@@ -70,6 +71,22 @@ async def test_a_rejected_message_goes_to_the_dead_letters(bus: Bus, graveyard: 
     dead = await take_dead(bus, graveyard)
     assert (dead.body, dead.correlation_id, dead.headers["trace"]) == (b"bad", "request-1", "t")
     assert dead.headers[DEATH_REASON_HEADER] == "rejected"
+
+
+@GRAVEYARDS
+async def test_a_dead_letter_has_the_times_of_its_publication_and_death(
+    bus: Bus, graveyard: Graveyard
+) -> None:
+    await bus.publish(graveyard.living.bindings[0], Message(b"bad", published_at=1_700_000_000.0))
+
+    async with bus.consume(graveyard.living.name) as consumer:
+        [delivery] = await take(consumer)
+        await delivery.reject()
+
+    dead = await take_dead(bus, graveyard)
+    assert (delivery.message.published_at, delivery.message.died_at) == (1_700_000_000.0, 0.0)
+    assert dead.published_at == 1_700_000_000.0
+    assert dead.died_at == pytest.approx(time.time(), abs=10)
 
 
 @pytest.mark.parametrize("graveyard", [QUORUM], indirect=True)

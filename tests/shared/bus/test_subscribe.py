@@ -8,7 +8,7 @@ import pytest
 
 from shared.bus.base import Bus, Delivery, Message, Queue, QueueState
 from shared.bus.memory import MemoryBus
-from shared.bus.subscribe import Attached, Lost, Subscription, receive
+from shared.bus.subscribe import Attached, Backoff, Lost, Subscription, receive
 from shared.errors import (
     BusError,
     BusUnavailable,
@@ -354,3 +354,14 @@ async def test_received_messages_are_acknowledged_whatever_becomes_of_them(
     assert (state.num_ready, state.num_consumers) == (0, 0)
     assert incidents.num_reported("task") == num_reported + 1
     assert "undecodable message dropped" in caplog.messages
+
+
+def test_pauses_double_while_one_attempt_after_the_other_soon_fails() -> None:
+    backoff = Backoff()
+    pauses_s = [backoff.pause_s]
+
+    for lasted_s in (60.0, 1.0, 1.0, 1.0, 60.0, 1.0):
+        backoff.lasted(lasted_s)
+        pauses_s.append(backoff.pause_s)
+
+    assert pauses_s == [0.05, 0.05, 0.05, 0.1, 0.2, 0.05, 0.05]

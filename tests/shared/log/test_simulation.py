@@ -326,7 +326,7 @@ WORKER_GUARDS = [AnyTicket, AlwaysFirst, NeverReads, AnyReturn, Quitter]
 
 @pytest.mark.parametrize("attempt_class", WORKER_GUARDS)
 def test_without_a_guard_of_the_worker_a_schedule_fails(attempt_class: type[Attempt]) -> None:
-    assert first_failure(range(3000), attempt_class=attempt_class) is not None
+    assert first_failure(range(5000), attempt_class=attempt_class) is not None
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_a_cancellation_is_not_survived() -> None:
 async def test_work_that_fails_is_started_again_until_it_returns(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(incidents, "_RESTART_PAUSE_S", 0.001)
+    monkeypatch.setattr(incidents, "_MIN_RESTART_PAUSE_S", 0.001)
     failures = [ValueError("first"), ValueError("second")]
 
     async def work() -> None:

@@ -6,12 +6,11 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
 
 import pytest
 
 from shared.telemetry.setup import JsonFormatter
+from tests.support.otlp import Collector, serving
 
 SCRIPT = """
 import logging
@@ -28,7 +27,8 @@ import sys
 from shared.telemetry import job_lines, setup
 from shared.settings import WorkerSettings
 setup.configure(
-    WorkerSettings(log_format="console", job_log_level=sys.argv[1]), "warren-test"
+    WorkerSettings(log_format="console", job_log_level=sys.argv[1], log_level=sys.argv[2]),
+    "warren-test",
 )
 job_lines.write("job started", None, {"request_id": "r1", "attempt": 1})
 job_lines.write("job taken over", None, {"request_id": "r1", "attempt": 2}, is_warning=True)
@@ -68,36 +68,10 @@ GEN_AI = (
 )
 
 
-class Collector(HTTPServer):
-    """Takes what is posted to it."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        self.posts: list[tuple[str, bytes]] = []
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Collector
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        self.server.posts.append((self.path, body))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Stay silent."""
-
-
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    with Collector() as collector:
-        serving = Thread(target=collector.serve_forever, kwargs={"poll_interval": 0.01})
-        serving.start()
+    with serving() as collector:
         yield collector
-        collector.shutdown()
-        serving.join()
 
 
 @pytest.fixture(scope="module")
@@ -119,13 +93,16 @@ def test_libraries_that_print_bodies_are_silent(lines: list[str]) -> None:
     assert "a prompt" not in "".join(lines)
 
 
-@pytest.mark.parametrize(("level", "num_lines"), [("info", 2), ("warning", 1), ("off", 0)], ids=str)
+@pytest.mark.parametrize(
+    ("level", "level_of_all", "num_lines"),
+    [("info", "info", 2), ("warning", "info", 1), ("off", "info", 0), ("info", "warning", 1)],
+    ids=str,
+)
 def test_lines_about_jobs_are_readable_text_and_have_a_level_of_their_own(
-    level: str, num_lines: int
+    level: str, level_of_all: str, num_lines: int
 ) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", CONSOLE_SCRIPT, level], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", CONSOLE_SCRIPT, level, level_of_all]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
 
     lines = run.stderr.splitlines()
     assert len(lines) == num_lines

@@ -11,8 +11,11 @@ _COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @contextmanager
-def serve_hub(repository: str, files: Mapping[str, bytes]) -> Iterator[str]:
-    """Serve ``files`` as the model ``repository``; yields the endpoint's URL."""
+def serve_hub(
+    repository: str, files: Mapping[str, bytes], *, revision: str = "main"
+) -> Iterator[str]:
+    """Serve ``files`` as a revision of the model ``repository``; yields the endpoint's URL."""
+    api = f"/api/models/{repository}/revision/"
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -23,10 +26,12 @@ def serve_hub(repository: str, files: Mapping[str, bytes]) -> Iterator[str]:
 
         def _head(self) -> bytes:
             """Send status and headers; returns the body."""
-            body, content_type = _answer(self.path.partition("?")[0], repository, files)
+            path = self.path.partition("?")[0]
+            body, content_type = _answer(path, repository, revision, files)
             self.send_response(404 if body is None else 200)
             if body is None:
-                self.send_header("X-Error-Code", "RepoNotFound")
+                is_known = path.startswith(api)
+                self.send_header("X-Error-Code", f"{'Revision' if is_known else 'Repo'}NotFound")
                 body = b"{}"
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Content-Type", content_type)
@@ -49,10 +54,12 @@ def serve_hub(repository: str, files: Mapping[str, bytes]) -> Iterator[str]:
         server.server_close()
 
 
-def _answer(path: str, repository: str, files: Mapping[str, bytes]) -> tuple[bytes | None, str]:
+def _answer(
+    path: str, repository: str, revision: str, files: Mapping[str, bytes]
+) -> tuple[bytes | None, str]:
     """The body at ``path``, None if there is none, and its type."""
     api = f"/api/models/{repository}"
-    if path == f"{api}/revision/main":
+    if path == f"{api}/revision/{revision}":
         siblings = [{"rfilename": name} for name in files]
         info = {"id": repository, "sha": _COMMIT, "siblings": siblings}
         return json.dumps(info).encode(), "application/json"

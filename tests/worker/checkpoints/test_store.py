@@ -125,6 +125,18 @@ def test_a_hub_id_is_downloaded_once_and_then_needs_no_hub(tmp_path: Path) -> No
     assert offline_path == path
 
 
+def test_a_revision_is_downloaded_and_no_other(tmp_path: Path) -> None:
+    environment = {"HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
+    with serve_hub("org/tiny", FILES, revision="v1.0") as endpoint:
+        pinned = start_pull("org/tiny@v1.0", HF_ENDPOINT=endpoint, **environment)
+        path, _ = json.loads(pinned.communicate()[0])
+        other = start_pull("org/tiny@v2.0", HF_ENDPOINT=endpoint, **environment)
+        refused, _ = json.loads(other.communicate()[0])
+
+    assert {file.name: file.read_bytes() for file in Path(path).iterdir()} == FILES
+    assert refused == "refused: org/tiny has no revision v2.0 on the hub"
+
+
 def test_a_known_name_is_fetched_from_the_hub_and_is_here_from_then_on(
     cache: Path, tmp_path: Path
 ) -> None:
@@ -154,6 +166,7 @@ def test_what_the_hub_does_not_know_is_refused(tmp_path: Path) -> None:
         ("mines", r"unknown model mines: did you mean mine\? `warren pull --list`"),
         ("qwen3-0.6b", r"qwen3-0\.6b has not been downloaded: run `warren pull qwen3-0\.6b`"),
         ("org/absent", "org/absent is not in the hub's cache, and the hub cannot be reached"),
+        ("org/absent@v1", "org/absent@v1 is not in the hub's cache"),
         ("./absent", r"there is no directory \./absent"),
         ("absent.gguf", r"there is no file absent\.gguf"),
         ("two words", "there is no directory two words"),
@@ -218,6 +231,7 @@ def test_a_gguf_file_that_cannot_be_converted_is_refused_and_leaves_nothing(
     [
         ("smollm2", "smollm2"),
         ("org/Some-Model", "org/Some-Model"),
+        ("org/Some-Model@refs/pr/1", "org/Some-Model"),
         ("/models/my-model/", "my-model"),
         ("./models/Tiny.Q4_1.gguf", "Tiny.Q4_1"),
         ("tests/support", "support"),

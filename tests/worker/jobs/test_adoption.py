@@ -1,18 +1,20 @@
 """Answers that outlive their deliveries: the broker gives a job back to the worker that runs it."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
+import msgspec
 import pytest
 
 from shared import topology
 from shared.bus.base import Bus, Consumer
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import GenerationJob, HandedOver, SamplingParams, Started
-from tests.support.workers.jobs import Log, ask, new_job, publish, read, reading
+from tests.support.workers.jobs import Log, ask, come_back, new_job, publish, read, reading
 from tests.support.workers.synthetic import echo_worker
 from worker.jobs.consumer import HeldJob
 
@@ -74,6 +76,17 @@ async def test_a_lost_connection_does_not_interrupt_a_stream() -> None:
     assert (num_started(log), num_left) == (1, 0)
 
 
+async def test_an_adopted_job_has_a_line_with_its_worker(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with answering(10) as (job, bus, consumer, log, theirs):
+        theirs.sever()
+        await read(bus, job, consumer, log)
+
+    (adopted,) = (vars(one) for one in caplog.records if one.message == "job adopted")
+    assert (adopted["request_id"], adopted["class"]) == (job.request_id, "interactive")
+    assert (adopted["worker"], adopted["attempt"]) == (log.reader.worker, 1)
+
+
 async def test_a_job_that_another_worker_has_had_is_not_adopted() -> None:
     async with answering(10) as (job, bus, consumer, log, theirs):
         async with bus.consume(JOBS) as other:
@@ -109,6 +122,52 @@ async def test_an_answer_whose_delivery_stays_away_is_given_up(mode: str) -> Non
             num_tokens = len(handed_over.token_ids) + 1
             await read(bus, job, reader, handed_over, num_tokens=num_tokens)
         await bus.delete_queue(f"reply.{job.request_id}")
+
+
+async def test_a_publication_with_two_messages_is_answered_once() -> None:
+    job, broker = (
+        msgspec.structs.replace(new_job("echo", sampling=SAMPLING), publication=1),
+        MemoryBroker(),
+    )
+    async with (
+        MemoryBus(broker) as bus,
+        MemoryBus(broker) as theirs,
+        reading(bus, job) as consumer,
+    ):
+        await bus.declare(topology.DEAD_LETTERS, topology.jobs_queue("echo", "interactive"))
+        await publish(bus, job)
+        await come_back(bus, job, "interactive", 5)
+        async with echo_worker(theirs, step_s=STEP_S):
+            log = await read(bus, job, consumer, num_tokens=10)
+            await publish(bus, job)  # this message was never returned
+            log = await read(bus, job, consumer, log)
+            await asyncio.sleep(0.05)
+            num_left = await num_unanswered(bus, theirs)
+
+    assert log.token_ids == (await undisturbed(job)).token_ids
+    assert (num_started(log), num_left) == (1, 0)
+
+
+async def test_a_second_message_in_another_queue_is_settled_when_the_first_is_lost() -> None:
+    job = msgspec.structs.replace(new_job("echo", sampling=SAMPLING), publication=1)
+    broker = MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        MemoryBus(broker) as theirs,
+        reading(bus, job) as consumer,
+        echo_worker(theirs, step_s=STEP_S),
+    ):
+        await publish(bus, job)
+        log = await read(bus, job, consumer, num_tokens=10)
+        await publish(bus, job, "suspect")
+        log = await read(bus, job, consumer, log, num_tokens=20)
+        await bus.delete_queue(JOBS)
+        await read(bus, job, consumer, log)
+
+        async with asyncio.timeout(60):
+            suspect = await ask(bus, new_job("echo"), "suspect")
+
+    assert suspect.is_ended
 
 
 async def test_a_jobs_queue_that_is_deleted_keeps_the_worker_from_nothing() -> None:

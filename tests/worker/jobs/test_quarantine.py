@@ -1,6 +1,7 @@
 """Jobs whose workers die go on twice in company and once alone; then they are buried."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -35,7 +36,7 @@ from tests.support.workers.jobs import (
 )
 from tests.support.workers.synthetic import doomed_worker, echo_worker
 from worker.jobs.quarantine import Solitude, num_returns_before
-from worker.jobs.run import LAST_RETURNS
+from worker.jobs.run import LAST_RETURNS, MAX_RETURNS
 
 SAMPLING = SamplingParams(max_tokens=100, ignore_eos=True)
 CRASHING = SamplingParams(max_tokens=400, ignore_eos=True)
@@ -103,6 +104,44 @@ async def test_a_job_that_crashed_twice_goes_on_alone() -> None:
     assert log.token_ids == undisturbed.token_ids
     assert len([event for event in log.raw if isinstance(event, HandedOver)]) == 1
     assert (log.reader.attempt, log.reader.num_crashes) == (4, 2)
+
+
+async def test_a_job_that_is_moved_has_a_line_with_its_worker(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    job, broker = new_job("echo", sampling=CRASHING), MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        crashed(broker, bus, job, 2) as (consumer, log),
+        echo_worker(bus),
+    ):
+        await read(bus, job, consumer, log)
+
+    (moved,) = (vars(one) for one in caplog.records if one.message == "job moved")
+    assert moved["to"] == topology.jobs_queue("echo", "suspect").name
+    assert (moved["worker"], moved["class"]) == (log.reader.worker, "interactive")
+    assert moved["attempt"] == 3
+
+
+async def test_a_job_that_waits_leaves_its_queue_before_the_broker_gives_it_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    running, waiting = new_job("echo", sampling=LONG), new_job("echo", sampling=SHORT)
+    broker = MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        reading(bus, running) as reader,
+        echo_worker(bus, step_s=STEP_S, max_num_seqs=1),
+    ):
+        await publish(bus, running)
+        log = await read(bus, running, reader, num_tokens=1)
+        await publish(bus, waiting, num_returns=MAX_RETURNS)
+        log = await read(bus, running, reader, log, num_tokens=100)
+
+    moved = [vars(one)["request_id"] for one in caplog.records if one.message == "job moved"]
+    assert (moved, log.is_ended) == ([waiting.request_id], False)
 
 
 async def test_the_third_crash_buries_a_job_and_tells_its_reader() -> None:

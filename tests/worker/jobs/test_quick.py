@@ -83,7 +83,28 @@ async def test_a_long_text_is_refused_before_it_is_tokenized() -> None:
     answered = await answer(TokenizeJob(request_id="r", model="echo", prompt=prompt))
 
     assert isinstance(answered, Failed)
-    assert (answered.code, answered.param) == ("invalid_request", "prompt")
+    assert (answered.code, answered.param) == ("context_length_exceeded", "prompt")
+
+
+async def test_the_texts_of_one_tenant_do_not_delay_the_text_of_another() -> None:
+    replies = topology.reply_queue("quick-test", expires_s=60)
+    long, short = TextPrompt(text="word " * 50_000), TextPrompt(text="word")
+    jobs = [
+        *(
+            TokenizeJob(request_id=f"a{k}", model="echo", prompt=long, tenant="a")
+            for k in range(12)
+        ),
+        TokenizeJob(request_id="b", model="echo", prompt=short, tenant="b"),
+    ]
+    async with MemoryBus() as bus:
+        await bus.declare(topology.jobs_queue("echo", "quick"), replies)
+        for job in jobs:
+            message = Message(encode(job), correlation_id=job.request_id, reply_to=replies.name)
+            await bus.publish(topology.jobs_binding("echo", "quick"), message)
+        async with echo_worker(bus), bus.consume(replies.name) as consumer:
+            order = [(await anext(consumer)).message.correlation_id for _ in jobs]
+
+    assert order.index("b") < 4
 
 
 async def test_an_empty_text_has_no_tokens() -> None:

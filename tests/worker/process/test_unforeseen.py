@@ -59,7 +59,7 @@ Job: TypeAlias = GenerationJob | TokenizeJob
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "_GIVE_BACK_PAUSE_S", 0.01)
     monkeypatch.setattr(consumer, "_RETRY_PAUSE_S", 0.01)
-    monkeypatch.setattr(incidents, "_RESTART_PAUSE_S", 0.01)
+    monkeypatch.setattr(incidents, "_MIN_RESTART_PAUSE_S", 0.01)
 
 
 def jobs(num_jobs: int, mode: str = "stream") -> list[GenerationJob]:

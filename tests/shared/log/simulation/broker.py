@@ -21,8 +21,6 @@ class Job:
     """Into which queue of the log it is answered."""
     numerics: str = ""
     """Of the workers for which it waits; empty if any may take it."""
-    num_lost_alone: int = 0
-    """The number of its runs in quarantine whose worker died or was considered dead."""
 
 
 @dataclass
@@ -30,8 +28,8 @@ class Broker:
     """Keeps jobs and the log through its restart, but not commands and consumers. It may also lose
     the unconfirmed end of the log."""
 
-    record_dice: random.Random
-    """Its own, so that schedules are the same without records."""
+    side_dice: random.Random
+    """Its own, so that schedules are the same without records and copies."""
 
     jobs: list[Job] = field(default_factory=lambda: [Job()])
     log: list[ReplyEvent] | None = field(default_factory=list)
@@ -48,6 +46,11 @@ class Broker:
     """Commands on their way, by the address of a connected worker."""
     numerics: list[str] = field(default_factory=list)
     """Of the workers that consume jobs."""
+    lost_alone: set[int] = field(default_factory=set)
+    """The publications with a run in quarantine whose worker died or was considered dead."""
+    copied: set[int] = field(default_factory=set)
+    """The publications that may have two messages. A run of one may replace that of the other, and
+    count it as crashed if its worker stalls."""
     records: list[Record] = field(default_factory=list)
     """What runs have recorded, in order."""
 

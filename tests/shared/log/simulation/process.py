@@ -27,6 +27,8 @@ from worker.jobs.run import (
 
 _BLIND_SHARE = 0.5
 """How often a worker does not look where the log went on before it writes."""
+_UNCONFIRMED_SHARE = 0.3
+"""Of the jobs that are published in place of others."""
 NUM_CACHED = 1
 """Tokens of each choice's prompt that are found in a prefix cache: all of them."""
 _MAX_COMPANIONS = 8
@@ -158,8 +160,12 @@ class Process:
     def _lose(self, delivery: Delivery, *, is_counted: bool = True) -> None:
         if not delivery.is_lost:
             delivery.is_lost = True
-            delivery.job.num_lost_alone += delivery.is_alone
+            self._note_loss(delivery)
             self._broker.give_back(delivery.job, is_counted=is_counted)
+
+    def _note_loss(self, delivery: Delivery) -> None:
+        if delivery.is_alone and delivery.is_lost:
+            self._broker.lost_alone.add(delivery.job.publication)
 
     def miss_commands(self) -> None:
         """Those on their way are lost with the connection over which they come, and its deliveries
@@ -175,7 +181,7 @@ class Process:
         """What was under way may still arrive."""
         for delivery in self.deliveries:
             self._write_some(delivery, self._dice.randint(0, 1))
-            if self._broker.record_dice.randint(0, 1):
+            if self._broker.side_dice.randint(0, 1):
                 self._send_record(delivery)
         self.cut_off()
         self.deliveries.clear()
@@ -223,7 +229,7 @@ class Process:
         delivery.publishing = deque([event])
         if isinstance(event, Started) and not delivery.has_started:
             delivery.has_started = True
-            delivery.job.num_lost_alone += delivery.is_alone and delivery.is_lost
+            self._note_loss(delivery)
 
     def _settle(self, delivery: Delivery, outcome: Outcome) -> None:
         delivery.outcome = outcome
@@ -267,16 +273,26 @@ class Process:
                     is_suspect=True,
                     num_renewals=delivery.job.num_renewals,
                 )
-                self._broker.jobs.append(again)
+                self._publish_again(delivery, again)
             case Outcome.MOVED:
                 again = Job(
                     publication=delivery.job.publication + 1,
                     num_renewals=delivery.job.num_renewals,
                     numerics=delivery.run.numerics,
                 )
-                self._broker.jobs.append(again)
+                self._publish_again(delivery, again)
             case Outcome.BURIED:
-                assert delivery.job.num_lost_alone or delivery.run.changes_numerics, "innocent"
+                suspects = self._broker.lost_alone | self._broker.copied
+                is_guilty = delivery.job.publication in suspects
+                assert is_guilty or delivery.run.changes_numerics, "innocent"
+
+    def _publish_again(self, delivery: Delivery, again: Job) -> None:
+        """Publish a job in place of the one in hand. That one comes back if the confirmation is
+        lost, and is published again like this."""
+        self._broker.jobs.append(again)
+        if self._broker.side_dice.random() < _UNCONFIRMED_SHARE:
+            self._broker.copied.add(again.publication)
+            self._broker.give_back(delivery.job)
 
     def _confirm(self, delivery: Delivery) -> None:
         if self._model.records_first:

@@ -1,0 +1,112 @@
+"""Work that tenants do in turn."""
+
+import asyncio
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from shared.errors import Overloaded
+
+_HALF_LIFE_S = 30.0
+"""Seconds after which half of the time that a tenant has used is forgotten."""
+_MAX_WAITING = 1_000
+"""Turns of one tenant: more than a worker has jobs at once."""
+_MAX_TENANTS = 1024
+_NICENESS = 19
+
+_Result = TypeVar("_Result")
+
+
+class Turns:
+    """A semaphore of which a tenant holds one place at most. Of the tenants that wait for a place,
+    next is the one that has used them least of late.
+
+    The anonymous tenant, whose name is empty, is everybody where no API keys are required: it may
+    hold all places.
+    """
+
+    def __init__(self, num_places: int = 1, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._num_places = num_places
+        self._clock = clock
+        self._holding: list[str] = []
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """The waiting turns of each tenant that has any."""
+        self._used: dict[str, tuple[float, float]] = {}
+        """The seconds that each tenant has used, and when that was last counted."""
+
+    async def take(self, tenant: str) -> None:
+        """Wait for a turn. Raises `Overloaded` if too many turns of the tenant are waiting."""
+        if self._may_enter(tenant):
+            self._holding.append(tenant)
+            return
+        waiting = self._waiting.setdefault(tenant, deque())
+        if len(waiting) >= _MAX_WAITING:
+            raise Overloaded("Too many requests of this tenant are waiting.")
+        turn = asyncio.get_running_loop().create_future()
+        waiting.append(turn)
+        try:
+            await turn
+        except BaseException:
+            if turn.done() and not turn.cancelled():
+                self._holding.remove(tenant)
+                self._pass_on()
+            turn.cancel()
+            raise
+
+    def leave(self, tenant: str, used_s: float) -> None:
+        """End a turn, which has used this many seconds."""
+        self._holding.remove(tenant)
+        now = self._clock()
+        self._used[tenant] = self._used_s(tenant, now) + used_s, now
+        if len(self._used) > _MAX_TENANTS:
+            del self._used[min(self._used, key=lambda one: self._used_s(one, now))]
+        self._pass_on()
+
+    def _may_enter(self, tenant: str) -> bool:
+        may_hold_more = not tenant or tenant not in self._holding
+        return may_hold_more and len(self._holding) < self._num_places
+
+    def _pass_on(self) -> None:
+        now = self._clock()
+        while ready := [tenant for tenant in self._waiting if self._may_enter(tenant)]:
+            tenant = min(ready, key=lambda one: self._used_s(one, now))
+            turn = self._waiting[tenant].popleft()
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]
+            if not turn.done():  # otherwise its request was cancelled
+                self._holding.append(tenant)
+                turn.set_result(None)
+
+    def _used_s(self, tenant: str, now: float) -> float:
+        used_s, at = self._used.get(tenant, (0.0, now))
+        return float(used_s * 0.5 ** ((now - at) / _HALF_LIFE_S))
+
+
+class TenantThreads:
+    """Threads that do one piece of work of a tenant at a time, outside the event loop.
+
+    Their priority is the lowest, because they compete with the engine and the event loop for the
+    cores: a thread of the engine that waits for a core holds up all the others.
+    """
+
+    def __init__(self, num_threads: int, name: str) -> None:
+        self._turns = Turns(num_threads)
+        self._threads = ThreadPoolExecutor(num_threads, name, _lower_priority)
+
+    async def run(self, tenant: str, work: Callable[[], _Result]) -> _Result:
+        """Do ``work`` in the tenant's turn. Raises `Overloaded` if too much of it is waiting."""
+        await self._turns.take(tenant)
+        began = time.monotonic()
+        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        # The turn lasts as long as the work, which goes on if its request is cancelled.
+        running.add_done_callback(lambda _: self._turns.leave(tenant, time.monotonic() - began))
+        return await asyncio.shield(running)
+
+
+def _lower_priority() -> None:
+    # On Linux a thread has a niceness of its own.
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -1,0 +1,67 @@
+"""Where prompts are tokenized."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+
+from bench.echo_worker import echo_model
+from shared.errors import ContextLengthExceeded
+from shared.messages import ChatMessage, ChatPrompt, GenerationJob, Prompt, TextPrompt, ToolCall
+from shared.settings import WorkerSettings
+from worker.decode.plan import plan
+from worker.decode.served_model import ServedModel
+from worker.text import TextThreads
+
+_Result = TypeVar("_Result")
+
+LONG = "word " * 1000
+CALL = ToolCall(id="call", name="look_up", arguments=f'{{"text": "{LONG}"}}')
+
+
+class CountedThreads(TextThreads):
+    num_works = 0
+
+    async def run(self, tenant: str, work: Callable[[], _Result]) -> _Result:
+        self.num_works += 1
+        return await super().run(tenant, work)
+
+
+@pytest.fixture
+def model() -> ServedModel:
+    return replace(echo_model(WorkerSettings(model="echo")), texts=CountedThreads())
+
+
+def job(prompt: Prompt) -> GenerationJob:
+    return GenerationJob(request_id="r", model="echo", prompts=(prompt,))
+
+
+def chat(message: ChatMessage) -> ChatPrompt:
+    return ChatPrompt(messages=(message,))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "num_works"),
+    [
+        (TextPrompt(text="short"), 0),
+        (TextPrompt(text=LONG), 1),
+        (chat(ChatMessage(role="user", content=LONG)), 1),
+        (chat(ChatMessage(role="assistant", content="", tool_calls=(CALL,))), 1),
+        (chat(ChatMessage(role="assistant", content="", reasoning_content=LONG)), 1),
+    ],
+    ids=["a short text", "a long text", "a long chat", "long arguments", "long reasoning"],
+)
+async def test_long_prompts_are_tokenized_beside_the_event_loop(
+    prompt: Prompt, num_works: int, model: ServedModel
+) -> None:
+    await plan(job(prompt), model)
+
+    assert model.texts.num_works == num_works  # type: ignore[attr-defined]
+
+
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(model: ServedModel) -> None:
+    text = "x" * (model.max_seq_len * model.tokenizer.max_entry_bytes + 1)
+
+    with pytest.raises(ContextLengthExceeded, match="longer than"):
+        await plan(job(TextPrompt(text=text)), model)
