@@ -74,6 +74,7 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
                 gateway.hear_usage,
                 gateway.limits.announce,
                 gateway.queues.run,
+                gateway.recall_models,
             ):
                 stack.callback(asyncio.create_task(incidents.keep_running(work)).cancel)
             await stack.enter_async_context(_recording_usage(gateway))

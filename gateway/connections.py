@@ -54,13 +54,13 @@ class Connections:
         """The protocol of a new connection; uvicorn calls this instead of a class."""
         return BoundedProtocol(self, **uvicorns)
 
-    def enter(self, address: str) -> HTTPException | None:
-        """Count a connection until `leave`; returns why it is refused, if it is."""
+    def enter(self, address: str) -> str | None:
+        """Count a connection until `leave`; returns the setting that it exceeds, if any."""
         self._by_address[address] += 1
         if self._by_address.total() > self._max_connections:
-            return _too_many("The gateway")
+            return "max_connections"
         if self._by_address[address] > self._max_of_address:
-            return _too_many("Your address")
+            return "max_connections_per_address"
         return None
 
     def leave(self, address: str) -> None:
@@ -68,10 +68,12 @@ class Connections:
         if not self._by_address[address]:
             del self._by_address[address]
 
-    def refuse(self, error: HTTPException) -> bytes:
-        """The response to a request or connection that is refused, which it counts."""
-        logger.debug("connection refused", extra={"reason": error.detail})
-        response = http_error_response(error, self._metrics)
+    def refuse(self, error: HTTPException, limit: str = "") -> bytes:
+        """The response to a request or connection that is refused, which it counts. ``limit`` is
+        the setting of the limit that was reached, if any."""
+        facts = {"reason": error.detail, "limit": limit} if limit else {"reason": error.detail}
+        logger.debug("connection refused", extra=facts)
+        response = http_error_response(error, self._metrics, limit=limit)
         lines = [b"HTTP/1.1 %d %s" % (error.status_code, _phrase(error.status_code))]
         lines += [b"%s: %s" % header for header in response.raw_headers]
         return b"\r\n".join([*lines, b"connection: close", b"", bytes(response.body)])
@@ -101,12 +103,12 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)
         self._address = self.client[0] if self.client is not None else ""
-        refusal = self._all.enter(self._address)
-        if refusal is None:
+        limit = self._all.enter(self._address)
+        if limit is None:
             self._set_deadline(_HEAD_TIMEOUT_S)
         else:  # at once: to linger would take the descriptors that are to be saved
             self._is_refused = True
-            transport.write(self._all.refuse(refusal))
+            transport.write(self._all.refuse(_too_many(limit), limit))
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -256,7 +258,8 @@ def _too_large() -> HTTPException:
     return HTTPException(431, f"The headers exceed {_MAX_HEAD_BYTES} bytes.")
 
 
-def _too_many(owner: str) -> HTTPException:
+def _too_many(limit: str) -> HTTPException:
+    owner = "The gateway" if limit == "max_connections" else "Your address"
     return HTTPException(503, f"{owner} has too many connections.", {"Retry-After": "1"})
 
 

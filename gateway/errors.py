@@ -187,6 +187,7 @@ def report(metrics: Metrics, scope: Scope | None, code: str, status: int, limit:
     trace_parent = Headers(scope=scope).get("traceparent", "")
     facts = {
         "request_id": state.get("request_id"),
+        "model": state.get("model") or None,
         "tenant": state.get("tenant") or None,
         "trace_id": job_lines.trace_id_of({"traceparent": trace_parent}),
         "method": scope.get("method"),
@@ -199,13 +200,13 @@ def report(metrics: Metrics, scope: Scope | None, code: str, status: int, limit:
 
 
 def http_error_response(
-    error: HTTPException, metrics: Metrics, scope: Scope | None = None
+    error: HTTPException, metrics: Metrics, scope: Scope | None = None, limit: str = ""
 ) -> Response:
-    """The response to a request that is at fault as HTTP, which it reports. The code is the
-    status's name, such as ``not_found``."""
+    """The response to a request that is at fault as HTTP. Its code is the name of the status, such
+    as ``not_found``. ``limit`` names the limit that it exceeds, for the log and the metrics."""
     status = error.status_code
     code = "_".join(re.findall(r"[a-z]+", http.HTTPStatus(status).phrase.lower()))
-    report(metrics, scope, code, status)
+    report(metrics, scope, code, status, limit)
     if scope is not None and is_messages(scope["path"]):
         body: _Body = _messages_body(status, error.detail, scope["state"]["request_id"])
     else:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from opentelemetry import metrics as otel
 from prometheus_client import Counter, Gauge, Histogram, generate_latest
 
+from shared.messages import JobClass
 from shared.telemetry.metrics import (
     CONTENT_TYPE,
     FIRST_TOKEN_S,
@@ -17,7 +18,18 @@ from shared.telemetry.metrics import (
 )
 
 _REASONS = ("worker_lost", "worker_silent", "connection_lost", "handed_over", "requested_again")
-_LIMITS = ("max_requests", "max_bytes_in_flight", "max_queue_wait_s", "queue_length")
+_LIMITS = (
+    "max_requests",
+    "max_bytes_in_flight",
+    "max_queue_wait_s",
+    "queue_length",
+    "max_connections",
+    "max_connections_per_address",
+    "requests_per_minute",
+    "tokens_per_minute",
+    "max_concurrent",
+    "max_detached",
+)
 """Counters that begin with their first event show no increase, so these begin with 0."""
 _WEBHOOK_OUTCOMES = ("delivered", "retried", "dead")
 _COMPLETIONS = "cmpl"
@@ -25,9 +37,9 @@ _COMPLETIONS = "cmpl"
 
 
 @dataclass(frozen=True, slots=True)
-class ModelMetrics:
-    """The metrics of one model. They are kept because a label lookup takes microseconds, and each
-    request needs ten of them."""
+class RequestMetrics:
+    """The metrics of one model and class. They are kept because a label lookup takes microseconds,
+    and each request needs ten of them."""
 
     num_running: Gauge
     num_waiting: Gauge
@@ -38,7 +50,7 @@ class ModelMetrics:
 
 @dataclass(frozen=True, slots=True)
 class TokenCounters:
-    """The tokens of one model and tenant."""
+    """The tokens of one model, class and tenant."""
 
     prompt: Counter
     cached: Counter
@@ -54,57 +66,56 @@ class Metrics:
         self.catalog = catalog = Catalog()
         self.gen_ai = GenAiMetrics()
         self._tenants = TenantLabels(num_tenants, catalog.forget_tenant)
-        self._by_model: dict[str, ModelMetrics] = {}
+        self._by_class: dict[tuple[str, JobClass], RequestMetrics] = {}
+        by_class = ("model", "class")
+        by_tenant = (*by_class, "tenant")
         self._num_running = catalog.gauge(
             "warren_gateway_requests_running",
             "Requests of this gateway that a worker is answering.",
-            "model",
+            *by_class,
         )
         self._num_waiting = catalog.gauge(
             "warren_gateway_requests_waiting",
             "Requests of this gateway that no worker has started yet.",
-            "model",
+            *by_class,
         )
         self._first_token_s = catalog.histogram(
             "warren_gateway_time_to_first_token_seconds",
             "From the arrival of a request to its first token.",
             FIRST_TOKEN_S,
-            "model",
+            *by_class,
         )
         self._token_s = catalog.histogram(
             "warren_gateway_inter_token_latency_seconds",
             "Time between two tokens of a choice.",
             TOKEN_S,
-            "model",
+            *by_class,
         )
         self._request_s = catalog.histogram(
             "warren_gateway_request_duration_seconds",
             "From the arrival of an accepted request to the end of its answer.",
             REQUEST_S,
-            "model",
+            *by_class,
         )
         self.requests = catalog.counter(
             "warren_gateway_requests_total",
             "Accepted requests that ended, by outcome: completed, client_gone, or the code of the "
             "error.",
-            "model",
-            "tenant",
+            *by_tenant,
             "outcome",
         )
         self._prompt_tokens = catalog.counter(
-            "warren_gateway_prompt_tokens_total", "Prompt tokens.", "model", "tenant"
+            "warren_gateway_prompt_tokens_total", "Prompt tokens.", *by_tenant
         )
         self._cached_tokens = catalog.counter(
             "warren_gateway_cached_tokens_total",
             "Prompt tokens that were found in a worker's prefix cache.",
-            "model",
-            "tenant",
+            *by_tenant,
         )
         self._completion_tokens = catalog.counter(
             "warren_gateway_completion_tokens_total",
             "Tokens passed on to clients.",
-            "model",
-            "tenant",
+            *by_tenant,
         )
         self.finished = catalog.counter(
             "warren_gateway_choices_finished_total",
@@ -122,7 +133,8 @@ class Metrics:
         self.refused = catalog.counter(
             "warren_gateway_requests_refused_total",
             "Requests answered with an error before they were accepted, by the reason: the setting "
-            "of the limit that was reached, or the code of the error.",
+            "of the limit that was reached, the field of the API key that has it, or the code of "
+            "the error.",
             "reason",
         )
         for limit in _LIMITS:
@@ -156,15 +168,17 @@ class Metrics:
             "1 while the file of API keys has a fault and older keys are in force.",
         )
 
-    def of_model(self, model: str) -> ModelMetrics:
-        known = self._by_model.get(model)
+    def of_class(self, model: str, job_class: JobClass) -> RequestMetrics:
+        """The metrics of one model and class."""
+        labels = (model, job_class)
+        known = self._by_class.get(labels)
         if known is None:
-            known = self._by_model[model] = ModelMetrics(
-                num_running=self._num_running.labels(model),
-                num_waiting=self._num_waiting.labels(model),
-                first_token_s=self._first_token_s.labels(model),
-                token_s=self._token_s.labels(model),
-                request_s=self._request_s.labels(model),
+            known = self._by_class[labels] = RequestMetrics(
+                num_running=self._num_running.labels(*labels),
+                num_waiting=self._num_waiting.labels(*labels),
+                first_token_s=self._first_token_s.labels(*labels),
+                token_s=self._token_s.labels(*labels),
+                request_s=self._request_s.labels(*labels),
             )
             for reason in _REASONS:
                 self.takeovers.labels(model, reason)
@@ -174,8 +188,8 @@ class Metrics:
         """The label of a request's tenant, which this counts. Call it once for each request."""
         return self._tenants.label(tenant)
 
-    def tokens_of(self, model: str, tenant_label: str) -> TokenCounters:
-        labels = (model, tenant_label)
+    def tokens_of(self, model: str, job_class: JobClass, tenant_label: str) -> TokenCounters:
+        labels = (model, job_class, tenant_label)
         self.requests.labels(*labels, "completed")
         return TokenCounters(
             prompt=self._prompt_tokens.labels(*labels),

@@ -34,6 +34,7 @@ from shared.telemetry.audit import Refusals
 logger = logging.getLogger(__name__)
 
 IGNORED_TOOLS_HEADER = "x-warren-ignored-tools"
+_STATUS = "/admin/v1/status"
 _STREAMS = "/v1/streams/"
 _MAX_KINDS, _MAX_KIND_CHARS = 16, 64
 _MAX_PATH_CHARS = 256
@@ -203,7 +204,7 @@ class Authentication:
             return await error_response(error, scope)(scope, receive, send)
         if caller is not None:
             send = self._with_limits(caller, send)
-        if caller is not None and needed == "operator":
+        if caller is not None and needed == "operator" and not _is_poll(scope):
             send = _recorded(caller, scope, send)
         return await self._app(scope, receive, send)
 
@@ -241,6 +242,11 @@ def _authorization(scope: Scope) -> str:
     if not authorization and (key := headers.get("x-api-key")):  # Anthropic's clients
         return f"Bearer {key}"
     return authorization
+
+
+def _is_poll(scope: Scope) -> bool:
+    """Whether it only reads the status, as a console does every second: no administrative act."""
+    return (scope["method"], scope["path"]) == ("GET", _STATUS)
 
 
 def _recorded(caller: ApiKey, scope: Scope, send: Send) -> Send:

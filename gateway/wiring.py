@@ -29,8 +29,9 @@ from gateway.store.state import Store
 from gateway.webhooks.delivery import Deliverer
 from gateway.webhooks.sending import Sender
 from shared import topology
-from shared.bus.base import Bus, Message
+from shared.bus.base import Bus, Message, Queue
 from shared.bus.subscribe import receive
+from shared.errors import AccessRefused, BusError, StartupError, Unavailable
 from shared.messages import Release, Withheld, decode_announcement, decode_command, decode_usage
 from shared.publishers import Publishers
 from shared.settings import GatewaySettings
@@ -39,6 +40,7 @@ from shared.telemetry.audit import Refusals
 
 logger = logging.getLogger(__name__)
 
+_RETRY_PAUSE_S = 1.0
 Handler = Callable[[Message], None]
 GatewayState: TypeAlias = Literal["ok", "draining", "broker_unavailable"]
 
@@ -70,6 +72,7 @@ class Gateway:
     """Unix time in seconds."""
     batches_changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a batch was created here, or cancelled here or at another gateway."""
+    _tenants_by_tag: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def build(cls, settings: GatewaySettings, bus: Bus) -> "Gateway":
@@ -77,8 +80,10 @@ class Gateway:
         reply_queues = ReplyQueues(bus, settings.reply_retention_s)
         workers = LiveWorkers(bus, Backlog(bus, settings.max_queue_wait_s))
         queues = QueueWatch(bus, workers)
-        admission = Admission(settings.max_requests, settings.max_bytes_in_flight)
         keys, metrics = Keys.of(settings), Metrics(settings.metrics_tenants)
+        admission = Admission(
+            settings.max_requests, settings.max_bytes_in_flight, has_tenants=keys.are_needed
+        )
         publishers = Publishers((bus.user, *settings.trusted_users))
         store = Store(settings)
         deliverer = Deliverer(
@@ -129,8 +134,27 @@ class Gateway:
             return "draining"
         return "ok" if self.bus.is_connected else "broker_unavailable"
 
+    def tenant_of(self, tag: str) -> str:
+        """The tenant with this tag in its stream tokens; the anonymous one if no API key is of such
+        a tenant."""
+        if tag and tag not in self._tenants_by_tag:
+            tenants = {key.tenant for key in self.keys.known}
+            self._tenants_by_tag = {self.signer.tenant_tag(one): one for one in tenants}
+        return self._tenants_by_tag.get(tag, "")
+
     def hear_announcement(self, message: Message) -> None:
         self.workers.hear(decode_announcement(message.body))
+
+    async def recall_models(self) -> None:
+        """Find the queues of models whose workers may be gone: those that API keys and prices name,
+        and those of recent requests. Returns when the database has been read."""
+        for models in (self._named_models, self._used_models):
+            while True:
+                try:
+                    await self.queues.recall(await models())
+                    break
+                except (BusError, Unavailable):
+                    await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def hear_usage(self) -> None:
         """Hear what other gateways and workers say of the use of API keys; never returns."""
@@ -141,6 +165,13 @@ class Gateway:
         """Cancel a job and delete its log. Raises as `Relays.cancel`."""
         await self.relays.cancel(request_id, tenant)
         self.limits.end(request_id)
+
+    async def _named_models(self) -> list[str]:
+        named = {model for key in self.keys.known for model in key.models}
+        return sorted(model for model in named | self.prices.models.keys() if "*" not in model)
+
+    async def _used_models(self) -> list[str]:
+        return await (await self.store.wait_open()).usage.recent_models()
 
     def _hear_fact(self, message: Message) -> None:
         if self.publishers.is_trusted(message.user_id):
@@ -163,9 +194,11 @@ class Gateway:
 async def listening(bus: Bus, on_announcement: Handler, on_command: Handler) -> AsyncIterator[None]:
     """Declare a gateway's queues and pass their messages to the handlers, across reconnects.
 
-    A handler may raise `UndecodableMessage`.
+    A handler may raise `UndecodableMessage`. Raises `StartupError` if the broker's user may not
+    declare these queues.
     """
     gateway_id = uuid.uuid4().hex
+    await _check_permission(bus, topology.gateway_queue(gateway_id))
     listeners = [
         asyncio.create_task(incidents.keep_running(partial(receive, bus, queue, handle)))
         for queue, handle in (
@@ -179,3 +212,17 @@ async def listening(bus: Bus, on_announcement: Handler, on_command: Handler) -> 
         for listener in listeners:
             listener.cancel()
         await asyncio.wait(listeners)
+
+
+async def _check_permission(bus: Bus, queue: Queue) -> None:
+    if not bus.is_connected:
+        return
+    try:
+        await bus.declare(queue)
+    except AccessRefused as error:
+        raise StartupError(
+            "The broker's user lacks the permissions of a gateway: connect with the gateway's "
+            f"account. ({error.message})"
+        ) from None
+    except BusError as error:  # the listeners try again
+        logger.info("queue not declared", extra={"queue": queue.name, "reason": error.code})

@@ -16,7 +16,7 @@ from tests.support.spans import spans
 __all__ = ["broker", "own_broker", "own_cluster", "pytest_runtest_setup", "spans"]
 
 # Before any test module imports torch or the hub's client, which read these once.
-os.environ["OMP_NUM_THREADS"] = "1"  # two test processes share two cores, and OpenMP's threads spin
+os.environ["OMP_NUM_THREADS"] = "1"  # the test processes share two cores, and OpenMP's threads spin
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 if not Path("/dev/nvidiactl").exists():

@@ -1,11 +1,15 @@
-"""Measures one request: metrics, and log lines for operators."""
+"""Measures one request: metrics, log lines for operators, and a span."""
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
+
+from fastapi import Request
+from opentelemetry.trace import SpanKind
 
 from gateway.errors import ACCEPTED, SERVICE_FAILURES, status_of
 from gateway.intake.tenant_usage import UsageOfTenant
@@ -13,12 +17,21 @@ from gateway.log.cursor import Item
 from gateway.log.relay import LogRelay
 from gateway.metrics import Metrics
 from shared.errors import WarrenError
-from shared.messages import Finished, GenerationJob, Started, TokenDelta
-from shared.telemetry import job_lines
+from shared.messages import Finished, GenerationJob, JobClass, Started, TokenDelta
+from shared.telemetry import job_lines, tracing
 
 _TOKENS = (TokenDelta, Finished)
 CLIENT_GONE = 499
 """nginx's status for a client that disconnected. It is logged and never sent."""
+
+
+@contextmanager
+def request_span(request: Request, request_id: str, model: str) -> Iterator[None]:
+    """The span of an HTTP request, a child of the caller's."""
+    facts = {"warren.request_id": request_id, "model": model}
+    parent = tracing.extract(request.headers)
+    with tracing.tracer.start_as_current_span("gateway.request", parent, SpanKind.SERVER, facts):
+        yield
 
 
 @dataclass(slots=True)
@@ -39,6 +52,7 @@ class Observation:
         self,
         metrics: Metrics,
         job: GenerationJob,
+        job_class: JobClass,
         state: MutableMapping[str, Any],
         usage: UsageOfTenant,
     ) -> None:
@@ -51,6 +65,7 @@ class Observation:
         self.num_tokens = 0
         self._metrics = metrics
         self._job = job
+        self._class: JobClass = job_class
         self._state = state
         self._relay: LogRelay | None = None
         """Set once the request is accepted."""
@@ -62,10 +77,10 @@ class Observation:
         """The tickets of the runs that were replaced."""
         self._seen: defaultdict[int, _Seen] = defaultdict(_Seen)
         """By choice."""
-        self._of_model = metrics.of_model(job.model)
+        self._of_class = metrics.of_class(job.model, job_class)
         self._tenant = metrics.tenant_label(job.tenant)
-        self._tokens = metrics.tokens_of(job.model, self._tenant)
-        self._in_state = self._of_model.num_waiting
+        self._tokens = metrics.tokens_of(job.model, job_class, self._tenant)
+        self._in_state = self._of_class.num_waiting
 
     def __enter__(self) -> Self:
         self._in_state.inc()
@@ -93,7 +108,7 @@ class Observation:
         """The job was published, or an earlier one with its Idempotency-Key is relayed."""
         self._relay = relay
         self._state[ACCEPTED] = True
-        facts = {"repeats_earlier": True} if relay.is_answered else {}
+        facts = {"repeats_earlier": True} if relay.repeats_earlier else {}
         job_lines.write("request accepted", self._job, facts)
 
     def read(self, items: Iterable[Item]) -> None:
@@ -119,7 +134,7 @@ class Observation:
             self.num_prompt_tokens = sum(event.num_prompt_tokens)
             self._tokens.prompt.inc(self.num_prompt_tokens)
             self._in_state.dec()
-            self._in_state = self._of_model.num_running
+            self._in_state = self._of_class.num_running
             self._in_state.inc()
         replaced = None if self._relay is None else self._relay.cursor.reader.replaced
         if replaced is None or replaced.ticket in self._taken_over:
@@ -147,9 +162,9 @@ class Observation:
         seen.num_tokens += num_tokens
         if not self.num_tokens:
             self._first_token_s = now - self._began_at
-            self._of_model.first_token_s.observe(self._first_token_s)
+            self._of_class.first_token_s.observe(self._first_token_s)
         if seen.last_at is not None:
-            self._of_model.token_s.observe((now - seen.last_at) / num_tokens)
+            self._of_class.token_s.observe((now - seen.last_at) / num_tokens)
         seen.last_at = now
         self.num_tokens += num_tokens
         self._tokens.completion.inc(num_tokens)
@@ -157,8 +172,9 @@ class Observation:
     def _end(self) -> None:
         duration_s = time.monotonic() - self._began_at
         code = self._outcome
-        self._of_model.request_s.observe(duration_s)
-        self._metrics.requests.labels(self._job.model, self._tenant, code or "completed").inc()
+        self._of_class.request_s.observe(duration_s)
+        labels = (self._job.model, self._class, self._tenant, code or "completed")
+        self._metrics.requests.labels(*labels).inc()
         self._metrics.gen_ai.record(
             self._job.request_id,
             self._job.model,

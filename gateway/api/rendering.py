@@ -64,7 +64,9 @@ class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Generated choices in the log."""
         return self.num_prompts * self.num_drawn
 
-    def in_log(self, *, tenant: str, body_hash: str, is_detached: bool) -> LogFacts:
+    def in_log(
+        self, *, tenant: str, body_hash: str, is_detached: bool, trace_id: str = ""
+    ) -> LogFacts:
         """The facts of the request that its log carries. Raises `InvalidRequest` if they are too
         long."""
         facts = LogFacts(
@@ -72,6 +74,7 @@ class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
             body_hash=body_hash,
             num_choices=self.total_drawn,
             is_detached=is_detached,
+            trace_id=trace_id,
             rendering=_ENCODER.encode(self),
         )
         if len(facts.encode()) > MAX_CONTEXT_BYTES:

@@ -7,6 +7,7 @@ remain.
 """
 
 import logging
+import time
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -14,7 +15,7 @@ from msgspec import structs
 
 from gateway.fleet.quick import QuickLane
 from gateway.log.reply_queues import new_id
-from shared.errors import InvalidRequest
+from shared.errors import ContextLengthExceeded, InvalidRequest
 from shared.messages import ChatMessage, ChatPrompt, GenerationJob, Tokenized, TokenizeJob
 
 logger = logging.getLogger(__name__)
@@ -100,11 +101,16 @@ async def _fits(lane: QuickLane, job: GenerationJob, prompt: ChatPrompt, deadlin
         request_id=new_id("count-"),
         model=job.model,
         prompt=prompt,
+        tenant=job.tenant,
+        key_id=job.key_id,
         deadline=min(deadline, job.deadline or deadline),
+        created_at=time.time(),
+        trace=job.trace,
     )
     try:
         counted = await lane.ask(counting, Tokenized)
-    except InvalidRequest:  # too long to be counted, or refused by the chat template
+    except (InvalidRequest, ContextLengthExceeded):
+        # Too long to be counted, or refused by the chat template.
         return False
     max_tokens = job.sampling.max_tokens
     num_answer_tokens = 1 if max_tokens is None else max_tokens

@@ -123,7 +123,7 @@ class LineServer:
         grant = await place.take(tokens_of_quick(request.job(draft)))
         grant.is_published = True
         deadline = time.time() + gateway.settings.request_timeout_s
-        answer = await request.answer(gateway.quick, draft._replace(deadline=deadline))
+        answer = await request.answer(gateway.quick, structs.replace(draft, deadline=deadline))
         if isinstance(answer, Embeddings):
             grant.settle(answer.usage.total_tokens)
         return answer
@@ -155,7 +155,7 @@ class LineServer:
         job, facts, grant = submitted.job, submitted.facts, place.grant
         with (
             gateway.tenant_usage.request(batch.tenant) as usage,
-            Observation(gateway.metrics, job, {}, usage) as observation,
+            Observation(gateway.metrics, job, "batch", {}, usage) as observation,
         ):
             async with gateway.relays.open(log, job, facts, lane="batch") as relay:
                 if grant is not None:

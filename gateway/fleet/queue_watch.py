@@ -3,12 +3,13 @@ without a gateway count, too."""
 
 import asyncio
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gateway.fleet.live_workers import LiveWorkers
 from shared import topology
 from shared.bus.base import Bus, QueueState
-from shared.errors import BusError
+from shared.errors import BusError, ModelNotFound, QueueDown
 from shared.topology import Lane
 
 _LOOK_INTERVAL_S = 2.0
@@ -44,7 +45,9 @@ class QueueWatch:
         self.readings: dict[tuple[str, Lane], QueueReading] = {}
         """By model and lane; empty while the broker is unreachable."""
         self.num_dead = 0
-        """Messages in the queue of dead letters."""
+        """Messages in the queue of dead letters. A listing holds them for a moment, so a lower
+        number counts once it was read twice."""
+        self._num_dead_read = 0
         self._since: dict[tuple[str, Lane], float] = {}
         self._job_tokens: dict[str, float] = {}
         self._job_work_s: dict[str, float] = {}
@@ -66,18 +69,33 @@ class QueueWatch:
                 self.readings = {}
             await asyncio.sleep(_LOOK_INTERVAL_S)
 
+    async def recall(self, models: Iterable[str]) -> None:
+        """Watch those of ``models`` that have queues, although no worker may be left to announce
+        them. Raises `BusError`."""
+        for model in models:
+            try:
+                await self._workers.find(model)
+            except ModelNotFound:
+                pass
+            except QueueDown:  # it exists, and its node may come back
+                self._workers.known_models.add(model)
+
     async def look(self) -> None:
-        """Inspect all queues once. Raises `BusError`."""
+        """Inspect all queues once; those whose node is down have no reading. Raises `BusError`."""
         models = sorted(self._workers.known_models)
         if not models:  # the first worker declares the queues, and a broker logs each missing one
             return
         dead = await self._bus.inspect(topology.DEAD_LETTERS.name)
-        self.num_dead = 0 if dead is None else dead.num_ready
+        num_dead = 0 if dead is None else dead.num_ready
+        self.num_dead, self._num_dead_read = max(num_dead, self._num_dead_read), num_dead
         readings: dict[tuple[str, Lane], QueueReading] = {}
         for model in models:
             self._hear_workers(model)
             for lane in topology.LANES:
-                state = await self._bus.inspect(topology.jobs_queue(model, lane).name)
+                try:
+                    state = await self._bus.inspect(topology.jobs_queue(model, lane).name)
+                except QueueDown:
+                    continue
                 if state is None:  # an operator has deleted it
                     self._workers.known_models.discard(model)
                     break

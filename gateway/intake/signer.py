@@ -1,8 +1,8 @@
 """Signatures with keys that are derived from the gateways' shared secret: stream tokens, and ids
 derived from Idempotency-Keys.
 
-A stream token is its expiry and the signature of the stream's id, of what the token permits, and of
-the expiry.
+A stream token is its expiry, a tag of the stream's tenant, and the signature of both, of the
+stream's id and of what the token permits. Those of older gateways have no tag.
 
 A client may send a request with an ``Idempotency-Key`` twice. The request id is derived from the
 key, so that every gateway finds the same log for it. The body's hash in the log distinguishes a
@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 KEY_HEADER = "Idempotency-Key"
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _TOKEN_BYTES = 16
-_TOKEN = re.compile(r"([0-9a-f]{1,16})\.([0-9a-f]{32})")
+_TAG_BYTES = 6
+_TOKEN = re.compile(r"([0-9a-f]{1,16})\.(?:([0-9a-f]{12})\.)?([0-9a-f]{32})")
 
 Verb: TypeAlias = Literal["read", "cancel"]
 """What a stream token permits."""
@@ -38,6 +39,7 @@ class Signer:
 
     def __init__(self, secret: bytes) -> None:
         self._token_key = derive_key(secret, "stream tokens")
+        self._tag_key = derive_key(secret, "tenants of stream tokens")
         self._id_key = derive_key(secret, "request ids")
 
     @classmethod
@@ -52,20 +54,30 @@ class Signer:
             )
         return cls(secrets.token_bytes())
 
-    def stream_token(self, request_id: str, verb: Verb, expires_at: float) -> str:
-        """A token that permits ``verb`` on the stream of one request until the Unix time
-        ``expires_at``."""
-        expiry = f"{int(expires_at):x}"
-        return f"{expiry}.{_sign(self._token_key, request_id, verb, expiry)}"
+    def stream_token(
+        self, request_id: str, verb: Verb, expires_at: float, *, tenant: str = ""
+    ) -> str:
+        """A token that permits ``verb`` on the stream of one request of ``tenant`` until the Unix
+        time ``expires_at``."""
+        parts = [f"{int(expires_at):x}", *filter(None, [self.tenant_tag(tenant)])]
+        return ".".join([*parts, _sign(self._token_key, request_id, verb, *parts)])
 
-    def is_stream_token(self, request_id: str, verb: Verb, token: str) -> bool:
-        """Whether ``token`` permits ``verb`` on this stream now."""
+    def tag_in_token(self, request_id: str, verb: Verb, token: str) -> str | None:
+        """The tag of a token's tenant, empty for the anonymous one, if the token permits ``verb``
+        on this stream now; otherwise None."""
         match = _TOKEN.fullmatch(token)
         if match is None:
-            return False
-        expiry, signature = match.groups()
-        is_ours = hmac.compare_digest(_sign(self._token_key, request_id, verb, expiry), signature)
-        return is_ours and time.time() < int(expiry, 16)
+            return None
+        expiry, tag, signature = match.groups("")
+        expected = _sign(self._token_key, request_id, verb, *filter(None, [expiry, tag]))
+        is_ours = hmac.compare_digest(expected, signature)
+        return tag if is_ours and time.time() < int(expiry, 16) else None
+
+    def tenant_tag(self, tenant: str) -> str:
+        """What names a tenant in tokens, which its clients may read; empty for the anonymous
+        one."""
+        digest = hmac.digest(self._tag_key, tenant.encode(), "sha256")
+        return digest[:_TAG_BYTES].hex() if tenant else ""
 
     def request_id(self, prefix: str, tenant: str, key: str) -> str:
         """The request id for a tenant's Idempotency-Key."""

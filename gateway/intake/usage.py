@@ -109,6 +109,7 @@ class UsageLedger:
             if num_running >= key.max_concurrent:
                 raise RateLimited(
                     _says("concurrent requests", key.max_concurrent, num_running, 1),
+                    limit="max_concurrent",
                     retry_after_s=_BUSY_RETRY_S,
                 )
         for kind, limit in _limits(key):
@@ -120,7 +121,12 @@ class UsageLedger:
             if used + wanted > limit:
                 retry_after_s = _until_free(seconds, used + wanted - limit, now)
                 message = _says(f"{kind} per minute", limit, used, wanted)
-                raise RateLimited(message, kind=kind, retry_after_s=retry_after_s)
+                raise RateLimited(
+                    message,
+                    limit=f"{kind}_per_minute",
+                    kind=kind,
+                    retry_after_s=retry_after_s,
+                )
 
     def add(self, claim: Claim) -> None:
         """Count an admitted claim."""
@@ -195,7 +201,7 @@ class UsageLedger:
         num_detached = sum(job.tenant == tenant for job in jobs)
         if num_detached >= claim.max_detached:
             message = _says("unfinished detached requests", claim.max_detached, num_detached, 1)
-            raise RateLimited(message, retry_after_s=_BUSY_RETRY_S)
+            raise RateLimited(message, limit="max_detached", retry_after_s=_BUSY_RETRY_S)
 
     def _seconds(self, key_id: str, now: float, index: int) -> dict[int, int]:
         """What was used in each second, at all gateways."""

@@ -56,6 +56,8 @@ class LogFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The number of choices of all prompts."""
     is_detached: bool = False
     """The request continues without a client."""
+    trace_id: str = ""
+    """For log lines."""
     rendering: bytes = b""
     """How to render the log. Opaque to `gateway.log`."""
 

@@ -92,6 +92,7 @@ class Relays:
         with ExitStack() as opened:
             relay = await self._begin(log, job, facts, retention, opened)
             relay.lane = lane
+            relay.repeats_earlier = relay.is_answered
             if not relay.is_answered:
                 await self._publish(relay, relay.job or job)
             try:

@@ -56,6 +56,8 @@ class LogRelay:
         """The job that may be published again, if this client has just sent it."""
         self.lane: JobClass = "interactive"
         """The queue of the job."""
+        self.repeats_earlier = False
+        """Whether the log was already there when this client sent the request."""
         self.claim = claim
         self._log = log
         self._buffer = RelayBuffer(deadline)

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+import logging
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -12,9 +13,9 @@ import httpx
 import pytest
 
 from shared.bus.memory import MemoryBus
-from tests.support.deployment.processes import WarrenProcess
-from tests.support.gateway.http import LiveGateway, eventually, live_gateway
-from tests.support.gateway.lone_gateway import lone_gateway, peak_memory_bytes
+from tests.support.deployment.processes import NO_TLS
+from tests.support.gateway.http import LiveGateway, chat_body, eventually, live_gateway
+from tests.support.network.attacks import assert_costs_little
 from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker
 
 LIVE = b"GET /live HTTP/1.1\r\nHost: warren\r\n"
@@ -22,7 +23,8 @@ CHUNKED = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: warren\r\nContent-Type: application/json\r\n"
     b"Transfer-Encoding: chunked\r\n\r\n"
 )
-MAX_GROWTH_BYTES = 150 << 20
+ATTACKERS = "127.0.0.2"
+"""An address of their own, because they use up its connections."""
 
 
 class Connection:
@@ -150,7 +152,10 @@ async def test_a_request_outlasts_the_timeout_of_its_head(gateway: LiveGateway) 
 @pytest.mark.parametrize(
     "limits", [{"max_connections": 2}, {"max_connections_per_address": 2}], ids=["all", "address"]
 )
-async def test_connections_are_limited(bus: MemoryBus, limits: dict[str, int]) -> None:
+async def test_connections_are_limited(
+    bus: MemoryBus, limits: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "gateway.connections")
     async with live_gateway(bus, **limits) as gateway:
         async with connected(gateway.url) as one, connected(gateway.url) as other:
             assert (await one.answer(LIVE + b"\r\n")).startswith(b"HTTP/1.1 200 ")
@@ -165,6 +170,13 @@ async def test_connections_are_limited(bus: MemoryBus, limits: dict[str, int]) -
                 return (await client.answer(LIVE + b"\r\n")).startswith(b"HTTP/1.1 200 ")
 
         await eventually(has_room)
+        metrics = (await gateway.http.get("/metrics")).text
+
+    (limit,) = limits
+    (refused, *_) = (vars(one) for one in caplog.records if one.message == "connection refused")
+    assert refused["limit"] == limit
+    assert f'warren_gateway_requests_refused_total{{reason="{limit}"}} ' in metrics
+    assert f'warren_gateway_requests_refused_total{{reason="{limit}"}} 0.0' not in metrics
 
 
 async def test_another_address_has_connections_of_its_own(bus: MemoryBus) -> None:
@@ -195,6 +207,7 @@ def post(path: str, **body: Any) -> bytes:
     return head.format(path, len(content)).encode() + b"\r\n\r\n" + content
 
 
+DETACHED = (b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 429 Too Many Requests\r\n")
 MESSAGES = [{"role": "user", "content": "x"}]
 LARGE_ANSWERS = [
     pytest.param(post("/v1/chat/completions", messages=MESSAGES), id="whole"),
@@ -246,13 +259,6 @@ async def has_room(gateway: LiveGateway) -> bool:
     return (await gateway.post("/tokenize", model="scripted", prompt="x")).status_code == 200
 
 
-@pytest.fixture
-def lone(tmp_path: Path) -> Iterator[WarrenProcess]:
-    """From an address of its own, because the attackers use up the connections of theirs."""
-    with lone_gateway(tmp_path / "log") as process:
-        yield process
-
-
 @pytest.mark.parametrize(
     "part",
     [
@@ -264,14 +270,48 @@ def lone(tmp_path: Path) -> Iterator[WarrenProcess]:
         pytest.param((LIVE + b"\r\n") * 20_000, id="pipeline"),
     ],
 )
-async def test_an_attack_costs_little(lone: WarrenProcess, part: bytes) -> None:
-    before = peak_memory_bytes(lone)
-    async with AsyncExitStack() as stack:
-        for _ in range(300):
-            attacker = await stack.enter_async_context(connected(lone.url, "127.0.0.2"))
-            attacker.writer.write(part)
-        for _ in range(5):
-            async with connected(lone.url) as client:
-                assert (await client.answer(LIVE + b"\r\n")).startswith(b"HTTP/1.1 200 ")
+async def test_an_attack_costs_little(tmp_path: Path, part: bytes) -> None:
+    await assert_costs_little(tmp_path / "log", partial(send_and_stay, [part] * 300))
 
-        assert peak_memory_bytes(lone) - before < MAX_GROWTH_BYTES
+
+async def send_and_stay(parts: Sequence[bytes], url: str) -> None:
+    """Send each part on a connection of its own, and read nothing."""
+    async with AsyncExitStack() as stack:
+        for part in parts:
+            attacker = await stack.enter_async_context(connected(url, ATTACKERS))
+            attacker.writer.write(part)
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(1)
+
+
+async def test_streams_that_nobody_reads_cost_little(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": " ".join(["x" * 10_000] * 20)}]
+    request = post("/v1/chat/completions", messages=messages, stream=True)
+
+    await assert_costs_little(tmp_path / "log", partial(send_and_stay, [request] * 100))
+
+
+async def test_requests_that_detach_cost_little(tmp_path: Path) -> None:
+    request = post("/v1/chat/completions", messages=MESSAGES, stream=True, detach=True)
+
+    await assert_costs_little(tmp_path / "log", partial(send_and_leave, [request] * 300))
+
+
+async def send_and_leave(requests: Sequence[bytes], url: str) -> None:
+    for request in requests:
+        async with connected(url, ATTACKERS) as attacker:
+            assert await attacker.answer(request) in DETACHED
+
+
+async def test_constraints_that_are_slow_to_check_cost_little(tmp_path: Path) -> None:
+    schemas = [{"type": "integer", "multipleOf": 999_901 + k} for k in range(4)]
+
+    async def attack(url: str) -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=60, verify=NO_TLS) as client:
+            checks = [
+                client.post("/v1/chat/completions", json=chat_body(guided_json=schema))
+                for schema in schemas
+            ]
+            assert {one.status_code for one in await asyncio.gather(*checks)} <= {400, 429}
+
+    await assert_costs_little(tmp_path / "log", attack)

@@ -46,7 +46,7 @@ CUT_OFF = "cut off"
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incidents, "_RESTART_PAUSE_S", 0.01)
+    monkeypatch.setattr(incidents, "_MIN_RESTART_PAUSE_S", 0.01)
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ prompt have no effect."""
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from gateway.api.bodies.conversations import OfferedTools
 from gateway.api.bodies.messages import MessagesRequest
@@ -70,9 +70,7 @@ def _job(
 ) -> TokenizeJob:
     tools = offered.functions if callable_tools(choice, offered) else ()
     (prompt,) = body.prompts(tools)
-    return TokenizeJob(
-        model=draft.model, request_id=draft.request_id, deadline=draft.deadline, prompt=prompt
-    )
+    return TokenizeJob(**structs.asdict(draft), prompt=prompt)
 
 
 async def _count(lane: QuickLane, job: TokenizeJob) -> int:

@@ -3,9 +3,9 @@
 import base64
 import struct
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct, field, structs
 
 from gateway.api.bodies.conversations import (
     Messages,
@@ -71,7 +71,7 @@ class Embeddings(
     usage: EmbeddingUsage
 
 
-class QuickDraft(NamedTuple):
+class QuickDraft(Struct, frozen=True):
     """The fields of a job that are not in the body."""
 
     model: str
@@ -79,6 +79,8 @@ class QuickDraft(NamedTuple):
     deadline: float
     tenant: str
     key_id: str = ""
+    created_at: float = 0.0
+    trace: dict[str, str] = field(default_factory=dict)
 
 
 class QuickBody(Body, frozen=True, kw_only=True):
@@ -108,12 +110,7 @@ class TokenizeRequest(QuickBody, frozen=True, kw_only=True):
 
     def job(self, draft: QuickDraft) -> TokenizeJob:
         """Raises `InvalidRequest`."""
-        return TokenizeJob(
-            model=draft.model,
-            request_id=draft.request_id,
-            deadline=draft.deadline,
-            prompt=self._prompt(),
-        )
+        return TokenizeJob(**structs.asdict(draft), prompt=self._prompt())
 
     async def answer(self, lane: QuickLane, draft: QuickDraft) -> Tokens:
         tokenized = await lane.ask(self.job(draft), Tokenized)
@@ -144,12 +141,7 @@ class DetokenizeRequest(QuickBody, frozen=True, kw_only=True):
     tokens: TokenIds
 
     def job(self, draft: QuickDraft) -> DetokenizeJob:
-        return DetokenizeJob(
-            model=draft.model,
-            request_id=draft.request_id,
-            deadline=draft.deadline,
-            token_ids=self.tokens,
-        )
+        return DetokenizeJob(**structs.asdict(draft), token_ids=self.tokens)
 
     def check(self, served: Announcement | None) -> None:
         largest = max(self.tokens, default=0)
@@ -182,11 +174,7 @@ class EmbeddingRequest(QuickBody, frozen=True, kw_only=True):
     def job(self, draft: QuickDraft) -> EmbeddingJob:
         """Raises `InvalidRequest`."""
         return EmbeddingJob(
-            model=draft.model,
-            request_id=draft.request_id,
-            deadline=draft.deadline,
-            tenant=draft.tenant,
-            key_id=draft.key_id,
+            **structs.asdict(draft),
             prompts=text_prompts(self.input, "input", MAX_EMBEDDING_INPUTS),
             num_dimensions=self.dimensions,
         )

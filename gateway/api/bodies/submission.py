@@ -34,6 +34,7 @@ from shared.messages import (
     TextPrompt,
     TokenPrompt,
 )
+from shared.telemetry import job_lines
 
 _MAX_TOLD = 1024
 """Maximum number of logprobs for one position of all choices."""
@@ -118,7 +119,12 @@ def submission(
     )
     rendering = structs.replace(rendering, is_stored=is_stored)
     is_detached = request.detach if is_detached is None else is_detached
-    facts = rendering.in_log(tenant=tenant, body_hash=body_hash, is_detached=is_detached)
+    facts = rendering.in_log(
+        tenant=tenant,
+        body_hash=body_hash,
+        is_detached=is_detached,
+        trace_id=job_lines.trace_id_of(trace) or "",
+    )
     job = GenerationJob(
         request_id=request_id,
         tenant=tenant,

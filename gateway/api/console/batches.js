@@ -1,7 +1,7 @@
 // Batches: upload, progress and results. The gateway may not have the endpoints; then there is no such view.
 
 import { ApiError, attempt, json, postJson, request } from "./api.js";
-import { $, Table, bar, count, duration, el, shortId, show, since, tag } from "./dom.js";
+import { $, Table, bar, count, duration, el, show, since, tag } from "./dom.js";
 
 const ENDED = new Set(["completed", "failed", "expired", "cancelled"]);
 
@@ -12,7 +12,7 @@ const batches = new Table($("#batches"), {
   columns: [
     {
       title: "Batch", version: (batch) => batch.id,
-      fill: (batch) => [el("span", { className: "id", title: batch.id, textContent: shortId(batch.id) })],
+      fill: (batch) => [el("span", { className: "id whole", textContent: batch.id })],
     },
     { title: "Endpoint", text: (batch) => batch.endpoint },
     {
@@ -33,21 +33,21 @@ const batches = new Table($("#batches"), {
 
 function progress({ total = 0, completed = 0, failed = 0 }) {
   const words = `${count(completed)} of ${count(total)}${failed ? `, ${count(failed)} failed` : ""}`;
-  return bar(total ? (completed + failed) / total : 0, words);
+  return bar(total ? (completed + failed) / total : 0, words, { isLimited: false });
 }
 
 function actions(batch) {
   const files = [["Results", batch.output_file_id], ["Errors", batch.error_file_id]];
   const buttons = files.filter(([, id]) => id).map(([label, id]) => {
     const button = el("button", {
-      type: "button", className: "quiet", textContent: label, "aria-label": `${label} of ${shortId(batch.id)}`,
+      type: "button", className: "quiet", textContent: label, "aria-label": `${label} of ${batch.id}`,
       onclick: () => attempt(button, () => download(id)),
     });
     return button;
   });
   if (!ENDED.has(batch.status) && batch.status !== "cancelling") {
     const cancel = el("button", {
-      type: "button", className: "danger", textContent: "Cancel", "aria-label": `Cancel ${shortId(batch.id)}`,
+      type: "button", className: "danger", textContent: "Cancel", "aria-label": `Cancel ${batch.id}`,
       onclick: () => attempt(cancel, async () => {
         await request(`/v1/batches/${batch.id}/cancel`, { method: "POST" });
         await listBatches();
@@ -90,13 +90,14 @@ async function start() {
   }
 }
 
-// Returns whether this gateway has batches.
+// Returns whether this gateway has batches, as far as it can say.
 export async function startBatches() {
   try {
     await listBatches();
   } catch (error) {
-    if (error instanceof ApiError) return false;
-    throw error;
+    if (!(error instanceof ApiError)) throw error;
+    const isPassing = error.status === 0 || error.status === 429 || error.status >= 500;
+    if (!isPassing) return false;
   }
   $("#upload").addEventListener("submit", (event) => {
     event.preventDefault();

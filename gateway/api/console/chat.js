@@ -264,6 +264,14 @@ export function showModels(names) {
   if (chosen) select.value = chosen;
 }
 
+// Asks the gateway for its models; returns their names. Throws ApiError.
+export async function listModels() {
+  const { data } = await json("/v1/models");
+  const names = data.map((model) => model.id);
+  showModels(names);
+  return names;
+}
+
 export async function startChat() {
   for (const [name, value] of Object.entries(state.parameters)) {
     if (name !== "model" && value !== null) parameters.elements[name].value = value;
@@ -312,6 +320,5 @@ export async function startChat() {
   scrollToEnd();
   const unfinished = current();
   if (unfinished) follow(unfinished);
-  const { data } = await json("/v1/models");
-  showModels(data.map((model) => model.id));
+  await listModels();
 }

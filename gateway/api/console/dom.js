@@ -69,11 +69,11 @@ function update(cell, column, item, seen, k) {
   else cell.textContent = now;
 }
 
-// A share from 0 to 1 as a bar, and in words beside it.
-export function bar(share, words) {
+// A share from 0 to 1 as a bar, and in words beside it. The bar of what is used up warns when little is left.
+export function bar(share, words, { isLimited = true } = {}) {
   const fill = el("span");
   fill.style.width = `${share ? Math.min(100, Math.max(4, 100 * share)).toFixed(1) : 0}%`;
-  return [el("span", { className: share > 0.9 ? "bar full" : "bar", "aria-hidden": "true" }, fill), words];
+  return [el("span", { className: isLimited && share > 0.9 ? "bar full" : "bar", "aria-hidden": "true" }, fill), words];
 }
 
 export const tag = (text, kind = "") => el("span", { className: `tag ${kind}`, textContent: text });

@@ -145,18 +145,48 @@ async function drain(worker, button) {
   });
 }
 
+// The last status of each gateway: behind a proxy, each answer may come from another one.
+const heard = new Map();
+const FORGOTTEN_AFTER_MS = 15_000;
+
+function remember(status) {
+  heard.set(status.gateway.id, { status, at: performance.now() });
+  for (const [id, { at }] of heard) if (performance.now() - at > FORGOTTEN_AFTER_MS) heard.delete(id);
+  return [...heard.values()].map((one) => one.status);
+}
+
+function allStreams(statuses) {
+  const byId = new Map(statuses.flatMap((status) => status.streams).map((stream) => [stream.id, stream]));
+  return [...byId.values()].sort((one, other) => one.created_at - other.created_at);
+}
+
+function allTenants(statuses) {
+  const byName = new Map();
+  for (const { tenant, ...counts } of statuses.flatMap((status) => status.tenants)) {
+    const sums = byName.get(tenant) ?? { tenant };
+    for (const [name, number] of Object.entries(counts)) sums[name] = (sums[name] ?? 0) + number;
+    byName.set(tenant, sums);
+  }
+  return [...byName.values()].sort((one, other) => (one.tenant < other.tenant ? -1 : 1));
+}
+
 // Throws ApiError; with status 403 if the key is not an operator's.
 export async function showStatus() {
   const status = await json("/admin/v1/status");
+  const statuses = remember(status);
   workers.show(status.workers);
   queues.show(status.queues.filter(({ lane, num_waiting: ready }) => lane !== "suspect" || ready));
-  streams.show(status.streams);
-  tenants.show(status.tenants);
+  streams.show(allStreams(statuses));
+  tenants.show(allTenants(statuses));
   keys.show(status.keys ?? []); // an older gateway lists none
-  const { gateway } = status;
-  $("#fleet-lead").textContent = `Warren ${gateway.version}. This gateway has run for ` +
-    `${duration(since(gateway.started_at))} and serves ${plural(gateway.num_requests, "request")} now.`;
-  $("#usage-lead").textContent = "Generations at this gateway since its start " +
-    `${duration(since(gateway.started_at))} ago. Each gateway counts its own; metrics add them up.`;
+  const numRequests = statuses.reduce((sum, { gateway }) => sum + gateway.num_requests, 0);
+  const uptime = duration(since(status.gateway.started_at));
+  const isAlone = statuses.length === 1;
+  $("#fleet-lead").textContent = `Warren ${status.gateway.version}. ` +
+    (isAlone ? `This gateway has run for ${uptime} and serves ` : `${statuses.length} gateways serve `) +
+    `${plural(numRequests, "request")} now.`;
+  $("#usage-lead").textContent = isAlone
+    ? `Generations at this gateway since its start ${uptime} ago.`
+    : `Generations at ${statuses.length} gateways, of each since its start.`;
   return status;
 }

@@ -4,7 +4,7 @@
 import { attempt, json, request } from "./api.js";
 import { $, Table, ask, bytes, duration, el, shortId, show } from "./dom.js";
 
-let shownCount = null;
+let listedAt = null; // the number of letters when they were listed last; null if they are to be listed
 
 const letters = new Table($("#letters"), {
   label: "Dead letters",
@@ -15,7 +15,7 @@ const letters = new Table($("#letters"), {
       title: "Request", version: (letter) => letter.id,
       fill: (letter) => [el("span", { className: "id", title: letter.id, textContent: shortId(letter.id) })],
     },
-    { title: "Tenant", text: (letter) => letter.tenant || "anonymous" },
+    { title: "Tenant", text: tenantOf },
     { title: "Reason", text: (letter) => letter.reason },
     { title: "Queue", text: (letter) => letter.queue },
     { title: "Age", kind: "number", text: (letter) => duration(letter.age_s) },
@@ -23,6 +23,13 @@ const letters = new Table($("#letters"), {
     { title: "Actions", kind: "act", version: (letter) => letter.can_retry, fill: actions },
   ],
 });
+
+// Without a tenant, a job is of someone without an API key, and what is no job is of its publisher.
+function tenantOf(letter) {
+  if (letter.tenant) return letter.tenant;
+  if (letter.can_retry) return "anonymous";
+  return letter.user ? `user ${letter.user}` : "unknown";
+}
 
 function actions(letter) {
   const path = `/admin/v1/dead-letters/${encodeURIComponent(letter.id)}`;
@@ -47,19 +54,27 @@ function actions(letter) {
   return letter.can_retry ? [retry, drop] : [drop];
 }
 
-export async function listLetters() {
+async function listLetters() {
   const { data } = await json("/admin/v1/dead-letters");
   letters.show(data);
 }
 
-// Shows how many there are, and lists them again if `isOpen` and the number has changed.
+// Has the next count list them, because the view was opened.
+export function listSoon() {
+  listedAt = null;
+}
+
+// Shows how many there are, and lists them if `isOpen` and the number has changed.
 export async function countLetters(number, isOpen) {
   const badge = $("#dead-count");
   badge.hidden = !number;
   badge.textContent = number ?? "";
-  const isNew = number !== shownCount;
-  if (isOpen && isNew) {
-    shownCount = number;
+  if (!isOpen || number === listedAt) return;
+  listedAt = number;
+  try {
     await listLetters();
+  } catch (error) {
+    listSoon();
+    throw error;
   }
 }

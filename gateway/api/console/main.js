@@ -2,10 +2,10 @@
 
 import { ApiError, askForKey } from "./api.js";
 import { listBatches, startBatches } from "./batches.js";
-import { showModels, startChat } from "./chat.js";
+import { listModels, showModels, startChat } from "./chat.js";
 import { $, el, plural } from "./dom.js";
 import { showStatus } from "./fleet.js";
-import { countLetters, listLetters } from "./letters.js";
+import { countLetters, listSoon } from "./letters.js";
 
 const OFTEN_MS = 1000;
 const SELDOM_MS = 5000;
@@ -26,7 +26,7 @@ function open(name) {
   }
   document.title = view === "chat" ? "Warren" : `${$(`#view-${view} h2`).textContent} · Warren`;
   if (view === "chat") $("#question").focus();
-  if (view === "dead-letters" && isOperator) listLetters().catch(() => {});
+  if (view === "dead-letters") listSoon();
   look();
 }
 
@@ -48,7 +48,10 @@ function summary({ gateway, workers, queues }) {
 async function look() {
   clearTimeout(timer);
   try {
-    if (isOperator && !document.hidden) {
+    if (!isOperator && !document.hidden) {
+      const names = await listModels();
+      pulse(...(names.length ? ["ok", "Ready"] : ["warn", "No workers"]));
+    } else if (!document.hidden) {
       const status = await showStatus();
       pulse(...summary(status));
       showModels([...new Set(status.workers.map((worker) => worker.model))].sort());
@@ -56,8 +59,11 @@ async function look() {
     }
     if (view === "batches" && !document.hidden) await listBatches();
   } catch (error) {
-    if (error.status === 403) refuse(error);
-    else if (error.code === "unreachable") pulse("bad", "Gateway unreachable");
+    if (error.status === 403 && isOperator) {
+      refuse(error);
+      return void look();
+    }
+    if (error.code === "unreachable") pulse("bad", "Gateway unreachable");
     else pulse("bad", error.message);
   }
   clearTimeout(timer);
@@ -67,7 +73,6 @@ async function look() {
 // The key is not an operator's: the chat works, and the other views say what they need.
 function refuse(error) {
   isOperator = false;
-  pulse("ok", "Ready");
   for (const name of OPERATORS) {
     const place = $(`#view-${name}`);
     $(".content", place).hidden = true;

@@ -41,6 +41,8 @@ _LETTER_ID = Path(description="The request id of the job, as the list of dead le
 
 
 class GatewayStatus(Struct, frozen=True, kw_only=True):
+    id: str
+    """Differs between gateways: behind a proxy, each answer may come from another one."""
     version: str
     started_at: float
     """Unix time in seconds."""
@@ -154,11 +156,15 @@ class DeadLetterStatus(Struct, frozen=True, kw_only=True):
     id: str
     model: str
     tenant: str
+    """The tenant of the job, or else of the user; empty without a tenant."""
+    user: str
+    """The broker's user that published the message; empty if it does not say."""
     reason: str
     queue: str
     """The queue that the job was dead-lettered from."""
     age_s: float | None
-    """Seconds since the job was created; null if its publisher did not say."""
+    """Seconds since the job was created; if it does not say, since the message was published or
+    dead-lettered."""
     num_bytes: int
     can_retry: bool
     """Whether it is a job; what is not can only be dropped."""
@@ -204,7 +210,8 @@ def router(gateway: Gateway) -> APIRouter:
     ) -> Response:
         """Make a worker exit once it has no more requests. It takes no new ones; running ones may
         finish within its `WARREN_DRAIN_GRACE_S` and then continue on other workers."""
-        address = f"{_WORKER_PREFIX}{worker_id}"
+        # Log lines name a worker by its address.
+        address = f"{_WORKER_PREFIX}{worker_id.removeprefix(_WORKER_PREFIX)}"
         if address not in {worker.worker for worker, _ in gateway.workers.announced()}:
             raise HTTPException(404, "There is no such worker.")
         command = Message(encode(Drain(is_immediate=immediate)))
@@ -252,6 +259,7 @@ def _add_dead_letters(routes: APIRouter, gateway: Gateway) -> None:
 
 def _gateway(gateway: Gateway) -> GatewayStatus:
     return GatewayStatus(
+        id=gateway.limits.name,
         version=_version(),
         started_at=gateway.started_at,
         status=gateway.state,
@@ -363,7 +371,8 @@ def _letter(letter: DeadLetter) -> DeadLetterStatus:
     return DeadLetterStatus(
         id=letter.request_id,
         model=letter.model,
-        tenant=letter.job.tenant if letter.job else "",
+        tenant=letter.tenant,
+        user=letter.message.user_id,
         reason=letter.reason,
         queue=letter.queue,
         age_s=letter.age_s,

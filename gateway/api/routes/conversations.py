@@ -88,7 +88,7 @@ def router(gateway: Gateway) -> APIRouter:
     example = {"items": [_ITEM_EXAMPLE]}
 
     async def body_of(kind: type[_Body], request: Request) -> _Body:
-        with gateway.admission.enter() as entry:
+        with gateway.admission.enter(request.state.tenant) as entry:
             raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
             return await parsed(partial(parse, kind), raw_body)
 
@@ -157,7 +157,7 @@ def router(gateway: Gateway) -> APIRouter:
         order: Literal["asc", "desc"] = ORDER,
     ) -> Response:
         """List the items of a conversation, up to 16 MiB of them."""
-        with gateway.admission.admit():
+        with gateway.admission.admit(request.state.tenant):
             state = await gateway.store.open()
             page, has_more = await state.conversations.page(
                 request.state.tenant,

@@ -81,7 +81,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def create_file(request: Request) -> Response:
         """Upload a file. Its bytes go to the storage as they arrive."""
         settings, tenant = gateway.settings, request.state.tenant
-        with gateway.admission.enter():
+        with gateway.admission.enter(tenant):
             state = await gateway.store.open()
             left = await bytes_left(gateway, state.files, tenant)
             async with state.files.writing(tenant) as draft:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Request, Response
-from opentelemetry.trace import SpanKind
 from starlette.types import Receive, Scope, Send
 
 from gateway.api import keeping
@@ -17,7 +16,7 @@ from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest, parse
 from gateway.api.bodies.submission import GenerationBody, Submission, submission
 from gateway.api.keeping import Keeping
-from gateway.api.observation import Observation
+from gateway.api.observation import Observation, request_span
 from gateway.api.openapi import documented
 from gateway.api.render import whole_answer
 from gateway.api.render.formats import ChatCompletion, Completion
@@ -103,12 +102,13 @@ async def generate(
     The job is cancelled if its client leaves, at once or when it does not return, unless it is
     detached.
     """
-    with gateway.admission.enter() as entry:
+    with gateway.admission.enter(request.state.tenant) as entry:
         raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
         body, echoed, promise, in_own_words = await parsed(read, raw_body)
         entry.begin()
         if not body.model:
             body = msgspec.structs.replace(body, model=gateway.workers.only_model())
+        request.state.model = body.model
         key = request.headers.get(KEY_HEADER)
         body_hash = "" if key is None else hash_body(raw_body)
         del raw_body  # an answer may take minutes
@@ -120,7 +120,7 @@ async def generate(
             body, kept = await keeping.prepare(gateway, body, tenant, entry)
         with (
             _log_for(gateway, prefix, tenant, key, is_detached=body.detach) as log,
-            _span(request, log.request_id, body.model),
+            request_span(request, log.request_id, body.model),
         ):
             submitted = submission(
                 body,
@@ -139,12 +139,12 @@ async def generate(
             if lane == "interactive":
                 gateway.workers.admit(body.model)
             submitted = await submitted.checked()
-            # After the checks: the spare log of a bad request becomes another one's.
-            request.state.request_id = log.request_id
             request.state.ignored_tools = body.ignored_tools
             job, state = submitted.job, request.scope["state"]
             detached = job if body.detach else None
             async with gateway.limits.admit(caller, tokens_of(job), detached) as grant:
+                # After the checks: the spare log of a refused request becomes another one's.
+                request.state.request_id = log.request_id
                 if isinstance(body, ResponsesRequest) and body.truncation == "auto":
                     timeout_s = gateway.settings.request_timeout_s  # a background job has longer
                     job = await truncated(gateway.quick, job, now + timeout_s)
@@ -158,7 +158,7 @@ async def generate(
                     with (
                         in_own_words(),
                         gateway.tenant_usage.request(tenant) as usage,
-                        Observation(gateway.metrics, job, state, usage) as observation,
+                        Observation(gateway.metrics, job, lane, state, usage) as observation,
                     ):
                         framer = _framer(request, submitted)
                         try:
@@ -190,14 +190,6 @@ def _log_for(
     else:
         with queues.take(prefix) as log:
             yield log
-
-
-@contextmanager
-def _span(request: Request, request_id: str, model: str) -> Iterator[None]:
-    facts = {"warren.request_id": request_id, "model": model}
-    parent = tracing.extract(request.headers)
-    with tracing.tracer.start_as_current_span("gateway.request", parent, SpanKind.SERVER, facts):
-        yield
 
 
 def _timeout_s(settings: GatewaySettings, body: GenerationBody) -> float:
@@ -320,7 +312,9 @@ class _Answer:
         kept_s = settings.detach_ttl_s if is_detached else settings.reply_retention_s
         assert job.deadline is not None
         for header, verb in _TOKEN_HEADERS:
-            token = self._gateway.signer.stream_token(request_id, verb, job.deadline + kept_s)
+            token = self._gateway.signer.stream_token(
+                request_id, verb, job.deadline + kept_s, tenant=job.tenant
+            )
             yield header, token.encode()
 
 

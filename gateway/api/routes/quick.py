@@ -27,14 +27,16 @@ from gateway.api.bodies.quick import (
 )
 from gateway.api.bodies.schemas import parse
 from gateway.api.bodies.scoring import Ranking, RerankRequest, ScoreRequest, Scores
+from gateway.api.observation import request_span
 from gateway.api.openapi import documented
 from gateway.api.routes.generation import LiveResponse
 from gateway.api.sending import ClientGone, until_disconnect
+from gateway.intake.admission import Entry
 from gateway.intake.body import parsed, read_body
 from gateway.intake.key_file import ApiKey
 from gateway.intake.limits import tokens_of_quick
 from gateway.wiring import Gateway
-from shared.telemetry import job_lines
+from shared.telemetry import job_lines, tracing
 
 QuickRequest: TypeAlias = (
     TokenizeRequest
@@ -116,42 +118,60 @@ _ENDPOINTS = (
 
 
 async def _serve(gateway: Gateway, kind: type[QuickRequest], request: Request, send: Send) -> None:
-    with gateway.admission.enter() as entry:
+    with gateway.admission.enter(request.state.tenant) as entry:
         raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
         body = await parsed(partial(parse, kind), raw_body)
-        deadline = time.time() + gateway.settings.request_timeout_s
-        model = body.model or gateway.workers.only_model()
+        model = request.state.model = body.model or gateway.workers.only_model()
         caller: ApiKey = request.state.caller
         caller.require_model(model)
-        state = request.state
-        draft = QuickDraft(model, state.request_id, deadline, state.tenant, caller.key_id)
-        # Refuses what is out of its limits before the broker is asked.
-        num_tokens = tokens_of_quick(body.job(draft))
-        entry.begin()
-        served = await gateway.workers.find(model)
-        gateway.workers.admit(model)
-        body.check(served)
-        began = time.monotonic()
-        async with gateway.limits.admit(caller, num_tokens) as grant:
-            grant.is_published = True
-            try:
-                async with until_disconnect(request.receive):
-                    answered = await body.answer(gateway.quick, draft)
-            except ClientGone:
-                return
-            if isinstance(answered, Embeddings):
-                grant.settle(answered.usage.total_tokens)
-        response = Response(msgspec.json.encode(answered), media_type="application/json")
-        await response(request.scope, request.receive, send)
-        facts = {
-            "request_id": draft.request_id,
-            "model": model,
-            "tenant": draft.tenant or None,
-            "kind": kind.__name__,
-            "status": 200,
-            "duration_s": round(time.monotonic() - began, 4),
-        }
-        job_lines.write("request ended", None, facts)
+        with request_span(request, request.state.request_id, model):
+            await _answer(gateway, entry, caller, model, body, request, send)
+
+
+async def _answer(
+    gateway: Gateway,
+    entry: Entry,
+    caller: ApiKey,
+    model: str,
+    body: QuickRequest,
+    request: Request,
+    send: Send,
+) -> None:
+    state, now = request.state, time.time()
+    draft = QuickDraft(
+        model,
+        state.request_id,
+        deadline=now + gateway.settings.request_timeout_s,
+        tenant=state.tenant,
+        key_id=caller.key_id,
+        created_at=now,
+        trace=tracing.inject(),
+    )
+    job = body.job(draft)
+    # Refuses what is out of its limits before the broker is asked.
+    num_tokens = tokens_of_quick(job)
+    entry.begin()
+    served = await gateway.workers.find(model)
+    gateway.workers.admit(model)
+    body.check(served)
+    began = time.monotonic()
+    async with gateway.limits.admit(caller, num_tokens) as grant:
+        grant.is_published = True
+        try:
+            async with until_disconnect(request.receive):
+                answered = await body.answer(gateway.quick, draft)
+        except ClientGone:
+            return
+        if isinstance(answered, Embeddings):
+            grant.settle(answered.usage.total_tokens)
+    response = Response(msgspec.json.encode(answered), media_type="application/json")
+    await response(request.scope, request.receive, send)
+    facts = {
+        "kind": type(body).__name__,
+        "status": 200,
+        "duration_s": round(time.monotonic() - began, 4),
+    }
+    job_lines.write("request ended", job, facts)
 
 
 def router(gateway: Gateway) -> APIRouter:

@@ -102,7 +102,7 @@ def router(gateway: Gateway) -> APIRouter:
     ) -> Response:
         """List the items that a stored response was generated from: those that it continues, and
         its own."""
-        with gateway.admission.admit():
+        with gateway.admission.admit(request.state.tenant):
             items = await _input_items(
                 gateway, _checked(response_id), request.state.tenant, after, order
             )

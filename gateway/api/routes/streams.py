@@ -8,6 +8,7 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.api import keeping
+from gateway.api.rendering import decode_rendering
 from gateway.api.sending import (
     STREAM_HEADERS,
     ClientGone,
@@ -44,22 +45,27 @@ class ResumedStream(Response):
     started it. Until the first byte is sent, errors of the log are raised."""
 
     def __init__(
-        self, gateway: Gateway, request_id: str, tenant: str | None, framer: Framer
+        self,
+        gateway: Gateway,
+        request_id: str,
+        tenant: str | None,
+        framer: Framer,
+        *,
+        admitted_as: str = "",
     ) -> None:
         """``tenant`` must be that of the request; None if the right to the stream is already
-        proved."""
+        proved, and the client takes its place as ``admitted_as``."""
         super().__init__()
         self._gateway = gateway
         self._request_id = request_id
         self._tenant = tenant
+        self._admitted_as = admitted_as if tenant is None else tenant
         self._framer = framer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._gateway.admission.admit():
+        with self._gateway.admission.admit(self._admitted_as):
             async with self._gateway.relays.resume(self._request_id, self._tenant) as relay:
                 self._gateway.metrics.resumed.inc()
-                facts = {"request_id": self._request_id, "tenant": self._tenant or None}
-                job_lines.write("stream resumed", None, facts)
                 try:
                     await self._stream(relay, receive, send)
                     relay.close(Departure.SERVED)
@@ -74,6 +80,7 @@ class ResumedStream(Response):
         stream = EventStream(relay, self._gateway.settings, self._framer, finish)
         async with until_disconnect(receive):
             data = await self._first(relay, stream)
+            self._write_line(relay)
             if not relay.is_ended:
                 await send({**_START, "status": 200, "headers": STREAM_HEADERS})
                 last = await stream.send_all(data, send)
@@ -85,6 +92,18 @@ class ResumedStream(Response):
                     await send({**_START, "status": 204, "headers": []})
                     last = b""
         await stream.send_last(last, send)
+
+    def _write_line(self, relay: LogRelay) -> None:
+        """Write that the stream is resumed, with what its log says of the request, if it was read
+        by now."""
+        facts: dict[str, object] = {"request_id": self._request_id, "tenant": self._tenant or None}
+        if relay.facts is not None:
+            facts |= {
+                "model": decode_rendering(relay.facts).model,
+                "tenant": relay.facts.tenant or None,
+                "trace_id": relay.facts.trace_id or None,
+            }
+        job_lines.write("stream resumed", None, facts)
 
     async def _first(self, relay: LogRelay, stream: EventStream) -> bytes:
         """What the client has not received yet, or a ping if that takes too long; empty if the log
@@ -102,11 +121,16 @@ class ResumedStream(Response):
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter(tags=["streams"])
 
-    def right_to(verb: Verb, request_id: str, request: Request, token: str | None) -> str | None:
-        """The tenant that must own the request; None if the token proves the right to it."""
+    def right_to(
+        verb: Verb, request_id: str, request: Request, token: str | None
+    ) -> tuple[str | None, str]:
+        """The tenant that must own the request, None if the token proves the right to it; and the
+        tenant of the client."""
         tenant: str | None = request.state.tenant
-        if token is not None and gateway.signer.is_stream_token(request_id, verb, token):
-            return None
+        if token is not None:
+            tag = gateway.signer.tag_in_token(request_id, verb, token)
+            if tag is not None:
+                return None, gateway.tenant_of(tag)
         if token is not None or tenant is None:
             facts = {"reason": f"token not valid to {verb}", "path": request.url.path[:256]}
             gateway.refusals.record("login refused", tenant=tenant or "", key_id="", **facts)
@@ -114,7 +138,7 @@ def router(gateway: Gateway) -> APIRouter:
                 f"This token does not permit you to {verb} this stream, or it has expired.",
                 param="token",
             )
-        return tenant
+        return tenant, tenant
 
     @routes.get(
         "/v1/streams/{stream_id}",
@@ -135,16 +159,16 @@ def router(gateway: Gateway) -> APIRouter:
         """Continue a stream, at any gateway. The status is 204 if there is nothing more, and 410 if
         the stream is no longer kept."""
         place = EventId.parse(last_event_id or after)
-        tenant = right_to("read", stream_id, request, token)
+        tenant, client = right_to("read", stream_id, request, token)
         request.state.request_id = checked_id(stream_id)
-        return ResumedStream(gateway, stream_id, tenant, Framer(place))
+        return ResumedStream(gateway, stream_id, tenant, Framer(place), admitted_as=client)
 
     @routes.delete("/v1/streams/{stream_id}")
     async def cancel_stream(
         request: Request, stream_id: str = _STREAM_ID, token: str | None = _CANCEL_TOKEN
     ) -> dict[str, Any]:
         """Cancel a request, at any gateway. Its stream ends and is deleted."""
-        tenant = right_to("cancel", stream_id, request, token)
+        tenant, _ = right_to("cancel", stream_id, request, token)
         await gateway.cancel(checked_id(stream_id), tenant)
         return {"id": stream_id, "object": "stream", "deleted": True}
 

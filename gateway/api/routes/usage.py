@@ -116,10 +116,12 @@ def router(gateway: Gateway) -> APIRouter:
         """Sum up what the requests of your tenant have used. A request counts a second after its
         end."""
         tenant = request.state.tenant
-        return await _reported(gateway, start_time, end_time, group_by, format, tenant)
+        with gateway.admission.admit(tenant):
+            return await _reported(gateway, start_time, end_time, group_by, format, tenant)
 
     @routes.get("/admin/v1/usage", tags=["operators"], openapi_extra=_RESPONSES)
     async def get_usage_of_all(
+        request: Request,
         start_time: StartTime = None,
         end_time: EndTime = None,
         group_by: GroupBy = "tenant,model",
@@ -127,7 +129,8 @@ def router(gateway: Gateway) -> APIRouter:
         tenant: OfTenant = None,
     ) -> Response:
         """Sum up what the requests of all tenants have used, or those of one."""
-        return await _reported(gateway, start_time, end_time, group_by, format, tenant)
+        with gateway.admission.admit(request.state.tenant):
+            return await _reported(gateway, start_time, end_time, group_by, format, tenant)
 
     @routes.delete(
         "/admin/v1/usage",
@@ -151,7 +154,7 @@ async def _reported(
     form: Literal["json", "csv"],
     tenant: str | None,
 ) -> Response:
-    """Raises `InvalidRequest`, `Overloaded` and `Unavailable`."""
+    """Raises `InvalidRequest` and `Unavailable`."""
     groups = _groups(group_by)
     end = int(time.time()) + 1 if end_time is None else end_time
     start = max(0, end - _DEFAULT_TIME_S) if start_time is None else start_time
@@ -160,8 +163,7 @@ async def _reported(
     prices = gateway.prices
     state = await gateway.store.open()
     summed = {*groups, "model"} if prices.models else groups
-    with gateway.admission.admit():
-        sums = await state.usage.sums(summed, start=start, end=end, tenant=tenant)
+    sums = await state.usage.sums(summed, start=start, end=end, tenant=tenant)
     rows = [_row(priced) for priced in prices.priced(sums, groups)]
     if form == "csv":
         return Response(_as_csv(rows, groups), media_type="text/csv; charset=utf-8")

@@ -141,12 +141,13 @@ async def test_a_text_is_not_counted(
     assert (sent_to(worker), counted) == (["one"], [])
 
 
+@pytest.mark.parametrize("code", ["invalid_request", "context_length_exceeded"])
 async def test_what_is_too_long_to_be_counted_is_shortened(
-    gateway: LiveGateway, worker: ScriptedWorker
+    code: str, gateway: LiveGateway, worker: ScriptedWorker
 ) -> None:
     def count(job: Any) -> Tokenized | Failed:
         if len(job.prompt.messages) > 3:
-            return Failed(code="invalid_request", message="Too long.", param="messages")
+            return Failed(code=code, message="Too long.", param="messages")
         return Tokenized(request_id=job.request_id, token_ids=(1,), tokens=(), max_seq_len=2)
 
     worker.quick_script = count

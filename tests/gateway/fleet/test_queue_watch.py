@@ -7,11 +7,12 @@ import pytest
 
 from gateway.fleet.live_workers import Backlog, LiveWorkers
 from gateway.fleet.queue_watch import QueueWatch
-from shared import topology
+from shared import dead_letters, topology
+from shared.bus.base import QueueState
 from shared.bus.memory import MemoryBus
-from shared.errors import BusUnavailable
+from shared.errors import BusUnavailable, QueueDown
 from shared.messages import Announcement
-from tests.support.workers.jobs import new_job, publish
+from tests.support.workers.jobs import bury, new_job, publish
 
 MODEL = "m"
 
@@ -94,6 +95,18 @@ async def test_queues_of_a_model_without_workers_are_watched(
     assert watch.readings[MODEL, "interactive"].num_waiting == 1
 
 
+async def test_models_with_queues_are_recalled(bus: MemoryBus) -> None:
+    workers = LiveWorkers(bus, Backlog(bus, 60))
+    watch = QueueWatch(bus, workers)
+    await publish(bus, new_job(MODEL))
+
+    await watch.recall(["unknown", MODEL])
+    await watch.look()
+
+    assert workers.known_models == {MODEL}
+    assert watch.readings[MODEL, "interactive"].num_waiting == 1
+
+
 async def test_a_model_whose_queue_was_deleted_is_forgotten(
     bus: MemoryBus, workers: LiveWorkers, watch: QueueWatch
 ) -> None:
@@ -104,8 +117,45 @@ async def test_a_model_whose_queue_was_deleted_is_forgotten(
     assert (watch.readings, workers.known_models) == ({}, set())
 
 
+async def test_dead_letters_that_are_being_listed_still_count(
+    bus: MemoryBus, watch: QueueWatch
+) -> None:
+    await bury(bus, "one")
+    await watch.look()
+
+    async with dead_letters.opened(bus, 10) as letters:
+        await watch.look()
+        while_listed = watch.num_dead
+        await letters[0].drop()
+    await watch.look()
+
+    assert (while_listed, watch.num_dead) == (1, 0)
+
+
 async def test_a_broker_that_is_away_is_an_error(bus: MemoryBus, watch: QueueWatch) -> None:
     bus.sever()
 
     with pytest.raises(BusUnavailable):
         await watch.look()
+
+
+async def test_a_queue_whose_node_is_down_hides_no_other(
+    bus: MemoryBus, workers: LiveWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    down = {topology.jobs_queue("down", lane).name for lane in topology.LANES}
+    inspect = bus.inspect
+
+    async def inspect_others(queue: str) -> QueueState | None:
+        if queue in down:
+            raise QueueDown(f"the node of {queue} is down")
+        return await inspect(queue)
+
+    monkeypatch.setattr(bus, "inspect", inspect_others)
+    watch = QueueWatch(bus, workers)
+
+    await watch.recall(["down", MODEL])
+    await watch.look()
+
+    assert {"down", MODEL} <= workers.known_models
+    assert (MODEL, "interactive") in watch.readings
+    assert ("down", "interactive") not in watch.readings

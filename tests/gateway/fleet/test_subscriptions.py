@@ -8,7 +8,7 @@ from gateway.wiring import listening
 from shared import topology
 from shared.bus.base import Binding, Exchange, Message, Queue
 from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.errors import AccessRefused, UndecodableMessage, Unroutable
+from shared.errors import AccessRefused, StartupError, UndecodableMessage, Unroutable
 from shared.telemetry import incidents
 
 ANNOUNCEMENT, COMMAND = Message(b"announcement"), Message(b"command")
@@ -74,9 +74,9 @@ async def test_a_message_that_cannot_be_handled_is_passed_over(
 
 
 class RefusingBus(MemoryBus):
-    """A bus whose user may declare nothing at first."""
+    """A bus whose user may not declare anything as often as ``num_refusals`` says."""
 
-    num_refusals = 2
+    num_refusals = 0
 
     async def declare(self, *resources: Exchange | Queue) -> None:
         if self.num_refusals:
@@ -85,13 +85,25 @@ class RefusingBus(MemoryBus):
         await super().declare(*resources)
 
 
-async def test_a_refusal_is_reported_and_tried_again(broker: MemoryBroker, bus: MemoryBus) -> None:
+async def test_an_account_without_permissions_is_refused_at_the_start(broker: MemoryBroker) -> None:
+    ears = Ears()
+    async with RefusingBus(broker) as ours:
+        ours.num_refusals = 1
+        with pytest.raises(StartupError, match="connect with the gateway's account"):
+            async with listening(ours, ears.announcements.put_nowait, ears.commands.put_nowait):
+                pass
+
+
+async def test_a_later_refusal_is_reported_and_tried_again(
+    broker: MemoryBroker, bus: MemoryBus
+) -> None:
     ears = Ears()
     before = incidents.num_reported("task")
     async with (
         RefusingBus(broker) as ours,
         listening(ours, ears.announcements.put_nowait, ears.commands.put_nowait),
     ):
+        ours.num_refusals = 2  # one for each listener, which have not begun yet
         await ears.hear_both(bus)
 
     assert incidents.num_reported("task") == before + 2

@@ -1,12 +1,15 @@
 """Who gets in."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
 from gateway.intake.admission import Admission
+from gateway.intake.key_file import KeyFile
 from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBus
@@ -19,10 +22,10 @@ from tests.support.workers.scripted_worker import MODEL, ScriptedWorker, start_o
 def test_one_more_than_there_are_places_is_refused() -> None:
     admission = Admission(1, 100)
 
-    with admission.admit(), pytest.raises(Overloaded), admission.admit():
+    with admission.admit(""), pytest.raises(Overloaded), admission.admit(""):
         pass
 
-    with admission.admit():
+    with admission.admit(""):
         assert admission.num_requests == 1
 
 
@@ -30,19 +33,101 @@ def test_nobody_enters_after_the_close() -> None:
     admission = Admission(1, 100)
     admission.close()
 
-    with pytest.raises(Unavailable), admission.admit():
+    with pytest.raises(Unavailable), admission.admit(""):
         pass
 
 
 def test_bodies_are_limited_together() -> None:
     admission = Admission(2, 100)
 
-    with admission.enter() as one:
+    with admission.enter("") as one:
         one.hold(60)
-        with admission.enter() as other, pytest.raises(Overloaded):
+        with admission.enter("") as other, pytest.raises(Overloaded):
             other.hold(60)
-    with admission.enter() as one:
+    with admission.enter("") as one:
         one.hold(100)
+
+
+def hold(places: ExitStack, admission: Admission, tenant: str, num: int) -> None:
+    for _ in range(num):
+        places.enter_context(admission.admit(tenant))
+
+
+def test_a_tenant_alone_has_seven_eighths() -> None:
+    admission = Admission(64, 1 << 20)
+
+    with ExitStack() as places:
+        hold(places, admission, "alice", 56)
+
+        with pytest.raises(Overloaded):
+            hold(places, admission, "alice", 1)
+        hold(places, admission, "bob", 8)
+        with pytest.raises(Overloaded):
+            hold(places, admission, "carol", 1)
+
+    assert admission.num_requests == 0
+
+
+def test_what_has_ended_is_free_again() -> None:
+    admission = Admission(64, 1 << 20)
+
+    for tenant in ("alice", "bob"):
+        with ExitStack() as places:
+            hold(places, admission, tenant, 56)
+
+
+def test_tenants_with_equal_shares_leave_one_for_the_next() -> None:
+    admission, tenants = Admission(80, 1 << 20), [f"tenant {k}" for k in range(9)]
+    with ExitStack() as places:
+        for tenant in tenants:
+            hold(places, admission, tenant, 8)
+
+        for tenant in tenants:
+            with pytest.raises(Overloaded):
+                hold(places, admission, tenant, 1)
+        hold(places, admission, "newcomer", 8)
+
+
+def test_without_tenants_nothing_is_kept() -> None:
+    admission = Admission(64, 1 << 20, has_tenants=False)
+
+    with ExitStack() as places:
+        hold(places, admission, "", 64)
+
+
+def test_tenants_share_the_bytes_of_bodies() -> None:
+    admission = Admission(64, 800)
+
+    with admission.enter("alice") as long, admission.enter("bob") as short:
+        long.hold(650)
+        with pytest.raises(Overloaded):
+            long.hold(51)
+        short.hold(150)
+
+
+async def test_one_tenant_does_not_keep_out_another(
+    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path
+) -> None:
+    worker.script = start_only
+    file = KeyFile(tmp_path / "keys")
+    alice, bob = ({"authorization": f"Bearer {file.add(tenant)}"} for tenant in ("alice", "bob"))
+    async with (
+        live_gateway(bus, max_requests=8, keys_file=file.path) as gateway,
+        AsyncExitStack() as streams,
+    ):
+
+        async def ask(headers: dict[str, str]) -> httpx.Response:
+            request = gateway.http.stream(
+                "POST", "/v1/chat/completions", json=chat_body(stream=True), headers=headers
+            )
+            return await streams.enter_async_context(request)
+
+        assert {(await ask(alice)).status_code for _ in range(7)} == {200}
+
+        refused = await ask(alice)
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "1"
+        assert (await ask(bob)).status_code == 200
 
 
 async def test_a_full_gateway_says_when_to_come_back(

@@ -37,6 +37,7 @@ async def test_refusals_and_operators_requests_are_recorded_and_no_prompts(
         await send("POST", "/v1/chat/completions", f"{user}x")
         await send("POST", f"/v1/chat/completions?prompt={SAID}", "wk-ffff-nobody")
         await send("GET", "/admin/nothing", user)
+        await send("GET", "/admin/v1/status", operator)
         await send("POST", "/admin/nothing", operator)
         await gateway.http.get(f"/v1/streams/chatcmpl-{'0' * 32}?token=1.{'0' * 32}")
 

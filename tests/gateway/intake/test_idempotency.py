@@ -1,6 +1,7 @@
 """A request that is sent twice is answered once."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -49,6 +50,19 @@ def wait_before_the_end(worker: ScriptedWorker) -> asyncio.Event:
 def code_of(response: httpx.Response) -> str:
     code: str = response.json()["error"]["code"]
     return code
+
+
+async def test_the_line_of_a_retry_says_so(
+    bus: MemoryBus, worker: ScriptedWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with live_gateway(bus) as gateway:
+        await gateway.chat()
+        for _ in range(2):
+            await ask(gateway)
+
+    lines = [vars(one) for one in caplog.records if one.message == "request accepted"]
+    assert ["repeats_earlier" in line for line in lines] == [False, False, True]
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -1,6 +1,7 @@
 """What the limits of an API key mean for its requests."""
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,34 @@ async def test_every_answer_says_what_is_left_and_a_refusal_when_there_is_more(
     error = answers[2].json()["error"]
     assert (error["type"], error["code"]) == ("requests", "rate_limit_exceeded")
     assert 30 < int(answers[2].headers["retry-after"]) <= 61
+
+
+async def test_the_id_of_a_refused_request_is_no_other_requests(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    limited = headers_of(file, requests_per_minute=1)
+    other = {"authorization": f"Bearer {file.add('bob')}"}
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        answers = [await chat(gateway, headers) for headers in (limited, limited, *[other] * 8)]
+
+    assert [answer.status_code for answer in answers] == [200, 429, *[200] * 8]
+    assert len({answer.headers["x-request-id"] for answer in answers}) == 10
+
+
+async def test_a_refusal_is_counted_and_logged_by_the_limit(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    headers = headers_of(file, requests_per_minute=1)
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        for _ in range(2):
+            await chat(gateway, headers)
+        metrics = (await gateway.http.get("/metrics")).text
+
+    reason = 'reason="requests_per_minute"'
+    assert f"warren_gateway_requests_refused_total{{{reason}}} 1.0" in metrics
+    (refused,) = (vars(one) for one in caplog.records if one.message == "request refused")
+    assert (refused["code"], refused["limit"]) == ("rate_limit_exceeded", "requests_per_minute")
 
 
 async def test_tokens_that_were_not_generated_are_returned(

@@ -297,6 +297,21 @@ async def test_a_refusal_says_when_there_is_room(gateways: list[Limits], clock: 
     assert await use(gateways[2], one, 50, 50) == 50
 
 
+@pytest.mark.parametrize(
+    "field", ["requests_per_minute", "tokens_per_minute", "max_concurrent", "max_detached"]
+)
+async def test_a_refusal_names_the_field_of_the_key(
+    gateways: list[Limits], clock: Clock, field: str
+) -> None:
+    one, (limits, *_) = key(**{field: 1}), gateways
+    async with limits.admit(one, 1, detached_job("req-0", clock)):
+        with pytest.raises(RateLimited) as raised:
+            async with limits.admit(one, 1, detached_job("req-1", clock)):
+                pass
+
+    assert raised.value.limit == field
+
+
 async def test_a_cancelled_request_leaves_nothing(gateways: list[Limits]) -> None:
     one = key(max_concurrent=1)
     for _ in range(30):

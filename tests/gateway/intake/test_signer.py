@@ -24,14 +24,27 @@ def test_each_purpose_has_a_key_of_its_own() -> None:
 def test_a_token_permits_one_verb_on_one_stream() -> None:
     token = SIGNER.stream_token(ID, "read", time.time() + 60)
 
-    assert SIGNER.is_stream_token(ID, "read", token)
-    assert not SIGNER.is_stream_token(ID, "cancel", token)
-    assert not SIGNER.is_stream_token(ID[:-1] + "1", "read", token)
-    assert not Signer(b"t" * 32).is_stream_token(ID, "read", token)
+    assert SIGNER.tag_in_token(ID, "read", token) == ""
+    assert SIGNER.tag_in_token(ID, "cancel", token) is None
+    assert SIGNER.tag_in_token(ID[:-1] + "1", "read", token) is None
+    assert Signer(b"t" * 32).tag_in_token(ID, "read", token) is None
+
+
+def test_a_token_has_the_tag_of_its_tenant() -> None:
+    token = SIGNER.stream_token(ID, "read", time.time() + 60, tenant="acme")
+    expiry, tag, signature = token.split(".")
+    other = SIGNER.tenant_tag("other")
+
+    assert SIGNER.tag_in_token(ID, "read", token) == tag == SIGNER.tenant_tag("acme")
+    assert SIGNER.tag_in_token(ID, "read", f"{expiry}.{other}.{signature}") is None
+    assert SIGNER.tag_in_token(ID, "read", f"{expiry}.{signature}") is None
+    assert "acme" not in token
 
 
 def test_a_token_expires() -> None:
-    assert not SIGNER.is_stream_token(ID, "read", SIGNER.stream_token(ID, "read", time.time() - 1))
+    token = SIGNER.stream_token(ID, "read", time.time() - 1)
+
+    assert SIGNER.tag_in_token(ID, "read", token) is None
 
 
 def test_an_expiry_cannot_be_changed() -> None:
@@ -39,9 +52,9 @@ def test_an_expiry_cannot_be_changed() -> None:
 
     later = f"{int(expiry, 16) + 3600:x}"
 
-    assert not SIGNER.is_stream_token(ID, "read", f"{later}.{signature}")
+    assert SIGNER.tag_in_token(ID, "read", f"{later}.{signature}") is None
 
 
 @pytest.mark.parametrize("token", ["", ".", "é", "0" * 32, f"-1.{'0' * 32}", f"0x9.{'0' * 32}"])
 def test_what_is_no_token_permits_nothing(token: str) -> None:
-    assert not SIGNER.is_stream_token(ID, "read", token)
+    assert SIGNER.tag_in_token(ID, "read", token) is None

@@ -4,14 +4,14 @@ import os
 import pwd
 import secrets
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.deployment.processes import free_port
@@ -79,7 +79,15 @@ class PostgresServer:
     def kill(self) -> None:
         """End the server and all its processes at once."""
         if self._server is not None:
-            os.killpg(self._server.pid, signal.SIGKILL)
+            # Each of its processes has a group of its own, and holds the memory that all share.
+            children: list[psutil.Process] = []
+            with suppress(psutil.NoSuchProcess):
+                children = psutil.Process(self._server.pid).children(recursive=True)
+            self._server.kill()
+            for child in children:
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+            psutil.wait_procs(children)
             self._server.wait()
             self._server = None
 

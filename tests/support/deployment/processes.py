@@ -106,6 +106,11 @@ class WarrenProcess:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
+    def wait(self) -> int:
+        """The exit code of a process that ends by itself."""
+        assert self._process is not None
+        return self._process.wait(timeout=START_TIMEOUT_S)
+
     def terminate(self) -> int:
         """End the process as an orchestrator would; returns the exit code."""
         assert self._process is not None

@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from shared.bus.memory import MemoryBroker, MemoryBus
-from tests.support.gateway.http import live_gateway
+from tests.support.gateway.http import eventually, live_gateway
 from tests.support.workers.scripted_worker import ScriptedWorker
 
 
 @contextmanager
 def served(**options: Any) -> Iterator[str]:
-    """The URL of a gateway with these settings, whose worker repeats the prompt."""
+    """The URL of a gateway with these settings, whose worker, which it has heard of,
+    repeats the prompt."""
     is_ready = threading.Event()
     urls: list[str] = []
     loop = asyncio.new_event_loop()
@@ -28,6 +29,11 @@ def served(**options: Any) -> Iterator[str]:
             ScriptedWorker(worker_bus),
             live_gateway(broker, data_dir=data_dir, **options) as gateway,
         ):
+
+            async def is_heard() -> bool:
+                return bool((await gateway.http.get("/health")).json()["models"])
+
+            await eventually(is_heard)
             urls.append(gateway.url)
             is_ready.set()
             await stop.wait()

@@ -1,6 +1,7 @@
 """Policies for an `AmqpProxy` that decide when a fault strikes."""
 
 import asyncio
+import math
 import random
 from collections import Counter
 from collections.abc import Mapping
@@ -68,6 +69,9 @@ as it should.)"""
 WORKERS_RATE, GATEWAYS_RATE = 1 / 40, 1 / 400
 """Of the broker's frames, something is done to so many of a worker's and of a gateway's, who gets
 three for each token."""
+_SPACING_S = 0.1
+"""Seconds between faults. A fault returns all jobs of a queue; the more there are, the more frames
+follow, so that on a fast machine no job would ever be settled between two faults."""
 
 
 class Nth:
@@ -127,13 +131,14 @@ class Gate:
 
 class Provocations:
     """Strikes with random faults of `SURVIVED`, drawn from ``seed``, at the share ``rate`` of the
-    broker's frames. The rate may change at any time."""
+    broker's frames, but never in quick succession. The rate may change at any time."""
 
     def __init__(self, seed: int, rate: float) -> None:
         self.rate = rate
         self.num_of: Counter[str] = Counter()
         """How often each fault has struck."""
         self._dice = random.Random(seed)
+        self._struck_at = -math.inf
         self._refused: set[str] = set()
 
     def refuse_next(self, routing_key: str) -> None:
@@ -145,6 +150,9 @@ class Provocations:
             return NACK.strike
         if not conversation.is_open or self._dice.random() >= self.rate:
             return None
+        now = asyncio.get_running_loop().time()
+        if now - self._struck_at < _SPACING_S:
+            return None
         fitting = {
             name: (fault, share)
             for name, (fault, share) in SURVIVED.items()
@@ -155,6 +163,7 @@ class Provocations:
         shares = [share for _, share in fitting.values()]
         (name,) = self._dice.choices(list(fitting), shares)
         self.num_of[name] += 1
+        self._struck_at = now
         return fitting[name][0].strike
 
     def _is_to_be_refused(self, conversation: Conversation, frame: Frame) -> bool:

@@ -92,12 +92,15 @@ async def publish(
     job: GenerationJob | QuickJob,
     lane: Lane = "interactive",
     content_type: str = MSGPACK,
+    num_returns: int = 0,
 ) -> None:
+    """``num_returns``: of the messages that this one replaces."""
     message = Message(
         encode(job, content_type),
         content_type=content_type,
         correlation_id=job.request_id,
         reply_to=f"reply.{job.request_id}",
+        headers={"warren-returns": num_returns} if num_returns else {},
     )
     await bus.publish(topology.jobs_binding(job.model, lane), message)
 

@@ -8,6 +8,7 @@ from playwright.async_api import Page
 
 from shared.bus.memory import MemoryBus
 from tests.support.console import answered, ask, open_console
+from tests.support.gateway.batches import chat, ended, order
 from tests.support.gateway.http import LiveGateway, hears_a_worker
 from tests.support.workers.jobs import bury
 
@@ -38,12 +39,13 @@ async def test_no_view_breaks_a_rule(
     await page.set_viewport_size(size)
     await hears_a_worker(gateway)
     await bury(bus, "chatcmpl-one")
+    await ended(gateway, await order(gateway, [chat("a")]))
     await open_console(page, gateway)
     await ask(page, "one two three")
     await answered(page)
 
     found = {"chat": await faults(page)}
-    for view in ("fleet", "dead-letters", "usage"):
+    for view in ("fleet", "dead-letters", "usage", "batches"):
         await page.locator(f"nav [data-view={view}]").click()
         await page.locator(f"#view-{view} table:not([hidden])").first.wait_for()
         found[view] = await faults(page)

@@ -152,6 +152,22 @@ async def test_an_error_is_shown_where_the_answer_would_be(
     await expect(page.get_by_role("button", name="Send")).to_be_visible()
 
 
+async def test_a_user_sees_a_worker_that_starts_after_the_page(
+    page: Page, broker: MemoryBroker, tmp_path: Path
+) -> None:
+    file = KeyFile(tmp_path / "keys")
+    key = file.add("alice")
+    async with live_gateway(broker, keys_file=file.path) as gateway:
+        await page.goto(gateway.url)
+        await page.get_by_label("Key", exact=True).fill(key)
+        await page.get_by_role("button", name="Use the key").click()
+        await expect(page.locator("#pulse")).to_have_text("No workers")
+
+        async with echo_worker(broker):
+            await expect(page.locator("#pulse")).to_have_text("Ready")
+            await expect(page.locator("#model")).to_have_value("echo")
+
+
 async def test_a_gateway_with_keys_asks_for_one(
     page: Page, bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path
 ) -> None:

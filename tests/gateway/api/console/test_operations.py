@@ -1,19 +1,20 @@
 """The console's other views, in Chromium: workers, dead letters, usage and batches."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-from playwright.async_api import Page, Route, expect
+from playwright.async_api import FilePayload, Locator, Page, Route, expect
 
 from gateway.intake.key_file import KeyFile, id_of
 from shared.bus.memory import MemoryBroker, MemoryBus
 from tests.gateway.api.console.test_accessibility import faults
 from tests.support.console import STEP_S, answered, ask_for_many_tokens, begun, open_console
-from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway
+from tests.support.gateway.batches import chat, jsonl, order, texts
+from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway, two_gateways
 from tests.support.workers.jobs import bury
-from tests.support.workers.scripted_worker import ScriptedWorker
+from tests.support.workers.scripted_worker import ScriptedWorker, start_only
 from tests.support.workers.synthetic import echo_worker
 
 
@@ -66,12 +67,52 @@ async def test_a_dead_letter_is_dropped_after_a_question(
     await expect(page.get_by_text("No dead letters.")).to_be_visible()
 
 
+async def test_dead_letters_are_listed_once_when_their_view_is_opened(
+    page: Page, gateway: LiveGateway, bus: MemoryBus
+) -> None:
+    await bury(bus, "chatcmpl-one")
+    await open_console(page, gateway)
+    await expect(page.locator("#dead-count")).to_have_text("1")
+    listings: list[str] = []
+    page.on("request", lambda request: listings.append(request.url))
+
+    for view in ("Dead letters", "Fleet", "Dead letters"):
+        async with page.expect_response("**/admin/v1/status"):
+            await page.get_by_role("link", name=view).click()
+        async with page.expect_response("**/admin/v1/status"):
+            """The status is shown again, with the same number of letters."""
+
+    await expect(page.get_by_role("row").filter(has_text="one")).to_be_visible()
+    assert len([url for url in listings if url.endswith("/dead-letters")]) == 2
+
+
 async def test_usage_is_shown_by_tenant(page: Page, gateway: LiveGateway) -> None:
     await gateway.chat()
     await open_console(page, gateway, "usage")
 
     row = page.get_by_role("row").filter(has_text="anonymous")
     await expect(row.get_by_role("cell")).to_have_text(["anonymous", "1", "0", "0", "3", "0", "3"])
+
+
+async def test_what_gateways_behind_a_proxy_say_is_added_up(
+    page: Page, broker: MemoryBroker
+) -> None:
+    async with two_gateways(broker) as gateways, echo_worker(broker):
+        urls = itertools.cycle(gateway.url for gateway in gateways)
+
+        async def pass_on(route: Route) -> None:
+            response = await route.fetch(url=f"{next(urls)}/admin/v1/status")
+            await route.fulfill(response=response)
+
+        await page.route("**/admin/v1/status", pass_on)
+        for gateway in gateways:
+            await hears_a_worker(gateway)
+            await gateway.chat(model="echo", max_tokens=3)
+        await open_console(page, gateways[0], "usage")
+
+        row = page.get_by_role("row").filter(has_text="anonymous")
+        await expect(row.get_by_role("cell").nth(1)).to_have_text("2")
+        await expect(page.get_by_text("Generations at 2 gateways")).to_be_visible()
 
 
 async def test_limits_are_shown_by_key(page: Page, bus: MemoryBus, tmp_path: Path) -> None:
@@ -97,59 +138,90 @@ async def test_a_fleet_without_workers_says_what_to_do(page: Page, bus: MemoryBu
         await expect(page.locator("#pulse")).to_have_text("No workers")
 
 
-BATCH = {
-    "id": "batch_11112222",
-    "endpoint": "/v1/chat/completions",
-    "status": "in_progress",
-    "created_at": 1,
-    "request_counts": {"total": 40, "completed": 10, "failed": 2},
-    "output_file_id": None,
-    "error_file_id": None,
-}
-
-
-@pytest.fixture
-async def batches(page: Page) -> list[str]:
-    """The endpoints of OpenAI's batches, with one batch; returns what is posted to them."""
-    posted: list[str] = []
-
-    async def answer(route: Route) -> None:
-        request = route.request
-        if request.method == "POST":
-            posted.append(request.url.partition("/v1/")[2])
-        body: Any = {"object": "list", "data": [BATCH]}
-        await route.fulfill(json={"id": "file-1"} if "files" in request.url else body)
-
-    await page.route("**/v1/batches**", answer)
-    await page.route("**/v1/files", answer)
-    return posted
-
-
-async def test_batches_are_started_and_followed_where_the_gateway_has_them(
-    page: Page, gateway: LiveGateway, batches: list[str]
-) -> None:
-    await open_console(page, gateway)
+async def start_batch(page: Page, lines: list[dict[str, Any]]) -> Locator:
+    """Upload a file of requests; returns the row of its batch."""
     await page.get_by_role("link", name="Batches").click()
-    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {}}
-    file: Any = {
+    file: FilePayload = {
         "name": "requests.jsonl",
         "mimeType": "application/jsonl",
-        "buffer": json.dumps(line).encode(),
+        "buffer": jsonl(lines),
     }
-
     await page.get_by_label("File of requests").set_input_files(file)
     await page.get_by_role("button", name="Start the batch").click()
-
     await expect(page.get_by_text("requests.jsonl was started.")).to_be_visible()
-    await expect(page.get_by_text("10 of 40, 2 failed")).to_be_visible()
-    assert batches == ["files", "batches"]
+    return page.get_by_role("table", name="Batches").get_by_role("row").nth(1)
 
 
-async def test_there_is_no_view_of_batches_where_the_gateway_has_none(
+async def test_a_batch_is_uploaded_and_its_results_are_downloaded(
     page: Page, gateway: LiveGateway
 ) -> None:
-    await page.route("**/v1/batches**", lambda route: route.fulfill(status=404, json={}))
-    await open_console(page, gateway, "fleet")
+    await open_console(page, gateway)
 
-    await expect(page.get_by_role("link", name="Fleet")).to_be_visible()
-    await expect(page.get_by_role("link", name="Batches")).to_be_hidden()
+    row = await start_batch(page, [chat("a", "number one"), chat("b", "number two")])
+
+    await expect(row.get_by_text("2 of 2")).to_be_visible()
+    (batch,) = [batch async for batch in gateway.openai.batches.list()]
+    await expect(row.get_by_role("cell").first).to_have_text(batch.id)
+    tag, filling = row.locator(".tag"), row.locator(".bar span")
+    await expect(tag).to_have_text("completed")
+    color = await tag.evaluate("element => getComputedStyle(element).color")
+    await expect(filling).to_have_css("background-color", color)
+    async with page.expect_download() as downloading:
+        await row.get_by_role("button", name="Results").click()
+    downloaded = (await (await downloading.value).path()).read_text(encoding="utf-8")
+    answers = texts(json.loads(line) for line in downloaded.splitlines())
+    assert answers == {"a": "number one", "b": "number two"}
+
+
+async def test_the_id_of_a_batch_is_selected_with_one_click(
+    page: Page, gateway: LiveGateway
+) -> None:
+    batch = await order(gateway, [chat("a")])
+    await open_console(page, gateway)
+    await page.get_by_role("link", name="Batches").click()
+
+    await page.get_by_text(batch.id).click()
+
+    assert await page.evaluate("getSelection().toString()") == batch.id
+
+
+async def test_a_batch_is_cancelled(
+    page: Page, gateway: LiveGateway, worker: ScriptedWorker
+) -> None:
+    worker.script = start_only
+    await open_console(page, gateway)
+    row = await start_batch(page, [chat("a"), chat("b")])
+    await expect(row.get_by_text("0 of 2")).to_be_visible()
+
+    await row.get_by_role("button", name="Cancel").click()
+
+    await expect(row.get_by_text("cancelled", exact=True)).to_be_visible()
+
+
+async def test_the_view_of_batches_outlasts_a_failure_at_the_start(
+    page: Page, bus: MemoryBus, tmp_path: Path
+) -> None:
+    obstacle = tmp_path / "warren"
+    obstacle.touch()  # where the directory of the database should be
+    async with live_gateway(bus, data_dir=obstacle / "data") as gateway:
+        await open_console(page, gateway)
+        await page.get_by_role("link", name="Batches").click()
+        await expect(page.locator("#pulse")).to_have_text("This gateway cannot store anything.")
+
+        obstacle.unlink()
+
+        await expect(page.get_by_text("No batches yet.")).to_be_visible()
+
+
+async def test_there_is_no_view_of_batches_for_a_key_that_may_not_use_them(
+    page: Page, bus: MemoryBus, tmp_path: Path
+) -> None:
+    file = KeyFile(tmp_path / "keys")
+    key = file.add("ops", scopes=("operator",))
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        await page.goto(f"{gateway.url}/#fleet")
+        await page.get_by_label("Key", exact=True).fill(key)
+        await page.get_by_role("button", name="Use the key").click()
+
+        await expect(page.get_by_text("No worker is alive.")).to_be_visible()
+        await expect(page.get_by_role("link", name="Batches")).to_be_hidden()

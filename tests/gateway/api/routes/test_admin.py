@@ -115,6 +115,17 @@ async def test_a_drain_is_sent_to_its_worker(
     await worker.wait_until(lambda: worker.commands == [Drain(is_immediate=immediate)])
 
 
+async def test_a_worker_is_drained_by_the_name_that_log_lines_give_it(
+    gateway: LiveGateway, worker: ScriptedWorker
+) -> None:
+    await hears_a_worker(gateway)
+    (seen,) = (await status_of(gateway))["workers"]
+
+    response = await gateway.http.post(f"/admin/v1/workers/worker.{seen['id']}/drain")
+
+    assert response.status_code == 200
+
+
 async def test_an_unknown_worker_is_not_drained(gateway: LiveGateway) -> None:
     response = await gateway.http.post("/admin/v1/workers/nobody/drain")
 
@@ -143,7 +154,7 @@ async def test_dead_letters_are_listed_and_counted(
 
     assert await ids_of_letters(gateway) == letters
     assert (first["reason"], first["queue"]) == ("rejected", f"jobs.{BURIED}.batch")
-    assert first["can_retry"] is True
+    assert (first["can_retry"], first["user"]) == (True, bus.user)
     await eventually(are_counted)
 
 

@@ -41,7 +41,7 @@ async def test_the_most_relevant_documents_come_first(gateway: LiveGateway, path
 
 
 async def test_documents_may_be_left_out_of_a_ranking(gateway: LiveGateway) -> None:
-    body: dict[str, Any] = {"query": "east", "documents": ["west"], "return_documents": False}
+    body = {"model": MODEL, "query": "east", "documents": ["west"], "return_documents": False}
 
     answer = (await gateway.post("/v1/rerank", **body)).json()
 

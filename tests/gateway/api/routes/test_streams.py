@@ -4,13 +4,14 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from gateway.intake.admission import Admission
 from gateway.intake.key_file import KeyFile
 from shared import topology
 from shared.bus.base import Message
@@ -394,6 +395,33 @@ async def test_a_stream_is_its_tenants_alone_and_a_token_is_as_good_as_a_key(
         await reader.read_all()
         speaker.allow()
         assert partial_text_of((await with_token).text) == WHOLE
+
+
+async def test_a_client_with_a_token_takes_a_place_of_its_tenant(
+    broker: MemoryBroker,
+    worker: ScriptedWorker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admitted: list[str] = []
+    admit = Admission.admit
+
+    def noted(admission: Admission, tenant: str) -> AbstractContextManager[None]:
+        admitted.append(tenant)
+        return admit(admission, tenant)
+
+    monkeypatch.setattr(Admission, "admit", noted)
+    keys = KeyFile(tmp_path / "keys")
+    headers = {"authorization": f"Bearer {keys.add('a')}"}
+    async with live_gateway(broker, keys_file=keys.path) as gateway:
+        body = chat_body(stream=True, detach=True)
+        response = await gateway.http.post(CHAT, json=body, headers=headers)
+        path = f"/v1/streams/{response.headers['x-request-id']}"
+        token = response.headers["x-stream-token"]
+        resumed = await gateway.http.get(path, params={"token": token})
+
+    assert partial_text_of(resumed.text) == "one two three"
+    assert admitted == ["a"]
 
 
 async def test_a_delete_that_is_refused_leaves_the_stream(bus: MemoryBus, tmp_path: Path) -> None:
