@@ -11,6 +11,8 @@ CONNECT_TIMEOUT_S = 5.0
 _SILENCE_S = 45.0
 """Three of the pauses after which a gateway pings a stream; less than `PATIENCE_S` of a chat."""
 _ERROR_NUMBER = re.compile(r"^\[Errno -?\d+\] ")
+_KEY_ID = re.compile(r"wk-[0-9a-f]+-")
+_KEY_OPTIONS = "set OPENAI_API_KEY, or name a file that contains it with --api-key-file"
 
 
 def connect(
@@ -36,6 +38,15 @@ def reason_of(error: Exception) -> str:
     return _ERROR_NUMBER.sub("", str(error)) or type(error).__name__
 
 
+def key_problem(url: str, api_key: str | None) -> str:
+    """Why the server at ``url`` answers 401, in terms of a command's options."""
+    if not api_key:
+        return f"{url} requires an API key: {_KEY_OPTIONS}"
+    known = _KEY_ID.match(api_key)
+    which = f"the API key {known[0]}..." if known else "the API key"
+    return f"{url} does not accept {which} of --api-key, --api-key-file or OPENAI_API_KEY"
+
+
 def asked(client: httpx.Client, method: str, path: str, **more: Any) -> httpx.Response:
     """The gateway's response. Raises its error; `Unavailable` if it does not answer or cannot, and
     `StartupError` if it refuses the API key."""
@@ -51,6 +62,11 @@ def asked(client: httpx.Client, method: str, path: str, **more: Any) -> httpx.Re
         raise Unavailable(f"HTTP {response.status_code} from {client.base_url}") from None
     if response.status_code >= 500:
         raise Unavailable(problem["message"])
-    if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-        raise StartupError(problem["message"])
+    api_key = client.headers.get("authorization", "").removeprefix("Bearer ")
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        refusal = key_problem(str(client.base_url).rstrip("/"), api_key)
+        raise StartupError(f"{refusal}: {problem['message']}" if api_key else refusal)
+    if response.status_code == httpx.codes.FORBIDDEN:
+        hint = "use an API key that has it" if api_key else "use an API key"
+        raise StartupError(f"{problem['message'].rstrip('.')}; {hint}: {_KEY_OPTIONS}")
     raise from_code(problem["code"] or "", problem["message"], problem["param"])

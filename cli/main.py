@@ -12,6 +12,7 @@ from cli.batch.command import batch
 from cli.chat.command import chat
 from cli.doctor.command import doctor
 from cli.manage import batches, dead, keys, usage, webhooks
+from cli.manage.drain import drain
 from cli.manage.status import status, top
 from cli.options import EPILOG
 from cli.serve import gateway, pull, serve, worker
@@ -34,6 +35,7 @@ app.command()(chat)
 app.command(epilog=EPILOG)(batch)
 app.command()(status)
 app.command()(top)
+app.command()(drain)
 app.command(epilog=EPILOG)(doctor)
 app.add_typer(batches.app, name="batches")
 app.add_typer(dead.app, name="dead")

@@ -3,14 +3,24 @@
 ``python -m cli.options`` prints all settings as a table.
 """
 
+import functools
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
 
-from shared.settings import CommonSettings, GatewaySettings, WorkerSettings, option, variable
+from shared.errors import StartupError
+from shared.settings import (
+    CommonSettings,
+    GatewaySettings,
+    WorkerSettings,
+    option,
+    secret_in,
+    variable,
+)
 
 EPILOG = (
     "Every setting is also an environment variable: --max-num-seqs is WARREN_MAX_NUM_SEQS. "
@@ -23,8 +33,56 @@ ApiKey: TypeAlias = Annotated[
     str | None,
     typer.Option(envvar="OPENAI_API_KEY", help="API key, if the server requires one."),
 ]
+ApiKeyFile: TypeAlias = Annotated[
+    Path | None, typer.Option(help="File that contains the API key. It takes precedence.")
+]
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
+_GATEWAY_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "url": (GatewayUrl, DEFAULT_URL),
+    "api_key": (ApiKey, None),
+    "api_key_file": (ApiKeyFile, None),
+}
+
+
+class GatewayAccess(NamedTuple):
+    """A gateway, and the API key with which a command calls it."""
+
+    url: str
+    api_key: str | None
+
+
+def takes_gateway(command: _Command) -> _Command:
+    """Replace a command's parameter ``gateway`` by the options ``--url``, ``--api-key`` and
+    ``--api-key-file``."""
+
+    @functools.wraps(command)
+    def run(*, url: str, api_key: str | None, api_key_file: Path | None, **others: Any) -> None:
+        command(gateway=GatewayAccess(url, chosen_key(api_key, api_key_file)), **others)
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        if parameter.name != "gateway":
+            parameters.append(parameter.replace(kind=kind))
+            continue
+        parameters += [
+            inspect.Parameter(name, kind, default=default, annotation=annotation)
+            for name, (annotation, default) in _GATEWAY_OPTIONS.items()
+        ]
+    # typer reads the parameters from the signature.
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run  # type: ignore[return-value]
+
+
+def chosen_key(api_key: str | None, api_key_file: Path | None) -> str | None:
+    """The API key in the file if one is given, or else ``api_key``. Raises `StartupError`."""
+    if api_key_file is None:
+        return api_key or None
+    api_key = secret_in(api_key_file)
+    if not api_key:
+        raise StartupError(f"{api_key_file} is empty")
+    return api_key
 
 
 def takes_settings(*classes: type[CommonSettings]) -> Callable[[_Command], _Command]:

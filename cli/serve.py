@@ -75,7 +75,11 @@ def worker(**options: Any) -> None:
 
 def pull(
     model: Annotated[
-        str, typer.Argument(help="Known name, model directory, GGUF file or Hugging Face Hub id.")
+        str,
+        typer.Argument(
+            help="Known name, model directory, GGUF file or Hugging Face Hub id, with or "
+            "without @REVISION."
+        ),
     ] = DEFAULT_MODEL,
     is_list: Annotated[
         bool, typer.Option("--list", help="List the known names instead, and how each one runs.")

@@ -56,15 +56,23 @@ def stages() -> Iterator[Callable[[str, int, int], None]]:
 
 @contextmanager
 def counted(description: str) -> Iterator[Callable[[int, int, str], None]]:
-    """Show one progress bar: call with the number done, the total and a remark."""
+    """Show one progress bar from the first call on: call with the number done, the total and a
+    remark."""
     columns = (
         TextColumn(description),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[remark]}"),
     )
-    with Progress(*columns, TimeRemainingColumn(), console=notices) as progress:
-        task = progress.add_task("", total=None, remark="")
-        yield lambda done, total, remark: progress.update(
-            task, completed=done, total=total, remark=remark
-        )
+    progress = Progress(*columns, TimeRemainingColumn(), console=notices)
+    task = progress.add_task("", total=None, remark="")
+
+    def show(done: int, total: int, remark: str) -> None:
+        progress.start()
+        progress.update(task, completed=done, total=total, remark=remark)
+
+    try:
+        yield show
+    finally:
+        if progress.live.is_started:
+            progress.stop()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.options import takes_settings
+from cli.options import ApiKeyFile, GatewayAccess, chosen_key, takes_settings
 from cli.runtime import INTERRUPTED, broker_of, configure, needs, run
 from cli.terminal import counted, notices
 from shared import settings
@@ -36,6 +36,7 @@ def batch(
         str | None,
         typer.Option(envvar="OPENAI_API_KEY", help="API key for --url, if it requires one."),
     ] = None,
+    api_key_file: ApiKeyFile = None,
     completion_window: Annotated[
         str, typer.Option(help="Time after which a batch of --url expires.")
     ] = "24h",
@@ -53,11 +54,12 @@ def batch(
         if url is None:
             summary = run(_batch(input, results, broker_of(chosen_settings), window))
         else:
-            summary = _batch_over_http(input, results, url, api_key, completion_window)
+            gateway = GatewayAccess(url, chosen_key(api_key, api_key_file))
+            summary = _batch_over_http(input, results, gateway, completion_window)
     except OSError as error:
         raise StartupError(f"{error.filename or results}: {error.strerror}") from error
     except KeyboardInterrupt:
-        notices.print("Stopped. Finished lines are kept; run the same command to continue.")
+        notices.print(_stopped(url), soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
     tokens = "" if url is not None else f"{summary.num_tokens} tokens "
     notices.print(
@@ -67,14 +69,24 @@ def batch(
     )
 
 
+def _stopped(url: str | None) -> str:
+    """What Ctrl-C leaves behind."""
+    if url is not None:
+        return "Stopped. A batch that was created goes on; run the same command to wait for it."
+    return (
+        "Stopped. Finished lines are kept. Workers go on with the jobs that were queued, and their "
+        "answers wait at the broker; run the same command to continue."
+    )
+
+
 def _batch_over_http(
-    requests: Path, results: Path, url: str, api_key: str | None, completion_window: str
+    requests: Path, results: Path, gateway: GatewayAccess, completion_window: str
 ) -> "BatchSummary":
     with needs("gateway"):
         from cli.batch.over_http import run_over_http
         from cli.gateway_client import connect
 
-    with counted(requests.name) as show, connect(url, api_key) as client:
+    with counted(requests.name) as show, connect(*gateway) as client:
         return run_over_http(
             requests,
             results,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from cli.options import DEFAULT_URL, ApiKey
+from cli.options import DEFAULT_URL, ApiKey, ApiKeyFile, chosen_key
 from cli.runtime import needs
 from cli.terminal import output
 from shared.errors import StartupError, WarrenError
@@ -51,6 +51,7 @@ def chat(
         ),
     ] = None,
     api_key: ApiKey = None,
+    api_key_file: ApiKeyFile = None,
     history: Annotated[
         Path, typer.Option(help="File of earlier questions, which the arrow keys recall.")
     ] = _HISTORY,
@@ -62,7 +63,7 @@ def chat(
     with needs("gateway"):
         from cli.chat.conversation import Conversation, ModelServer
 
-    with closing(ModelServer(url, api_key)) as server:
+    with closing(ModelServer(url, chosen_key(api_key, api_key_file))) as server:
         conversation = Conversation(
             server, _chosen(server, model), temperature, system, max_tokens=max_tokens
         )

@@ -1,6 +1,5 @@
 """A conversation with an OpenAI-compatible server. Answers survive the loss of a gateway."""
 
-import re
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
@@ -12,7 +11,7 @@ import httpx
 import msgspec
 from rich.console import Console
 
-from cli.gateway_client import CONNECT_TIMEOUT_S, connect, reason_of
+from cli.gateway_client import CONNECT_TIMEOUT_S, connect, key_problem, reason_of
 from shared.errors import (
     InternalError,
     InvalidApiKey,
@@ -26,7 +25,6 @@ PATIENCE_S = 60.0
 """How long a lost answer is looked for; a gateway keeps it as long."""
 _PAUSES_S = (0.0, 0.25, 0.5, 1.0, 2.0)
 _CANCEL_TIMEOUT_S = 2.0
-_KEY_ID = re.compile(r"wk-[0-9a-f]+-")
 
 
 class _Lost(Exception):
@@ -174,17 +172,10 @@ class ModelServer:
             error = InternalError(f"the server answered with status {response.status_code}")
         match response.status_code:
             case httpx.codes.UNAUTHORIZED:
-                raise InvalidApiKey(self._key_problem())
+                raise InvalidApiKey(key_problem(self.url, self._api_key))
             case httpx.codes.BAD_GATEWAY | httpx.codes.SERVICE_UNAVAILABLE:
                 raise _Lost(error.message)
         raise error
-
-    def _key_problem(self) -> str:
-        if self._api_key is None:
-            return f"{self.url} requires an API key: set OPENAI_API_KEY, or pass --api-key"
-        known = _KEY_ID.match(self._api_key)
-        which = f"the API key {known[0]}..." if known else "the API key"
-        return f"{self.url} does not accept {which} of --api-key or OPENAI_API_KEY"
 
 
 class Conversation:

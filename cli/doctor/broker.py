@@ -10,6 +10,7 @@ import re
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -25,6 +26,7 @@ from shared.bus.rabbit.addresses import parse_urls
 from shared.bus.rabbit.link import DEFAULT_USER
 from shared.errors import AccessRefused, BusError, StartupError, Unroutable
 from shared.publishers import own_name
+from worker.process.prepared_queues import declare_or_find
 
 _DEFINITIONS = "import infra/rabbitmq/definitions.json: rabbitmqctl import_definitions FILE"
 _OLDEST, _NEWEST = (3, 10), (4, 3)
@@ -151,13 +153,10 @@ def _versions(bus: RabbitBus, place: str) -> list[Finding]:
 
 
 async def _permissions(bus: RabbitBus, user: str) -> Finding:
-    """Try what the account's side does. The shipped accounts are named for their sides."""
-    side = user if user in ("gateway", "worker") else "publisher"
-    attempts = {"gateway": _gateway_attempts, "worker": _worker_attempts}.get(
-        side, _publisher_attempts
-    )(user)
+    """Try what the account's side does."""
+    side = await _side(bus, user)
     refused, missing = [], False
-    for what, attempt in attempts.items():
+    for what, attempt in _ATTEMPTS[side](user).items():
         try:
             await attempt(bus)
         except Unroutable as error:
@@ -173,6 +172,20 @@ async def _permissions(bus: RabbitBus, user: str) -> Finding:
             "permissions", f"user {user!r} may not {'; not '.join(refused)}", _DEFINITIONS
         )
     return ok("permissions", f"user {user!r} has the permissions of a {side}")
+
+
+async def _side(bus: RabbitBus, user: str) -> str:
+    """The side of an account: its name if it is a shipped one, else the side whose own queue it
+    may declare."""
+    if user in _ATTEMPTS:
+        return user
+    one = f"doctor-{secrets.token_hex(8)}"
+    own = {"gateway": topology.gateway_queue(one), "worker": topology.worker_queue(one)}
+    for side, queue in own.items():
+        with suppress(BusError):
+            await _declares(queue)(bus)
+            return side
+    return "publisher"
 
 
 def _gateway_attempts(_: str) -> dict[str, Attempt]:
@@ -192,7 +205,7 @@ def _worker_attempts(_: str) -> dict[str, Attempt]:
     return {
         "return jobs": _publishes(topology.jobs_binding("doctor", "interactive")),
         "quarantine jobs": _publishes(topology.jobs_binding("doctor", "suspect")),
-        "record usage": _keeps_records,
+        "record usage": _finds_records,
         "answer": _publishes(topology.reply_binding(topology.reply_key(one))),
         "receive commands": _declares(topology.worker_queue(one)),
         "hear its peers": _declares(topology.peers_queue(one)),
@@ -207,6 +220,13 @@ def _publisher_attempts(user: str) -> dict[str, Attempt]:
         "declare reply queues": _declares(topology.reply_queue(one, expires_s=_TIMEOUT_S)),
         "hear workers": _declares(topology.publisher_queue(one)),
     }
+
+
+_ATTEMPTS: dict[str, Callable[[str], dict[str, Attempt]]] = {
+    "gateway": _gateway_attempts,
+    "worker": _worker_attempts,
+    "publisher": _publisher_attempts,
+}
 
 
 def _publishes(binding: Binding) -> Attempt:
@@ -229,6 +249,11 @@ def _declares(queue: Queue) -> Attempt:
 async def _keeps_records(bus: RabbitBus) -> None:
     """Declare the queue of usage records, which a deployment has anyway."""
     await bus.declare(topology.LEDGER_RECORDS)
+
+
+async def _finds_records(bus: RabbitBus) -> None:
+    """Declare the queue of usage records, or find it: a limited worker may not declare it."""
+    await declare_or_find(topology.LEDGER_RECORDS, bus.declare, bus.inspect)
 
 
 def _keeps_a_log(name: str) -> Attempt:

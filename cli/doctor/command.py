@@ -6,11 +6,8 @@ import os
 import platform
 import resource
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from email.utils import parsedate_to_datetime
-from http import HTTPStatus
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,9 +15,9 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from cli.doctor.findings import Finding, Status, failure, ok, skipped, warning
-from cli.doctor.web import Fetched, fetch
-from cli.options import chosen, takes_settings
+from cli.doctor.findings import Finding, Status, Subject, about, failure, ok, skipped, warning
+from cli.doctor.gateway import check_gateway
+from cli.options import ApiKeyFile, chosen, chosen_key, takes_settings
 from cli.terminal import output
 from shared import settings
 from shared.errors import StartupError
@@ -33,7 +30,11 @@ _COLORS: dict[Status, str] = {
     "failure": "red",
     "skipped": "dim",
 }
-_MAX_SKEW_S = 5.0
+_HEADINGS: dict[Subject, str] = {
+    "machine": "This machine, with its own settings",
+    "broker": "Broker",
+    "gateway": "Gateway",
+}
 _OTHER_FILES = 256
 
 
@@ -45,26 +46,37 @@ def doctor(
     api_key: Annotated[
         str | None, typer.Option(envvar="OPENAI_API_KEY", help="API key for the gateway.")
     ] = None,
+    api_key_file: ApiKeyFile = None,
     management: Annotated[
         str | None,
         typer.Option(
-            help="RabbitMQ's management API, such as http://operator:PASSWORD@127.0.0.1:15672: "
-            "checks policies, alarms and nodes, too."
+            help="URL of RabbitMQ's management API: checks policies, alarms and nodes, too. Other "
+            "users of this machine can read it, so use --management-file if it has a password."
         ),
+    ] = None,
+    management_file: Annotated[
+        Path | None,
+        typer.Option(help="File that contains this URL: http://operator:PASSWORD@HOST:15672."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
     **options: Any,
 ) -> None:
-    """Check a deployment with the settings of this machine, one line for each check.
+    """Check a deployment, one line for each check.
 
-    The exit status is 1 if a check fails; warnings do not count.
+    This machine and the broker are checked with the settings of this machine. With --url and no
+    settings, only the gateway is checked, which may run elsewhere. The exit status is 1 if a check
+    fails; warnings do not count.
 
     [dim]warren doctor --broker-file worker.url --url http://127.0.0.1:8000[/]
     """
+    if management_file is not None:
+        management = settings.secret_in(management_file)
     gateway = settings.load(GatewaySettings, **chosen(GatewaySettings, options))
     worker = settings.load(WorkerSettings, **chosen(WorkerSettings, options))
-    findings = []
-    for finding in _checks(gateway, worker, url, api_key, management):
+    findings: list[Finding] = []
+    for finding in _checks(gateway, worker, url, chosen_key(api_key, api_key_file), management):
+        if not as_json and (not findings or findings[-1].subject != finding.subject):
+            output.print(_HEADINGS[finding.subject], style="bold")
         findings.append(finding)
         if not as_json:
             _show(finding)
@@ -81,8 +93,20 @@ def _checks(
     api_key: str | None,
     management: str | None,
 ) -> Iterator[Finding]:
-    from cli.doctor.broker import check_broker, check_management, virtual_host
+    has_settings = bool(gateway.model_fields_set or worker.model_fields_set)
+    if url is None or has_settings:
+        yield from _machine(gateway, worker)
+    else:
+        yield skipped("settings", "none are given beside --url: this machine is not checked")
+    if url is None or has_settings or management is not None:
+        yield from about("broker", _broker(worker, management))
+    if url is None:
+        yield from about("gateway", [skipped("gateway", "name one with --url")])
+    else:
+        yield from about("gateway", check_gateway(url, api_key))
 
+
+def _machine(gateway: GatewaySettings, worker: WorkerSettings) -> Iterator[Finding]:
     yield ok("settings", "all variables and options are valid")
     yield _software()
     yield _open_files(gateway)
@@ -90,19 +114,19 @@ def _checks(
     yield _keys(gateway)
     yield from _model(worker)
     yield _device(worker)
+
+
+def _broker(worker: WorkerSettings, management: str | None) -> Iterator[Finding]:
+    from cli.doctor.broker import check_broker, check_management, virtual_host
+
     broker = worker.broker
     if broker is None:
         yield skipped("broker", "none is set: `warren serve` needs none")
     else:
-        model = worker.served_name or Path(worker.model).name
-        yield from asyncio.run(check_broker(broker.get_secret_value(), model))
+        yield from asyncio.run(check_broker(broker.get_secret_value(), _served_name(worker)))
     if management is not None:
         vhost = "warren" if broker is None else virtual_host(broker.get_secret_value())
         yield from check_management(management, vhost)
-    if url is None:
-        yield skipped("gateway", "name one with --url")
-    else:
-        yield from _gateway(url, api_key)
 
 
 def _show(finding: Finding) -> None:
@@ -194,6 +218,18 @@ def _model(worker: WorkerSettings) -> Iterator[Finding]:
         yield ok("memory", detail)
 
 
+def _served_name(worker: WorkerSettings) -> str:
+    """The name in the model's queues. A name that no client could send is a finding of its own."""
+    if worker.served_name is not None:
+        return worker.served_name
+    try:
+        from worker.checkpoints import store
+
+        return store.served_name(worker.model)
+    except (ModuleNotFoundError, StartupError):
+        return worker.model
+
+
 def _device(worker: WorkerSettings) -> Finding:
     try:
         import torch
@@ -220,66 +256,3 @@ def _device(worker: WorkerSettings) -> Finding:
             "install g++ or clang++, and use a processor with AVX2",
         )
     return ok("device", f"no GPU; {cores} CPU cores with native kernels")
-
-
-def _gateway(url: str, api_key: str | None) -> Iterator[Finding]:
-    url = url.rstrip("/").removesuffix("/v1")
-    try:
-        health = fetch(f"{url}/health")
-    except (OSError, ValueError) as error:
-        yield failure("gateway", f"{url} does not answer: {error}", "start it, or correct --url")
-        return
-    yield _health(url, health)
-    yield _clock(health)
-    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-    try:
-        listed = fetch(f"{url}/v1/models", headers)
-    except (OSError, ValueError) as error:
-        yield failure("models", f"{url}/v1/models does not answer: {error}", "see its log")
-        return
-    yield _models(listed, has_key=api_key is not None)
-
-
-def _health(url: str, health: Fetched) -> Finding:
-    try:
-        status = json.loads(health.body)["status"]
-    except (ValueError, KeyError, TypeError):
-        return failure("gateway", f"{url} is not a gateway of Warren", "correct --url")
-    if health.status == HTTPStatus.OK:
-        return ok("gateway", f"{url} accepts requests")
-    return failure(
-        "gateway",
-        f"{url} accepts no requests: {status}",
-        "see the broker's checks" if status == "broker_unavailable" else "wait for its restart",
-    )
-
-
-def _clock(health: Fetched) -> Finding:
-    """Deadlines are absolute times, which gateways write and workers read."""
-    if "date" not in health.headers:
-        return skipped("clock", "the gateway's answer has no date")
-    skew_s = time.time() - parsedate_to_datetime(health.headers["date"]).timestamp()
-    if abs(skew_s) > _MAX_SKEW_S:
-        return failure(
-            "clock",
-            f"this machine's clock and the gateway's differ by {abs(skew_s):.0f} s: deadlines of "
-            "jobs are absolute times",
-            "synchronize both with NTP",
-        )
-    return ok("clock", "this machine's clock and the gateway's agree")
-
-
-def _models(listed: Fetched, *, has_key: bool) -> Finding:
-    if listed.status == HTTPStatus.UNAUTHORIZED:
-        if has_key:
-            return failure("models", "the gateway does not accept the API key", "check --api-key")
-        return warning("models", "the gateway needs an API key", "set OPENAI_API_KEY")
-    try:
-        models = [model["id"] for model in json.loads(listed.body)["data"]]
-    except (ValueError, KeyError, TypeError):
-        return failure("models", f"/v1/models is answered {listed.status}", "see the gateway's log")
-    if not models:
-        return warning(
-            "models", "no worker has announced itself", "start a worker on the same broker"
-        )
-    return ok("models", f"served: {', '.join(models)}")

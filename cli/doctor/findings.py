@@ -1,9 +1,11 @@
 """The findings of ``warren doctor``: one line for each check."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 Status: TypeAlias = Literal["ok", "warning", "failure", "skipped"]
+Subject: TypeAlias = Literal["machine", "broker", "gateway"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +17,8 @@ class Finding:
     detail: str
     remedy: str = ""
     """What to do about a warning or a failure."""
+    subject: Subject = "machine"
+    """What was checked: the machine of the command, with its settings, or what it reaches."""
 
 
 def ok(check: str, detail: str) -> Finding:
@@ -31,3 +35,8 @@ def failure(check: str, detail: str, remedy: str) -> Finding:
 
 def skipped(check: str, detail: str) -> Finding:
     return Finding(check, "skipped", detail)
+
+
+def about(subject: Subject, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """The findings, about ``subject``."""
+    return (replace(finding, subject=subject) for finding in findings)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from cli.options import DEFAULT_URL, ApiKey, GatewayUrl
+from cli.options import GatewayAccess, takes_gateway
 from cli.runtime import needs
 from cli.terminal import output
 
@@ -16,16 +16,16 @@ BatchId = Annotated[str, typer.Argument(help="Id of the batch.")]
 
 
 @app.command("list")
+@takes_gateway
 def list_batches(
-    url: GatewayUrl = DEFAULT_URL,
-    api_key: ApiKey = None,
+    gateway: GatewayAccess,
     limit: Annotated[int, typer.Option(min=1, max=100, help="Number of batches.")] = 20,
 ) -> None:
     """List the newest batches.
 
     [dim]warren batches list --url http://127.0.0.1:8000[/]
     """
-    for batch in asked_of(url, api_key, "GET", "/v1/batches", params={"limit": limit})["data"]:
+    for batch in asked_of(gateway, "GET", "/v1/batches", params={"limit": limit})["data"]:
         counts = batch["request_counts"]
         created = datetime.fromtimestamp(batch["created_at"], UTC).isoformat(timespec="seconds")
         done = f"{counts['completed']}/{counts['total']}, {counts['failed']} failed"
@@ -34,23 +34,25 @@ def list_batches(
 
 
 @app.command()
-def show(batch_id: BatchId, url: GatewayUrl = DEFAULT_URL, api_key: ApiKey = None) -> None:
+@takes_gateway
+def show(gateway: GatewayAccess, batch_id: BatchId) -> None:
     """Show a batch as JSON."""
-    print_json(asked_of(url, api_key, "GET", f"/v1/batches/{batch_id}"))
+    print_json(asked_of(gateway, "GET", f"/v1/batches/{batch_id}"))
 
 
 @app.command()
-def cancel(batch_id: BatchId, url: GatewayUrl = DEFAULT_URL, api_key: ApiKey = None) -> None:
+@takes_gateway
+def cancel(gateway: GatewayAccess, batch_id: BatchId) -> None:
     """Cancel a batch; what is answered is kept."""
-    print_json(asked_of(url, api_key, "POST", f"/v1/batches/{batch_id}/cancel"))
+    print_json(asked_of(gateway, "POST", f"/v1/batches/{batch_id}/cancel"))
 
 
-def asked_of(url: str, api_key: str | None, method: str, path: str, **more: Any) -> Any:
+def asked_of(gateway: GatewayAccess, method: str, path: str, **more: Any) -> Any:
     """The JSON with which a gateway answers. Raises its error, and `Unavailable`."""
     with needs("gateway"):
         from cli.gateway_client import asked, connect
 
-    with connect(url, api_key) as client:
+    with connect(*gateway) as client:
         return asked(client, method, path, **more).json()
 
 

@@ -39,7 +39,7 @@ def list_(
     ] = 100,
     **options: Any,
 ) -> None:
-    """List the dead letters: their queue, reason and age.
+    """List the dead letters: their reason, queue, tenant and age.
 
     [dim]warren dead list --broker-file operator.url[/]
     """
@@ -107,10 +107,10 @@ def drop(
 
 async def _print_list(_: Bus, letters: list[DeadLetter]) -> None:
     rows: list[tuple[str, ...]] = (
-        [("id", "reason", "queue", "age")] if letters else [("No dead letters.",)]
+        [("id", "reason", "queue", "tenant", "age")] if letters else [("No dead letters.",)]
     )
     rows += [
-        (printable(one.request_id), printable(one.reason), printable(one.queue), _age(one))
+        tuple(map(printable, (one.request_id, one.reason, one.queue, _tenant(one), _age(one))))
         for one in letters
     ]
     # Not a table, which would truncate ids to the terminal's width.
@@ -128,7 +128,8 @@ def _print_letter(letter: DeadLetter, *, with_body: bool) -> None:
         "model": letter.model,
         "age": _age(letter),
         "mode": letter.job.mode if letter.job else "unknown",
-        "tenant": letter.job.tenant if letter.job else "unknown",
+        "tenant": _tenant(letter),
+        "user": letter.message.user_id or "unknown",
         "reply to": letter.message.reply_to,
         "bytes": len(letter.message.body),
     }
@@ -151,9 +152,8 @@ def _chosen(letters: list[DeadLetter], request_ids: list[str]) -> list[DeadLette
 
 
 def _record(act: audit.Act, letter: DeadLetter, bus: Bus) -> None:
-    tenant = letter.job.tenant if letter.job else ""
     facts = {"request_id": letter.request_id, "broker_user": bus.user, "by": user_name()}
-    audit.record(act, tenant=tenant, **facts)
+    audit.record(act, tenant=letter.tenant, **facts)
 
 
 def _at_letters(act: Act, options: dict[str, Any], limit: int = MAX_LETTERS) -> None:
@@ -170,6 +170,15 @@ async def _act(act: Act, bus: Bus, limit: int, trusted_users: tuple[str, ...]) -
         await bus.wait_connected()
         async with opened(bus, limit, trusted_users) as letters:
             await act(bus, letters)
+
+
+def _tenant(letter: DeadLetter) -> str:
+    """The tenant; without one, a job is of someone without an API key, and what is no job is of its
+    publisher."""
+    if letter.tenant or letter.job is not None:
+        return letter.tenant or "anonymous"
+    user = letter.message.user_id
+    return f"user {user}" if user else "unknown"
 
 
 def _age(letter: DeadLetter) -> str:

@@ -1,41 +1,81 @@
 """The commands ``warren status`` and ``warren top``: the status of a deployment in the terminal."""
 
 import json
+import re
 import time
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from cli.options import DEFAULT_URL, GatewayUrl
+from cli.options import GatewayAccess, takes_gateway
 from cli.runtime import needs
+from cli.tables import Cell, Column, FittedTable, print_tables
 from cli.terminal import output
-from shared.errors import StartupError, Unavailable
+from shared.errors import Unavailable
 
 if TYPE_CHECKING:
     import httpx
 
 _PATH = "/admin/v1/status"
 _TIMEOUT_S = 10.0
-_SHORT_ID = 8
+_RANDOM_ID = re.compile(r"(?:^|[-_])([0-9a-f]{8})[0-9a-f]{16,}$")
 _BAR_CELLS = 10
+_FORGOTTEN_AFTER_S = 15.0
 
-ApiKey = Annotated[
-    str | None,
-    typer.Option(envvar="OPENAI_API_KEY", help="API key with the scope operator."),
-]
-ApiKeyFile = Annotated[Path | None, typer.Option(help="File that contains the API key.")]
+_WORKERS = (
+    Column("id"),
+    Column("model"),
+    Column("state"),
+    Column("running", is_number=True),
+    Column("waiting", is_number=True),
+    Column("kv cache", rank=1),
+    Column("answered", is_number=True, rank=3),
+    Column("uptime", is_number=True, rank=2),
+)
+_QUEUES = (
+    Column("model"),
+    Column("class"),
+    Column("waiting", is_number=True),
+    Column("oldest", is_number=True),
+    Column("consumers", is_number=True, rank=1),
+)
+_STREAMS = (
+    Column("id"),
+    Column("tenant"),
+    Column("model"),
+    Column("state"),
+    Column("worker"),
+    Column("tokens", is_number=True, rank=1),
+    Column("age", is_number=True, rank=2),
+)
+_TENANTS = (
+    Column("tenant"),
+    Column("requests", is_number=True),
+    Column("in flight", is_number=True, rank=3),
+    Column("failed", is_number=True, rank=4),
+    Column("prompt", is_number=True, rank=2),
+    Column("cached", is_number=True, rank=5),
+    Column("generated", is_number=True, rank=1),
+)
+_KEYS = (
+    Column("id"),
+    Column("tenant"),
+    Column("label", rank=4),
+    Column("requests/min", is_number=True, rank=2),
+    Column("tokens/min", is_number=True, rank=3),
+    Column("running", is_number=True, rank=1),
+)
 
 
+@takes_gateway
 def status(
-    url: GatewayUrl = DEFAULT_URL,
-    api_key: ApiKey = None,
-    api_key_file: ApiKeyFile = None,
+    gateway: GatewayAccess,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the gateway's answer as JSON.")
     ] = False,
@@ -44,41 +84,84 @@ def status(
 
     [dim]warren status --url http://127.0.0.1:8000[/]
     """
-    with _connect(url, api_key, api_key_file) as client:
+    with _connect(gateway) as client:
         seen = _fetch(client)
     if as_json:
         output.print_json(json.dumps(seen))
     else:
-        output.print(render(seen))
+        # What is piped may be searched for ids.
+        print_tables(render(seen, short_id if output.file.isatty() else str))
 
 
+@takes_gateway
 def top(
-    url: GatewayUrl = DEFAULT_URL,
-    api_key: ApiKey = None,
-    api_key_file: ApiKeyFile = None,
+    gateway: GatewayAccess,
     interval: Annotated[float, typer.Option(min=0.2, help="Seconds between updates.")] = 1.0,
 ) -> None:
     """Show the same as `status`, again and again, until Ctrl-C.
 
     [dim]warren top --url http://127.0.0.1:8000[/]
     """
-    with _connect(url, api_key, api_key_file) as client:
-        seen: RenderableType = render(_fetch(client))  # a wrong key or URL ends the command
+    with _connect(gateway) as client:
+        gateways = Gateways()
+        # A wrong key or URL ends the command.
+        seen: RenderableType = render(gateways.merged(_fetch(client)))
         with Live(seen, console=output, screen=True, auto_refresh=False) as live:
             try:
                 while True:
                     live.update(seen, refresh=True)
                     time.sleep(interval)
                     try:
-                        seen = render(_fetch(client))
+                        seen = render(gateways.merged(_fetch(client)))
                     except Unavailable as error:
                         seen = Text(f"{error.message}; trying again ...", style="red")
             except KeyboardInterrupt:
                 pass
 
 
-def render(seen: dict[str, Any]) -> RenderableType:
-    """The gateway's status as tables."""
+class Gateways:
+    """The last status of each gateway: behind a proxy, each answer may come from another one."""
+
+    def __init__(self) -> None:
+        self._heard: dict[str, tuple[float, dict[str, Any]]] = {}
+
+    def merged(self, seen: dict[str, Any]) -> dict[str, Any]:
+        """``seen`` with the streams, tenants and requests of all gateways."""
+        now = time.monotonic()
+        self._heard[seen["gateway"].get("id", "")] = (now, seen)
+        self._heard = {
+            name: (at, status)
+            for name, (at, status) in self._heard.items()
+            if now - at < _FORGOTTEN_AFTER_S
+        }
+        statuses = [status for _, status in self._heard.values()]
+        streams = {stream["id"]: stream for status in statuses for stream in status["streams"]}
+        tenants: dict[str, Counter[str]] = {}
+        for status in statuses:
+            for tenant in status["tenants"]:
+                counts = {name: count for name, count in tenant.items() if name != "tenant"}
+                tenants.setdefault(tenant["tenant"], Counter()).update(counts)
+        num_requests = sum(status["gateway"]["num_requests"] for status in statuses)
+        return {
+            **seen,
+            "gateway": {**seen["gateway"], "num_requests": num_requests},
+            "num_gateways": len(statuses),
+            "streams": sorted(streams.values(), key=itemgetter("created_at")),
+            "num_streams": sum(status["num_streams"] for status in statuses),
+            "tenants": [{"tenant": name, **tenants[name]} for name in sorted(tenants)],
+        }
+
+
+def short_id(name: str) -> str:
+    """The first 8 of an id's random characters. Other ids are shown whole."""
+    found = _RANDOM_ID.search(name)
+    return found[1] if found else name
+
+
+def render(seen: dict[str, Any], name_of: Callable[[str], str] = short_id) -> RenderableType:
+    """A status as tables, in which ``name_of`` an id is shown."""
+    num_gateways = seen.get("num_gateways", 1)
+    whose = "this gateway" if num_gateways == 1 else f"{num_gateways} gateways"
     gateway, now = seen["gateway"], time.time()
     style = "green" if gateway["status"] == "ok" else "red"
     head = Text.assemble(
@@ -95,38 +178,19 @@ def render(seen: dict[str, Any]) -> RenderableType:
     return Group(
         head,
         Text(),
-        _table(
-            "Workers",
-            ("id", "model", "state", ">running", ">waiting", "kv cache", ">answered", ">uptime"),
-            [_worker(worker, now) for worker in seen["workers"]],
+        FittedTable("Workers", _WORKERS, [_worker(one, now, name_of) for one in seen["workers"]]),
+        FittedTable("Queues", _QUEUES, [_queue(one) for one in queues]),
+        FittedTable(
+            f"Streams of {whose} ({seen['num_streams']})",
+            _STREAMS,
+            [_stream(one, now, name_of) for one in seen["streams"]],
         ),
-        _table(
-            "Queues",
-            ("model", "class", ">waiting", ">oldest", ">consumers"),
-            [
-                (
-                    queue["model"],
-                    queue["lane"],
-                    str(queue["num_waiting"]),
-                    duration(queue["oldest_s"]),
-                    str(queue["num_consumers"]),
-                )
-                for queue in queues
-            ],
+        FittedTable(
+            f"Tenants of {whose}", _TENANTS, [_tenant(tenant) for tenant in seen["tenants"]]
         ),
-        _table(
-            f"Streams of this gateway ({seen['num_streams']})",
-            ("id", "tenant", "model", "state", "worker", ">tokens", ">age"),
-            [_stream(stream, now) for stream in seen["streams"]],
-        ),
-        _table(
-            "Tenants of this gateway",
-            ("tenant", ">requests", ">in flight", ">failed", ">prompt", ">cached", ">generated"),
-            [_tenant(tenant) for tenant in seen["tenants"]],
-        ),
-        _table(
+        FittedTable(
             "API keys with limits",
-            ("id", "tenant", "label", ">requests/min", ">tokens/min", ">running"),
+            _KEYS,
             [_key(key) for key in seen.get("keys", ()) if key["num_running"] is not None],
         ),
     )
@@ -145,10 +209,10 @@ def duration(seconds: float | None) -> str:
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
-def _worker(worker: dict[str, Any], now: float) -> Sequence[RenderableType]:
+def _worker(worker: dict[str, Any], now: float, name_of: Callable[[str], str]) -> Sequence[Cell]:
     uptime_s = None if worker["started_at"] is None else now - worker["started_at"]
     return (
-        worker["id"][:_SHORT_ID],
+        name_of(worker["id"]),
         worker["model"],
         Text(worker["state"], style="green" if worker["state"] == "serving" else "yellow"),
         f"{worker['num_running']} of {worker['max_num_seqs']}",
@@ -159,30 +223,40 @@ def _worker(worker: dict[str, Any], now: float) -> Sequence[RenderableType]:
     )
 
 
-def _stream(stream: dict[str, Any], now: float) -> Sequence[RenderableType]:
+def _queue(queue: dict[str, Any]) -> Sequence[Cell]:
+    return (
+        queue["model"],
+        queue["lane"],
+        str(queue["num_waiting"]),
+        duration(queue["oldest_s"]),
+        str(queue["num_consumers"]),
+    )
+
+
+def _stream(stream: dict[str, Any], now: float, name_of: Callable[[str], str]) -> Sequence[Cell]:
     state = stream["state"]
     if stream["num_crashes"]:
         state += f", {stream['num_crashes']} lost"
     elif stream["num_workers"] > 1:
         state += ", moved"
     return (
-        stream["id"].replace("_", "-").rpartition("-")[2][:_SHORT_ID],
+        name_of(stream["id"]),
         stream["tenant"] or "anonymous",
         stream["model"],
         state,
-        (stream["worker"] or "-")[:_SHORT_ID],
+        name_of(stream["worker"] or "-"),
         str(stream["num_tokens"]),
         duration(now - stream["created_at"]),
     )
 
 
-def _tenant(tenant: dict[str, Any]) -> Sequence[RenderableType]:
+def _tenant(tenant: dict[str, Any]) -> Sequence[Cell]:
     names = ("requests", "in_flight", "failed", "prompt_tokens", "cached_tokens")
     counts = [f"{tenant[f'num_{name}']:,}" for name in (*names, "generated_tokens")]
     return (tenant["tenant"] or "anonymous", *counts)
 
 
-def _key(key: dict[str, Any]) -> Sequence[RenderableType]:
+def _key(key: dict[str, Any]) -> Sequence[Cell]:
     uses = (
         ("num_requests", "requests_per_minute"),
         ("num_tokens", "tokens_per_minute"),
@@ -198,32 +272,10 @@ def _bar(share: float) -> Text:
     return Text.assemble(("━" * full, style), ("─" * (_BAR_CELLS - full), "dim"), f" {share:4.0%}")
 
 
-def _table(
-    title: str, columns: Iterable[str], rows: Sequence[Sequence[RenderableType]]
-) -> RenderableType:
-    """``columns`` are titles; those of numbers begin with ">"."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(
-            column.lstrip(">"),
-            justify="right" if column.startswith(">") else "left",
-            header_style="dim",
-            no_wrap=True,
-        )
-    for row in rows:
-        table.add_row(*row)
-    return Group(table, Text("  none\n" if not rows else "", style="dim"))
-
-
-def _connect(url: str, api_key: str | None, api_key_file: Path | None) -> "httpx.Client":
+def _connect(gateway: GatewayAccess) -> "httpx.Client":
     with needs("gateway"):
         from cli.gateway_client import connect
-    if api_key_file is not None:
-        try:
-            api_key = api_key_file.read_text().strip()
-        except OSError as error:
-            raise StartupError(f"{api_key_file} cannot be read: {error.strerror}") from None
-    return connect(url, api_key)
+    return connect(*gateway)
 
 
 def _fetch(client: "httpx.Client") -> dict[str, Any]:

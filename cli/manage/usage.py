@@ -4,10 +4,10 @@ from datetime import UTC, date, datetime, time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from cli.options import DEFAULT_URL, ApiKey, GatewayUrl
+from cli.options import GatewayAccess, takes_gateway
 from cli.runtime import needs
+from cli.tables import Column, FittedTable, print_tables
 from cli.terminal import output
 from shared.errors import StartupError
 
@@ -15,15 +15,20 @@ if TYPE_CHECKING:
     import httpx
 
 _NAMES = ("tenant", "api_key_id", "model", "day")
-_COUNTS = (
-    "requests",
-    "completed",
-    "input_tokens",
-    "cached_tokens",
-    "output_tokens",
-    "takeovers",
-)
-_SECONDS = ("queue_seconds", "compute_seconds")
+_COUNTS = {
+    "requests": 0,
+    "completed": 4,
+    "input_tokens": 1,
+    "cached_tokens": 5,
+    "output_tokens": 1,
+    "takeovers": 7,
+}
+"""Their ranks in the table."""
+_SECONDS = {"queue_seconds": 6, "compute_seconds": 3}
+_NUMBERS = [
+    Column(name.replace("_", " "), is_number=True, rank=rank)
+    for name, rank in (_COUNTS | _SECONDS).items()
+]
 
 app = typer.Typer(
     help="Show what requests have used: tokens, seconds and costs.", invoke_without_command=True
@@ -31,10 +36,10 @@ app = typer.Typer(
 
 
 @app.callback()
+@takes_gateway
 def usage(
     context: typer.Context,
-    url: GatewayUrl = DEFAULT_URL,
-    api_key: ApiKey = None,
+    gateway: GatewayAccess,
     since: Annotated[
         str | None,
         typer.Option(metavar="DATE", help="First day, in UTC. Unset: 30 days before the last."),
@@ -70,18 +75,18 @@ def usage(
     }
     params = {name: value for name, value in chosen.items() if value is not None}
     path = "/admin/v1/usage" if of_all or tenant is not None else "/v1/usage"
-    answer = _asked(url, api_key, "GET", path, params=params)
+    answer = _asked(gateway, "GET", path, params=params)
     if as_csv:
         output.print(answer.text, end="", markup=False, soft_wrap=True)
     else:
-        output.print(_table(answer.json()))
+        print_tables(_table(answer.json()))
 
 
 @app.command()
+@takes_gateway
 def erase(
     tenant: Annotated[str, typer.Argument(help="The tenant whose records are deleted.")],
-    url: GatewayUrl = DEFAULT_URL,
-    api_key: ApiKey = None,
+    gateway: GatewayAccess,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Delete all usage records of a tenant, with a key of the scope operator.
@@ -91,7 +96,7 @@ def erase(
     if not yes:
         typer.confirm(f"Delete all usage records of {tenant!r} for good?", abort=True)
     params = {"tenant": tenant}
-    answer = _asked(url, api_key, "DELETE", "/admin/v1/usage", params=params)
+    answer = _asked(gateway, "DELETE", "/admin/v1/usage", params=params)
     output.print(f"{answer.json()['num_records']} records deleted")
 
 
@@ -104,33 +109,31 @@ def _start_of(option: str, day: str) -> int:
     return int(begun.timestamp())
 
 
-def _table(report: dict[str, Any]) -> Table:
+def _table(report: dict[str, Any]) -> FittedTable:
     rows = report["data"]
     start, end = (datetime.fromtimestamp(report[name], UTC) for name in ("start_time", "end_time"))
     title = f"Requests that ended from {start:%Y-%m-%d %H:%M} until {end:%Y-%m-%d %H:%M} UTC"
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     names = [name for name in _NAMES if any(row[name] is not None for row in rows)]
-    for name in names:
-        table.add_column(name.replace("_", " "), header_style="dim", no_wrap=True)
     currency = report["currency"]
-    costs = [] if currency is None else [f"cost in {currency}"]
-    for name in (*_COUNTS, *_SECONDS, *costs):
-        table.add_column(name.replace("_", " "), justify="right", header_style="dim")
-    for row in rows:
-        cost = "-" if row["cost"] is None else f"{row['cost']:.6f}"
-        table.add_row(
-            *(row[name] or "-" for name in names),
-            *(f"{row[name]:,}" for name in _COUNTS),
-            *(f"{row[name]:,.1f}" for name in _SECONDS),
-            *([cost] if costs else []),
-        )
-    return table
+    costs = [] if currency is None else [Column(f"cost in {currency}", is_number=True, rank=2)]
+    columns = [*(Column(name.replace("_", " ")) for name in names), *_NUMBERS, *costs]
+    return FittedTable(title, columns, [_row(row, names, has_cost=bool(costs)) for row in rows])
 
 
-def _asked(url: str, api_key: str | None, method: str, path: str, **more: Any) -> "httpx.Response":
+def _row(row: dict[str, Any], names: list[str], *, has_cost: bool) -> list[str]:
+    cost = "-" if row["cost"] is None else f"{row['cost']:.6f}"
+    return [
+        *(row[name] or "-" for name in names),
+        *(f"{row[name]:,}" for name in _COUNTS),
+        *(f"{row[name]:,.1f}" for name in _SECONDS),
+        *([cost] if has_cost else []),
+    ]
+
+
+def _asked(gateway: GatewayAccess, method: str, path: str, **more: Any) -> "httpx.Response":
     """The response of a gateway. Raises its error, and `Unavailable`."""
     with needs("gateway"):
         from cli.gateway_client import asked, connect
 
-    with connect(url, api_key) as client:
+    with connect(*gateway) as client:
         return asked(client, method, path, **more)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.manage.batches import asked_of, print_json
-from cli.options import DEFAULT_URL, ApiKey, GatewayUrl
+from cli.options import GatewayAccess, takes_gateway
 from cli.terminal import output
 
 app = typer.Typer(help="Manage the webhooks of a gateway.", no_args_is_help=True)
@@ -15,9 +15,9 @@ WebhookId = Annotated[str, typer.Argument(metavar="ID", help="Id of the webhook.
 
 
 @app.command("list")
+@takes_gateway
 def list_webhooks(
-    url: GatewayUrl = DEFAULT_URL,
-    api_key: ApiKey = None,
+    gateway: GatewayAccess,
     tenant: Annotated[str | None, typer.Option(help="Those of one tenant only.")] = None,
 ) -> None:
     """List the webhooks.
@@ -25,16 +25,16 @@ def list_webhooks(
     [dim]warren webhooks list --url http://127.0.0.1:8000[/]
     """
     wanted = {} if tenant is None else {"tenant": tenant}
-    for webhook in asked_of(url, api_key, "GET", _PATH, params=wanted)["data"]:
+    for webhook in asked_of(gateway, "GET", _PATH, params=wanted)["data"]:
         types = ",".join(webhook["event_types"])
         _print(webhook["id"], webhook["tenant"] or "-", webhook["url"], types)
 
 
 @app.command()
+@takes_gateway
 def add(
     endpoint: Annotated[str, typer.Argument(metavar="ENDPOINT", help="URL of the endpoint.")],
-    url: GatewayUrl = DEFAULT_URL,
-    api_key: ApiKey = None,
+    gateway: GatewayAccess,
     tenant: Annotated[
         str, typer.Option(help="Whose events are sent. Left out: those without an API key.")
     ] = "",
@@ -48,59 +48,61 @@ def add(
     [dim]warren webhooks add https://example.com/hook --tenant acme --event batch.completed[/]
     """
     body: dict[str, Any] = {"url": endpoint, "tenant": tenant, "name": name}
-    print_json(asked_of(url, api_key, "POST", _PATH, json={**body, "event_types": event or []}))
+    print_json(asked_of(gateway, "POST", _PATH, json={**body, "event_types": event or []}))
 
 
 @app.command()
+@takes_gateway
 def rotate(
     webhook_id: WebhookId,
-    url: GatewayUrl = DEFAULT_URL,
-    api_key: ApiKey = None,
+    gateway: GatewayAccess,
     keep: Annotated[
         bool, typer.Option("--keep", help="Sign with the old secret, too, for 24 hours.")
     ] = False,
 ) -> None:
     """Replace the secret of a webhook, and show the new one."""
     body = {"keep_old_secret_active_for_24_hours": keep}
-    print_json(asked_of(url, api_key, "POST", f"{_PATH}/{webhook_id}/rotate_secret", json=body))
+    print_json(asked_of(gateway, "POST", f"{_PATH}/{webhook_id}/rotate_secret", json=body))
 
 
 @app.command()
-def remove(webhook_id: WebhookId, url: GatewayUrl = DEFAULT_URL, api_key: ApiKey = None) -> None:
+@takes_gateway
+def remove(gateway: GatewayAccess, webhook_id: WebhookId) -> None:
     """Remove a webhook, and what has not been delivered to it."""
-    print_json(asked_of(url, api_key, "DELETE", f"{_PATH}/{webhook_id}"))
+    print_json(asked_of(gateway, "DELETE", f"{_PATH}/{webhook_id}"))
 
 
 @app.command("test")
+@takes_gateway
 def send_test(
     webhook_id: WebhookId,
-    url: GatewayUrl = DEFAULT_URL,
-    api_key: ApiKey = None,
+    gateway: GatewayAccess,
     event: Annotated[str, typer.Option(help="The type of the event.")] = "batch.completed",
 ) -> None:
     """Send a sample event, and show the status of the endpoint's answer."""
     body = {"event_type": event}
-    print_json(asked_of(url, api_key, "POST", f"{_PATH}/{webhook_id}/test", json=body))
+    print_json(asked_of(gateway, "POST", f"{_PATH}/{webhook_id}/test", json=body))
 
 
 @app.command()
-def dead(url: GatewayUrl = DEFAULT_URL, api_key: ApiKey = None) -> None:
+@takes_gateway
+def dead(gateway: GatewayAccess) -> None:
     """List the oldest deliveries that have failed too often."""
-    for one in asked_of(url, api_key, "GET", f"{_PATH}/dead")["data"]:
+    for one in asked_of(gateway, "GET", f"{_PATH}/dead")["data"]:
         tries = f"{one['num_tries']} tries, {one['reason']}"
         _print(one["id"], one["type"], one["object_id"], one["url"], tries)
 
 
 @app.command()
+@takes_gateway
 def retry(
     delivery_id: Annotated[
         str, typer.Argument(metavar="ID", help="Id of the delivery, as shown by `dead`.")
     ],
-    url: GatewayUrl = DEFAULT_URL,
-    api_key: ApiKey = None,
+    gateway: GatewayAccess,
 ) -> None:
     """Try a dead delivery again, as often as a new one."""
-    print_json(asked_of(url, api_key, "POST", f"{_PATH}/dead/{delivery_id}/retry"))
+    print_json(asked_of(gateway, "POST", f"{_PATH}/dead/{delivery_id}/retry"))
 
 
 def _print(*cells: str) -> None:

@@ -13,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BROKER = "--broker=amqp://nobody:secret@127.0.0.1:1/warren"
-COMMANDS = ["serve", "gateway", "worker", "pull", "chat", "batch", "status", "top", "doctor"]
+COMMANDS = ["serve", "gateway", "worker", "pull", "chat", "batch", "status", "top"]
+COMMANDS += ["drain", "doctor"]
 GROUPS = {
     "batches": ["list"],
     "dead": ["list"],

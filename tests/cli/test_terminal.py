@@ -2,7 +2,7 @@
 
 import pytest
 
-from cli.terminal import output, printable
+from cli.terminal import counted, output, printable
 
 
 def test_text_is_not_taken_for_emoji(capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,3 +21,19 @@ def test_text_is_not_taken_for_emoji(capsys: pytest.CaptureFixture[str]) -> None
 )
 def test_what_would_control_a_terminal_is_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
+
+
+def test_no_progress_is_shown_before_there_is_any(capsys: pytest.CaptureFixture[str]) -> None:
+    with counted("in.jsonl"):
+        pass
+
+    assert capsys.readouterr().err == ""
+
+
+def test_progress_is_shown_from_its_beginning_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with counted("in.jsonl") as show:
+        show(1, 2, "0 failed")
+
+    shown = capsys.readouterr().err
+    assert "in.jsonl" in shown
+    assert "1/2" in shown

@@ -256,7 +256,7 @@ def test_the_url_may_end_with_v1(url: str) -> None:
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        (None, "requires an API key: set OPENAI_API_KEY, or pass --api-key"),
+        (None, "requires an API key: set OPENAI_API_KEY, or name a file"),
         ("wk-3c5c4c7894-secret", r"does not accept the API key wk-3c5c4c7894-\.\.\. of --api-key"),
         ("sk-secret", "does not accept the API key of --api-key"),
     ],

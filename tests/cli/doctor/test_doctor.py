@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 from typer.testing import CliRunner
+from yarl import URL
 
 from cli.doctor.broker import _permissions, check_broker, check_management
-from cli.doctor.command import _gateway
+from cli.doctor.command import _served_name
 from cli.doctor.findings import Finding
+from cli.doctor.gateway import check_gateway
 from cli.main import app
-from gateway.intake.key_file import KeyFile
+from infra.rabbitmq.worker_account import definitions
 from shared import topology
-from shared.bus.memory import MemoryBus
 from shared.bus.rabbit import RabbitBus
-from tests.support.deployment.broker import Broker
-from tests.support.gateway.http import hears_a_worker, live_gateway
-from tests.support.workers.scripted_worker import ScriptedWorker
+from shared.settings import WorkerSettings
+from tests.support.deployment.broker import Broker, RabbitNode
 
 NOBODY = "amqp://worker:secret@127.0.0.1:1/warren"
 
@@ -50,10 +50,13 @@ def test_a_machine_without_a_deployment_has_no_failures() -> None:
 
 
 def test_every_failure_has_a_remedy_and_no_secret(tmp_path: Path) -> None:
+    management = tmp_path / "management.url"
+    management.write_text("http://operator:secret@127.0.0.1:1\n")
+
     status, found = run(
         f"--broker={NOBODY}",
         "--url=http://127.0.0.1:1/v1",
-        "--management=http://operator:secret@127.0.0.1:1",
+        f"--management-file={management}",
         f"--keys-file={tmp_path / 'absent'}",
         "--model=no-such-model",
     )
@@ -63,6 +66,13 @@ def test_every_failure_has_a_remedy_and_no_secret(tmp_path: Path) -> None:
     assert failed == {"API keys", "broker", "gateway", "management", "model"}
     assert all(found[check]["remedy"] for check in failed)
     assert "secret" not in json.dumps([found[check] for check in failed])
+
+
+def test_what_is_checked_is_a_heading() -> None:
+    done = CliRunner().invoke(app, ["doctor", "--model=no-such-model", "--url=http://127.0.0.1:1"])
+
+    headings = [line for line in done.stdout.splitlines() if line[0].isupper()]
+    assert headings == ["This machine, with its own settings", "Broker", "Gateway"]
 
 
 def test_a_line_for_people_has_the_remedy_at_its_end() -> None:
@@ -79,27 +89,18 @@ def test_a_url_that_is_not_escaped_is_a_finding() -> None:
     assert [finding.status for finding in found] == ["failure"]
 
 
-async def test_a_gateway_is_well_and_its_clock_agrees(tmp_path: Path) -> None:
-    key = KeyFile(tmp_path / "keys").add("alice")
-    async with (
-        MemoryBus() as bus,
-        ScriptedWorker(bus),
-        live_gateway(bus, keys_file=tmp_path / "keys") as gateway,
-    ):
-        gateway.http.headers["authorization"] = f"Bearer {key}"
-        await hears_a_worker(gateway)
-        url = f"{gateway.url}/v1/"
-        found = by_check(await asyncio.to_thread(lambda: list(_gateway(url, key))))
-        without = by_check(await asyncio.to_thread(lambda: list(_gateway(url, None))))
-        wrong = by_check(await asyncio.to_thread(lambda: list(_gateway(url, "wk-1-x"))))
-
-    assert {name: finding.status for name, finding in found.items()} == {
-        "gateway": "ok",
-        "clock": "ok",
-        "models": "ok",
-    }
-    assert without["models"].status == "warning"
-    assert wrong["models"].status == "failure"
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("smollm2", "smollm2"),
+        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
+        ("/models/x.gguf", "x"),
+        ("/models/my model", "/models/my model"),
+    ],
+)
+def test_the_queue_is_that_of_the_name_that_clients_use(model: str, name: str) -> None:
+    assert _served_name(WorkerSettings(model=model)) == name
+    assert _served_name(WorkerSettings(model=model, served_name="mine")) == "mine"
 
 
 class NotHttp(BaseRequestHandler):
@@ -114,7 +115,7 @@ def test_a_port_that_does_not_speak_http_is_a_finding() -> None:
     with ThreadingTCPServer(("127.0.0.1", 0), NotHttp) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}"
-        found = [*_gateway(url, None), *check_management(url, "warren")]
+        found = [*check_gateway(url, None), *check_management(url, "warren")]
         server.shutdown()
 
     assert [(one.check, one.status) for one in found] == [
@@ -136,6 +137,25 @@ async def test_the_shipped_accounts_may_do_what_their_sides_do(broker: Broker, u
     assert found["permissions"].status == "ok", found["permissions"]
     if user in ("gateway", "operator"):
         assert "0 jobs wait, 0 workers take them" in found["queue"].detail
+
+
+@pytest.mark.rabbit
+async def test_a_worker_limited_to_models_is_checked_as_a_worker(
+    broker: Broker, tmp_path: Path
+) -> None:
+    if not isinstance(broker, RabbitNode):
+        pytest.skip("the broker is not this session's own")
+    account = tmp_path / "account.json"
+    account.write_text(json.dumps(definitions("doctor-limited", ["doctor-test"], "warren")))
+    if "doctor-limited" not in broker.ctl("list_users"):
+        broker.ctl("add_user", "doctor-limited", str(URL(broker.url).password))
+    broker.ctl("import_definitions", str(account))
+
+    found = by_check(await check_broker(broker.url_of("doctor-limited"), "doctor-test"))
+
+    assert found["permissions"].status == "ok", found["permissions"]
+    assert found["permissions"].detail.endswith("has the permissions of a worker")
+    assert "0 workers take them" in found["queue"].detail
 
 
 @pytest.mark.rabbit
@@ -203,6 +223,22 @@ def test_missing_policies_and_alarms_are_found() -> None:
     assert ill["policies"].detail == "missing: warren-dead-letters"
     assert ill["alarms"].detail.endswith("rabbit@a: mem_alarm")
     assert ill["nodes"].detail == "not running: rabbit@b"
+
+
+def test_the_url_of_the_management_api_is_read_from_a_file(tmp_path: Path) -> None:
+    node = {"name": "rabbit@a", "running": True}
+    with management({"/api/policies/warren": [], "/api/nodes": [node]}) as url:
+        (tmp_path / "url").write_text(f"{url}\n")
+        _, found = run(f"--management-file={tmp_path / 'url'}")
+
+    assert found["nodes"]["status"] == "ok"
+
+
+def test_a_file_that_cannot_be_read_is_named() -> None:
+    done = CliRunner().invoke(app, ["doctor", "--management-file=/no/such/file"])
+
+    assert done.exit_code == 1
+    assert "/no/such/file cannot be read" in str(done.exception)
 
 
 def test_the_management_api_must_answer() -> None:

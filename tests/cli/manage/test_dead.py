@@ -1,6 +1,7 @@
 """``warren dead`` against a real broker, and what it prints of a hostile letter."""
 
 import asyncio
+import re
 import subprocess
 import sys
 import uuid
@@ -81,9 +82,12 @@ def test_what_is_no_job_can_only_be_dropped(broker: Broker) -> None:
     request_id = uuid.uuid4().hex
     asyncio.run(bury(broker, request_id, f"no job {request_id}".encode()))
 
+    listed = warren_dead(broker, "list")
     retried = warren_dead(broker, "retry", request_id)
     dropped = warren_dead(broker, "drop", request_id)
 
+    (row,) = [line for line in listed.stdout.splitlines() if request_id in line]
+    assert re.search(r"  user \S+ +0:0\d:\d\d$", row)
     assert (retried.returncode, "it can only be dropped" in retried.stderr) == (1, True)
     assert "was dropped" in dropped.stdout
 

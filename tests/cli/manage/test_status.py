@@ -5,13 +5,16 @@ import os
 import pty
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from cli.main import app
-from cli.manage.status import duration
+from cli.manage.status import Gateways, duration, render, short_id
 from gateway.intake.key_file import KeyFile
 from tests.support.gateway.serving import served
 
@@ -31,6 +34,118 @@ def test_the_tables_name_what_there_is() -> None:
     assert "gateway ok" in shown
     for title in ("Workers", "Queues", "Streams of this gateway (0)", "Tenants"):
         assert title in shown
+
+
+def test_top_adds_up_what_gateways_behind_a_proxy_say() -> None:
+    gateways = Gateways()
+    with served() as one, served() as other:
+        for url in (one, other, one):
+            seen = gateways.merged(json.loads(run("status", "--url", url, "--json")))
+
+    assert seen["num_gateways"] == 2
+    assert seen["gateway"]["num_requests"] == 0
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(render(seen))
+    assert "Streams of 2 gateways (0)" in capture.get()
+
+
+def a_long_status() -> dict[str, Any]:
+    """A status as large deployments have it."""
+    model, tenant = "HuggingFaceTB/SmolLM2-135M-Instruct", "department-of-linguistics"
+    worker = {
+        "id": "3f9c2a71d0b84e55a8f6e1c2b3d4f5a6",
+        "model": model,
+        "state": "serving",
+        "num_running": 60,
+        "max_num_seqs": 64,
+        "num_waiting": 12,
+        "kv_usage": 0.93,
+        "num_answered": 123_456,
+        "started_at": time.time() - 40_000,
+    }
+    counts = ("requests", "in_flight", "failed", "prompt_tokens", "cached_tokens")
+    return {
+        "gateway": {"version": "0.1.0", "status": "ok", "started_at": 0.0, "num_requests": 3},
+        "workers": [worker],
+        "queues": [
+            {
+                "model": model,
+                "lane": "interactive",
+                "num_waiting": 1234,
+                "oldest_s": 4000.0,
+                "num_consumers": 12,
+            }
+        ],
+        "streams": [
+            {
+                "id": "alice.monthly-report-2026-10",
+                "tenant": tenant,
+                "model": model,
+                "state": "running",
+                "num_crashes": 1,
+                "num_workers": 2,
+                "worker": worker["id"],
+                "num_tokens": 12_345,
+                "created_at": time.time() - 100,
+            }
+        ],
+        "num_streams": 1,
+        "tenants": [
+            {
+                "tenant": tenant,
+                **{f"num_{name}": 1_234_567_890 for name in (*counts, "generated_tokens")},
+            }
+        ],
+        "keys": [
+            {
+                "id": "3c5c4c7894",
+                "tenant": tenant,
+                "label": "the crawler on host 17",
+                "num_requests": 1000,
+                "requests_per_minute": 6000,
+                "num_tokens": 1_000_000,
+                "tokens_per_minute": 60_000_000,
+                "num_running": 12,
+                "max_concurrent": 64,
+            }
+        ],
+        "num_dead_letters": 0,
+    }
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_name_is_cut_in_a_narrow_terminal(width: int) -> None:
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(render(a_long_status()))
+
+    shown = capture.get()
+    assert "…" not in shown
+    assert all(len(line) <= width for line in shown.splitlines())
+    for name in ("3f9c2a71", "3c5c4c7894", "60 of 64", "1,234,567,890", "running, 1"):
+        assert name in shown
+
+
+def test_what_is_piped_has_whole_ids() -> None:
+    with served() as url:
+        shown = run("status", "--url", url)
+        (worker,) = json.loads(run("status", "--url", url, "--json"))["workers"]
+
+    assert worker["id"] in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("chatcmpl-3f9c2a71d0b84e55a8f6e1c2b3d4f5a6", "3f9c2a71"),
+        ("resp_3f9c2a71d0b84e55a8f6e1c2b3d4f5a6", "3f9c2a71"),
+        ("alice.monthly-report-2026-10", "alice.monthly-report-2026-10"),
+        ("-", "-"),
+    ],
+)
+def test_only_random_ids_are_shortened(name: str, shown: str) -> None:
+    assert short_id(name) == shown
 
 
 def test_json_is_the_gateways_answer() -> None:
@@ -58,7 +173,10 @@ def test_a_missing_key_is_said_in_one_line(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
 
     assert done.returncode == 2
-    assert done.stderr.startswith("error: An API key is required.")
+    assert done.stderr == (
+        f"error: {url} requires an API key: set OPENAI_API_KEY, or name a file that contains it "
+        "with --api-key-file\n"
+    )
 
 
 def test_top_shows_the_status_until_it_is_interrupted() -> None:

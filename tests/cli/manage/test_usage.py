@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from cli.main import app
+from cli.manage.usage import _COUNTS, _SECONDS, _table
 from shared.errors import StartupError
 from tests.support.gateway.serving import served
 
@@ -29,6 +31,22 @@ def test_the_table_has_a_column_for_each_number(url: str) -> None:
     shown = run("usage", "--url", url, "--since", "2026-01-01", "--until", "2026-01-31")
 
     assert "from 2026-01-01 00:00 until 2026-02-01 00:00 UTC" in " ".join(shown.split())
+
+
+def test_tokens_are_shown_beside_long_names_in_80_columns(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    numbers = dict.fromkeys((*_COUNTS, *_SECONDS), 123_456_789)
+    names = {"tenant": "department-of-linguistics", "model": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+    row = {**numbers, **names, "api_key_id": None, "day": None, "cost": 12.5}
+    report = {"data": [row], "start_time": 0, "end_time": 1, "currency": "EUR"}
+
+    Console(width=80).print(_table(report))
+
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert shown.count("123,456,789") == 3
+    assert "left out at this width: takeovers, queue seconds" in shown
 
 
 def test_csv_can_be_piped(url: str) -> None:

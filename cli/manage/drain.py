@@ -1,0 +1,65 @@
+"""The command ``warren drain``: takes a worker out of service."""
+
+from typing import Annotated, Any
+
+import typer
+
+from cli.manage.batches import asked_of
+from cli.options import GatewayAccess, takes_gateway
+from cli.terminal import output, printable
+from shared.errors import InvalidRequest
+from shared.settings import did_you_mean
+
+_PREFIX = "worker."
+"""The beginning of the names that log lines give workers."""
+_MIN_LENGTH = 4
+"""Of the beginning of an id: a worker is not drained by a slip of the fingers."""
+
+
+@takes_gateway
+def drain(
+    worker: Annotated[
+        str,
+        typer.Argument(
+            metavar="WORKER", help="Id of the worker, as `status` shows it, or its beginning."
+        ),
+    ],
+    gateway: GatewayAccess,
+    immediate: Annotated[
+        bool, typer.Option("--immediate", help="Move running requests to other workers at once.")
+    ] = False,
+) -> None:
+    """Make a worker finish its requests and exit, with a key of the scope operator.
+
+    It takes no new jobs. Requests that are not finished within its WARREN_DRAIN_GRACE_S continue on
+    other workers.
+
+    [dim]warren drain 3f9c2a71 --url http://127.0.0.1:8000[/]
+    """
+    worker_id = found(worker, asked_of(gateway, "GET", "/admin/v1/status")["workers"])
+    params = {"immediate": immediate}
+    asked_of(gateway, "POST", f"/admin/v1/workers/{worker_id}/drain", params=params)
+    output.print(f"{worker_id} is draining", soft_wrap=True, markup=False)
+
+
+def found(name: str, workers: list[dict[str, Any]]) -> str:
+    """The id of the worker whose id is ``name``, or the only one whose id begins with it.
+
+    Raises `InvalidRequest`, which names the workers that there are.
+    """
+    models: dict[str, str] = {worker["id"]: worker["model"] for worker in workers}
+    wanted = name.removeprefix(_PREFIX)
+    if wanted in models:
+        return wanted
+    similar = [one for one in models if one.startswith(wanted)]
+    if len(similar) == 1 and len(wanted) >= _MIN_LENGTH:
+        return similar[0]
+    if not models:
+        raise InvalidRequest(f"there is no worker {name}: the gateway has heard of none")
+    if similar:
+        problem = f"{name} is too short to name one worker"
+    else:
+        hint = did_you_mean(wanted, {one[: len(wanted)] for one in models})
+        problem = f"there is no worker {name}{hint}"
+    known = [printable(f"{one}  {models[one]}") for one in similar or models]
+    raise InvalidRequest("\n".join([problem, "The gateway knows these workers:", *known]))

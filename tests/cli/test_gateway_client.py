@@ -1,0 +1,75 @@
+"""What commands say when a gateway refuses them."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from cli.gateway_client import asked, connect
+from cli.main import app
+from gateway.intake.key_file import KeyFile
+from shared.errors import StartupError
+from tests.support.gateway.serving import served
+
+COMMANDS = [
+    ["batches", "list"],
+    ["status"],
+    ["usage"],
+    ["usage", "erase", "alice", "--yes"],
+    ["webhooks", "dead"],
+]
+
+
+def refused(status: int, message: str, api_key: str | None = None) -> str:
+    """What a request says whose answer is this error."""
+    body = {"error": {"code": "x", "message": message, "param": None}}
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, json=body))
+    with pytest.raises(StartupError) as caught, connect("http://g", api_key, transport) as client:
+        asked(client, "GET", "/")
+    return caught.value.message
+
+
+def test_a_missing_key_names_what_the_user_can_set() -> None:
+    shown = refused(401, "Send the header Authorization: Bearer KEY.")
+
+    assert "OPENAI_API_KEY" in shown
+    assert "--api-key-file" in shown
+    assert "Authorization" not in shown
+
+
+def test_a_refused_key_is_named_with_the_reason_and_without_its_secret() -> None:
+    shown = refused(401, "This API key has expired.", "wk-3c5c4c7894-secret")
+
+    assert "does not accept the API key wk-3c5c4c7894-... of --api-key, --api-key-file" in shown
+    assert shown.endswith(": This API key has expired.")
+    assert "secret" not in shown
+
+
+@pytest.mark.parametrize("api_key", [None, "wk-1-x"])
+def test_a_missing_scope_asks_for_another_key(api_key: str | None) -> None:
+    shown = refused(403, "Missing scope: operator.", api_key)
+
+    assert shown.startswith("Missing scope: operator; use an API key")
+    assert "--api-key-file" in shown
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_each_command_reads_its_key_from_a_file(tmp_path: Path, command: list[str]) -> None:
+    keys = KeyFile(tmp_path / "keys")
+    scopes = ("generate", "cancel", "operator")
+    (tmp_path / "key").write_text(f"{keys.add('ops', scopes=scopes)}\n")
+    with served(keys_file=str(keys.path)) as url:
+        options = ["--url", url, "--api-key-file", str(tmp_path / "key")]
+        done = CliRunner().invoke(app, [*command, *options], catch_exceptions=False)
+
+    assert done.exit_code == 0, done.output
+
+
+def test_an_empty_key_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "key").touch()
+
+    with pytest.raises(StartupError, match=r"key is empty"):
+        CliRunner().invoke(
+            app, ["status", "--api-key-file", str(tmp_path / "key")], catch_exceptions=False
+        )
