@@ -6,8 +6,12 @@ Names come from ``shared.topology``, schemas from ``shared.messages`` and error 
 the file with the code.
 """
 
+import ast
 import inspect
+import json
 import re
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,6 +21,7 @@ import yaml
 from shared import topology
 from shared.bus.base import Exchange, Queue
 from shared.errors import InvalidRequest, RequestError, ServiceError, WarrenError
+from shared.log import EMPTY_HASH, extend_hash
 from shared.messages import (
     JSON,
     MSGPACK,
@@ -31,6 +36,7 @@ from shared.messages import (
     PromptScores,
     Started,
     TokenDelta,
+    encode,
 )
 
 FILE = Path(__file__).with_name("asyncapi.yaml")
@@ -72,6 +78,40 @@ goes to `{topology.DEAD_LETTERS.name}`; if its reply_to is yours, it is answered
 `Failed` of code `{InvalidRequest.code}`. Workers obey your commands for your own requests
 only.
 """
+_FIRST_TOKENS = (504, 3575)
+_STREAM: tuple[tuple[str, str, msgspec.Struct], ...] = (
+    (
+        "1. A worker begins",
+        "The first `Started` opens attempt 1. Its `is_waiting` is false, so it needs no answer.",
+        Started(worker="worker.4f1c", ticket="9d2e", num_prompt_tokens=(37,)),
+    ),
+    (
+        "2. The first tokens",
+        "They count: the attempt is 1, no token was read before, and the hash is that of none.",
+        TokenDelta(
+            choice=0,
+            attempt=1,
+            index=0,
+            prefix_hash=EMPTY_HASH,
+            token_ids=_FIRST_TOKENS,
+            text="The capital",
+        ),
+    ),
+    (
+        "3. The last tokens",
+        "They count: two tokens were read before, and the hash is theirs. The only choice has "
+        "ended, and so has the job: the answer is `The capital is Paris.`",
+        Finished(
+            choice=0,
+            attempt=1,
+            index=len(_FIRST_TOKENS),
+            prefix_hash=extend_hash(EMPTY_HASH, _FIRST_TOKENS),
+            token_ids=(314, 7042, 30),
+            text=" is Paris.",
+            finish_reason="stop",
+        ),
+    ),
+)
 _PROPERTIES = {
     "type": "object",
     "description": "AMQP basic properties.",
@@ -97,18 +137,45 @@ def document() -> Json:
     return {
         "asyncapi": ASYNCAPI_VERSION,
         "info": {"title": "Warren for AMQP clients", "version": "1", "description": _DESCRIPTION},
+        "servers": _servers(),
         "defaultContentType": JSON,
         "channels": _channels(),
         "operations": _operations(),
         "components": {
             "messages": {message.__name__: _message(message) for message in MESSAGES},
             "schemas": _schemas(),
+            "securitySchemes": {
+                "account": {"type": "userPassword", "description": "Your user of the broker."}
+            },
         },
     }
 
 
 def render() -> str:
     return yaml.dump(document(), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _servers() -> Json:
+    return {
+        "broker": _server("amqp", "5672", "Without TLS, for a network that you trust."),
+        "brokerOverTls": _server("amqps", "5671", "With TLS."),
+    }
+
+
+def _server(protocol: str, port: str, description: str) -> Json:
+    return {
+        "host": "{host}:{port}",
+        "pathname": "/{vhost}",
+        "protocol": protocol,
+        "protocolVersion": "0-9-1",
+        "description": description,
+        "variables": {
+            "host": {"description": "The broker, or one node of its cluster."},
+            "port": {"default": port},
+            "vhost": {"default": "warren", "description": "The virtual host, percent-encoded."},
+        },
+        "security": [_ref("components/securitySchemes", "account")],
+    }
 
 
 def _channels() -> Json:
@@ -222,12 +289,14 @@ def _submit(channel: str) -> Json:
 
 def _message(message: type[msgspec.Struct]) -> Json:
     entry: Json = {
-        "name": _tag(message),
-        "summary": _docstring(message).split("\n")[0],
+        "name": tag(message),
+        "summary": docstring(message).split("\n")[0],
         "payload": _ref("components/schemas", message.__name__),
     }
     if message is GenerationJob:
-        entry |= {"headers": _PROPERTIES, "examples": [_example()]}
+        entry |= {"headers": _PROPERTIES, "examples": _questions()}
+    if examples := [_seen(*event) for event in _STREAM if isinstance(event[2], message)]:
+        entry["examples"] = examples
     if message is Failed:
         entry["x-codes"] = _codes()
     if message in (*COMMANDS, Announcement):
@@ -235,18 +304,32 @@ def _message(message: type[msgspec.Struct]) -> Json:
     return entry
 
 
-def _example() -> Json:
+def _questions() -> list[Json]:
+    question = _question("row-17", "reply.publisher.my-results")
+    # A stream has a queue of its own, because the queue is its log.
+    streamed = _question("row-18", "reply.publisher.row-18")
+    streamed["payload"]["mode"] = "stream"
+    return [{"name": "A question", **question}, {"name": "A question to stream", **streamed}]
+
+
+def _seen(name: str, summary: str, event: msgspec.Struct) -> Json:
+    """An event of the stream that answers the second question."""
+    headers = {"content_type": JSON, "correlation_id": "row-18"}
+    payload = json.loads(encode(event, JSON))
+    return {"name": name, "summary": summary, "headers": headers, "payload": payload}
+
+
+def _question(row: str, reply_to: str) -> Json:
     return {
-        "name": "A question",
         "headers": {
             "content_type": JSON,
-            "correlation_id": "row-17",
-            "reply_to": "reply.publisher.my-results",
+            "correlation_id": row,
+            "reply_to": reply_to,
             "user_id": "publisher",
         },
         "payload": {
-            "type": _tag(GenerationJob),
-            "request_id": "publisher.row-17",
+            "type": tag(GenerationJob),
+            "request_id": f"publisher.{row}",
             "model": "smollm2",
             "prompts": [
                 {
@@ -274,8 +357,36 @@ def _schemas() -> Json:
     _, components = msgspec.json.schema_components(
         MESSAGES, ref_template="#/components/schemas/{name}"
     )
+    documented = {struct.__name__: field_docs(struct) for struct in _structs(msgspec.Struct)}
+    for name, schema in components.items():
+        for field, doc in documented.get(name, {}).items():
+            if field in schema.get("properties", {}):
+                schema["properties"][field]["description"] = doc
     schemas: Json = _plain(components)
     return schemas
+
+
+def _structs(root: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+    """The structs of `shared.messages`."""
+    for struct in root.__subclasses__():
+        if struct.__module__.startswith("shared.messages."):
+            yield struct
+        yield from _structs(struct)
+
+
+def field_docs(struct: type[msgspec.Struct]) -> dict[str, str]:
+    """What the source says below each field, with its unit."""
+    (definition,) = ast.parse(inspect.getsource(struct)).body
+    assert isinstance(definition, ast.ClassDef)
+    docs = {}
+    for field, below in pairwise(definition.body):
+        match field, below:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(doc))),
+            ):
+                docs[name] = " ".join(doc.split())
+    return docs
 
 
 def _plain(schema: Any) -> Any:
@@ -316,11 +427,13 @@ def _ref(place: str, name: str) -> Json:
     return {"$ref": f"#/{place}/{name}"}
 
 
-def _tag(message: type[msgspec.Struct]) -> str:
-    return str(message.__struct_config__.tag)
+def tag(message: type[msgspec.Struct]) -> str:
+    """The value of the field ``type``; empty if there is none."""
+    return str(message.__struct_config__.tag or "")
 
 
-def _docstring(message: type[msgspec.Struct]) -> str:
+def docstring(message: type[msgspec.Struct]) -> str:
+    """The text of a struct's docstring."""
     return inspect.getdoc(message) or ""
 
 

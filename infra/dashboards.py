@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-DIRECTORY = Path(__file__).parent / "grafana" / "dashboards"
+_INFRA = Path(__file__).parent
+DIRECTORIES = (_INFRA / "grafana/dashboards", _INFRA / "helm/warren/files/dashboards")
+"""For compose, and for the chart, which can only read files of its own."""
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _WIDTH, _HEIGHT = 8, 8
 _COLUMNS = 24
@@ -55,9 +57,9 @@ def _sum(metric: str, by: str) -> tuple[str, str]:
 SERVICE = (
     Panel(
         "Requests",
-        "Accepted requests that ended, by outcome.",
+        "Accepted requests that ended, by class and outcome.",
         "reqps",
-        [_rate("warren_gateway_requests_total", "outcome")],
+        [_rate("warren_gateway_requests_total", "class, outcome")],
     ),
     Panel(
         "Refused requests",
@@ -80,19 +82,19 @@ SERVICE = (
         "Time to first token",
         "As clients of the gateways see it.",
         "s",
-        _quantiles("warren_gateway_time_to_first_token_seconds", "model"),
+        _quantiles("warren_gateway_time_to_first_token_seconds", "model, class"),
     ),
     Panel(
         "Inter-token latency",
         "Time between two tokens of a choice.",
         "s",
-        _quantiles("warren_gateway_inter_token_latency_seconds", "model"),
+        _quantiles("warren_gateway_inter_token_latency_seconds", "model, class"),
     ),
     Panel(
         "Request duration",
         "From the arrival of a request to the end of its answer.",
         "s",
-        _quantiles("warren_gateway_request_duration_seconds", "model"),
+        _quantiles("warren_gateway_request_duration_seconds", "model, class"),
     ),
     Panel(
         "Tokens",
@@ -108,8 +110,14 @@ SERVICE = (
         "Requests that wait for a worker and that are being answered.",
         "short",
         [
-            (_sum("warren_gateway_requests_waiting", "model")[0], "waiting {{model}}"),
-            (_sum("warren_gateway_requests_running", "model")[0], "running {{model}}"),
+            (
+                _sum("warren_gateway_requests_waiting", "model, class")[0],
+                "waiting {{model}} {{class}}",
+            ),
+            (
+                _sum("warren_gateway_requests_running", "model, class")[0],
+                "running {{model}} {{class}}",
+            ),
         ],
     ),
     Panel(
@@ -468,8 +476,9 @@ def _panel(number: int, panel: Panel) -> dict[str, Any]:
 def rendered() -> dict[Path, str]:
     """The text of each file."""
     return {
-        DIRECTORY / f"{name}.json": json.dumps(dashboard(name, panels), indent=2) + "\n"
+        directory / f"{name}.json": json.dumps(dashboard(name, panels), indent=2) + "\n"
         for name, panels in DASHBOARDS.items()
+        for directory in DIRECTORIES
     }
 
 

@@ -13,7 +13,9 @@ from worker.engine.step_times import StepTimes
 from worker.jobs.metrics import JobMetrics
 from worker.process.metrics import WorkerMetrics
 
-RULES = Path(__file__).parent / "prometheus" / "vllm.rules.yml"
+_INFRA = Path(__file__).parent
+FILES = (_INFRA / "prometheus/vllm.rules.yml", _INFRA / "helm/warren/files/vllm.rules.yml")
+"""For compose, and for the chart, which can only read files of its own."""
 _HEAD = """\
 # vLLM's names for Warren's metrics. Written by infra/vllm_names.py.
 groups:
@@ -61,4 +63,5 @@ def rendered() -> str:
 
 
 if __name__ == "__main__":
-    RULES.write_text(rendered())
+    for path in FILES:
+        path.write_text(rendered())

@@ -13,6 +13,7 @@ from shared import topology
 from shared.bus.base import Binding, Exchange, Message
 from shared.bus.memory import MemoryBus
 from shared.errors import InvalidRequest, Overloaded
+from shared.log.reader import TokenChain
 from shared.messages import (
     JSON,
     Announcement,
@@ -32,6 +33,7 @@ from shared.messages import (
     TextPrompt,
     TokenDelta,
     TokenPrompt,
+    decode_event,
     decode_job,
     encode,
 )
@@ -81,6 +83,11 @@ def references(node: Any) -> Iterator[str]:
     if isinstance(node, dict | list):
         for child in node.values() if isinstance(node, dict) else node:
             yield from references(child)
+
+
+def examples_of(message: str) -> list[dict[str, Any]]:
+    examples: list[dict[str, Any]] = DOCUMENT["components"]["messages"][message]["examples"]
+    return examples
 
 
 def binding_of(channel: str, **parameters: str) -> Binding:
@@ -136,11 +143,52 @@ def test_patterns_are_understood_outside_python() -> None:
     assert not re.search(r"\\[AZz]", text)
 
 
-def test_the_example_is_a_valid_job() -> None:
-    (example,) = DOCUMENT["components"]["messages"]["GenerationJob"]["examples"]
+def test_the_examples_are_valid_jobs() -> None:
+    payloads = [example["payload"] for example in examples_of("GenerationJob")]
 
-    validate(example["payload"], "GenerationJob")
-    assert decode_job(json.dumps(example["payload"]).encode(), JSON).mode == "final"
+    for payload in payloads:
+        validate(payload, "GenerationJob")
+    jobs = [decode_job(json.dumps(payload).encode(), JSON) for payload in payloads]
+    assert [job.mode for job in jobs] == ["final", "stream"]
+
+
+def test_the_examples_of_a_stream_are_read_as_its_answer() -> None:
+    chain, text = TokenChain(), ""
+    for name in ("Started", "TokenDelta", "Finished"):
+        (example,) = examples_of(name)
+        validate(example["payload"], name)
+        event = decode_event(json.dumps(example["payload"]).encode(), JSON)
+        if isinstance(event, TokenDelta | Finished):
+            assert chain.stands_at(event.index, event.prefix_hash)
+            chain.extend(event.token_ids)
+            text += event.text
+
+    assert text == "The capital is Paris."
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "unit"),
+    [
+        ("GenerationJob", "deadline", "Unix time in seconds"),
+        ("GenerationJob", "created_at", "Unix time in seconds"),
+        ("Announcement", "mean_job_work_s", "worker-seconds"),
+        ("Announcement", "mean_job_tokens", "number of tokens"),
+    ],
+)
+def test_descriptions_name_units(message: str, field: str, unit: str) -> None:
+    properties = DOCUMENT["components"]["schemas"][message]["properties"]
+
+    assert unit in properties[field]["description"]
+
+
+def test_the_servers_are_those_of_the_configuration() -> None:
+    servers = DOCUMENT["servers"].values()
+    ports = {server["protocol"]: server["variables"]["port"]["default"] for server in servers}
+
+    assert ports == {"amqp": "5672", "amqps": "5671"}
+    for server in servers:
+        places = re.findall(r"{(\w+)}", server["host"] + server["pathname"])
+        assert set(places) == set(server["variables"])
 
 
 def test_every_code_of_a_failed_job_is_listed() -> None:

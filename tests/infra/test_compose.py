@@ -155,8 +155,17 @@ def test_an_image_for_cpus_has_no_cuda() -> None:
     dockerfile = (ROOT / "infra/docker/Dockerfile.worker").read_text()
 
     assert re.search(r"^ARG DEVICE=cpu$", dockerfile, re.MULTILINE)
-    assert "args" not in RAW["services"]["worker"]["build"]
-    assert RAW["services"]["worker-gpu"]["build"]["args"] == {"DEVICE": "cuda"}
+    assert "DEVICE" not in RAW["services"]["worker"]["build"]["args"]
+    assert RAW["services"]["worker-gpu"]["build"]["args"]["DEVICE"] == "cuda"
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.suffix)
+def test_every_image_that_one_begins_with_can_have_a_digest(dockerfile: Path) -> None:
+    begun_with = re.findall(r"^FROM (\S+)", dockerfile.read_text(), re.MULTILINE)
+    built = [one["build"] for one in RAW["services"].values() if "build" in one]
+
+    assert set(begun_with) == {"${BASE}"}
+    assert all(build["args"]["BASE"].startswith("${BASE_IMAGE:-python:") for build in built)
 
 
 def test_the_broker_reads_the_definitions_that_are_rendered() -> None:

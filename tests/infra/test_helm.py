@@ -3,12 +3,17 @@
 import base64
 import importlib
 import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import helm_python
 import jsonschema
 import kubernetes_validate
 import pytest
+import yaml
 from helm_python import HelmError
 
 from shared.settings import GatewaySettings, WorkerSettings, variable
@@ -86,9 +91,15 @@ EVERYTHING: dict[str, Any] = {
     "networkPolicy": {
         "gatewayFrom": [{"namespaceSelector": {"matchLabels": {"name": "ingress"}}}],
         "metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
+        "brokerFrom": [{"namespaceSelector": {"matchLabels": {"name": "publishers"}}}],
         "extraEgress": [{"ports": [{"port": 4318}]}],
     },
-    "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},
+    "monitoring": {
+        "enabled": True,
+        "labels": {"release": "prometheus"},
+        "rules": {"enabled": True},
+        "dashboards": {"enabled": True},
+    },
 }
 SHARED: dict[str, Any] = {
     "gateway": {
@@ -247,11 +258,116 @@ def test_a_pool_may_be_empty_and_an_autoscaled_one_leaves_its_size_to_keda(
 
 def test_keda_asks_for_the_queue_of_the_name_that_clients_use(everything: list[Manifest]) -> None:
     scaled = find(everything, "ScaledObject", "warren-worker-large")
-    (trigger,) = scaled["spec"]["triggers"]
 
     assert scaled["spec"]["scaleTargetRef"]["name"] == "warren-worker-large"
-    assert 'model="Qwen3-8B"' in trigger["metadata"]["query"]
-    assert 'namespace="llm"' in trigger["metadata"]["query"]
+    assert 'model="Qwen3-8B"' in query_of(everything)
+    assert 'namespace="llm"' in query_of(everything)
+
+
+def query_of(manifests: list[Manifest]) -> str:
+    """What KEDA asks Prometheus for the pool ``large``."""
+    (trigger,) = find(manifests, "ScaledObject", "warren-worker-large")["spec"]["triggers"]
+    query: str = trigger["metadata"]["query"]
+    return query
+
+
+def test_keda_asks_for_metrics_that_there_are(everything: list[Manifest]) -> None:
+    page = (ROOT / "docs/metrics.md").read_text()
+
+    asked = set(re.findall(r"warren_\w+", query_of(everything)))
+    assert "warren_worker_sequences_running" in asked
+    assert asked <= set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE))
+
+
+QUEUED = {
+    'warren_queue_jobs_waiting{POOL,class="interactive",instance="g1"}': 3,
+    'warren_queue_jobs_waiting{POOL,class="interactive",instance="g2"}': 3,
+    'warren_queue_jobs_waiting{POOL,class="batch",instance="g1"}': 4,
+}
+TAKEN = {
+    f'warren_worker_{gauge}{{POOL,class="{job_class}",instance="{worker}"}}': value
+    for gauge, value in (("jobs_waiting", 10), ("sequences_waiting", 20), ("sequences_running", 50))
+    for job_class in ("interactive", "batch")
+    for worker in ("w1", "w2")
+}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="Prometheus is not installed")
+@pytest.mark.parametrize(
+    ("values", "size"),
+    [
+        pytest.param(QUEUED, 7, id="a pool without workers"),
+        pytest.param(QUEUED | TAKEN, 7 + 320, id="a busy pool"),
+        pytest.param(TAKEN, None, id="no gateway"),
+    ],
+)
+def test_keda_counts_what_waits_and_what_runs(
+    everything: list[Manifest], tmp_path: Path, values: dict[str, int], size: int | None
+) -> None:
+    pool = 'namespace="llm",model="Qwen3-8B"'
+    series = [
+        {"series": name.replace("POOL", pool), "values": f"{value}x4"}
+        for name, value in values.items()
+    ]
+    expected = [] if size is None else [{"labels": "{}", "value": size}]
+    asked = {"expr": query_of(everything), "eval_time": "1m", "exp_samples": expected}
+    test = {"interval": "15s", "input_series": series, "promql_expr_test": [asked]}
+    (tmp_path / "test.yml").write_text(json.dumps({"tests": [test]}))
+
+    done = subprocess.run(
+        ["promtool", "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, check=False
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_jobs_of_the_alerts_are_those_that_the_chart_and_compose_scrape(
+    everything: list[Manifest],
+) -> None:
+    alerts = (ROOT / "infra/prometheus/alerts.rules.yml").read_text()
+    scraped = yaml.safe_load((ROOT / "infra/prometheus/prometheus.yml").read_text())
+
+    named = set(re.findall(r'\bjob="([^"]+)"', alerts))
+    assert named == {"gateway", "worker"}
+    assert named <= jobs_of(everything)
+    assert named <= {one["job_name"] for one in scraped["scrape_configs"]}
+
+
+def jobs_of(manifests: list[Manifest]) -> set[str]:
+    """The values of the label ``job`` that the monitors give."""
+    specs = [one["spec"] for one in manifests if one["kind"] in {"ServiceMonitor", "PodMonitor"}]
+    return {
+        rule["replacement"]
+        for spec in specs
+        for endpoint in spec.get("endpoints") or spec["podMetricsEndpoints"]
+        for rule in endpoint["relabelings"]
+        if rule["targetLabel"] == "job"
+    }
+
+
+def test_the_charts_rules_are_those_of_compose(everything: list[Manifest]) -> None:
+    rule = find(everything, "PrometheusRule", "warren")
+    shipped = sorted((ROOT / "infra/prometheus").glob("*.rules.yml"))
+
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    assert rule["spec"]["groups"] == [
+        group for path in shipped for group in yaml.safe_load(path.read_text())["groups"]
+    ]
+
+
+def test_the_charts_dashboards_are_those_of_compose(everything: list[Manifest]) -> None:
+    shipped = (ROOT / "infra/grafana/dashboards").glob("*.json")
+
+    for path in shipped:
+        dashboard = find(everything, "ConfigMap", f"warren-dashboard-{path.stem}")
+        assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert dashboard["data"] == {f"warren-{path.name}": path.read_text()}
+
+
+def test_monitoring_is_made_on_demand() -> None:
+    kinds = {manifest["kind"] for manifest in render()}
+
+    assert kinds.isdisjoint({"ServiceMonitor", "PodMonitor", "PrometheusRule", "ConfigMap"})
 
 
 def test_a_gpu_is_requested_by_pools_that_have_one(everything: list[Manifest]) -> None:
@@ -308,6 +424,86 @@ def test_the_operators_configuration_is_the_shipped_one() -> None:
     assert rendered.pop("load_definitions") == "/etc/rabbitmq/warren/definitions.json"
     del shipped["load_definitions"], shipped["loopback_users"]  # the operator makes no guest
     assert rendered == shipped
+
+
+OF_OPERATOR = {
+    "app.kubernetes.io/name": "warren-rabbitmq",
+    "app.kubernetes.io/component": "rabbitmq",
+}
+"""Labels that the cluster operator gives to the pods and Services of the cluster."""
+
+
+def test_rabbitmqs_pods_are_selected_by_the_labels_of_the_operator(
+    everything: list[Manifest],
+) -> None:
+    cluster = find(everything, "RabbitmqCluster", "warren-rabbitmq")
+    pod = cluster["spec"]["override"]["statefulSet"]["spec"]["template"]["spec"]
+    (spread,) = pod["topologySpreadConstraints"]
+    budget = find(everything, "PodDisruptionBudget", "warren-rabbitmq")
+    policy = find(everything, "NetworkPolicy", "warren-rabbitmq")
+    monitor = find(everything, "ServiceMonitor", "warren-rabbitmq")
+
+    assert cluster["metadata"]["name"] == OF_OPERATOR["app.kubernetes.io/name"]
+    assert spread["labelSelector"]["matchLabels"] == OF_OPERATOR
+    assert policy["spec"]["podSelector"]["matchLabels"] == OF_OPERATOR
+    for manifest in (budget, monitor):
+        assert manifest["spec"]["selector"]["matchLabels"] == OF_OPERATOR
+
+
+def test_only_gateways_workers_and_named_peers_reach_the_broker(
+    everything: list[Manifest],
+) -> None:
+    amqp, nodes, management, metrics = broker_ingress(everything)
+    defaults = broker_ingress(render())
+
+    pods, publishers = amqp["from"]
+    assert pods["podSelector"]["matchExpressions"] == [
+        {"key": "app.kubernetes.io/component", "operator": "In", "values": ["gateway", "worker"]}
+    ]
+    assert [publishers] == EVERYTHING["networkPolicy"]["brokerFrom"]
+    assert nodes == {"from": [{"podSelector": {"matchLabels": OF_OPERATOR}}]}
+    assert [port["port"] for port in management["ports"]] == [15672, 15671]
+    assert metrics["from"] == EVERYTHING["networkPolicy"]["metricsFrom"]
+    assert defaults == [{**amqp, "from": [pods]}, nodes, management, {"ports": [{"port": 15692}]}]
+
+
+def broker_ingress(manifests: list[Manifest]) -> list[dict[str, Any]]:
+    rules: list[dict[str, Any]] = find(manifests, "NetworkPolicy", "warren-rabbitmq")["spec"][
+        "ingress"
+    ]
+    return rules
+
+
+def test_rabbitmq_is_scraped_as_compose_does(everything: list[Manifest]) -> None:
+    shipped = yaml.safe_load((ROOT / "infra/prometheus/prometheus.yml").read_text())
+    jobs = {job["job_name"]: job for job in shipped["scrape_configs"]}
+    monitor = find(everything, "ServiceMonitor", "warren-rabbitmq")
+    _, queues = monitor["spec"]["endpoints"]
+    (keep,) = queues["metricRelabelings"]
+    expected = jobs["rabbitmq-queues"]
+    (expected_keep,) = expected["metric_relabel_configs"]
+
+    assert jobs_of([monitor]) == {"rabbitmq", "rabbitmq-queues"} <= set(jobs)
+    assert (queues["path"], queues["params"]) == (expected["metrics_path"], expected["params"])
+    assert keep["sourceLabels"] == expected_keep["source_labels"]
+    assert (keep["regex"], keep["action"]) == (expected_keep["regex"], expected_keep["action"])
+
+
+@pytest.mark.parametrize("name", ["warren-gateway", "warren-worker-small"])
+def test_pods_of_one_kind_are_spread_over_the_nodes(everything: list[Manifest], name: str) -> None:
+    spec = find(everything, "Deployment", name)["spec"]
+    (spread,) = spec["template"]["spec"]["topologySpreadConstraints"]
+
+    assert spread["labelSelector"] == spec["selector"]
+    assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
+
+
+def test_a_broker_of_the_users_own_is_left_alone() -> None:
+    values = {**VALUES["existing"], "networkPolicy": {}, "monitoring": {"enabled": True}}
+
+    names = {manifest["metadata"]["name"] for manifest in render(values)}
+    assert "warren-worker" in names
+    assert "warren-rabbitmq" not in names
 
 
 def settings_of(text: str) -> dict[str, str]:

@@ -54,4 +54,4 @@ def test_the_dashboards_are_those_of_the_code() -> None:
 
 
 def test_the_rules_with_vllms_names_are_those_of_the_code() -> None:
-    assert vllm_names.RULES.read_text() == vllm_names.rendered()
+    assert {path.read_text() for path in vllm_names.FILES} == {vllm_names.rendered()}

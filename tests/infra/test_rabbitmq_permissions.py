@@ -446,6 +446,18 @@ async def test_nobody_binds_patterns(
 
 
 @pytest.mark.parametrize("key", WILDCARDS)
+@pytest.mark.parametrize("exchange", EXCHANGES, ids=lambda exchange: exchange.name)
+async def test_a_limited_worker_binds_no_patterns(
+    broker: Broker, limited: WorkerBus, exchange: Exchange, key: str
+) -> None:
+    if exchange == topology.WORKERS:
+        assert exchange.kind != "topic"
+    else:
+        with pytest.raises(AccessRefused):
+            await binding_own(Binding(exchange, key))(limited)
+
+
+@pytest.mark.parametrize("key", WILDCARDS)
 @pytest.mark.parametrize("source", [topology.REPLIES, topology.CONTROL], ids=lambda one: one.name)
 @pytest.mark.parametrize(
     ("user", "destination"),

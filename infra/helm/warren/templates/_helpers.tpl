@@ -12,9 +12,40 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
+{{- define "warren.monitoringLabels" -}}
+{{ include "warren.labels" . }}
+{{- with .Values.monitoring.labels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
 {{- define "warren.gatewaySelector" -}}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: gateway
+{{- end }}
+
+{{/* The labels of a pool's pods, given the root and the pool's name. */}}
+{{- define "warren.poolSelector" -}}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: worker
+warren/pool: {{ .pool }}
+{{- end }}
+
+{{/* The labels that the cluster operator gives to RabbitMQ's pods and Services. */}}
+{{- define "warren.rabbitmqSelector" -}}
+app.kubernetes.io/name: {{ include "warren.name" . }}-rabbitmq
+app.kubernetes.io/component: rabbitmq
+{{- end }}
+
+{{/* Pods with these labels run on different nodes if that is possible. */}}
+{{- define "warren.spread" -}}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- . | nindent 8 }}
 {{- end }}
 
 {{- define "warren.image" -}}
