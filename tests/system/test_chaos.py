@@ -31,6 +31,7 @@ async def test_no_death_of_a_process_takes_a_stream_with_it(
         tmp_path,
         worker_url=own_broker.url_of("worker"),
         gateway_url=own_broker.url_of("gateway"),
+        has_keys=True,
     ) as deployment:
         plan: Plan = {
             "worker killed": (deployment.kill_worker, 1),
@@ -57,6 +58,7 @@ async def test_no_fault_between_processes_takes_a_stream_with_it(
             gateway_url=around.gateways.url,
             gateway_options=[SHORT_SILENCE],
             num_workers=2,
+            has_keys=True,
         ) as deployment,
     ):
         plan: Plan = {

@@ -22,11 +22,12 @@ from tests.support.gateway.http import (
     live_gateway,
     two_gateways,
 )
+from tests.support.workers.jobs import ask, new_job
 from tests.support.workers.synthetic import doomed_worker, echo_worker
 
 PROMPT = "a secret about badgers"
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
-HEADERS = {"traceparent": f"00-{TRACE_ID}-b7ad6b7169203331-01"}
+HEADERS = {"accept": "text/event-stream", "traceparent": f"00-{TRACE_ID}-b7ad6b7169203331-01"}
 BODY = {
     "model": "echo",
     "prompt": PROMPT,
@@ -176,6 +177,7 @@ async def test_a_refused_request_has_one_line_and_is_counted_by_its_reason(
     (refused,) = job_records(caplog)
     assert (refused["step"], refused["status"]) == ("request refused", 404)
     assert (refused["code"], refused["path"]) == ("model_not_found", "/v1/completions")
+    assert refused["model"] == "echo"
     assert refused["request_id"] == response.headers["x-request-id"]
     assert num_refused == 1
     assert PROMPT not in texts(caplog.records)
@@ -214,3 +216,52 @@ async def test_a_job_that_nobody_can_decode_is_a_dead_letter_with_its_reason(
         "echo",
     )
     assert dead["reason"]
+    assert dead["worker"].startswith("worker.")
+
+
+async def test_a_job_that_does_not_start_has_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with MemoryBus() as bus, echo_worker(bus):
+        await ask(bus, new_job("echo", deadline=1.0))
+
+    (refused,) = job_records(caplog)
+    assert (refused["step"], refused["outcome"]) == ("job refused", "deadline_exceeded")
+    assert (refused["class"], refused["attempt"]) == ("interactive", 1)
+    assert refused["worker"].startswith("worker.")
+
+
+async def test_a_client_that_comes_back_has_a_line_with_its_requests_model_and_trace(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    broker = MemoryBroker()
+    async with (
+        live_gateway(broker, disconnect_grace_s=5) as gateway,
+        echo_worker(broker, step_s=0.01),
+    ):
+        await hears_a_worker(gateway)
+        async with streaming(gateway):
+            pass
+        (accepted,) = job_records(caplog, "request accepted")
+        await gateway.http.get(f"/v1/streams/{accepted['request_id']}")
+
+    (resumed,) = job_records(caplog, "stream resumed")
+    assert resumed["request_id"] == accepted["request_id"]
+    assert (resumed["model"], resumed["trace_id"]) == ("echo", TRACE_ID)
+
+
+async def test_lines_about_a_request_without_a_trace_have_the_id_of_a_new_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with MemoryBus() as bus, live_gateway(bus) as gateway, echo_worker(bus):
+        await hears_a_worker(gateway)
+        for _ in range(2):
+            await gateway.http.post("/v1/completions", json={**BODY, "stream": False})
+
+    traces: dict[str, set[str]] = {}
+    for life in job_records(caplog):
+        traces.setdefault(life["request_id"], set()).add(life["trace_id"])
+    first, second = traces.values()
+    assert (len(first), len(second)) == (1, 1)
+    assert first != second

@@ -4,6 +4,7 @@ from collections import Counter
 from contextlib import AsyncExitStack
 from itertools import pairwise
 
+import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -17,11 +18,23 @@ CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 BODY = {"model": "echo", "prompt": "Hello", "max_tokens": 5, "ignore_eos": True}
 
 
-async def answered(spans: InMemorySpanExporter, **headers: str) -> dict[str, ReadableSpan]:
+QUICK = [
+    ("/v1/embeddings", {"model": "echo", "input": "Hello"}),
+    ("/v1/rerank", {"model": "echo", "query": "Hello", "documents": ["a", "b"]}),
+    ("/tokenize", {"model": "echo", "prompt": "Hello"}),
+    ("/detokenize", {"model": "echo", "tokens": [19556]}),
+]
+
+
+async def answered(
+    spans: InMemorySpanExporter,
+    path: str = "/v1/completions",
+    body: object = BODY,
+    **headers: str,
+) -> dict[str, ReadableSpan]:
     """The spans of one request, by name."""
     async with MemoryBus() as bus, live_gateway(bus) as gateway, echo_worker(bus):
-        response = await gateway.http.post("/v1/completions", json=BODY, headers=headers)
-    assert response.status_code == 200
+        await gateway.http.post(path, json=body, headers=headers)
     finished = spans.get_finished_spans()
     assert len({span.name for span in finished}) == len(finished)
     return {span.name: span for span in finished}
@@ -68,6 +81,34 @@ async def test_no_span_holds_a_prompt_or_an_answer(spans: InMemorySpanExporter) 
     by_name = await answered(spans)
 
     assert "Hello" not in "".join(span.to_json() for span in by_name.values())
+
+
+@pytest.mark.parametrize(("path", "body"), QUICK, ids=[path for path, _ in QUICK])
+async def test_a_quick_job_is_in_the_trace_of_its_caller(
+    spans: InMemorySpanExporter, path: str, body: object
+) -> None:
+    by_name = await answered(spans, path, body, traceparent=CALLER)
+
+    assert by_name.keys() >= {"gateway.request", "worker.queue", "worker.run"}
+    assert {f"{ids(span)[0]:032x}" for span in by_name.values()} == {CALLER.split("-")[1]}
+    _, request_id = ids(by_name["gateway.request"])
+    assert {parent_id(by_name[name]) for name in ("worker.queue", "worker.run")} == {request_id}
+    assert "Hello" not in "".join(span.to_json() for span in by_name.values())
+    facts = by_name["worker.run"].attributes or {}
+    assert (facts["warren.class"], facts["gen_ai.request.model"]) == ("quick", "echo")
+
+
+async def test_the_tokens_that_a_truncation_counts_are_in_the_trace_of_their_request(
+    spans: InMemorySpanExporter,
+) -> None:
+    turns = [{"role": role, "content": "Hello"} for role in ("user", "assistant", "user")]
+    body = {"model": "echo", "input": turns, "truncation": "auto", "max_output_tokens": 3}
+    async with MemoryBus() as bus, live_gateway(bus) as gateway, echo_worker(bus):
+        await gateway.post("/v1/responses", **body)
+
+    by_class = {span.attributes["warren.class"]: span for span in runs(spans) if span.attributes}
+    assert by_class.keys() == {"quick", "interactive"}
+    assert len({ids(span)[0] for span in by_class.values()}) == 1
 
 
 async def test_steps_are_sampled(spans: InMemorySpanExporter) -> None:

@@ -19,19 +19,27 @@ import typer
 from rich.console import Console
 
 from gateway.batches.serving import LOG_RETENTION_S
+from kernels.native.build import best_variant
 from tests.support.deployment.broker import RabbitNode, running_node
 from tests.support.deployment.postgres import running_postgres
 from tests.system.chaos import ground, report
 from tests.system.chaos.batches import batch_options, batch_row, nothing
 from tests.system.chaos.callers import Question
 from tests.system.chaos.campaign import Campaign, Plan, Row, answers
-from tests.system.chaos.deployment import SHORT_SILENCE, Deployment, smollm2_worker
+from tests.system.chaos.deployment import SHORT_SILENCE, Deployment, smollm2_workers
 from tests.system.chaos.ledger import ledger_row
 from tests.system.chaos.poison import poison
 from tests.system.chaos.surroundings import surroundings
 
 Scale = Callable[[Plan], Plan]
 Part = Callable[[RabbitNode, Path, int, Scale], Coroutine[Any, Any, list[Row]]]
+
+_FORMATS = {
+    "float32": "--dtype=float32",
+    "bfloat16": "--dtype=bfloat16",
+    "q8_0": "--weight-format=q8_0",
+    "q4_1": "--weight-format=q4_1",
+}
 
 
 def echo_questions() -> list[Question]:
@@ -45,7 +53,11 @@ def smollm2_questions() -> list[Question]:
 def deployment_at(node: RabbitNode, logs: Path, **options: Any) -> Deployment:
     """Processes with direct connections to the broker."""
     return Deployment(
-        logs, worker_url=node.url_of("worker"), gateway_url=node.url_of("gateway"), **options
+        logs,
+        worker_url=node.url_of("worker"),
+        gateway_url=node.url_of("gateway"),
+        has_keys=True,
+        **options,
     )
 
 
@@ -122,6 +134,7 @@ async def network(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) 
             worker_url=around.workers.url,
             gateway_url=around.gateways.url,
             gateway_options=[SHORT_SILENCE],
+            has_keys=True,
         ) as deployment,
     ):
         plan: Plan = {
@@ -140,13 +153,22 @@ async def network(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) 
 
 
 async def truth(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]:
-    """A real model continues after its worker is killed."""
-    async with deployment_at(node, logs, start_worker=smollm2_worker, num_workers=2) as deployment:
-        plan: Plan = {
-            "worker killed, SmolLM2": (deployment.kill_worker, 16),
-            "gateway killed, SmolLM2": (deployment.kill_gateway, 8),
-        }
-        return await campaign(node, deployment, scale(plan), 4, smollm2_questions())
+    """A real model continues after its worker is killed, on another processor."""
+    rows = []
+    for name, option in _FORMATS.items():
+        logs_of_format = logs / name
+        logs_of_format.mkdir()
+        start_worker = smollm2_workers(option)
+        async with deployment_at(
+            node, logs_of_format, start_worker=start_worker, num_workers=2
+        ) as deployment:
+            model = f"SmolLM2, {name}, avx2 and {best_variant()}"
+            plan: Plan = {
+                f"worker killed: {model}": (deployment.kill_worker, 10),
+                f"gateway killed: {model}": (deployment.kill_gateway, 4),
+            }
+            rows += await campaign(node, deployment, scale(plan), 4, smollm2_questions())
+    return rows
 
 
 async def batches(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]:
@@ -210,8 +232,8 @@ def main(
         for name in part or PARTS:
             (logs / name).mkdir()
             rows += asyncio.run(PARTS[name](node, logs / name, callers, scale))
-        if out is not None:
-            report.write_page(out, rows, node)
+            if out is not None:
+                report.write_page(out, rows, node)
     Console(width=132).print(report.table(rows))
     for row in rows:
         for error in row.tally.errors[:5]:

@@ -122,9 +122,10 @@ async def _asked(
     deployment: Deployment, client: httpx.AsyncClient, method: str, path: str, **more: Any
 ) -> httpx.Response:
     """Ask one gateway after the other until one answers."""
+    headers = deployment.tenants[0].headers
     for url in itertools.cycle(deployment.urls()):
         try:
-            response = await client.request(method, f"{url}{path}", **more)
+            response = await client.request(method, f"{url}{path}", headers=headers, **more)
             if response.status_code < 500:
                 return response.raise_for_status()
         except httpx.TransportError:

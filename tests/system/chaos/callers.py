@@ -16,13 +16,17 @@ from typing import Any
 
 import httpx
 
+from tests.system.chaos.tenants import Tenant
+
 logger = logging.getLogger(__name__)
 
 _PAUSE_S = 0.1
+_MAX_PAUSE_S = 2.0
 _PATIENCE_S = 120.0
 _PASSING_STATUSES = {409, 429, 502, 503}
 _PASSING_CODES = {"service_unavailable", "taken_over", "broker_unavailable"}
 """Codes of errors after which a client should retry, at any gateway."""
+_LIMITED_STATUS = 429
 _GONE_STATUS = 410
 _MAX_EVENTS_READ = 30
 _LEAVES_WITHIN_S = 2.0
@@ -60,14 +64,17 @@ class Tally:
     num_left: int = 0
     """Streams whose client left, which are counted separately."""
     num_resumed: int = 0
+    num_limited: int = 0
+    """Refusals because of a tenant's limits."""
     num_lost: int = 0
     num_repeated: int = 0
     num_changed: int = 0
     num_failed: int = 0
     worst_gap_s: float = 0.0
     errors: list[str] = field(default_factory=list)
-    answered: dict[str, int] = field(default_factory=dict)
-    """The number of tokens of each answer that was read to its end, by the request's id."""
+    answered: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """The tenant and the number of tokens of each answer that was read to its end, by the request's
+    id."""
 
     def compare(self, text: str, expected: str) -> None:
         self.num_streams += 1
@@ -96,23 +103,26 @@ class StreamFailed(Exception):
 
 
 class Caller:
-    """Sends requests to any of the gateways whose addresses ``gateways`` returns."""
+    """Sends a tenant's requests to any of the gateways whose addresses ``gateways`` returns."""
 
-    def __init__(self, client: httpx.AsyncClient, gateways: Callable[[], Sequence[str]]) -> None:
+    def __init__(
+        self, client: httpx.AsyncClient, gateways: Callable[[], Sequence[str]], tenant: Tenant
+    ) -> None:
         self._client = client
         self._gateways = gateways
+        self._tenant = tenant
         self._next = secrets.randbelow(16)
 
     async def ask(self, question: Question, tally: Tally) -> str:
         """The whole answer. Raises `StreamFailed`."""
-        stream = _Stream(question, tally)
+        stream = _Stream(question, tally, self._tenant)
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 await self._follow_to_the_end(stream)
         except TimeoutError:
             raise StreamFailed("timeout", f"after {_PATIENCE_S:.0f} s {stream.place}") from None
         if stream.stream_id is not None:
-            tally.answered[stream.stream_id] = question.max_tokens
+            tally.answered[stream.stream_id] = self._tenant.name, question.max_tokens
         return stream.text
 
     async def _follow_to_the_end(self, stream: "_Stream") -> None:
@@ -122,7 +132,7 @@ class Caller:
             except httpx.TransportError as error:
                 stream.last_answer = repr(error)
             if not stream.is_done:
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(stream.pause_s)
 
     async def _follow(self, stream: "_Stream") -> None:
         self._next += 1
@@ -137,15 +147,19 @@ class Caller:
                 async for event_id, data in events(response):
                     stream.take(event_id, data)
             else:
-                stream.refused(response.status_code, await response.aread())
+                await response.aread()
+                stream.refused(response)
 
 
 class Leaver:
     """Asks, reads a little, and leaves for good. Some callers cancel the request first."""
 
-    def __init__(self, client: httpx.AsyncClient, gateways: Callable[[], Sequence[str]]) -> None:
+    def __init__(
+        self, client: httpx.AsyncClient, gateways: Callable[[], Sequence[str]], tenant: Tenant
+    ) -> None:
         self._client = client
         self._gateways = gateways
+        self._tenant = tenant
 
     async def ask(self, question: Question, tally: Tally) -> None:
         """Return when it has left, with or without a response."""
@@ -163,7 +177,8 @@ class Leaver:
     async def _read_a_little(self, question: Question) -> None:
         url = f"{random.choice(self._gateways())}/v1/completions"
         # A stream with ids continues for a while without its client; others end at once.
-        headers = random.choice([{}, {"Accept": "text/event-stream"}])
+        has_ids = random.choice([{}, {"Accept": "text/event-stream"}])
+        headers = {**self._tenant.headers, **has_ids}
         num_left = random.randint(0, _MAX_EVENTS_READ)
         async with self._client.stream("POST", url, json=question.body, headers=headers) as answer:
             await _check_refusal(answer)
@@ -180,7 +195,7 @@ class Leaver:
 
     async def _delete(self, stream_id: str) -> None:
         url = f"{random.choice(self._gateways())}/v1/streams/{stream_id}"
-        answer = await self._client.delete(url)
+        answer = await self._client.delete(url, headers=self._tenant.headers)
         if answer.status_code != _GONE_STATUS:
             await _check_refusal(answer)
 
@@ -196,6 +211,7 @@ async def _check_refusal(answer: httpx.Response) -> None:
 class _Stream:
     question: Question
     tally: Tally
+    tenant: Tenant
     key: str = field(default_factory=lambda: secrets.token_hex(8))
     stream_id: str | None = None
     last_id: str | None = None
@@ -203,6 +219,8 @@ class _Stream:
     is_done: bool = False
     heard_at: float = 0.0
     last_answer: str = "nothing"
+    pause_s: float = _PAUSE_S
+    """The time until the next try."""
 
     @property
     def place(self) -> str:
@@ -214,21 +232,31 @@ class _Stream:
                 "method": "POST",
                 "url": f"{url}/v1/completions",
                 "json": self.question.body,
-                "headers": {"Idempotency-Key": self.key, "Accept": "text/event-stream"},
+                "headers": {
+                    **self.tenant.headers,
+                    "Idempotency-Key": self.key,
+                    "Accept": "text/event-stream",
+                },
             }
         self.tally.num_resumed += 1
-        headers = {} if self.last_id is None else {"Last-Event-ID": self.last_id}
+        headers = dict(self.tenant.headers)
+        if self.last_id is not None:
+            headers["Last-Event-ID"] = self.last_id
         return {
             "method": "GET",
             "url": f"{url}/v1/streams/{self.stream_id}",
             "headers": headers,
         }
 
-    def refused(self, status: int, body: bytes) -> None:
-        self.last_answer = f"{status} {body.decode()}"
-        if status not in _PASSING_STATUSES:
-            code = json.loads(body)["error"]["code"]
-            raise StreamFailed(code, f"{self.place}")
+    def refused(self, response: httpx.Response) -> None:
+        """``response`` was read. Raises `StreamFailed`."""
+        self.last_answer = f"{response.status_code} {response.text}"
+        if response.status_code not in _PASSING_STATUSES:
+            raise StreamFailed(response.json()["error"]["code"], f"{self.place}")
+        self.pause_s = _PAUSE_S
+        if response.status_code == _LIMITED_STATUS:
+            self.tally.num_limited += 1
+            self.pause_s = min(float(response.headers["retry-after"]), _MAX_PAUSE_S)
 
     def take(self, event_id: str | None, data: str) -> None:
         now = time.monotonic()

@@ -14,6 +14,7 @@ import httpx
 from tests.support.deployment.processes import NO_TLS
 from tests.system.chaos.callers import Caller, Leaver, Question, StreamFailed, Tally
 from tests.system.chaos.deployment import Deployment
+from tests.system.chaos.tenants import Tenant
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +87,8 @@ class Campaign:
         async with patient_client() as client, asyncio.TaskGroup() as callers:
             for number in range(self._num_callers):
                 callers.create_task(self._ask(client, number, tally, is_over))
-            for _ in range(math.ceil(self._num_callers / CALLERS_PER_LEAVER)):
-                callers.create_task(self._leave(client, tally, is_over))
+            for number in range(math.ceil(self._num_callers / CALLERS_PER_LEAVER)):
+                callers.create_task(self._leave(client, number, tally, is_over))
             try:
                 yield
             finally:
@@ -96,7 +97,7 @@ class Campaign:
     async def _ask(
         self, client: httpx.AsyncClient, number: int, tally: Tally, is_over: asyncio.Event
     ) -> None:
-        caller = Caller(client, self._deployment.urls)
+        caller = Caller(client, self._deployment.urls, self._tenant(number))
         questions = list(self._expected)
         while not is_over.is_set():
             question = questions[number % len(questions)]
@@ -107,8 +108,14 @@ class Campaign:
                 logger.warning("failed: %s", error)
                 tally.fail(str(error))
 
-    async def _leave(self, client: httpx.AsyncClient, tally: Tally, is_over: asyncio.Event) -> None:
-        leaver = Leaver(client, self._deployment.urls)
+    def _tenant(self, number: int) -> Tenant:
+        tenants = self._deployment.tenants
+        return tenants[number % len(tenants)]
+
+    async def _leave(
+        self, client: httpx.AsyncClient, number: int, tally: Tally, is_over: asyncio.Event
+    ) -> None:
+        leaver = Leaver(client, self._deployment.urls, self._tenant(number))
         questions = list(self._expected)
         while not is_over.is_set():
             await leaver.ask(random.choice(questions), tally)
@@ -124,6 +131,6 @@ def patient_client(timeout_s: float = 30) -> httpx.AsyncClient:
 async def answers(deployment: Deployment, questions: list[Question]) -> dict[Question, str]:
     """The undisturbed answer to each question."""
     async with patient_client() as client:
-        caller = Caller(client, deployment.urls)
+        caller = Caller(client, deployment.urls, deployment.tenants[0])
         texts = await asyncio.gather(*(caller.ask(q, Tally()) for q in questions))
     return dict(zip(questions, texts, strict=True))

@@ -13,6 +13,7 @@ from typing import Self
 from tests.support.deployment import processes
 from tests.support.deployment.broker import RabbitNode
 from tests.support.deployment.processes import WarrenProcess, free_port
+from tests.system.chaos.tenants import NOBODY, WEIGHTS, Tenant, create_tenants
 
 Start = Callable[[str, Path], WarrenProcess]
 
@@ -34,13 +35,21 @@ def mortal_worker(broker: str, log: Path) -> WarrenProcess:
     port = free_port()
     module = "tests.system.chaos.worker"
     args = ["-m", module, f"--broker={broker}", f"--health-port={port}"]
-    return WarrenProcess(args, port, log)
+    return WarrenProcess(args, port, log, {"WARREN_TENANT_WEIGHTS": WEIGHTS})
 
 
-def smollm2_worker(broker: str, log: Path) -> WarrenProcess:
-    return processes.worker(
-        broker, log, "--dtype=float32", "--compute-threads=1", "--stall-timeout-s=20"
-    )
+def smollm2_workers(*options: str) -> Start:
+    """Workers of a real model. Every other one uses no instructions beyond AVX2: all processors
+    compute the same."""
+    instructions = itertools.cycle(("avx2", "auto"))
+
+    def start(broker: str, log: Path) -> WarrenProcess:
+        more = (f"--max-cpu-isa={next(instructions)}", "--compute-threads=1")
+        return processes.worker(
+            broker, log, *options, *more, "--stall-timeout-s=20", WARREN_TENANT_WEIGHTS=WEIGHTS
+        )
+
+    return start
 
 
 class Deployment:
@@ -56,11 +65,16 @@ class Deployment:
         num_workers: int = 3,
         num_gateways: int = 2,
         gateway_options: Sequence[str] = (),
+        has_keys: bool = False,
     ) -> None:
         """``worker_url`` and ``gateway_url`` are the URLs under which each side reaches the
-        broker."""
+        broker. ``has_keys``: whether the gateways demand the keys of ``tenants``."""
         self.data_dir = logs / "data"
         """Files and database of all gateways."""
+        self.tenants: Sequence[Tenant] = [NOBODY]
+        if has_keys:
+            self.tenants = create_tenants(logs / "keys")
+            gateway_options = [*gateway_options, f"--keys-file={logs / 'keys'}"]
         names = itertools.count()
         secret = secrets.token_hex(16)
 

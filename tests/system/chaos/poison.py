@@ -22,12 +22,14 @@ async def poison(
     row = Row(f"{num_deadly} deadly requests among {num_innocent + num_deadly}", num_deadly)
     questions = list(expected)
     began_at = time.monotonic()
+    tenants = deployment.tenants
     async with deployment.supervised() as deaths, patient_client() as client:
 
         async def ask_innocent(number: int) -> None:
             question = questions[number % len(questions)]
             try:
-                text = await Caller(client, deployment.urls).ask(question, row.tally)
+                tenant = tenants[number % len(tenants)]
+                text = await Caller(client, deployment.urls, tenant).ask(question, row.tally)
                 row.tally.compare(text, expected[question])
             except StreamFailed as error:
                 row.tally.fail(str(error))
@@ -35,7 +37,7 @@ async def poison(
         async def ask_deadly(number: int) -> None:
             question = Question("echo", [number + 1, DEADLY_TOKEN], 60, seed=number)
             try:
-                await Caller(client, deployment.urls).ask(question, row.tally)
+                await Caller(client, deployment.urls, tenants[0]).ask(question, row.tally)
                 row.tally.fail("a deadly request was answered")
             except StreamFailed as error:
                 if error.code == WorkerLost.code:
@@ -43,7 +45,7 @@ async def poison(
                 else:
                     row.tally.fail(str(error))
 
-        leaver = Leaver(client, deployment.urls)
+        leaver = Leaver(client, deployment.urls, tenants[0])
         every = max(1, num_innocent // num_deadly)
         async with asyncio.TaskGroup() as asking:
             for number in range(num_innocent):
