@@ -4,14 +4,18 @@
 
 One worker serves over RabbitMQ, started anew for each load. Single jobs are streamed as a gateway
 streams them; their time to first token is that from the publication to the first token in the log.
-All others ask for one message with the whole answer, so that the client and the broker cost little.
-The throughput is that of the worker's own counter. In the run *as one tenant* all jobs carry the
+Their longest gap is that between two events of a stream. All others ask for one message with the
+whole answer, so that the client and the broker cost little. Each slow grammar is another one: some
+take half a second of CPU time to compile, some slow down every step, some are refused.
+The throughput is that of the worker's own counters. In the run *as one tenant* all jobs carry the
 same tenant, so they are served in the order of their arrival: this is what the throughput is
-compared with.
+compared with, prompts included, because single jobs have more prompt for each generated token than
+those of the flood.
 """
 
 import asyncio
 import itertools
+import json
 import os
 import random
 import tempfile
@@ -20,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -41,13 +46,17 @@ from shared import topology
 from shared.bus.base import Message, Queue
 from shared.bus.rabbit import RabbitBus
 from shared.bus.subscribe import receive
+from shared.errors import InvalidRequest, Overloaded
 from shared.messages import (
     Completed,
+    Constraint,
     Failed,
     Finished,
     GenerationJob,
     SamplingParams,
+    TextPrompt,
     TokenDelta,
+    TokenizeJob,
     TokenPrompt,
     decode_event,
     encode,
@@ -60,8 +69,12 @@ NUM_SLOTS = 16
 _STEP_MS = 25.0
 _WARM_UP_S = 4.0
 _WEIGHTS = {"light": 1.0, "heavy": 3.0}
-_COUNTER = "warren_worker_generation_tokens_total{"
+_COUNTERS = ("warren_worker_generation_tokens_total{", "warren_worker_prompt_tokens_total{")
 _NUMBERS = itertools.count()
+_WORDS = ("queue", "worker", "stream", "token", "gateway", "broker", "batch", "prompt")
+_NUM_WORDS = 70_000
+_REFUSALS = {InvalidRequest.code, Overloaded.code}
+"""Of grammars that are too slow, or too many."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +87,7 @@ class Load:
     prompt_len: int = 64
     num_choices: int = 1
     mode: Literal["stream", "final"] = "final"
+    content: Literal["tokens", "slow grammars", "text to tokenize"] = "tokens"
 
 
 ALONE = "nine tenants alone"
@@ -82,6 +96,9 @@ ONE_TENANT = "the same as one tenant"
 SINGLES = Load([f"single-{k}" for k in range(9)], num_jobs=1, max_tokens=32, mode="stream")
 FLOOD = Load(["flood"], num_jobs=100, max_tokens=200)
 MANY_CHOICES = Load(["many"], num_jobs=1, max_tokens=200, num_choices=128)
+SLOW_GRAMMARS = Load(["grammars"], num_jobs=16, max_tokens=50, content="slow grammars")
+TOKENIZING = Load(["tokenizing"], num_jobs=16, max_tokens=1, content="text to tokenize")
+"""16 texts of half a megabyte at a time."""
 WEIGHTED = [Load([tenant], num_jobs=40, max_tokens=30) for tenant in _WEIGHTS]
 
 
@@ -93,9 +110,13 @@ class Run:
     load: str
     first_token_s: Sequence[float]
     """Of the tenants that send single jobs."""
+    longest_gaps_s: Sequence[float]
+    """The longest time between two events of each of their streams."""
     answered: Mapping[str, int]
     """The tokens of complete answers, by tenant."""
     tokens_per_s: float
+    """Generated ones."""
+    tokens_with_prompts_per_s: float
     other_cores: float
 
     def ttft_ms(self, percent: float) -> float | None:
@@ -103,17 +124,33 @@ class Run:
         return 1e3 * percentile(self.first_token_s, percent) if self.first_token_s else None
 
 
+def slow_grammar(number: int) -> Constraint:
+    """A grammar that no other number has."""
+    numbers = range(number, number + 3000)
+    match number % 4:
+        case 0:  # its states grow with the text
+            return Constraint(kind="regex", source=f"(a|b)*a(a|b){{18}}{number}")
+        case 1:
+            return Constraint(kind="regex", source="|".join(f"x{k:06d}y" for k in numbers))
+        case 2:
+            schema: dict[str, Any] = {"anyOf": [{"const": k} for k in numbers]}
+        case _:  # refused after a second of CPU time
+            schema = {"type": "integer", "multipleOf": 999_000 + number}
+    return Constraint(kind="json_schema", source=json.dumps(schema))
+
+
 class Client:
     """Publishes jobs and counts what comes back."""
 
     def __init__(self, bus: RabbitBus, model: str) -> None:
         self.first_token_s: list[float] = []
+        self.longest_gaps_s: list[float] = []
         self.answered: Counter[str] = Counter()
         self._bus = bus
         self._model = model
         self._draw = random.Random(0)
         self._answers = topology.quick_replies_queue(f"fairness-{time.monotonic_ns()}")
-        self._waiting: dict[str, asyncio.Future[Completed]] = {}
+        self._waiting: dict[str, asyncio.Future[int]] = {}
 
     async def receive(self) -> None:
         """Pass complete answers on, until cancelled."""
@@ -121,31 +158,54 @@ class Client:
 
     def _receive(self, message: Message) -> None:
         event = decode_event(message.body)
-        if not isinstance(event, Completed):
-            raise RuntimeError(f"a job failed: {event}")  # noqa: TRY004 (it is no misuse)
-        self._waiting.pop(event.request_id).set_result(event)
+        num_tokens = 0
+        match event:
+            case Completed():
+                num_tokens = sum(len(one.token_ids) for one in event.choices)
+            case Failed() if event.code not in _REFUSALS:
+                raise RuntimeError(f"a job failed: {event}")
+        self._waiting.pop(message.correlation_id).set_result(num_tokens)
 
     async def keep_asking(self, load: Load, tenant: str, sent_as: str) -> None:
         """Send one job after another until cancelled."""
         while True:
-            prompt = self._draw.choices(range(FIRST_ID, 49_000), k=load.prompt_len)
-            job = GenerationJob(
-                request_id=f"fairness-{next(_NUMBERS)}-{time.monotonic_ns()}",
-                model=self._model,
-                prompts=(TokenPrompt(token_ids=tuple(prompt)),),
-                num_choices=load.num_choices,
-                sampling=SamplingParams(max_tokens=load.max_tokens, ignore_eos=True),
-                mode=load.mode,
-                tenant=sent_as,
-            )
+            if load.content == "text to tokenize":
+                await self._ask(self._tokenize_job())
+                continue
+            job = self._generation_job(load, sent_as)
             if load.mode == "stream":
                 await self._stream(job)
             else:
-                completed = await self._ask(job)
-                self.answered[tenant] += sum(len(one.token_ids) for one in completed.choices)
+                num_tokens = await self._ask(job)
+                self.answered[tenant] += num_tokens
 
-    async def _ask(self, job: GenerationJob) -> Completed:
-        answer: asyncio.Future[Completed] = asyncio.get_running_loop().create_future()
+    def _generation_job(self, load: Load, tenant: str) -> GenerationJob:
+        number = next(_NUMBERS)
+        constraint = slow_grammar(number) if load.content == "slow grammars" else None
+        sampling = SamplingParams(
+            max_tokens=load.max_tokens, ignore_eos=constraint is None, constraint=constraint
+        )
+        prompt = self._draw.choices(range(FIRST_ID, 49_000), k=load.prompt_len)
+        return GenerationJob(
+            request_id=f"fairness-{number}-{time.monotonic_ns()}",
+            model=self._model,
+            prompts=(TokenPrompt(token_ids=tuple(prompt)),),
+            num_choices=load.num_choices,
+            sampling=sampling,
+            mode=load.mode,
+            tenant=tenant,
+        )
+
+    def _tokenize_job(self) -> TokenizeJob:
+        return TokenizeJob(
+            request_id=f"fairness-{next(_NUMBERS)}-{time.monotonic_ns()}",
+            model=self._model,
+            prompt=TextPrompt(text=" ".join(self._draw.choices(_WORDS, k=_NUM_WORDS))),
+        )
+
+    async def _ask(self, job: GenerationJob | TokenizeJob) -> int:
+        """Return the number of generated tokens."""
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting[job.request_id] = answer
         await self._publish(job, self._answers)
         return await answer
@@ -156,19 +216,27 @@ class Client:
         async with self._bus.consume(queue.name, is_exclusive=True) as deliveries:
             published_at = time.perf_counter()
             await self._publish(job, queue)
-            first_token_s = None
+            token_times: list[float] = []
             async for delivery in deliveries:
                 event = decode_event(delivery.message.body)
-                if first_token_s is None and isinstance(event, TokenDelta | Finished):
-                    first_token_s = time.perf_counter() - published_at
-                    self.first_token_s.append(first_token_s)
+                if isinstance(event, TokenDelta | Finished):
+                    if not token_times:
+                        self.first_token_s.append(time.perf_counter() - published_at)
+                    token_times.append(time.perf_counter())
                 if isinstance(event, Finished | Failed):
                     break
+            gaps = (later - earlier for earlier, later in pairwise(token_times))
+            self.longest_gaps_s.append(max(gaps, default=0.0))
         await self._bus.delete_queue(queue.name)
 
-    async def _publish(self, job: GenerationJob, replies: Queue) -> None:
-        message = Message(encode(job), reply_to=replies.bindings[0].routing_key)
-        await self._bus.publish(topology.jobs_binding(job.model, "interactive"), message)
+    async def _publish(self, job: GenerationJob | TokenizeJob, replies: Queue) -> None:
+        message = Message(
+            encode(job),
+            correlation_id=job.request_id,
+            reply_to=replies.bindings[0].routing_key,
+        )
+        kind: topology.Lane = "quick" if isinstance(job, TokenizeJob) else "interactive"
+        await self._bus.publish(topology.jobs_binding(job.model, kind), message)
 
 
 async def measure(
@@ -198,17 +266,21 @@ async def measure(
                     ]
                 await asyncio.sleep(_WARM_UP_S)
             client.first_token_s.clear()
+            client.longest_gaps_s.clear()
             client.answered.clear()
-            others, start, num_before = OtherLoad(), time.perf_counter(), await _num_tokens(worker)
+            others, start, before = OtherLoad(), time.perf_counter(), await _num_tokens(worker)
             await asyncio.sleep(seconds)
-            num_tokens = await _num_tokens(worker) - num_before
+            after = await _num_tokens(worker)
             elapsed_s = time.perf_counter() - start
+            num_generated, num_in_prompts = (b - a for a, b in zip(before, after, strict=True))
             run = Run(
                 engine,
                 name,
                 client.first_token_s.copy(),
+                client.longest_gaps_s.copy(),
                 client.answered.copy(),
-                num_tokens / elapsed_s,
+                num_generated / elapsed_s,
+                (num_generated + num_in_prompts) / elapsed_s,
                 others.cores(),
             )
             for task in asking:
@@ -216,12 +288,14 @@ async def measure(
     return run
 
 
-async def _num_tokens(worker: WarrenProcess) -> float:
-    """The tokens that the worker has generated."""
+async def _num_tokens(worker: WarrenProcess) -> list[float]:
+    """The tokens that the worker has generated, and those of the prompts that it has read."""
     async with httpx.AsyncClient(verify=NO_TLS, timeout=60) as client:
-        text = (await client.get(f"{worker.url}/metrics")).text
-    lines = [one for one in text.splitlines() if one.startswith(_COUNTER)]
-    return sum(float(line.rpartition(" ")[2]) for line in lines)
+        lines = (await client.get(f"{worker.url}/metrics")).text.splitlines()
+    return [
+        sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(counter))
+        for counter in _COUNTERS
+    ]
 
 
 def _worker(engine: str, broker: str, log: Path) -> WarrenProcess:
@@ -243,6 +317,8 @@ def measure_engine(broker: str, engine: str, seconds: float) -> list[Run]:
         FLOODED: [FLOOD, SINGLES],
         ONE_TENANT: [FLOOD, SINGLES],
         "beside one request for 128 answers": [MANY_CHOICES, SINGLES],
+        "beside slow grammars": [SLOW_GRAMMARS, SINGLES],
+        "beside megabytes to tokenize": [TOKENIZING, SINGLES],
         "two tenants of weights 1 and 3": WEIGHTED,
     }
     runs = []
@@ -272,9 +348,12 @@ def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 "ttft_p50_ms": run.ttft_ms(50),
                 "ttft_p95_ms": p95,
                 "ttft_max_ms": run.ttft_ms(100),
+                "gap_max_ms": 1e3 * max(run.longest_gaps_s, default=0.0),
                 "p95_ratio_to_alone": p95 / p95_alone if p95 and p95_alone else None,
                 "tokens_per_s": run.tokens_per_s,
-                "throughput_ratio_to_one_tenant": run.tokens_per_s / same[ONE_TENANT].tokens_per_s
+                "tokens_with_prompts_per_s": run.tokens_with_prompts_per_s,
+                "throughput_ratio_to_one_tenant": run.tokens_with_prompts_per_s
+                / same[ONE_TENANT].tokens_with_prompts_per_s
                 if run.load == FLOODED
                 else None,
                 "heavy_to_light_tokens": heavy / light if light else None,
@@ -290,8 +369,10 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         ("TTFT ms: p50", "ttft_p50_ms", "{:.0f}".format),
         ("p95", "ttft_p95_ms", "{:.0f}".format),
         ("max", "ttft_max_ms", "{:.0f}".format),
+        ("longest gap", "gap_max_ms", "{:.0f}".format),
         ("p95 to alone", "p95_ratio_to_alone", "{:.2f}x".format),
         ("tok/s", "tokens_per_s", "{:.0f}".format),
+        ("with prompts", "tokens_with_prompts_per_s", "{:.0f}".format),
         ("to one tenant", "throughput_ratio_to_one_tenant", "{:.2f}x".format),
         ("3 : 1", "heavy_to_light_tokens", "{:.2f}".format),
         ("others", "other_cores", "{:.1f}".format),
@@ -336,7 +417,10 @@ def main(
         runs = [run for engine in engines for run in measure_engine(node.url, engine, seconds)]
     rows = summary(runs)
     show(rows)
-    loads = [asdict(load) for load in (SINGLES, FLOOD, MANY_CHOICES, *WEIGHTED)]
+    loads = [
+        asdict(load)
+        for load in (SINGLES, FLOOD, MANY_CHOICES, SLOW_GRAMMARS, TOKENIZING, *WEIGHTED)
+    ]
     given = {name: value for name, value in os.environ.items() if name.startswith("WARREN_")}
     about = {**describe([]), "environment": given, "slots": NUM_SLOTS, "step_ms": _STEP_MS}
     about["loads"] = loads
