@@ -13,6 +13,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint con
 # The duration of `make soak`.
 MINUTES := 30
 QUESTION := What is the capital of France?
+# Of tests. Many wait for processes and brokers, so three keep two cores busy.
+NUM_PROCESSES := 3
 YAML_RULES := {extends: default, rules: {document-start: disable, line-length: {max: 120}, \
 	indentation: {indent-sequences: whatever}}, ignore: [infra/helm/warren/templates]}
 
@@ -29,7 +31,7 @@ demo: setup ## Serve SmolLM2 at http://127.0.0.1:8000 and watch it answer (ONCE=
 
 test: setup ## Run all tests that need no GPU, with their own RabbitMQ
 	$(BIN)/warren pull smollm2
-	infra/rabbitmq/with_rabbitmq.sh $(BIN)/pytest -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder
+	infra/rabbitmq/with_rabbitmq.sh $(BIN)/pytest -m "not gpu" -n $(NUM_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 chaos: setup ## Kill, pause and disconnect every process again and again, for about an hour
 	WARREN_TEST_SCHEDULES=20000 $(BIN)/pytest tests/shared/log/test_simulation.py
@@ -58,7 +60,7 @@ bench: setup ## Measure Warren beside the peers found in PATH, and the cost of t
 	infra/rabbitmq/with_rabbitmq.sh $(BIN)/python -m bench.queue
 
 up: .env ## Start RabbitMQ, a gateway and a worker in Docker
-	docker compose up --build
+	docker compose up --build --detach
 
 .env: | .env.example
 	@umask 077 && while IFS= read -r line; do \

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cli.options import table
 from docs.site.compatibility import tables
+from docs.site.messages import message_tables
 from docs.site.metrics import metric_tables
 from shared.settings import CommonSettings, GatewaySettings, WorkerSettings, variable
 from worker.checkpoints.catalogue import MODELS
@@ -33,6 +34,7 @@ def models() -> str:
 
 _BLOCKS: Mapping[str, Callable[[], str]] = {
     "compatibility": tables,
+    "messages": message_tables,
     "metrics": metric_tables,
     "models": models,
     "settings": table,

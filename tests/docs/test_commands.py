@@ -25,7 +25,7 @@ _FILE = re.compile(r"`((?:bench|docs|examples|infra|tests)/[\w./-]+)`")
 _MODULE = re.compile(r"python -m ((?:bench|docs|infra|shared|tests)[\w.]*)")
 _MODULE_CALL = re.compile(r"^(?:\$ | {4})python -m (bench[\w.]*)((?:.*\\\n)*.*)$", re.MULTILINE)
 _METRIC = re.compile(r"`warren:(\w+)`")
-_OTHERS = {"WARREN_SERVICE_HOST", "WARREN_TEST_AMQP_URL", "WARREN_TEST_SCHEDULES", "WARREN_API_KEY"}
+_OTHERS = {"WARREN_SERVICE_HOST", "WARREN_TEST_AMQP_URL", "WARREN_TEST_SCHEDULES"}
 """Variables that are not settings: of Kubernetes, of tests and of an example."""
 _PLACEHOLDER_PATHS = {"/v1", "/warren", "/etc"}
 
@@ -57,6 +57,14 @@ _PASSWORD = re.compile(r"--(broker|secret)[ =](\S*://\S+:\S+@|[^-$\s]*[A-Za-z0-9
 )
 def test_no_example_has_a_password_among_its_arguments(source: Path) -> None:
     assert _PASSWORD.search(source.read_text(encoding="utf-8")) is None
+
+
+@per_page
+def test_no_command_has_a_url_with_a_password_among_its_arguments(page: Path) -> None:
+    """But for those that the shell runs itself: no other process sees their arguments."""
+    others = [one for one in commands(page) if shlex.split(one)[0] not in ("echo", "export")]
+
+    assert [one for one in others if re.search(r"://[^\s/]+:[^\s/@]+@", one)] == []
 
 
 @per_page

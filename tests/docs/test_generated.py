@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from docs.site.compatibility import ENDPOINTS, tables
 from docs.site.generate import PAGES, rendered
+from docs.site.messages import message_tables
+from shared import messages
 from tests.support.pages import name_of
 
 
@@ -23,6 +26,18 @@ def test_every_parameter_of_every_body_is_in_its_table() -> None:
         assert section.startswith(endpoint.path)
         missing = [name for name in endpoint.parameters if f"| `{name}` |" not in section]
         assert missing == []
+
+
+def test_every_message_has_a_table_with_its_meaning() -> None:
+    sections = {part.split("\n", 1)[0]: part for part in message_tables().split("### ")[1:]}
+
+    named = [getattr(messages, name) for name in messages.__all__]
+    structs = {one for one in named if isinstance(one, type) and issubclass(one, msgspec.Struct)}
+    assert sections.keys() == {struct.__name__ for struct in structs}
+    for struct in structs:
+        assert struct.__doc__ != struct.__base__.__doc__
+        rows = [line for line in sections[struct.__name__].splitlines() if "| `" in line]
+        assert len(rows) == len(struct.__struct_fields__)
 
 
 def test_what_would_change_an_answer_is_not_ignored() -> None:
