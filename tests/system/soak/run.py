@@ -27,7 +27,13 @@ from tests.system.soak.remains import Remains, dead_letters
 from tests.system.soak.tally import Tally
 from tests.system.soak.traces import LoggedLines
 from tests.system.soak.users import User
-from tests.system.soak.watch import MAX_GROWTH_BYTES, SETTLED_AFTER_S, Course, Watch
+from tests.system.soak.watch import (
+    MAX_GROWTH_BYTES,
+    MIN_SETTLED_SAMPLES,
+    SETTLED_AFTER_S,
+    Course,
+    Watch,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -205,6 +211,9 @@ def _faults(findings: Findings) -> list[str]:
         ]
     for name, course in findings.courses.items():
         # Erlang's allocators keep what they may need again: the broker is judged by what it uses.
+        num_samples = len(course.settled(findings.plan.duration_s))
+        if num_samples < MIN_SETTLED_SAMPLES:
+            faults.append(f"{name} was measured only {num_samples} times")
         growth_bytes = course.growth_bytes(findings.plan.duration_s)
         if name != "broker" and growth_bytes > MAX_GROWTH_BYTES:
             faults.append(f"{name} grew by {growth_bytes / 2**20:.1f} MiB")

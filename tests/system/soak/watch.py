@@ -1,7 +1,9 @@
 """Watches every process during the traffic: whether it lives, and its memory."""
 
 import asyncio
+import logging
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -11,6 +13,8 @@ from typing import NamedTuple, Protocol
 
 import psutil
 
+logger = logging.getLogger(__name__)
+
 SETTLED_AFTER_S = 300.0
 """Until then caches fill, and allocators take what the busiest moment needs."""
 MAX_GROWTH_BYTES = 8 << 20
@@ -19,6 +23,8 @@ MAX_GROWTH_BYTES = 8 << 20
 Processes without leaks were observed to grow by 1 MiB in minutes, and by 4 while they warm up. Half
 an hour of 20 requests per second finds a leak of 230 bytes per request.
 """
+MIN_SETTLED_SAMPLES = 10
+"""Fewer do not show whether memory grows."""
 _LOOK_INTERVAL_S = 0.5
 _NUM_SAMPLES = 360
 _NUM_MEASURES = 40
@@ -97,7 +103,11 @@ class Watch:
         while True:
             await asyncio.sleep(self._measure_interval_s)
             for name, measure in self._measures.items():
-                memory_bytes = await asyncio.to_thread(measure)
+                try:
+                    memory_bytes = await asyncio.to_thread(measure)
+                except subprocess.TimeoutExpired:
+                    logger.warning("%s could not be measured in time", name)
+                    continue
                 sample = Sample(time.monotonic() - began_at, memory_bytes)
                 self.courses[name].samples.append(sample)
 
