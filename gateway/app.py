@@ -39,6 +39,7 @@ from gateway.middleware import (
     KnownSites,
     Paths,
     RequestIds,
+    Traces,
 )
 from gateway.wiring import Gateway, listening
 from shared.bus.base import Bus
@@ -137,10 +138,12 @@ async def _using_store(gateway: Gateway) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _recording_usage(gateway: Gateway) -> AsyncIterator[None]:
-    """Record what requests have used, until all have ended; then close the store."""
+    """Record what requests have used, until all have ended, and the models; then close the
+    store."""
     recorder = gateway.recorder
     running = [
-        asyncio.create_task(incidents.keep_running(work)) for work in (recorder.run, recorder.sweep)
+        asyncio.create_task(incidents.keep_running(work))
+        for work in (recorder.run, recorder.sweep, gateway.record_models)
     ]
     try:
         yield
@@ -185,6 +188,7 @@ def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
                 IGNORED_TOOLS_HEADER,
             ],
         )
+    app.add_middleware(Traces)
     app.add_middleware(Paths)
     app.add_middleware(RequestIds)
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypeAlias
 
+import msgspec
+
 from gateway.fleet.gauges import export_fleet
 from gateway.fleet.live_workers import Backlog, LiveWorkers
 from gateway.fleet.queue_watch import QueueWatch
@@ -32,7 +34,14 @@ from shared import topology
 from shared.bus.base import Bus, Message, Queue
 from shared.bus.subscribe import receive
 from shared.errors import AccessRefused, BusError, StartupError, Unavailable
-from shared.messages import Release, Withheld, decode_announcement, decode_command, decode_usage
+from shared.messages import (
+    ModelName,
+    Release,
+    Withheld,
+    decode_announcement,
+    decode_command,
+    decode_usage,
+)
 from shared.publishers import Publishers
 from shared.settings import GatewaySettings
 from shared.telemetry import incidents
@@ -41,6 +50,12 @@ from shared.telemetry.audit import Refusals
 logger = logging.getLogger(__name__)
 
 _RETRY_PAUSE_S = 1.0
+_MODEL_RETENTION_S = 30 * 24 * 3600.0
+"""Seconds for which the database keeps a model after it was last seen."""
+_RECORD_INTERVAL_S = 2.0
+_RENEW_AFTER_S = 3600.0
+"""Seconds after which the time at which a model was last seen is written again."""
+_RECORD_RETRY_S = 60.0
 Handler = Callable[[Message], None]
 GatewayState: TypeAlias = Literal["ok", "draining", "broker_unavailable"]
 
@@ -122,7 +137,12 @@ class Gateway:
             store=store,
             deliverer=deliverer,
             recorder=UsageRecorder(
-                bus, store, publishers, metrics.catalog, settings.usage_retention_s
+                bus,
+                store,
+                publishers,
+                metrics.catalog,
+                settings.usage_retention_s,
+                on_model=lambda model: queues.recall({model: time.time()}),
             ),
             prices=PriceTable.of(settings.prices_file),
         )
@@ -146,15 +166,37 @@ class Gateway:
         self.workers.hear(decode_announcement(message.body))
 
     async def recall_models(self) -> None:
-        """Find the queues of models whose workers may be gone: those that API keys and prices name,
-        and those of recent requests. Returns when the database has been read."""
-        for models in (self._named_models, self._used_models):
-            while True:
-                try:
-                    await self.queues.recall(await models())
-                    break
-                except (BusError, Unavailable):
-                    await asyncio.sleep(_RETRY_PAUSE_S)
+        """Watch the queues of models whose workers may be gone: those that API keys and prices
+        name, and those that a gateway has seen recently. Returns when the database has been
+        read."""
+        self.queues.recall(dict.fromkeys(self._named_models(), time.time()))
+        while True:
+            models = (await self.store.wait_open()).models
+            try:
+                await models.sweep(time.time() - _MODEL_RETENTION_S)
+                self.queues.recall(await models.all())
+                break
+            except Unavailable:
+                await asyncio.sleep(_RETRY_PAUSE_S)
+
+    async def record_models(self) -> None:
+        """Write the models that this gateway sees to the database, for the gateways that start
+        later; never returns. A model is written when it is new, and once an hour."""
+        recorded: dict[str, float] = {}
+        while True:
+            await asyncio.sleep(_RECORD_INTERVAL_S)
+            due = {
+                model: seen_at
+                for model, seen_at in self.workers.known_models.items()
+                if seen_at > recorded.get(model, 0.0) + _RENEW_AFTER_S
+            }
+            if not due:
+                continue
+            try:
+                await (await self.store.open()).models.write(due)
+                recorded |= due
+            except Unavailable:
+                await asyncio.sleep(_RECORD_RETRY_S)
 
     async def hear_usage(self) -> None:
         """Hear what other gateways and workers say of the use of API keys; never returns."""
@@ -166,12 +208,9 @@ class Gateway:
         await self.relays.cancel(request_id, tenant)
         self.limits.end(request_id)
 
-    async def _named_models(self) -> list[str]:
+    def _named_models(self) -> set[str]:
         named = {model for key in self.keys.known for model in key.models}
-        return sorted(model for model in named | self.prices.models.keys() if "*" not in model)
-
-    async def _used_models(self) -> list[str]:
-        return await (await self.store.wait_open()).usage.recent_models()
+        return set(filter(_is_model_name, named | self.prices.models.keys()))
 
     def _hear_fact(self, message: Message) -> None:
         if self.publishers.is_trusted(message.user_id):
@@ -188,6 +227,15 @@ class Gateway:
                 self.batches_changed.set()
             else:
                 self.relays.obey(command)
+
+
+def _is_model_name(text: str) -> bool:
+    """Whether it is no pattern."""
+    try:
+        msgspec.convert(text, ModelName)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 @asynccontextmanager

@@ -187,8 +187,9 @@ class LiveWorkers:
     _heard_at: dict[str, float] = field(default_factory=dict)
     """Includes workers that are shutting down, whose streams continue for a while."""
     _first_seen_at: dict[str, int] = field(default_factory=dict)
-    known_models: set[str] = field(default_factory=set)
-    """The models whose queues are known to exist, with or without a live worker."""
+    known_models: dict[str, float] = field(default_factory=dict)
+    """The models whose queues are known to exist, with or without a live worker, and the Unix time
+    at which each was last seen: announced, requested, or with a job in a queue."""
 
     def hear(self, announcement: Announcement) -> None:
         now = time.monotonic()
@@ -200,8 +201,8 @@ class LiveWorkers:
             self._leaving[announcement.worker] = _Known(announcement, now)
         else:
             self._workers[announcement.worker] = _Known(announcement, now)
+            self.known_models[announcement.model] = time.time()
             self._first_seen_at.setdefault(announcement.model, int(time.time()))
-            self.known_models.add(announcement.model)
         self.backlog.hear(announcement)
 
     def of_model(self, model: str) -> list[Announcement]:
@@ -224,7 +225,7 @@ class LiveWorkers:
         queue = topology.jobs_queue(model, "interactive")
         if await self.bus.inspect(queue.name) is None:
             raise ModelNotFound(f"The model '{model}' does not exist.", param="model")
-        self.known_models.add(model)
+        self.known_models[model] = time.time()
         return None
 
     def admit(self, model: str) -> None:

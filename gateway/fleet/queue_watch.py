@@ -3,13 +3,13 @@ without a gateway count, too."""
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.fleet.live_workers import LiveWorkers
 from shared import topology
 from shared.bus.base import Bus, QueueState
-from shared.errors import BusError, ModelNotFound, QueueDown
+from shared.errors import BusError, QueueDown
 from shared.topology import Lane
 
 _LOOK_INTERVAL_S = 2.0
@@ -48,6 +48,7 @@ class QueueWatch:
         """Messages in the queue of dead letters. A listing holds them for a moment, so a lower
         number counts once it was read twice."""
         self._num_dead_read = 0
+        self._recalled: dict[str, float] = {}
         self._since: dict[tuple[str, Lane], float] = {}
         self._job_tokens: dict[str, float] = {}
         self._job_work_s: dict[str, float] = {}
@@ -69,20 +70,17 @@ class QueueWatch:
                 self.readings = {}
             await asyncio.sleep(_LOOK_INTERVAL_S)
 
-    async def recall(self, models: Iterable[str]) -> None:
-        """Watch those of ``models`` that have queues, although no worker may be left to announce
-        them. Raises `BusError`."""
-        for model in models:
-            try:
-                await self._workers.find(model)
-            except ModelNotFound:
-                pass
-            except QueueDown:  # it exists, and its node may come back
-                self._workers.known_models.add(model)
+    def recall(self, seen: Mapping[str, float]) -> None:
+        """From the next look on, watch those of these models that have queues, although no worker
+        may be left to announce them. ``seen``: the Unix time at which each was last seen."""
+        known = self._workers.known_models
+        self._recalled |= {model: at for model, at in seen.items() if model not in known}
 
     async def look(self) -> None:
         """Inspect all queues once; those whose node is down have no reading. Raises `BusError`."""
-        models = sorted(self._workers.known_models)
+        await self._look_for_recalled()
+        known = self._workers.known_models
+        models = sorted(known)
         if not models:  # the first worker declares the queues, and a broker logs each missing one
             return
         dead = await self._bus.inspect(topology.DEAD_LETTERS.name)
@@ -97,10 +95,24 @@ class QueueWatch:
                 except QueueDown:
                     continue
                 if state is None:  # an operator has deleted it
-                    self._workers.known_models.discard(model)
+                    known.pop(model, None)
                     break
+                if state.num_ready:
+                    known[model] = time.time()
                 readings[model, lane] = self._reading(model, lane, state)
         self.readings = readings
+
+    async def _look_for_recalled(self) -> None:
+        while self._recalled:
+            model = next(iter(self._recalled))
+            try:
+                state = await self._bus.inspect(topology.jobs_queue(model, "interactive").name)
+                exists = state is not None
+            except QueueDown:  # its node may come back
+                exists = True
+            seen_at = self._recalled.pop(model)
+            if exists:
+                self._workers.known_models.setdefault(model, seen_at)
 
     def _hear_workers(self, model: str) -> None:
         for worker in self._workers.of_model(model):

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from prometheus_client import Counter
@@ -51,11 +51,14 @@ class UsageRecorder:
         publishers: Publishers,
         catalog: Catalog,
         retention_s: float,
+        on_model: Callable[[str], None],
     ) -> None:
+        """``on_model`` is called with the model of each record, before the record is written."""
         self._bus = bus
         self._store = store
         self._publishers = publishers
         self._retention_s = retention_s
+        self._on_model = on_model
         self._held: list[_Held] = []
         self._writing: asyncio.Task[None] | None = None
         self._records = _counter(catalog)
@@ -99,6 +102,7 @@ class UsageRecorder:
             return await self._drop(delivery, error.message)
         if not self._publishers.is_trusted(message.user_id):
             return await self._drop(delivery, f"user {message.user_id!r} may not record usage")
+        self._on_model(record.model)
         self._held.append(_Held(delivery, record))
         return None
 

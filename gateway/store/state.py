@@ -20,6 +20,7 @@ from gateway.store.files.records import Files
 from gateway.store.files.uploads import Uploads
 from gateway.store.history.conversations import Conversations
 from gateway.store.history.responses import Responses, StoreLimits
+from gateway.store.models import SeenModels
 from gateway.store.usage import UsageRecords
 from gateway.store.webhooks import Webhooks
 from shared.errors import StartupError, Unavailable
@@ -43,6 +44,7 @@ class StoredState:
     responses: Responses
     conversations: Conversations
     usage: UsageRecords
+    models: SeenModels
 
 
 class Store:
@@ -159,6 +161,7 @@ class Store:
                 responses,
                 conversations,
                 UsageRecords(database),
+                SeenModels(database),
             )
             self._is_open.set()
         return self._state

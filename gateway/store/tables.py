@@ -229,3 +229,11 @@ CONVERSATION_ITEMS = Table(
     Column("body", LargeBinary, nullable=False),
     Index("conversation_items_by_id", "conversation_id", "id"),
 )
+
+MODELS = Table(
+    "models",
+    METADATA,
+    Column("name", String(128), primary_key=True),
+    # By any gateway.
+    Column("seen_at", Float, nullable=False),
+)

@@ -20,8 +20,6 @@ GROUPS: tuple[Group, ...] = get_args(Group)
 MAX_ROWS = 10_000
 _MAX_DELETED = 10_000
 """Records that one transaction deletes. A statement over millions would exceed its time."""
-_NUM_RECENT = 20_000
-"""They are found through the index of times in a few hundredths of a second."""
 _WRITE_LOCK = 0x55534147
 """Two gateways that write two executions of one request would take both for the first."""
 _KEY = ("tenant", "request_id")
@@ -140,15 +138,6 @@ class UsageRecords:
             )
         sums = [_sum(ordered, row) for row in rows]
         return [found for found in sums if found.used.num_requests]  # without groups there is a row
-
-    @uncancelled
-    async def recent_models(self) -> list[str]:
-        """The models of the most recent `_NUM_RECENT` requests."""
-        recent = select(USAGE.c.model).order_by(USAGE.c.ended_at.desc()).limit(_NUM_RECENT)
-        models = recent.subquery().c.model
-        async with self._database.read() as connection:
-            rows = await connection.execute(select(models).distinct().order_by(models))
-            return list(rows.scalars())
 
     @uncancelled
     async def erase(self, tenant: str) -> int:

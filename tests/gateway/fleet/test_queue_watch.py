@@ -98,13 +98,39 @@ async def test_queues_of_a_model_without_workers_are_watched(
 async def test_models_with_queues_are_recalled(bus: MemoryBus) -> None:
     workers = LiveWorkers(bus, Backlog(bus, 60))
     watch = QueueWatch(bus, workers)
-    await publish(bus, new_job(MODEL))
 
-    await watch.recall(["unknown", MODEL])
+    watch.recall({"unknown": 1.0, MODEL: 2.0})
     await watch.look()
 
-    assert workers.known_models == {MODEL}
-    assert watch.readings[MODEL, "interactive"].num_waiting == 1
+    assert workers.known_models == {MODEL: 2.0}
+    assert set(watch.readings) == {(MODEL, lane) for lane in topology.LANES}
+    assert await bus.inspect(topology.jobs_queue("unknown", "interactive").name) is None
+
+
+async def test_models_are_recalled_although_the_broker_is_away_at_first(bus: MemoryBus) -> None:
+    workers = LiveWorkers(bus, Backlog(bus, 60))
+    watch = QueueWatch(bus, workers)
+    watch.recall({MODEL: 2.0})
+    bus.sever()
+    with pytest.raises(BusUnavailable):
+        await watch.look()
+    await bus.wait_connected()
+
+    await watch.look()
+
+    assert workers.known_models == {MODEL: 2.0}
+
+
+async def test_a_model_is_seen_as_long_as_jobs_wait_for_it(bus: MemoryBus) -> None:
+    workers = LiveWorkers(bus, Backlog(bus, 60))
+    watch = QueueWatch(bus, workers)
+    watch.recall({MODEL: 2.0})
+    await publish(bus, new_job(MODEL), "batch")
+    now = time.time()
+
+    await watch.look()
+
+    assert workers.known_models[MODEL] >= now
 
 
 async def test_a_model_whose_queue_was_deleted_is_forgotten(
@@ -114,7 +140,7 @@ async def test_a_model_whose_queue_was_deleted_is_forgotten(
 
     await watch.look()
 
-    assert (watch.readings, workers.known_models) == ({}, set())
+    assert (watch.readings, workers.known_models) == ({}, {})
 
 
 async def test_dead_letters_that_are_being_listed_still_count(
@@ -153,9 +179,9 @@ async def test_a_queue_whose_node_is_down_hides_no_other(
     monkeypatch.setattr(bus, "inspect", inspect_others)
     watch = QueueWatch(bus, workers)
 
-    await watch.recall(["down", MODEL])
+    watch.recall({"down": 1.0, MODEL: 2.0})
     await watch.look()
 
-    assert {"down", MODEL} <= workers.known_models
+    assert {"down", MODEL} <= workers.known_models.keys()
     assert (MODEL, "interactive") in watch.readings
     assert ("down", "interactive") not in watch.readings

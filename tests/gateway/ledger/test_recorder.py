@@ -1,7 +1,7 @@
 """The way of usage records from the broker to the database."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,18 @@ def catalog() -> Catalog:
     return Catalog()
 
 
+def new_recorder(
+    bus: MemoryBus,
+    store: Store,
+    catalog: Catalog,
+    on_model: Callable[[str], None] = lambda _: None,
+) -> UsageRecorder:
+    return UsageRecorder(bus, store, Publishers([bus.user]), catalog, 60, on_model)
+
+
 @pytest.fixture
 async def recorder(bus: MemoryBus, store: Store, catalog: Catalog) -> AsyncIterator[UsageRecorder]:
-    recorder = UsageRecorder(bus, store, Publishers([bus.user]), catalog, retention_s=60)
+    recorder = new_recorder(bus, store, catalog)
     async with running(recorder):
         yield recorder
 
@@ -77,11 +86,10 @@ async def execute(database: Database, statement: str) -> None:
 async def publish(bus: MemoryBus, request_id: str, **fields: Any) -> None:
     record = UsageRecord(
         request_id=request_id,
-        model="m",
         job_class="batch",
         outcome="completed",
         num_output_tokens=2,
-        **{"attempt": 1, "ended_at": 1.0, **fields},
+        **{"model": "m", "attempt": 1, "ended_at": 1.0, **fields},
     )
     await bus.publish(topology.LEDGER_RECORDS.bindings[0], Message(encode(record)))
 
@@ -148,6 +156,21 @@ async def test_what_is_no_record_is_dropped(
     assert caplog.text.count("usage record dropped") == 2
 
 
+async def test_the_models_of_trusted_records_are_heard(
+    bus: MemoryBus, broker: MemoryBroker, store: Store, catalog: Catalog
+) -> None:
+    models: list[str] = []
+    async with (
+        MemoryBus(broker, user="mallory") as stranger,
+        running(new_recorder(bus, store, catalog, models.append)),
+    ):
+        await publish(stranger, "forged", model="forged")
+        await publish(bus, "r", model="n")
+        await wait_until_counted(catalog, "written", 1)
+
+    assert models == ["n"]
+
+
 async def test_records_wait_for_the_database(
     bus: MemoryBus, store: Store, catalog: Catalog, recorder: UsageRecorder, tmp_path: Path
 ) -> None:
@@ -175,7 +198,7 @@ async def test_records_outlast_a_database_that_refuses_them_all(
     async def is_retrying() -> bool:
         return "usage records not written, retrying" in caplog.text
 
-    async with running(UsageRecorder(bus, store, Publishers([bus.user]), catalog, 60)):
+    async with running(new_recorder(bus, store, catalog)):
         await publish(bus, "r")
         await publish(bus, "s")
         await eventually(is_retrying)
@@ -198,7 +221,7 @@ async def test_a_record_with_a_value_that_cannot_be_stored_is_dropped_alone(
     url = postgres.create_database()
     store = Store(settings.load(GatewaySettings, data_dir=tmp_path, database_url=url))
 
-    async with running(UsageRecorder(bus, store, Publishers([bus.user]), catalog, 60)):
+    async with running(new_recorder(bus, store, catalog)):
         await publish(bus, "bad", **fault)
         await publish(bus, "good")
         await wait_until_counted(catalog, "written", 1)
@@ -211,8 +234,8 @@ async def test_a_new_recorder_writes_what_the_last_one_left(
     bus: MemoryBus, store: Store, catalog: Catalog
 ) -> None:
     await publish(bus, "r")
-    async with running(UsageRecorder(bus, store, Publishers([bus.user]), Catalog(), 60)):
+    async with running(new_recorder(bus, store, Catalog())):
         await asyncio.sleep(0.05)  # it holds the record, and has not written it
 
-    async with running(UsageRecorder(bus, store, Publishers([bus.user]), catalog, 60)):
+    async with running(new_recorder(bus, store, catalog)):
         await wait_until_counted(catalog, "written", 1)

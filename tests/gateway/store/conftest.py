@@ -10,6 +10,7 @@ from gateway.store.database import Database
 from gateway.store.files.blobs import Blobs
 from gateway.store.files.records import Files
 from gateway.store.files.uploads import Uploads
+from gateway.store.models import SeenModels
 from gateway.store.usage import UsageRecords
 from tests.support.deployment.postgres import postgres
 
@@ -50,3 +51,8 @@ def batches(database: Database) -> Batches:
 @pytest.fixture
 def usage(database: Database) -> UsageRecords:
     return UsageRecords(database)
+
+
+@pytest.fixture
+def seen_models(database: Database) -> SeenModels:
+    return SeenModels(database)

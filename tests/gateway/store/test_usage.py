@@ -35,18 +35,6 @@ async def all_sums(usage: UsageRecords, *groups: store.Group, **only: Any) -> li
     return await usage.sums(groups, **{"start": 0.0, "end": NOON + 10 * DAY_S, **only})
 
 
-async def test_models_of_recent_requests_are_known(
-    usage: UsageRecords, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.store.usage._NUM_RECENT", 3)
-    models = ["old", "b", "a", "b"]
-    await usage.write(
-        [a_record(f"r{k}", model=model, ended_at=NOON + k) for k, model in enumerate(models)]
-    )
-
-    assert await usage.recent_models() == ["a", "b"]
-
-
 async def test_a_request_counts_once_however_often_it_is_recorded(usage: UsageRecords) -> None:
     num_new = await usage.write([a_record(), a_record(), a_record("other", outcome="cancelled")])
     num_new_again = await usage.write([a_record()])
