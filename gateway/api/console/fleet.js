@@ -55,7 +55,7 @@ const queues = new Table($("#queues"), {
 const streams = new Table($("#streams"), {
   label: "Streams",
   key: (stream) => stream.id,
-  empty: "No request is in flight at this gateway.",
+  empty: "No request is in flight.",
   columns: [
     { title: "Request", version: (stream) => stream.id, fill: (stream) => idCell(stream.id) },
     { title: "Tenant", text: (stream) => name(stream.tenant) },

@@ -1,4 +1,4 @@
-"""``warren chat`` on a terminal: keys and pasted text, through a pseudo-terminal."""
+"""``warren chat`` through a pseudo-terminal: edited lines, history and pasted text."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.support.workers.scripted_worker import MODEL
 
 ROOT = Path(__file__).parents[3]
 PASTE_BEGINS, PASTE_ENDS, ENTER = "\x1b[200~", "\x1b[201~", "\r"
+UP, LEFT, RIGHT = "\x1b[A", "\x1b[D", "\x1b[C"
 TIMEOUT_S = 60.0
 
 
@@ -57,25 +59,66 @@ class Terminal:
         os.close(self._ours)
 
 
-@pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[Terminal]:
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
     with served() as url:
-        terminal = Terminal("chat", "--url", url, "--history", str(tmp_path / "history"))
+        yield url
+
+
+@contextmanager
+def chatting(url: str, history: Path) -> Iterator[Terminal]:
+    """A terminal in which the chat waits for a question."""
+    with closing(Terminal("chat", "--url", url, "--history", str(history))) as terminal:
+        terminal.wait_for("you")
         yield terminal
-        terminal.close()
 
 
-def test_pasted_lines_are_one_question(terminal: Terminal, tmp_path: Path) -> None:
-    terminal.wait_for("you")
-    terminal.type(f"{PASTE_BEGINS}first\nsecond\nthird{PASTE_ENDS}{ENTER}")
+def ask(terminal: Terminal, keys: str) -> None:
+    """Type a question, and wait until it is answered."""
+    terminal.type(f"{keys}{ENTER}")
     terminal.wait_for(MODEL)  # which begins its answer
     terminal.wait_for("you")
-    terminal.type(f"/save {tmp_path / 'chat.json'}{ENTER}")
-    terminal.wait_for("2 messages are in")
+
+
+def leave(terminal: Terminal, file: Path) -> list[str]:
+    """Save the conversation and leave; returns the questions."""
+    terminal.type(f"/save {file}{ENTER}")
+    terminal.wait_for("messages are in")
     terminal.wait_for("you")
     terminal.type(f"/exit{ENTER}")
-
     assert terminal.process.wait(TIMEOUT_S) == 0
-    messages = json.loads((tmp_path / "chat.json").read_text())["messages"]
-    assert [message["role"] for message in messages] == ["user", "assistant"]
-    assert messages[0]["content"] == "first\nsecond\nthird"
+    messages = json.loads(file.read_text())["messages"]
+    assert [message["role"] for message in messages[:2]] == ["user", "assistant"]
+    return [message["content"] for message in messages if message["role"] == "user"]
+
+
+def test_pasted_lines_are_one_question(url: str, tmp_path: Path) -> None:
+    with chatting(url, tmp_path / "history") as terminal:
+        ask(terminal, f"{PASTE_BEGINS}first\nsecond\nthird{PASTE_ENDS}")
+        questions = leave(terminal, tmp_path / "chat.json")
+
+    assert questions == ["first\nsecond\nthird"]
+
+
+def test_a_line_is_edited_with_the_arrow_keys(url: str, tmp_path: Path) -> None:
+    with chatting(url, tmp_path / "history") as terminal:
+        ask(terminal, f"on thre{LEFT * 5}e two{RIGHT * 5}e")
+        questions = leave(terminal, tmp_path / "chat.json")
+
+    assert questions == ["one two three"]
+
+
+def test_earlier_questions_are_recalled_also_in_a_new_session(url: str, tmp_path: Path) -> None:
+    with chatting(url, tmp_path / "history") as terminal:
+        ask(terminal, "first")
+        ask(terminal, "second")
+        ask(terminal, f"{UP}{UP} again")
+        questions = leave(terminal, tmp_path / "first.json")
+
+    assert questions == ["first", "second", "first again"]
+
+    with chatting(url, tmp_path / "history") as terminal:
+        ask(terminal, UP * 3)  # before /exit and /save
+        questions = leave(terminal, tmp_path / "second.json")
+
+    assert questions == ["first again"]

@@ -1,7 +1,10 @@
 """The console's other views, in Chromium: workers, dead letters, usage and batches."""
 
+import asyncio
 import itertools
 import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +97,10 @@ async def test_usage_is_shown_by_tenant(page: Page, gateway: LiveGateway) -> Non
     await expect(row.get_by_role("cell")).to_have_text(["anonymous", "1", "0", "0", "3", "0", "3"])
 
 
-async def test_what_gateways_behind_a_proxy_say_is_added_up(
-    page: Page, broker: MemoryBroker
-) -> None:
-    async with two_gateways(broker) as gateways, echo_worker(broker):
+@asynccontextmanager
+async def behind_a_proxy(broker: MemoryBroker, page: Page) -> AsyncIterator[Sequence[LiveGateway]]:
+    """Two gateways that answer the page's requests for the status in turn, and a worker."""
+    async with two_gateways(broker) as gateways, echo_worker(broker, step_s=STEP_S):
         urls = itertools.cycle(gateway.url for gateway in gateways)
 
         async def pass_on(route: Route) -> None:
@@ -107,6 +110,15 @@ async def test_what_gateways_behind_a_proxy_say_is_added_up(
         await page.route("**/admin/v1/status", pass_on)
         for gateway in gateways:
             await hears_a_worker(gateway)
+        yield gateways
+        await page.unroute_all(behavior="wait")
+
+
+async def test_what_gateways_behind_a_proxy_say_is_added_up(
+    page: Page, broker: MemoryBroker
+) -> None:
+    async with behind_a_proxy(broker, page) as gateways:
+        for gateway in gateways:
             await gateway.chat(model="echo", max_tokens=3)
         await open_console(page, gateways[0], "usage")
 
@@ -136,6 +148,22 @@ async def test_a_fleet_without_workers_says_what_to_do(page: Page, bus: MemoryBu
 
         await expect(page.get_by_text("No worker is alive.")).to_be_visible()
         await expect(page.locator("#pulse")).to_have_text("No workers")
+
+
+async def test_the_streams_in_the_fleet_are_those_of_all_gateways(
+    page: Page, broker: MemoryBroker
+) -> None:
+    async with behind_a_proxy(broker, page) as gateways:
+        await open_console(page, gateways[0], "fleet")
+        await expect(page.get_by_role("heading", name="Streams", exact=True)).to_be_visible()
+        await expect(page.get_by_text("No request is in flight.", exact=True)).to_be_visible()
+
+        chats = [asyncio.create_task(one.chat(model="echo", max_tokens=1000)) for one in gateways]
+        rows = page.get_by_role("table", name="Streams").get_by_role("row")
+        await expect(rows).to_have_count(3)  # the first one has the titles
+        for chat_of_one in chats:
+            chat_of_one.cancel()
+        await asyncio.wait(chats)
 
 
 async def start_batch(page: Page, lines: list[dict[str, Any]]) -> Locator:
