@@ -1,4 +1,4 @@
-"""The free memory of the machine, or of the container."""
+"""The free memory of the machine, or of the container, and how sizes are written."""
 
 import math
 import os
@@ -8,6 +8,14 @@ from pathlib import Path
 def free_bytes() -> int:
     """The free memory of the machine, or of the container if that is less."""
     return int(min(_available_bytes(), container_free_bytes()))
+
+
+def readable_size(num_bytes: int) -> str:
+    """A number of bytes for people to read: ``1.50 GiB``, or ``12.0 MiB`` if that is less than a
+    GiB."""
+    if num_bytes >= 1 << 30:
+        return f"{num_bytes / (1 << 30):.2f} GiB"
+    return f"{num_bytes / (1 << 20):.1f} MiB"
 
 
 def _available_bytes() -> int:

@@ -35,6 +35,8 @@ MODELS = {
     "monitoring.coreos.com/v1": "cloudcoil.models.prometheus_operator.v1",
 }
 """Generated from the definitions of KEDA and of the Prometheus operator."""
+RUNBOOK_URL = "https://warren.example/docs/runbooks.html"
+"""The placeholder of the shipped rules."""
 RABBITMQ_API = "rabbitmq.com/v1beta1"
 OF_RABBITMQ: dict[str, Any] = {
     "type": "object",
@@ -97,7 +99,7 @@ EVERYTHING: dict[str, Any] = {
     "monitoring": {
         "enabled": True,
         "labels": {"release": "prometheus"},
-        "rules": {"enabled": True},
+        "rules": {"enabled": True, "runbookUrl": "https://docs.example/warren/runbooks.html"},
         "dashboards": {"enabled": True},
     },
 }
@@ -181,6 +183,7 @@ def test_the_chart_passes_helms_strict_lint(name: str) -> None:
         ({"workers": {"small": {}}}, "model"),
         ({"workers": {"Small": {"model": "m"}}}, "Small"),
         ({"gateway": {"replicas": "two"}}, "replicas"),
+        ({"monitoring": {"rules": {"runbookUrl": "docs.example"}}}, "runbookUrl"),
         ({"gateway": {"replicas": 2}}, "common database"),
         ({"gateway": {"replicas": 2, "databaseSecret": "postgres"}}, "file storage"),
         ({"gateway": {"replicas": 2, "settings": {"files_url": "s3://b"}}}, "common database"),
@@ -347,11 +350,33 @@ def jobs_of(manifests: list[Manifest]) -> set[str]:
 
 def test_the_charts_rules_are_those_of_compose(everything: list[Manifest]) -> None:
     rule = find(everything, "PrometheusRule", "warren")
-    shipped = sorted((ROOT / "infra/prometheus").glob("*.rules.yml"))
 
     assert rule["metadata"]["labels"]["release"] == "prometheus"
-    assert rule["spec"]["groups"] == [
-        group for path in shipped for group in yaml.safe_load(path.read_text())["groups"]
+    assert rule["spec"]["groups"] == shipped_groups("https://docs.example/warren/runbooks.html")
+
+
+def test_alerts_without_an_address_of_the_runbooks_have_no_links() -> None:
+    values = {"monitoring": {"rules": {"enabled": True}}}
+    groups = find(render(values), "PrometheusRule", "warren")["spec"]["groups"]
+
+    expected = shipped_groups("")
+    links = [
+        rule["annotations"].pop("runbook_url")
+        for group in expected
+        for rule in group["rules"]
+        if "alert" in rule
+    ]
+    assert len(links) > 1
+    assert groups == expected
+
+
+def shipped_groups(runbook_url: str) -> list[dict[str, Any]]:
+    """The groups of rules for compose, with this address of the runbooks."""
+    texts = [path.read_text() for path in sorted((ROOT / "infra/prometheus").glob("*.rules.yml"))]
+    return [
+        group
+        for text in texts
+        for group in yaml.safe_load(text.replace(RUNBOOK_URL, runbook_url))["groups"]
     ]
 
 

@@ -1,16 +1,20 @@
 """Rules, alerts and dashboards, as far as they can be checked without a deployment."""
 
 import re
+import shlex
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
 
 from infra import dashboards, vllm_names
 from tests.support.deployment.processes import ROOT
+from tests.support.pages import commands
 
 PROMETHEUS = ROOT / "infra" / "prometheus"
+DEPLOYMENT = ROOT / "docs" / "deployment" / "index.md"
 RUNBOOKS = (ROOT / "docs" / "runbooks.md").read_text()
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="Prometheus is not installed"
@@ -46,7 +50,23 @@ def test_every_alert_has_a_runbook() -> None:
 
     assert re.findall(r"^## (\w+)$", RUNBOOKS, re.MULTILINE) == [rule["alert"] for rule in alerts]
     for rule in alerts:
-        assert rule["annotations"]["runbook_url"].endswith(f"runbooks.html#{rule['alert'].lower()}")
+        page = "https://warren.example/docs/runbooks.html"
+        assert rule["annotations"]["runbook_url"] == f"{page}#{rule['alert'].lower()}"
+
+
+def test_the_command_of_the_docs_enters_the_address_of_the_runbooks(tmp_path: Path) -> None:
+    (command,) = (one for one in commands(DEPLOYMENT) if one.startswith("sed "))
+    copy = tmp_path / "infra/prometheus/alerts.rules.yml"
+    copy.parent.mkdir(parents=True)
+    copy.write_text(text := (PROMETHEUS / copy.name).read_text())
+
+    subprocess.run(shlex.split(command), cwd=tmp_path, check=True)
+
+    links = [line.split()[1] for line in text.splitlines() if "runbook_url:" in line]
+    pages = [link.removeprefix("https://warren.example/docs") for link in links]
+    assert len(links) > 1
+    for page in pages:
+        assert f"runbook_url: https://docs.example/warren{page}\n" in copy.read_text()
 
 
 def test_the_dashboards_are_those_of_the_code() -> None:

@@ -8,6 +8,7 @@ import torch
 
 from kernels.providers import Ops
 from shared.errors import StartupError
+from shared.host_memory import readable_size
 from shared.messages import SamplingParams
 from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId, StepFailed
 from worker.engine.step_plan import MAX_SCORED_TOKENS
@@ -37,7 +38,7 @@ class DeviceMemory:
 
     def __str__(self) -> str:
         names = ("total", "used", "activations", "graphs")
-        return ", ".join(f"{name} {getattr(self, name) / 2**30:.2f} GiB" for name in names)
+        return ", ".join(f"{name} {readable_size(getattr(self, name))}" for name in names)
 
 
 def measure(
@@ -55,17 +56,23 @@ def measure(
     Raises `StartupError` if even these do not fit.
     """
     batch = largest_step(max_num_seqs, max_num_batched_tokens, block.block_size)
+    free, total = _free_bytes(decoder.device), torch.cuda.mem_get_info(decoder.device)[1]
     try:
         step, graphs = _tried(decoder, ops, block, batch, graph_sizes, max_seq_len)
     except (torch.OutOfMemoryError, StepFailed) as error:
-        raise StartupError(
-            f"the device has no memory for a step of {max_num_batched_tokens} tokens and "
-            f"{max_num_seqs} sequences beside the weights: lower --max-num-batched-tokens or "
-            "--max-num-seqs"
-        ) from error
+        raise too_large(batch, free, total) from error
     # The cache of the trial has been freed by now.
-    free, total = _free_bytes(decoder.device), torch.cuda.mem_get_info(decoder.device)[1]
+    free = _free_bytes(decoder.device)
     return DeviceMemory(total, total - free, step, graphs)
+
+
+def too_large(batch: ScheduledBatch, free: int, total: int) -> StartupError:
+    """The error of a step that does not fit into the bytes that are free beside the weights."""
+    return StartupError(
+        f"a step of {batch.num_tokens} tokens and {len(batch.sequences)} sequences needs more than "
+        f"the {readable_size(free)} of memory that are free beside the weights (the device has "
+        f"{readable_size(total)}): lower --max-num-batched-tokens or --max-num-seqs"
+    )
 
 
 def _tried(

@@ -4,6 +4,8 @@ import hashlib
 import logging
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -16,7 +18,7 @@ from kernels.native.library import library
 from kernels.providers import load_ops
 from kernels.quantized import BLOCK_BYTES, BLOCK_INPUTS, QuantFormat
 from shared.errors import StartupError
-from shared.host_memory import free_bytes
+from shared.host_memory import free_bytes, readable_size
 from worker.checkpoints.checkpoint import Checkpoint, weight_files
 from worker.model.config import DecoderConfig, decoder_config, is_native, read_json_config
 from worker.model.decoders import fused
@@ -67,22 +69,17 @@ def load_runner(
     # Files that an index names and that do not exist are refused where they are read.
     num_bytes = sum(path.stat().st_size for path in weight_files(directory) if path.exists())
     logger.info("reading weights", extra={"bytes": num_bytes, "device": str(chosen)})
-    try:
-        decoder = load_decoder(
-            directory,
-            dtype=dtype,
-            weight_format=weight_format,
-            kernels=kernels,
-            is_batch_invariant=is_batch_invariant,
-            device=chosen,
-            block_size=limits.block_size,
-            max_seq_len=limits.max_seq_len,
-            num_threads=num_threads,
-        )
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise StartupError(
-            f"no memory for the weights on {chosen}: choose a smaller model or weight format"
-        ) from error
+    decoder = load_decoder(
+        directory,
+        dtype=dtype,
+        weight_format=weight_format,
+        kernels=kernels,
+        is_batch_invariant=is_batch_invariant,
+        device=chosen,
+        block_size=limits.block_size,
+        max_seq_len=limits.max_seq_len,
+        num_threads=num_threads,
+    )
     logger.info("weights read", extra={"seconds": round(time.monotonic() - began, 1)})
     is_fused = isinstance(decoder, fused.FusedDecoder)
     # A fused decoder leaves little work to torch, whose threads would compete with its own.
@@ -114,51 +111,79 @@ def load_decoder(
     checkpoint = Checkpoint(directory)
     wanted = checkpoint.dtype if dtype == "auto" else _dtype(dtype)
     packed = _quant_format(weight_format)
-    weight_bytes = BLOCK_BYTES[packed] / BLOCK_INPUTS if packed else wanted.itemsize
-    _check_room(checkpoint, weight_bytes, device)
-    if is_native(config):
-        native = decoder_config(config)
-        return _native_decoder(
-            native,
-            checkpoint,
-            _Compute(kernels, is_batch_invariant, device, num_threads),
-            torch.bfloat16 if packed is not None and dtype == "auto" else wanted,
-            packed,
-            min(max_seq_len or native.max_seq_len, native.max_seq_len),
-        )
-    if packed is not None:
-        raise StartupError(
-            f"weight_format {weight_format}: only the Llama family has packed weights"
-        )
-    # transformers takes seconds to import, and native models do not need it.
-    from worker.model.decoders import fallback
+    served = torch.bfloat16 if packed is not None and dtype == "auto" else wanted
+    weight_bytes: float = served.itemsize
+    if packed is not None and device.type == "cpu":  # they are unpacked on a GPU
+        weight_bytes = _packed_bytes(packed)
+    with room_for_weights(
+        checkpoint.num_bytes(weight_bytes), _free_bytes(device), device, weight_bytes
+    ):
+        if is_native(config):
+            native = decoder_config(config)
+            return _native_decoder(
+                native,
+                checkpoint,
+                _Compute(kernels, is_batch_invariant, device, num_threads),
+                served,
+                packed,
+                min(max_seq_len or native.max_seq_len, native.max_seq_len),
+            )
+        if packed is not None:
+            raise StartupError(
+                f"weight_format {weight_format}: only the Llama family has packed weights"
+            )
+        # transformers takes seconds to import, and native models do not need it.
+        from worker.model.decoders import fallback
 
-    choose = partial(
-        foreign_ops, kernels, device, block_size=block_size, is_batch_invariant=is_batch_invariant
-    )
-    return fallback.load(
-        directory,
-        dtype=wanted,
-        device=device,
-        ops=lambda shape: choose(shape.dtype, head_dim=shape.head_dim),
-    )
+        choose = partial(
+            foreign_ops,
+            kernels,
+            device,
+            block_size=block_size,
+            is_batch_invariant=is_batch_invariant,
+        )
+        return fallback.load(
+            directory,
+            dtype=wanted,
+            device=device,
+            ops=lambda shape: choose(shape.dtype, head_dim=shape.head_dim),
+        )
 
 
 def _free_bytes(device: torch.device) -> int:
     return free_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
 
 
-def _check_room(checkpoint: Checkpoint, bytes_per_weight: float, device: torch.device) -> None:
-    """Raise `StartupError` if not even the weights fit into the free memory."""
-    needed = checkpoint.num_bytes(bytes_per_weight)
-    free = _free_bytes(device)
+def _packed_bytes(quant_format: QuantFormat) -> float:
+    """The bytes of one weight."""
+    return BLOCK_BYTES[quant_format] / BLOCK_INPUTS
+
+
+@contextmanager
+def room_for_weights(
+    needed: int, free: int, device: torch.device, bytes_per_weight: float
+) -> Iterator[None]:
+    """Load weights of ``needed`` bytes into the ``free`` bytes of a device's memory.
+
+    Raises `StartupError` if they do not fit: at once, or when no memory is left, because loading
+    takes more than the weights.
+    """
+    remedies = []
+    if device.type == "cpu" and bytes_per_weight > _packed_bytes("q4_1"):
+        remedies.append("--weight-format q4_1")
+    if bytes_per_weight > torch.bfloat16.itemsize:
+        remedies.append("--dtype bfloat16")
+    place = "machine or container" if device.type == "cpu" else "GPU"
+    remedy = f"try {', '.join([*remedies, 'a smaller --model'])}, or a {place} with more memory"
+    need = f"the weights need {readable_size(needed)} of memory on {device}"
     if needed > free:
-        is_cpu = device.type == "cpu"
-        smaller = "--weight-format q4_1, --dtype bfloat16" if is_cpu else "--dtype bfloat16"
+        raise StartupError(f"{need}, but {readable_size(free)} are free: {remedy}")
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
         raise StartupError(
-            f"the weights need {needed:,} bytes of memory on {device}, but {free:,} are free: try "
-            f"{smaller}, a smaller model, or a machine or container with more memory"
-        )
+            f"{need}, and more while they are loaded, but {readable_size(free)} were free: {remedy}"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from worker.engine.engine import Engine
 from worker.engine.interface import StepOutput
 from worker.engine.scheduler import SchedulerLimits
 from worker.engine.step_plan import MAX_SCORED_TOKENS
-from worker.model.gpu_memory import DeviceMemory, largest_step, measure, run_step
+from worker.model.gpu_memory import DeviceMemory, largest_step, measure, run_step, too_large
 from worker.model.inputs import lay_out
 from worker.model.kv_cache import BlockShape, KVCache
 from worker.model.loading import load_decoder, load_runner
@@ -68,6 +68,16 @@ def test_the_largest_step_can_be_computed(tmp_path: Path) -> None:
     batch = largest_step(4, 50, block_size=8)
     block = BlockShape(decoder.num_layers, 8, decoder.num_kv_heads, decoder.head_dim, decoder.dtype)
     run_step(decoder, load_ops(), KVCache.allocate(block, 8, decoder.device), batch)
+
+
+def test_a_step_that_is_too_large_names_the_memory_and_the_options_to_lower() -> None:
+    error = too_large(largest_step(64, 8192, block_size=16), free=700 << 20, total=16 << 30)
+
+    assert str(error) == (
+        "a step of 8192 tokens and 64 sequences needs more than the 700.0 MiB of memory that are "
+        "free beside the weights (the device has 16.00 GiB): lower --max-num-batched-tokens or "
+        "--max-num-seqs"
+    )
 
 
 @pytest.mark.gpu

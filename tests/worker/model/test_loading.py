@@ -10,9 +10,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shared.errors import StartupError
-from shared.host_memory import free_bytes
+from shared.host_memory import free_bytes, readable_size
 from tests.support.models.tiny import VOCAB_SIZE, write_tiny_model
-from worker.model.loading import fingerprint, load_decoder, load_runner, refuse_foreign_kernels
+from worker.model.loading import (
+    fingerprint,
+    load_decoder,
+    load_runner,
+    refuse_foreign_kernels,
+    room_for_weights,
+)
 from worker.model.start import RunnerLimits
 
 
@@ -155,8 +161,39 @@ def test_weights_that_no_memory_holds_stop_the_start_before_they_are_read(tmp_pa
         file.truncate(8 + len(header) + num_bytes)  # a hole, which takes no room
     (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_act": "silu"}')
 
-    with pytest.raises(StartupError, match=f"the weights need {2 * num_bytes:,} bytes .* --weigh"):
+    with pytest.raises(
+        StartupError, match=f"the weights need {readable_size(2 * num_bytes)} .* --weigh"
+    ):
         load_decoder(tmp_path, dtype="float32", device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("device", "bytes_per_weight", "remedy"),
+    [
+        ("cpu", 4, "--weight-format q4_1, --dtype bfloat16, a smaller --model, or a machine"),
+        ("cpu", 2, "--weight-format q4_1, a smaller --model, or a machine"),
+        ("cpu", 20 / 32, "a smaller --model, or a machine or container with more memory"),
+        ("cuda:1", 4, "--dtype bfloat16, a smaller --model, or a GPU with more memory"),
+        ("cuda:1", 2, "a smaller --model, or a GPU with more memory"),
+    ],
+)
+def test_too_little_memory_for_the_weights_is_named_with_the_options_that_help(
+    device: str, bytes_per_weight: float, remedy: str
+) -> None:
+    num_bytes, chosen = 3 << 29, torch.device(device)
+    need = f"the weights need 1.50 GiB of memory on {device}"
+
+    with (
+        pytest.raises(StartupError, match=f"^{need}, but 512.0 MiB are free: try {remedy}"),
+        room_for_weights(num_bytes, 1 << 29, chosen, bytes_per_weight),
+    ):
+        pytest.fail("loaded")
+    for error in (MemoryError(), torch.OutOfMemoryError()):
+        with (
+            pytest.raises(StartupError, match=f"^{need}, and more while .* 2.00 GiB .*{remedy}"),
+            room_for_weights(num_bytes, 1 << 31, chosen, bytes_per_weight),
+        ):
+            raise error
 
 
 def test_a_cache_that_no_memory_holds_stops_the_start_before_weights_are_read(
