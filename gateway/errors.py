@@ -13,7 +13,6 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
@@ -28,7 +27,7 @@ from shared.errors import (
     RateLimited,
     WarrenError,
 )
-from shared.telemetry import job_lines
+from shared.telemetry import job_lines, tracing
 
 logger = logging.getLogger(__name__)
 
@@ -184,12 +183,11 @@ def report(metrics: Metrics, scope: Scope | None, code: str, status: int, limit:
     metrics.refused.labels(limit or code).inc()
     if scope is None:
         return
-    trace_parent = Headers(scope=scope).get("traceparent", "")
     facts = {
         "request_id": state.get("request_id"),
         "model": state.get("model") or None,
         "tenant": state.get("tenant") or None,
-        "trace_id": job_lines.trace_id_of({"traceparent": trace_parent}),
+        "trace_id": job_lines.trace_id_of(tracing.inject()),
         "method": scope.get("method"),
         "path": scope["path"][:_MAX_PATH_CHARS],
         "status": status,

@@ -1,5 +1,5 @@
-"""Middleware for every request: request ids, paths, checks of Host and Origin, authentication, and
-the handler of unexpected errors."""
+"""Middleware for every request: request ids, paths, spans, checks of Host and Origin,
+authentication, and the handler of unexpected errors."""
 
 import ipaddress
 import logging
@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from urllib.parse import urlsplit
 
+from opentelemetry.trace import SpanKind, StatusCode
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -28,13 +29,15 @@ from gateway.intake.limits import Limits
 from gateway.metrics import Metrics
 from shared.errors import InternalError, InvalidApiKey, PermissionDenied
 from shared.settings import GatewaySettings
-from shared.telemetry import audit, incidents
+from shared.telemetry import audit, incidents, tracing
 from shared.telemetry.audit import Refusals
 
 logger = logging.getLogger(__name__)
 
 IGNORED_TOOLS_HEADER = "x-warren-ignored-tools"
 _STATUS = "/admin/v1/status"
+_POLLED = frozenset({"/live", "/health", "/metrics", _STATUS})
+"""The paths that probes, Prometheus and consoles request every few seconds."""
 _STREAMS = "/v1/streams/"
 _MAX_KINDS, _MAX_KIND_CHARS = 16, 64
 _MAX_PATH_CHARS = 256
@@ -105,6 +108,39 @@ class Paths:
             is_bare = any(path == bare or path.startswith(f"{bare}/") for bare in _WITHOUT_VERSION)
             scope["path"] = f"/v1{path}" if is_bare else path
         await self._app(scope, receive, send)
+
+
+class Traces:
+    """Starts the span of each request, as a child of the client's if it sent ``traceparent``. The
+    log lines and jobs of the request have its trace. Spans of `_POLLED` are not exported."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        path, headers = scope["path"], Headers(scope=scope)
+        facts = {"http.request.method": scope["method"], "url.path": path[:_MAX_PATH_CHARS]}
+        with tracing.request_span(
+            "gateway.request", SpanKind.SERVER, facts, headers, is_exported=path not in _POLLED
+        ) as span:
+
+            async def send_observed(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    status = message["status"]
+                    span.set_attribute("http.response.status_code", status)
+                    if status >= 500:
+                        span.set_status(StatusCode.ERROR)
+                await send(message)
+
+            try:
+                await self._app(scope, receive, send_observed)
+            finally:
+                state = scope["state"]
+                span.set_attribute("warren.request_id", state["request_id"])
+                if model := state.get("model"):
+                    span.set_attribute("model", model)
 
 
 class KnownSites:

@@ -1,15 +1,11 @@
-"""Measures one request: metrics, log lines for operators, and a span."""
+"""Measures one request: metrics, and log lines for operators."""
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
-
-from fastapi import Request
-from opentelemetry.trace import SpanKind
 
 from gateway.errors import ACCEPTED, SERVICE_FAILURES, status_of
 from gateway.intake.tenant_usage import UsageOfTenant
@@ -18,20 +14,11 @@ from gateway.log.relay import LogRelay
 from gateway.metrics import Metrics
 from shared.errors import WarrenError
 from shared.messages import Finished, GenerationJob, JobClass, Started, TokenDelta
-from shared.telemetry import job_lines, tracing
+from shared.telemetry import job_lines
 
 _TOKENS = (TokenDelta, Finished)
 CLIENT_GONE = 499
 """nginx's status for a client that disconnected. It is logged and never sent."""
-
-
-@contextmanager
-def request_span(request: Request, request_id: str, model: str) -> Iterator[None]:
-    """The span of an HTTP request, a child of the caller's."""
-    facts = {"warren.request_id": request_id, "model": model}
-    parent = tracing.extract(request.headers)
-    with tracing.tracer.start_as_current_span("gateway.request", parent, SpanKind.SERVER, facts):
-        yield
 
 
 @dataclass(slots=True)

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from msgspec import structs
+from opentelemetry import trace
+from opentelemetry.trace import SpanKind
 
 from gateway.api.bodies.quick import EmbeddingRequest, Embeddings, QuickDraft
 from gateway.api.bodies.submission import submission
@@ -35,7 +37,7 @@ from shared.errors import (
     Unavailable,
     WarrenError,
 )
-from shared.telemetry import incidents
+from shared.telemetry import incidents, tracing
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +75,15 @@ class LineServer:
         """Answer a line and ``record`` its outcome, which may be an error. The job's log is deleted
         only after that."""
         request_id = request_id_of(self.batch.id, number, ENDPOINTS[line.url].id_prefix)
-        async with self._limits.place() as place:
-            await self._answer(request_id, number, line, place, record)
+        facts: dict[str, str | int] = {
+            "warren.request_id": request_id,
+            "warren.batch": self.batch.id,
+            "warren.line": number,
+        }
+        # A line has no parent: the request that created its batch may have been days ago.
+        with tracing.request_span("gateway.batch_line", SpanKind.INTERNAL, facts, {}):
+            async with self._limits.place() as place:
+                await self._answer(request_id, number, line, place, record)
 
     async def _answer(
         self, request_id: str, number: int, line: RequestLine, place: LinePlace, record: Record
@@ -105,6 +114,8 @@ class LineServer:
     ) -> AsyncIterator[object]:
         raw_body = bytes(line.body)
         request = await parsed(ENDPOINTS[line.url].read, raw_body)
+        body = request if isinstance(request, EmbeddingRequest) else request.body
+        trace.get_current_span().set_attribute("model", body.model or "")
         if isinstance(request, EmbeddingRequest):
             yield await self._embeddings(request_id, request, place)
             return
@@ -118,7 +129,14 @@ class LineServer:
         gateway, batch, key = self.gateway, self.batch, self._limits.key
         assert request.model is not None
         key.require_model(request.model)
-        draft = QuickDraft(request.model, request_id, time.time(), batch.tenant, key.key_id)
+        draft = QuickDraft(
+            request.model,
+            request_id,
+            deadline=time.time(),
+            tenant=batch.tenant,
+            key_id=key.key_id,
+            trace=tracing.inject(),
+        )
         request.check(await gateway.workers.find(request.model))
         grant = await place.take(tokens_of_quick(request.job(draft)))
         grant.is_published = True
@@ -142,6 +160,7 @@ class LineServer:
             served=await gateway.workers.find(body.model),
             tenant=batch.tenant,
             body_hash=hash_body(raw_body),
+            trace=tracing.inject(),
             echoed=request.echoed,
             is_detached=True,  # its job goes on while no gateway runs the batch
         ).limited(key)

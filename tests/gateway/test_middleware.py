@@ -1,5 +1,6 @@
 """What happens to every request: ids, CORS, unexpected errors, its log line, spans."""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanContext
 
 from gateway.intake.key_file import KeyFile
 from shared import topology
@@ -199,11 +201,76 @@ async def test_a_request_is_a_span_whose_context_travels_in_the_job(
     (span,) = _named(spans, "gateway.request")
     assert span.parent is not None
     assert f"{span.parent.span_id:016x}" == SPAN_ID
-    context = span.context
-    assert context is not None
-    assert worker.jobs[0].job.trace["traceparent"] == f"00-{TRACE_ID}-{context.span_id:016x}-01"
+    own_id = f"{_context(span).span_id:016x}"
+    assert worker.jobs[0].job.trace["traceparent"] == f"00-{TRACE_ID}-{own_id}-01"
     assert span.attributes is not None
     assert span.attributes["warren.request_id"] == response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content"),
+    [
+        ("POST", "/v1/chat/completions", json.dumps(chat_body(temperature=9))),
+        ("POST", "/v1/chat/completions", json.dumps(chat_body(model="unknown"))),
+        ("POST", "/v1/embeddings", "{"),
+        ("GET", "/nowhere", ""),
+        ("GET", "/v1/streams/none", ""),
+    ],
+)
+async def test_the_line_of_every_refused_request_has_the_trace_of_its_span(
+    gateway: LiveGateway,
+    spans: InMemorySpanExporter,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+    path: str,
+    content: str,
+) -> None:
+    caplog.set_level(logging.INFO)
+    headers = {"content-type": "application/json"}
+    parents = ("", "", f"00-{TRACE_ID}-{SPAN_ID}-01", "00-x-y-01")
+    for parent in parents:
+        with_parent = {**headers, "traceparent": parent} if parent else headers
+        await gateway.http.request(method, path, content=content, headers=with_parent)
+
+    ids = [line["trace_id"] for line in _refused(caplog)]
+    assert ids == [f"{_context(span).trace_id:032x}" for span in _named(spans, "gateway.request")]
+    assert (len(set(ids)), ids[2]) == (len(parents), TRACE_ID)
+
+
+async def test_a_request_refused_before_its_key_is_checked_has_a_trace(
+    bus: MemoryBus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    KeyFile(tmp_path / "keys").add("alice")
+    async with live_gateway(bus, keys_file=tmp_path / "keys", open_metrics=False) as gateway:
+        for path in ("/v1/models", "/metrics"):
+            assert (await gateway.http.get(path)).status_code == 401
+    async with live_gateway(bus) as gateway:
+        await gateway.http.get("/v1/models", headers={"host": "evil.example"})
+
+    assert len({int(line["trace_id"], 16) for line in _refused(caplog)}) == 3
+
+
+async def test_a_span_says_what_became_of_its_request(
+    broker: MemoryBroker, worker: ScriptedWorker, spans: InMemorySpanExporter
+) -> None:
+    async with HaywireBus(broker) as bus, live_gateway(bus) as gateway:
+        failed = await gateway.chat()
+        refused = await gateway.http.get("/nowhere")
+        for path in ("/live", "/health/", "/metrics", "/admin/v1/status"):
+            assert (await gateway.http.get(path)).status_code == 200
+
+    of_failed, of_refused = _named(spans, "gateway.request")
+    assert of_failed.attributes == {
+        "http.request.method": "POST",
+        "url.path": "/v1/chat/completions",
+        "http.response.status_code": 500,
+        "warren.request_id": failed.headers["x-request-id"],
+        "model": "scripted",
+    }
+    assert of_refused.attributes is not None
+    assert of_refused.attributes["warren.request_id"] == refused.headers["x-request-id"]
+    assert [one.status.is_ok for one in (of_failed, of_refused)] == [False, True]
 
 
 async def test_the_openapi_page_knows_the_parameters(gateway: LiveGateway) -> None:
@@ -223,6 +290,17 @@ async def test_a_job_is_answered_by_its_own_reply_queue(
     request_id = worker.jobs[0].job.request_id
     assert message.correlation_id == request_id
     assert message.reply_to == topology.reply_queue(request_id, 60).bindings[0].routing_key
+
+
+def _refused(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """The fields of the lines of refused requests."""
+    return [vars(record) for record in caplog.records if record.message == "request refused"]
+
+
+def _context(span: ReadableSpan) -> SpanContext:
+    context: SpanContext | None = span.context
+    assert context is not None
+    return context
 
 
 def _named(spans: InMemorySpanExporter, name: str) -> list[ReadableSpan]:

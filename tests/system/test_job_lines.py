@@ -15,6 +15,7 @@ from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.telemetry import job_lines
+from tests.support.gateway.batches import ended, order
 from tests.support.gateway.http import (
     LiveGateway,
     eventually,
@@ -179,6 +180,7 @@ async def test_a_refused_request_has_one_line_and_is_counted_by_its_reason(
     assert (refused["code"], refused["path"]) == ("model_not_found", "/v1/completions")
     assert refused["model"] == "echo"
     assert refused["request_id"] == response.headers["x-request-id"]
+    assert int(refused["trace_id"], 16) > 0
     assert num_refused == 1
     assert PROMPT not in texts(caplog.records)
 
@@ -248,6 +250,27 @@ async def test_a_client_that_comes_back_has_a_line_with_its_requests_model_and_t
     (resumed,) = job_records(caplog, "stream resumed")
     assert resumed["request_id"] == accepted["request_id"]
     assert (resumed["model"], resumed["trace_id"]) == ("echo", TRACE_ID)
+
+
+async def test_lines_about_a_line_of_a_batch_have_one_trace(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also if it is tried again."""
+    caplog.set_level(logging.INFO)
+    steps = "request accepted", "job started", "job ended", "request ended"
+    body = {name: value for name, value in BODY.items() if name != "stream"}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
+    async with MemoryBus() as bus, live_gateway(bus) as gateway, echo_worker(bus, step_s=0.01):
+        await hears_a_worker(gateway)
+        batch = await order(gateway, [line], endpoint="/v1/completions")
+        await eventually(partial(is_logged, caplog, "job started"))
+        (started,) = job_records(caplog, "job started")
+        await gateway.http.delete(f"/v1/streams/{started['request_id']}")
+        await ended(gateway, batch)
+
+    assert [len(job_records(caplog, step)) for step in steps] == [2, 2, 2, 2]
+    assert {life["request_id"] for life in job_records(caplog, *steps)} == {started["request_id"]}
+    assert {life["trace_id"] for life in job_records(caplog, *steps)} == {started["trace_id"]}
 
 
 async def test_lines_about_a_request_without_a_trace_have_the_id_of_a_new_one(

@@ -9,7 +9,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from shared.bus.memory import MemoryBroker, MemoryBus
-from tests.support.gateway.http import eventually, live_gateway
+from tests.support.gateway.batches import ended, order
+from tests.support.gateway.http import eventually, hears_a_worker, live_gateway
 from tests.support.workers.synthetic import echo_worker
 
 PHASES = ("worker.queue", "worker.prefill", "worker.decode")
@@ -109,6 +110,48 @@ async def test_the_tokens_that_a_truncation_counts_are_in_the_trace_of_their_req
     by_class = {span.attributes["warren.class"]: span for span in runs(spans) if span.attributes}
     assert by_class.keys() == {"quick", "interactive"}
     assert len({ids(span)[0] for span in by_class.values()}) == 1
+
+
+async def test_each_line_of_a_batch_is_a_trace_that_names_the_batch(
+    spans: InMemorySpanExporter,
+) -> None:
+    lines = [
+        {"custom_id": str(k), "method": "POST", "url": "/v1/completions", "body": BODY}
+        for k in range(2)
+    ]
+    async with MemoryBus() as bus, live_gateway(bus) as gateway, echo_worker(bus):
+        await hears_a_worker(gateway)
+        batch = await ended(gateway, await order(gateway, lines, endpoint="/v1/completions"))
+
+    found = [span for span in spans.get_finished_spans() if span.name == "gateway.batch_line"]
+    by_trace = {ids(span)[0]: span for span in found}
+    assert len(by_trace) == 2
+    assert {(span.attributes or {})["warren.line"] for span in found} == {1, 2}
+    for span in found:
+        assert span.attributes is not None
+        assert (span.attributes["warren.batch"], span.attributes["model"]) == (batch.id, "echo")
+    assert len(runs(spans)) == 2
+    for run in runs(spans):
+        line = by_trace[ids(run)[0]]
+        assert parent_id(run) == ids(line)[1]
+        assert run.attributes is not None
+        assert line.attributes is not None
+        assert line.attributes["warren.request_id"] == run.attributes["warren.request_id"]
+    assert "Hello" not in "".join(span.to_json() for span in spans.get_finished_spans())
+
+
+async def test_an_embedding_of_a_batch_is_in_the_trace_of_its_line(
+    spans: InMemorySpanExporter,
+) -> None:
+    endpoint, body = QUICK[0]
+    line = {"custom_id": "a", "method": "POST", "url": endpoint, "body": body}
+    async with MemoryBus() as bus, live_gateway(bus) as gateway, echo_worker(bus):
+        await hears_a_worker(gateway)
+        await ended(gateway, await order(gateway, [line], endpoint=endpoint))
+
+    (run,) = runs(spans)
+    (of_line,) = (one for one in spans.get_finished_spans() if one.name == "gateway.batch_line")
+    assert (ids(run)[0], parent_id(run)) == ids(of_line)
 
 
 async def test_steps_are_sampled(spans: InMemorySpanExporter) -> None:

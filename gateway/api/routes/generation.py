@@ -16,7 +16,7 @@ from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest, parse
 from gateway.api.bodies.submission import GenerationBody, Submission, submission
 from gateway.api.keeping import Keeping
-from gateway.api.observation import Observation, request_span
+from gateway.api.observation import Observation
 from gateway.api.openapi import documented
 from gateway.api.render import whole_answer
 from gateway.api.render.formats import ChatCompletion, Completion
@@ -118,10 +118,7 @@ async def generate(
         kept = None
         if isinstance(body, ResponsesRequest):
             body, kept = await keeping.prepare(gateway, body, tenant, entry)
-        with (
-            _log_for(gateway, prefix, tenant, key, is_detached=body.detach) as log,
-            request_span(request, log.request_id, body.model),
-        ):
+        with _log_for(gateway, prefix, tenant, key, is_detached=body.detach) as log:
             submitted = submission(
                 body,
                 request_id=log.request_id,

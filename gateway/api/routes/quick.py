@@ -27,7 +27,6 @@ from gateway.api.bodies.quick import (
 )
 from gateway.api.bodies.schemas import parse
 from gateway.api.bodies.scoring import Ranking, RerankRequest, ScoreRequest, Scores
-from gateway.api.observation import request_span
 from gateway.api.openapi import documented
 from gateway.api.routes.generation import LiveResponse
 from gateway.api.sending import ClientGone, until_disconnect
@@ -124,8 +123,7 @@ async def _serve(gateway: Gateway, kind: type[QuickRequest], request: Request, s
         model = request.state.model = body.model or gateway.workers.only_model()
         caller: ApiKey = request.state.caller
         caller.require_model(model)
-        with request_span(request, request.state.request_id, model):
-            await _answer(gateway, entry, caller, model, body, request, send)
+        await _answer(gateway, entry, caller, model, body, request, send)
 
 
 async def _answer(

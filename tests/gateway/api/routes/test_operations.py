@@ -3,7 +3,6 @@
 import asyncio
 import re
 import time
-from functools import partial
 from pathlib import Path
 
 import httpx
@@ -23,9 +22,7 @@ from tests.support.gateway.http import (
     hears_a_worker,
     live_gateway,
 )
-from tests.support.workers.jobs import new_job, publish
 from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker, start_only
-from tests.support.workers.synthetic import echo_worker
 
 CHAT = "/v1/chat/completions"
 
@@ -129,42 +126,6 @@ async def test_requests_have_the_label_of_their_class(gateway: LiveGateway) -> N
         assert f"warren_gateway_requests_total{labels % job_class} {number}\n" in metrics
         of_class = f'{{class="{job_class}",model="scripted"}}'
         assert f"warren_gateway_time_to_first_token_seconds_count{of_class} {number}\n" in metrics
-
-
-async def is_watched(gateway: LiveGateway, model: str) -> bool:
-    """Whether a gateway shows that a job waits for a model."""
-    waiting = f'warren_queue_jobs_waiting{{class="interactive",model="{model}"}} 1.0'
-    return waiting in (await gateway.http.get("/metrics")).text
-
-
-async def test_queues_of_recent_requests_are_watched_after_a_restart_without_workers(
-    broker: MemoryBroker, bus: MemoryBus, tmp_path: Path
-) -> None:
-    async with live_gateway(broker, data_dir=tmp_path) as gateway:
-        async with echo_worker(broker):
-            await hears_a_worker(gateway)
-            await gateway.chat(model="echo", max_tokens=1)
-
-        async def is_recorded() -> bool:
-            return await gateway.sample("warren_gateway_usage_records_total") == 1
-
-        await eventually(is_recorded)
-    await publish(bus, new_job("echo"))
-
-    async with live_gateway(broker, data_dir=tmp_path) as gateway:
-        await eventually(partial(is_watched, gateway, "echo"))
-
-
-async def test_queues_of_models_that_keys_name_are_watched_although_no_worker_was_heard(
-    bus: MemoryBus, tmp_path: Path
-) -> None:
-    file = KeyFile(tmp_path / "keys")
-    file.add("alice", models=("echo", "unknown", "other-*"))
-    await topology.declare_worker(bus, "echo", "gone")
-    await publish(bus, new_job("echo"))
-
-    async with live_gateway(bus, keys_file=file.path) as gateway:
-        await eventually(partial(is_watched, gateway, "echo"))
 
 
 async def test_waiting_requests_become_running_ones(
