@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MAX_LOOSE_MODULES = 7
+MAX_RESULTS_BYTES = 200_000
 SIDES = ("cli", "gateway", "kernels", "shared", "worker")
 SUPPORT = sorted(
     str(init.parent.relative_to(ROOT)) for init in (ROOT / "tests/support").rglob("__init__.py")
@@ -172,6 +173,12 @@ def test_a_supported_python_is_found() -> None:
     )
 
     assert found.stdout.strip() == sys.executable
+
+
+def test_results_of_benchmarks_are_summaries_and_small_pictures() -> None:
+    sizes = {path.name: path.stat().st_size for path in (ROOT / "bench" / "results").iterdir()}
+
+    assert sum(sizes.values()) < MAX_RESULTS_BYTES, sizes
 
 
 @pytest.mark.parametrize("script", [".ci/run", "infra/find_python.sh"])
