@@ -1,6 +1,6 @@
 // Stream an answer over AMQP, and keep reading when its worker dies.
 //
-// Usage: npm install && node amqp_stream.mjs BROKER_URL QUESTION [MODEL]
+// Usage: npm ci && node amqp_stream.mjs BROKER_URL QUESTION [MODEL]
 
 import { randomUUID } from "node:crypto";
 import { decode, encode } from "@msgpack/msgpack";

@@ -13,22 +13,25 @@ from tests.support.deployment import processes
 from tests.support.deployment.broker import RabbitNode
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NODE_MODULES = EXAMPLES / "node_modules" / "amqplib"
 QUESTION = "Write a long story about a fox."
 OPTIONS = ("--step-ms=30",)
 _READ_BEFORE_THE_KILL = 10
 _TIMEOUT_S = 60
 
 
-def python(url: str) -> list[str]:
+def python(url: str, _: Path) -> list[str]:
     return [sys.executable, str(EXAMPLES / "amqp_stream.py"), url, QUESTION, MODEL]
 
 
-def node(url: str) -> list[str]:
-    command = shutil.which("node")
-    if command is None or not NODE_MODULES.exists():
-        pytest.skip("needs node, and `npm install` in examples/")
-    return [command, str(EXAMPLES / "amqp_stream.mjs"), url, QUESTION, MODEL]
+def node(url: str, directory: Path) -> list[str]:
+    """The example in a directory with the packages of its lock file."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("needs node and npm")
+    for name in ("amqp_stream.mjs", "package.json", "package-lock.json"):
+        shutil.copy(EXAMPLES / name, directory)
+    install = ["npm", "ci", "--prefer-offline", "--ignore-scripts", "--no-audit", "--no-fund"]
+    subprocess.run(install, cwd=directory, check=True, timeout=_TIMEOUT_S)
+    return ["node", str(directory / "amqp_stream.mjs"), url, QUESTION, MODEL]
 
 
 def undisturbed(command: list[str]) -> str:
@@ -41,9 +44,9 @@ def undisturbed(command: list[str]) -> str:
 @pytest.mark.parametrize("example", [python, node])
 @pytest.mark.usefixtures("smollm2")
 def test_a_stream_goes_on_in_another_worker(
-    own_broker: RabbitNode, tmp_path: Path, example: Callable[[str], list[str]]
+    own_broker: RabbitNode, tmp_path: Path, example: Callable[[str, Path], list[str]]
 ) -> None:
-    command = example(own_broker.url_of("publisher"))
+    command = example(own_broker.url_of("publisher"), tmp_path)
     worker_url = own_broker.url_of("worker")
     with processes.echo_worker(worker_url, tmp_path / "first.log", *OPTIONS) as first:
         expected = undisturbed(command)
@@ -62,7 +65,10 @@ def test_a_stream_goes_on_in_another_worker(
 @pytest.mark.rabbit
 def test_a_model_that_was_never_served_is_refused(own_broker: RabbitNode) -> None:
     refused = subprocess.run(
-        python(own_broker.url_of("publisher")), text=True, capture_output=True, timeout=_TIMEOUT_S
+        python(own_broker.url_of("publisher"), EXAMPLES),
+        text=True,
+        capture_output=True,
+        timeout=_TIMEOUT_S,
     )
 
     assert refused.returncode == 1

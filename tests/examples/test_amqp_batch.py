@@ -1,0 +1,51 @@
+"""The example that submits many jobs over AMQP writes one line for each, whatever workers do."""
+
+import asyncio
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from shared import topology
+from shared.bus.rabbit import RabbitBus
+from tests.support.deployment.broker import RabbitNode
+from tests.support.workers.batch_worker import BatchWorker, answer_text, working
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "amqp_batch.py"
+MODEL = "amqp-batch"
+QUESTIONS = [f"question {number}" for number in range(300)]
+QUESTIONS[7] = "too long"
+
+
+@pytest.mark.rabbit
+async def test_every_line_has_one_answer(own_broker: RabbitNode, tmp_path: Path) -> None:
+    path = tmp_path / "questions.txt"
+    path.write_text("\n".join(QUESTIONS))
+    async with RabbitBus(own_broker.url_of("worker")) as bus:
+        await topology.declare_worker(bus, MODEL, "batch")
+        worker = BatchWorker(bus, model=MODEL, faults=random.Random(3))
+        async with working(worker):
+            output = await run_example(own_broker.url_of("publisher"), path)
+
+    lines = {line["line"]: line for line in map(json.loads, output.splitlines())}
+    assert len(output.splitlines()) == len(lines)
+    assert lines.pop(8) == {"line": 8, "error": "context_length_exceeded: Too long."}
+    assert lines == {
+        number: {"line": number, "text": answer_text(question)}
+        for number, question in enumerate(QUESTIONS, 1)
+        if number != 8
+    }
+    assert worker.num_answers.total() > len(QUESTIONS), "no worker died"
+    assert 0 < worker.max_ready <= 100
+
+
+async def run_example(url: str, path: Path) -> str:
+    """The output of the example, which must succeed."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, EXAMPLE, url, path, MODEL), stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    return output.decode()
