@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from cli import main
 from gateway.app import create_app
 from shared.bus.memory import MemoryBus
 from shared.settings import GatewaySettings, WorkerSettings, variable
-from tests.support.pages import PAGES, ROOT, blocks, commands, name_of
+from tests.support.pages import PAGES, ROOT, blocks, commands, name_of, requests
 
 _MAKE = re.compile(r"`?make ([a-z]+)`")
 _VARIABLE = re.compile(r"\bWARREN_[A-Z_]+\b")
@@ -175,6 +175,28 @@ def test_every_endpoint_is_documented() -> None:
     ]
 
     assert missing == []
+
+
+def test_every_endpoint_has_a_command_that_is_run() -> None:
+    paths = create_app(GatewaySettings(), MemoryBus()).openapi()["paths"]
+    operations = {(method.upper(), path) for path, found in paths.items() for method in found}
+    scripts = [
+        block.text for page in PAGES for block in blocks(page) if block.mark.startswith("run")
+    ]
+    sent = {request for script in scripts for request in requests(script)}
+
+    assert operations - {operation(request, operations) for request in sent} == set()
+
+
+def operation(request: tuple[str, str], operations: Iterable[tuple[str, str]]) -> tuple[str, str]:
+    """The endpoint that answers a request: the one with the fewest parameters."""
+    method, path = request
+    fitting = [
+        (offered, template)
+        for offered, template in operations
+        if offered == method and re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", template), path)
+    ]
+    return min(fitting, key=lambda found: found[1].count("{"), default=request)
 
 
 def test_every_command_is_documented() -> None:

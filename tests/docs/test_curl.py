@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tests.support.deployment import processes
-from tests.support.gateway.serving import served
-from tests.support.pages import PAGES, Block, blocks, name_of
+from tests.support.gateway.serving import operated, served
+from tests.support.pages import GATEWAY, PAGES, Block, blocks, name_of
 from tests.support.workers.scripted_worker import MODEL as SCRIPTED
 
-_URL = "http://127.0.0.1:8000"
+_HOOK = "https://example.com/hook"
 _STRICT_CURL = (
     'curl() { command curl --silent --show-error --fail-with-body --max-time 60 "$@"; }\n'
 )
@@ -53,7 +53,7 @@ def outputs(page: Path, url: str, directory: Path) -> list[tuple[Block, str]]:
     num_runs = 0
     for block in marked(page, "run", "output", "contains"):
         if block.mark == "run":
-            script += f"printf '{_MARK}'\n{block.text.replace(_URL, url)}\n"
+            script += f"printf '{_MARK}'\n{block.text.replace(GATEWAY, url)}\n"
             num_runs += 1
         else:
             shown.append((block, num_runs))
@@ -97,4 +97,13 @@ def test_commands_succeed_and_answer_as_documented(
 def test_commands_for_other_models_succeed(page: Path, tmp_path: Path) -> None:
     with served() as url:
         for block in marked(page, "run scripted"):
-            run(block.text.replace(_URL, url).replace("my-embedder", SCRIPTED), tmp_path)
+            run(block.text.replace(GATEWAY, url).replace("my-embedder", SCRIPTED), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if marked(page, "run operator")], ids=name_of
+)
+def test_commands_of_operators_succeed(page: Path, tmp_path: Path) -> None:
+    texts = [block.text for block in marked(page, "run operator")]
+    with operated() as (url, hook_url):
+        run("\n".join(texts).replace(GATEWAY, url).replace(_HOOK, hook_url), tmp_path)

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
+GATEWAY = "http://127.0.0.1:8000"
+"""The gateway that the pages' commands call."""
 _OTHERS = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md", "examples/README.md")
 PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
@@ -43,6 +45,18 @@ def commands(page: Path) -> Iterator[str]:
         if block.kind == "console":
             text = block.text.replace("\\\n", " ")
             yield from (line[2:] for line in text.splitlines() if line.startswith("$ "))
+
+
+def requests(script: str) -> Iterator[tuple[str, str]]:
+    """The method and the path, without its query, of each request to `GATEWAY` that a script sends
+    with curl."""
+    for command in re.split(r"\bcurl\b", script.replace("\\\n", " "))[1:]:
+        called = re.search(rf"{re.escape(GATEWAY)}(/[^\s\"'?)]*)", command)
+        if called is None:
+            continue
+        method = re.search(r"(?:--request|-X) ([A-Z]+)", command)
+        has_body = re.search(r" (?:-d|-F|--data|--form) ", command) is not None
+        yield (method[1] if method else "POST" if has_body else "GET"), called[1]
 
 
 def name_of(page: Path) -> str:

@@ -4,19 +4,32 @@ import asyncio
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
+from shared.bus.base import Bus
 from shared.bus.memory import MemoryBroker, MemoryBus
-from tests.support.gateway.http import eventually, live_gateway
-from tests.support.workers.scripted_worker import ScriptedWorker
+from tests.support.gateway.http import LiveGateway, eventually, live_gateway
+from tests.support.gateway.webhooks import FAILED, OK, receiving
+from tests.support.workers.jobs import bury
+from tests.support.workers.scripted_worker import MODEL, ScriptedWorker
+
+_LOOPBACK = "127.0.0.0/8"
+
+
+@asynccontextmanager
+async def _nothing(bus: Bus, gateway: LiveGateway) -> AsyncIterator[None]:
+    yield
 
 
 @contextmanager
-def served(**options: Any) -> Iterator[str]:
+def served(
+    beside: Callable[[Bus, LiveGateway], AbstractAsyncContextManager[None]] = _nothing,
+    **options: Any,
+) -> Iterator[str]:
     """The URL of a gateway with these settings, whose worker, which it has heard of,
-    repeats the prompt."""
+    repeats the prompt. ``beside`` runs in the gateway's event loop as long as the gateway."""
     is_ready = threading.Event()
     urls: list[str] = []
     loop = asyncio.new_event_loop()
@@ -34,9 +47,10 @@ def served(**options: Any) -> Iterator[str]:
                 return bool((await gateway.http.get("/health")).json()["models"])
 
             await eventually(is_heard)
-            urls.append(gateway.url)
-            is_ready.set()
-            await stop.wait()
+            async with beside(worker_bus, gateway):
+                urls.append(gateway.url)
+                is_ready.set()
+                await stop.wait()
 
     data_dir = tempfile.mkdtemp(prefix="warren-served-")
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
@@ -49,3 +63,31 @@ def served(**options: Any) -> Iterator[str]:
         thread.join()
         loop.close()
         shutil.rmtree(data_dir)
+
+
+@contextmanager
+def operated() -> Iterator[tuple[str, str]]:
+    """The URL of a gateway that has two dead letters and a dead delivery, and a URL that webhooks
+    may have."""
+    hooks: list[str] = []
+
+    @asynccontextmanager
+    async def beside(bus: Bus, gateway: LiveGateway) -> AsyncIterator[None]:
+        for request_id in ("one", "two"):
+            await bury(bus, request_id)
+        async with receiving() as receiver:
+            receiver.answers = [FAILED]
+            await gateway.post("/admin/v1/webhooks", url=receiver.url)
+            await gateway.post("/v1/responses", model=MODEL, input="one two", background=True)
+
+            async def is_dead() -> bool:
+                dead = await gateway.http.get("/admin/v1/webhooks/dead")
+                return bool(dead.json()["data"])
+
+            await eventually(is_dead)
+            receiver.answers = [OK]
+            hooks.append(receiver.url)
+            yield
+
+    with served(beside, webhook_networks=_LOOPBACK, webhook_max_tries=1) as url:
+        yield url, hooks[0]
