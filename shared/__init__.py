@@ -1,1 +1,5 @@
-"""The contract between gateway and worker: messages, event logs, the bus, errors and settings."""
+"""The contract between gateway and worker: messages, event logs, the bus, errors and settings.
+
+Both sides may use all of it. `topology` names the exchanges and queues, `settings` loads the
+settings, and `errors` is the tree of errors; each room says what it offers.
+"""

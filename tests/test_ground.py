@@ -80,6 +80,36 @@ def test_every_package_is_a_room_of_the_readmes_tree() -> None:
     assert sorted(rooms) == sorted(f"{package.replace('.', '/')}/" for package in packages())
 
 
+@pytest.mark.parametrize("package", sorted(packages()))
+def test_a_room_says_what_others_may_use_of_it(package: str) -> None:
+    """Names without a dot or an underscore may also be those of messages."""
+    room = ROOT / package.replace(".", "/")
+    docstring = ast.get_docstring(ast.parse((room / "__init__.py").read_text())) or ""
+    named = re.findall(r"(?<!`)`([\w.]+)`(?!`)", docstring)
+
+    found = [name for name in named if is_at(room, name) or is_at(ROOT, name)]
+    assert found, "its docstring names nothing that is here"
+    assert [name for name in named if name not in found and not name.isalpha()] == []
+
+
+def is_at(directory: Path, name: str) -> bool:
+    """Whether a dotted name is that of a package or module in a directory, or of what one
+    defines."""
+    first, _, rest = name.partition(".")
+    if (directory / first).is_dir():
+        return not rest or is_at(directory / first, rest)
+    module = directory / f"{first}.py"
+    if not module.exists():
+        module, rest = directory / "__init__.py", name
+    return module.exists() and (not rest or re.search(rf"\b{rest}\b", code_of(module)) is not None)
+
+
+def code_of(module: Path) -> str:
+    """A module without its docstring."""
+    text = module.read_text()
+    return text.replace(ast.get_docstring(ast.parse(text), clean=False) or "", "", 1)
+
+
 def test_every_module_lies_in_a_package() -> None:
     homes = {
         str(module.parent.relative_to(ROOT)).replace("/", ".")

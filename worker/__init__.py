@@ -1,1 +1,4 @@
-"""The worker: consumes jobs, runs the model and publishes events."""
+"""The worker: consumes jobs, runs the model and publishes events.
+
+Commands run one with `process.service.run_worker`, and find models with `checkpoints.store`.
+"""

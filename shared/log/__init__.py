@@ -28,7 +28,10 @@ on the order of the log, so every reader that starts at the beginning sees the s
   The new log starts with `Restored`, a copy of the events that counted; nothing before it counts.
   The worker finds the new log, asks where to continue, as after a redelivery, and goes on there.
 * The request ends with the `Finished` of its last choice or with `Failed`. At an event that cannot
-  be decoded it ends with `internal_error`, for every reader.
+  be decoded it ends with ``internal_error``, for every reader.
+
+Writers use `LogWriter`, readers `LogReader` or `LogCopy`, and workers decide with `writer.Attempt`
+whether to run a delivery.
 """
 
 from shared.log.copy import LogCopy

@@ -1,4 +1,9 @@
-"""Conversion between text and token ids, independent of the engine and the bus."""
+"""Conversion between text and token ids, independent of the engine and the bus.
+
+`Tokenizer` applies the chat template and encodes prompts, in the threads of `TextThreads`, and
+`TextStream` decodes a choice's tokens up to its stop string. `reasoning_parser` and `tool_parser`
+detect the formats of a model's chat template.
+"""
 
 from worker.text.parsers import reasoning_parser, tool_parser
 from worker.text.stream import TextStream

@@ -1,1 +1,1 @@
-"""One module for each group of endpoints, with a `router` for the application."""
+"""One module for each group of endpoints, with a ``router`` that `gateway.app` includes."""

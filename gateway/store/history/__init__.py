@@ -1,2 +1,5 @@
 """What models were asked and what they answered: stored responses, and the conversations to which
-they add their items."""
+they add their items.
+
+`responses.Responses` and `conversations.Conversations` are the operations on each.
+"""

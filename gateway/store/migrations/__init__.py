@@ -1,1 +1,2 @@
-"""Alembic's migrations, which `gateway.store.database` runs when a gateway starts."""
+"""Alembic's migrations. Only `gateway.store.database` uses them: it runs them when a gateway
+starts."""

@@ -3,6 +3,8 @@
 Connections are aio-pika's, channels are those of aiormq, its protocol layer. A channel of aio-pika
 leaks two callbacks on its connection (measured with aio-pika 10.2.1 and aiormq 7.2.4), and a
 gateway opens one channel for each request.
+
+Others use `RabbitBus`, and `addresses.parse_urls` to check the URLs of a broker.
 """
 
 from shared.bus.rabbit.bus import RabbitBus
