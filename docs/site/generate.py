@@ -11,32 +11,21 @@ from cli.options import table
 from docs.site.compatibility import tables
 from docs.site.messages import message_tables
 from docs.site.metrics import metric_tables
+from docs.site.models import families, formats, known_models
 from shared.settings import CommonSettings, GatewaySettings, WorkerSettings, variable
-from worker.checkpoints.catalogue import MODELS
-from worker.model.config import FAMILIES
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs"
 COMPOSE = ROOT / "docker-compose.yml"
 
 
-def models() -> str:
-    """The known models as a Markdown table."""
-    rows = ["| Name | Parameters | Runs | License | Source |", "|---|---|---|---|---|"]
-    for name, model in MODELS.items():
-        runs = "natively" if model.family in FAMILIES else "through transformers"
-        is_wheel = not isinstance(model.source, str)
-        source = "a wheel on PyPI" if is_wheel else f"`{model.source}`"
-        license_ = f"{model.license}, to be accepted" if model.is_gated else model.license
-        rows.append(f"| `{name}` | {model.size} | {runs} | {license_} | {source} |")
-    return "\n".join(rows)
-
-
 _BLOCKS: Mapping[str, Callable[[], str]] = {
     "compatibility": tables,
     "messages": message_tables,
     "metrics": metric_tables,
-    "models": models,
+    "models": known_models,
+    "families": families,
+    "formats": formats,
     "settings": table,
 }
 """What stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``."""

@@ -1,6 +1,8 @@
 """Generated parts of the pages are up to date."""
 
+import re
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -8,8 +10,12 @@ import pytest
 from docs.site.compatibility import ENDPOINTS, tables
 from docs.site.generate import PAGES, rendered
 from docs.site.messages import message_tables
+from docs.site.models import families, formats
 from shared import messages
+from shared.settings import WorkerSettings
 from tests.support.pages import name_of
+from worker.checkpoints.catalogue import MODELS
+from worker.model.config import FAMILIES
 
 
 @pytest.mark.parametrize("page", sorted(PAGES.rglob("*.md")), ids=name_of)
@@ -38,6 +44,18 @@ def test_every_message_has_a_table_with_its_meaning() -> None:
         assert struct.__doc__ != struct.__base__.__doc__
         rows = [line for line in sections[struct.__name__].splitlines() if "| `" in line]
         assert len(rows) == len(struct.__struct_fields__)
+
+
+def test_every_family_and_every_weight_format_is_listed() -> None:
+    named = set(re.findall(r"^\| `?(\w+)`? \|", f"{families()}\n{formats()}", re.MULTILINE))
+    settings = WorkerSettings.model_fields
+    values = {
+        *get_args(settings["dtype"].annotation),
+        *get_args(settings["weight_format"].annotation),
+    }
+
+    assert {*FAMILIES, *(model.family for model in MODELS.values())} <= named
+    assert values - {"auto"} <= named
 
 
 def test_what_would_change_an_answer_is_not_ignored() -> None:

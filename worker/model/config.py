@@ -1,13 +1,14 @@
 """Reads ``config.json`` of decoders of the Llama family."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shared.errors import StartupError
 
-_AWQ = {"bits": 4, "version": "gemm", "zero_point": True}
+AWQ: Mapping[str, Any] = {"bits": 4, "version": "gemm", "zero_point": True}
 """The only AWQ layout that is supported."""
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Those whose decoder is ours; all others run through transformers' modules, as far as they can."""
@@ -63,7 +64,7 @@ def _quantization(config: dict[str, Any]) -> str | None:
         if found:
             # Older versions of bitsandbytes do not name the method.
             method = str(found.get("quant_method") or "bitsandbytes")
-            odd = [f"{key} {found[key]}" for key in _AWQ if found.get(key, _AWQ[key]) != _AWQ[key]]
+            odd = [f"{key} {found[key]}" for key in AWQ if found.get(key, AWQ[key]) != AWQ[key]]
             return f"{method} ({', '.join(odd)})" if method == "awq" and odd else method
     return None
 

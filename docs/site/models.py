@@ -1,0 +1,107 @@
+"""The tables of ``docs/models.md``: known models, families, and formats of weights."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import get_args
+
+import torch
+
+from kernels.native.paged_attention import CACHE_TYPES
+from kernels.quantized import BLOCK_BYTES, BLOCK_INPUTS, QuantFormat
+from shared.settings import WorkerSettings, variable
+from worker.checkpoints.catalogue import MODELS
+from worker.model.config import AWQ, FAMILIES
+from worker.model.provision import provider_on
+
+_CPU, _GPU = torch.device("cpu"), torch.device("cuda")
+_NATIVE = "native C++ kernels"
+_EXPANDED, _REFUSED = "expanded to floats", "refused through transformers"
+_KERNELS = {"native": _NATIVE, "triton": "Triton kernels", "reference": "reference kernels"}
+
+
+def known_models() -> str:
+    rows = []
+    for name, model in MODELS.items():
+        runs = "natively" if model.family in FAMILIES else "through transformers"
+        is_wheel = not isinstance(model.source, str)
+        source = "a wheel on PyPI" if is_wheel else f"`{model.source}`"
+        license_ = f"{model.license}, to be accepted" if model.is_gated else model.license
+        rows.append([f"`{name}`", model.size, runs, license_, source])
+    return _table(["Name", "Parameters", "Runs", "License", "Source"], rows)
+
+
+def families() -> str:
+    """Which decoder runs each family, with the known names of its models."""
+    gpu = _KERNELS[provider_on(_GPU, "auto")]
+    rows = [
+        [f"`{family}`", _names(family), f"{_NATIVE}, one call for a step", gpu]
+        for family in FAMILIES
+    ]
+    others = sorted({model.family for model in MODELS.values()} - set(FAMILIES))
+    rows += [[f"`{family}`", _names(family), *_foreign(gpu)] for family in others]
+    rows.append(["most other causal language models of transformers", "", *_foreign(gpu)])
+    return _table(["`model_type` of `config.json`", "Known names", "CPU", "GPU"], rows)
+
+
+def formats() -> str:
+    """What each value of the settings for weights takes, and which kernels run it."""
+    gpu = _KERNELS[provider_on(_GPU, "auto")]
+    rows = [
+        [name, f"`{variable('dtype')}={name}`", f"{dtype.itemsize}", _on_cpu(dtype), gpu]
+        for name, dtype in ((name, getattr(torch, name)) for name in _values("dtype"))
+    ]
+    quantized: Iterable[QuantFormat] = get_args(QuantFormat)
+    assert set(quantized) == set(_values("weight_format"))
+    rows += [
+        [
+            name,
+            f"`{variable('weight_format')}={name}`",
+            f"{BLOCK_BYTES[name] / BLOCK_INPUTS:.2f}",
+            f"{_NATIVE}; {_REFUSED}",
+            _EXPANDED,
+        ]
+        for name in quantized
+    ]
+    awq = f"AWQ, {AWQ['bits']} bits, layout `{AWQ['version']}`"
+    rows += [
+        [
+            awq,
+            "detected",
+            f"{AWQ['bits'] / 8:.2f}, and scales",
+            f"{_EXPANDED}; {_REFUSED}",
+            f"{gpu}; {_REFUSED}",
+        ],
+        [
+            "GGUF",
+            f"`{variable('model')}=FILE.gguf`",
+            "",
+            "converted to safetensors once",
+            "the same",
+        ],
+        ["GPTQ, FP8, bitsandbytes and others", "", "", "refused", "refused"],
+    ]
+    return _table(["Format", "Setting", "Bytes per weight", "CPU", "GPU"], rows)
+
+
+def _names(family: str) -> str:
+    return ", ".join(f"`{name}`" for name, model in MODELS.items() if model.family == family)
+
+
+def _foreign(gpu: str) -> tuple[str, str]:
+    return f"transformers, with attention in {_NATIVE}", f"transformers, with attention in {gpu}"
+
+
+def _on_cpu(dtype: torch.dtype) -> str:
+    return _NATIVE if dtype in CACHE_TYPES else _KERNELS[provider_on(_CPU, "auto")]
+
+
+def _values(setting: str) -> list[str]:
+    """The values of a setting, without ``auto``."""
+    values = get_args(WorkerSettings.model_fields[setting].annotation)
+    return [value for value in values if value != "auto"]
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in (headings, *rows)]
+    lines.insert(1, "|---" * len(headings) + "|")
+    return re.sub("  +", " ", "\n".join(lines))
