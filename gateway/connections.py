@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from functools import partial
 from http import HTTPStatus
+from ipaddress import IPv6Address, IPv6Network
 from typing import Any
 
 import httptools
@@ -35,6 +36,8 @@ the client may lose the response."""
 _PIECE_BYTES = 16 << 10
 """The parser is given pieces of this size, because it keeps a header until its end without a
 callback."""
+_IPV6_PREFIX_LEN = 64
+"""The smallest network that a site is given. One host may use all addresses of it."""
 _CHUNK_BYTES = 64 << 10
 """A client must take so much within the timeout of a send."""
 
@@ -48,7 +51,7 @@ class Connections:
         self._max_connections = min(settings.max_connections, max_connections)
         self._max_of_address = settings.max_connections_per_address
         self._metrics = metrics
-        self._by_address: Counter[str] = Counter()
+        self._by_source: Counter[str] = Counter()
 
     def protocol(self, **uvicorns: Any) -> "BoundedProtocol":
         """The protocol of a new connection; uvicorn calls this instead of a class."""
@@ -56,17 +59,19 @@ class Connections:
 
     def enter(self, address: str) -> str | None:
         """Count a connection until `leave`; returns the setting that it exceeds, if any."""
-        self._by_address[address] += 1
-        if self._by_address.total() > self._max_connections:
+        source = _source_of(address)
+        self._by_source[source] += 1
+        if self._by_source.total() > self._max_connections:
             return "max_connections"
-        if self._by_address[address] > self._max_of_address:
+        if self._by_source[source] > self._max_of_address:
             return "max_connections_per_address"
         return None
 
     def leave(self, address: str) -> None:
-        self._by_address[address] -= 1
-        if not self._by_address[address]:
-            del self._by_address[address]
+        source = _source_of(address)
+        self._by_source[source] -= 1
+        if not self._by_source[source]:
+            del self._by_source[source]
 
     def refuse(self, error: HTTPException, limit: str = "") -> bytes:
         """The response to a request or connection that is refused, which it counts. ``limit`` is
@@ -252,6 +257,17 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(HTTPException(408, "The headers did not arrive in time."))
         else:
             self.transport.close()
+
+
+def _source_of(address: str) -> str:
+    """What the connections of an address count for: an IPv4 address, or the network of an IPv6
+    address."""
+    if ":" not in address:
+        return address
+    ipv6 = IPv6Address(address.partition("%")[0])
+    if ipv6.ipv4_mapped is not None:
+        return str(ipv6.ipv4_mapped)
+    return str(IPv6Network((int(ipv6), _IPV6_PREFIX_LEN), strict=False))
 
 
 def _too_large() -> HTTPException:

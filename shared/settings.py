@@ -224,8 +224,9 @@ class GatewaySettings(CommonSettings):
     max_connections_per_address: int = Field(
         1024,
         gt=0,
-        description="Maximum number of open connections from one address. Behind a proxy all "
-        "clients share its address: set it to WARREN_MAX_CONNECTIONS there.",
+        description="Maximum number of open connections from one IPv4 address or one /64 network "
+        "of IPv6. Behind a proxy all clients share its address: set it to WARREN_MAX_CONNECTIONS "
+        "there.",
     )
     max_body_bytes: int = Field(
         4 << 20,

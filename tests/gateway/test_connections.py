@@ -12,7 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.connections import Connections
+from gateway.metrics import Metrics
+from shared import settings
 from shared.bus.memory import MemoryBus
+from shared.settings import GatewaySettings
 from tests.support.deployment.processes import NO_TLS
 from tests.support.gateway.http import LiveGateway, chat_body, eventually, live_gateway
 from tests.support.network.attacks import assert_costs_little
@@ -186,6 +190,30 @@ async def test_another_address_has_connections_of_its_own(bus: MemoryBus) -> Non
         connected(gateway.url, "127.0.0.2") as other,
     ):
         assert (await other.answer(LIVE + b"\r\n")).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "are_one"),
+    [
+        pytest.param("2001:db8::1", "2001:db8::ffff:0:0:9", True, id="one network"),
+        pytest.param("2001:db8::1", "2001:db8:0:1::1", False, id="two networks"),
+        pytest.param("fe80::1%eth0", "fe80::2%eth0", True, id="one link"),
+        pytest.param("::ffff:192.0.2.1", "192.0.2.1", True, id="one IPv4 address"),
+        pytest.param("::ffff:192.0.2.1", "::ffff:192.0.2.2", False, id="two IPv4 addresses"),
+    ],
+)
+def test_the_addresses_of_an_ipv6_network_count_as_one(
+    first: str, second: str, are_one: bool
+) -> None:
+    chosen = settings.load(GatewaySettings, max_connections_per_address=1)
+    connections = Connections(chosen, 100, Metrics())
+
+    assert connections.enter(first) is None
+    assert connections.enter(second) == ("max_connections_per_address" if are_one else None)
+
+    connections.leave(first)
+    connections.leave(second)
+    assert connections.enter(first) is None
 
 
 async def test_pipelined_requests_are_limited(gateway: LiveGateway) -> None:
