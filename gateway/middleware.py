@@ -23,7 +23,7 @@ from gateway.errors import (
     report,
     status_of,
 )
-from gateway.intake.api_keys import Keys
+from gateway.intake.api_keys import Keys, authorization_of
 from gateway.intake.key_file import ApiKey
 from gateway.intake.limits import Limits
 from gateway.metrics import Metrics
@@ -245,7 +245,7 @@ class Authentication:
         return await self._app(scope, receive, send)
 
     def _record_refusal(self, error: InvalidApiKey | PermissionDenied, scope: Scope) -> None:
-        named = self._keys.named(_authorization(scope))
+        named = self._keys.named(authorization_of(Headers(scope=scope)))
         self._refusals.record(
             "login refused" if isinstance(error, InvalidApiKey) else "access refused",
             tenant="" if named is None else named.tenant,
@@ -265,19 +265,11 @@ class Authentication:
         return send_with_limits if caller.has_rates else send
 
     def _caller_of(self, scope: Scope) -> ApiKey | None:
-        authorization = _authorization(scope)
+        authorization = authorization_of(Headers(scope=scope))
         has_token = scope["path"].startswith(_STREAMS) and b"token=" in scope["query_string"]
         if not authorization and has_token and self._keys.are_needed:
             return None
         return self._keys.find(authorization)
-
-
-def _authorization(scope: Scope) -> str:
-    headers = Headers(scope=scope)
-    authorization = headers.get("authorization", "")
-    if not authorization and (key := headers.get("x-api-key")):  # Anthropic's clients
-        return f"Bearer {key}"
-    return authorization
 
 
 def _is_poll(scope: Scope) -> bool:

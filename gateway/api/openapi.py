@@ -44,6 +44,7 @@ _ERRORS: Mapping[int, str] = {
     504: "The deadline has passed.",
 }
 _KEY_SCHEME, _KEY_HEADER_SCHEME = "ApiKey", "ApiKeyHeader"
+_HEALTH = "/health"
 _SECURITY_SCHEMES: Mapping[str, Any] = {
     _KEY_SCHEME: {
         "type": "http",
@@ -160,10 +161,11 @@ class DocumentedAPI(FastAPI):
 def _complete(path: str, operation: dict[str, Any]) -> None:
     """Add what every operation has. Changes nothing the second time."""
     takes_token = any(parameter["name"] == "token" for parameter in operation.get("parameters", ()))
-    if needs_key(path):
-        # A stream token replaces the key.
+    if needs_key(path) or path == _HEALTH:
+        # A stream token replaces the key, and health has details for those who have one.
         keys: list[dict[str, list[str]]] = [{_KEY_SCHEME: []}, {_KEY_HEADER_SCHEME: []}]
-        operation["security"] = [*keys, *([{}] if takes_token else [])]
+        is_optional = takes_token or path == _HEALTH
+        operation["security"] = [*keys, *([{}] if is_optional else [])]
     of_key = RATE_HEADERS if needs_key(path) else ()
     for status, response in operation["responses"].items():
         headers = response.setdefault("headers", {})

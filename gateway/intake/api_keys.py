@@ -8,10 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from gateway.intake.key_file import SCOPES, ApiKey, KeyFile, Scope, digest, id_of
-from shared.errors import InvalidApiKey, StartupError
+from shared.errors import InvalidApiKey, PermissionDenied, StartupError
 from shared.settings import GatewaySettings
 from shared.telemetry import audit
 
@@ -28,6 +29,14 @@ _OPERATORS = "/admin"
 def needs_key(path: str) -> bool:
     """Whether requests for this path need an API key, by default."""
     return path not in _OPEN_PATHS and path != _METRICS and not path.startswith(_OPEN_FOLDERS)
+
+
+def authorization_of(headers: Headers) -> str:
+    """The Authorization header of a request, also if its API key is sent as ``x-api-key``."""
+    authorization = headers.get("authorization", "")
+    if not authorization and (key := headers.get("x-api-key")):  # Anthropic's clients
+        return f"Bearer {key}"
+    return authorization
 
 
 def require(request: Request, scope: Scope) -> ApiKey:
@@ -117,6 +126,14 @@ class Keys:
         if known.expires is not None and known.expires <= datetime.now(UTC):
             raise InvalidApiKey("This API key has expired.")
         return known
+
+    def permit(self, authorization: str, scope: Scope) -> bool:
+        """Whether `find` returns a key that has this scope."""
+        try:
+            self.find(authorization).require(scope)
+        except (InvalidApiKey, PermissionDenied):
+            return False
+        return True
 
     def with_id(self, key_id: str) -> ApiKey | None:
         """The key that has this id, which may have expired; None if there is none."""

@@ -28,7 +28,7 @@ from shared.errors import InvalidRequest, ModelNotFound, PermissionDenied, Start
 
 Scope: TypeAlias = Literal["generate", "cancel", "metrics", "operator"]
 """What a key permits: requests and the reading of their results; cancelling and deleting them;
-``/metrics``; the operator's endpoints under ``/admin/``."""
+``/metrics`` and the details of ``/health``; the operator's endpoints under ``/admin/``."""
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 DEFAULT_SCOPES: tuple[Scope, ...] = ("generate", "cancel")

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
+from gateway.intake.api_keys import authorization_of
 from gateway.wiring import Gateway
 
 
@@ -34,11 +35,14 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.head("/health", include_in_schema=False)
     @routes.get("/health", responses={503: {"description": "No requests are taken."}})
-    async def health() -> Response:
+    async def health(request: Request) -> Response:
         """Tell whether requests are taken: 503 while the broker is away or the gateway drains.
-        Live workers are listed and not needed: jobs wait for them."""
+        Requests in flight and live workers, none of which is needed because jobs wait, are listed
+        for API keys with the scope `metrics`, and for everyone on a gateway without keys."""
         now = gateway.state
-        body = {"status": now, "requests": gateway.admission.num_requests, "models": models()}
+        body: dict[str, Any] = {"status": now}
+        if gateway.keys.permit(authorization_of(request.headers), "metrics"):
+            body |= {"requests": gateway.admission.num_requests, "models": models()}
         return JSONResponse(body, 200 if now == "ok" else 503)
 
     @routes.get("/metrics", response_class=PlainTextResponse)

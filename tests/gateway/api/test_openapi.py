@@ -125,11 +125,11 @@ def test_every_operation_but_probes_takes_an_api_key() -> None:
         ("apiKey", "x-api-key"),
     ]
     assert {name for name, security in taken.items() if not security} == {
-        "GET /health",
         "GET /live",
         "GET /metrics",
     }
     assert {name for name, security in taken.items() if {} in security} == {
+        "GET /health",
         "DELETE /v1/streams/{stream_id}",
         "GET /v1/streams/{stream_id}",
     }

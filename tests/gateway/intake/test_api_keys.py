@@ -3,6 +3,7 @@
 import logging
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from shared import settings
 from shared.bus.memory import MemoryBus
 from shared.errors import InvalidApiKey, StartupError
 from shared.settings import GatewaySettings
-from tests.support.gateway.http import chat_body, live_gateway
+from tests.support.gateway.http import chat_body, eventually, live_gateway
 from tests.support.workers.scripted_worker import ScriptedWorker
 
 CHAT = "/v1/chat/completions"
@@ -122,6 +123,26 @@ async def test_probes_and_documentation_need_no_key_and_everything_else_does(
         ):
             assert (await gateway.http.get(path)).status_code == 401
         assert await gateway.sample("warren_gateway_errors_total") == 5
+
+
+async def test_health_has_details_for_a_key_with_the_scope_metrics_alone(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    scraper, user = file.add("prometheus", scopes=("metrics",)), file.add("alice")
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+
+        async def health(headers: dict[str, str]) -> Any:
+            answer = await gateway.http.get("/health", headers=headers)
+            assert answer.status_code == 200
+            return answer.json()
+
+        async def are_models_listed() -> bool:
+            return "scripted" in (await health(bearer(scraper)))["models"]
+
+        await eventually(are_models_listed)
+        assert "scripted" in (await health({"x-api-key": scraper}))["models"]
+        for headers in ({}, bearer(user), bearer("wk-0-x"), {"Authorization": scraper}):
+            assert await health(headers) == {"status": "ok"}
 
 
 def id_of(key: str) -> str:

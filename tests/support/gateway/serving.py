@@ -44,7 +44,7 @@ def served(
         ):
 
             async def is_heard() -> bool:
-                return bool((await gateway.http.get("/health")).json()["models"])
+                return await gateway.sample("warren_fleet_workers") > 0
 
             await eventually(is_heard)
             async with beside(worker_bus, gateway):
