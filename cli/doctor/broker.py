@@ -31,7 +31,13 @@ from worker.process.prepared_queues import declare_or_find
 _DEFINITIONS = "import infra/rabbitmq/definitions.json: rabbitmqctl import_definitions FILE"
 _OLDEST, _NEWEST = (3, 10), (4, 3)
 """The versions of RabbitMQ that Warren is tested with."""
-_POLICIES = {"warren-jobs", "warren-dead-letters"}
+_POLICIES = {
+    "warren-jobs",
+    "warren-ledger",
+    "warren-dead-letters",
+    "warren-logs",
+    "warren-commands",
+}
 _TIMEOUT_S = 5.0
 
 Attempt = Callable[[RabbitBus], Awaitable[None]]
@@ -107,7 +113,7 @@ def check_management(url: str, vhost: str) -> list[Finding]:
     findings = [
         warning("policies", f"missing: {', '.join(sorted(missing))}", _DEFINITIONS)
         if missing
-        else ok("policies", "job queues and dead letters are limited")
+        else ok("policies", "all queues are limited")
     ]
     if alarms:
         findings.append(

@@ -55,6 +55,21 @@ def test_the_policies_bound_all_stored_jobs(model: str) -> None:
     assert applied[-1] == ["warren-dead-letters"]
 
 
+def test_the_policies_bound_logs_and_commands() -> None:
+    logs = ["reply.chatcmpl-1", "reply.chatcmpl-1--2", "reply.alice.1"]
+    logs.append(topology.quick_replies_queue("g").name)
+    commands = [
+        topology.worker_queue("w"),
+        topology.peers_queue("w"),
+        topology.gateway_queue("g"),
+        topology.usage_queue("g"),
+        topology.announcements_queue("g"),
+    ]
+
+    assert [policies_of(name) for name in logs] == [["warren-logs"]] * len(logs)
+    assert [policies_of(queue.name) for queue in commands] == [["warren-commands"]] * len(commands)
+
+
 def policies_of(queue: str) -> list[str]:
     return [one["name"] for one in DEFINITIONS["policies"] if re.search(one["pattern"], queue)]
 

@@ -2,15 +2,23 @@
 
 import asyncio
 import json
+import logging
 
+import httpx
+import msgspec
 import pytest
 
 from shared import topology
-from shared.bus.base import Message
+from shared.bus.base import Binding, Message
 from shared.bus.rabbit import RabbitBus
 from shared.errors import PublishRefused
+from shared.messages import SamplingParams
 from tests.infra.test_rabbitmq_definitions import DEFINITIONS
 from tests.support.deployment.broker import RabbitNode
+from tests.support.deployment.processes import free_port
+from tests.support.metrics import total
+from tests.support.workers.jobs import new_job, publish
+from tests.support.workers.synthetic import echo_worker
 
 pytestmark = [pytest.mark.rabbit, pytest.mark.breaks_broker]
 
@@ -18,6 +26,7 @@ JOBS = topology.jobs_queue("limits-test", "interactive")
 BODY = bytes(1_000)
 SMALL = {"max-length": 5, "max-length-bytes": 10_000}
 """Limits that a test reaches quickly, in place of the shipped ones."""
+LOG = topology.reply_queue("publisher.limits-test", expires_s=600)
 LAST = [b"15", b"16", b"17", b"18", b"19"]
 """The dead letters that are kept of 20."""
 
@@ -39,10 +48,10 @@ async def bodies(bus: RabbitBus, queue: str) -> list[bytes]:
         return [(await anext(consumer)).message.body for _ in range(state.num_ready)]
 
 
-async def refuse_more(bus: RabbitBus) -> None:
-    """Publish jobs until the broker refuses one."""
+async def refuse_more(bus: RabbitBus, binding: Binding = JOBS.bindings[0]) -> None:
+    """Publish until the broker refuses a message."""
     for _ in range(100):
-        await bus.publish(JOBS.bindings[0], Message(BODY))
+        await bus.publish(binding, Message(BODY))
 
 
 async def bury(bus: RabbitBus, num_jobs: int) -> None:
@@ -70,3 +79,53 @@ async def test_stored_bytes_and_dead_letters_are_bounded(own_broker: RabbitNode)
             # Dead letters arrive asynchronously.
             while await bodies(worker, topology.DEAD_LETTERS.name) != LAST:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
+
+
+async def test_logs_that_nobody_reads_and_commands_are_bounded(own_broker: RabbitNode) -> None:
+    await asyncio.to_thread(shrink, own_broker)
+    commands = topology.worker_queue("limits-test")
+    async with (
+        RabbitBus(own_broker.url_of("worker")) as worker,
+        RabbitBus(own_broker.url_of("publisher")) as publisher,
+    ):
+        await worker.declare(commands)
+        await publisher.declare(LOG)
+
+        with pytest.raises(PublishRefused):
+            await refuse_more(worker, LOG.bindings[0])
+        for k in range(20):
+            await publisher.publish(commands.bindings[0], Message(b"%d" % k))
+
+        assert await bodies(publisher, LOG.name) == [BODY] * SMALL["max-length"]
+        assert await bodies(worker, commands.name) == LAST
+
+
+async def test_a_job_whose_log_is_full_becomes_a_dead_letter_with_this_reason(
+    own_broker: RabbitNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    await asyncio.to_thread(shrink, own_broker)
+    sampling = SamplingParams(max_tokens=1_000, ignore_eos=True)
+    job = msgspec.structs.replace(
+        new_job("echo", sampling=sampling), request_id="publisher.limits-test", is_detached=True
+    )
+    port = free_port()
+    async with (
+        RabbitBus(own_broker.url_of("worker")) as worker,
+        RabbitBus(own_broker.url_of("publisher")) as publisher,
+        echo_worker(worker, step_s=0.01, health_port=port),
+    ):
+        await publisher.declare(LOG)
+        with caplog.at_level(logging.WARNING):
+            await publish(publisher, job)
+            async with worker.consume(topology.DEAD_LETTERS.name) as consumer:
+                dead = await anext(consumer)
+        metrics = await asyncio.to_thread(httpx.get, f"http://127.0.0.1:{port}/metrics")
+
+        assert len(await bodies(publisher, LOG.name)) == SMALL["max-length"]
+
+    assert dead.message.correlation_id == job.request_id
+    [line] = [one for one in caplog.records if one.message == "job dead-lettered"]
+    assert vars(line)["reason"] == PublishRefused.code
+    assert total(metrics.text, "warren_worker_dead_letters_total") == 1
+    full = [one for one in caplog.records if one.message == "event refused"]
+    assert {vars(one)["queue"] for one in full} == {LOG.name}

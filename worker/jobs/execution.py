@@ -10,7 +10,13 @@ from functools import partial
 from typing import TypeAlias
 
 from shared.bus.base import Bus, Queue
-from shared.errors import BusError, BusUnavailable, InternalError, WarrenError
+from shared.errors import (
+    BusError,
+    BusUnavailable,
+    InternalError,
+    PublishRefused,
+    WarrenError,
+)
 from shared.messages import GenerationJob, JobClass, ReplyEvent
 from shared.telemetry import incidents, job_lines
 from shared.topology import Lane, resumed_queue
@@ -231,8 +237,9 @@ class JobExecution:
             self._choices = None  # their place in the log is unknown
             result = Signal.LOG_MOVED
         except BusError as error:
-            facts = {"request_id": self._job.request_id, "reason": error.code}
-            logger.info("event refused", extra=facts)
+            facts = {"request_id": self._job.request_id, "reason": error.code, "queue": self.queue}
+            is_full = isinstance(error, PublishRefused)
+            logger.log(logging.WARNING if is_full else logging.INFO, "event refused", extra=facts)
             result = Refused(error)
         except Exception as error:
             self._apply(Signal.UNCONFIRMED)

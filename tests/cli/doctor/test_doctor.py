@@ -24,6 +24,7 @@ from infra.rabbitmq.worker_account import definitions
 from shared import topology
 from shared.bus.rabbit import RabbitBus
 from shared.settings import WorkerSettings
+from tests.infra.test_rabbitmq_definitions import DEFINITIONS
 from tests.support.deployment.broker import Broker, RabbitNode
 
 NOBODY = "amqp://worker:secret@127.0.0.1:1/warren"
@@ -205,10 +206,10 @@ def management(answers: dict[str, Any]) -> Iterator[str]:
 
 def test_missing_policies_and_alarms_are_found() -> None:
     node = {"name": "rabbit@a", "running": True}
-    policies = [{"name": "warren-jobs"}, {"name": "warren-dead-letters"}]
+    policies = [{"name": policy["name"]} for policy in DEFINITIONS["policies"]]
     good = {"/api/policies/%2F": policies, "/api/nodes": [node]}
     bad = {
-        "/api/policies/%2F": policies[:1],
+        "/api/policies/%2F": policies[1:],
         "/api/nodes": [{**node, "mem_alarm": True}, {"name": "rabbit@b", "running": False}],
     }
 
@@ -220,7 +221,7 @@ def test_missing_policies_and_alarms_are_found() -> None:
 
     assert {finding.status for finding in well.values()} == {"ok"}
     assert refused.status == "failure"
-    assert ill["policies"].detail == "missing: warren-dead-letters"
+    assert ill["policies"].detail == "missing: warren-jobs"
     assert ill["alarms"].detail.endswith("rabbit@a: mem_alarm")
     assert ill["nodes"].detail == "not running: rabbit@b"
 
