@@ -96,7 +96,7 @@ def decode_rendering(facts: LogFacts) -> Rendering:
     """Raises `StreamNotFound` if another program wrote it."""
     try:
         rendering = _DECODER.decode(facts.rendering)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         raise StreamNotFound(NOT_FOUND) from None
     if rendering.total_drawn != facts.num_choices:
         raise StreamNotFound(NOT_FOUND)

@@ -72,7 +72,10 @@ _DECODER = msgspec.msgpack.Decoder(LogFacts)
 
 def decode_facts(context: bytes) -> LogFacts:
     """Raises `msgspec.MsgspecError` if another program wrote these bytes."""
-    return _DECODER.decode(context)
+    try:
+        return _DECODER.decode(context)
+    except RecursionError as error:
+        raise msgspec.DecodeError(str(error)) from None
 
 
 class Retention(Enum):

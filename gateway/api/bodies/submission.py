@@ -40,6 +40,10 @@ _MAX_TOLD = 1024
 """Maximum number of logprobs for one position of all choices."""
 _MAX_SCORED = 1 << 23
 """Maximum number of logprobs of all prompts."""
+_MAX_ECHOED = 4 << 20
+"""Maximum number of characters of the prompts that the choices of an answer repeat."""
+_ECHOED_CHARS_PER_TOKEN = 16
+"""More than those of a usual token. Few tokens have more, such as long rows of spaces."""
 
 GenerationBody: TypeAlias = ChatRequest | CompletionRequest | ResponsesRequest | MessagesRequest
 
@@ -254,21 +258,37 @@ def _check_sizes(request: GenerationBody, job: GenerationJob, served: Announceme
         raise refused("min_tokens", "must not exceed max_tokens.")
     if request.prompt_logprobs is not None and request.stream:
         raise refused("prompt_logprobs", "not with stream.")
+    _check_told(request, job)
+    if served is not None:
+        _check_vocabulary(job, served.vocab_size)
+
+
+def _check_told(request: GenerationBody, job: GenerationJob) -> None:
+    """Check how much an answer says besides its tokens. Raises `InvalidRequest`."""
+    sampling = job.sampling
     if sampling.logprobs is not None and job.total_choices * (1 + sampling.logprobs) > _MAX_TOLD:
         raise refused("logprobs", f"more than {_MAX_TOLD} for each position of all choices.")
+    if request.echo and _num_echoed_chars(job) * request.n > _MAX_ECHOED:
+        raise refused("echo", f"more than {_MAX_ECHOED} characters in all choices together.")
     if sampling.prompt_logprobs is not None:
         num_told = _num_prompt_chars(job) * job.num_choices * (1 + sampling.prompt_logprobs)
         if num_told > _MAX_SCORED:
             name = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
             raise refused(name, f"more than {_MAX_SCORED} of all prompts together.")
-    if served is not None:
-        _check_vocabulary(job, served.vocab_size)
 
 
 def _num_prompt_chars(job: GenerationJob) -> int:
     """An upper bound on the tokens of all prompts: except in rare scripts, a token has at least one
     character."""
     return sum(map(_num_chars, job.prompts))
+
+
+def _num_echoed_chars(job: GenerationJob) -> int:
+    """An estimate of the characters of all prompts, if the worker has to detokenize them."""
+    return sum(
+        _num_chars(prompt) * (_ECHOED_CHARS_PER_TOKEN if isinstance(prompt, TokenPrompt) else 1)
+        for prompt in job.prompts
+    )
 
 
 def _num_chars(prompt: Prompt) -> int:

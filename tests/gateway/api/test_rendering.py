@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from gateway.api.rendering import Rendering, decode_rendering
+from gateway.api.rendering import Rendering, decode_rendering, rendering_of
 from shared.errors import StreamNotFound
 
 RENDERING = Rendering(endpoint="chat", request_id="r", model="m", created=1, num_choices=3)
@@ -30,3 +30,18 @@ def test_a_rendering_that_no_gateway_wrote_is_not_found(changes: dict[str, objec
 
     with pytest.raises(StreamNotFound):
         decode_rendering(msgspec.structs.replace(FACTS, rendering=planted))
+
+
+NESTED = b"\x81\xa7unknown" + b"\x91" * 100_000
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        pytest.param(NESTED, id="facts"),
+        pytest.param(msgspec.structs.replace(FACTS, rendering=NESTED).encode(), id="rendering"),
+    ],
+)
+def test_a_context_that_is_nested_too_deeply_is_not_found(context: bytes) -> None:
+    with pytest.raises((StreamNotFound, msgspec.MsgspecError)):
+        rendering_of(context)

@@ -99,6 +99,53 @@ async def test_bodies_in_flight_are_limited_together(
         assert response.headers["retry-after"] == "1"
 
 
+LONG_PROMPT = " ".join(["x" * 10_000] * 50)
+
+
+def posted(path: str, **body: Any) -> tuple[str, bytes]:
+    return path, json.dumps({"model": "scripted", **body}, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        pytest.param(
+            [
+                posted(
+                    "/v1/chat/completions",
+                    messages=[{"role": "user", "content": LONG_PROMPT}],
+                    n=128,
+                    max_tokens=1,
+                )
+            ]
+            * 4,
+            id="128 answers",
+        ),
+        pytest.param(
+            [
+                posted(
+                    "/v1/completions", prompt=LONG_PROMPT, n=128, max_tokens=1, echo=True, **more
+                )
+                for more in ({}, {"stream": True})
+            ]
+            * 4,
+            id="128 echoes",
+        ),
+        pytest.param([posted("/tokenize", prompt="x" * (1 << 20))] * 8, id="tokenize"),
+        pytest.param([posted("/tokenize", prompt="x " * (1 << 19))] * 8, id="tokenize words"),
+        pytest.param([posted("/tokenize", prompt="語" * ((1 << 20) // 3))] * 8, id="tokenize CJK"),
+    ],
+)
+async def test_long_texts_cost_little(tmp_path: Path, requests: list[tuple[str, bytes]]) -> None:
+    async def attack(url: str) -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=60, verify=NO_TLS) as client:
+            answers = [client.post(path, content=body, headers=JSON) for path, body in requests]
+            answered = await asyncio.gather(*answers)
+            assert {answer.status_code for answer in answered} <= {200, 400, 429}
+
+    await assert_costs_little(tmp_path / "log", attack)
+
+
 @pytest.mark.parametrize("item", [b"[],", b'{"a":1},', b'"a",', b"1000,"])
 async def test_large_bodies_cost_little(tmp_path: Path, item: bytes) -> None:
     items = item * ((4 << 20) // len(item) - 100)

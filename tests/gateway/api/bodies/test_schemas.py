@@ -267,6 +267,15 @@ def test_a_bad_value_is_blamed_on_its_parameter(body: dict[str, Any], param: str
 
 
 @pytest.mark.parametrize(
+    ("prompt", "n"),
+    [("x" * 32_769, 128), ([1] * 2_049, 128), (["x" * 65_537] * 64, 1)],
+)
+def test_choices_may_repeat_a_limited_part_of_their_prompts(prompt: Any, n: int) -> None:
+    assert blamed(CompletionRequest, prompt=prompt, n=n, echo=True) == "echo"
+    assert job_of(CompletionRequest, prompt=prompt, n=n).num_choices == n
+
+
+@pytest.mark.parametrize(
     ("messages", "param"),
     [
         ([], "messages"),

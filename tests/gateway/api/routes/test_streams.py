@@ -17,6 +17,7 @@ from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Cancel, HandedOver
+from tests.support.deployment.processes import NO_TLS
 from tests.support.gateway.http import (
     LiveGateway,
     chat_body,
@@ -25,6 +26,8 @@ from tests.support.gateway.http import (
     live_gateway,
     two_gateways,
 )
+from tests.support.gateway.lone_gateway import PLANTED
+from tests.support.network.attacks import assert_costs_little
 from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker
 
 CHAT = "/v1/chat/completions"
@@ -571,3 +574,13 @@ async def test_a_client_without_event_ids_is_sent_data_alone(
 
     assert partial_text_of(reader.body) == "one two"
     assert NOTICE.findall(reader.body) == []
+
+
+async def test_logs_that_another_program_has_described_cost_little(tmp_path: Path) -> None:
+    async def attack(url: str) -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=60, verify=NO_TLS) as client:
+            for _ in range(4):
+                resumed = [client.get(f"/v1/streams/{name}") for name in PLANTED]
+                assert {one.status_code for one in await asyncio.gather(*resumed)} == {200, 404}
+
+    await assert_costs_little(tmp_path / "log", attack)
