@@ -181,7 +181,9 @@ def decode_attention(
     is_whole = num_splits == 1
     window = sliding_window or 0
     rows = (num_seqs, num_heads, num_splits)
-    highest, total = query.new_empty(2, *((0, 0, 0) if is_whole else rows), dtype=torch.float32)
+    # Two allocations, because Triton compiles again for an address that is no multiple of 16.
+    highest = query.new_empty((0, 0, 0) if is_whole else rows, dtype=torch.float32)
+    total = torch.empty_like(highest)
     weighted = out if is_whole else query.new_empty(*rows, head_dim, dtype=torch.float32)
     launch(
         attend_configuration(kind, split_len, is_whole),

@@ -33,6 +33,15 @@ def load(path: str) -> Any:
     return yaml.safe_load((ROOT / path).read_text())
 
 
+def test_an_image_for_gpus_can_compile_launchers() -> None:
+    """Triton builds one for each kernel, with gcc, when the kernel is first launched."""
+    dockerfile = (ROOT / "infra/docker/Dockerfile.worker").read_text()
+    _, _, final_stage = dockerfile.rpartition("FROM ${BASE}\n")
+
+    assert re.search(r'\[ "\$DEVICE" = cuda \].*\binstall .*gcc libc6-dev', final_stage, re.DOTALL)
+    assert "TRITON_CACHE_DIR=/var/cache/warren/" in final_stage
+
+
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.suffix)
 def test_a_dockerfile_keeps_dockers_best_practices(dockerfile: Path) -> None:
     hadolint = Path(sys.executable).with_name("hadolint")

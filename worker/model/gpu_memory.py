@@ -16,6 +16,7 @@ from worker.model.forward import Decoder
 from worker.model.graphs import CudaRecorder, DecodeGraphs
 from worker.model.kv_cache import BlockShape, KVCache
 from worker.model.runner import TorchRunner
+from worker.model.warm_up import warm_steps
 
 _COSTLIEST = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, logprobs=20, prompt_logprobs=20)
 """The sampling parameters that need the most memory."""
@@ -53,12 +54,20 @@ def measure(
 ) -> DeviceMemory:
     """Run the largest step on a minimal cache and record the largest graphs.
 
-    Raises `StartupError` if even these do not fit.
+    Before that, run one step of every other kind, so that later steps compile nothing. Raises
+    `StartupError` if even these do not fit.
     """
     batch = largest_step(max_num_seqs, max_num_batched_tokens, block.block_size)
     free, total = _free_bytes(decoder.device), torch.cuda.mem_get_info(decoder.device)[1]
+    others = warm_steps(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_seq_len=max_seq_len,
+        block_size=block.block_size,
+        vocab_size=decoder.vocab_size,
+    )
     try:
-        step, graphs = _tried(decoder, ops, block, batch, graph_sizes, max_seq_len)
+        step, graphs = _tried(decoder, ops, block, [*others, batch], graph_sizes, max_seq_len)
     except (torch.OutOfMemoryError, StepFailed) as error:
         raise too_large(batch, free, total) from error
     # The cache of the trial has been freed by now.
@@ -79,14 +88,17 @@ def _tried(
     decoder: Decoder,
     ops: Ops,
     block: BlockShape,
-    batch: ScheduledBatch,
+    batches: Sequence[ScheduledBatch],
     graph_sizes: Sequence[int],
     max_seq_len: int,
 ) -> tuple[int, int]:
-    """The bytes of the step and of the graphs."""
-    num_blocks = sum(len(sequence.block_table) for sequence in batch.sequences)
+    """The bytes of the last of the steps and of the graphs."""
+    *others, largest = batches
+    num_blocks = sum(len(sequence.block_table) for sequence in largest.sequences)
     kv_cache = KVCache.allocate(block, num_blocks, decoder.device)
-    step = _peak_bytes(lambda: run_step(decoder, ops, kv_cache, batch), decoder.device)
+    for batch in others:
+        run_step(decoder, ops, kv_cache, batch)
+    step = _peak_bytes(lambda: run_step(decoder, ops, kv_cache, largest), decoder.device)
     if not graph_sizes:
         return step, 0
     return step, _graph_bytes(decoder, kv_cache, graph_sizes, max_seq_len)

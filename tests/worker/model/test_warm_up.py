@@ -1,0 +1,110 @@
+"""No step of a warm runner launches a kernel for the first time."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bench.gpu import model
+from bench.gpu.scale import SCALES
+from kernels.providers import load_ops
+from kernels.triton.compilations import compilations
+from kernels.triton.decode_attention import attend_configuration, merge_configuration
+from kernels.triton.prefill_attention import prefill_configuration
+from shared.messages import SamplingParams
+from tests.support.models.engine import new_submit
+from worker.engine.engine import Engine
+from worker.engine.interface import ScheduledBatch
+from worker.engine.scheduler import SchedulerLimits
+from worker.model.gpu_memory import run_step
+from worker.model.kv_cache import BlockShape, KVCache
+from worker.model.runner import TorchRunner
+from worker.model.warm_up import PROMPT_LENS, warm_steps
+
+ATTENTION = (attend_configuration, merge_configuration, prefill_configuration)
+MAX_SEQ_LEN = 160
+"""More than one split of decode attention."""
+
+
+def steps(*, max_num_seqs: int = 4, max_num_batched_tokens: int = 128) -> list[ScheduledBatch]:
+    found = warm_steps(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_seq_len=MAX_SEQ_LEN,
+        block_size=16,
+        vocab_size=512,
+    )
+    return list(found)
+
+
+def test_a_warm_runner_finds_all_kernels_of_attention() -> None:
+    attention = load_ops("triton").paged_attention
+    ops = replace(load_ops("reference"), paged_attention=attention)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    small = replace(
+        SCALES["tiny"].model, hidden_size=16, num_heads=1, num_kv_heads=1, head_dim=16, num_layers=1
+    )
+    decoder = model.decoder(replace(SCALES["tiny"], model=small), ops, device, torch.float32)
+    block = BlockShape(
+        decoder.num_layers, 16, decoder.num_kv_heads, decoder.head_dim, decoder.dtype
+    )
+    cache = KVCache.allocate(block, 64, device)
+    for configuration in ATTENTION:
+        configuration.cache_clear()
+    for batch in steps(max_num_batched_tokens=16):
+        run_step(decoder, ops, cache, batch)
+    warm = [configuration.cache_info().currsize for configuration in ATTENTION]
+
+    runner = TorchRunner(decoder, cache, ops, max_seq_len=MAX_SEQ_LEN, max_num_batched_tokens=128)
+    engine = Engine(runner, SchedulerLimits(4, 128))
+    drawn = SamplingParams(temperature=1.0, top_p=0.9)
+    engine.step([replace(new_submit("long", num_prompt=140, max_tokens=2), sampling=drawn)])
+    engine.step([new_submit("short", num_prompt=5, max_tokens=2)])
+    while engine.has_work:
+        engine.step()
+    engine.close()
+
+    assert warm == [2, 1, 1]
+    assert [configuration.cache_info().currsize for configuration in ATTENTION] == warm
+
+
+@pytest.mark.gpu
+def test_a_started_runner_compiles_nothing_more() -> None:
+    ops = load_ops("triton")
+    scale = SCALES["tiny"]
+    decoder = model.decoder(scale, ops, torch.device("cuda"), torch.bfloat16)
+    runner = model.runner(scale, decoder, ops)
+    engine = Engine(runner, SchedulerLimits(scale.max_num_seqs, scale.max_num_batched_tokens))
+    samplings = [
+        SamplingParams(temperature=1.0, top_p=0.9),
+        SamplingParams(temperature=0.0, repetition_penalty=1.1, logit_bias={3: 1.0}),
+        SamplingParams(temperature=0.0, logprobs=2),
+    ]
+    with compilations() as compiled:
+        for k, num_prompt in enumerate((1, 7, 20, 50, 3)):
+            submit = new_submit(str(k), num_prompt=num_prompt, max_tokens=5)
+            engine.step([replace(submit, sampling=samplings[k % 3])])
+        while engine.has_work:
+            engine.step()
+    engine.close()
+    assert compiled == []
+
+
+def test_the_steps_edit_and_draw_in_every_way() -> None:
+    shares = [share for batch in steps() for share in batch.sequences]
+    edits = [share.edits for share in shares if share.edits is not None]
+    assert all(all((e.biases, e.penalties, e.banned_ids, e.mask)) for e in edits)
+    assert edits
+    samplings = [share.sampling for share in shares]
+    assert {sampling.temperature for sampling in samplings} == {0.0, 1.0}
+    assert {bool(sampling.top_k) for sampling in samplings} == {True, False}
+    assert {len(share.token_ids) for share in shares} == {1, *PROMPT_LENS}
+
+
+@pytest.mark.parametrize(("num_seqs", "num_tokens"), [(1, 1), (1, 8), (2, 3), (8, 512)])
+def test_no_step_exceeds_the_limits(num_seqs: int, num_tokens: int) -> None:
+    found = steps(max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens)
+    assert found
+    assert max(len(batch.sequences) for batch in found) <= num_seqs
+    assert max(batch.num_tokens for batch in found) <= num_tokens
+    assert max(s.start + s.num_tokens for batch in found for s in batch.sequences) <= MAX_SEQ_LEN

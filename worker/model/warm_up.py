@@ -1,0 +1,69 @@
+"""Small steps that together launch every kernel that a step can, so that all are compiled before
+the first request.
+
+The largest step (see `worker.model.gpu_memory`) has neither decodes nor edited logits, and short
+and long contexts, few and many tokens, take different kernels.
+"""
+
+from array import array
+from collections.abc import Iterator
+
+from shared.messages import SamplingParams
+from worker.engine.interface import (
+    LogitEdits,
+    ScheduledBatch,
+    ScheduledSequence,
+    SequenceId,
+    TokenPenalties,
+)
+
+PROMPT_LENS = (2, 12, 48, 96)
+"""Chunks of a prompt that are computed beside a decode: AWQ has one kernel for each."""
+_GREEDY = SamplingParams(temperature=0.0)
+_DRAWN = SamplingParams(temperature=1.0)
+_FILTERED = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logprobs=1)
+
+
+def warm_steps(
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_seq_len: int,
+    block_size: int,
+    vocab_size: int,
+) -> Iterator[ScheduledBatch]:
+    """Steps with decodes after short and after long contexts, alone and beside prompts of various
+    lengths, with every way to edit and to draw.
+
+    All tokens are in block 0, so any cache suffices, and the results have no meaning.
+    """
+    edits = LogitEdits(
+        biases={0: 1.0},
+        penalties=TokenPenalties(array("q", [0]), array("f", [0.5]), 1.1),
+        banned_ids=[1],
+        mask=b"\xff" * (-(-vocab_size // 32) * 4),
+    )
+
+    def share(
+        start: int, num_tokens: int, sampling: SamplingParams, edits: LogitEdits | None = None
+    ) -> ScheduledSequence:
+        return ScheduledSequence(
+            sequence_id=SequenceId("warm-up", 0),
+            start=start,
+            token_ids=[0] * num_tokens,
+            block_table=[0] * -(-(start + num_tokens) // block_size),
+            is_sampled=True,
+            sampling=sampling,
+            seed=0,
+            position=0,
+            edits=edits,
+        )
+
+    most_tokens = min(max_num_batched_tokens - 2, max_seq_len)
+    for context_len in (0, max_seq_len - 1):
+        for sampling in (_GREEDY, _DRAWN, _FILTERED):
+            yield ScheduledBatch([share(context_len, 1, sampling, edits)])
+        for prompt_len in sorted({min(prompt_len, most_tokens) for prompt_len in PROMPT_LENS}):
+            if prompt_len > 0 and max_num_seqs > 1:
+                decode, prompt = share(context_len, 1, _FILTERED), share(0, prompt_len, _GREEDY)
+                yield ScheduledBatch([decode, prompt])
