@@ -129,7 +129,8 @@ class CommonSettings(BaseSettings):
         ("gateway", "worker", "operator"),
         description="Comma-separated users of the broker whose messages may name any tenant and "
         "any request: those of gateways, workers and operators. Any other user publishes under "
-        "its own name. The user of WARREN_BROKER is always trusted.",
+        "its own name. The user of WARREN_BROKER is always trusted. Add only users of Warren's "
+        "own processes.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe level that is logged. Use debug for troubleshooting."
@@ -141,13 +142,14 @@ class CommonSettings(BaseSettings):
     audit_file: Path | None = Field(
         None,
         description="File to which refused logins and administrative acts are appended as JSON "
-        "lines. They are also written to the log by the logger `warren.audit`.",
+        "lines. They are also written to the log by the logger `warren.audit`. Set it to keep "
+        "them apart from other log lines.",
     )
     job_log_level: Literal["info", "warning", "off"] = Field(
         "info",
         description="Least severe level of the log lines about single requests and jobs. info: "
         "every step; warning: take-overs, dead letters and failures of the service. "
-        "WARREN_LOG_LEVEL also applies.",
+        "WARREN_LOG_LEVEL also applies. Set warning if the lines of every request are too many.",
     )
     otlp_endpoint: str | None = Field(
         None,
@@ -163,7 +165,8 @@ class CommonSettings(BaseSettings):
         ge=0,
         description="Number of tenants that have their own metrics: those with the most requests. "
         "All others are counted as the tenant `other`. The default keeps names of tenants out of "
-        "/metrics, which needs no API key unless WARREN_OPEN_METRICS is false.",
+        "/metrics, which needs no API key unless WARREN_OPEN_METRICS is false. Raise it to see "
+        "single tenants on dashboards.",
     )
     drain_grace_s: Seconds = Field(
         30,
@@ -218,8 +221,9 @@ class GatewaySettings(CommonSettings):
     max_connections: int = Field(
         2048,
         gt=0,
-        description="Maximum number of open client connections of one gateway; further connections "
-        "are answered 503. If the process's limit of open files is lower, it applies instead.",
+        description="Maximum number of open client connections of one gateway; further "
+        "connections are answered 503. If the process's limit of open files is lower, it applies "
+        "instead. Raise it, with the limit of open files, if many clients keep idle connections.",
     )
     max_connections_per_address: int = Field(
         1024,
@@ -231,7 +235,8 @@ class GatewaySettings(CommonSettings):
     max_body_bytes: int = Field(
         4 << 20,
         gt=0,
-        description="Maximum size of an HTTP request body in bytes; a larger body is answered 413.",
+        description="Maximum size of an HTTP request body in bytes; a larger body is answered "
+        "413. Raise it if long conversations are refused, and WARREN_MAX_BYTES_IN_FLIGHT with it.",
     )
     max_bytes_in_flight: int = Field(
         64 << 20,
@@ -246,7 +251,7 @@ class GatewaySettings(CommonSettings):
         gt=0,
         description="Maximum number of detached requests of one tenant whose jobs have not ended, "
         "at all gateways together; further ones are answered 429. The field `max_detached` of an "
-        "API key overrides it.",
+        "API key overrides it. Lower it if single tenants fill the queues.",
     )
     request_timeout_s: Seconds = Field(
         600,
@@ -260,8 +265,10 @@ class GatewaySettings(CommonSettings):
     )
     first_event_timeout_s: Seconds = Field(
         10,
-        description="Seconds to wait for a worker's first event before the response headers "
-        "are sent. An error within this time still determines the HTTP status.",
+        description="Seconds to wait for a worker's first event before the response headers are "
+        "sent. An error within this time still determines the HTTP status. Raise it if clients "
+        "rely on the status while requests queue; lower it if they, or a proxy, give up on a "
+        "response without headers.",
     )
     ping_interval_s: Seconds = Field(
         15,
@@ -271,31 +278,33 @@ class GatewaySettings(CommonSettings):
     send_timeout_s: Seconds = Field(
         30,
         description="Seconds within which a client must read 64 KB of its response; a slower "
-        "client is disconnected.",
+        "client is disconnected. Raise it for clients on slow networks; lower it to free their "
+        "memory sooner.",
     )
     disconnect_grace_s: float = Field(
         5,
         ge=0,
         description="Seconds for which a client may resume a stream with event ids after its "
-        "connection is lost; meanwhile the request continues, or the log of a finished stream "
-        "is kept. A running request is cancelled after the worker's `WARREN_READER_GRACE_S` at "
-        "the latest.",
+        "connection is lost; meanwhile the request continues, or the log of a finished stream is "
+        "kept. A running request is cancelled after the worker's `WARREN_READER_GRACE_S` at the "
+        "latest. Raise both for clients that take longer to reconnect; 0 cancels at once.",
     )
     detach_ttl_s: Seconds = Field(
         3600,
-        description="Deadline of a request with `detach`, in seconds, and how long its log is kept "
-        "without a reader.",
+        description="Deadline of a request with `detach`, in seconds, and how long its log is "
+        "kept without a reader. Raise it if clients come back for their answers later than this.",
     )
     reply_retention_s: Seconds = Field(
         60,
-        description="Seconds for which a request's log is kept after its last reader "
-        "disconnects. Clients and gateways can resume the stream within this time.",
+        description="Seconds for which a request's log is kept after its last reader disconnects. "
+        "Clients and gateways can resume the stream within this time. Raise it if gateways take "
+        "longer to restart. The logs use memory and disk of the broker.",
     )
     worker_silence_s: Seconds = Field(
         8,
-        description="Seconds without a heartbeat after which a worker is considered lost and "
-        "its jobs are published again. The job of a resumed stream is redelivered by the broker "
-        "instead.",
+        description="Seconds without a heartbeat after which a worker is considered lost and its "
+        "jobs are published again. The job of a resumed stream is redelivered by the broker "
+        "instead. Raise it if workers on overloaded machines are considered lost while they run.",
     )
     secret: Annotated[SecretStr, AfterValidator(_check_secret)] | None = Field(
         None,
@@ -309,23 +318,27 @@ class GatewaySettings(CommonSettings):
     )
     keys_file: Path | None = Field(
         None,
-        description="File of API keys, managed with `warren keys`. Changes take effect without "
-        "a restart. Unset: requests need no API key.",
+        description="File of API keys, managed with `warren keys`. Changes take effect without a "
+        "restart. Unset: requests need no API key. Set it before other machines can reach the "
+        "gateway.",
     )
     open_metrics: bool = Field(
         True,
         description="Answer /metrics without an API key. false: it needs a key with the scope "
-        "`metrics`, if there are API keys.",
+        "`metrics`, if there are API keys. Turn it off if the load and the models' names must not "
+        "be public.",
     )
     allow_anonymous: bool = Field(
         False,
         description="Allow the gateway to listen on addresses other than loopback without API "
-        "keys.",
+        "keys. Set it only if a proxy before the gateway authenticates clients, or all of the "
+        "network is trusted.",
     )
     data_dir: Path = Field(
         Path("~/.local/share/warren"),
         description="Directory of files, and of the database if WARREN_DATABASE_URL is not set. "
-        "It is created when something is stored for the first time.",
+        "It is created when something is stored for the first time. In a container, set it to a "
+        "volume.",
     )
     database_url: SecretStr | None = Field(
         None,
@@ -345,14 +358,20 @@ class GatewaySettings(CommonSettings):
         "WARREN_DATA_DIR.",
     )
     max_file_bytes: int = Field(
-        200 << 20, gt=0, description="Maximum size of an uploaded file in bytes."
+        200 << 20,
+        gt=0,
+        description="Maximum size of an uploaded file in bytes. Raise it for larger batches.",
     )
     max_tenant_file_bytes: int = Field(
-        10 << 30, gt=0, description="Maximum total size of the files of one tenant in bytes."
+        10 << 30,
+        gt=0,
+        description="Maximum total size of the files of one tenant in bytes. Lower it if the "
+        "storage is small.",
     )
     file_retention_s: Seconds = Field(
         30 * 24 * 3600,
-        description="Seconds after which files are deleted, unless a request says otherwise.",
+        description="Seconds after which files are deleted, unless a request says otherwise. "
+        "Lower it to save storage.",
     )
     store_responses: bool = Field(
         True,
@@ -362,33 +381,40 @@ class GatewaySettings(CommonSettings):
     response_retention_days: Annotated[float, Field(gt=0)] = Field(
         30,
         description="Days after which stored responses, and conversations without changes, are "
-        "deleted.",
+        "deleted. Lower it to save storage, or if your rules on privacy demand it.",
     )
     max_tenant_responses: int = Field(
         100_000,
         gt=0,
         description="Maximum number of stored responses and conversations of one tenant. Once a "
-        "minute, the least recently changed ones beyond it are deleted.",
+        "minute, the least recently changed ones beyond it are deleted. Raise it if conversations "
+        "are lost too early.",
     )
     max_tenant_response_bytes: int = Field(
         10 << 30,
         gt=0,
-        description="Maximum total size of the stored responses and conversations of one tenant in "
-        "bytes. Once a minute, the least recently changed ones beyond it are deleted.",
+        description="Maximum total size of the stored responses and conversations of one tenant "
+        "in bytes. Once a minute, the least recently changed ones beyond it are deleted. Lower it "
+        "if the database's disk is small.",
     )
     max_batch_lines: int = Field(
-        50_000, gt=0, description="Maximum number of requests in one batch."
+        50_000,
+        gt=0,
+        description="Maximum number of requests in one batch. Raise it for larger files, within "
+        "WARREN_MAX_FILE_BYTES.",
     )
     batch_window: int = Field(
         128,
         gt=0,
         description="Maximum number of requests of one batch and model that are in the queue at "
-        "once. Twice the number that all workers of a model run at the same time keeps them busy.",
+        "once. Twice the number that all workers of a model run at the same time keeps them busy. "
+        "Raise it if workers are idle while a batch runs.",
     )
     batch_lease_s: Annotated[float, Field(gt=0, le=60)] = Field(
         15,
         description="Seconds after which another gateway continues the batches of a gateway that "
-        "was killed. It must be several times the difference between the gateways' clocks.",
+        "was killed. It must be several times the difference between the gateways' clocks. Lower "
+        "it to continue them sooner.",
     )
     webhook_networks: Networks = Field(
         (),
@@ -396,16 +422,20 @@ class GatewaySettings(CommonSettings):
         "http:// is allowed there only. Unset: public addresses only.",
     )
     webhook_max_tries: Annotated[int, Field(gt=0, le=100)] = Field(
-        16, description="Number of tries after which the delivery of a webhook is given up."
+        16,
+        description="Number of tries after which the delivery of a webhook is given up. Raise it "
+        "for endpoints with long outages.",
     )
     webhook_retry_s: Seconds = Field(
         5,
-        description="Seconds between the first two tries of a webhook. Each further pause is twice "
-        "as long, up to 6 hours, and shortened at random by up to a half.",
+        description="Seconds between the first two tries of a webhook. Each further pause is "
+        "twice as long, up to 6 hours, and shortened at random by up to a half. Raise it if "
+        "endpoints need longer to recover.",
     )
     usage_retention_s: Seconds = Field(
         400 * 24 * 3600,
-        description="Seconds after which the usage record of a request is deleted.",
+        description="Seconds after which the usage record of a request is deleted. Set it to what "
+        "your accounting needs.",
     )
     prices_file: Path | None = Field(
         None,
@@ -413,10 +443,14 @@ class GatewaySettings(CommonSettings):
         "it states none.",
     )
     drain_grace_s: Seconds = Field(
-        30, description="Seconds that open streams may take to finish after SIGTERM."
+        30,
+        description="Seconds that open streams may take to finish after SIGTERM. Keep it below "
+        "the orchestrator's stop timeout.",
     )
     cors_origins: CommaSeparated = Field(
-        (), description="Comma-separated origins that CORS allows. Unset: CORS is disabled."
+        (),
+        description="Comma-separated origins that CORS allows. Unset: CORS is disabled. Set it if "
+        "web pages of other sites call the gateway.",
     )
 
 
@@ -431,20 +465,25 @@ class WorkerSettings(CommonSettings):
     served_name: str | None = Field(
         None,
         description="Model name that clients use. Unset: the value of WARREN_MODEL without a "
-        "revision, or the last component of a path.",
+        "revision, or the last component of a path. Set it if workers load the model from "
+        "different paths.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Data type of weights and activations. auto: that of the checkpoint."
+        "auto",
+        description="Data type of weights and activations. auto: that of the checkpoint. Set "
+        "bfloat16 to halve the memory of a float32 checkpoint.",
     )
     weight_format: Literal["auto", "q8_0", "q4_0", "q4_1"] = Field(
         "auto",
-        description="Quantization of the weights, on the CPU only. It saves memory and "
-        "bandwidth at some loss of quality. auto: no quantization; weights have WARREN_DTYPE.",
+        description="Quantization of the weights, on the CPU only. It saves memory and bandwidth "
+        "at some loss of quality. auto: no quantization; weights have WARREN_DTYPE. Set it to fit "
+        "a larger model or to decode faster.",
     )
     kernels: Literal["auto", "native", "reference", "triton"] = Field(
         "auto",
         description="Kernel implementation. auto: triton on a GPU; native on the CPU if it "
-        "supports the model, otherwise reference.",
+        "supports the model, otherwise reference. Set reference to find out whether a kernel "
+        "causes a problem.",
     )
     max_cpu_isa: Literal["auto", "avx2", "avx512"] = Field(
         "auto",
@@ -465,8 +504,8 @@ class WorkerSettings(CommonSettings):
     )
     device: str = Field(
         "auto",
-        description="Device that runs the model: auto, cpu, cuda or cuda:N. auto: a GPU if "
-        "there is one.",
+        description="Device that runs the model: auto, cpu, cuda or cuda:N. auto: a GPU if there "
+        "is one. Set it if there are several GPUs.",
     )
     max_num_seqs: int = Field(
         64,
@@ -483,14 +522,15 @@ class WorkerSettings(CommonSettings):
     max_seq_len: int | None = Field(
         None,
         gt=0,
-        description="Maximum length of prompt and output together, in tokens. Unset: the "
-        "model's context length.",
+        description="Maximum length of prompt and output together, in tokens. Unset: the model's "
+        "context length. Lower it to refuse long requests, or if the KV cache is too small for "
+        "the whole context.",
     )
     # A variable is text, and pydantic takes no text for a number among literals.
     block_size: Annotated[Literal[8, 16, 32], BeforeValidator(int)] = Field(
         16,
         description="Tokens in one block of the KV cache. Smaller blocks waste less memory and "
-        "share shorter prefixes.",
+        "share shorter prefixes. Set 8 if the cache is small and answers are short.",
     )
     kv_cache_bytes: int | None = Field(
         None,
@@ -528,11 +568,13 @@ class WorkerSettings(CommonSettings):
     batch_patience_s: Seconds = Field(
         60,
         description="Seconds without a token after which a batch job is promoted to interactive "
-        "priority, one job at a time, so that no job starves.",
+        "priority, one job at a time, so that no job starves. Lower it if batch jobs must advance "
+        "beside constant interactive load.",
     )
     prefix_cache: bool = Field(
         True,
-        description="Reuse the KV cache of prompt prefixes that requests of one tenant share.",
+        description="Reuse the KV cache of prompt prefixes that requests of one tenant share. "
+        "Turn it off to measure without reuse.",
     )
     max_step_ms: float = Field(
         200,
@@ -544,7 +586,8 @@ class WorkerSettings(CommonSettings):
     compute_threads: int | None = Field(
         None,
         gt=0,
-        description="Number of CPU threads for computation. Unset: one per available core.",
+        description="Number of CPU threads for computation. Unset: one per available core. Lower "
+        "it if other processes need the CPU.",
     )
     tool_parser: Literal[
         "auto",
@@ -561,12 +604,12 @@ class WorkerSettings(CommonSettings):
     ] = Field(
         "auto",
         description="Format in which the model writes tool calls. auto: derived from its chat "
-        "template.",
+        "template. Set it if calls arrive as text.",
     )
     reasoning_parser: Literal["auto", "none", "deepseek_r1", "qwen3"] = Field(
         "auto",
-        description="Format in which the model writes its reasoning. auto: derived from its "
-        "chat template.",
+        description="Format in which the model writes its reasoning. auto: derived from its chat "
+        "template. Set it if reasoning arrives as content.",
     )
     health_host: str = Field(
         "127.0.0.1",
@@ -576,12 +619,13 @@ class WorkerSettings(CommonSettings):
     health_port: Port | None = Field(
         None,
         description="TCP port of the worker's /live, /health and /metrics. Unset: they are not "
-        "served.",
+        "served. Set it for probes and Prometheus.",
     )
     stall_timeout_s: Seconds = Field(
         60,
         description="Seconds without a completed step, while there is work, after which the "
-        "worker exits so that its jobs are redelivered.",
+        "worker exits so that its jobs are redelivered. Raise it if a step may take longer, as on "
+        "a slow CPU.",
     )
     announce_interval_s: Seconds = Field(
         2,
@@ -590,11 +634,14 @@ class WorkerSettings(CommonSettings):
     )
     reader_grace_s: Seconds = Field(
         10,
-        description="Seconds after which a stream that has no reader is cancelled, unless it "
-        "is detached.",
+        description="Seconds after which a stream that has no reader is cancelled, unless it is "
+        "detached. Raise it if readers take longer to reconnect; lower it to free their slots "
+        "sooner.",
     )
     job_timeout_s: Seconds = Field(
-        600, description="Deadline in seconds of jobs whose publisher sets none."
+        600,
+        description="Deadline in seconds of jobs whose publisher sets none. Raise it if such jobs "
+        "wait longer in the queue.",
     )
 
 

@@ -1,12 +1,15 @@
 """Settings come from the environment and the command line, and wrong ones stop the start."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from shared import settings
 from shared.errors import StartupError
-from shared.settings import GatewaySettings, WorkerSettings
+from shared.settings import CommonSettings, GatewaySettings, WorkerSettings
+
+_ADVICE = re.compile(r"\b(?:[Rr]aise|[Ll]ower|[Kk]eep|[Ss]et)\b")
 
 
 @pytest.fixture
@@ -115,6 +118,21 @@ def test_a_secret_has_one_source(env: pytest.MonkeyPatch, tmp_path: Path) -> Non
 def test_a_missing_secret_file_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"--secret-file: .* No such file"):
         settings.load(GatewaySettings, secret_file=str(tmp_path / "secret"))
+
+
+@pytest.mark.parametrize("side", [GatewaySettings, WorkerSettings])
+def test_the_help_of_every_number_says_when_to_change_it(side: type[CommonSettings]) -> None:
+    """An operator asks this of every limit and every time."""
+    numbers = {
+        name: field.description or ""
+        for name, field in side.model_fields.items()
+        if isinstance(field.default, int | float) and not isinstance(field.default, bool)
+    }
+
+    silent = [name for name, help_ in numbers.items() if not _ADVICE.search(help_)]
+
+    assert len(numbers) > 9
+    assert set(silent) <= {"port"}
 
 
 def test_every_secret_has_a_file() -> None:
