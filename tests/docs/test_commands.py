@@ -25,7 +25,12 @@ _FILE = re.compile(r"`((?:bench|docs|examples|infra|tests)/[\w./-]+)`")
 _MODULE = re.compile(r"python -m ((?:bench|docs|infra|shared|tests)[\w.]*)")
 _MODULE_CALL = re.compile(r"^(?:\$ | {4})python -m (bench[\w.]*)((?:.*\\\n)*.*)$", re.MULTILINE)
 _METRIC = re.compile(r"`warren:(\w+)`")
-_OTHERS = {"WARREN_SERVICE_HOST", "WARREN_TEST_AMQP_URL", "WARREN_TEST_SCHEDULES"}
+_OTHERS = {
+    "WARREN_SERVICE_HOST",
+    "WARREN_TEST_AMQP_URL",
+    "WARREN_TEST_SCHEDULES",
+    "WARREN_TEST_SEED",
+}
 """Variables that are not settings: of Kubernetes, of tests and of an example."""
 _PLACEHOLDER_PATHS = {"/v1", "/warren", "/etc"}
 
