@@ -131,8 +131,8 @@ NOTES: Mapping[str, str] = {
     "stop_token_ids": "",
     "store": "True by default. See [Stored responses](responses.md#what-is-stored)",
     "stream": "",
-    "stream_options": "`include_usage`, `continuous_usage_stats`. `include_obfuscation` is "
-    "accepted and ignored: chunks are never padded. Only with `stream`",
+    "stream_options": "`include_usage`, `continuous_usage_stats`, `include_obfuscation`, which is "
+    "off by default. Only with `stream`",
     "structured_outputs": "One of `json`, `regex`, `choice`, `grammar`",
     "temperature": "",
     "text": "`format`, `verbosity`",

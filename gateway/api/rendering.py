@@ -28,6 +28,8 @@ class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
+    is_obfuscated: bool = False
+    """Chunks of a stream are padded."""
     echo: bool = False
     logprobs: int | None = None
     """The number of alternatives to each token in the response; None: no logprobs."""

@@ -119,7 +119,7 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
     continuous_usage_stats: bool | None = None
     """Whether all chunks contain the usage."""
     include_obfuscation: bool | None = None
-    """Ignored: chunks are never padded."""
+    """Whether chunks are padded, so that their sizes do not reveal their texts. Off by default."""
 
 
 class GenerationRequest(Body, frozen=True, kw_only=True):
@@ -212,6 +212,10 @@ class GenerationRequest(Body, frozen=True, kw_only=True):
     def continuous_usage(self) -> bool:
         options = self.stream_options
         return self.include_usage and options is not None and bool(options.continuous_usage_stats)
+
+    @property
+    def include_obfuscation(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_obfuscation)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

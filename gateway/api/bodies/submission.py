@@ -227,6 +227,7 @@ def _rendering(
         is_stream=request.stream,
         include_usage=request.include_usage,
         continuous_usage=request.continuous_usage,
+        is_obfuscated=request.include_obfuscation,
         echo=request.echo,
         logprobs=request.num_logprobs(),
         prompt_logprobs=request.prompt_logprobs,

@@ -15,6 +15,7 @@ from gateway.api.render.formats import (
     Usage,
     error_of,
     error_payload,
+    obfuscation,
     system_fingerprint,
 )
 from gateway.api.rendering import Rendering
@@ -66,6 +67,7 @@ class ChunkEncoder:
             self._readers[0].is_plain
             and rendering.logprobs is None
             and not rendering.continuous_usage
+            and not rendering.is_obfuscated
         )
         self._frames: dict[int, tuple[bytes, bytes]] = {}
 
@@ -145,5 +147,12 @@ class ChunkEncoder:
             # If usage is requested, it is null in all chunks but the last.
             usage=usage if self._rendering.include_usage else UNSET,
             system_fingerprint=fingerprint or UNSET,
+            obfuscation=self._padding(choices) if self._rendering.is_obfuscated else UNSET,
         )
         return Payload(ENCODER.encode(chunk))
+
+    def _padding(self, choices: Sequence[ChunkChoice]) -> str:
+        """For what the choices have more than ones with empty texts."""
+        said = ENCODER.encode(choices)
+        empty = ENCODER.encode([self._words.plain(choice.index, "") for choice in choices])
+        return obfuscation(said, len(said) - len(empty))

@@ -1,5 +1,6 @@
 """OpenAI's formats of an answer, whole and in chunks, with its usage and errors."""
 
+import base64
 import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
@@ -21,12 +22,23 @@ ENCODER = msgspec.json.Encoder()
 
 
 DONE = Payload(b"[DONE]", has_place=False)
+_PADDED_BYTES = 32
 FinishReason: TypeAlias = messages.FinishReason | Literal["tool_calls", "function_call"]
 
 
 def error_payload(error: WarrenError) -> Payload:
     """The last payload of a failed stream, in the format of chats and completions."""
     return Payload(ENCODER.encode(error_body(error)))
+
+
+def obfuscation(said: bytes, num_bytes: int) -> str:
+    """What pads the ``num_bytes`` of a text to a multiple of 32: whoever observes the sizes of the
+    chunks of an encrypted stream could otherwise guess its words.
+
+    It is derived from ``said``, so that a stream is rendered again with the same bytes, and a proxy
+    cannot compress it.
+    """
+    return base64.b64encode(hashlib.blake2s(said).digest()).decode()[: -num_bytes % _PADDED_BYTES]
 
 
 def error_of(event: Failed) -> WarrenError:
@@ -222,6 +234,8 @@ class Chunk(_AnswerBody, frozen=True, kw_only=True):
     choices: Sequence[ChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str | UnsetType = UNSET
+    obfuscation: str | UnsetType = UNSET
+    """Padding, if the request asks for it."""
 
 
 def call_id(rendering: Rendering, choice: int, index: int) -> str:

@@ -7,7 +7,14 @@ import msgspec
 from msgspec import Struct, field
 
 from gateway.api.render.choice_reader import ChoiceReader
-from gateway.api.render.formats import ENCODER, PromptTokensDetails, TokenCounts, Usage, error_of
+from gateway.api.render.formats import (
+    ENCODER,
+    PromptTokensDetails,
+    TokenCounts,
+    Usage,
+    error_of,
+    obfuscation,
+)
 from gateway.api.render.gathering import Gathering
 from gateway.api.render.output_items import Event, ItemWriter
 from gateway.api.rendering import Rendering
@@ -19,6 +26,9 @@ from shared.messages import Failed, Finished, FinishReason, PromptScores, Starte
 Status: TypeAlias = Literal[
     "queued", "in_progress", "completed", "incomplete", "failed", "cancelled"
 ]
+
+
+_NOTHING_SAID = ENCODER.encode(["", ()])
 
 
 class Echo(Struct, frozen=True, kw_only=True):
@@ -171,6 +181,8 @@ class ResponseEncoder:
 
     def _tokens(self, event: TokenDelta | Finished) -> list[Event]:
         events = self._writer.write(self._reader.read_parts(event))
+        if self._rendering.is_obfuscated:
+            events = [_padded(event) for event in events]
         if isinstance(event, TokenDelta):
             return events
         self._finish_reason = event.finish_reason
@@ -183,6 +195,14 @@ def _payloads(events: Sequence[Event]) -> list[Payload]:
         Payload(ENCODER.encode(event)[:-1] + b',"sequence_number":', event["type"], b"}")
         for event in events
     ]
+
+
+def _padded(event: Event) -> Event:
+    """Events with a part of a text are padded."""
+    if "delta" not in event:
+        return event
+    said = ENCODER.encode([event["delta"], event.get("logprobs", ())])
+    return {**event, "obfuscation": obfuscation(said, len(said) - len(_NOTHING_SAID))}
 
 
 def _status(reason: FinishReason) -> Literal["completed", "incomplete"]:

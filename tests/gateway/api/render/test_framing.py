@@ -27,6 +27,8 @@ KINDS: list[tuple[Rendering, list[list[str]]]] = [
     (context_of(), [PLAIN]),
     (context_of(num_choices=3, include_usage=True), [PLAIN, PLAIN[:4], ["x"]]),
     (context_of(logprobs=1), [PLAIN]),
+    (context_of(num_choices=2, is_obfuscated=True, include_usage=True), [PLAIN, PLAIN]),
+    (context_of(endpoint="responses", is_obfuscated=True), [PLAIN]),
     (context_of(endpoint="completions", logprobs=1, echo=True), [PLAIN]),
     (context_of(reasoning_parser="qwen3", num_choices=2), [THOUGHT, THOUGHT]),
     (context_of(tool_parser="hermes"), [CALLS]),

@@ -24,6 +24,8 @@ THOUGHT = [*"<think>\n", "Well", "", ", no.", *"</think>\n", "\n", "No", "."]
 KINDS: list[tuple[Rendering, list[list[str]]]] = [
     (context_of(num_choices=2, include_usage=True), [["Once", "", " upon"], ["x", "y", "z"]]),
     (context_of(logprobs=1), [["Once", "", " upon"]]),
+    (context_of(is_obfuscated=True), [["Once", "", " upon"]]),
+    (context_of(endpoint="responses", is_obfuscated=True), [["Once", "", " upon"]]),
     (context_of(continuous_usage=True, include_usage=True), [["Once", "", " upon"]]),
     (context_of(endpoint="completions", logprobs=1, echo=True), [["Once", " upon"]]),
     (context_of(tool_parser="hermes"), [HERMES]),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway.http import LiveGateway, chat_body, events, hears_a_worker
+from tests.support.gateway.http import LiveGateway, chat_body, events, hears_a_worker, text_of
 from tests.support.workers.scripted_worker import MODEL, ScriptedWorker
 
 
@@ -19,11 +19,16 @@ async def test_1_a_bad_query_has_the_shape_of_all_errors(gateway: LiveGateway) -
     assert response.json()["error"]["param"] == "starting_after"
 
 
-async def test_2_obfuscation_is_accepted_and_ignored(gateway: LiveGateway) -> None:
-    response = await gateway.chat(stream=True, stream_options={"include_obfuscation": False})
+async def test_2_chunks_are_padded_if_this_is_asked_for(gateway: LiveGateway) -> None:
+    padded, plain = [
+        await gateway.chat(stream=True, stream_options={"include_obfuscation": is_wanted})
+        for is_wanted in (True, False)
+    ]
 
-    assert response.status_code == 200
-    assert "obfuscation" not in response.text
+    *chunks, _ = events(padded.text)
+    assert all("obfuscation" in chunk for chunk in chunks)
+    assert "obfuscation" not in plain.text
+    assert text_of(padded.text) == text_of(plain.text)
 
 
 async def test_2_several_answers_each_have_their_index(gateway: LiveGateway) -> None:
