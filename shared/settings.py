@@ -357,6 +357,12 @@ class GatewaySettings(CommonSettings):
         "s3://BUCKET/PREFIX. Set the same one on all gateways. Unset: a directory in "
         "WARREN_DATA_DIR.",
     )
+    files_credentials_file: Path | None = Field(
+        None,
+        description="File with the credentials of WARREN_FILES_URL, in the format of AWS's "
+        "credentials file, such as a mounted secret. Its section is [default]. Unset: they come "
+        "from the variables of the storage's own tools, such as AWS_ACCESS_KEY_ID.",
+    )
     max_file_bytes: int = Field(
         200 << 20,
         gt=0,

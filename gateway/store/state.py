@@ -134,7 +134,7 @@ class Store:
             blobs = (
                 Blobs.in_directory(data_dir / "files")
                 if settings.files_url is None
-                else Blobs.at(settings.files_url)
+                else Blobs.at(settings.files_url, settings.files_credentials_file)
             )
             database = await Database.open(
                 None if url is None else url.get_secret_value(), data_dir

@@ -4,6 +4,7 @@ Memory is bounded: blobs are written and read in parts.
 """
 
 import asyncio
+import configparser
 import itertools
 import os
 from collections.abc import AsyncIterator
@@ -16,6 +17,7 @@ from obstore.exceptions import BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
 
 from shared.errors import StartupError, Unavailable
+from shared.settings import secret_in
 
 _PART_BYTES = 5 << 20
 """The smallest part that S3 takes."""
@@ -99,11 +101,13 @@ class Blobs:
         self._store = store
 
     @classmethod
-    def at(cls, url: str) -> Self:
-        """Those under a URL. Credentials and the like come from the variables of the store's own
-        tools, such as ``AWS_ACCESS_KEY_ID`` and ``AWS_ENDPOINT_URL``. Raises `StartupError`."""
+    def at(cls, url: str, credentials: Path | None = None) -> Self:
+        """Those under a URL. Credentials and the like come from a file in AWS's format, and
+        otherwise from the variables of the store's own tools, such as ``AWS_ACCESS_KEY_ID`` and
+        ``AWS_ENDPOINT_URL``. Raises `StartupError`."""
+        config = {} if credentials is None else _credentials_in(credentials)
         try:
-            return cls(from_url(url))
+            return cls(from_url(url, config=config))  # type: ignore[call-overload]  # any store's
         except (BaseError, ValueError) as error:
             raise StartupError(f"the URL of files cannot be used: {error}") from None
 
@@ -141,6 +145,18 @@ class Blobs:
     async def delete(self, name: str) -> None:
         """Delete a blob, if it exists. Raises `Unavailable`."""
         await _delete(self._store, name)
+
+
+def _credentials_in(path: Path) -> dict[str, str]:
+    """The names and values of the section ``[default]``. Raises `StartupError`."""
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read_string(secret_in(path))
+        return dict(parser["default"])
+    except (configparser.Error, KeyError):  # their messages have parts of the file
+        raise StartupError(
+            f"{path} has no section [default] with lines such as aws_access_key_id = ID"
+        ) from None
 
 
 async def _delete(store: ObjectStore, name: str) -> None:

@@ -12,9 +12,10 @@ _COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @contextmanager
 def serve_hub(
-    repository: str, files: Mapping[str, bytes], *, revision: str = "main"
+    repository: str, files: Mapping[str, bytes], *, revision: str = "main", token: str = ""
 ) -> Iterator[str]:
-    """Serve ``files`` as a revision of the model ``repository``; yields the endpoint's URL."""
+    """Serve ``files`` as a revision of the model ``repository`` to those who send ``token``, if
+    there is one; yields the endpoint's URL."""
     api = f"/api/models/{repository}/revision/"
 
     class Handler(BaseHTTPRequestHandler):
@@ -28,9 +29,12 @@ def serve_hub(
             """Send status and headers; returns the body."""
             path = self.path.partition("?")[0]
             body, content_type = _answer(path, repository, revision, files)
+            is_permitted = not token or self.headers["Authorization"] == f"Bearer {token}"
+            if not is_permitted:
+                body = None
             self.send_response(404 if body is None else 200)
             if body is None:
-                is_known = path.startswith(api)
+                is_known = is_permitted and path.startswith(api)
                 self.send_header("X-Error-Code", f"{'Revision' if is_known else 'Repo'}NotFound")
                 body = b"{}"
             self.send_header("Content-Length", str(len(body)))

@@ -150,6 +150,23 @@ def test_a_known_name_is_fetched_from_the_hub_and_is_here_from_then_on(
     assert {file.name: file.read_bytes() for file in Path(path).iterdir()} == FILES
 
 
+def test_the_hubs_token_can_be_read_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("hf_token\n")
+    environment = {"HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
+    with serve_hub("org/tiny", FILES, token="hf_token") as endpoint:
+        without = start_pull(
+            "org/tiny", HF_ENDPOINT=endpoint, HF_TOKEN_PATH=str(tmp_path / "none"), **environment
+        )
+        refused, _ = json.loads(without.communicate()[0])
+        environment["HF_TOKEN_PATH"] = str(tmp_path / "token")
+        path, _ = json.loads(
+            start_pull("org/tiny", HF_ENDPOINT=endpoint, **environment).communicate()[0]
+        )
+
+    assert "it needs HF_TOKEN" in refused
+    assert {file.name: file.read_bytes() for file in Path(path).iterdir()} == FILES
+
+
 def test_what_the_hub_does_not_know_is_refused(tmp_path: Path) -> None:
     with serve_hub("org/tiny", FILES) as endpoint:
         environment = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}

@@ -138,6 +138,36 @@ async def test_a_storage_that_refuses_is_unavailable(
         await write(blobs, "name", b"content")
 
 
+async def test_credentials_can_be_read_from_a_file(
+    s3: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lines = ["[default]"]
+    for name, value in s3.items():
+        if name == "AWS_ALLOW_HTTP":  # no credential, and not the store's own
+            monkeypatch.setenv(name, value)
+        else:
+            monkeypatch.delenv(name, raising=False)
+            lines.append(f"{name.lower()} = {value}")
+    (tmp_path / "credentials").write_text("\n".join(lines))
+
+    blobs = Blobs.at(f"s3://{BUCKET}/a/file", tmp_path / "credentials")
+    await write(blobs, "name", b"content")
+
+    assert await read(blobs, "name") == b"content"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "aws_access_key_id = ID", "[other]\na = b", "[default]\nsecret"]
+)
+def test_a_file_without_credentials_is_refused_and_not_quoted(text: str, tmp_path: Path) -> None:
+    (tmp_path / "credentials").write_text(text)
+
+    with pytest.raises(StartupError, match=r"no section \[default\]") as caught:
+        Blobs.at("s3://bucket", tmp_path / "credentials")
+
+    assert "secret" not in str(caught.value).removeprefix(str(tmp_path))
+
+
 def test_other_urls_are_refused() -> None:
     with pytest.raises(StartupError, match="URL of files"):
         Blobs.at("gopher://host/path")
