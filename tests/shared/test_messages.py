@@ -1,5 +1,8 @@
 """The bytes on the wire are a contract: a change here affects every deployed client."""
 
+import pickle
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -316,3 +319,32 @@ def test_a_negative_seed_is_the_unsigned_number_of_the_same_bits() -> None:
     )
 
     assert job.seed == (1 << 64) - 1
+
+
+class Bomb:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return Path.touch, (self._path,)
+
+
+def test_pickled_messages_are_not_opened(tmp_path: Path) -> None:
+    path = tmp_path / "exploded"
+    body = pickle.dumps(Bomb(path))
+
+    for decode in (
+        messages.decode_job,
+        messages.decode_quick_job,
+        messages.decode_event,
+        messages.decode_command,
+        messages.decode_announcement,
+        messages.decode_usage,
+        messages.decode_record,
+    ):
+        with pytest.raises(UndecodableMessage):
+            decode(body)
+
+    assert not path.exists()

@@ -1,6 +1,7 @@
 """API keys: the requests that a gateway accepts, and the file that it reads."""
 
 import logging
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -260,3 +261,31 @@ def test_a_revocation_takes_effect_although_the_file_is_broken(file: KeyFile) ->
     assert keys.find(f"Bearer {bob}").scopes == ("generate", "cancel")
     with pytest.raises(InvalidApiKey):
         keys.find(f"Bearer {carol}")
+
+
+class Comparisons:
+    """`hmac.compare_digest`, which takes the same time for all strings of equal lengths, and the
+    lengths that it was given."""
+
+    def __init__(self) -> None:
+        self.lengths: list[tuple[int, int]] = []
+
+    def __call__(self, given: str, expected: str) -> bool:
+        self.lengths.append((len(given), len(expected)))
+        return given == expected
+
+
+def test_comparing_a_wrong_key_takes_as_long_as_a_right_one(
+    file: KeyFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = file.add("alice")
+    keys = Keys(file.path)
+    lengths = []
+    for given in (key, f"{key[:-1]}\N{BULLET}", f"wk-{id_of(key)}-x", "wk-0-x"):
+        comparisons = Comparisons()
+        monkeypatch.setattr("hmac.compare_digest", comparisons)
+        with suppress(InvalidApiKey):
+            keys.find(f"Bearer {given}")
+        lengths.append(comparisons.lengths)
+
+    assert lengths == [[(64, 64), (64, 64)]] * 4

@@ -1,5 +1,6 @@
 """The file of API keys: what it contains, and what is refused."""
 
+import base64
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -92,6 +93,13 @@ def test_the_file_does_not_hold_the_key_and_is_its_owners_alone(file: KeyFile) -
 
     assert key.split("-", 2)[2] not in file.path.read_text()
     assert file.path.stat().st_mode & 0o077 == 0
+
+
+def test_a_key_has_256_random_bits(file: KeyFile) -> None:
+    keys = [file.add("alice").split("-", 2)[2] for _ in range(8)]
+
+    assert {len(base64.urlsafe_b64decode(f"{key}=")) for key in keys} == {32}
+    assert len(set(keys)) == len(keys)
 
 
 def test_remarks_survive_changes(file: KeyFile) -> None:

@@ -58,3 +58,16 @@ def test_an_expiry_cannot_be_changed() -> None:
 @pytest.mark.parametrize("token", ["", ".", "é", "0" * 32, f"-1.{'0' * 32}", f"0x9.{'0' * 32}"])
 def test_what_is_no_token_permits_nothing(token: str) -> None:
     assert SIGNER.tag_in_token(ID, "read", token) is None
+
+
+def test_the_id_of_an_idempotent_request_cannot_be_guessed_without_the_secret() -> None:
+    ids = {
+        signer.request_id("chatcmpl-", tenant, key)
+        for signer in (SIGNER, Signer(b"t" * 32))
+        for tenant in ("acme", "other")
+        for key in ("a", "b")
+    }
+
+    assert len(ids) == 8
+    assert {len(bytes.fromhex(one.removeprefix("chatcmpl-"))) for one in ids} == {16}
+    assert SIGNER.request_id("chatcmpl-", "acme", "a") in ids

@@ -41,6 +41,7 @@ async def test_an_id_tells_its_kind_and_is_given_out_once() -> None:
 
     assert len(set(ids)) == len(ids)
     assert {request_id.split("-")[0] for request_id in ids} == {"cmpl"}
+    assert {len(bytes.fromhex(request_id.split("-")[1])) for request_id in ids} == {16}
 
 
 async def test_later_requests_find_their_queue_with_its_reader() -> None:

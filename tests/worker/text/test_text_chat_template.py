@@ -288,3 +288,19 @@ def test_text_needs_no_transformers(smollm2: Path) -> None:
     )
 
     assert json.loads(result.stdout) == []
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.system('false') }}",
+        "{{ raise_exception.__globals__.json }}",
+        "{{ ('{0.__class__.__init__.__globals__}').format(cycler) }}",
+        "{% set _ = messages.append(1) %}",
+        "{% include '/etc/passwd' %}",
+    ],
+)
+def test_a_template_reaches_nothing_but_its_variables(template: str) -> None:
+    with pytest.raises(InvalidRequest):
+        ChatTemplate(template, {}).render(prompt(CHATS[0]))

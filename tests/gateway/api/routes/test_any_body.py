@@ -12,7 +12,7 @@ from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest
 from gateway.api.bodies.scoring import RerankRequest, ScoreRequest
 from shared.bus.memory import MemoryBroker, MemoryBus
-from tests.support.gateway.http import live_gateway
+from tests.support.gateway.http import LiveGateway, live_gateway
 from tests.support.workers.scripted_worker import ScriptedWorker
 
 NAMES = sorted(
@@ -103,3 +103,43 @@ def test_no_body_is_the_servers_fault(batch: list[tuple[str, bytes]]) -> None:
         assert status < 500 or (status == 504 and is_hurried), (request, text)
         if status == 200:
             assert '"error"' not in text, (request, text)
+
+
+async def test_urls_in_requests_are_not_fetched(gateway: LiveGateway) -> None:
+    visits: list[object] = []
+
+    async def visited(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        visits.append(reader)
+        writer.close()
+
+    async with await asyncio.start_server(visited, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x"
+        image = {"type": "image_url", "image_url": {"url": url}}
+        source = {"type": "image", "source": {"type": "url", "url": url}}
+        requests: list[tuple[str, dict[str, Any]]] = [
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": [image]}]}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": url}]}),
+            (
+                "/v1/responses",
+                {"input": [{"role": "user", "content": [{"type": "input_file", "file_url": url}]}]},
+            ),
+            ("/v1/responses", {"input": "x", "tools": [{"type": "mcp", "server_url": url}]}),
+            (
+                "/v1/messages",
+                {"max_tokens": 1, "messages": [{"role": "user", "content": [source]}]},
+            ),
+            (
+                "/v1/chat/completions",
+                {
+                    "messages": [{"role": "user", "content": "x"}],
+                    "guided_json": {"$ref": url},
+                },
+            ),
+        ]
+        statuses = [
+            (await gateway.post(path, model="scripted", **body)).status_code
+            for path, body in requests
+        ]
+
+    assert statuses == [400, 200, 400, 200, 400, 400]
+    assert visits == []
