@@ -3,9 +3,9 @@ bench/README.md.
 
     python -m bench.gpu [--shape NAME] [--device DEVICE] [--only SECTION]... [--out DIRECTORY]
 
-Peers run in processes of their own, before ours takes the device's memory. Each figure is printed
-and written as soon as it is measured. A failure becomes a row of the table and makes the exit code
-1.
+Each section takes less than ten minutes. Peers run in processes of their own, before ours takes the
+device's memory. Each figure is printed and written as soon as it is measured. A failure becomes a
+row of the table and makes the exit code 1.
 """
 
 import argparse
@@ -13,21 +13,23 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from bench.gpu import ceilings, kernels, model, peers, report, requests, steps, where, whole
+from bench.gpu import ceilings, kernels, model, parity, peers, report, requests, steps, where, whole
 from bench.gpu.figures import Ceilings, Figure, device_ms, failure, release
 from bench.gpu.scale import SCALES, Scale, with_requests
 from kernels.providers import Ops, Provider, load_ops
+from kernels.triton.compilations import compilations
 from worker.model.runner import TorchRunner
 
 RESULTS = Path(__file__).parents[1] / "results"
-SECTIONS = ("kernels", "peers", "engine", "awq")
-_PEER_TIMEOUT_S = 200.0
+SECTIONS = ("peers", "kernels", "engine", "awq")
+_PEER_TIMEOUT_S = 210.0
 _AWQ_GOAL = 2.78
 _USED_GOAL = 0.96
 _NUM_PROFILED = 5
@@ -44,6 +46,8 @@ class Bench:
     ceilings: Ceilings
     save: Callable[[list[Figure]], None]
     """Called with all figures whenever there is a new one."""
+    logs: Path
+    """The directory for the output of the peers."""
     peer_timeout_s: float = _PEER_TIMEOUT_S
     figures: list[Figure] = field(default_factory=list)
     outcomes: list[peers.Outcome] = field(default_factory=list)
@@ -75,6 +79,7 @@ class Bench:
 
     def _kernels(self) -> Iterator[Figure]:
         reference = load_ops("reference")
+        yield from parity.measure(self.scale, self.ops, reference, self.device, self.dtype)
         yield from kernels.measure(
             self.scale, self.ops, reference, self.ceilings, self.device, self.dtype
         )
@@ -82,7 +87,7 @@ class Bench:
     def _peers(self) -> Iterator[Figure]:
         asked = requests.mixed(self.scale)
         for outcome in peers.run_all(
-            self.scale, asked, self.device, self.dtype, self.peer_timeout_s
+            self.scale, asked, self.device, self.dtype, self.peer_timeout_s, self.logs
         ):
             self.outcomes.append(outcome)
             if outcome.run is None:
@@ -96,15 +101,33 @@ class Bench:
             else:
                 rate = outcome.run.outputs_per_s
                 yield Figure(section="peers", name=outcome.peer.name, value=rate, unit="tok/s")
+        with self._runner() as runner:
+            run = whole.run(self.scale, runner, asked)
+            yield from self._whole(run)
+        yield from self._beside(run)
 
     def _engine(self) -> Iterator[Figure]:
-        decoder = model.decoder(self.scale, self.ops, self.device, self.dtype)
-        runner = model.runner(self.scale, decoder, self.ops)
-        try:
+        with self._runner() as runner, compilations() as compiled:
             yield from self._steps(runner)
             yield from self._whole(whole.run(self.scale, runner, requests.mixed(self.scale)))
+            yield Figure(
+                section="engine",
+                name="kernels compiled after the start",
+                value=len(compiled),
+                unit="",
+                ratio=float(not compiled),
+                goal=1.0,
+                note=", ".join(sorted(set(compiled)))[:120],
+            )
             # Last, because not every machine allows profiling.
             yield from self._where(runner)
+
+    @contextmanager
+    def _runner(self, *, is_awq: bool = False) -> Iterator[TorchRunner]:
+        decoder = model.decoder(self.scale, self.ops, self.device, self.dtype, is_awq=is_awq)
+        runner = model.runner(self.scale, decoder, self.ops)
+        try:
+            yield runner
         finally:
             runner.close()
 
@@ -115,7 +138,8 @@ class Bench:
             self.scale.batches,
             strict=True,
         ):
-            self.decode_ms[size] = figure.value or 0.0
+            if figure.value is not None:
+                self.decode_ms[size] = figure.value
             yield figure
         yield steps.drawn(self.scale, stepped)
         longest = min(self.scale.max_num_batched_tokens, runner.max_seq_len)
@@ -148,10 +172,12 @@ class Bench:
             goal=_USED_GOAL,
             note="of all steps",
         )
+
+    def _beside(self, run: whole.Run) -> Iterator[Figure]:
         for outcome in self.outcomes:
             if outcome.run is not None:
                 yield Figure(
-                    section="engine",
+                    section="peers",
                     name=f"beside {outcome.peer.name}",
                     value=outcome.run.outputs_per_s,
                     unit="tok/s",
@@ -162,12 +188,17 @@ class Bench:
 
     def _awq(self) -> Iterator[Figure]:
         yield from self._awq_layers()
-        decoder = model.decoder(self.scale, self.ops, self.device, self.dtype, is_awq=True)
-        runner = model.runner(self.scale, decoder, self.ops)
-        try:
+        dense = self.decode_ms
+        if not dense:
+            with self._runner() as runner:
+                stepped = steps.Steps(self.scale, runner, self.device)
+                dense = {size: stepped.decode_ms(size) for size in self.scale.batches}
+            del runner, stepped
+            release(self.device)
+        with self._runner(is_awq=True) as runner:
             stepped = steps.Steps(self.scale, runner, self.device)
             for size in self.scale.batches:
-                taken_ms, dense_ms = stepped.decode_ms(size), self.decode_ms.get(size)
+                taken_ms, dense_ms = stepped.decode_ms(size), dense.get(size)
                 yield Figure(
                     section="awq",
                     name=f"decode step, {size} x 1",
@@ -176,8 +207,6 @@ class Bench:
                     ratio=None if dense_ms is None else dense_ms / taken_ms,
                     note="times as fast as unpacked",
                 )
-        finally:
-            runner.close()
 
     @torch.inference_mode()
     def _awq_layers(self) -> Iterator[Figure]:
@@ -218,8 +247,11 @@ def main(arguments: list[str] | None = None) -> int:
     about = report.describe(device, options.shape, dtype)
     found = ceilings.measure(scale, device, dtype)
     ops = load_ops(_provider(device), is_batch_invariant=options.batch_invariant)
-    save = partial(report.write, options.out / "gpu.json", about)
-    bench = Bench(scale, device, dtype, ops, found, save, peer_timeout_s=options.peer_timeout_s)
+    name = "-".join(["gpu", *options.only])
+    save = partial(report.write, options.out / f"{name}.json", about)
+    bench = Bench(
+        scale, device, dtype, ops, found, save, options.out, peer_timeout_s=options.peer_timeout_s
+    )
     bench.figures += ceilings.figures(found)
     release(device)
     for section in SECTIONS:
@@ -230,7 +262,7 @@ def main(arguments: list[str] | None = None) -> int:
         (size, taken, found.floor_ms(model.step_bytes(scale, dtype, size)))
         for size, taken in bench.decode_ms.items()
     ]
-    if points and not report.draw(options.out / "gpu.svg", points):
+    if points and not report.draw(options.out / f"{name}.svg", points):
         print("# no picture: matplotlib is not installed")
     return int(any(figure.is_failure for figure in bench.figures))
 
@@ -239,7 +271,9 @@ def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
     parser.add_argument("--shape", choices=tuple(SCALES), default="llama-3.1-8b")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--only", action="append", choices=SECTIONS, help="Repeatable.")
+    parser.add_argument(
+        "--only", action="append", choices=SECTIONS, default=[], help="Repeatable; names the files."
+    )
     parser.add_argument("--num-requests", type=int, help="For engine and peers.")
     parser.add_argument("--batch-invariant", action="store_true", help="As the setting.")
     parser.add_argument("--peer-timeout-s", type=float, default=_PEER_TIMEOUT_S)

@@ -1,13 +1,16 @@
 """Compares the result of each kernel with its reference, and its time with its floor."""
 
+import itertools
+import math
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from bench.gpu.figures import Ceilings, Figure, device_ms, failure
+from bench.gpu.figures import Ceilings, Figure, Work, device_ms, failure
 from bench.gpu.model import AWQ_GROUP, RandomWeights
 from bench.gpu.scale import Scale
 from kernels.providers import Ops
@@ -17,7 +20,9 @@ _MAX_ERROR = 1e-2
 _MAX_UNEQUAL = 0.01
 """The maximum share of drawn tokens that differ: another order of summation may move a boundary."""
 _FAR = 1e4
-
+_COLD_BYTES = 256 << 20
+"""Tensors of this many bytes together are not in the device's cache when they are used again."""
+_MAX_COPIES = 10
 
 Call = Callable[..., Tensor | tuple[Tensor, ...]]
 
@@ -40,6 +45,8 @@ class Case:
     """The minimum ratio of the floor to the measured time."""
     goal_tflops: float | None = None
     """The minimum rate in TFLOP/s, instead of ``goal``."""
+    library: Work | None = None
+    """What torch has for the same purpose, with inputs of the same size."""
 
     def results(self, ops: Ops) -> list[Tensor]:
         """Run on copies of the tensors and return the results."""
@@ -47,6 +54,15 @@ class Case:
         returned = self.call(ops, *tensors)
         outputs = returned if isinstance(returned, tuple) else (returned,)
         return [*outputs, *(tensors[index] for index in self.written)]
+
+    def cold(self, ops: Ops) -> Work:
+        """Run on other copies of the tensors each time, so that none is in the device's cache."""
+        num_bytes = sum(tensor.nbytes for tensor in self.tensors)
+        num_copies = min(_MAX_COPIES, math.ceil(_COLD_BYTES / num_bytes))
+        copies = itertools.cycle(
+            [tuple(tensor.clone() for tensor in self.tensors) for _ in range(num_copies)]
+        )
+        return lambda: self.call(ops, *next(copies))
 
 
 class Cases:
@@ -142,6 +158,18 @@ class Cases:
                 lens,
             ),
             num_bytes=kv_elements * self._dtype.itemsize + 2 * query.nbytes,
+            library=self._library_attention(num_seqs, num_tokens, context_len),
+        )
+
+    def _library_attention(self, num_seqs: int, num_tokens: int, context_len: int) -> Work:
+        """torch's attention over contiguous keys and values, which need no block table."""
+        model = self._model
+        query = self._normal(num_seqs, model.num_heads, num_tokens, model.head_dim)
+        keys, values = (
+            self._normal(num_seqs, model.num_kv_heads, context_len, model.head_dim) for _ in "kv"
+        )
+        return lambda: functional.scaled_dot_product_attention(
+            query, keys, values, is_causal=num_tokens > 1, enable_gqa=True
         )
 
     def _decode(self, num_seqs: int) -> Case:
@@ -198,13 +226,13 @@ class Cases:
         yield Case(
             name=f"adjust_logits, {num_rows}",
             call=lambda ops, *tensors: ops.adjust_logits(*tensors),
-            tensors=(logits, rows, rows % vocab, 1.1 * ones, -ones),
+            tensors=(logits.clone(), rows, rows % vocab, 1.1 * ones, -ones),
             num_bytes=8 * num_rows,
         )
         yield Case(
             name=f"mask_logits, {num_rows}",
             call=lambda ops, *tensors: ops.mask_logits(*tensors),
-            tensors=(logits, rows, masks),
+            tensors=(logits.clone(), rows, masks),
             num_bytes=logits.nbytes + masks.nbytes,
         )
         yield Case(
@@ -231,7 +259,7 @@ def measure(
     dtype: torch.dtype,
 ) -> Iterator[Figure]:
     """Return two figures per kernel: its distance from the reference, and its time relative to its
-    floor. If it raises, it has a single figure with the error."""
+    floor; for some a third one, relative to torch. If it raises, its last figure is the error."""
     torch.manual_seed(0)
     for case in Cases(scale, device, dtype).all():
         try:
@@ -244,9 +272,9 @@ def measure(
 def _figures(
     case: Case, ops: Ops, reference: Ops, ceilings: Ceilings, device: torch.device
 ) -> Iterator[Figure]:
-    agreements = map(_agreement, case.results(ops), case.results(reference))
-    yield max(agreements, key=lambda agreement: agreement.error).figure(case.name)
-    taken_ms = device_ms(lambda: case.call(ops, *case.tensors), device)
+    agreements = map(agreement, case.results(ops), case.results(reference))
+    yield max(agreements, key=lambda found: found.error).figure(case.name)
+    taken_ms = device_ms(case.cold(ops), device, repeat=_MAX_COPIES)
     ratio, goal = ceilings.floor_ms(case.num_bytes, case.num_flops) / taken_ms, case.goal
     note = "share of the floor"
     if case.goal_tflops is not None:
@@ -261,10 +289,22 @@ def _figures(
         goal=goal,
         note=note,
     )
+    if case.library is not None:
+        library_ms = device_ms(case.library, device)
+        yield Figure(
+            section="kernels",
+            name=f"{case.name}, torch's",
+            value=1e3 * library_ms,
+            unit="us",
+            ratio=library_ms / taken_ms,
+            note="ours: times as fast",
+        )
 
 
 @dataclass(frozen=True)
-class _Agreement:
+class Agreement:
+    """How far a result is from the reference's."""
+
     error: float
     agrees: bool
 
@@ -280,11 +320,11 @@ class _Agreement:
         )
 
 
-def _agreement(ours: Tensor, theirs: Tensor) -> _Agreement:
+def agreement(ours: Tensor, theirs: Tensor, max_error: float = _MAX_ERROR) -> Agreement:
     if ours.dtype == torch.int64:
         unequal = float((ours != theirs).double().mean())
-        return _Agreement(unequal, unequal <= _MAX_UNEQUAL)
+        return Agreement(unequal, unequal <= _MAX_UNEQUAL)
     # A provider may give a token that is never drawn the lowest float or -inf.
     ours, theirs = (tensor.double().clamp(-_FAR, _FAR) for tensor in (ours, theirs))
     error = float((ours - theirs).norm() / theirs.norm().clamp(min=1e-30))
-    return _Agreement(error, error <= _MAX_ERROR)
+    return Agreement(error, error <= max_error)

@@ -1,12 +1,14 @@
 """A model with random weights, created on the device, and a runner for it."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bench.gpu.scale import Scale
 from kernels.providers import Ops
+from worker.model.config import DecoderConfig
 from worker.model.decoders.native import NativeDecoder
 from worker.model.runner import TorchRunner
 from worker.model.start import RunnerLimits, start_runner
@@ -50,6 +52,13 @@ def decoder(
     scale: Scale, ops: Ops, device: torch.device, dtype: torch.dtype, *, is_awq: bool = False
 ) -> NativeDecoder:
     """A decoder with the scale's shape. With ``is_awq`` its layers have 4-bit weights."""
+    random = weights(scale, device, dtype, is_awq=is_awq)
+    return NativeDecoder(scale.model, random, ops, scale.model.max_seq_len)
+
+
+def weights(
+    scale: Scale, device: torch.device, dtype: torch.dtype, *, is_awq: bool = False
+) -> DecoderWeights[Any]:
     config, random = scale.model, RandomWeights(device, dtype)
 
     def linear(outputs: int, inputs: int) -> Linear[Tensor | AwqWeight]:
@@ -70,18 +79,19 @@ def decoder(
             down=linear(hidden, mlp),
         )
 
-    weights = DecoderWeights(
-        embedding=random.dense(config.vocab_size, config.hidden_size),
+    embedding = random.dense(config.vocab_size, config.hidden_size)
+    is_tied = config.has_tied_embeddings
+    return DecoderWeights(
+        embedding=embedding,
         layers=tuple(layer() for _ in range(config.num_layers)),
         norm=random.norm(config.hidden_size),
-        lm_head=random.dense(config.vocab_size, config.hidden_size),
+        lm_head=embedding if is_tied else random.dense(config.vocab_size, config.hidden_size),
     )
-    return NativeDecoder(config, weights, ops, config.max_seq_len)
 
 
 def runner(scale: Scale, model: NativeDecoder, ops: Ops) -> TorchRunner:
-    """A runner as in a worker, whose cache holds the largest decode step and the requests."""
-    longest = max(scale.context_len + scale.block_size, scale.max_request_len)
+    """A runner as in a worker, whose context length suffices for all measurements."""
+    longest = max(scale.context_len, scale.max_request_len, scale.prefill_len)
     limits = RunnerLimits(
         block_size=scale.block_size,
         max_num_seqs=scale.max_num_seqs,
@@ -91,22 +101,36 @@ def runner(scale: Scale, model: NativeDecoder, ops: Ops) -> TorchRunner:
     return start_runner(model, ops, limits, has_graphs=model.device.type == "cuda")
 
 
-def weight_bytes(scale: Scale, dtype: torch.dtype) -> int:
-    """Of all matrices in ``dtype``."""
+def step_bytes(scale: Scale, dtype: torch.dtype, num_seqs: int) -> int:
+    """The bytes that a decode step has to move: each weight of the layers and of the head is read
+    once, and of the embedding one row for each sequence; the keys and values of all contexts are
+    read, and those of the new tokens written."""
     config = scale.model
+    token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    weights = _layer_elements(config) + _head_elements(config)
+    rows = num_seqs * config.hidden_size
+    return (weights + rows + num_seqs * scale.context_len * token) * dtype.itemsize
+
+
+def prompt_flops(scale: Scale, num_tokens: int) -> int:
+    """The operations of a prompt: all layers for each token, attention from each to itself and to
+    all before it, and the head for the last one."""
+    config = scale.model
+    pairs = num_tokens * (num_tokens + 1) // 2
+    attention = 4 * pairs * config.num_heads * config.head_dim * config.num_layers
+    return 2 * num_tokens * _layer_elements(config) + attention + 2 * _head_elements(config)
+
+
+def _layer_elements(config: DecoderConfig) -> int:
+    """The elements of the matrices of all layers."""
     attended = config.num_heads * config.head_dim
     qkv = attended + 2 * config.num_kv_heads * config.head_dim
     layer = config.hidden_size * (qkv + attended + 3 * config.intermediate_size)
-    tables = 2 * config.vocab_size * config.hidden_size
-    return (config.num_layers * layer + tables) * dtype.itemsize
+    return config.num_layers * layer
 
 
-def step_bytes(scale: Scale, dtype: torch.dtype, num_seqs: int) -> int:
-    """The bytes that a decode step has to read: all weights, and the keys and values of all
-    contexts."""
-    config = scale.model
-    token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
-    return weight_bytes(scale, dtype) + num_seqs * scale.context_len * token
+def _head_elements(config: DecoderConfig) -> int:
+    return config.vocab_size * config.hidden_size
 
 
 def linears(

@@ -3,10 +3,13 @@
 import dataclasses
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,8 +53,11 @@ def run_all(
     device: torch.device,
     dtype: torch.dtype,
     timeout_s: float,
+    logs: Path,
 ) -> Iterator[Outcome]:
-    """Run the peers in turn, with the same requests."""
+    """Run the peers in turn, with the same requests. Their output is written to the directory
+    ``logs``."""
+    logs.mkdir(parents=True, exist_ok=True)
     task = {
         "model": transformers_config(scale),
         "requests": [dataclasses.asdict(request) for request in requests],
@@ -65,27 +71,38 @@ def run_all(
         if importlib.util.find_spec(peer.package) is None:
             yield Outcome(peer, None, "is not installed")
         else:
-            yield _run(peer, task, timeout_s)
+            yield _run(peer, task, timeout_s, logs / f"peer-{peer.package}.log")
 
 
-def _run(peer: Peer, task: dict[str, Any], timeout_s: float) -> Outcome:
+def _run(peer: Peer, task: dict[str, Any], timeout_s: float, log: Path) -> Outcome:
     with tempfile.TemporaryDirectory() as directory:
         path, answer = Path(directory, "task.json"), Path(directory, "answer.json")
         path.write_text(json.dumps(task))
         command = [sys.executable, "-m", peer.module, str(path), str(answer)]
-        try:
-            done = subprocess.run(
-                command,
-                cwd=_ROOT,
-                timeout=timeout_s,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return Outcome(peer, None, f"took longer than {timeout_s:.0f} s")
-        if done.returncode or not answer.exists():
-            *_, last = done.stdout.strip().splitlines() or [f"exit code {done.returncode}"]
+        code = _exit_code(command, timeout_s, log)
+        if code is None:
+            return Outcome(peer, None, f"took longer than {timeout_s:.0f} s: see {log.name}")
+        if code or not answer.exists():
+            *_, last = log.read_text().strip().splitlines() or [f"exit code {code}"]
             return Outcome(peer, None, last[:120])
         return Outcome(peer, Run(**json.loads(answer.read_text())))
+
+
+def _exit_code(command: list[str], timeout_s: float, log: Path) -> int | None:
+    """Run a command; None if it did not end in time.
+
+    Its process group is killed in any case, because a peer's engine may be a process of its own
+    that would keep the device's memory.
+    """
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command, cwd=_ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            return process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

@@ -1,12 +1,13 @@
 """Decode steps and prompts on a runner, in the way the engine runs them."""
 
+import random
 import time
 from collections.abc import Iterator, Sequence
 
 import torch
 
-from bench.gpu.figures import Ceilings, Figure, seconds_of
-from bench.gpu.model import step_bytes, weight_bytes
+from bench.gpu.figures import Ceilings, Figure, failure, seconds_of
+from bench.gpu.model import prompt_flops, step_bytes
 from bench.gpu.scale import Scale
 from shared.messages import SamplingParams
 from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId, StepHandle
@@ -26,6 +27,7 @@ class Steps:
         self._scale = scale
         self._runner = runner
         self._device = device
+        self._blocks = random.Random(0).sample(range(runner.num_blocks), runner.num_blocks)
 
     def decode_ms(self, num_seqs: int, sampling: SamplingParams = GREEDY) -> float:
         """The time of a step. Each one is launched while the previous one computes, as in the
@@ -37,7 +39,8 @@ class Steps:
 
     def prefill_ms(self, num_tokens: int) -> float:
         """The time of a step with a single prompt."""
-        prompt = ScheduledBatch([self._share(0, 0, num_tokens, None, GREEDY)])
+        (table,) = self.tables(1, num_tokens)
+        prompt = ScheduledBatch([self._share(0, 0, num_tokens, table, None, GREEDY)])
         self._runner.launch(prompt).result()
         taken: list[float] = []
         for _ in range(5):
@@ -52,10 +55,13 @@ class Steps:
 
     def _decode(self, num_seqs: int, num_steps: int, sampling: SamplingParams) -> None:
         context = self._scale.context_len - 1
+        tables = self.tables(num_seqs, self._scale.context_len)
         in_flight: StepHandle | None = None
         for step in range(num_steps):
             row = range(num_seqs) if step else [None] * num_seqs
-            shares = [self._share(k, context, 1, row[k], sampling) for k in range(num_seqs)]
+            shares = [
+                self._share(k, context, 1, tables[k], row[k], sampling) for k in range(num_seqs)
+            ]
             launched = self._runner.launch(ScheduledBatch(shares))
             if in_flight is not None:
                 in_flight.result()
@@ -68,16 +74,15 @@ class Steps:
         k: int,
         start: int,
         num_tokens: int,
+        block_table: Sequence[int],
         previous_row: int | None,
         sampling: SamplingParams,
     ) -> ScheduledSequence:
-        num_blocks = -(-(start + num_tokens) // self._runner.block_size)
         return ScheduledSequence(
             sequence_id=SequenceId("bench", k),
             start=start,
             token_ids=[(7919 * (k + at)) % self._runner.vocab_size for at in range(num_tokens)],
-            # Blocks are far apart, as after hours of operation; if there are few, some are shared.
-            block_table=[(k + 37 * at) % self._runner.num_blocks for at in range(num_blocks)],
+            block_table=block_table,
             is_sampled=True,
             sampling=sampling,
             seed=k,
@@ -85,20 +90,36 @@ class Steps:
             previous_row=previous_row,
         )
 
+    def tables(self, num_seqs: int, num_tokens: int) -> list[list[int]]:
+        """Blocks for each sequence, in random order, as after hours of operation.
+
+        No two sequences share a block, which one would find in the device's cache. Raises
+        `ValueError` if the KV cache is too small.
+        """
+        num_blocks = -(-num_tokens // self._runner.block_size)
+        if num_seqs * num_blocks > len(self._blocks):
+            raise ValueError(f"{num_seqs * num_blocks} blocks, but there are {len(self._blocks)}")
+        return [self._blocks[k * num_blocks : (k + 1) * num_blocks] for k in range(num_seqs)]
+
 
 def decodes(scale: Scale, steps: Steps, ceilings: Ceilings, dtype: torch.dtype) -> Iterator[Figure]:
     """Measure a step at each batch size."""
     for num_seqs in scale.batches:
-        taken_ms = steps.decode_ms(num_seqs)
+        name = f"{num_seqs} x 1 after {scale.context_len - 1}"
+        try:
+            taken_ms = steps.decode_ms(num_seqs)
+        except Exception as error:  # noqa: BLE001 (the other sizes are worth something)
+            yield failure("decode", name, error)
+            continue
         floor_ms = ceilings.floor_ms(step_bytes(scale, dtype, num_seqs))
         yield Figure(
             section="decode",
-            name=f"{num_seqs} x 1 after {scale.context_len - 1}",
+            name=name,
             value=taken_ms,
             unit="ms",
             ratio=floor_ms / taken_ms,
             goal=_GOALS.get(num_seqs),
-            note=f"floor {floor_ms:.2f} ms: all weights and the KV cache read once",
+            note=f"floor {floor_ms:.2f} ms: weights and KV cache read once",
         )
 
 
@@ -120,16 +141,13 @@ def prefills(
     scale: Scale, steps: Steps, ceilings: Ceilings, lengths: Sequence[int]
 ) -> Iterator[Figure]:
     """Measure single prompts, relative to the matrix products that they need."""
-    parameters = weight_bytes(scale, torch.uint8)
     for length in lengths:
         taken_ms = steps.prefill_ms(length)
-        attention = 2 * length * length * scale.model.num_heads * scale.model.head_dim
-        flops = 2 * length * parameters + scale.model.num_layers * attention
         yield Figure(
             section="prefill",
             name=f"1 x {length}",
             value=taken_ms,
             unit="ms",
-            ratio=ceilings.floor_ms(0, flops) / taken_ms,
+            ratio=ceilings.floor_ms(0, prompt_flops(scale, length)) / taken_ms,
             note="share of the floor, by the matmul's rate",
         )

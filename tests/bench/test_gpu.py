@@ -2,17 +2,22 @@
 
 import json
 import random
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
-from bench.gpu import __main__, peers, requests
+from bench.gpu import __main__, model, peers, requests
 from bench.gpu.figures import Ceilings, Figure
+from bench.gpu.model import prompt_flops, step_bytes
 from bench.gpu.peers import Peer
 from bench.gpu.report import table
 from bench.gpu.scale import SCALES, with_requests
+from bench.gpu.steps import Steps
 from bench.gpu.where import Span, idle
+from kernels.providers import load_ops
 
 CPU = torch.device("cpu")
 TINY = SCALES["tiny"]
@@ -26,7 +31,7 @@ def test_all_sections_run_on_the_cpu_and_are_written(
 
     code = __main__.main(["--device=cpu", "--shape=tiny", f"--out={tmp_path}", *sections])
 
-    written = json.loads((tmp_path / "gpu.json").read_text())
+    written = json.loads((tmp_path / "gpu-kernels-engine-awq.json").read_text())
     assert code == 0
     assert {"commit", "device", "versions"} <= set(written)
     found = {figure["section"] for figure in written["figures"]}
@@ -34,7 +39,7 @@ def test_all_sections_run_on_the_cpu_and_are_written(
     correct = [figure for figure in written["figures"] if figure["section"] == "correct"]
     assert len(correct) > 10
     assert all(figure["is_met"] for figure in correct)
-    assert (tmp_path / "gpu.svg").read_text().startswith("<?xml")
+    assert (tmp_path / "gpu-kernels-engine-awq.svg").read_text().startswith("<?xml")
 
 
 def test_a_section_that_fails_is_a_figure_and_the_exit_code(
@@ -44,28 +49,77 @@ def test_a_section_that_fails_is_a_figure_and_the_exit_code(
     monkeypatch.setitem(SCALES, "tiny", with_requests(TINY, -1))
     arguments = ["--device=cpu", "--shape=tiny", f"--out={tmp_path}", "--only=engine"]
     assert __main__.main(arguments) == 1
-    failed = json.loads((tmp_path / "gpu.json").read_text())["figures"][-1]
+    failed = json.loads((tmp_path / "gpu-engine.json").read_text())["figures"][-1]
     assert failed["note"].startswith("ValueError")
     assert "Traceback" in capsys.readouterr().err
 
 
 @pytest.mark.timeout(300)
-def test_transformers_runs_the_same_requests() -> None:
+def test_transformers_runs_the_same_requests(tmp_path: Path) -> None:
     """Runs in a process of its own, which has to import transformers."""
     asked = requests.mixed(TINY)
-    ours, vllm = peers.run_all(TINY, asked, CPU, torch.float32, timeout_s=250)
+    ours, vllm = peers.run_all(TINY, asked, CPU, torch.float32, timeout_s=250, logs=tmp_path)
     assert ours.run is not None, ours.reason
     assert ours.run.num_outputs == sum(request.num_outputs for request in asked)
     assert ours.run.outputs_per_s > 0
     assert (vllm.run, vllm.reason) == (None, "is not installed")
 
 
-def test_a_peer_that_fails_or_hangs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    odd = (Peer("gone", "json", "bench.gpu.gone", 1), Peer("slow", "json", "asyncio", 1))
-    monkeypatch.setattr(peers, "PEERS", odd)
-    gone, slow = peers.run_all(TINY, [], CPU, torch.float32, timeout_s=5)
+def test_a_peer_that_fails_says_so_and_leaves_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "PEERS", (Peer("gone", "json", "bench.gpu.gone", 1),))
+    (gone,) = peers.run_all(TINY, [], CPU, torch.float32, timeout_s=60, logs=tmp_path)
     assert "No module named bench.gpu.gone" in gone.reason
-    assert gone.run is slow.run is None
+    assert gone.run is None
+    assert gone.reason in (tmp_path / "peer-json.log").read_text()
+
+
+def test_a_peer_that_hangs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "PEERS", (Peer("slow", "json", "tests.bench.hanging_peer", 1),))
+    (slow,) = peers.run_all(TINY, [], CPU, torch.float32, timeout_s=0.1, logs=tmp_path)
+    assert slow.run is None
+    assert slow.reason.startswith("took longer")
+
+
+def test_nothing_remains_of_a_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = Peer("left", "json", "tests.bench.leaving_peer", 1)
+    monkeypatch.setattr(peers, "PEERS", (left,))
+    (outcome,) = peers.run_all(TINY, [], CPU, torch.float32, timeout_s=60, logs=tmp_path)
+    assert outcome.run is None
+    while is_running(int((tmp_path / "peer-json.log").read_text())):
+        time.sleep(0.01)
+
+
+def is_running(process_id: int) -> bool:
+    try:
+        return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_floors_count_each_byte_once() -> None:
+    config = TINY.model
+    layers = config.num_layers * config.hidden_size * (256 + 128 + 3 * config.intermediate_size)
+    head = config.vocab_size * config.hidden_size
+    kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim * TINY.context_len
+    one, two = (step_bytes(TINY, torch.float32, num_seqs) for num_seqs in (1, 2))
+    assert one == 4 * (layers + head + config.hidden_size + kv)
+    assert two - one == 4 * (config.hidden_size + kv)
+    assert prompt_flops(TINY, 1) == 2 * (layers + head) + 4 * config.num_layers * config.hidden_size
+
+
+def test_sequences_share_no_blocks() -> None:
+    ops = load_ops("reference")
+    runner = model.runner(TINY, model.decoder(TINY, ops, CPU, torch.float32), ops)
+    try:
+        tables = Steps(TINY, runner, CPU).tables(4, TINY.context_len)
+        with pytest.raises(ValueError, match="blocks"):
+            Steps(TINY, runner, CPU).tables(10_000, TINY.context_len)
+    finally:
+        runner.close()
+    blocks = [block for table in tables for block in table]
+    assert len(set(blocks)) == len(blocks) == 4 * -(-TINY.context_len // TINY.block_size)
 
 
 def test_requests_have_the_means_and_the_bounds_that_were_asked_for() -> None:

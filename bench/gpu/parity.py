@@ -1,0 +1,114 @@
+"""Compares whole steps of a model with two layers: ours beside the reference, and graphs beside
+plain steps."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from bench.gpu import model
+from bench.gpu.figures import Figure, failure
+from bench.gpu.kernels import agreement
+from bench.gpu.scale import Scale
+from bench.gpu.steps import GREEDY
+from kernels.providers import Ops
+from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId
+from worker.model.decoders.native import NativeDecoder
+from worker.model.graphs import CudaRecorder, DecodeGraphs, Record
+from worker.model.inputs import build_inputs, lay_out
+from worker.model.kv_cache import BlockShape, KVCache
+
+_NUM_LAYERS = 2
+_MAX_ERROR = 2e-2
+"""The maximum relative error of logits, as a norm: bfloat16 rounds every operation's result."""
+_GRAPH_SIZE = 8
+
+
+@torch.inference_mode()
+def measure(
+    scale: Scale, ops: Ops, reference: Ops, device: torch.device, dtype: torch.dtype
+) -> Iterator[Figure]:
+    """The distances of a step's logits, which are more than those of single kernels: all that is
+    between these counts, too."""
+    torch.manual_seed(0)
+    shallow = replace(
+        scale.model, num_layers=_NUM_LAYERS, sliding_windows=scale.model.sliding_windows[:2]
+    )
+    weights = model.weights(replace(scale, model=shallow), device, dtype)
+    ours, theirs = (
+        NativeDecoder(shallow, weights, one, shallow.max_seq_len) for one in (ops, reference)
+    )
+    steps = {
+        "prompts": _step(scale, (scale.context_len, scale.context_len // 3, 2), context_len=0),
+        "decodes": _step(scale, (1,) * 5, context_len=scale.context_len),
+        "both": _step(scale, (1, 1, scale.context_len // 2), context_len=scale.context_len // 2),
+    }
+    for name, step in steps.items():
+        cache = _cache(scale, ours)
+        try:
+            got = _logits(ours, cache, step), _logits(theirs, cache, step)
+            yield agreement(*got, _MAX_ERROR).figure(f"{_NUM_LAYERS} layers, {name}")
+        except Exception as error:  # noqa: BLE001 (the other steps are worth something)
+            yield failure("correct", f"{_NUM_LAYERS} layers, {name}", error)
+    yield _graph(scale, ours, steps["decodes"])
+
+
+def _graph(scale: Scale, decoder: NativeDecoder, step: ScheduledBatch) -> Figure:
+    cache = _cache(scale, decoder)
+    expected = _logits(decoder, cache, step)
+    record: Record = CudaRecorder() if decoder.device.type == "cuda" else lambda work: work
+    max_seq_len = 2 * scale.context_len
+    graphs = DecodeGraphs(decoder, cache, [_GRAPH_SIZE], record, max_seq_len=max_seq_len)
+    padded = lay_out(step, scale.block_size, decoder.device, graphs.size_for).send().forward
+    got = graphs.logits(padded)[: len(expected)]
+    return agreement(got, expected, _MAX_ERROR).figure(f"{_NUM_LAYERS} layers, graph")
+
+
+def _logits(decoder: NativeDecoder, cache: KVCache, step: ScheduledBatch) -> Tensor:
+    """The logits of a step that leaves the cache as it was."""
+    copy = KVCache(cache.keys.clone(), cache.values.clone())
+    inputs = build_inputs(step, cache.block_size, decoder.device).forward
+    return decoder.forward(inputs, copy).clone()
+
+
+def _cache(scale: Scale, decoder: NativeDecoder) -> KVCache:
+    """Random keys and values."""
+    block = BlockShape(
+        decoder.num_layers,
+        scale.block_size,
+        decoder.num_kv_heads,
+        decoder.head_dim,
+        decoder.dtype,
+    )
+    cache = KVCache.allocate(block, _num_blocks(scale), decoder.device)
+    cache.keys.normal_()
+    cache.values.normal_()
+    return cache
+
+
+def _num_blocks(scale: Scale) -> int:
+    return _GRAPH_SIZE * -(-2 * scale.context_len // scale.block_size)
+
+
+def _step(scale: Scale, num_tokens: tuple[int, ...], *, context_len: int) -> ScheduledBatch:
+    """Sequences with this many new tokens after a context, each in blocks of its own."""
+    draw = random.Random(0)
+    blocks = draw.sample(range(_num_blocks(scale)), _num_blocks(scale))
+    size = len(blocks) // _GRAPH_SIZE
+    return ScheduledBatch(
+        [
+            ScheduledSequence(
+                sequence_id=SequenceId("parity", k),
+                start=context_len,
+                token_ids=[draw.randrange(scale.model.vocab_size) for _ in range(length)],
+                block_table=blocks[k * size : (k + 1) * size],
+                is_sampled=True,
+                sampling=GREEDY,
+                seed=0,
+                position=0,
+            )
+            for k, length in enumerate(num_tokens)
+        ]
+    )

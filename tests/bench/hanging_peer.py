@@ -1,0 +1,5 @@
+"""A peer that never answers."""
+
+import time
+
+time.sleep(600)
