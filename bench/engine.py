@@ -1,11 +1,12 @@
-"""What a step of the engine costs on the CPU, and where its time goes.
+"""What a step of the engine costs on the CPU, where its time goes, and what limits it.
 
-    python -m bench.engine [--model NAME] [--format FORMAT]... [--threads N]
+    python -m bench.engine [--model NAME] [--format FORMAT]... [--threads N] [--quick]
 
 Decode steps against batch size and context, and prompts, each computed alone by the decoder, with
-the time of each part of it; then the whole engine, whose steps take longer by what planning, laying
-out and sampling cost, once for each way to draw. The fastest of several repetitions counts: others
-were disturbed.
+the time of each part of it; then the rates of these parts beside the machine's peak rates, and the
+linears beside torch's; then the whole engine, whose steps take longer by what planning, laying out
+and sampling cost, once for each way to draw. The fastest of several repetitions counts: others were
+disturbed.
 """
 
 import asyncio
@@ -19,13 +20,14 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.table import Table
 
+from bench import ceilings
+from bench import engine_report as report
+from bench.engine_report import EngineTime, Measured, StepTime
 from bench.machine import describe
 from bench.options import RESULTS, Out
-from bench.plots import label_axis, new_figure, save
 from bench.quality import load
-from bench.report import console, write_json
+from bench.report import write_json
 from kernels.providers import load_ops
 from shared.messages import Constraint, SamplingParams
 from worker.checkpoints import store
@@ -33,6 +35,7 @@ from worker.decode.constraints import Constraints, Grammar
 from worker.engine.engine import Engine
 from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId, Submit
 from worker.engine.scheduler import SchedulerLimits
+from worker.model.config import decoder_config, read_json_config
 from worker.model.decoders.fused import FusedDecoder
 from worker.model.inputs import build_inputs
 from worker.model.kv_cache import BlockShape, KVCache
@@ -44,6 +47,8 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (192, 1024, 4096)
 PROMPTS = ((128, 0), (512, 0), (512, 3584))
 """Tokens of a chunk, and tokens before it."""
+PRODUCTS = (8, 32, 128, 512)
+"""Tokens of the steps whose linears are compared with torch's: decodes and prompts of above."""
 _BLOCK_SIZE = 16
 _NUM_BLOCKS = 64 * 192 // _BLOCK_SIZE + 4096
 _GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
@@ -84,46 +89,47 @@ _DRAWS_BATCH = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTime:
-    """The time of a step. ``parts`` are in milliseconds, like ``step_ms``."""
+class Plan:
+    """What is measured, and for how long."""
 
-    weights: str
-    num_seqs: int
-    num_new_tokens: int
-    """New tokens of each sequence."""
-    context: int
-    """Previous tokens of each sequence."""
-    step_ms: float
-    parts: dict[str, float]
+    batches: Sequence[int] = BATCHES
+    contexts: Sequence[int] = CONTEXTS
+    prompts: Sequence[tuple[int, int]] = PROMPTS
+    products: Sequence[int] = PRODUCTS
+    engine_batches: Sequence[int] = (1, 8, 32)
+    draws: Sequence[str] = tuple(DRAWS)
+    num_steps: int = 64
+    """Of the engine."""
+    seconds: float = 1.0
+    """For each measurement of a step, a product and a peak rate."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineTime:
-    """The time of a step of the whole engine while ``num_seqs`` sequences decode."""
-
-    weights: str
-    draws: str
-    """One of `DRAWS`."""
-    num_seqs: int
-    step_ms: float
-    decoder_ms: float
-    """The part of ``step_ms`` that the decoder takes."""
-
-    @property
-    def host_ms(self) -> float:
-        return self.step_ms - self.decoder_ms
+QUICK = Plan(
+    batches=(1,),
+    contexts=CONTEXTS[:1],
+    prompts=((16, 0),),
+    products=(1, 16),
+    engine_batches=(1,),
+    draws=(),
+    num_steps=2,
+    seconds=0.01,
+)
+"""Shows only that everything can be measured."""
 
 
 class Bench:
     """The decoder of one format, and a cache with random keys and values."""
 
-    def __init__(self, directory: Path, weights: str, num_threads: int) -> None:
+    def __init__(
+        self, directory: Path, weights: str, num_threads: int, *, seconds: float = 1.0
+    ) -> None:
         torch.set_num_threads(num_threads)
         decoder = load(directory, weights, "native")
         torch.set_num_threads(1)  # as a worker does
         if not isinstance(decoder, FusedDecoder):
             raise typer.BadParameter("the native kernels do not compute this model")
         self._weights = weights
+        self._seconds = seconds
         self._decoder = decoder
         self._constraints = Constraints(Tokenizer.load(directory))
         block = BlockShape(
@@ -132,6 +138,10 @@ class Bench:
         self._cache = KVCache.allocate(block, _NUM_BLOCKS, decoder.device)
         for values in (self._cache.keys, self._cache.values):
             values.view(-1)[: 1 << 16].normal_()
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        return self._decoder.dtype
 
     def decodes(self, num_seqs: int, context: int) -> StepTime:
         return self._step(num_seqs, 1, context)
@@ -188,7 +198,7 @@ class Bench:
         self._decoder.forward(inputs, self._cache)
         best_s = float("inf")
         best_parts: dict[str, float] = {}
-        until = time.perf_counter() + 1
+        until = time.perf_counter() + self._seconds
         while time.perf_counter() < until or not best_parts:
             self._decoder.profile()
             began = time.perf_counter()
@@ -224,63 +234,15 @@ class Bench:
             )
 
 
-def measure(
-    directory: Path, weights: str, num_threads: int
-) -> tuple[list[StepTime], list[EngineTime]]:
-    bench = Bench(directory, weights, num_threads)
-    steps = [bench.decodes(num_seqs, CONTEXTS[0]) for num_seqs in BATCHES]
-    steps += [bench.decodes(num_seqs, context) for context in CONTEXTS[1:] for num_seqs in (1, 8)]
-    steps += [bench.prompt(*prompt) for prompt in PROMPTS]
-    engine = [bench.engine(num_seqs) for num_seqs in (1, 8, 32)]
-    engine += [bench.engine(_DRAWS_BATCH, draws) for draws in DRAWS]
-    return steps, engine
-
-
-def _show_steps(steps: Sequence[StepTime]) -> None:
-    table = Table("weights", "step", title="Steps of the decoder, ms")
-    names = list(steps[0].parts)
-    for heading in ("total", "tok/s", *names):
-        table.add_column(heading, justify="right")
-    for step in steps:
-        rate = step.num_seqs * step.num_new_tokens / step.step_ms * 1e3
-        table.add_row(
-            step.weights,
-            f"{step.num_seqs} x {step.num_new_tokens} after {step.context}",
-            f"{step.step_ms:.1f}",
-            f"{rate:.0f}",
-            *(f"{step.parts[name]:.1f}" for name in names),
-        )
-    console().print(table)
-
-
-def _show_engine(rows: Sequence[EngineTime]) -> None:
-    table = Table("weights", "draws", "sequences", title="Steps of the engine, ms")
-    for heading in ("total", "decoder", "the rest"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        times = (row.step_ms, row.decoder_ms, row.host_ms)
-        counts = (row.weights, row.draws, str(row.num_seqs))
-        table.add_row(*counts, *(f"{ms:.2f}" for ms in times))
-    console().print(table)
-
-
-def _draw(path: Path, steps: Sequence[StepTime]) -> None:
-    figure, (axis,) = new_figure(1)
-    for weights in dict.fromkeys(step.weights for step in steps):
-        line = [
-            step
-            for step in steps
-            if (step.weights, step.num_new_tokens, step.context) == (weights, 1, CONTEXTS[0])
-        ]
-        axis.plot(
-            [step.num_seqs for step in line],
-            [step.step_ms for step in line],
-            marker="o",
-            label=weights,
-        )
-    axis.legend(fontsize="small")
-    label_axis(axis, f"sequences, {CONTEXTS[0]} tokens each", "ms a step")
-    save(figure, path)
+def measure(directory: Path, weights: str, num_threads: int, plan: Plan) -> Measured:
+    bench = Bench(directory, weights, num_threads, seconds=plan.seconds)
+    first, *longer = plan.contexts
+    steps = [bench.decodes(num_seqs, first) for num_seqs in plan.batches]
+    steps += [bench.decodes(num_seqs, context) for context in longer for num_seqs in (1, 8)]
+    steps += [bench.prompt(*prompt) for prompt in plan.prompts]
+    engine = [bench.engine(size, num_steps=plan.num_steps) for size in plan.engine_batches]
+    engine += [bench.engine(_DRAWS_BATCH, draws, plan.num_steps) for draws in plan.draws]
+    return Measured(weights=weights, kv_dtype=bench.kv_dtype, steps=steps, engine=engine)
 
 
 def main(
@@ -289,23 +251,34 @@ def main(
         list[str], typer.Option("--format", help="Weight formats. Repeatable.")
     ] = list(FORMATS),  # noqa: B006 (typer copies it)
     threads: Annotated[int, typer.Option(help="That compute.")] = torch.get_num_threads(),
+    quick: Annotated[bool, typer.Option(help="Only show that everything can be measured.")] = False,
     out: Out = RESULTS,
 ) -> None:
-    directory = store.resolve(model)
-    measured = [measure(directory, weights, threads) for weights in formats]
-    steps = [step for found, _ in measured for step in found]
-    engine = [row for _, rows in measured for row in rows]
-    _show_steps(steps)
-    _show_engine(engine)
+    directory, plan = store.resolve(model), QUICK if quick else Plan()
+    config = decoder_config(read_json_config(directory))
+    peak = ceilings.peak_rates(threads, plan.seconds)
+    products = [
+        ceilings.torch_products(config, num_tokens, threads, plan.seconds)
+        for num_tokens in plan.products
+    ]
+    measured = [measure(directory, weights, threads, plan) for weights in formats]
+    steps = [step for found in measured for step in found.steps]
+    engine = [row for found in measured for row in found.engine]
+    report.show_steps(steps)
+    report.show_rates(config, measured, peak)
+    report.show_products(measured, products)
+    report.show_engine(engine)
     content = {
         **describe([]),
         "model": store.served_name(model),
         "threads": threads,
+        "peak": dataclasses.asdict(peak),
+        "torch_linears": [dataclasses.asdict(product) for product in products],
         "steps": [dataclasses.asdict(step) for step in steps],
         "engine": [dataclasses.asdict(row) for row in engine],
     }
     write_json(out / "engine.json", content)
-    _draw(out / "engine.svg", steps)
+    report.draw(out / "engine.svg", steps)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-readonly ROOT=$PWD FOLDER=$(realpath "${1:-$(mktemp --directory)}")
+readonly FOLDER=$(realpath "${1:-$(mktemp --directory)}")
 # What the benchmark and the tests use of device-packages.txt; that machine has more.
 readonly USED='accelerate|aiohttp|huggingface-hub|hypothesis|jinja2|matplotlib|numpy|prometheus-client|psutil|pytest|pytest-timeout'
 readonly ALSO='pytest-xdist|pyyaml|requests|rich|safetensors|tokenizers|transformers|triton|typer|uvloop|yarl'
@@ -18,15 +18,15 @@ version=$("$python" -c 'import sys; print(*sys.version_info[:2], sep=".")')
 
 if [[ ! -e $FOLDER/venv/.complete ]]; then
     "$python" -m venv "$FOLDER/venv"
-    pip=("$FOLDER/venv/bin/python" -m pip --disable-pip-version-check --quiet)
+    pip=("$FOLDER/venv/bin/python" -m pip --disable-pip-version-check)
     # numpy of that machine needs its Python.
     grep -E "^($USED|$ALSO)(==|$)" bench/gpu/device-packages.txt | sed 's/^numpy==.*/numpy/' >"$FOLDER/used.txt"
-    "${pip[@]}" install "$(grep '^torch==' constraints.txt)" --requirement "$FOLDER/used.txt"
+    "${pip[@]}" install --quiet --no-compile "$(grep '^torch==' constraints.txt)" --requirement "$FOLDER/used.txt"
     # Some packages install others that are not on that machine.
     normal() { tr 'A-Z_' 'a-z-' | sed 's/==.*//' | sort; }
     comm -23 <("${pip[@]}" list --format=freeze | normal) <(grep -v '^#' bench/gpu/device-packages.txt | normal) \
         >"$FOLDER/missing-there.txt"
-    xargs --no-run-if-empty "${pip[@]}" uninstall --yes <"$FOLDER/missing-there.txt"
+    xargs --no-run-if-empty "${pip[@]}" uninstall --quiet --yes <"$FOLDER/missing-there.txt"
     touch "$FOLDER/venv/.complete"
 fi
 
@@ -35,11 +35,10 @@ rm -rf "$FOLDER/tree" "$FOLDER/site" "$FOLDER/out"
 mkdir "$FOLDER/tree"
 git ls-files --cached --others --exclude-standard -z | xargs -0 cp --parents --target-directory "$FOLDER/tree" 2>/dev/null \
     || true # files that were removed
+cd "$FOLDER/tree"
 bench/gpu/carry.sh # for Python 3.12: that all wheels exist, and are small enough
 bench/gpu/carry.sh "$version"
-mv .carry "$FOLDER/tree/"
 
-cd "$FOLDER/tree"
 failed=()
 run() {
     local interpreter=(TRITON_INTERPRET=1)
@@ -56,7 +55,5 @@ for part in kernels engine peers awq; do
     run "$part" --device cpu --shape tiny
     [[ -s $FOLDER/out/$part/gpu-$part.json ]] || failed+=("$part: no file")
 done
-cd "$ROOT"
-
 ls -l "$FOLDER"/out/*
 ((${#failed[@]} == 0)) || { echo "failed: ${failed[*]}" >&2; exit 1; }
