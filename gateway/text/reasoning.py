@@ -1,27 +1,47 @@
 """Separates a model's reasoning from its content."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from gateway.text.pieces import Parser, Piece, Reasoning
 from gateway.text.tags import Opening, Until
 
-OPEN, CLOSE = "<think>", "</think>"
+
+class Thought(NamedTuple):
+    """How a family marks a thought."""
+
+    opening: str
+    closing: str
+    is_open: bool = False
+    """Whether the prompt has the opening tag."""
+    label: str = ""
+    """What follows the opening tag."""
+    are_special: bool = False
+    """Whether the tags are special tokens."""
+
+
+THOUGHTS: Mapping[str, Thought] = {
+    "deepseek_r1": Thought("<think>", "</think>", is_open=True),
+    "gemma4": Thought("<|channel>", "<channel|>", label="thought", are_special=True),
+    "qwen3": Thought("<think>", "</think>"),
+}
+"""By the names in workers' announcements."""
 
 
 class ReasoningSplit:
-    """Treats the text before ``</think>`` as reasoning, without surrounding whitespace.
+    """Treats the text before the closing tag as reasoning, without surrounding whitespace.
 
     What follows is passed to ``rest``, from its first non-whitespace character on. If the prompt
     already opens the reasoning, the text may omit the opening tag.
     """
 
-    def __init__(self, rest: Parser, *, is_open: bool) -> None:
-        self.is_thinking = is_open
+    def __init__(self, thought: Thought, rest: Parser) -> None:
+        self.is_thinking = thought.is_open
         self.num_thought_chars = 0
-        """The number of characters up to the end of ``</think>``, once that was read."""
+        """The number of characters up to the end of the closing tag, once that was read."""
         self._rest = rest
-        self._opening: Opening | None = Opening(OPEN)
-        self._until = Until(CLOSE)
+        self._opening: Opening | None = Opening(thought.opening + thought.label)
+        self._until = Until(thought.closing)
         self._strips = False
         self._num_chars = 0
 
@@ -66,10 +86,3 @@ class ReasoningSplit:
             text = text.lstrip()
             self._strips = not text
         return text
-
-
-REASONING_PARSERS: Mapping[str, Callable[[Parser], ReasoningSplit]] = {
-    "deepseek_r1": lambda rest: ReasoningSplit(rest, is_open=True),
-    "qwen3": lambda rest: ReasoningSplit(rest, is_open=False),
-}
-"""By the names in workers' announcements."""

@@ -7,7 +7,7 @@ whether it can be compiled.
 from shared.grammars.json_schemas import for_generation
 from shared.grammars.trials import (
     CALL_CAPTURE,
-    CALLS_TAG,
+    ENTRY_RULE,
     LIMITS,
     TOO_COSTLY,
     TRIALS,
@@ -16,8 +16,8 @@ from shared.grammars.trials import (
 )
 
 __all__ = [
-    "CALLS_TAG",
     "CALL_CAPTURE",
+    "ENTRY_RULE",
     "LIMITS",
     "TOO_COSTLY",
     "TRIALS",

@@ -40,8 +40,10 @@ LIMITS = LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-CALLS_TAG = "<[TOOL_CALLS]>"
-"""In a grammar: Mistral's token before tool calls, whose id only the worker knows."""
+ENTRY_RULE = "entry_"
+"""What the names of a grammar's rules begin with that stand for a token, if the vocabulary has one
+of their text: only the worker knows its id. Special tokens, as tags of calls often are, match no
+text."""
 CALL_CAPTURE = "tool_call"
 """The capture in a grammar whose text is a tool call."""
 TOO_COSTLY = "it takes too much time or memory to compile"

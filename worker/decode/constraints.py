@@ -1,6 +1,8 @@
 """Compiles output constraints for the model's vocabulary."""
 
 import functools
+import json
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -11,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 from msgspec import structs
 
 from shared.errors import InvalidRequest
-from shared.grammars import CALL_CAPTURE, CALLS_TAG, LIMITS, TRIALS, grammar_source
+from shared.grammars import CALL_CAPTURE, ENTRY_RULE, LIMITS, TRIALS, grammar_source
 from shared.messages import Constraint
 from shared.turns import TenantThreads
 from worker.text import Tokenizer
@@ -22,6 +24,10 @@ _NUM_COMPILERS = 2
 _MAX_EQUAL_CALLS = 3
 """The number of equal tool calls in a row after which a choice ends."""
 _MAX_REASON_CHARS = 500
+_ENTRY = re.compile(rf'^(?P<name>{ENTRY_RULE}\w+): (?P<text>"(?:[^"\\\n]|\\.)*")$', re.MULTILINE)
+"""A rule that stands for an entry of the vocabulary: see `ENTRY_RULE`."""
+_TAG = re.compile(rb"<[^<>=]*>")
+_WORD = re.compile(rb"\w")
 _MAX_MASK_S = 0.25
 """Maximum time for computing one mask, in seconds, because all sequences of the step wait for it.
 Grammars in common use stay far below; llguidance's own limits do not exclude all others."""
@@ -148,12 +154,14 @@ class Constraints:
             return self._vocabulary
 
     def _with_token_ids(self, constraint: Constraint) -> Constraint:
-        if constraint.kind != "lark" or CALLS_TAG not in constraint.source:
+        if constraint.kind != "lark":
             return constraint
-        entry = CALLS_TAG[1:-1]
-        token_id = self._tokenizer.token_id(entry)
-        written = f'"{entry}"' if token_id is None else f"<[{token_id}]>"
-        return structs.replace(constraint, source=constraint.source.replace(CALLS_TAG, written))
+        source = _ENTRY.sub(self._with_token_id, constraint.source)
+        return structs.replace(constraint, source=source)
+
+    def _with_token_id(self, rule: "re.Match[str]") -> str:
+        token_id = self._tokenizer.token_id(json.loads(rule["text"]))
+        return rule[0] if token_id is None else f"{rule['name']}: <[{token_id}]>"
 
 
 def token_mask(token_ids: Iterable[int], num_bytes: int) -> bytes:
@@ -168,7 +176,8 @@ def num_repeats(text: bytes, call: bytes) -> int:
     """How many equal calls stand at the end of ``text``, of which ``call`` is the last whole one.
     Between two calls there are only tags and separators."""
     between = text.split(call)[1:-1]
-    return 1 + sum(1 for _ in takewhile(lambda gap: b"{" not in gap, reversed(between)))
+    separators = takewhile(lambda gap: not _WORD.search(_TAG.sub(b"", gap)), reversed(between))
+    return 1 + sum(1 for _ in separators)
 
 
 def _refusal(reason: str) -> InvalidRequest:

@@ -6,10 +6,13 @@ from shared.errors import InvalidRequest
 from shared.messages import ChatMessage, ChatPrompt
 from worker.text.tokenizer import Tokenizer
 
+_BY_ENTRY: Mapping[str, str] = {"[TOOL_CALLS]": "mistral", "<|tool_call_begin|>": "kimi_k2"}
+"""Formats by an entry of the vocabulary. Chat templates that only repeat earlier calls may lack it.
+"""
 _BY_TAG: Mapping[str, str] = {
-    "<|tool_call_begin|>": "kimi_k2",
     "<｜tool▁call▁begin｜>": "deepseek_v3",
     "<start_function_call>": "functiongemma",
+    "<|tool_call>": "gemma4",
     "<function=": "qwen3_coder",
     "<arg_key>": "glm45",
     "<tool_call>": "hermes",
@@ -28,8 +31,9 @@ def tool_parser(tokenizer: Tokenizer, setting: str = "auto") -> str | None:
     template = tokenizer.template.source
     if not tokenizer.template.has_tools:
         return "hermes"
-    if "[TOOL_CALLS]" in template or tokenizer.has_entry("[TOOL_CALLS]"):
-        return "mistral"
+    for entry, parser in _BY_ENTRY.items():
+        if entry in template or tokenizer.has_entry(entry):
+            return parser
     for tag, parser in _BY_TAG.items():
         if tag in template:
             return parser
@@ -42,7 +46,11 @@ def reasoning_parser(tokenizer: Tokenizer, setting: str = "auto") -> str | None:
     """The format of the model's reasoning; None if it has no known format."""
     if setting != "auto":
         return None if setting == "none" else setting
-    if not tokenizer.has_entry("</think>") or tokenizer.template is None:
+    if tokenizer.template is None:
+        return None
+    if tokenizer.has_entry("<|channel>") and tokenizer.has_entry("<channel|>"):
+        return "gemma4"
+    if not tokenizer.has_entry("</think>"):
         return None
     try:
         prompt = tokenizer.template.render(_QUESTION)

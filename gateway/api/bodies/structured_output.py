@@ -12,9 +12,8 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from msgspec import Struct
 
 from gateway.api.bodies.parameters import check_json, refused
-from gateway.text.reasoning import CLOSE, OPEN
 from shared.errors import InvalidRequest
-from shared.grammars import TRIALS, for_generation
+from shared.grammars import TRIALS
 from shared.messages import MAX_GRAMMAR_CHARS, Constraint
 
 _MAX_ALTERNATIVES = 1024
@@ -76,38 +75,6 @@ def wanted_constraint(fields: Mapping[str, Any]) -> Wanted | None:
         if other.constraint != found[0].constraint:
             raise refused(other.param, f"not together with {found[0].param}.")
     return found[0] if found else None
-
-
-def after_reasoning(constraint: Constraint, reasoning_parser: str | None) -> Constraint:
-    """The same, for what a model says once it has thought. A grammar stands for all its text."""
-    if reasoning_parser is None or constraint.kind == "lark":
-        return constraint
-    return grammar(f"answer: {rule_of(constraint)}", reasoning_parser)
-
-
-def rule_of(constraint: Constraint) -> str:
-    """What stands for a constraint in a grammar."""
-    match constraint.kind:
-        case "json_schema":
-            return json_rule(msgspec.json.decode(constraint.source))
-        case "regex":
-            return f"/{_escaped(constraint.source)}/"
-        case "lark":
-            return f"%lark {{\n{constraint.source}\n}}"
-
-
-def grammar(rules: str, reasoning_parser: str | None) -> Constraint:
-    """``rules``, of which ``answer`` is the first, perhaps after a thought."""
-    start = {None: "", "qwen3": f'("{OPEN}" thought space)? '}.get(
-        reasoning_parser, "thought space "
-    )
-    thought = f'thought[suffix="{CLOSE}"]: /(?s:.*)/\nspace: /\\s*/' if start else ""
-    return Constraint(kind="lark", source=f"start: {start}answer\n{rules}\n{thought}")
-
-
-def json_rule(schema: dict[str, Any]) -> str:
-    """What stands for a schema in a grammar. It allows what the schema allows alone."""
-    return f"%json {msgspec.json.encode(for_generation(schema)).decode()}"
 
 
 def json_constraint(schema: Any, param: str) -> Constraint:
@@ -215,15 +182,3 @@ def _constraint(kind: Any, source: str, param: str) -> Constraint:
     if len(source) > MAX_GRAMMAR_CHARS:
         raise refused(param, f"longer than {MAX_GRAMMAR_CHARS} characters.")
     return Constraint(kind=kind, source=source)
-
-
-def _escaped(pattern: str) -> str:
-    """A regular expression as it stands between slashes."""
-    escaped, is_escape = [], False
-    for char in pattern:
-        if is_escape or char not in "/\n":
-            escaped.append(char)
-        else:
-            escaped.append("\\/" if char == "/" else "\\n")
-        is_escape = char == "\\" and not is_escape
-    return "".join(escaped)

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec import structs
 
+from gateway.api.bodies.grammars import after_reasoning
 from gateway.api.bodies.messages import MessagesRequest
 from gateway.api.bodies.parameters import refused
 from gateway.api.bodies.responses import ResponsesRequest
@@ -13,7 +14,6 @@ from gateway.api.bodies.schemas import ChatRequest, CompletionRequest
 from gateway.api.bodies.structured_output import (
     PARAMETERS,
     Wanted,
-    after_reasoning,
     check,
     check_now,
     wanted_constraint,
@@ -22,7 +22,7 @@ from gateway.api.bodies.tool_choice import ToolUse
 from gateway.api.rendering import Rendering
 from gateway.intake.key_file import ApiKey
 from gateway.log.cursor import LogFacts
-from gateway.text.reasoning import REASONING_PARSERS
+from gateway.text.reasoning import THOUGHTS
 from shared.errors import InvalidRequest
 from shared.messages import (
     MAX_CHOICES,
@@ -116,7 +116,7 @@ def submission(
         raise refused("model", "expected the name of a model.")
     calls = request.tool_use(served)
     wanted = _wanted(request, calls, served)
-    sampling = _sampling(request, wanted, calls)
+    sampling = _sampling(request, wanted, calls, _reasoning_parser(request, served))
     prompts = request.prompts(() if calls is None else calls.tools)
     rendering = _rendering(
         request, request_id, int(created_at), len(prompts), calls, served, echoed
@@ -168,11 +168,14 @@ def _reasoning_parser(request: GenerationBody, served: Announcement | None) -> s
     if served is None or request.endpoint == "completions":
         return None
     parser = served.reasoning_parser
-    return parser if parser in REASONING_PARSERS else None
+    return parser if parser in THOUGHTS else None
 
 
 def _sampling(
-    request: GenerationBody, wanted: Wanted | None, calls: ToolUse | None
+    request: GenerationBody,
+    wanted: Wanted | None,
+    calls: ToolUse | None,
+    reasoning_parser: str | None,
 ) -> SamplingParams:
     logprobs, prompt_logprobs = request.num_logprobs(), request.prompt_logprobs
     if request.echo and logprobs is not None:
@@ -181,6 +184,7 @@ def _sampling(
         logprobs = logprobs or 0
     # The tags of calls are special tokens, except those of Hermes.
     has_tags = calls is not None and calls.parser != "hermes"
+    has_tags |= reasoning_parser is not None and THOUGHTS[reasoning_parser].are_special
     return SamplingParams(
         max_tokens=request.token_limit(),
         temperature=request.temperature,

@@ -1,39 +1,21 @@
 """The tools that a chat may call: validation, and what the job and the reader of its log need."""
 
-from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 from msgspec import Meta, Struct
 
+from gateway.api.bodies.argument_grammars import parameters, text_parameters
+from gateway.api.bodies.call_grammars import calls, text_with_calls
 from gateway.api.bodies.conversations import OfferedTools
+from gateway.api.bodies.grammars import after_thought, rule_of
 from gateway.api.bodies.parameters import refused
-from gateway.api.bodies.structured_output import (
-    Wanted,
-    grammar,
-    json_constraint,
-    json_rule,
-    rule_of,
-)
+from gateway.api.bodies.structured_output import Wanted, json_constraint
 from gateway.text.tools import TAGGED, TOOL_PARSERS
-from gateway.text.tools.hermes import CLOSE, OPEN
 from shared.errors import Unavailable
-from shared.grammars import CALL_CAPTURE, CALLS_TAG
 from shared.messages import MAX_GRAMMAR_CHARS, MAX_TOOLS, Announcement, Constraint, Tool
 
-MAX_CALLS = 16
-"""Maximum number of calls in an answer. OpenAI and vLLM have no limit, and a small model may repeat
-calls until it reaches its token limit (vllm#50399). No request is known to need so many."""
-_FORMS: Mapping[str, tuple[str, str, str]] = {
-    "hermes": ("{}", '"<tool_call>\\n" object "\\n</tool_call>"', '"\\n"'),
-    "llama3_json": ("{}", "object", '"; "'),
-    "mistral": ('"[" {} "]"', "object", '", "'),
-}
-"""All calls, one call, and what stands between two."""
 _DEFAULT_PARSER = "hermes"
-_TAGS: Mapping[str, str] = {"mistral": CALLS_TAG}
-"""What stands before calls, if the model does not have to call."""
-_DEFINITIONS = ("$defs", "definitions")
-_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 class FunctionChoice(Struct, frozen=True):
@@ -92,7 +74,7 @@ class ToolUse(NamedTuple):
         """Of each callable tool the parameters that are text, if the parser needs them."""
         if self.parser not in TAGGED:
             return None
-        return {tool.name: _text_parameters(tool) for tool in self.callable.values()}
+        return {tool.name: text_parameters(tool) for tool in self.callable.values()}
 
     def schemas(self) -> tuple[Wanted, ...]:
         """What the arguments of each of these have to match. Raises `InvalidRequest`."""
@@ -103,33 +85,29 @@ class ToolUse(NamedTuple):
     ) -> Constraint:
         """Calls, or an ``answer``, if there is one, after what thought there may be. Raises
         `InvalidRequest`."""
-        if self.parser not in _FORMS:
-            raise refused(
-                "tool_choice",
-                "this model's tool calls cannot be combined with a format; use none or required.",
-            )
-        rules = _calls(self.parser, self.callable.values(), is_single=self.is_single)
+        rules = calls(
+            self.parser,
+            self.callable.values(),
+            is_single=self.is_single,
+            is_required=answer is None,
+        )
         if answer is None:
-            rules = ["answer: calls", *rules]
+            rules = {"answer": "calls", **rules}
         else:
-            tag = _TAGS.get(self.parser, "")
-            rules = [f"answer: {tag} calls | said", f"said: {rule_of(answer)}", *rules]
-        constraint = grammar("\n".join(rules), reasoning_parser)
+            rules = {"answer": "calls | said", "said": rule_of(answer), **rules}
+        constraint = after_thought(rules, reasoning_parser)
         if len(constraint.source) > MAX_GRAMMAR_CHARS:
             raise refused("tools", f"longer than {MAX_GRAMMAR_CHARS} characters together.")
         return constraint
 
     def constraint_after_tag(self, reasoning_parser: str | None) -> Constraint | None:
         """Any text, in which the opening tag of a call is followed by one of these tools. None if
-        calls have no such tag, the tools are too long, or a thought may contain the tag."""
-        if self.parser != "hermes" or reasoning_parser is not None:
+        calls have no such tag, or the tools are too long."""
+        tools = self.callable.values()
+        constraint = text_with_calls(self.parser, tools, reasoning_parser, is_single=self.is_single)
+        if constraint is None or len(constraint.source) > MAX_GRAMMAR_CHARS:
             return None
-        call = f'opened blank? object blank? "{CLOSE}"'
-        rules = [f"answer: {call} | text" if self.is_single else f"answer: ({call})* text"]
-        rules += [f"opened[lazy]: /(?s:.*){OPEN}/", "text: /(?s:.*)/", r"blank: /\s/"]
-        rules += _objects(self.parser, self.callable.values())
-        constraint = grammar("\n".join(rules), None)
-        return constraint if len(constraint.source) <= MAX_GRAMMAR_CHARS else None
+        return constraint
 
 
 def tool_use(
@@ -156,10 +134,6 @@ def tool_use(
         if not is_required:
             raise refused("tools", f"the model '{served.model}' does not support tool calls.")
         parser = _DEFAULT_PARSER
-    if is_required and parser not in _FORMS:
-        parser = (
-            _DEFAULT_PARSER  # a grammar makes the model write calls in a form that is not its own
-        )
     return ToolUse(
         offered.functions,
         parser,
@@ -201,55 +175,4 @@ def _mode(choice: ChatToolChoice | None) -> object:
 
 
 def _schema(tool: Tool, param: str) -> Wanted:
-    return Wanted(param, json_constraint(_parameters(tool), param))
-
-
-def _calls(parser: str, tools: Collection[Tool], *, is_single: bool) -> list[str]:
-    """The rules of one call or several, `MAX_CALLS` at most, of ``tools``."""
-    form, call, between = _FORMS[parser]
-    calls = "call" if is_single else f"call ({between} call){{0,{MAX_CALLS - 1}}}"
-    return [f"calls: {form.format(calls)}", f"call: {call}", *_objects(parser, tools)]
-
-
-def _objects(parser: str, tools: Collection[Tool]) -> list[str]:
-    """The rules of a call's JSON object."""
-    alternatives = " | ".join(f"object_{k}" for k in range(len(tools)))
-    rules = [f'object[capture="{CALL_CAPTURE}"]: {alternatives}']
-    arguments = "parameters" if parser == "llama3_json" else "arguments"
-    for k, tool in enumerate(tools):
-        rules.append(f"object_{k}: {json_rule(_call_schema(tool, arguments))}")
-    return rules
-
-
-def _call_schema(tool: Tool, arguments: str) -> dict[str, Any]:
-    parameters = _parameters(tool)
-    # References in a tool's schema start at its root, which is no longer one.
-    definitions = {name: parameters.pop(name) for name in _DEFINITIONS if name in parameters}
-    return {
-        "type": "object",
-        "properties": {"name": {"const": tool.name}, arguments: parameters},
-        "required": ["name", arguments],
-        **definitions,
-    }
-
-
-def _parameters(tool: Tool) -> dict[str, Any]:
-    """The schema of a tool's arguments. A function without parameters is called with ``{}``."""
-    return {"type": "object", **(tool.parameters or _NO_PARAMETERS)}
-
-
-def _text_parameters(tool: Tool) -> tuple[str, ...]:
-    """The parameters whose values are strings in any case, or of which nothing is known."""
-    properties = _parameters(tool).get("properties")
-    schemas = properties if isinstance(properties, dict) else {}
-    return tuple(name for name, schema in schemas.items() if _is_text(schema))
-
-
-def _is_text(schema: Any) -> bool:
-    if not isinstance(schema, dict):
-        return True
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(values, list) and "type" not in schema:
-        return all(isinstance(value, str) for value in values)
-    is_open = not {"type", "anyOf", "oneOf", "allOf", "$ref"} & schema.keys()
-    return schema.get("type") == "string" or is_open
+    return Wanted(param, json_constraint(parameters(tool), param))

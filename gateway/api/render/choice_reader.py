@@ -15,7 +15,7 @@ from gateway.text.pieces import (
     PlainText,
     Reasoning,
 )
-from gateway.text.reasoning import REASONING_PARSERS, ReasoningSplit
+from gateway.text.reasoning import THOUGHTS, ReasoningSplit
 from gateway.text.tools import TOOL_PARSERS
 from gateway.text.tools.mistral import MistralParser
 from shared.messages import Choice, Finished, TokenDelta, TokenLogprobs
@@ -36,7 +36,8 @@ class ChoiceReader:
         self._parser = _tool_parser(rendering)
         self._split: ReasoningSplit | None = None
         if rendering.reasoning_parser is not None:
-            self._split = REASONING_PARSERS[rendering.reasoning_parser](self._parser)
+            thought = THOUGHTS[rendering.reasoning_parser]
+            self._split = ReasoningSplit(thought, self._parser)
             self._parser = self._split
         self.is_plain = isinstance(self._parser, PlainText)
         """Whether all text is content, and is told at once."""

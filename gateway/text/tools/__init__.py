@@ -9,23 +9,24 @@ from functools import partial
 from gateway.text.pieces import Parser
 from gateway.text.tools.calls import Names
 from gateway.text.tools.delimited import DEEPSEEK_V3, KIMI_K2, DelimitedParser
-from gateway.text.tools.functiongemma import FunctionGemmaParser
+from gateway.text.tools.gemma import FUNCTIONGEMMA, GEMMA4, gemma_parser
 from gateway.text.tools.hermes import HermesParser
 from gateway.text.tools.llama3 import Llama3Parser
 from gateway.text.tools.mistral import MistralParser
 from gateway.text.tools.pythonic import PythonicParser
-from gateway.text.tools.tagged import GLM45, QWEN3_CODER, TaggedParser
+from gateway.text.tools.tagged import GLM45, QWEN3_CODER, tagged_parser
 
 TOOL_PARSERS: Mapping[str, Callable[[Names], Parser]] = {
     "deepseek_v3": partial(DelimitedParser, DEEPSEEK_V3),
-    "functiongemma": FunctionGemmaParser,
-    "glm45": partial(TaggedParser, GLM45),
+    "functiongemma": partial(gemma_parser, FUNCTIONGEMMA),
+    "gemma4": partial(gemma_parser, GEMMA4),
+    "glm45": partial(tagged_parser, GLM45),
     "hermes": HermesParser,
     "kimi_k2": partial(DelimitedParser, KIMI_K2),
     "llama3_json": Llama3Parser,
     "mistral": MistralParser,
     "pythonic": PythonicParser,
-    "qwen3_coder": partial(TaggedParser, QWEN3_CODER),
+    "qwen3_coder": partial(tagged_parser, QWEN3_CODER),
 }
 """By the names in workers' announcements. Each is given the names of the functions that may be
 called."""

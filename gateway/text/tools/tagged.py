@@ -9,9 +9,10 @@ import re
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from gateway.text.pieces import CallArguments, CallStart, Content, Piece
+from gateway.text.pieces import CallArguments, CallStart, Piece
 from gateway.text.tags import Until
-from gateway.text.tools.calls import Names, Outside, is_declared, json_of
+from gateway.text.tools.calls import Names, is_declared, json_of
+from gateway.text.tools.enclosed import EnclosedParser
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -46,51 +47,8 @@ GLM45 = Tags(
 )
 
 
-class TaggedParser:
-    """Text that is not a call remains content, including tags."""
-
-    def __init__(self, tags: Tags, names: Names = None) -> None:
-        self._tags = tags
-        self._names = names
-        self._num_calls = 0
-        self._outside = Outside(OPEN)
-        self._call: _TaggedCall | None = None
-        self._tag = OPEN
-
-    @property
-    def open_call(self) -> int | None:
-        return self._call.index if self._call is not None and self._call.has_begun else None
-
-    def read(self, text: str) -> list[Piece]:
-        pieces: list[Piece] = []
-        while text:
-            if self._call is None:
-                text = self._read_content(text, pieces)
-            else:
-                text = self._read_call(self._call, text, pieces)
-        return pieces
-
-    def end(self) -> list[Piece]:
-        if self._call is not None:
-            return [] if self._call.has_begun else [Content(self._tag + self._call.end())]
-        return self._outside.end()
-
-    def _read_content(self, text: str, pieces: list[Piece]) -> str:
-        tag, rest = self._outside.read(text, pieces)
-        if tag is not None:
-            self._tag, self._call = tag, _TaggedCall(self._num_calls, self._tags, self._names)
-        return rest
-
-    def _read_call(self, call: "_TaggedCall", text: str, pieces: list[Piece]) -> str:
-        read, rest = call.read(text)
-        pieces += read
-        if call.is_broken:
-            pieces.append(Content(self._tag + call.raw))
-            self._call = None
-        elif call.is_complete:
-            self._num_calls += 1
-            self._call, self._outside.follows_call = None, True
-        return rest
+def tagged_parser(tags: Tags, names: Names = None) -> EnclosedParser:
+    return EnclosedParser(OPEN, lambda index: _TaggedCall(index, tags, names))
 
 
 class _TaggedCall:
@@ -119,7 +77,6 @@ class _TaggedCall:
         self._num_values = 0
 
     def read(self, text: str) -> tuple[list[Piece], str]:
-        """Returns the pieces, and the text after the call if it has ended."""
         pieces: list[Piece] = []
         while text and not (self.is_complete or self.is_broken):
             if self._key is not None:
@@ -133,7 +90,6 @@ class _TaggedCall:
         return pieces, text
 
     def end(self) -> str:
-        """All text of a call that has not begun."""
         self.raw += self._next.end()
         return self.raw
 

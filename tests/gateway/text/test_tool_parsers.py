@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.api.render.choice_reader import ChoiceReader, merged
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+from gateway.text.reasoning import THOUGHTS
 from gateway.text.tools import TOOL_PARSERS
 from tests.support.gateway.rendering import context_of
 
@@ -185,7 +186,21 @@ FUNCTIONGEMMA = [
     ("a <start_function_call>call:f", [Content("a <start_function_call>call:f")]),
     ("a <end_function_call> b", [Content("a <end_function_call> b")]),
 ]
+GEMMA4 = [
+    (
+        'Sure.\n<|tool_call>call:f{a:<|"|>R"o,}me <|"|>,b:[1,<|"|>x<|"|>],c:{d:true}}<tool_call|>'
+        "<|tool_call>call:g{}<tool_call|><|tool_response>",
+        [
+            Content("Sure."),
+            *call(0, "f", '{"a": "R\\"o,}me ", "b": [1, "x"], "c": {"d": true}}'),
+            *call(1, "g", "{}"),
+        ],
+    ),
+    ('<|tool_call>call:f{a:<|"|>x', call(0, "f", '{"a": "x')),
+    ("a <tool_call|> b <|tool_call>", [Content("a <tool_call|> b <|tool_call>")]),
+]
 CASES = [
+    *(("gemma4", *case) for case in GEMMA4),
     *(("functiongemma", *case) for case in FUNCTIONGEMMA),
     *(("pythonic", *case) for case in PYTHONIC),
     *(("deepseek_v3", *case) for case in DEEPSEEK_V3),
@@ -227,6 +242,13 @@ def test_what_calls_no_declared_function_is_text(
         ("qwen3", "It is.", [Content("It is.")]),
         ("qwen3", " <thin", [Content(" <thin")]),
         ("qwen3", "<think> hm ", [Reasoning("hm")]),
+        (
+            "gemma4",
+            "<|channel>thought\nhm\n<channel|>It is.",
+            [Reasoning("hm"), Content("It is.")],
+        ),
+        ("gemma4", "<|channel>thought\n<channel|>It is.", [Content("It is.")]),
+        ("gemma4", "It is <|channel>", [Content("It is <|channel>")]),
         ("deepseek_r1", "hm\n</think> It is.", [Reasoning("hm"), Content("It is.")]),
         ("deepseek_r1", "<think>hm</think>It is.", [Reasoning("hm"), Content("It is.")]),
         ("deepseek_r1", "hm", [Reasoning("hm")]),
@@ -345,6 +367,13 @@ fragments = st.lists(
             "a:<escape>b",
             "<escape>",
             "<end_function_call>",
+            "<|tool_call>",
+            '<|"|>',
+            'a:<|"|>b',
+            "<tool_call|>",
+            "<|tool_response>",
+            "<|channel>thought",
+            "<channel|>",
             "<start_function_response>",
             "[TOOL_CALLS]",
             "[ARGS]",
@@ -397,7 +426,7 @@ fragments = st.lists(
     text=fragments,
     cuts=st.lists(st.integers(0, 200), max_size=12),
     parser=st.sampled_from([None, *TOOL_PARSERS]),
-    reasoning=st.sampled_from([None, "qwen3", "deepseek_r1"]),
+    reasoning=st.sampled_from([None, *THOUGHTS]),
     is_forced=st.booleans(),
 )
 def test_pieces_do_not_depend_on_how_the_text_is_cut(

@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+import re
 import time
 from pathlib import Path
 
 import pytest
+from tokenizers import AddedToken
 
 from shared.errors import InvalidRequest, RequestError
 from shared.messages import Constraint
+from tests.support.gateway.calls import FORMS, TIME, WEATHER, use_of
 from tests.support.models.tokenizers import byte_level_tokenizer, save_tokenizer
 from worker.decode.constraints import Constraints, Grammar, token_mask
 from worker.text import Tokenizer
@@ -91,6 +94,49 @@ async def test_a_constraint_that_names_unknown_tokens_is_refused(tokenizer: Toke
         await Constraints(tokenizer).compile(Constraint(kind="lark", source="start: <|nobody|>"))
 
 
+TAGGED = Constraint(
+    kind="lark",
+    source='start: text entry_tag "x"\ntext: /(?s:.*)/\nentry_tag: "<tag>"',
+)
+
+
+@pytest.mark.parametrize("is_special", [False, True])
+async def test_a_tag_is_a_token_if_the_vocabulary_has_it(is_special: bool, tmp_path: Path) -> None:
+    encoder = byte_level_tokenizer()
+    encoder.add_tokens([AddedToken("<tag>", special=is_special)])
+    tokenizer = Tokenizer.load(save_tokenizer(encoder, tmp_path, tokenizer_config={}))
+
+    grammar = await Constraints(tokenizer).compile(TAGGED)
+
+    assert walk(grammar, tokenizer, "Look: <tag>x")
+    assert not walk(grammar, tokenizer, "Look: <tag>y")
+
+
+@pytest.mark.parametrize("parser", FORMS)
+@pytest.mark.parametrize("is_special", [False, True])
+async def test_each_family_calls_with_its_own_tokens(
+    parser: str, is_special: bool, tmp_path: Path
+) -> None:
+    weather, now, between, (opening, closing) = FORMS[parser]
+    calls = f"{opening}{weather}{between}{now}{closing}"
+    encoder = byte_level_tokenizer()
+    tags = sorted(set(re.findall(r"<[^<>=]+>", calls)))
+    encoder.add_tokens([AddedToken(tag, special=is_special) for tag in tags])
+    config = {"eos_token": "</s>"}
+    tokenizer = Tokenizer.load(save_tokenizer(encoder, tmp_path, tokenizer_config=config))
+    use = use_of([WEATHER, TIME], "required", parser=parser)
+    free = use_of([WEATHER, TIME], "auto", parser=parser)
+    assert use is not None
+    assert free is not None
+    required, bound = use.constraint(None), free.constraint_after_tag(None)
+
+    assert walk(await Constraints(tokenizer).compile(required), tokenizer, calls)
+    if bound is not None:
+        grammar = await Constraints(tokenizer).compile(bound)
+        assert walk(grammar, tokenizer, f"Look: {calls}\nDone.")
+        assert not walk(grammar, tokenizer, calls.replace("weather", "whether"))
+
+
 ROME, OSLO = '<c>{"city": "Rome"}</c>', '<c>{"city": "Oslo"}</c>'
 CALLS = Constraint(
     kind="lark",
@@ -127,3 +173,19 @@ async def test_equal_calls_are_soon_enough(
     assert matcher.is_complete is continued.is_complete is is_complete
     if is_complete:
         assert continued.mask() == token_mask(tokenizer.eos_ids, tokenizer.num_mask_bytes)
+
+
+@pytest.mark.parametrize("parser", sorted(FORMS.keys() - {"kimi_k2"}))
+async def test_equal_calls_are_recognized_in_every_form(parser: str, tokenizer: Tokenizer) -> None:
+    weather, now, between, (opening, _) = FORMS[parser]
+    use = use_of([WEATHER, TIME], "required", parser=parser)
+    assert use is not None
+    grammar = await Constraints(tokenizer).compile(use.constraint(None))
+
+    def is_complete(*calls: str) -> bool:
+        text = opening + between.join(calls)
+        return grammar.matcher(tokenizer.encode_text(text), None).is_complete
+
+    assert is_complete(weather, now, now, now)
+    assert not is_complete(now, now, weather, now)
+    assert not is_complete(weather, now, weather, now, weather)

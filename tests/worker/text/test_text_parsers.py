@@ -26,7 +26,9 @@ def load(directory: Path, template: str, *entries: str) -> Tokenizer:
         ("{% if tools %}<tool_call>f\n<arg_key>{% endif %}", [], "glm45"),
         ("{% if tools %}<｜tool▁call▁begin｜>{% endif %}", [], "deepseek_v3"),
         ("{% if tools %}<|tool_call_begin|>{% endif %}", [], "kimi_k2"),
+        ("{% if tools %}tool_declare{% endif %}", ["<|tool_call_begin|>"], "kimi_k2"),
         ("{% if tools %}<start_function_call>{% endif %}", [], "functiongemma"),
+        ("{% if tools %}<|tool_call>call:{% endif %}", [], "gemma4"),
         ("{% if tools %}[func_name1(a=b)]{% endif %}", ["<|python_tag|>"], "pythonic"),
         ("{% if tools %}calls{% endif %}", [], None),
         ("{{ messages[0].content }}", ["<|python_tag|>"], "hermes"),
@@ -39,7 +41,9 @@ def load(directory: Path, template: str, *entries: str) -> Tokenizer:
         "glm45",
         "deepseek_v3",
         "kimi_k2",
+        "kimi_k2 by its vocabulary",
         "functiongemma",
+        "gemma4",
         "pythonic",
         "of its own",
         "none",
@@ -57,9 +61,10 @@ def test_the_form_of_calls_is_told_from_template_and_vocabulary(
         ("{{ messages[0].content }}<think>\n", ["</think>"], "deepseek_r1"),
         ("{{ messages[0].content }}", ["</think>"], "qwen3"),
         ("{{ raise_exception('more, please') }}", ["</think>"], "qwen3"),
+        ("{{ messages[0].content }}", ["<|channel>", "<channel|>"], "gemma4"),
         ("{{ messages[0].content }}", [], None),
     ],
-    ids=["begun by the template", "begun by the model", "a strict template", "none"],
+    ids=["begun by the template", "begun by the model", "a strict template", "gemma4", "none"],
 )
 def test_the_form_of_thoughts_is_told_from_template_and_vocabulary(
     template: str, entries: list[str], parser: str | None, tmp_path: Path

@@ -135,6 +135,16 @@ def test_parameters_become_sampling(body: dict[str, Any], name: str, value: obje
     assert getattr(chat_job(**body).sampling, name) == value
 
 
+@pytest.mark.parametrize(("parser", "skips"), [(None, True), ("qwen3", True), ("gemma4", False)])
+def test_a_thought_is_found_by_its_special_tokens(parser: str | None, skips: bool) -> None:
+    served = msgspec.structs.replace(SERVED, reasoning_parser=parser)
+    request = parse(ChatRequest, msgspec.json.encode({"model": "m", "messages": [USER]}))
+
+    job = submission(request, request_id="r", created_at=1.0, served=served).job
+
+    assert job.sampling.skip_special_tokens is skips
+
+
 def limits_of(kind: type[msgspec.Struct], name: str) -> inspect.Type:
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)

@@ -2,81 +2,18 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 
-from gateway.api.bodies.schemas import ChatRequest, parse
+from gateway.api.bodies.call_grammars import MAX_CALLS
 from gateway.api.bodies.structured_output import Wanted, check_now
-from gateway.api.bodies.tool_choice import MAX_CALLS, ToolUse
 from gateway.api.render.choice_reader import ChoiceReader, merged
-from gateway.text.pieces import CallArguments, CallStart, Content
+from gateway.text.pieces import CallArguments, CallStart
 from gateway.text.tools import TOOL_PARSERS
 from shared.errors import InvalidRequest, Unavailable
-from shared.grammars import CALLS_TAG
-from shared.messages import MAX_GRAMMAR_CHARS, Announcement, Constraint
+from shared.messages import MAX_GRAMMAR_CHARS
+from tests.support.gateway.calls import FORMS, NAMED, TIME, WEATHER, chat, use_of
 from tests.support.gateway.rendering import context_of
 from tests.support.models.grammars import matches
-
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "The weather somewhere.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"$ref": "#/$defs/city"}},
-            "required": ["city"],
-            "additionalProperties": False,
-            "$defs": {"city": {"type": "string"}},
-        },
-    },
-}
-TIME = {"type": "function", "function": {"name": "get_time"}}
-NAMED = {"type": "function", "function": {"name": "get_time"}}
-FORMS = {
-    "hermes": (
-        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>',
-        '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>',
-        "\n",
-        "",
-    ),
-    "llama3_json": (
-        '{"name": "get_weather", "parameters": {"city": "Rome"}}',
-        '{"name": "get_time", "parameters": {}}',
-        "; ",
-        "",
-    ),
-    "mistral": (
-        '{"name": "get_weather", "arguments": {"city": "Rome"}}',
-        '{"name": "get_time", "arguments": {}}',
-        ", ",
-        "[]",
-    ),
-}
-
-
-def use_of(
-    tools: Any,
-    choice: Any = None,
-    *,
-    parser: str | None = "hermes",
-    is_parallel: bool = True,
-) -> ToolUse | None:
-    served = Announcement(
-        worker="w",
-        model="m",
-        vocab_size=100,
-        max_seq_len=100,
-        fingerprint="f",
-        max_num_seqs=1,
-        tool_parser=parser,
-    )
-    return chat(tools, tool_choice=choice, parallel_tool_calls=is_parallel).tool_use(served)
-
-
-def chat(tools: Any, **more: Any) -> ChatRequest:
-    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": tools}
-    return parse(ChatRequest, msgspec.json.encode({**body, **more}))
 
 
 @pytest.mark.parametrize(("tools", "choice"), [([WEATHER], "none"), (None, None), (None, "auto")])
@@ -95,14 +32,8 @@ def test_tools_that_are_no_functions_are_left_out(choice: Any) -> None:
     assert use is None or [tool.name for tool in use.tools] == ["get_time"]
 
 
-@pytest.mark.parametrize("parser", sorted(TOOL_PARSERS.keys() - FORMS.keys()))
-def test_a_call_that_is_required_has_a_form_for_which_there_is_a_grammar(parser: str) -> None:
-    free, forced = (use_of([TIME], choice, parser=parser) for choice in ("auto", "required"))
-
-    assert free is not None
-    assert forced is not None
-    assert (free.parser, forced.parser) == (parser, "hermes")
-    assert free.constraint_after_tag(None) is None
+def test_there_is_a_grammar_for_every_parser() -> None:
+    assert FORMS.keys() == TOOL_PARSERS.keys()
 
 
 def test_a_parser_may_need_to_know_what_is_text() -> None:
@@ -181,8 +112,7 @@ def test_a_model_that_may_call_is_free() -> None:
 
 @pytest.mark.parametrize("parser", FORMS)
 def test_a_model_that_has_to_call_writes_what_its_parser_reads(parser: str) -> None:
-    weather, now, between, around = FORMS[parser]
-    opening, closing = around[:1], around[1:]
+    weather, now, between, (opening, closing) = FORMS[parser]
     use = use_of([WEATHER, TIME], "required", parser=parser)
     assert use is not None
     constraint = use.constraint(None)
@@ -203,8 +133,7 @@ def test_a_model_that_has_to_call_writes_what_its_parser_reads(parser: str) -> N
 
 @pytest.mark.parametrize("parser", FORMS)
 def test_a_named_tool_is_called_once(parser: str) -> None:
-    weather, now, between, around = FORMS[parser]
-    opening, closing = around[:1], around[1:]
+    weather, now, between, (opening, closing) = FORMS[parser]
     use = use_of([WEATHER, TIME], NAMED, parser=parser)
     assert use is not None
     constraint = use.constraint(None)
@@ -217,8 +146,7 @@ def test_a_named_tool_is_called_once(parser: str) -> None:
 
 @pytest.mark.parametrize("parser", FORMS)
 def test_a_model_that_cannot_stop_calling_is_stopped(parser: str) -> None:
-    _, now, between, around = FORMS[parser]
-    opening, closing = around[:1], around[1:]
+    _, now, between, (opening, closing) = FORMS[parser]
     use = use_of([TIME], "required", parser=parser)
     assert use is not None
     constraint = use.constraint(None)
@@ -312,55 +240,6 @@ def test_a_model_whose_calls_nobody_can_read_refuses_tools() -> None:
         use_of([TIME], parser=None)
 
 
-WEATHER_CALL, TIME_CALL, *_ = FORMS["hermes"]
-
-
-@pytest.mark.parametrize(
-    ("text", "is_allowed"),
-    [
-        ("", True),
-        ("It <rains>.", True),
-        (WEATHER_CALL, True),
-        (f"Let me see.\n{WEATHER_CALL}\n{TIME_CALL}\nDone.", True),
-        (WEATHER_CALL.replace("\n", ""), True),
-        (WEATHER_CALL.replace("weather", "whether"), False),
-        (WEATHER_CALL.replace("city", "town"), False),
-        ("<tool_call>rain", False),
-    ],
-)
-def test_what_follows_the_tag_of_a_call_is_a_call(text: str, is_allowed: bool) -> None:
-    use = use_of([WEATHER, TIME], "auto")
-    assert use is not None
-    constraint = use.constraint_after_tag(None)
-    assert constraint is not None
-    check_now(Wanted("tools", constraint))
-
-    assert matches(constraint, text) is is_allowed
-
-
-def test_a_single_call_is_the_end() -> None:
-    use = use_of([WEATHER, TIME], "auto", is_parallel=False)
-    assert use is not None
-    constraint = use.constraint_after_tag(None)
-    assert constraint is not None
-
-    assert matches(constraint, f"Look: {TIME_CALL}")
-    assert matches(constraint, "It rains.")
-    assert not matches(constraint, f"{TIME_CALL}\n{TIME_CALL}")
-
-
-@pytest.mark.parametrize(
-    ("parser", "reasoning"), [("llama3_json", None), ("mistral", None), ("hermes", "qwen3")]
-)
-def test_text_that_may_contain_what_looks_like_a_call_is_free(
-    parser: str, reasoning: str | None
-) -> None:
-    use = use_of([WEATHER], "auto", parser=parser)
-
-    assert use is not None
-    assert use.constraint_after_tag(reasoning) is None
-
-
 def test_a_tool_that_is_too_long_for_a_grammar_can_be_called() -> None:
     schema = {"type": "object", "properties": {"x": {"enum": ["x" * MAX_GRAMMAR_CHARS]}}}
     use = use_of([{"type": "function", "function": {"name": "f", "parameters": schema}}])
@@ -383,35 +262,6 @@ def test_a_function_without_parameters_is_called_without_arguments() -> None:
     assert use is not None
 
     assert not matches(use.constraint(None), FORMS["hermes"][1].replace("{}", '{"zone": "UTC"}'))
-
-
-@pytest.mark.parametrize("parser", FORMS)
-@pytest.mark.parametrize(
-    ("answer", "text"),
-    [
-        (Constraint(kind="json_schema", source='{"properties": {"a": {}}}'), '{"a": 1}'),
-        (Constraint(kind="regex", source="a/b"), "a/b"),
-        (Constraint(kind="lark", source='start: "yes" | "no"'), "yes"),
-    ],
-)
-def test_a_model_that_may_call_calls_or_answers(parser: str, answer: Constraint, text: str) -> None:
-    weather, _, _, around = FORMS[parser]
-    use = use_of([WEATHER], "auto", parser=parser)
-    assert use is not None
-    tag = "[TOOL_CALLS]" if parser == "mistral" else ""
-    call = f"{tag}{around[:1]}{weather}{around[1:]}"
-
-    constraint = use.constraint(None, answer)
-
-    check_now(Wanted("tools", constraint))
-    source = constraint.source.replace(CALLS_TAG, f'"{tag}"')
-    constraint = Constraint(kind="lark", source=source)
-    assert matches(constraint, text)
-    assert matches(constraint, call)
-    assert not matches(constraint, f"{call}{text}")
-    assert not matches(constraint, "It rains.")
-    reader = ChoiceReader(context_of(tool_parser=parser))
-    assert merged(reader.read(text, 1) + reader.end()) == [Content(text)]
 
 
 def test_while_no_worker_is_there_nobody_knows_how_to_call() -> None:

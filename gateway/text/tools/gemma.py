@@ -1,104 +1,74 @@
-"""Tool calls as FunctionGemma writes them: ``<start_function_call>call:f{city:<escape>Rome<escape>,
-days:3}<end_function_call>``. Strings stand between two ``<escape>``; keys and other values do not.
+"""Tool calls as Gemma models write them, such as
+``<|tool_call>call:f{city:<|"|>Rome<|"|>,days:3}<tool_call|>``. Strings stand between quotes that
+are special tokens; keys and other values do not.
 """
 
 import json
 import re
+from typing import NamedTuple
 
-from gateway.text.pieces import CallArguments, CallStart, Content, Piece
+from gateway.text.pieces import CallArguments, CallStart, Piece
 from gateway.text.tags import Until
-from gateway.text.tools.calls import Names, Outside, is_declared, json_of
+from gateway.text.tools.calls import Names, is_declared, json_of
+from gateway.text.tools.enclosed import EnclosedParser
 
-OPEN, CLOSE = "<start_function_call>", "<end_function_call>"
-RESPONSE = "<start_function_response>"
-"""Written after calls, to wait for their outputs."""
-ESCAPE = "<escape>"
 _HEADER = re.compile(r"\s*call:\s*([\w.-]+)\s*")
 _MAX_HEADER_CHARS = 512
 
 
-class FunctionGemmaParser:
-    """Text that is not a call remains content, including tags."""
+class GemmaTokens(NamedTuple):
+    """The special tokens of a family."""
 
-    def __init__(self, names: Names = None) -> None:
-        self._names = names
-        self._num_calls = 0
-        self._outside = Outside(OPEN, CLOSE, RESPONSE)
-        self._tag = OPEN
-        self._call: _Call | None = None
-        self._is_over = False
+    opening: str
+    closing: str
+    quote: str
+    """Around a string."""
+    response: str
+    """Written after calls, to wait for their outputs."""
 
-    @property
-    def open_call(self) -> int | None:
-        return self._call.index if self._call is not None and self._call.has_begun else None
 
-    def read(self, text: str) -> list[Piece]:
-        pieces: list[Piece] = []
-        while text and not self._is_over:
-            if self._call is None:
-                text = self._read_content(text, pieces)
-            else:
-                text = self._read_call(self._call, text, pieces)
-        return pieces
+FUNCTIONGEMMA = GemmaTokens(
+    "<start_function_call>", "<end_function_call>", "<escape>", "<start_function_response>"
+)
+GEMMA4 = GemmaTokens("<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_response>")
 
-    def end(self) -> list[Piece]:
-        if self._call is not None:
-            return [] if self._call.has_begun else [Content(self._tag + self._call.raw)]
-        return self._outside.end()
 
-    def _read_content(self, text: str, pieces: list[Piece]) -> str:
-        tag, rest = self._outside.read(text, pieces)
-        if tag is None:
-            return rest
-        if tag.endswith(OPEN):
-            self._tag, self._call = tag, _Call(self._num_calls, self._names)
-        elif not self._outside.follows_call:
-            pieces.append(Content(tag))
-        else:
-            self._is_over = tag.endswith(RESPONSE)
-        return rest
-
-    def _read_call(self, call: "_Call", text: str, pieces: list[Piece]) -> str:
-        read, rest = call.read(text)
-        pieces += read
-        if call.is_broken:
-            pieces.append(Content(self._tag + call.raw))
-            self._call, self._outside.follows_call = None, False
-        elif call.is_complete:
-            self._num_calls += 1
-            self._call, self._outside.follows_call = None, True
-        return rest
+def gemma_parser(tokens: GemmaTokens, names: Names = None) -> EnclosedParser:
+    return EnclosedParser(
+        tokens.opening,
+        lambda index: _Call(index, tokens, names),
+        ending=tokens.closing,
+        last=tokens.response,
+    )
 
 
 class _Call:
     """One call, after its opening tag: a header up to ``{``, which is held until it names a
     declared function, and the arguments, which are written as JSON while they come."""
 
-    def __init__(self, index: int, names: Names) -> None:
+    def __init__(self, index: int, tokens: GemmaTokens, names: Names) -> None:
         self.index = index
+        self.has_begun = False
+        self.is_complete = False
         self.is_broken = False
         self.raw = ""
         """The header."""
+        self._tokens = tokens
         self._names = names
         self._arguments: _Arguments | None = None
 
-    @property
-    def has_begun(self) -> bool:
-        return self._arguments is not None
-
-    @property
-    def is_complete(self) -> bool:
-        return self._arguments is not None and self._arguments.is_complete
-
     def read(self, text: str) -> tuple[list[Piece], str]:
-        """Returns the pieces, and the text after the call if it has ended."""
         pieces: list[Piece] = []
         if self._arguments is None:
             text = self._read_header(text, pieces)
         if self._arguments is not None:
             written, text = self._arguments.read(text)
             pieces += [CallArguments(self.index, written)] if written else []
+            self.is_complete = self._arguments.is_complete
         return pieces, text
+
+    def end(self) -> str:
+        return self.raw
 
     def _read_header(self, text: str, pieces: list[Piece]) -> str:
         head, brace, rest = text.partition("{")
@@ -114,7 +84,7 @@ class _Call:
             self.raw += brace
             self.is_broken = True
             return rest
-        self._arguments = _Arguments()
+        self._arguments, self.has_begun = _Arguments(self._tokens), True
         pieces.append(CallStart(self.index, match[1]))
         return brace + rest
 
@@ -123,8 +93,10 @@ class _Arguments:
     """Writes arguments as JSON, from their opening brace on. The JSON of a call that has ended is
     valid even if the model's brackets do not match."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: GemmaTokens) -> None:
         self.is_complete = False
+        self._quote = tokens.quote
+        self._closing = tokens.closing
         self._closers: list[str] = []
         """What closes the brackets that are open."""
         self._is_empty = True
@@ -132,7 +104,7 @@ class _Arguments:
         self._expected = "value"
         """Or a key, or after a value nothing until the next comma or bracket."""
         self._word = ""
-        """What stands outside of strings, or an escaped key."""
+        """What stands outside of strings, or a quoted key."""
         self._string: Until | None = None
         self._written: list[str] = []
 
@@ -149,7 +121,7 @@ class _Arguments:
 
     def _read_string(self, string: Until, text: str) -> str:
         sure, tag, rest = string.read(text)
-        part = sure if tag is None else sure + tag.removesuffix(ESCAPE)
+        part = sure if tag is None else sure + tag.removesuffix(self._quote)
         if self._expected == "key":
             self._word += part
         else:
@@ -163,10 +135,10 @@ class _Arguments:
 
     def _read_char(self, char: str) -> None:
         self._word += char
-        if self._expected != "nothing" and self._word.endswith(ESCAPE):
+        if self._expected != "nothing" and self._word.endswith(self._quote):
             self._begin_string()
-        elif self._word.endswith(CLOSE):
-            self._end_word(self._word.removesuffix(CLOSE))
+        elif self._word.endswith(self._closing):
+            self._end_word(self._word.removesuffix(self._closing))
             while self._closers:
                 self._close()
         elif self._expected == "value" and char in "{[" and self._word.strip() == char:
@@ -183,7 +155,7 @@ class _Arguments:
                 self._close()
 
     def _begin_string(self) -> None:
-        self._word, self._string = "", Until(ESCAPE)
+        self._word, self._string = "", Until(self._quote)
         if self._expected == "value":
             self._begin_value()
             self._written.append('"')

@@ -1,0 +1,242 @@
+"""What a model may write as the arguments of a call: JSON, parameters between tags, or literals.
+
+Parameters come in the order of the schema, as in llguidance's grammars of JSON, or sorted if the
+model has seen them sorted.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from gateway.api.bodies.grammars import BLANK, Rules, json_rule, quoted, until
+from shared.messages import Tool
+
+_DEFINITIONS = ("$defs", "definitions")
+_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+_MAX_REFERENCES = 16
+_MAX_DEPTH = 3
+"""The depth of lists up to which their values are bound to their schemas."""
+
+Arguments: TypeAlias = Callable[[str, Tool], Rules]
+"""The rules of a tool's arguments, of which the first has the given name."""
+Kind: TypeAlias = Literal["text", "choices", "json", "any"]
+
+
+def parameters(tool: Tool) -> dict[str, Any]:
+    """The schema of a tool's arguments. A function without parameters is called with ``{}``."""
+    return {"type": "object", **(tool.parameters or _NO_PARAMETERS)}
+
+
+def text_parameters(tool: Tool) -> tuple[str, ...]:
+    """The parameters whose values are strings in any case, or of which nothing is known."""
+    schema = parameters(tool)
+    return tuple(
+        name
+        for name, part in _properties(schema).items()
+        if kind_of(part, schema) in ("text", "choices")
+    )
+
+
+def kind_of(schema: Any, root: Mapping[str, Any]) -> Kind:
+    """What the values of a parameter are: any text, one of some texts, anything but texts, or
+    either. References start at ``root``."""
+    schema = _resolved(schema, root)
+    if not isinstance(schema, dict):
+        return "text"
+    values = _values(schema)
+    if values is not None:
+        are_texts = {isinstance(value, str) for value in values}
+        if len(are_texts) > 1:
+            return "any"
+        return "choices" if are_texts == {True} else "json"
+    if not {"type", "anyOf", "oneOf", "allOf", "$ref"} & schema.keys():
+        return "text"
+    types = schema.get("type")
+    if types == "string":
+        return "text"
+    is_open = types is None or not isinstance(types, str | list) or "string" in types
+    return "any" if is_open else "json"
+
+
+def json_arguments(rule: str, tool: Tool) -> Rules:
+    return {rule: json_rule(parameters(tool))}
+
+
+def whole_call(key: str) -> Arguments:
+    """A JSON object with the name and, as ``key``, the arguments."""
+
+    def rules(rule: str, tool: Tool) -> Rules:
+        schema = parameters(tool)
+        # References in a tool's schema start at its root, which is no longer one.
+        definitions = {name: schema.pop(name) for name in _definitions(schema)}
+        call = {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, key: schema},
+            "required": ["name", key],
+            **definitions,
+        }
+        return {rule: json_rule(call)}
+
+    return rules
+
+
+@dataclass(frozen=True)
+class TaggedArguments:
+    """Parameters between tags; texts are written as they are, other values as JSON."""
+
+    before_key: str
+    after_key: str
+    end: str
+    """After a value."""
+    entries: Rules
+
+    def __call__(self, rule: str, tool: Tool) -> Rules:
+        schema = parameters(tool)
+        rules: dict[str, str] = {}
+        sequence = []
+        for k, (name, part) in enumerate(_properties(schema).items()):
+            one = f"{rule}_{k}"
+            value = self._value(one, part, schema, rules)
+            rules[one] = f"{self.before_key} {quoted(name)} {self.after_key} {value} blank?"
+            sequence.append(one if name in _required(schema) else f"{one}?")
+        if _is_open(schema):
+            sequence.append("other*")
+            rules["other"] = f"{self.before_key} /[^<>\\n]+/ {self.after_key} text_value blank?"
+        return {
+            rule: " ".join(sequence) or '""',
+            **rules,
+            **until("text_value", "value_end", self.end),
+            **self.entries,
+            **BLANK,
+        }
+
+    def _value(self, rule: str, part: Any, schema: Mapping[str, Any], rules: dict[str, str]) -> str:
+        kind = kind_of(part, schema)
+        if kind in ("text", "any"):
+            return "text_value"
+        if kind == "choices":
+            rules[f"{rule}_value"] = _alternatives(part, schema)
+        elif _resolved(part, schema).get("type") == "boolean":
+            rules[f"{rule}_value"] = '"true" | "false" | "True" | "False"'
+        else:
+            resolved = _resolved(part, schema)
+            rules[f"{rule}_value"] = json_rule({**resolved, **_definitions(schema)})
+        return f"blank? {rule}_value blank? entry_value_end"
+
+
+@dataclass(frozen=True)
+class LiteralArguments:
+    """Arguments by name, with commas between them, whose values are literals of some language. The
+    values in lists are bound to their schemas, those in objects are not."""
+
+    assign: str
+    """Between a parameter's name and its value."""
+    separator: str
+    literals: Rules
+    """The rules ``string``, ``boolean``, ``null``, and ``key`` of an object."""
+    quote: tuple[str, str]
+    """Around a string."""
+    is_sorted: bool = False
+
+    def __call__(self, rule: str, tool: Tool) -> Rules:
+        schema = parameters(tool)
+        properties = list(_properties(schema).items())
+        if self.is_sorted:
+            properties.sort(key=lambda item: item[0].lower())
+        rules: dict[str, str] = {}
+        for k, (name, part) in enumerate(properties):
+            value = self._value(part, schema)
+            rules[f"{rule}_{k}"] = f"{quoted(name)} {self.assign} ({value})"
+            rules |= _steps(rule, k, self.separator, is_required=name in _required(schema))
+        last = len(properties)
+        more = f"pair ({self.separator} pair)*"
+        rules[f"{rule}_first_{last}"] = f"({more})?" if _is_open(schema) else '""'
+        rules[f"{rule}_next_{last}"] = f"({self.separator} pair)*" if _is_open(schema) else '""'
+        return {rule: f"{rule}_first_0", **rules, **self._any()}
+
+    def _any(self) -> Rules:
+        """The rules of any value."""
+        comma = self.separator
+        return {
+            **self.literals,
+            "integer": "/-?[0-9]+/",
+            "number": r"/-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?/",
+            "list": f'"[" (value ({comma} value)*)? "]"',
+            "object": f'"{{" (member ({comma} member)*)? "}}"',
+            "member": 'key ":" " "? value',
+            "pair": rf"/[A-Za-z_][\w.-]*/ {self.assign} value",
+            "value": "string | number | boolean | null | list | object",
+        }
+
+    def _value(self, schema: Any, root: Mapping[str, Any], depth: int = 0) -> str:
+        if depth > _MAX_DEPTH:
+            return "value"
+        kind, schema = kind_of(schema, root), _resolved(schema, root)
+        if kind == "choices":
+            before, after = self.quote
+            return f"{before} ({_alternatives(schema, root)}) {after}"
+        if not isinstance(schema, dict) or kind == "any" or _values(schema) is not None:
+            return "value"
+        match schema.get("type"):
+            case "string" | "integer" | "number" | "boolean" | "null" | "object" as name:
+                return str(name)
+            case "array":
+                item = self._value(schema.get("items", {}), root, depth + 1)
+                return f'"[" (({item}) ({self.separator} ({item}))*)? "]"'
+            case _:
+                return "value"
+
+
+def _steps(rule: str, k: int, separator: str, *, is_required: bool) -> Rules:
+    """The rules of the parameters from the ``k``-th on, if none has been written and if one has."""
+    first, following = f"{rule}_{k} {rule}_next_{k + 1}", f"{rule}_next_{k + 1}"
+    skipped = ("", "") if is_required else (f" | {rule}_first_{k + 1}", f" | {following}")
+    return {
+        f"{rule}_first_{k}": first + skipped[0],
+        f"{rule}_next_{k}": f"{separator} {first}{skipped[1]}",
+    }
+
+
+def _alternatives(schema: Any, root: Mapping[str, Any]) -> str:
+    return " | ".join(map(quoted, _values(_resolved(schema, root)) or ()))
+
+
+def _values(schema: Mapping[str, Any]) -> list[Any] | None:
+    """All values that a schema lists, if it does."""
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    return values if isinstance(values, list) and values else None
+
+
+def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
+    """What a reference within ``root`` names."""
+    for _ in range(_MAX_REFERENCES):
+        if not isinstance(schema, dict) or not isinstance(target := schema.get("$ref"), str):
+            break
+        found: Any = root
+        for name in target.removeprefix("#").split("/")[1:]:
+            name = name.replace("~1", "/").replace("~0", "~")
+            found = found.get(name) if isinstance(found, dict) else None
+        if found is None or not target.startswith("#"):
+            break
+        schema = found
+    return schema
+
+
+def _definitions(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: schema[name] for name in _DEFINITIONS if name in schema}
+
+
+def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    properties = schema.get("properties")
+    return properties if isinstance(properties, dict) else {}
+
+
+def _required(schema: Mapping[str, Any]) -> list[Any]:
+    required = schema.get("required")
+    return required if isinstance(required, list) else []
+
+
+def _is_open(schema: Mapping[str, Any]) -> bool:
+    """Whether there may be parameters that the schema does not declare."""
+    others = schema.get("additionalProperties", "properties" not in schema)
+    return bool(others) or "patternProperties" in schema

@@ -1,0 +1,222 @@
+"""What a model may write as calls, in the form of its family: one row of a table for each."""
+
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from gateway.api.bodies.argument_grammars import (
+    Arguments,
+    LiteralArguments,
+    TaggedArguments,
+    json_arguments,
+    whole_call,
+)
+from gateway.api.bodies.grammars import (
+    BLANK,
+    Rules,
+    any_text_with,
+    entry,
+    until,
+)
+from gateway.text.tools.gemma import FUNCTIONGEMMA, GEMMA4, GemmaTokens
+from shared.grammars import CALL_CAPTURE
+from shared.messages import Constraint, Tool
+
+MAX_CALLS = 16
+"""Maximum number of calls in an answer. OpenAI and vLLM have no limit, and a small model may repeat
+calls until it reaches its token limit (vllm#50399). No request is known to need so many."""
+_MORE = f"{{0,{MAX_CALLS - 1}}}"
+
+
+class Form(NamedTuple):
+    """The form in which a family writes calls. In ``calls``, NAME stands for a function's name, and
+    ARGUMENTS for the rule of its arguments."""
+
+    inside: str
+    """What follows the tag: a ``call``, after which MORE stands for the others, if there may be
+    some."""
+    calls: Mapping[str, str]
+    """Rules of one call without its tags, of which there is an alternative for each function."""
+    more: str = ""
+    """What stands for each of the others."""
+    tag: str = ""
+    """The opening tag; empty if there is none."""
+    between: str | None = None
+    """What stands between a call and the next tag; None: one tag precedes all calls."""
+    entries: Rules = MappingProxyType({})
+    """Further tags."""
+    arguments: Arguments = json_arguments
+    after: str = ""
+    """What a model may write at the end of its answer, to wait for the results of its calls."""
+    has_tag_if_required: bool = True
+    """Whether calls begin with the tag even if the model has to call."""
+    has_other_tokens: bool = False
+    """Whether further special tokens, which match no text, may stand around calls."""
+
+
+def _entries(**texts: str) -> Rules:
+    return {rule: text for name in texts for rule, text in entry(name, texts[name]).items()}
+
+
+_OBJECT = {"call": r'"{\"name\":" " "? "\"NAME\"," " "? "\"arguments\":" " "? ARGUMENTS "}"'}
+"""A call as a JSON object."""
+
+
+def _gemma(tokens: GemmaTokens) -> Form:
+    quote = "entry_quote"
+    literals = {
+        "string": f"{quote} string_rest",
+        "boolean": '"true" | "false"',
+        "null": '"null" | "None"',
+        "key": r"/[^\s:,{}\[\]<>]+/ | string",
+        **until("string_rest", "quote", tokens.quote),
+    }
+    return Form(
+        "call entry_end",
+        {"call": 'blank? "call:NAME{" ARGUMENTS "}"'},
+        tag=tokens.opening,
+        between="",
+        entries=_entries(end=tokens.closing, response=tokens.response),
+        arguments=LiteralArguments('":"', '","', literals, (quote, quote), is_sorted=True),
+        after="entry_response",
+    )
+
+
+_PYTHON: Rules = {
+    "string": r"""/"([^"\\\n]|\\.)*"|'([^'\\\n]|\\.)*'/""",
+    "boolean": '"True" | "False"',
+    "null": '"None"',
+    "key": "string",
+}
+FORMS: Mapping[str, Form] = {
+    "deepseek_v3": Form(
+        "one MORE blank? entry_close",
+        {
+            # V3 and R1 write the type and a code block, V3.1 only the name.
+            "call": '"function" entry_sep "NAME\\n```json\\n" ARGUMENTS "\\n```"'
+            ' | "NAME" entry_sep ARGUMENTS'
+        },
+        more="blank? one",
+        tag="<｜tool▁calls▁begin｜>",
+        entries={
+            **_entries(
+                begin="<｜tool▁call▁begin｜>",
+                sep="<｜tool▁sep｜>",
+                end="<｜tool▁call▁end｜>",
+                close="<｜tool▁calls▁end｜>",
+            ),
+            "one": "entry_begin call entry_end",
+        },
+    ),
+    "functiongemma": _gemma(FUNCTIONGEMMA),
+    "gemma4": _gemma(GEMMA4),
+    "glm45": Form(
+        "blank? call entry_end",
+        {"call": '"NAME" blank? ARGUMENTS'},
+        tag="<tool_call>",
+        between='"\\n"',
+        entries=_entries(end="</tool_call>"),
+        arguments=TaggedArguments(
+            "entry_key",
+            "entry_key_end blank? entry_value",
+            "</arg_value>",
+            _entries(key="<arg_key>", key_end="</arg_key>", value="<arg_value>"),
+        ),
+    ),
+    "hermes": Form(
+        "blank? call blank? entry_end",
+        _OBJECT,
+        tag="<tool_call>",
+        between='"\\n"',
+        entries=_entries(end="</tool_call>"),
+    ),
+    "kimi_k2": Form(
+        "one MORE entry_close",
+        {"call": '"functions.NAME:" /[0-9]+/ entry_arguments ARGUMENTS'},
+        more="one",
+        tag="<|tool_calls_section_begin|>",
+        entries={
+            **_entries(
+                begin="<|tool_call_begin|>",
+                arguments="<|tool_call_argument_begin|>",
+                end="<|tool_call_end|>",
+                close="<|tool_calls_section_end|>",
+            ),
+            "one": "entry_begin call entry_end",
+        },
+    ),
+    # The format of an answer may be an object, too.
+    "llama3_json": Form(
+        "call", {"call": "ARGUMENTS"}, between='"; "', arguments=whole_call("parameters")
+    ),
+    "mistral": Form(
+        '"[" call MORE "]" | named',
+        {
+            **_OBJECT,
+            # Newer models write no list.
+            "named": '"NAME" (entry_id /[A-Za-z0-9]+/)? entry_arguments? ARGUMENTS',
+        },
+        more='", " call',
+        tag="[TOOL_CALLS]",
+        between="",
+        entries=_entries(id="[CALL_ID]", arguments="[ARGS]"),
+        has_tag_if_required=False,
+        has_other_tokens=True,  # those of a thought
+    ),
+    "pythonic": Form(
+        '"[" call MORE "]"',
+        {"call": '"NAME(" ARGUMENTS ")"'},
+        more="/, ?/ call",
+        arguments=LiteralArguments('"="', "/, ?/", _PYTHON, (r'"\""', r'"\""')),
+    ),
+    "qwen3_coder": Form(
+        "blank? call blank? entry_end",
+        {"call": '"<function=NAME>" blank? ARGUMENTS entry_function_end'},
+        tag="<tool_call>",
+        between='"\\n"',
+        entries=_entries(function_end="</function>", end="</tool_call>"),
+        arguments=TaggedArguments('"<parameter="', '">"', "</parameter>", {}),
+    ),
+}
+"""By the names of `TOOL_PARSERS`."""
+
+
+def calls(
+    parser: str, tools: Collection[Tool], *, is_single: bool, is_required: bool = False
+) -> Rules:
+    """The rules of ``calls``: one call or several, `MAX_CALLS` at most, of ``tools``."""
+    form = FORMS[parser]
+    has_tag = bool(form.tag) and (form.has_tag_if_required or not is_required)
+    one = "entry_tag inside" if has_tag else "inside"
+    is_repeated = form.between is not None and has_tag is bool(form.tag)
+    if is_repeated and not is_single:
+        one = f"{one} ({form.between} {one}){_MORE}"
+    tag = entry("tag", form.tag) if has_tag else {}
+    return {"calls": one, **tag, **_inside(form, tools, is_single=is_single)}
+
+
+def text_with_calls(
+    parser: str, tools: Collection[Tool], reasoning_parser: str | None, *, is_single: bool
+) -> Constraint | None:
+    """Any text, in which the opening tag of a call is followed by one of these tools. None if calls
+    have no such tag, or the text may have special tokens of its own."""
+    form = FORMS[parser]
+    if not form.tag or form.has_other_tokens:
+        return None
+    inside = _inside(form, tools, is_single=is_single)
+    return any_text_with(inside, form.tag, reasoning_parser, after=form.after, is_single=is_single)
+
+
+def _inside(form: Form, tools: Collection[Tool], *, is_single: bool) -> Rules:
+    """The rules of ``inside``, which follows the tag."""
+    more = f"({form.more}){_MORE}" if form.more and not is_single else ""
+    rules = {"inside": form.inside.replace("MORE", more), **form.entries, **BLANK}
+    for name in form.calls:
+        alternatives = " | ".join(f"{name}_{k}" for k in range(len(tools)))
+        rules[f'{name}[capture="{CALL_CAPTURE}"]'] = alternatives
+    for k, tool in enumerate(tools):
+        for name, call in form.calls.items():
+            call = call.replace("ARGUMENTS", f"arguments_{k}")
+            rules[f"{name}_{k}"] = call.replace("NAME", tool.name)
+        rules |= form.arguments(f"arguments_{k}", tool)
+    return rules

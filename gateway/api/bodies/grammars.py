@@ -1,0 +1,142 @@
+"""Rules of llguidance's grammars, in its dialect of Lark."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+
+from gateway.text.reasoning import THOUGHTS, Thought
+from shared.grammars import ENTRY_RULE, for_generation
+from shared.messages import Constraint
+
+Rules: TypeAlias = Mapping[str, str]
+"""Definitions by the names of rules, with their attributes."""
+ANYTHING: Rules = {"anything": "/(?s:.*)/"}
+BLANK: Rules = {"blank": r"/\s/"}
+
+
+def quoted(text: str) -> str:
+    """What stands for a text in a grammar."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def pattern(text: str) -> str:
+    """The regular expression of a text, as it stands between slashes."""
+    return re.escape(text).replace("/", "\\/")
+
+
+def entry(name: str, text: str) -> Rules:
+    """The rule ``entry_NAME``: the token ``text`` if the vocabulary has it, or else that text. A
+    special token cannot be written as text."""
+    return {f"{ENTRY_RULE}{name}": quoted(text)}
+
+
+def until(rule: str, name: str, text: str) -> Rules:
+    """``rule``: anything up to the first ``text`` and with it, whether it is written as the token
+    ``entry_NAME`` or not."""
+    return {
+        rule: f"{rule}_spelled | anything {ENTRY_RULE}{name}",
+        f"{rule}_spelled[lazy]": f"/(?s:.*){pattern(text)}/",
+        **entry(name, text),
+        **ANYTHING,
+    }
+
+
+def json_rule(schema: dict[str, Any]) -> str:
+    """What stands for a schema in a grammar. It allows what the schema allows alone."""
+    return f"%json {msgspec.json.encode(for_generation(schema)).decode()}"
+
+
+def rule_of(constraint: Constraint) -> str:
+    """What stands for a constraint in a grammar."""
+    match constraint.kind:
+        case "json_schema":
+            return json_rule(msgspec.json.decode(constraint.source))
+        case "regex":
+            return f"/{_escaped(constraint.source)}/"
+        case "lark":
+            return f"%lark {{\n{constraint.source}\n}}"
+
+
+def grammar(rules: Rules) -> Constraint:
+    lines = (f"{name}: {definition}" for name, definition in rules.items())
+    return Constraint(kind="lark", source="\n".join(lines))
+
+
+def after_thought(rules: Rules, reasoning_parser: str | None) -> Constraint:
+    """The grammar of ``answer``, one of the rules, after what thought there may be."""
+    if reasoning_parser is None:
+        return grammar({"start": "answer", **rules})
+    thought = THOUGHTS[reasoning_parser]
+    start = "thought space answer"
+    if not thought.is_open:
+        start = f"({_opening(thought)} thought space)? answer"
+    return grammar({"start": start, **rules, **_thought(thought), "space": r"/\s*/"})
+
+
+def after_reasoning(constraint: Constraint, reasoning_parser: str | None) -> Constraint:
+    """The same, for what a model says once it has thought. A grammar stands for all its text."""
+    if reasoning_parser is None or constraint.kind == "lark":
+        return constraint
+    return after_thought({"answer": rule_of(constraint)}, reasoning_parser)
+
+
+def any_text_with(
+    inside: Rules, tag: str, reasoning_parser: str | None, *, after: str, is_single: bool
+) -> Constraint:
+    """The grammar of any text, in which each ``tag`` is followed by ``inside``, one of the rules;
+    in a thought the tag means nothing. A single tag ends the text, and ``after``, one of the rules,
+    may end it."""
+    ending = f" {after}?" if after else ""
+    rest = ending if is_single else " answer"
+    rules = {
+        "answer": f"opened inside{rest} | anything{ending}",
+        **inside,
+        **until("opened", "tag", tag),
+    }
+    if reasoning_parser is None:
+        return grammar({"start": "answer", **rules})
+    thought = THOUGHTS[reasoning_parser]
+    rules |= _thought(thought)
+    if thought.is_open:
+        return grammar({"start": "thought answer | anything", **rules})
+    # The longest lexeme wins: without a thought, none of them may begin like one.
+    begun = f"\\s*{pattern(thought.opening + thought.label)}"
+    return grammar(
+        {
+            "start": "thinking (thought answer | anything) | unthinking",
+            "thinking": f"/\\s*/ {_opening(thought)} | /{begun}/",
+            "unthinking": f"first inside{rest} | plain{ending}",
+            "first": f"first_spelled | plain {ENTRY_RULE}tag",
+            "first_spelled[lazy]": "FIRST_SPELLED",
+            "plain": "PLAIN",
+            "FIRST_SPELLED": f"/(?s:.*){pattern(tag)}/ & ~/{begun}(?s:.*)/",
+            "PLAIN": f"/(?s:.*)/ & ~/{begun}(?s:.*)/",
+            **rules,
+        }
+    )
+
+
+def _opening(thought: Thought) -> str:
+    label = quoted(thought.label) if thought.label else ""
+    return f"{ENTRY_RULE}thought {label}".rstrip()
+
+
+def _thought(thought: Thought) -> Rules:
+    """The rules of a thought, from its opening tag on."""
+    opening = {} if thought.is_open else entry("thought", thought.opening)
+    return {**opening, **until("thought", "thought_end", thought.closing)}
+
+
+def _escaped(source: str) -> str:
+    """A regular expression as it stands between slashes."""
+    escaped, is_escape = [], False
+    for char in source:
+        if is_escape or char not in "/\n":
+            escaped.append(char)
+        else:
+            escaped.append("\\/" if char == "/" else "\\n")
+        is_escape = char == "\\" and not is_escape
+    return "".join(escaped)

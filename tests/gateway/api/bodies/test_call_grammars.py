@@ -1,0 +1,276 @@
+"""What a model may write as calls, in the form of its family."""
+
+import msgspec
+import pytest
+
+from gateway.api.bodies.call_grammars import FORMS as GRAMMARS
+from gateway.api.bodies.structured_output import Wanted, check_now
+from gateway.api.bodies.tool_choice import ToolUse
+from gateway.api.render.choice_reader import ChoiceReader, merged
+from gateway.text.pieces import CallArguments, CallStart, Content
+from shared.messages import Constraint
+from tests.support.gateway.calls import FORMS, TIME, WEATHER, use_of
+from tests.support.gateway.rendering import context_of
+from tests.support.models.grammars import matches
+
+TAGGED = [parser for parser, form in GRAMMARS.items() if form.tag and not form.has_other_tokens]
+"""The families whose calls begin with a tag."""
+
+
+def calls_of(parser: str, count: int = 2) -> str:
+    """A call of `WEATHER`, and of `TIME`."""
+    weather, now, between, (opening, closing) = FORMS[parser]
+    tag = "[TOOL_CALLS]" if parser == "mistral" else ""
+    return f"{tag}{opening}{between.join((weather, now)[:count])}{closing}"
+
+
+def bound(parser: str, reasoning: str | None = None, *, is_parallel: bool = True) -> Constraint:
+    use = use_of([WEATHER, TIME], "auto", parser=parser, is_parallel=is_parallel)
+    assert use is not None
+    constraint = use.constraint_after_tag(reasoning)
+    assert constraint is not None
+    check_now(Wanted("tools", constraint))
+    return constraint
+
+
+@pytest.mark.parametrize("parser", FORMS)
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (Constraint(kind="json_schema", source='{"properties": {"a": {}}}'), '{"a": 1}'),
+        (Constraint(kind="regex", source="a/b"), "a/b"),
+        (Constraint(kind="lark", source='start: "yes" | "no"'), "yes"),
+    ],
+)
+def test_a_model_that_may_call_calls_or_answers(parser: str, answer: Constraint, text: str) -> None:
+    weather, _, _, (opening, closing) = FORMS[parser]
+    use = use_of([WEATHER], "auto", parser=parser)
+    assert use is not None
+    tag = "[TOOL_CALLS]" if parser == "mistral" else ""
+    call = f"{tag}{opening}{weather}{closing}"
+
+    constraint = use.constraint(None, answer)
+
+    check_now(Wanted("tools", constraint))
+    assert matches(constraint, text)
+    assert matches(constraint, call)
+    assert not matches(constraint, f"{call}{text}")
+    assert not matches(constraint, "It rains.")
+    reader = ChoiceReader(context_of(tool_parser=parser))
+    assert merged(reader.read(text, 1) + reader.end()) == [Content(text)]
+
+
+@pytest.mark.parametrize("parser", TAGGED)
+def test_what_follows_the_tag_of_a_call_is_a_call(parser: str) -> None:
+    constraint, calls = bound(parser), calls_of(parser)
+
+    assert matches(constraint, "")
+    assert matches(constraint, "It <rains>.")
+    assert matches(constraint, calls)
+    assert matches(constraint, f"Let me see.\n{calls}\nDone.")
+    assert not matches(constraint, calls.replace("weather", "whether"))
+    assert not matches(constraint, calls.replace("city", "town"))
+    assert not matches(constraint, f"{GRAMMARS[parser].tag}rain")
+
+
+@pytest.mark.parametrize("parser", TAGGED)
+@pytest.mark.parametrize(
+    ("reasoning", "thought"),
+    [
+        ("qwen3", "<think>\nhm {}\n</think>\n\n"),
+        ("deepseek_r1", "hm {}</think>"),
+        ("gemma4", "<|channel>thought\nhm {}\n<channel|>"),
+    ],
+)
+def test_calls_are_bound_after_a_thought_and_not_in_it(
+    parser: str, reasoning: str, thought: str
+) -> None:
+    constraint, calls, tag = bound(parser, reasoning), calls_of(parser), GRAMMARS[parser].tag
+    thought = thought.format(f"{tag}rain")
+
+    assert matches(constraint, f"{thought}{calls}\nDone.")
+    assert matches(constraint, f"{thought}It rains.")
+    assert matches(constraint, thought.partition("rain")[0])
+    assert not matches(constraint, f"{thought}{tag}rain")
+    assert not matches(constraint, f"{thought}{calls.replace('city', 'town')}")
+
+
+@pytest.mark.parametrize("parser", TAGGED)
+@pytest.mark.parametrize("reasoning", ["qwen3", "gemma4"])
+def test_calls_are_bound_without_a_thought(parser: str, reasoning: str) -> None:
+    constraint, calls = bound(parser, reasoning), calls_of(parser)
+
+    assert matches(constraint, "")
+    assert matches(constraint, "It rains.")
+    assert matches(constraint, f"Let me see.\n{calls}\nDone.")
+    assert not matches(constraint, f"{GRAMMARS[parser].tag}rain")
+    assert not matches(constraint, f"{calls}\n{GRAMMARS[parser].tag}rain")
+
+
+@pytest.mark.parametrize("parser", TAGGED)
+@pytest.mark.parametrize("reasoning", [None, "qwen3"])
+def test_a_single_call_is_the_end(parser: str, reasoning: str | None) -> None:
+    constraint = bound(parser, reasoning, is_parallel=False)
+
+    assert matches(constraint, f"Look: {calls_of(parser, 1)}")
+    assert matches(constraint, "It rains.")
+    assert not matches(constraint, calls_of(parser))
+
+
+@pytest.mark.parametrize("parser", sorted(GRAMMARS.keys() - set(TAGGED)))
+def test_text_without_tags_is_free(parser: str) -> None:
+    use = use_of([WEATHER], "auto", parser=parser)
+
+    assert use is not None
+    assert use.constraint_after_tag(None) is None
+
+
+PLAN = {
+    "type": "function",
+    "function": {
+        "name": "plan",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "text": {"type": "string"},
+                "unit": {"$ref": "#/$defs/unit"},
+                "days": {"type": "integer"},
+                "dry": {"type": "boolean"},
+                "tags": {"type": "array", "items": {"type": "string"}},
+                "more": {"type": "object"},
+                "id": {"type": ["string", "integer"]},
+            },
+            "required": ["text", "days"],
+            "$defs": {"unit": {"type": "string", "enum": ["c", "f"]}},
+        },
+    },
+}
+ARGUMENTS = {
+    "text": 'a "b" ]}',
+    "unit": "c",
+    "days": 3,
+    "dry": True,
+    "tags": ["x", "y"],
+    "more": {"k": [1, None]},
+    "id": 7,
+}
+
+
+def tagged(before: str, after: str, end: str) -> dict[str, str]:
+    values = {
+        name: value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        for name, value in ARGUMENTS.items()
+    }
+    values["more"] = '{"k": [1, null]}'
+    values["tags"] = '["x", "y"]'
+    return {name: f"{before}{name}{after}{value}{end}" for name, value in values.items()}
+
+
+def gemma(quote: str) -> dict[str, str]:
+    return {
+        "days": "days:3",
+        "dry": "dry:true",
+        "id": "id:7",
+        "more": "more:{k:[1,null]}",
+        "tags": f"tags:[{quote}x{quote},{quote}y{quote}]",
+        "text": f'text:{quote}a "b" ]}}{quote}',
+        "unit": f"unit:{quote}c{quote}",
+    }
+
+
+PYTHON = {
+    "text": 'text="a \\"b\\" ]}"',
+    "unit": 'unit="c"',
+    "days": "days=3",
+    "dry": "dry=True",
+    "tags": "tags=['x', \"y\"]",
+    "more": 'more={"k": [1, None]}',
+    "id": "id=7",
+}
+WRITTEN = {
+    "functiongemma": (
+        "<start_function_call>call:plan{",
+        gemma("<escape>"),
+        ",",
+        "}<end_function_call>",
+    ),
+    "gemma4": ("<|tool_call>call:plan{", gemma('<|"|>'), ",", "}<tool_call|>"),
+    "glm45": (
+        "<tool_call>plan\n",
+        tagged("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>"),
+        "\n",
+        "\n</tool_call>",
+    ),
+    "pythonic": ("[plan(", PYTHON, ", ", ")]"),
+    "qwen3_coder": (
+        "<tool_call>\n<function=plan>\n",
+        tagged("<parameter=", ">\n", "\n</parameter>"),
+        "\n",
+        "\n</function>\n</tool_call>",
+    ),
+}
+"""What precedes arguments, each argument, and what stands between them and follows them."""
+
+
+def plan_of(parser: str) -> tuple[ToolUse, Constraint]:
+    use = use_of([PLAN], "required", parser=parser)
+    assert use is not None
+    constraint = use.constraint(None)
+    check_now(Wanted("tools", constraint))
+    return use, constraint
+
+
+def plan(parser: str, **changed: str | None) -> str:
+    opening, arguments, between, closing = WRITTEN[parser]
+    written = {**arguments, **changed}
+    return f"{opening}{between.join(filter(None, written.values()))}{closing}"
+
+
+@pytest.mark.parametrize("parser", WRITTEN)
+def test_arguments_are_written_as_the_family_does(parser: str) -> None:
+    use, constraint = plan_of(parser)
+    text = plan(parser)
+    context = context_of(
+        tool_parser=parser, tool_names=("plan",), text_parameters=use.text_parameters()
+    )
+    reader = ChoiceReader(context)
+
+    assert matches(constraint, text)
+    started, arguments = merged(reader.read(text, 1) + reader.end())
+    assert started == CallStart(0, "plan")
+    assert isinstance(arguments, CallArguments)
+    assert msgspec.json.decode(arguments.text) == ARGUMENTS
+
+
+@pytest.mark.parametrize("parser", WRITTEN)
+def test_arguments_match_their_schemas(parser: str) -> None:
+    _, constraint = plan_of(parser)
+    arguments = WRITTEN[parser][1]
+
+    assert matches(constraint, plan(parser, **dict.fromkeys(["unit", "dry", "tags", "more", "id"])))
+    assert not matches(constraint, plan(parser, text=None))
+    assert not matches(constraint, plan(parser, days=None))
+    for name, (good, bad) in {
+        "unit": ("c", "k"),
+        "days": ("3", "x"),
+        "dry": ("rue", "ruth"),
+        "tags": ("[", ""),
+        "more": ("{", "["),
+        "text": ("text", "txet"),
+    }.items():
+        before, found, after = arguments[name].rpartition(good)
+        assert found
+        assert not matches(constraint, plan(parser, **{name: f"{before}{bad}{after}"})), name
+
+
+@pytest.mark.parametrize("parser", FORMS)
+def test_a_tool_that_takes_anything_is_given_anything(parser: str) -> None:
+    anything = {
+        "type": "function",
+        "function": {"name": "get_weather", "parameters": {"type": "object"}},
+    }
+    use = use_of([anything], "required", parser=parser)
+    assert use is not None
+    weather, _, _, (opening, closing) = FORMS[parser]
+
+    assert matches(use.constraint(None), f"{opening}{weather}{closing}")
