@@ -1,12 +1,13 @@
 """The messages and tools of a chat's body, and their conversion to the prompt of a job."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from gateway.api.bodies.parameters import check_json, refused
+from gateway.text.tools.delimited import kimi_call_id
 from shared.messages import (
     MAX_MESSAGES,
     MAX_TEXT_CHARS,
@@ -19,6 +20,7 @@ from shared.messages import (
 from shared.messages.fields import Name, Text
 
 _MAX_TEMPLATE_KWARGS = 64
+_MAX_ID_CHARS = 256
 
 FunctionName: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,256}\Z")]
 NoParameters: TypeAlias = Annotated[list[Any], Meta(max_length=0)]
@@ -191,3 +193,17 @@ def joined_text(parts: Sequence[ContentPart], path: str, kinds: Sequence[str]) -
     if len(text) > MAX_TEXT_CHARS:
         raise refused(path, f"longer than {MAX_TEXT_CHARS} characters.")
     return text
+
+
+def with_kimi_ids(messages: Sequence[ChatMessage]) -> Iterator[ChatMessage]:
+    """The messages with the ids that Kimi's chat template needs, whatever ids the calls had."""
+    ids: dict[str | None, str] = {}
+    number = 0
+    for message in messages:
+        calls = []
+        for call in message.tool_calls:
+            ids[call.id] = kimi_call_id(call.name, number)[-_MAX_ID_CHARS:]
+            calls.append(structs.replace(call, id=ids[call.id]))
+            number += 1
+        result_of = ids.get(message.tool_call_id, message.tool_call_id)
+        yield structs.replace(message, tool_calls=tuple(calls), tool_call_id=result_of)

@@ -1,11 +1,12 @@
 """Builds jobs from bodies, and checks everything that does not need the model."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec import structs
 
+from gateway.api.bodies.conversations import with_kimi_ids
 from gateway.api.bodies.grammars import after_reasoning
 from gateway.api.bodies.messages import MessagesRequest
 from gateway.api.bodies.parameters import refused
@@ -118,9 +119,9 @@ def submission(
     wanted = _wanted(request, calls, served)
     sampling = _sampling(request, wanted, calls, _reasoning_parser(request, served))
     prompts = request.prompts(() if calls is None else calls.tools)
-    rendering = _rendering(
-        request, request_id, int(created_at), len(prompts), calls, served, echoed
-    )
+    if served is not None and served.tool_parser == "kimi_k2":
+        prompts = tuple(map(_with_kimi_ids, prompts))
+    rendering = _rendering(request, request_id, int(created_at), prompts, calls, served, echoed)
     rendering = structs.replace(rendering, is_stored=is_stored)
     is_detached = request.detach if is_detached is None else is_detached
     facts = rendering.in_log(
@@ -214,7 +215,7 @@ def _rendering(
     request: GenerationBody,
     request_id: str,
     created: int,
-    num_prompts: int,
+    prompts: tuple[Prompt, ...],
     calls: ToolUse | None,
     served: Announcement | None,
     echoed: bytes,
@@ -225,7 +226,7 @@ def _rendering(
         request_id=request_id,
         model=request.model,
         created=created,
-        num_prompts=num_prompts,
+        num_prompts=len(prompts),
         num_choices=request.n,
         best_of=num_drawn if num_drawn > request.n else 0,
         is_stream=request.stream,
@@ -239,6 +240,7 @@ def _rendering(
         tool_parser=calls.parser if calls else None,
         tool_names=tuple(tool.name for tool in calls.callable.values()) if calls else None,
         text_parameters=calls.text_parameters() if calls else None,
+        num_earlier_calls=_num_calls(prompts) if calls and calls.parser == "kimi_k2" else 0,
         has_functions=isinstance(request, ChatRequest) and request.has_functions,
         is_forced=calls is not None and calls.is_required,
         is_single_call=calls is not None and calls.is_single,
@@ -247,6 +249,17 @@ def _rendering(
         fingerprint=served.fingerprint if served else None,
         echoed=echoed,
     )
+
+
+def _with_kimi_ids(prompt: Prompt) -> Prompt:
+    if not isinstance(prompt, ChatPrompt):
+        return prompt
+    return structs.replace(prompt, messages=tuple(with_kimi_ids(prompt.messages)))
+
+
+def _num_calls(prompts: Iterable[Prompt]) -> int:
+    chats = (prompt for prompt in prompts if isinstance(prompt, ChatPrompt))
+    return sum(len(message.tool_calls) for chat in chats for message in chat.messages)
 
 
 def _check_sizes(request: GenerationBody, job: GenerationJob, served: Announcement | None) -> None:

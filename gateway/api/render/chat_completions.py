@@ -77,7 +77,7 @@ class ChatChunks:
             case CallStart(index, name):
                 call = ToolCallDelta(
                     index=index,
-                    id=call_id(self._rendering, choice, index),
+                    id=call_id(self._rendering, choice, index, name),
                     type="function",
                     function=Function(name=name, arguments=""),
                 )
@@ -123,7 +123,7 @@ def _message(rendering: Rendering, choice: GatheredChoice) -> ChatCompletionMess
         )
     calls = [
         MessageToolCall(
-            id=call_id(rendering, choice.index, index),
+            id=call_id(rendering, choice.index, index, call.name),
             function=Function(name=call.name, arguments=call.arguments),
         )
         for index, call in enumerate(choice.calls)

@@ -14,6 +14,7 @@ from gateway.api.rendering import Rendering
 from gateway.errors import error_body
 from gateway.log.cursor import LogEvent
 from gateway.log.framing import Payload
+from gateway.text.tools.delimited import kimi_call_id
 from shared import errors, messages
 from shared.errors import WarrenError
 from shared.messages import Failed, Finished, Started, TokenDelta
@@ -238,11 +239,13 @@ class Chunk(_AnswerBody, frozen=True, kw_only=True):
     """Padding, if the request asks for it."""
 
 
-def call_id(rendering: Rendering, choice: int, index: int) -> str:
-    """The id of a call, the same each time it is rendered. Mistral's chat template requires nine
-    characters."""
-    name = f"{rendering.request_id} {choice} {index}".encode()
-    digest = hashlib.sha256(name).hexdigest()
+def call_id(rendering: Rendering, choice: int, index: int, name: str) -> str:
+    """The id of a call of the function ``name``, the same each time it is rendered. Mistral's chat
+    template requires nine characters, Anthropic letters and digits."""
+    if rendering.tool_parser == "kimi_k2" and rendering.endpoint != "messages":
+        return kimi_call_id(name, rendering.num_earlier_calls + index)
+    place = f"{rendering.request_id} {choice} {index}".encode()
+    digest = hashlib.sha256(place).hexdigest()
     if rendering.tool_parser == "mistral":
         return digest[:9]
     return f"{'toolu' if rendering.endpoint == 'messages' else 'call'}_{digest[:24]}"

@@ -155,7 +155,9 @@ class MessageEncoder:
                 )
                 return [*begun, self._delta("thinking", "thinking", text)]
             case CallStart(index, name):
-                return self._begin(ToolUseContent(call_id(self._rendering, 0, index), name, _EMPTY))
+                return self._begin(
+                    ToolUseContent(call_id(self._rendering, 0, index, name), name, _EMPTY)
+                )
             case CallArguments(_, text):
                 return [self._delta("input_json", "partial_json", text)]
 
@@ -193,7 +195,7 @@ def _content(rendering: Rendering, pieces: Sequence[Piece]) -> list[ContentBlock
             case Reasoning(text):
                 blocks.append(ThinkingContent(text, _signature(rendering, len(blocks))))
             case CallStart(index, name):
-                blocks.append(ToolUseContent(call_id(rendering, 0, index), name, _EMPTY))
+                blocks.append(ToolUseContent(call_id(rendering, 0, index, name), name, _EMPTY))
             case CallArguments(_, text):
                 call = blocks[-1]
                 assert isinstance(call, ToolUseContent)

@@ -93,7 +93,7 @@ class ItemWriter:
         item = {
             "id": self._id("fc"),
             "type": "function_call",
-            "call_id": call_id(self._rendering, 0, index),
+            "call_id": call_id(self._rendering, 0, index, name),
             "name": name,
             "arguments": "",
             "status": "in_progress",

@@ -38,6 +38,12 @@ KIMI_K2 = Delimiters(
 )
 
 
+def kimi_call_id(name: str, number: int) -> str:
+    """The id of the ``number``-th call of a conversation, from 0. Kimi's chat template writes only
+    the ids of earlier calls and of their results, so that these have to name the function."""
+    return f"functions.{name}:{number}"
+
+
 class DelimitedParser:
     """Text that is not a call remains content."""
 

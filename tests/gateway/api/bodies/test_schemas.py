@@ -10,6 +10,7 @@ from gateway.api.bodies import parameters
 from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest, parse
 from gateway.api.bodies.submission import submission
+from gateway.api.render.formats import call_id
 from shared.errors import InvalidRequest, ModelNotFound
 from shared.messages import (
     MAX_MESSAGES,
@@ -143,6 +144,59 @@ def test_a_thought_is_found_by_its_special_tokens(parser: str | None, skips: boo
     job = submission(request, request_id="r", created_at=1.0, served=served).job
 
     assert job.sampling.skip_special_tokens is skips
+
+
+CALLED = {
+    "role": "assistant",
+    "tool_calls": [
+        {"id": id_, "type": "function", "function": {"name": name, "arguments": "{}"}}
+        for id_, name in (("call_1", "f"), ("call_2", "g"))
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("parser", "ids"),
+    [
+        ("hermes", ["call_1", "call_2", "call_2", "call_1", "call_1", "call_2", "call_1"]),
+        (
+            "kimi_k2",
+            [
+                *("functions.f:0", "functions.g:1", "functions.g:1", "functions.f:0"),
+                *("functions.f:2", "functions.g:3", "functions.f:2"),
+            ],
+        ),
+    ],
+)
+def test_kimis_earlier_calls_are_named_by_their_ids(parser: str, ids: list[str]) -> None:
+    served = msgspec.structs.replace(SERVED, tool_parser=parser)
+    results = [{"role": "tool", "tool_call_id": f"call_{k}", "content": "x"} for k in (2, 1)]
+    body = {"model": "m", "messages": [USER, CALLED, *results, CALLED, results[1]]}
+    request = parse(ChatRequest, msgspec.json.encode(body))
+
+    job = submission(request, request_id="r", created_at=1.0, served=served).job
+
+    prompt = job.prompts[0]
+    assert isinstance(prompt, ChatPrompt)
+    assert ids == [
+        id_
+        for message in prompt.messages[1:]
+        for id_ in ([call.id for call in message.tool_calls] or [message.tool_call_id])
+    ]
+
+
+def test_kimis_calls_are_numbered_through_the_conversation() -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    served = msgspec.structs.replace(SERVED, tool_parser="kimi_k2")
+    body = {"model": "m", "messages": [USER, CALLED], "tools": [tool]}
+    request = parse(ChatRequest, msgspec.json.encode(body))
+
+    rendering = submission(request, request_id="r", created_at=1.0, served=served).rendering
+
+    assert call_id(rendering, 0, 0, "f") == "functions.f:2"
+    assert call_id(rendering, 0, 1, "g") == "functions.g:3"
+    messages = msgspec.structs.replace(rendering, endpoint="messages")
+    assert call_id(messages, 0, 0, "f").startswith("toolu_")
 
 
 def limits_of(kind: type[msgspec.Struct], name: str) -> inspect.Type:
