@@ -99,7 +99,10 @@ NOTES: Mapping[str, str] = {
     "include": "`message.output_text.logprobs`. `reasoning.encrypted_content` has no effect",
     "include_reasoning": "",
     "include_stop_str_in_output": "",
-    "input": "Embeddings: text or token ids. Responses: text, messages, calls and outputs",
+    "input": (
+        "Embeddings: text or token ids. Responses: text, messages, calls and outputs, also of "
+        "custom tools"
+    ),
     "instructions": "",
     "logit_bias": "By token id, from -100 to 100. An id outside the vocabulary is refused",
     "logprobs": "Chat: a Boolean. Completions: a number up to 20",

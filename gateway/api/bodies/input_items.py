@@ -36,16 +36,40 @@ class FunctionCallOutput(Struct, frozen=True, kw_only=True):
     output: TextParts
 
 
+class CustomToolCall(Struct, frozen=True, kw_only=True):
+    """A call of a tool that is given a text. In a chat it is a function of one argument."""
+
+    call_id: Name | None = None
+    name: Name
+    input: Text
+
+    def function_call(self) -> FunctionCall:
+        return FunctionCall(call_id=self.call_id, name=self.name, arguments={"input": self.input})
+
+
+class CustomToolCallOutput(FunctionCallOutput, frozen=True, kw_only=True):
+    """What that tool has answered."""
+
+
 class ReasoningItem(Struct, frozen=True, kw_only=True):
     """The assistant's reasoning before its next message or call."""
 
     content: TextParts | None = None
 
 
-Item: TypeAlias = MessageItem | FunctionCall | FunctionCallOutput | ReasoningItem
+Item: TypeAlias = (
+    MessageItem
+    | FunctionCall
+    | FunctionCallOutput
+    | CustomToolCall
+    | CustomToolCallOutput
+    | ReasoningItem
+)
 
 _KINDS: Mapping[str, type[Item]] = {
     "message": MessageItem,
+    "custom_tool_call": CustomToolCall,
+    "custom_tool_call_output": CustomToolCallOutput,
     "function_call": FunctionCall,
     "function_call_output": FunctionCallOutput,
     "reasoning": ReasoningItem,
@@ -70,6 +94,8 @@ def conversation_of(
         if isinstance(item, ReasoningItem):
             thought = _text(item.content or "", f"{path}.content") or thought
             continue
+        if isinstance(item, CustomToolCall):
+            item = item.function_call()
         last = messages[-1] if messages else None
         if isinstance(item, FunctionCall) and last is not None and last.role == "assistant":
             messages[-1] = _with_call(last, item, path)
@@ -99,14 +125,20 @@ def _stored(value: Any, path: str) -> dict[str, Any]:
             parts = _stored_parts(content, kind)
             item = {"role": role, "content": parts, "status": "completed"}
             return {"id": _new_id("msg"), "type": "message", **item}
-        case FunctionCall() as call:
-            made = tool_call(call.call_id, call.name, call.arguments)
-            item = {"call_id": made.id, "name": made.name, "arguments": made.arguments}
+        case FunctionCall() as called:
+            call = tool_call(called.call_id, called.name, called.arguments)
+            item = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
             return {"id": _new_id("fc"), "type": "function_call", **item, "status": "completed"}
-        case FunctionCallOutput(call_id=call_id, output=output):
+        case CustomToolCall(call_id=call_id, name=name, input=text):
+            item = {"call_id": call_id or "", "name": name, "input": text}
+            return {"id": _new_id("ctc"), "type": "custom_tool_call", **item}
+        case FunctionCallOutput(call_id=call_id, output=output) as made:
             _text(output, f"{path}.output")
             what = output if isinstance(output, str) else _stored_parts(output, "input_text")
-            item = {"call_id": call_id or "", "output": what, "status": "completed"}
+            item = {"call_id": call_id or "", "output": what}
+            if isinstance(made, CustomToolCallOutput):
+                return {"id": _new_id("ctco"), "type": "custom_tool_call_output", **item}
+            item["status"] = "completed"
             return {"id": _new_id("fco"), "type": "function_call_output", **item}
         case ReasoningItem(content=content):
             _text(content or "", f"{path}.content")

@@ -12,6 +12,7 @@ from gateway.api.render.choice_reader import ChoiceReader, merged
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 from gateway.text.reasoning import THOUGHTS
 from gateway.text.tools import TOOL_PARSERS
+from tests.support.gateway.calls import FORMS
 from tests.support.gateway.rendering import context_of
 
 
@@ -284,6 +285,10 @@ WHOLE = [
     ("llama3_json", None, LLAMA3[2][0]),
     ("mistral", None, '[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]'),
     ("mistral", None, 'f[ARGS]{"a": "]"}'),
+    *(
+        (parser, None, f"{opening}{weather}{between}{now}{closing}")
+        for parser, (weather, now, between, (opening, closing)) in FORMS.items()
+    ),
 ]
 
 

@@ -178,11 +178,10 @@ def test_kimis_earlier_calls_are_named_by_their_ids(parser: str, ids: list[str])
 
     prompt = job.prompts[0]
     assert isinstance(prompt, ChatPrompt)
-    assert ids == [
-        id_
-        for message in prompt.messages[1:]
-        for id_ in ([call.id for call in message.tool_calls] or [message.tool_call_id])
-    ]
+    written: list[str | None] = []
+    for message in prompt.messages[1:]:
+        written += [call.id for call in message.tool_calls] or [message.tool_call_id]
+    assert written == ids
 
 
 def test_kimis_calls_are_numbered_through_the_conversation() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.api.bodies.input_items import conversation_of
+from gateway.api.bodies.input_items import conversation_of, stored_items
 from gateway.api.routes.responses import echoed
 from shared.messages import ChatMessage
 from tests.support.gateway.rendering import Log, context_of
@@ -122,6 +122,27 @@ def test_items_become_messages() -> None:
     assert (assistant.content, assistant.reasoning_content) == ("?", "hm")
     assert [call.id for call in assistant.tool_calls] == ["1", "2"]
     assert tool == ChatMessage(role="tool", tool_call_id="1", content="rain")
+
+
+CUSTOM = [
+    {"type": "custom_tool_call", "call_id": "1", "name": "patch", "input": 'a "b"'},
+    {"type": "custom_tool_call_output", "call_id": "1", "output": "done"},
+]
+
+
+def test_calls_of_custom_tools_become_calls_with_an_input() -> None:
+    assistant, tool = conversation_of(None, CUSTOM)
+
+    (call,) = assistant.tool_calls
+    assert (call.id, call.name, json.loads(call.arguments)) == ("1", "patch", {"input": 'a "b"'})
+    assert tool == ChatMessage(role="tool", tool_call_id="1", content="done")
+
+
+def test_calls_of_custom_tools_are_stored_as_they_are() -> None:
+    stored = stored_items(CUSTOM)
+
+    assert [{name: one[name] for name in one if name != "id"} for one in stored] == CUSTOM
+    assert conversation_of(None, stored) == conversation_of(None, CUSTOM)
 
 
 def test_a_response_repeats_its_request() -> None:
