@@ -58,25 +58,27 @@ MESSAGES: tuple[type[msgspec.Struct], ...] = (
 _DESCRIPTION = f"""\
 Text generation as durable jobs on RabbitMQ, seen from a client: `send` is what the client sends.
 
-1. Declare a durable queue `reply.<user>.<id>` with `x-expires`, so that it goes when you do not
-   come back, and bind it to `{topology.REPLIES.name}` under its own name. `<user>` is your user of
-   the broker, and the id any name of letters, digits, `.`, `_` and `-`; one queue may take the
-   answers to many jobs. A job of mode `stream` is cancelled when nobody consumes its queue, unless
-   it says `is_detached`. One of mode `final` needs no consumer, but its queue has to outlast the
-   job: nothing renews its expiry.
-2. Publish the job to `{topology.JOBS.name}` under `<model>.batch`, or `<model>.interactive` if
-   somebody waits for it: those go first. Its `request_id` begins with `<user>.`, and its property
-   `user_id` is `<user>`. It runs for the tenant `<user>`, whatever its field `tenant` says. Publish
-   persistent, mandatory and with confirms: a return means that no worker has ever served that
-   model, a nack that the queue is full; try later.
-3. Read the answers and acknowledge each once it is safe with you. `correlation_id` says which job
-   it belongs to. A job runs at least once, so an answer may come twice: drop the second.
+1. Declare a durable queue `reply.<user>.<id>` with `x-expires`, so that the broker deletes it if
+   you do not return, and bind it to `{topology.REPLIES.name}` with its name as the routing key.
+   `<user>` is your user of the broker. The id may be any name of letters, digits, `.`, `_` and `-`.
+   One queue may receive the answers to many jobs. A job of mode `stream` is cancelled if its queue
+   has no consumer, unless `is_detached` is set. A job of mode `final` needs no consumer, but its
+   queue must exist until the answer arrives: nothing renews its expiry.
+2. Publish the job to `{topology.JOBS.name}` with the routing key `<model>.batch`, or
+   `<model>.interactive` if a user waits for the answer; interactive jobs run first. Its
+   `request_id` begins with `<user>.`, and its property `user_id` is `<user>`. It runs for the
+   tenant `<user>`, whatever its field `tenant` contains. Publish it persistently, as mandatory, and
+   with publisher confirms. A returned message means that no worker has ever served the model, a
+   negative confirm that the queue is full; try again later.
+3. Read the answers, and acknowledge each one after you have stored it. `correlation_id` names the
+   job that an answer belongs to. A job is executed at least once, so an answer may arrive twice:
+   discard the second one.
 
-Bodies are JSON (content_type `{JSON}`) or MessagePack (`{MSGPACK}`); answers come
-in the encoding of the job. New optional fields may appear at any time. What is not a valid job
-goes to `{topology.DEAD_LETTERS.name}`; if its reply_to is yours, it is answered first, with
-`Failed` of code `{InvalidRequest.code}`. Workers obey your commands for your own requests
-only.
+Bodies are JSON (content_type `{JSON}`) or MessagePack (`{MSGPACK}`); answers have
+the encoding of the job. New optional fields may be added at any time. A message that is not a valid
+job is moved to `{topology.DEAD_LETTERS.name}`. If its reply_to belongs to you, it is first answered
+with `Failed` and the code `{InvalidRequest.code}`. Workers accept commands only for your own
+requests.
 """
 _FIRST_TOKENS = (504, 3575)
 _STREAM: tuple[tuple[str, str, msgspec.Struct], ...] = (
@@ -87,7 +89,7 @@ _STREAM: tuple[tuple[str, str, msgspec.Struct], ...] = (
     ),
     (
         "2. The first tokens",
-        "They count: the attempt is 1, no token was read before, and the hash is that of none.",
+        "They count: the attempt is 1, no token was read before, and the hash is the initial one.",
         TokenDelta(
             choice=0,
             attempt=1,
@@ -118,7 +120,7 @@ _PROPERTIES = {
     "required": ["content_type", "correlation_id", "reply_to", "user_id"],
     "properties": {
         "content_type": {"enum": [JSON, MSGPACK]},
-        "correlation_id": {"type": "string", "description": "Comes back with each answer."},
+        "correlation_id": {"type": "string", "description": "Returned with each answer."},
         "reply_to": {
             "type": "string",
             "pattern": r"^reply\.[A-Za-z0-9._-]{1,200}$",
@@ -186,14 +188,14 @@ def _channels() -> Json:
     return {
         "batchJobs": {
             "address": job.routing_key,
-            "description": "Jobs that nobody waits for.",
+            "description": "Jobs for which no user waits.",
             "parameters": {"model": model},
             "messages": _message_refs(GenerationJob),
             "bindings": _exchange(job.exchange),
         },
         "interactiveJobs": {
             "address": topology.jobs_binding("{model}", "interactive").routing_key,
-            "description": "Jobs that somebody waits for; they go ahead of the others.",
+            "description": "Jobs for which a user waits. They run before batch jobs.",
             "parameters": {"model": model},
             "messages": _message_refs(GenerationJob),
             "bindings": _exchange(job.exchange),
@@ -211,23 +213,23 @@ def _channels() -> Json:
         "commands": {
             "address": command.routing_key,
             "description": "Commands to one worker, always MessagePack.",
-            "parameters": {"worker": {"description": "As the job's last `Started` says."}},
+            "parameters": {"worker": {"description": "The `worker` of the job's last `Started`."}},
             "messages": _message_refs(*COMMANDS),
             "bindings": _exchange(command.exchange),
         },
         "workers": {
             "address": "",
-            "description": "What workers say of themselves every few seconds, always MessagePack. "
-            "Publishers hear it in an exclusive queue `reply.<user>.<id>.workers`.",
+            "description": "Announcements of workers, every few seconds, always MessagePack. "
+            "Publishers receive them in an exclusive queue `reply.<user>.<id>.workers`.",
             "messages": _message_refs(Announcement),
             "bindings": _exchange(topology.WORKERS),
         },
         "deadLetters": {
             "address": topology.DEAD_LETTERS.name,
-            "description": "Jobs that no worker could read, that named what their publisher may "
-            "not, or that came back too often; the header `x-death` says which. A job whose "
-            "deadline has passed is answered instead, unless its message had an `expiration`. For "
-            "operators.",
+            "description": "For operators: jobs that no worker could read, that used names of "
+            "another publisher, or that were returned too often. The header `x-death` contains "
+            "the reason. A job whose deadline has passed is answered instead, unless its message "
+            "had an `expiration`.",
             "messages": _message_refs(GenerationJob),
             "bindings": _queue(topology.DEAD_LETTERS),
         },
@@ -242,25 +244,25 @@ def _operations() -> Json:
             "action": "receive",
             "channel": _ref("channels", "replies"),
             "description": "A job of mode `stream` needs a queue of its own, which holds its log. "
-            "A `Started` with the last one's ticket is a repetition. One whose (publication, "
-            "is_alone, num_returns) is not above the newest one's opens nothing: answer it with "
-            "`Cancel` of its ticket, with `is_replaced` where they are equal. Any other opens an "
-            "attempt: the first is 1, or 2 if it waits, and each later one adds 1. Any other "
-            "event counts only if its attempt is the current one, its index the number of the "
-            "choice's tokens so far, and its prefix_hash their FNV-1a hash (64 bits, over whole "
-            "token ids); drop all others, but for a `Failed` whose ticket is that of a `Started` "
-            "of the newest delivery. The job ends with the `Finished` of its last choice, or with "
-            "`Failed`.",
+            "A `Started` with the ticket of the last one is a repetition. A `Started` whose "
+            "(publication, is_alone, num_returns) is not greater than the newest one's opens no "
+            "attempt: answer it with `Cancel` and its ticket, and with `is_replaced` if both are "
+            "equal. Any other `Started` opens an attempt: the first is 1, or 2 if `is_waiting` is "
+            "true, and each later one is greater by 1. Any other event counts only if its attempt "
+            "is the current one, its index is the number of the choice's tokens so far, and its "
+            "prefix_hash is their FNV-1a hash (64 bits, over whole token ids). Discard all others, "
+            "except a `Failed` with the ticket of a `Started` of the newest delivery. The job ends "
+            "with the `Finished` of its last choice, or with `Failed`.",
             "messages": [_channel_message("replies", event) for event in EVENTS],
         },
         "continueStream": {
             "action": "send",
             "channel": _ref("channels", "commands"),
-            "description": "The answer to every `Started` that opens an attempt but the first, and "
-            "to the first too if its `is_waiting` is true; it bears that `Started`'s ticket. The "
-            "worker before was lost or has handed the job over, and this one goes on from the "
-            "tokens that you have. `is_waiting` says that the job was delivered before, so that "
-            "its worker generates nothing until this answer comes.",
+            "description": "The answer to every `Started` that opens an attempt, except a first "
+            "one whose `is_waiting` is false. Its ticket is that of the `Started`. The previous "
+            "worker was lost or has handed over the job, and this one continues after the tokens "
+            "that you have. If `is_waiting` is true, the job was delivered before, and its worker "
+            "generates nothing until it receives this answer.",
             "messages": [_channel_message("commands", Continue)],
         },
         "cancelStream": {

@@ -180,7 +180,7 @@ def load_ops(provider: Provider = "reference", *, is_batch_invariant: bool = Fal
     """Import a provider: op ``x`` is function ``x`` of module ``kernels.<provider>.x``.
 
     With ``is_batch_invariant`` a row's result is bit-identical whatever else is in the batch; ops
-    that otherwise adapt to the batch for speed are told not to. The native ops never adapt.
+    that otherwise adapt to the batch for speed are instructed not to. The native ops never adapt.
     """
     names = [field.name for field in fields(Ops)]
     ops = {name: getattr(_module(provider, name), name) for name in names}

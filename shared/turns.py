@@ -23,7 +23,7 @@ _Result = TypeVar("_Result")
 
 class Turns:
     """A semaphore of which a tenant holds one place at most. Of the tenants that wait for a place,
-    next is the one that has used them least of late.
+    the next one is the one that has recently used the least time.
 
     The anonymous tenant, whose name is empty, is everybody where no API keys are required: it may
     hold all places.

@@ -22,7 +22,7 @@ class Fetched(NamedTuple):
 def fetch(url: str, headers: Mapping[str, str] | None = None) -> Fetched:
     """Fetch ``url``, whatever its status. A user in the URL becomes basic authentication.
 
-    Raises `OSError` if nobody answers, and `ValueError` if the URL or the answer is not of HTTP.
+    Raises `OSError` if there is no answer, and `ValueError` if the URL or the answer is not HTTP.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https"):

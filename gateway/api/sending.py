@@ -141,7 +141,7 @@ class EventStream:
         )
 
     def _notice(self) -> bytes:
-        """A comment that tells that another worker goes on; empty if it is the first one.
+        """A comment that says that another worker continues; empty if it is the first one.
 
         Comments go to clients that receive event ids, because others may expect only data.
         """

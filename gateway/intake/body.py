@@ -63,8 +63,8 @@ async def parsed(parse: Callable[[bytes], _Parsed], body: bytes) -> _Parsed:
 def count_values(body: bytes) -> int:
     """How many values a JSON document has, at most. Raises `InvalidRequest` if these are too many.
 
-    Every value but the first follows a comma or begins an object or array. Commas and brackets of
-    strings are told apart only in documents that seem to be too large with them.
+    Every value but the first follows a comma or begins an object or array. Commas and brackets in
+    strings are excluded only if a document seems to be too large with them.
     """
     num_containers, num_values = _counts(body)
     if num_containers <= MAX_CONTAINERS and num_values <= MAX_VALUES:
@@ -84,8 +84,8 @@ def _counts(body: bytes) -> tuple[int, int]:
 
 
 def _without_strings(body: bytes) -> bytes:
-    """The commas and opening brackets that are not part of a string. What is not valid JSON may
-    be told apart wrongly; the parser stops there, too."""
+    """The commas and opening brackets that are not part of a string. The result may be wrong
+    after the first error in a document that is not valid JSON, where the parser stops, too."""
     unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")
     # Two quotes side by side are an empty string, or the end of one and the start of another.
     structure = unescaped.translate(None, _NO_STRUCTURE).replace(b'""', b"")

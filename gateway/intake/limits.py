@@ -289,7 +289,7 @@ class Limits:
         self._announced.clear()
 
     def _forget_ends(self) -> None:
-        """Forget detached jobs whose end nobody has told."""
+        """Forget detached jobs whose end was never reported."""
         now = self._clock()
         for request_id, claim in list(self._detached.items()):
             if claim.detached is not None and claim.detached[1].deadline < now:

@@ -70,7 +70,7 @@ def uncancelled(
                 cancelled = error
         if cancelled is None:
             return running.result()
-        with suppress(Exception):  # nobody is told any more
+        with suppress(Exception):  # no caller is left to report to
             running.result()
         raise cancelled
 

@@ -77,7 +77,7 @@ class Deliverer:
         facts = _facts(delivery)
         try:
             await self._deliver(webhooks, delivery, facts)
-        except Unavailable:  # nobody has written how the try ended
+        except Unavailable:  # the try's outcome was not written
             logger.warning("webhook is tried again", extra={**facts, "reason": "database"})
         finally:
             self._running.subtract([delivery.webhook.id])

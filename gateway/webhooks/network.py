@@ -1,5 +1,5 @@
-"""Connections to addresses that were checked, so that nobody reaches a private network through the
-gateway.
+"""Connections to addresses that were checked, so that a webhook cannot reach private networks
+through the gateway.
 
 A name is resolved once for each connection. All its addresses are checked, and the connection goes
 to one of them, so the name cannot change its address in between (DNS rebinding).

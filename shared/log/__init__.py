@@ -8,7 +8,7 @@ on the order of the log, so every reader that starts at the beginning sees the s
   log contains its `HandedOver`, possibly a late one, or the broker disconnected it together with
   the log's reader. The ticket is the run's fencing token.
 * A `Started` of an older delivery than the newest one seen opens no attempt: its worker lost the
-  job while disconnected from the broker, and is told to stop. A run in quarantine counts as newer
+  job while disconnected from the broker, and is cancelled. A run in quarantine counts as newer
   than one of the same delivery outside it.
 * A second `Started` for the same delivery is ambiguous, because the broker did not count the return
   between them and either run may hold the job. The later run requeues its job. If it did hold the

@@ -128,8 +128,8 @@ class LogReader:
         self.is_waiting = is_renewed
         """Whether nothing counts yet."""
         self.numerics = ""
-        """Of the run that generated the last accepted tokens; empty if there are none, or it does
-        not tell."""
+        """Of the run that generated the last accepted tokens; empty if there are none, or if it
+        does not state them."""
         self._run = _NO_RUN
         self._run_numerics = ""
         self._contenders: set[str] = set()

@@ -104,8 +104,7 @@ def decode_announcement(body: bytes) -> Announcement:
 
 
 def decode_usage(body: bytes) -> UsageReport | Ended:
-    """Decode what a gateway or a worker tells of the use of API keys. Raises
-    `UndecodableMessage`."""
+    """Decode a report on the use of API keys. Raises `UndecodableMessage`."""
     return _USAGE.decode(body, MSGPACK)
 
 

@@ -64,7 +64,7 @@ class Started(Wire, frozen=True, kw_only=True):
     """How often this run has moved to a log that was recreated. Each time it asks anew where to
     continue."""
     numerics: Annotated[str, Meta(max_length=256)] = ""
-    """The worker's, as in its announcement; empty if it does not tell them."""
+    """The worker's, as in its announcement; empty if it does not state them."""
     context: Context = b""
     """The context of the job."""
     prompt_texts: tuple[str, ...] = ()

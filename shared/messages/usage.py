@@ -1,5 +1,5 @@
-"""What requests have used: what gateways and workers tell all gateways for the limits of API keys,
-and the durable record of each request."""
+"""What requests have used: reports to all gateways for the limits of API keys, and the durable
+record of each request."""
 
 from typing import Annotated, Literal, TypeAlias
 

@@ -140,7 +140,7 @@ class HeldJobs(dict[str, HeldJob]):
         if held is not None:
             request_id = command.request_id
             with incidents.survived("job", "command not executed", request_id=request_id):
-                held.execution.tell(command)
+                held.execution.on(command)
 
 
 class JobConsumer:
@@ -352,7 +352,7 @@ class JobConsumer:
             previous.execution.write("job ended", {"outcome": "published anew"})
             return await delivery.ack()
         if previous is not None:
-            previous.execution.tell(Signal.SUPERSEDED)
+            previous.execution.on(Signal.SUPERSEDED)
         publisher = ReplyPublisher(self._bus, delivery, job.request_id)
         is_copy = previous is not None
         execution = self._new_execution(

@@ -1,4 +1,4 @@
-"""Executes the run of one job: tells a `JobRun` what happens, and performs its actions."""
+"""Executes the run of one job: passes events to a `JobRun`, and performs its actions."""
 
 import asyncio
 import logging
@@ -159,13 +159,13 @@ class JobExecution:
         """
         remaining_s = self._deadline - time.time()
         loop = asyncio.get_running_loop()
-        deadline = loop.call_later(remaining_s, self.tell, Signal.DEADLINE)
+        deadline = loop.call_later(remaining_s, self.on, Signal.DEADLINE)
         async with self._admitted:
             try:
                 if remaining_s <= 0:
-                    self.tell(Signal.DEADLINE)
+                    self.on(Signal.DEADLINE)
                 elif self._admission is None:
-                    self.tell(Signal.ADMITTED)
+                    self.on(Signal.ADMITTED)
                 else:
                     self._start(partial(self._admit, self._admission))
                 outcome = await self._run_until_settled()
@@ -185,14 +185,14 @@ class JobExecution:
                     with incidents.survived("job", "work not waited for", **facts):
                         await asyncio.wait([self._working])
 
-    def tell(self, event: Event) -> None:
+    def on(self, event: Event) -> None:
         """Apply an event to the run."""
         self._apply(event, is_settled=self._workplace.bus.is_settled)
 
     def hand_over(self, reason: str) -> None:
         """Let another worker continue; ``reason`` is for the log."""
         self._observation.hand_over_reason = reason
-        self.tell(Signal.HAND_OVER)
+        self.on(Signal.HAND_OVER)
 
     def write(
         self, step: job_lines.Step, facts: dict[str, object], *, is_warning: bool = False
@@ -325,7 +325,7 @@ class JobExecution:
 
     async def _admit(self, admission: Admission) -> None:
         await self._admitted.enter_async_context(admission())
-        self.tell(Signal.ADMITTED)
+        self.on(Signal.ADMITTED)
 
     async def _plan(self) -> None:
         self._plans = await plan(self._job, self._workplace.model)
@@ -343,13 +343,13 @@ class JobExecution:
             ticket = self._observation.ticket
             events = await read_log(self._workplace.bus, self.queue, ticket)
             if events is not None:
-                self.tell(LogRead(events, is_renewed=self._publisher.is_renewed))
+                self.on(LogRead(events, is_renewed=self._publisher.is_renewed))
         await asyncio.sleep(_CHECK_INTERVAL_S)
         self._apply(Signal.UNANSWERED)
 
     async def _find_peers(self) -> None:
         num_peers = await self._num_consumers(resumed_queue(self._job.model, self._run.numerics))
-        self.tell(Signal.PEERS_FOUND if num_peers else Signal.NO_PEERS)
+        self.on(Signal.PEERS_FOUND if num_peers else Signal.NO_PEERS)
 
     async def _num_consumers(self, queue: Queue) -> int:
         """The number of a queue's consumers, or 0 if the broker does not say."""

@@ -313,7 +313,7 @@ class Worker:
             logger.warning("peer announcements unavailable", extra={"reason": error.message})
 
     async def _balance(self) -> None:
-        """Leave jobs to peers that have free slots, and tell them when this worker has some."""
+        """Leave jobs to peers that have free slots, and announce when this worker has some."""
         while True:
             await asyncio.sleep(_BALANCE_INTERVAL_S)
             reserve = self._settings.batch_reserve

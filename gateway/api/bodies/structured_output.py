@@ -100,7 +100,7 @@ async def check(wanted: Wanted, tenant: str) -> None:
 
 
 def check_now(wanted: Wanted) -> None:
-    """The same for who has no event loop to keep going. Raises `InvalidRequest`."""
+    """The same for callers outside an event loop; it blocks. Raises `InvalidRequest`."""
     problem = TRIALS.problem_now(wanted.constraint)
     for part in wanted.parts if problem else ():
         check_now(part)

@@ -77,7 +77,7 @@ class Submission(NamedTuple):
         return self
 
     def checked_now(self) -> "Submission":
-        """The same for who has no event loop to keep going."""
+        """The same for callers outside an event loop; it blocks."""
         try:
             if self.wanted is not None:
                 check_now(self.wanted)

@@ -17,7 +17,7 @@ from gateway.api.render.formats import (
     Usage,
     call_id,
     finish_reason,
-    told,
+    or_unset,
 )
 from gateway.api.render.gathering import GatheredChoice, Gathering
 from gateway.api.render.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
@@ -61,7 +61,7 @@ class ChatChunks:
             finish_reason=finish_reason(
                 self._rendering, event.finish_reason, has_called=has_called
             ),
-            stop_reason=told(event.stop_reason),
+            stop_reason=or_unset(event.stop_reason),
         )
 
     def _delta(self, choice: int, piece: Piece) -> Delta:
@@ -109,7 +109,7 @@ def _choice(rendering: Rendering, index: int, choice: GatheredChoice) -> ChatCho
         finish_reason=finish_reason(
             rendering, choice.finish_reason, has_called=choice.reader.has_called
         ),
-        stop_reason=told(choice.stop_reason),
+        stop_reason=or_unset(choice.stop_reason),
     )
 
 

@@ -40,7 +40,7 @@ class ChoiceReader:
             self._split = ReasoningSplit(thought, self._parser)
             self._parser = self._split
         self.is_plain = isinstance(self._parser, PlainText)
-        """Whether all text is content, and is told at once."""
+        """Whether all text is content, and is passed on at once."""
 
     def read(self, text: str, num_tokens: int, num_chars: Sequence[int] = ()) -> list[Piece]:
         """Take the next part of the text, of so many tokens; ``num_chars`` is as in

@@ -6,7 +6,7 @@ from functools import partial
 
 from msgspec import UNSET
 
-from gateway.api.render.formats import ChunkChoice, Completion, TextChoice, Usage, told
+from gateway.api.render.formats import ChunkChoice, Completion, TextChoice, Usage, or_unset
 from gateway.api.render.gathering import GatheredChoice, Gathering
 from gateway.api.render.logprobs import TextLogprobs, TextScale, joined, prompt_logprobs
 from gateway.api.rendering import Rendering
@@ -62,7 +62,7 @@ class TextChunks:
             index=event.choice,
             text="",
             finish_reason=event.finish_reason,
-            stop_reason=told(event.stop_reason),
+            stop_reason=or_unset(event.stop_reason),
         )
 
     def _prompt(self, choice: int) -> str:
@@ -97,7 +97,7 @@ def _choice(gathering: Gathering, index: int, choice: GatheredChoice) -> TextCho
         text=echo + choice.text,
         logprobs=None if rendering.logprobs is None else _logprobs(gathering, choice, prompt, echo),
         finish_reason=choice.finish_reason,
-        stop_reason=told(choice.stop_reason),
+        stop_reason=or_unset(choice.stop_reason),
         prompt_logprobs=(
             UNSET
             if rendering.prompt_logprobs is None

@@ -261,5 +261,5 @@ def finish_reason(
     return "function_call" if rendering.has_functions else "tool_calls"
 
 
-def told(stop_reason: str | int | None) -> str | int | UnsetType:
+def or_unset(stop_reason: str | int | None) -> str | int | UnsetType:
     return UNSET if stop_reason is None else stop_reason

@@ -59,7 +59,7 @@ class UsageRow(Struct, frozen=True, kw_only=True):
 
     tenant: str | None
     api_key_id: str | None
-    """Empty for requests without a key, and for the lines of batches."""
+    """Empty for requests without a key. The lines of a batch have the key that created it."""
     model: str | None
     day: str | None
     """In UTC, such as `2026-12-31`."""
