@@ -25,8 +25,8 @@ class Turns:
     """A semaphore of which a tenant holds one place at most. Of the tenants that wait for a place,
     the next one is the one that has recently used the least time.
 
-    The anonymous tenant, whose name is empty, is everybody where no API keys are required: it may
-    hold all places.
+    The anonymous tenant, whose name is empty, stands for all clients if no API keys are required:
+    it may hold all places.
     """
 
     def __init__(self, num_places: int = 1, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -102,7 +102,7 @@ class TenantThreads:
         await self._turns.take(tenant)
         began = time.monotonic()
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        # The turn lasts as long as the work, which goes on if its request is cancelled.
+        # The turn lasts as long as the work, which continues if its request is cancelled.
         running.add_done_callback(lambda _: self._turns.leave(tenant, time.monotonic() - began))
         return await asyncio.shield(running)
 

@@ -72,7 +72,7 @@ def batch(
 def _stopped(url: str | None) -> str:
     """What Ctrl-C leaves behind."""
     if url is not None:
-        return "Stopped. A batch that was created goes on; run the same command to wait for it."
+        return "Stopped. A batch that was created continues; run the same command to wait for it."
     return (
         "Stopped. Finished lines are kept. Workers go on with the jobs that were queued, and their "
         "answers wait at the broker; run the same command to continue."

@@ -38,7 +38,7 @@ def run_over_http(
 ) -> BatchSummary:
     """Answer every line of ``requests`` in ``results``, in the order of the input.
 
-    The batch goes on without this process; another call waits for the same batch, whose id is in
+    The batch continues without this process; another call waits for the same batch, whose id is in
     ``results`` + ".batch" with the digest of its input. Raises `InvalidRequest` naming each bad
     line, if ``results`` exists, or if the batch has another input or is no longer kept;
     `Unavailable` if no gateway answers at the start; the gateway's errors; `OSError`.

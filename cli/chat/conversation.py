@@ -265,7 +265,7 @@ def _lines(response: httpx.Response) -> Iterator[str]:
 
 
 def _chunk(event: _Event) -> _Chunk:
-    """The chunk of an event. Raises its error: `_Lost` if the stream goes on elsewhere."""
+    """The chunk of an event. Raises its error: `_Lost` if the stream continues elsewhere."""
     try:
         chunk = msgspec.json.decode(event.data, type=_Chunk)
         error = _error(chunk.error) if chunk.error else None

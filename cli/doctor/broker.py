@@ -236,7 +236,7 @@ _ATTEMPTS: dict[str, Callable[[str], dict[str, Attempt]]] = {
 
 
 def _publishes(binding: Binding) -> Attempt:
-    """Publish where no queue is bound: the broker returns the message if it is permitted."""
+    """Publish to an exchange without queues: the broker returns the message if it is permitted."""
 
     async def attempt(bus: RabbitBus) -> None:
         await bus.publish(binding, Message(b""))

@@ -94,7 +94,7 @@ def erase(
     [dim]warren usage erase alice[/]
     """
     if not yes:
-        typer.confirm(f"Delete all usage records of {tenant!r} for good?", abort=True)
+        typer.confirm(f"Permanently delete all usage records of {tenant!r}?", abort=True)
     params = {"tenant": tenant}
     answer = _asked(gateway, "DELETE", "/admin/v1/usage", params=params)
     output.print(f"{answer.json()['num_records']} records deleted")

@@ -1,10 +1,10 @@
 """Reads the logs of stored responses, and completes those that no gateway relays any more.
 
-A response is stored by the gateway that sends its end. If that gateway dies, or the client has left
-a response that goes on without it, the log goes on without a reader. Every gateway looks for such
-logs, reads them, and stores how they end. The exclusive consumer of a log decides between gateways.
-Only the responses of the gateway itself and of gateways that are gone are looked at: a gateway is
-there as long as its exclusive queue is.
+A response is stored by the gateway that sends its end. If that gateway dies, or the client has
+left a response that continues without it, the log has no reader. Every gateway looks for such logs,
+reads them, and stores their ends. The exclusive consumer of a log decides between gateways. Each
+gateway considers only its own responses and those of gateways that are gone: a gateway exists as
+long as its exclusive queue.
 """
 
 import asyncio

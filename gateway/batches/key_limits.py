@@ -20,7 +20,7 @@ _MAX_PAUSE_S = 0.1
 
 def key_of(batch: BatchRecord, keys: Keys) -> ApiKey:
     """The API key of a batch. One that was revoked, or that this gateway has not read yet, is as it
-    was when the batch was created: what was accepted goes on, within the same limits."""
+    was when the batch was created: what was accepted continues, within the same limits."""
     known = keys.with_id(batch.key_id)
     if known is not None and known.tenant == batch.tenant:
         return known

@@ -162,7 +162,7 @@ class LineServer:
             body_hash=hash_body(raw_body),
             trace=tracing.inject(),
             echoed=request.echoed,
-            is_detached=True,  # its job goes on while no gateway runs the batch
+            is_detached=True,  # its job continues while no gateway runs the batch
         ).limited(key)
         submitted = await submitted.checked()
         log = gateway.reply_queues.named(request_id, LOG_RETENTION_S, may_exist=True)

@@ -51,7 +51,7 @@ class ReplyLog:
         return self._consumer is not None and self._consumer.is_open
 
     def renewed(self) -> "ReplyLog":
-        """The log of the same request, which may be declared anew."""
+        """The log of the same request, which may be declared again."""
         retention_s = self.queue.expires_s or 0.0
         return ReplyLog(self._bus, self.request_id, retention_s, may_exist=True)
 

@@ -108,7 +108,7 @@ class Store:
             await asyncio.sleep(interval_s)
 
     async def write(self, work: Coroutine[Any, Any, None], max_wait_s: float) -> None:
-        """Run ``work``, which raises nothing, and wait for it, but not for long. It goes on after
+        """Run ``work``, which raises nothing, and wait for it, but not for long. It continues after
         that, and if the caller is cancelled."""
         writing = asyncio.create_task(work)
         self._writes.add(writing)

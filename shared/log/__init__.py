@@ -26,7 +26,7 @@ on the order of the log, so every reader that starts at the beginning sees the s
   that repeats its `Started` has not received the answer, and is sent it again.
 * A log whose node of the broker dies is recreated in another queue by its reader, if it has one.
   The new log starts with `Restored`, a copy of the events that counted; nothing before it counts.
-  The worker finds the new log, asks where to continue, as after a redelivery, and goes on there.
+  The worker finds the new log, asks where to continue, as after a redelivery, and continues there.
 * The request ends with the `Finished` of its last choice or with `Failed`. At an event that cannot
   be decoded it ends with ``internal_error``, for every reader.
 

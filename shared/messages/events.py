@@ -61,7 +61,7 @@ class Started(Wire, frozen=True, kw_only=True):
     is_alone: bool = False
     """The job runs in quarantine, with nothing else in the worker."""
     num_moves: Count = 0
-    """How often this run has moved to a log that was recreated. Each time it asks anew where to
+    """How often this run has moved to a log that was recreated. Each time it asks again where to
     continue."""
     numerics: Annotated[str, Meta(max_length=256)] = ""
     """The worker's, as in its announcement; empty if it does not state them."""

@@ -39,7 +39,7 @@ MAX_PREPARATION_S = 0.1
 """Seconds that one step spends on constraints, before it leaves the others to the next step.
 
 The mask of a JSON schema takes well below a millisecond. Of one that takes 80 ms, a request with
-many choices would otherwise hold up everybody's tokens for seconds.
+many choices would otherwise delay the tokens of all others for seconds.
 """
 
 _NO_SCORES = StepScores({}, ())

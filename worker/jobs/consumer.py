@@ -106,7 +106,7 @@ class HeldJob:
 
     def give_up(self, loss: int) -> None:
         """Hand the job over: the delivery did not come back after the loss of this number, so
-        another worker has it. No effect after a later loss, which is waited for anew."""
+        another worker has it. No effect after a later loss, for which a new wait begins."""
         if self._delivery is None and loss == self._num_losses:
             self._decided.set()
             self.execution.hand_over("delivery lost")
@@ -195,7 +195,7 @@ class JobConsumer:
                     await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def stop(self) -> None:
-        """Stop consuming for good, and give back the jobs that have not begun."""
+        """Stop consuming permanently, and return the jobs that have not begun."""
         self._is_stopped = True
         self._may_take.set()
         with incidents.survived("task", "job consumer not stopped", queue=self._queue.name):
@@ -349,7 +349,7 @@ class JobConsumer:
         if previous is not None and previous.job.publication > job.publication:
             # The publisher of the newer one could not acknowledge this delivery; the newer one is
             # here.
-            previous.execution.write("job ended", {"outcome": "published anew"})
+            previous.execution.write("job ended", {"outcome": "published again"})
             return await delivery.ack()
         if previous is not None:
             previous.execution.on(Signal.SUPERSEDED)

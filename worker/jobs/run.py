@@ -545,7 +545,7 @@ class JobRun:
         if refused is self._started:
             self._started = None
             return self._fail(error)
-        # `log` is already behind the refused event, where no reader will be.
+        # `log` is already past the refused event, a position that no reader will have.
         return self._end(Outcome.ANSWERED, [self._failed(error, has_position=False)])
 
 

@@ -204,8 +204,9 @@ def _content(rendering: Rendering, pieces: Sequence[Piece]) -> list[ContentBlock
 
 
 def _input(arguments: str) -> Raw:
-    """The JSON object of a call, as far as it came; Anthropic's clients complete streamed JSON in
-    the same way. Anything else is wrapped as Anthropic's documentation recommends."""
+    """The JSON object of a call, as far as it has been generated; Anthropic's clients complete
+    streamed JSON in the same way. Anything else is wrapped as Anthropic's documentation
+    recommends."""
     try:
         msgspec.json.decode(arguments, type=dict[str, Raw])
         return Raw(arguments.encode())

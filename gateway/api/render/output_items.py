@@ -145,7 +145,7 @@ class _OpenText:
         return {"type": f"{self._event}.delta", **self._place, "delta": text, **more}
 
     def snapshot(self) -> dict[str, Any]:
-        """The item as far as it has come."""
+        """The item, as far as it has been generated."""
         return {**self.item, "content": [self._part()]}
 
     def end(self, status: str) -> list[Event]:
@@ -186,5 +186,5 @@ class _OpenCall:
 
 
 def _item_event(what: str, index: Any, item: Mapping[str, Any]) -> Event:
-    # A copy: the item goes on changing, and what was said does not.
+    # A copy: the item changes further, and what was sent must not.
     return {"type": f"response.output_item.{what}", "output_index": index, "item": dict(item)}

@@ -76,7 +76,7 @@ class ResponseUsage(Struct, frozen=True, kw_only=True):
 
 
 class ResponseObject(Echo, frozen=True, kw_only=True, tag_field="object", tag="response"):
-    """A response, as far as it has come."""
+    """A response, as far as it has been generated."""
 
     id: str
     created_at: int
@@ -95,7 +95,7 @@ def response_object(
     usage: Usage | None = None,
     error: WarrenError | None = None,
 ) -> ResponseObject:
-    """A response, as far as it has come."""
+    """A response, as far as it has been generated."""
     return ResponseObject(
         **{**msgspec.structs.asdict(_ECHO.decode(rendering.echoed)), "store": rendering.is_stored},
         id=rendering.request_id,

@@ -251,7 +251,7 @@ def _add_dead_letters(routes: APIRouter, gateway: Gateway) -> None:
         "/dead-letters/{letter_id:path}", openapi_extra={"responses": {"200": answered(Done)}}
     )
     async def drop_dead_letter(letter_id: str = _LETTER_ID) -> Response:
-        """Remove a dead letter for good."""
+        """Permanently remove a dead letter."""
         async with lock, _opened(gateway) as letters:
             await _found(letters, letter_id).drop()
         return _json(Done(id=letter_id, status="dropped"))

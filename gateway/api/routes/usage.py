@@ -138,7 +138,7 @@ def router(gateway: Gateway) -> APIRouter:
         openapi_extra={"responses": {"200": answered(Erased)}},
     )
     async def erase_usage(tenant: ErasedTenant) -> Response:
-        """Delete all usage records of a tenant for good."""
+        """Permanently delete all usage records of a tenant."""
         state = await gateway.store.open()
         erased = Erased(tenant=tenant, num_records=await state.usage.erase(tenant))
         return Response(msgspec.json.encode(erased), media_type="application/json")

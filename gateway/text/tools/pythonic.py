@@ -13,7 +13,7 @@ from gateway.text.tools.calls import Names, is_declared
 
 START, END = "<|python_start|>", "<|python_end|>"
 _BEGUN = re.compile(r"\[\s*([A-Za-z_][\w.]*\s*(\(.*)?)?", re.DOTALL)
-"""A list of calls, as far as it has come."""
+"""A list of calls, as far as it has been read."""
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
 

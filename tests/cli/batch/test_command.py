@@ -17,10 +17,10 @@ ROOT = Path(__file__).parents[3]
     ("option", "said"),
     [
         ("--broker=amqp://publisher:secret@127.0.0.1:{}/warren", "Workers go on with the jobs"),
-        ("--url=http://127.0.0.1:{}", "A batch that was created goes on"),
+        ("--url=http://127.0.0.1:{}", "A batch that was created continues"),
     ],
 )
-def test_after_ctrl_c_it_says_what_goes_on(option: str, said: str, tmp_path: Path) -> None:
+def test_after_ctrl_c_it_says_what_continues(option: str, said: str, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", chat_line("a"))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(60)
