@@ -38,7 +38,7 @@ async def test_every_line_has_one_answer(own_broker: RabbitNode, tmp_path: Path)
         if number != 8
     }
     assert worker.num_answers.total() > len(QUESTIONS), "no worker died"
-    assert 0 < worker.max_ready <= 100
+    assert worker.max_ready <= 100
 
 
 async def run_example(url: str, path: Path) -> str:
