@@ -19,8 +19,8 @@ version=$("$python" -c 'import sys; print(*sys.version_info[:2], sep=".")')
 if [[ ! -e $FOLDER/venv/.complete ]]; then
     "$python" -m venv "$FOLDER/venv"
     pip=("$FOLDER/venv/bin/python" -m pip --disable-pip-version-check)
-    # numpy of that machine needs its Python.
-    grep -E "^($USED|$ALSO)(==|$)" bench/gpu/device-packages.txt | sed 's/^numpy==.*/numpy/' >"$FOLDER/used.txt"
+    # That machine's numpy needs its Python, and Triton 3.6's interpreter an older one.
+    grep -E "^($USED|$ALSO)(==|$)" bench/gpu/device-packages.txt | sed 's/^numpy==.*/numpy<2.4/' >"$FOLDER/used.txt"
     "${pip[@]}" install --quiet --no-compile "$(grep '^torch==' constraints.txt)" --requirement "$FOLDER/used.txt"
     # Some packages install others that are not on that machine.
     normal() { tr 'A-Z_' 'a-z-' | sed 's/==.*//' | sort; }

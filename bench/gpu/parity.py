@@ -2,15 +2,17 @@
 plain steps."""
 
 import random
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from bench.gpu import model
 from bench.gpu.figures import Figure, failure
-from bench.gpu.kernels import agreement
+from bench.gpu.kernels import Agreement, agreement
 from bench.gpu.scale import Scale
 from bench.gpu.steps import GREEDY
 from kernels.providers import Ops
@@ -45,25 +47,35 @@ def measure(
         "decodes": _step(scale, (1,) * 5, context_len=scale.context_len),
         "both": _step(scale, (1, 1, scale.context_len // 2), context_len=scale.context_len // 2),
     }
-    for name, step in steps.items():
-        cache = _cache(scale, ours)
+    cache = _cache(scale, ours)
+    found: dict[str, Callable[[], Agreement]] = {
+        name: partial(_beside, ours, theirs, cache, step) for name, step in steps.items()
+    }
+    found["graph"] = partial(_graph, scale, ours, cache, steps["decodes"])
+    for name, compare in found.items():
+        what = f"{_NUM_LAYERS} layers, {name}"
         try:
-            got = _logits(ours, cache, step), _logits(theirs, cache, step)
-            yield agreement(*got, _MAX_ERROR).figure(f"{_NUM_LAYERS} layers, {name}")
-        except Exception as error:  # noqa: BLE001 (the other steps are worth something)
-            yield failure("correct", f"{_NUM_LAYERS} layers, {name}", error)
-    yield _graph(scale, ours, steps["decodes"])
+            yield compare().figure(what)
+        except Exception as error:  # noqa: BLE001 (the others are worth something)
+            traceback.print_exc()
+            yield failure("correct", what, error)
 
 
-def _graph(scale: Scale, decoder: NativeDecoder, step: ScheduledBatch) -> Figure:
-    cache = _cache(scale, decoder)
+def _beside(
+    ours: NativeDecoder, theirs: NativeDecoder, cache: KVCache, step: ScheduledBatch
+) -> Agreement:
+    return agreement(_logits(ours, cache, step), _logits(theirs, cache, step), _MAX_ERROR)
+
+
+def _graph(scale: Scale, decoder: NativeDecoder, cache: KVCache, step: ScheduledBatch) -> Agreement:
+    """A recorded step beside the same step without a graph."""
     expected = _logits(decoder, cache, step)
     record: Record = CudaRecorder() if decoder.device.type == "cuda" else lambda work: work
     max_seq_len = 2 * scale.context_len
     graphs = DecodeGraphs(decoder, cache, [_GRAPH_SIZE], record, max_seq_len=max_seq_len)
     padded = lay_out(step, scale.block_size, decoder.device, graphs.size_for).send().forward
     got = graphs.logits(padded)[: len(expected)]
-    return agreement(got, expected, _MAX_ERROR).figure(f"{_NUM_LAYERS} layers, graph")
+    return agreement(got, expected, _MAX_ERROR)
 
 
 def _logits(decoder: NativeDecoder, cache: KVCache, step: ScheduledBatch) -> Tensor:

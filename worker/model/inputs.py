@@ -1,7 +1,8 @@
 """Converts a scheduled batch into the tensors of one step, on the host."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -92,11 +93,15 @@ def lay_out(
     """
     if not batch.sequences:
         raise ValueError("a batch without sequences")
-    for sequence in batch.sequences:
-        _check(sequence, block_size)
-    num_decodes = sum(sequence.num_tokens == 1 for sequence in batch.sequences)
-    packed = sorted(batch.sequences, key=lambda sequence: sequence.num_tokens > 1)
-    query_lens = np.array([sequence.num_tokens for sequence in packed])
+    lens = [sequence.num_tokens for sequence in batch.sequences]
+    for sequence, num_tokens in zip(batch.sequences, lens, strict=True):
+        _check(sequence, num_tokens, block_size)
+    num_decodes = lens.count(1)
+    packed = batch.sequences
+    if num_decodes < len(lens):
+        packed = sorted(batch.sequences, key=lambda sequence: sequence.num_tokens > 1)
+        lens = [1] * num_decodes + [sequence.num_tokens for sequence in packed[num_decodes:]]
+    query_lens = np.array(lens)
     sampled = [sequence for sequence in batch.sequences if sequence.is_sampled]
     scored = [sequence for sequence in batch.sequences if sequence.scored_ids]
     is_decode = num_decodes == len(sampled) == len(packed) and not scored
@@ -121,11 +126,11 @@ def build_inputs(batch: ScheduledBatch, block_size: int, device: torch.device) -
     return lay_out(batch, block_size, device).send()
 
 
-def _check(sequence: ScheduledSequence, block_size: int) -> None:
-    end = sequence.start + sequence.num_tokens
-    if not sequence.num_tokens or len(sequence.block_table) * block_size < end:
+def _check(sequence: ScheduledSequence, num_tokens: int, block_size: int) -> None:
+    end = sequence.start + num_tokens
+    if not num_tokens or len(sequence.block_table) * block_size < end:
         raise ValueError(
-            f"{sequence.num_tokens} tokens up to position {end} in {len(sequence.block_table)} "
+            f"{num_tokens} tokens up to position {end} in {len(sequence.block_table)} "
             f"blocks of {block_size}"
         )
 
@@ -137,21 +142,28 @@ def _token_arrays(
     query_starts = np.concatenate(([0], query_lens.cumsum()))
     starts = np.array([sequence.start for sequence in packed])
     context_lens = starts + query_lens
-    block_tables = np.zeros((len(packed), -(-context_lens.max() // block_size)), np.int32)
-    for row, sequence in enumerate(packed):
-        num_blocks = -(-context_lens[row] // block_size)
-        block_tables[row, :num_blocks] = sequence.block_table[:num_blocks]
+    num_blocks = -(-context_lens // block_size)
+    block_tables = np.zeros((len(packed), num_blocks.max()), np.int32)
+    # One assignment for all rows: one for each took most of the time of laying out a large step.
+    tables = (s.block_table[:length] for s, length in zip(packed, num_blocks.tolist(), strict=True))
+    is_used = np.arange(num_blocks.max()) < num_blocks[:, None]
+    block_tables[is_used] = _flat(tables, np.int32)
     owner = np.arange(len(packed)).repeat(query_lens)
     positions = np.arange(query_starts[-1]) - query_starts[owner] + starts[owner]
     blocks = block_tables[owner, positions // block_size].astype(np.int64)
     return {
-        "token_ids": np.concatenate([np.array(s.token_ids, np.int64) for s in packed]),
+        "token_ids": _flat((s.token_ids for s in packed), np.int64),
         "positions": positions,
         "slots": blocks * block_size + positions % block_size,
         "query_starts": query_starts.astype(np.int32),
         "context_lens": context_lens.astype(np.int32),
         "block_tables": block_tables,
     }
+
+
+def _flat(rows: Iterable[Sequence[int]], dtype: type[np.integer[Any]]) -> NDArray[Any]:
+    """The integers of all rows in one array."""
+    return np.fromiter(chain.from_iterable(rows), dtype)
 
 
 def _padded(decodes: _Arrays, size: int) -> _Arrays:
