@@ -54,10 +54,10 @@ class IdleDecoder:
 def idle_ops() -> Ops:
     """Operations that draw token 0 from any logits."""
 
-    def drawn(logits: Tensor, *_: Any) -> Tensor:
+    def drawn(logits: Tensor, *_: Any, **__: Any) -> Tensor:
         return torch.zeros(len(logits), dtype=torch.int64)
 
-    def floors(logits: Tensor, *_: Any) -> Tensor:
+    def floors(logits: Tensor, *_: Any, **__: Any) -> Tensor:
         return torch.zeros(len(logits))
 
     return dataclasses.replace(

@@ -90,7 +90,7 @@ class TokenScore(NamedTuple):
     top_logprobs: Sequence[float]
 
 
-class StepOutput(Struct, frozen=True):
+class StepOutput(Struct, frozen=True, gc=False):
     """A new token of one sequence. A token with a finish reason is the sequence's last."""
 
     sequence_id: SequenceId
@@ -174,7 +174,8 @@ class TokenPenalties(NamedTuple):
     otherwise."""
 
 
-class ScheduledSequence(Struct, frozen=True, kw_only=True):
+# A step has hundreds; none is part of a cycle, so the garbage collector need not visit them.
+class ScheduledSequence(Struct, frozen=True, kw_only=True, gc=False):
     """One sequence's share of a step: the tokens at ``start`` .. ``start + num_tokens - 1``."""
 
     sequence_id: SequenceId

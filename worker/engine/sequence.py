@@ -86,7 +86,8 @@ class Sequence:
     @property
     def num_uncomputed(self) -> int:
         """Tokens that the next steps have to compute; 1 is a decode."""
-        return self.num_tokens - self.num_computed
+        # `num_tokens`, without a call for every sequence in every step.
+        return len(self.token_ids) + self.num_pending - (not self.is_drawn) - self.num_computed
 
     @property
     def is_complete(self) -> bool:
