@@ -114,12 +114,12 @@ class TaggedArguments:
         kind = kind_of(part, schema)
         if kind in ("text", "any"):
             return "text_value"
+        resolved = _resolved(part, schema)
         if kind == "choices":
             rules[f"{rule}_value"] = _alternatives(part, schema)
-        elif _resolved(part, schema).get("type") == "boolean":
+        elif resolved.get("type") == "boolean":
             rules[f"{rule}_value"] = '"true" | "false" | "True" | "False"'
         else:
-            resolved = _resolved(part, schema)
             rules[f"{rule}_value"] = json_rule({**resolved, **_definitions(schema)})
         return f"blank? {rule}_value blank? entry_value_end"
 
@@ -239,4 +239,4 @@ def _required(schema: Mapping[str, Any]) -> list[Any]:
 def _is_open(schema: Mapping[str, Any]) -> bool:
     """Whether there may be parameters that the schema does not declare."""
     others = schema.get("additionalProperties", "properties" not in schema)
-    return bool(others) or "patternProperties" in schema
+    return others is not False or "patternProperties" in schema

@@ -1,13 +1,18 @@
 """What a model may write as calls, in the form of its family."""
 
+from typing import Any
+
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gateway.api.bodies.call_grammars import FORMS as GRAMMARS
 from gateway.api.bodies.structured_output import Wanted, check_now
 from gateway.api.bodies.tool_choice import ToolUse
 from gateway.api.render.choice_reader import ChoiceReader, merged
 from gateway.text.pieces import CallArguments, CallStart, Content
+from shared.errors import InvalidRequest
 from shared.messages import Constraint
 from tests.support.gateway.calls import FORMS, TIME, WEATHER, use_of
 from tests.support.gateway.rendering import context_of
@@ -274,3 +279,40 @@ def test_a_tool_that_takes_anything_is_given_anything(parser: str) -> None:
     weather, _, _, (opening, closing) = FORMS[parser]
 
     assert matches(use.constraint(None), f"{opening}{weather}{closing}")
+
+
+words = st.sampled_from(
+    ["", "a", 'b"', "type", "enum", "const", "$ref", "#", "#/$defs/a", "string", "array", "object"]
+)
+
+
+def objects(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    named = st.dictionaries(words, parts, max_size=3)
+    optional = {
+        "type": words,
+        "enum": st.lists(words),
+        "items": parts,
+        "properties": named,
+        "required": st.lists(words),
+        "$ref": words,
+        "$defs": named,
+        "additionalProperties": parts,
+    }
+    return st.fixed_dictionaries({}, optional=optional)
+
+
+schemas = st.recursive(words | st.none() | st.booleans(), objects, max_leaves=8)
+
+
+@settings(max_examples=30, deadline=None)
+@given(schema=objects(schemas))
+@pytest.mark.parametrize("parser", FORMS)
+def test_any_schema_has_a_grammar(parser: str, schema: dict[str, Any]) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    try:
+        use = use_of([tool], "required", parser=parser)
+    except InvalidRequest:
+        return
+    assert use is not None
+
+    assert use.constraint("qwen3").source.startswith("start: ")
