@@ -4,8 +4,9 @@ Parameters come in the order of the schema, as in llguidance's grammars of JSON,
 model has seen them sorted.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from gateway.api.bodies.grammars import BLANK, Rules, json_rule, quoted, until
@@ -84,44 +85,47 @@ def whole_call(key: str) -> Arguments:
 class TaggedArguments:
     """Parameters between tags; texts are written as they are, other values as JSON."""
 
-    before_key: str
-    after_key: str
+    before_name: str
+    after_name: str
+    """Between a parameter's name and its value."""
     end: str
-    """After a value."""
-    entries: Rules
+    """The text after a value."""
+    entries: Rules = field(default_factory=dict)
 
     def __call__(self, rule: str, tool: Tool) -> Rules:
         schema = parameters(tool)
-        rules: dict[str, str] = {}
         sequence = []
-        for k, (name, part) in enumerate(_properties(schema).items()):
-            one = f"{rule}_{k}"
-            value = self._value(one, part, schema, rules)
-            rules[one] = f"{self.before_key} {quoted(name)} {self.after_key} {value} blank?"
-            sequence.append(one if name in _required(schema) else f"{one}?")
+        values: dict[str, str] = {}
+        for name, part in _properties(schema).items():
+            value = self._value(part, schema)
+            values |= value
+            one = f"{self.before_name} {quoted(name)} {self.after_name} {next(iter(value))}"
+            sequence.append(one if name in _required(schema) else f"({one})?")
         if _is_open(schema):
             sequence.append("other*")
-            rules["other"] = f"{self.before_key} /[^<>\\n]+/ {self.after_key} text_value blank?"
         return {
             rule: " ".join(sequence) or '""',
-            **rules,
+            **values,
+            "other": rf"{self.before_name} /[^<>\n]+/ {self.after_name} text",
+            "text": "text_value blank?",
             **until("text_value", "value_end", self.end),
             **self.entries,
             **BLANK,
         }
 
-    def _value(self, rule: str, part: Any, schema: Mapping[str, Any], rules: dict[str, str]) -> str:
-        kind = kind_of(part, schema)
+    def _value(self, part: Any, root: Mapping[str, Any]) -> Rules:
+        """The rule of a value, of which equal ones have the same name."""
+        kind, schema = kind_of(part, root), _resolved(part, root)
         if kind in ("text", "any"):
-            return "text_value"
-        resolved = _resolved(part, schema)
+            return {"text": "text_value blank?"}
         if kind == "choices":
-            rules[f"{rule}_value"] = _alternatives(part, schema)
-        elif resolved.get("type") == "boolean":
-            rules[f"{rule}_value"] = '"true" | "false" | "True" | "False"'
+            value = f"({_alternatives(part, root)})"
+        elif schema.get("type") == "boolean":
+            value = '("true" | "false" | "True" | "False")'
         else:
-            rules[f"{rule}_value"] = json_rule({**resolved, **_definitions(schema)})
-        return f"blank? {rule}_value blank? entry_value_end"
+            value = json_rule({**schema, **_definitions(root)})
+        name = f"value_{hashlib.sha256(value.encode()).hexdigest()[:8]}"
+        return {name: f"blank? {value} blank? entry_value_end blank?"}
 
 
 @dataclass(frozen=True)
@@ -143,16 +147,29 @@ class LiteralArguments:
         properties = list(_properties(schema).items())
         if self.is_sorted:
             properties.sort(key=lambda item: item[0].lower())
-        rules: dict[str, str] = {}
-        for k, (name, part) in enumerate(properties):
-            value = self._value(part, schema)
-            rules[f"{rule}_{k}"] = f"{quoted(name)} {self.assign} ({value})"
-            rules |= _steps(rule, k, self.separator, is_required=name in _required(schema))
-        last = len(properties)
-        more = f"pair ({self.separator} pair)*"
-        rules[f"{rule}_first_{last}"] = f"({more})?" if _is_open(schema) else '""'
-        rules[f"{rule}_next_{last}"] = f"({self.separator} pair)*" if _is_open(schema) else '""'
-        return {rule: f"{rule}_first_0", **rules, **self._any()}
+        written = [
+            f"{quoted(name)} {self.assign} {self._value(part, schema)}" for name, part in properties
+        ]
+        comma, required = self.separator, _required(schema)
+        firsts = [k for k, (name, _) in enumerate(properties) if name in required]
+        more = f" ({comma} pair)*" if _is_open(schema) else ""
+        if firsts:
+            first = firsts[0]
+            before = [f"({one} {comma})?" for one in written[:first]]
+            after = [
+                f"{comma} {one}" if k in firsts else f"({comma} {one})?"
+                for k, one in enumerate(written[first + 1 :], first + 1)
+            ]
+            return {rule: " ".join([*before, written[first], *after]) + more, **self._any()}
+        # All are optional: the first that is written has no comma before it.
+        rules = {rule: f"{rule}_0"}
+        for k, one in enumerate(written):
+            rules[f"{rule}_{k}"] = f"{one} {rule}_n{k + 1} | {rule}_{k + 1}"
+            rules[f"{rule}_n{k}"] = f"({comma} {one})? {rule}_n{k + 1}"
+        last = len(written)
+        rules[f"{rule}_{last}"] = f"(pair{more})?" if more else '""'
+        rules[f"{rule}_n{last}"] = more or '""'
+        return {**rules, **self._any()}
 
     def _any(self) -> Rules:
         """The rules of any value."""
@@ -174,7 +191,7 @@ class LiteralArguments:
         kind, schema = kind_of(schema, root), _resolved(schema, root)
         if kind == "choices":
             before, after = self.quote
-            return f"{before} ({_alternatives(schema, root)}) {after}"
+            return f"({before} ({_alternatives(schema, root)}) {after})"
         if not isinstance(schema, dict) or kind == "any" or _values(schema) is not None:
             return "value"
         match schema.get("type"):
@@ -182,19 +199,9 @@ class LiteralArguments:
                 return str(name)
             case "array":
                 item = self._value(schema.get("items", {}), root, depth + 1)
-                return f'"[" (({item}) ({self.separator} ({item}))*)? "]"'
+                return f'("[" ({item} ({self.separator} {item})*)? "]")'
             case _:
                 return "value"
-
-
-def _steps(rule: str, k: int, separator: str, *, is_required: bool) -> Rules:
-    """The rules of the parameters from the ``k``-th on, if none has been written and if one has."""
-    first, following = f"{rule}_{k} {rule}_next_{k + 1}", f"{rule}_next_{k + 1}"
-    skipped = ("", "") if is_required else (f" | {rule}_first_{k + 1}", f" | {following}")
-    return {
-        f"{rule}_first_{k}": first + skipped[0],
-        f"{rule}_next_{k}": f"{separator} {first}{skipped[1]}",
-    }
 
 
 def _alternatives(schema: Any, root: Mapping[str, Any]) -> str:

@@ -118,9 +118,12 @@ FORMS: Mapping[str, Form] = {
         entries=_entries(end="</tool_call>"),
         arguments=TaggedArguments(
             "entry_key",
-            "entry_key_end blank? entry_value",
+            "key_end",
             "</arg_value>",
-            _entries(key="<arg_key>", key_end="</arg_key>", value="<arg_value>"),
+            {
+                **_entries(key="<arg_key>", key_close="</arg_key>", value="<arg_value>"),
+                "key_end": "entry_key_close blank? entry_value",
+            },
         ),
     ),
     "hermes": Form(
@@ -175,7 +178,7 @@ FORMS: Mapping[str, Form] = {
         tag="<tool_call>",
         between='"\\n"',
         entries=_entries(function_end="</function>", end="</tool_call>"),
-        arguments=TaggedArguments('"<parameter="', '">"', "</parameter>", {}),
+        arguments=TaggedArguments('"<parameter="', '">"', "</parameter>"),
     ),
 }
 """By the names of `TOOL_PARSERS`."""
@@ -216,7 +219,7 @@ def _inside(form: Form, tools: Collection[Tool], *, is_single: bool) -> Rules:
         rules[f'{name}[capture="{CALL_CAPTURE}"]'] = alternatives
     for k, tool in enumerate(tools):
         for name, call in form.calls.items():
-            call = call.replace("ARGUMENTS", f"arguments_{k}")
+            call = call.replace("ARGUMENTS", f"a{k}")
             rules[f"{name}_{k}"] = call.replace("NAME", tool.name)
-        rules |= form.arguments(f"arguments_{k}", tool)
+        rules |= form.arguments(f"a{k}", tool)
     return rules

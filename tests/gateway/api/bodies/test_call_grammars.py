@@ -316,3 +316,21 @@ def test_any_schema_has_a_grammar(parser: str, schema: dict[str, Any]) -> None:
     assert use is not None
 
     assert use.constraint("qwen3").source.startswith("start: ")
+
+
+@pytest.mark.parametrize("parser", FORMS)
+def test_a_hundred_tools_fit_into_a_grammar(parser: str) -> None:
+    kinds = ("string", "integer", "array", "object", "boolean")
+    schema = {
+        "type": "object",
+        "properties": {f"p{k}": {"type": kinds[k % len(kinds)]} for k in range(10)},
+        "required": ["p0"],
+    }
+    functions = ({"name": f"tool_{k}", "parameters": schema} for k in range(100))
+    tools = [{"type": "function", "function": function} for function in functions]
+
+    for choice in ("required", "auto"):
+        use = use_of(tools, choice, parser=parser)
+        assert use is not None
+        assert use.constraint("qwen3", Constraint(kind="regex", source="x")).source
+        assert (use.constraint_after_tag("qwen3") is not None) is (parser in TAGGED)
