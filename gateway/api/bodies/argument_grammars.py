@@ -119,7 +119,7 @@ class TaggedArguments:
         if kind in ("text", "any"):
             return {"text": "text_value blank?"}
         if kind == "choices":
-            value = f"({_alternatives(part, root)})"
+            value = f"({' | '.join(map(quoted, _values(schema) or ()))})"
         elif schema.get("type") == "boolean":
             value = '("true" | "false" | "True" | "False")'
         else:
@@ -138,8 +138,8 @@ class LiteralArguments:
     separator: str
     literals: Rules
     """The rules ``string``, ``boolean``, ``null``, and ``key`` of an object."""
-    quote: tuple[str, str]
-    """Around a string."""
+    quote: Callable[[str], str]
+    """What stands for one string."""
     is_sorted: bool = False
 
     def __call__(self, rule: str, tool: Tool) -> Rules:
@@ -151,13 +151,13 @@ class LiteralArguments:
             f"{quoted(name)} {self.assign} {self._value(part, schema)}" for name, part in properties
         ]
         comma, required = self.separator, _required(schema)
-        firsts = [k for k, (name, _) in enumerate(properties) if name in required]
+        needed = [k for k, (name, _) in enumerate(properties) if name in required]
         more = f" ({comma} pair)*" if _is_open(schema) else ""
-        if firsts:
-            first = firsts[0]
+        if needed:
+            first = needed[0]
             before = [f"({one} {comma})?" for one in written[:first]]
             after = [
-                f"{comma} {one}" if k in firsts else f"({comma} {one})?"
+                f"{comma} {one}" if k in needed else f"({comma} {one})?"
                 for k, one in enumerate(written[first + 1 :], first + 1)
             ]
             return {rule: " ".join([*before, written[first], *after]) + more, **self._any()}
@@ -190,8 +190,7 @@ class LiteralArguments:
             return "value"
         kind, schema = kind_of(schema, root), _resolved(schema, root)
         if kind == "choices":
-            before, after = self.quote
-            return f"({before} ({_alternatives(schema, root)}) {after})"
+            return f"({' | '.join(map(self.quote, _values(schema) or ()))})"
         if not isinstance(schema, dict) or kind == "any" or _values(schema) is not None:
             return "value"
         match schema.get("type"):
@@ -202,10 +201,6 @@ class LiteralArguments:
                 return f'("[" ({item} ({self.separator} {item})*)? "]")'
             case _:
                 return "value"
-
-
-def _alternatives(schema: Any, root: Mapping[str, Any]) -> str:
-    return " | ".join(map(quoted, _values(_resolved(schema, root)) or ()))
 
 
 def _values(schema: Mapping[str, Any]) -> list[Any] | None:

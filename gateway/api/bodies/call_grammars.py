@@ -16,6 +16,7 @@ from gateway.api.bodies.grammars import (
     Rules,
     any_text_with,
     entry,
+    quoted,
     until,
 )
 from gateway.text.tools.gemma import FUNCTIONGEMMA, GEMMA4, GemmaTokens
@@ -63,9 +64,8 @@ _OBJECT = {"call": r'"{\"name\":" " "? "\"NAME\"," " "? "\"arguments\":" " "? AR
 
 
 def _gemma(tokens: GemmaTokens) -> Form:
-    quote = "entry_quote"
     literals = {
-        "string": f"{quote} string_rest",
+        "string": "entry_quote string_rest",
         "boolean": '"true" | "false"',
         "null": '"null" | "None"',
         "key": r"/[^\s:,{}\[\]<>]+/ | string",
@@ -77,7 +77,13 @@ def _gemma(tokens: GemmaTokens) -> Form:
         tag=tokens.opening,
         between="",
         entries=_entries(end=tokens.closing, response=tokens.response),
-        arguments=LiteralArguments('":"', '","', literals, (quote, quote), is_sorted=True),
+        arguments=LiteralArguments(
+            '":"',
+            '","',
+            literals,
+            lambda text: f"entry_quote {quoted(text)} entry_quote",
+            is_sorted=True,
+        ),
         after="entry_response",
     )
 
@@ -170,7 +176,7 @@ FORMS: Mapping[str, Form] = {
         '"[" call MORE "]"',
         {"call": '"NAME(" ARGUMENTS ")"'},
         more="/, ?/ call",
-        arguments=LiteralArguments('"="', "/, ?/", _PYTHON, (r'"\""', r'"\""')),
+        arguments=LiteralArguments('"="', "/, ?/", _PYTHON, lambda text: quoted(quoted(text))),
     ),
     "qwen3_coder": Form(
         "blank? call blank? entry_end",

@@ -334,3 +334,18 @@ def test_a_hundred_tools_fit_into_a_grammar(parser: str) -> None:
         assert use is not None
         assert use.constraint("qwen3", Constraint(kind="regex", source="x")).source
         assert (use.constraint_after_tag("qwen3") is not None) is (parser in TAGGED)
+
+
+@pytest.mark.parametrize("text", ["", 'a "b"\\n', "x\ny", "é/"])
+def test_a_listed_text_is_escaped_in_python(text: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [text]}}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    use = use_of([tool], "required", parser="pythonic")
+    assert use is not None
+    arguments = msgspec.json.encode(text).decode()
+    reader = ChoiceReader(context_of(tool_parser="pythonic"))
+
+    assert matches(use.constraint(None), f"[f(a={arguments})]")
+    _, written = reader.read(f"[f(a={arguments})]", 1) + reader.end()
+    assert isinstance(written, CallArguments)
+    assert msgspec.json.decode(written.text) == {"a": text}
