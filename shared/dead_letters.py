@@ -1,6 +1,7 @@
 """Dead letters: jobs that the broker put aside, for operators to inspect, retry or drop."""
 
 import asyncio
+import hashlib
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
@@ -11,7 +12,7 @@ import msgspec
 from shared import topology
 from shared.bus.base import DEATH_QUEUE_HEADER, DEATH_REASON_HEADER, Bus, Delivery, Message
 from shared.errors import InvalidRequest, UndecodableMessage
-from shared.messages import GenerationJob, decode_job, encode
+from shared.messages import GenerationJob, decode_job, encode, request_id_in
 from shared.publishers import Publishers
 
 _PATIENCE_S = 2.0
@@ -42,10 +43,8 @@ class DeadLetter:
 
     @property
     def request_id(self) -> str:
-        """The job's request id, or the message id if there is none."""
-        if self.job is not None:
-            return self.job.request_id
-        return self.message.correlation_id or self.message.message_id
+        """The job's request id; `name_of` the message if there is no job."""
+        return self.job.request_id if self.job is not None else name_of(self.message)
 
     @property
     def reason(self) -> str:
@@ -74,14 +73,30 @@ class DeadLetter:
         since = created_at or self.message.published_at or self.message.died_at
         return max(0.0, time.time() - since) if since else None
 
+    @property
+    def can_retry(self) -> bool:
+        """Whether the job can be published again; what cannot can only be dropped."""
+        return not self.obstacle
+
+    @property
+    def obstacle(self) -> str:
+        """Why it can only be dropped; empty if it can be retried."""
+        if self.job is None:
+            return self.fault
+        return "" if self._lane is not None else f"{self.queue} is not a queue of generations"
+
+    @property
+    def _lane(self) -> topology.Lane | None:
+        return next((one for one in topology.LANES if self.queue.endswith(f".{one}")), None)
+
     async def retry(self, bus: Bus) -> str:
         """Publish the job to its original queue without a deadline; returns the name of that queue.
 
-        Raises `InvalidRequest` if the body is not a job, and `BusError`.
+        Raises `InvalidRequest`, which says why it can only be dropped, and `BusError`.
         """
-        lane = next((one for one in topology.LANES if self.queue.endswith(f".{one}")), None)
+        lane = self._lane
         if self.job is None or lane is None:
-            raise InvalidRequest(f"{self.request_id} is not a job: it can only be dropped")
+            raise InvalidRequest(f"{self.request_id} can only be dropped: {self.obstacle}")
         job = msgspec.structs.replace(self.job, deadline=None, publication=self.job.publication + 1)
         message = Message(
             encode(job, self.message.content_type),
@@ -129,6 +144,18 @@ def find(letters: list[DeadLetter], request_id: str) -> DeadLetter:
         if letter.request_id == request_id:
             return letter
     raise InvalidRequest(f"no dead letter has the id {request_id}")
+
+
+def name_of(message: Message) -> str:
+    """A name for a message that is no job, the same in each listing and in the logs: its
+    correlation id, the request id in its body, its message id, or else a hash."""
+    named = message.correlation_id or request_id_in(message.body, message.content_type)
+    return named or message.message_id or f"letter-{_hash(message)}"
+
+
+def _hash(message: Message) -> str:
+    properties = (message.reply_to, message.user_id, str(message.published_at))
+    return hashlib.sha256("\0".join((*properties, "")).encode() + message.body).hexdigest()[:16]
 
 
 def _letter(delivery: Delivery, publishers: Publishers) -> DeadLetter:

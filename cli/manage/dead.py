@@ -13,6 +13,7 @@ from cli.terminal import notices, output, printable
 from shared import settings
 from shared.bus.base import MAX_PREFETCH, Bus
 from shared.dead_letters import DeadLetter, find, opened
+from shared.errors import InvalidRequest
 from shared.messages import JSON
 from shared.settings import CommonSettings
 from shared.telemetry import audit
@@ -20,12 +21,15 @@ from shared.telemetry import audit
 MAX_LETTERS = MAX_PREFETCH
 """All listed letters are held unacknowledged at the same time."""
 _EVERY = "all"
+_NONE = "No dead letters."
 
 Act = Callable[[Bus, list[DeadLetter]], Awaitable[None]]
 
 app = typer.Typer(help="Inspect, retry or drop dead-lettered jobs.", no_args_is_help=True)
-Id = Annotated[str, typer.Argument(metavar="ID", help="Request id, as shown by `list`.")]
-Ids = Annotated[list[str], typer.Argument(metavar="ID...", help=f"Request ids, or `{_EVERY}`.")]
+Id = Annotated[str, typer.Argument(metavar="ID", help="Id, as shown by `list`.")]
+Ids = Annotated[
+    list[str], typer.Argument(metavar="ID...", help=f"Ids, as shown by `list`, or `{_EVERY}`.")
+]
 
 
 @app.command("list", epilog=EPILOG)
@@ -39,7 +43,10 @@ def list_(
     ] = 100,
     **options: Any,
 ) -> None:
-    """List the dead letters: their reason, queue, tenant and age.
+    """List the dead letters: their id, reason, queue, tenant and age, and whether `retry` can
+    return them.
+
+    The id is the request id of the job. A message without one has its message id, or a hash.
 
     [dim]warren dead list --broker-file operator.url[/]
     """
@@ -74,11 +81,7 @@ def retry(request_ids: Ids, **options: Any) -> None:
     """
 
     async def act(bus: Bus, letters: list[DeadLetter]) -> None:
-        jobs = [letter for letter in letters if letter.job is not None]
-        for letter in jobs if request_ids == [_EVERY] else _chosen(letters, request_ids):
-            queue = await letter.retry(bus)
-            _record("dead letters requeued", letter, bus)
-            _print(f"{letter.request_id} was returned to {queue}")
+        await _retry(bus, letters, request_ids)
 
     _at_letters(act, options)
 
@@ -105,19 +108,40 @@ def drop(
     _at_letters(act, options)
 
 
+async def _retry(bus: Bus, letters: list[DeadLetter], request_ids: list[str]) -> None:
+    """Raises `InvalidRequest` for a letter that can only be dropped, or if all of them can."""
+    chosen = _chosen(letters, request_ids)
+    if request_ids == [_EVERY]:
+        chosen = [letter for letter in letters if letter.can_retry]
+    for letter in chosen:
+        queue = await letter.retry(bus)
+        _record("dead letters requeued", letter, bus)
+        _print(f"{letter.request_id} was returned to {queue}")
+    if request_ids != [_EVERY]:
+        return
+    num_left = len(letters) - len(chosen)
+    summary = f"{len(chosen)} returned, {num_left} can only be dropped"
+    if num_left and not chosen:
+        raise InvalidRequest(summary)
+    _print(summary if letters else _NONE)
+
+
 async def _print_list(_: Bus, letters: list[DeadLetter]) -> None:
     rows: list[tuple[str, ...]] = (
-        [("id", "reason", "queue", "tenant", "age")] if letters else [("No dead letters.",)]
+        [("id", "reason", "queue", "tenant", "retry", "age")] if letters else [(_NONE,)]
     )
-    rows += [
-        tuple(map(printable, (one.request_id, one.reason, one.queue, _tenant(one), _age(one))))
-        for one in letters
-    ]
+    rows += [tuple(map(printable, _row(one))) for one in letters]
     # Not a table, which would truncate ids to the terminal's width.
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         _print(line.rstrip())
+
+
+def _row(letter: DeadLetter) -> tuple[str, ...]:
+    can_retry = "yes" if letter.can_retry else "no"
+    facts = (letter.request_id, letter.reason, letter.queue, _tenant(letter))
+    return (*facts, can_retry, _age(letter))
 
 
 def _print_letter(letter: DeadLetter, *, with_body: bool) -> None:
@@ -131,6 +155,7 @@ def _print_letter(letter: DeadLetter, *, with_body: bool) -> None:
         "tenant": _tenant(letter),
         "user": letter.message.user_id or "unknown",
         "reply to": letter.message.reply_to,
+        "retry": f"no: {letter.obstacle}" if letter.obstacle else "yes",
         "bytes": len(letter.message.body),
     }
     for name, value in facts.items():

@@ -18,6 +18,7 @@ from shared.messages.codec import (
     decode_usage,
     encode,
     is_reply_key,
+    request_id_in,
 )
 from shared.messages.commands import (
     Announcement,
@@ -173,5 +174,6 @@ __all__ = [
     "decode_usage",
     "encode",
     "is_reply_key",
+    "request_id_in",
     "seconds_left",
 ]

@@ -9,7 +9,7 @@ from msgspec import Struct
 from shared.errors import UndecodableMessage
 from shared.messages.commands import Announcement, Command
 from shared.messages.events import ReplyEvent
-from shared.messages.fields import WIRE_VERSION, ReplyKey
+from shared.messages.fields import WIRE_VERSION, ReplyKey, RequestId
 from shared.messages.jobs import GenerationJob, QuickJob
 from shared.messages.usage import Ended, UsageRecord, UsageReport
 
@@ -23,6 +23,12 @@ class _Version(Struct):
     """Decodes only the version, because the rest of a newer job may not be readable."""
 
     version: int = WIRE_VERSION
+
+
+class _Named(Struct):
+    """Decodes only the request id, because the rest may not be a job."""
+
+    request_id: RequestId
 
 
 def _without_value(error: Exception) -> str:
@@ -55,6 +61,7 @@ _USAGE: _Codec[UsageReport | Ended] = _Codec(UsageReport | Ended)
 _RECORD: _Codec[UsageRecord] = _Codec(UsageRecord)
 _ANNOUNCEMENT: _Codec[Announcement] = _Codec(Announcement)
 _VERSION: _Codec[_Version] = _Codec(_Version)
+_NAMED: _Codec[_Named] = _Codec(_Named)
 _MSGPACK_ENCODER = msgspec.msgpack.Encoder()
 _JSON_ENCODER = msgspec.json.Encoder()
 
@@ -76,6 +83,14 @@ def decode_quick_job(body: bytes, content_type: str = MSGPACK) -> QuickJob:
     version."""
     _check_version(body, content_type)
     return _QUICK_JOB.decode(body, content_type)
+
+
+def request_id_in(body: bytes, content_type: str = MSGPACK) -> str:
+    """The request id in a message that may not be a job otherwise; empty if it cannot be read."""
+    try:
+        return _NAMED.decode(body, content_type).request_id
+    except UndecodableMessage:
+        return ""
 
 
 def is_reply_key(routing_key: str) -> bool:

@@ -1,5 +1,6 @@
 """Dead letters on the in-memory bus: listed, retried and dropped."""
 
+import re
 import time
 
 import msgspec
@@ -34,11 +35,13 @@ async def bury(
     publisher: Bus | None = None,
     reply_to: str = "reply.r",
     published_at: float = 0.0,
+    **names: str,
 ) -> None:
-    """A worker rejects a message."""
+    """A worker rejects a message. ``names`` are its correlation id and its message id."""
     queue = topology.jobs_queue("m", lane)
     await bus.declare(topology.DEAD_LETTERS, queue)
-    message = Message(body, reply_to=reply_to, correlation_id="c", published_at=published_at)
+    properties = {"correlation_id": "c", "reply_to": reply_to, **names}
+    message = Message(body, published_at=published_at, **properties)
     await (publisher or bus).publish(queue.bindings[0], message)
     async with bus.consume(queue.name) as consumer:
         await (await anext(consumer)).reject()
@@ -90,6 +93,24 @@ async def test_what_is_no_job_has_the_age_of_its_message() -> None:
             age_s = letters[0].age_s
 
     assert age_s == pytest.approx(3600, abs=5)
+
+
+async def test_what_has_no_correlation_id_has_the_id_in_its_body_or_a_stable_one() -> None:
+    nameless = {"correlation_id": "", "message_id": ""}
+    async with MemoryBus() as bus:
+        await bury(bus, encode(new_job("a")), reply_to="", **nameless)
+        await bury(bus, b"no job", correlation_id="", message_id="m-1")
+        await bury(bus, b"no job", **nameless)
+        await bury(bus, b"nor this", **nameless)
+        async with dead_letters.opened(bus, 10) as letters:
+            ids = [letter.request_id for letter in letters]
+        async with dead_letters.opened(bus, 10) as letters:
+            ids_again = [letter.request_id for letter in letters]
+
+    assert ids[:2] == ["a", "m-1"]
+    assert all(re.fullmatch("letter-[0-9a-f]{16}", one) for one in ids[2:])
+    assert len(set(ids)) == 4
+    assert ids_again == ids
 
 
 async def test_what_is_no_job_has_the_tenant_of_its_user() -> None:
@@ -144,11 +165,12 @@ async def test_what_is_no_job_cannot_be_tried_again() -> None:
     async with MemoryBus() as bus:
         await bury(bus, b"no job")
         async with dead_letters.opened(bus, 10) as letters:
-            with pytest.raises(InvalidRequest):
-                await dead_letters.find(letters, "c").retry(bus)
+            letter = dead_letters.find(letters, "c")
+            with pytest.raises(InvalidRequest, match="c can only be dropped: Expected `object`"):
+                await letter.retry(bus)
         num_left = await num_dead(bus)
 
-    assert num_left == 1
+    assert (letter.can_retry, num_left) == (False, 1)
 
 
 async def test_what_its_publisher_may_not_name_cannot_be_tried_again() -> None:

@@ -9,6 +9,7 @@ from opentelemetry import trace
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 
 from shared.bus.base import Message
+from shared.dead_letters import name_of
 from shared.errors import UndecodableMessage
 from shared.messages import (
     Completed,
@@ -301,7 +302,7 @@ def report_undecodable(
     """Report a message that is dead-lettered because it is no job, or one that may not be run."""
     metrics.dead_letters.labels(metrics.model, "undecodable").inc()
     facts = {
-        "request_id": message.correlation_id or None,
+        "request_id": name_of(message),
         "model": metrics.model,
         "worker": worker,
         "outcome": "dead_lettered",

@@ -37,7 +37,7 @@ _MAX_LETTERS = 100
 """Letters with their bodies are held in memory while they are listed."""
 _WORKER_PREFIX = "worker."
 _WORKER_ID = Path(description="The id of the worker, as `/admin/v1/status` lists it.")
-_LETTER_ID = Path(description="The request id of the job, as the list of dead letters shows it.")
+_LETTER_ID = Path(description="The id of the dead letter, as the list shows it.")
 
 
 class GatewayStatus(Struct, frozen=True, kw_only=True):
@@ -154,6 +154,7 @@ class Status(Struct, frozen=True, kw_only=True):
 
 class DeadLetterStatus(Struct, frozen=True, kw_only=True):
     id: str
+    """The request id of the job; of a message without one, its message id or a hash."""
     model: str
     tenant: str
     """The tenant of the job, or else of the user; empty without a tenant."""
@@ -167,7 +168,7 @@ class DeadLetterStatus(Struct, frozen=True, kw_only=True):
     dead-lettered."""
     num_bytes: int
     can_retry: bool
-    """Whether it is a job; what is not can only be dropped."""
+    """Whether it can be returned to its queue; what cannot can only be dropped."""
 
 
 class DeadLetterList(Struct, frozen=True, kw_only=True):
@@ -377,7 +378,7 @@ def _letter(letter: DeadLetter) -> DeadLetterStatus:
         queue=letter.queue,
         age_s=letter.age_s,
         num_bytes=len(letter.message.body),
-        can_retry=letter.job is not None,
+        can_retry=letter.can_retry,
     )
 
 

@@ -8,12 +8,13 @@ import uuid
 
 import pytest
 
-from cli.manage.dead import _print_letter, _print_list
+from cli.manage.dead import _print_letter, _print_list, _retry
 from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBus
 from shared.bus.rabbit import RabbitBus
 from shared.dead_letters import opened
+from shared.errors import InvalidRequest
 from shared.messages import GenerationJob, TextPrompt, encode
 from tests.support.deployment.broker import Broker
 from tests.support.deployment.processes import ROOT
@@ -87,8 +88,8 @@ def test_what_is_no_job_can_only_be_dropped(broker: Broker) -> None:
     dropped = warren_dead(broker, "drop", request_id)
 
     (row,) = [line for line in listed.stdout.splitlines() if request_id in line]
-    assert re.search(r"  user \S+ +0:0\d:\d\d$", row)
-    assert (retried.returncode, "it can only be dropped" in retried.stderr) == (1, True)
+    assert re.search(r"  user \S+ +no +0:0\d:\d\d$", row)
+    assert (retried.returncode, "can only be dropped: Expected" in retried.stderr) == (1, True)
     assert "was dropped" in dropped.stdout
 
 
@@ -101,6 +102,36 @@ def test_all_are_dropped_only_after_a_question(broker: Broker, request_id: str) 
     assert (asked.returncode, "Drop all dead letters" in asked.stdout) == (1, True)
     assert request_id in listed.stdout
     assert f"{request_id} was dropped" in dropped.stdout
+
+
+async def test_all_are_retried_but_those_that_can_only_be_dropped(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = GenerationJob(request_id="a", model=MODEL, prompts=(TextPrompt(text=SECRET),))
+    queue = topology.jobs_queue(MODEL, "interactive")
+    async with MemoryBus() as bus:
+        await bus.declare(topology.DEAD_LETTERS, queue)
+        for reply_to in ("reply.a", "amq.gen-a"):
+            message = Message(encode(job), correlation_id=reply_to, reply_to=reply_to)
+            await bus.publish(queue.bindings[0], message)
+            async with bus.consume(queue.name) as consumer:
+                await (await anext(consumer)).reject()
+        async with opened(bus, 10) as letters:
+            await _print_list(bus, letters)
+            await _retry(bus, letters, ["all"])
+        async with opened(bus, 10) as letters:
+            with pytest.raises(InvalidRequest, match="0 returned, 1 can only be dropped"):
+                await _retry(bus, letters, ["all"])
+            with pytest.raises(InvalidRequest, match="dropped: reply_to is not the key of a reply"):
+                await _retry(bus, letters, ["amq.gen-a"])
+
+    head, retriable, other, *returned = capsys.readouterr().out.splitlines()
+    assert head.split() == ["id", "reason", "queue", "tenant", "retry", "age"]
+    assert [row.split()[-2] for row in (retriable, other)] == ["yes", "no"]
+    assert returned == [
+        f"a was returned to {queue.name}",
+        "1 returned, 1 can only be dropped",
+    ]
 
 
 async def test_a_publisher_cannot_control_the_terminal(
