@@ -1,5 +1,6 @@
 """The entry point of the command line: the commands, and how the process exits on an error."""
 
+import inspect
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -42,6 +43,17 @@ app.add_typer(dead.app, name="dead")
 app.add_typer(keys.app, name="keys")
 app.add_typer(usage.app, name="usage")
 app.add_typer(webhooks.app, name="webhooks")
+
+
+def _unwrap_help(group: typer.Typer) -> None:
+    """Remove the line breaks in paragraphs of docstrings, because terminals have other widths."""
+    for command in group.registered_commands:
+        paragraphs = (inspect.getdoc(command.callback) or "").split("\n\n")
+        command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+
+
+for one in (app, batches.app, dead.app, keys.app, usage.app, webhooks.app):
+    _unwrap_help(one)
 
 
 def _show_version(is_wanted: bool) -> None:

@@ -28,6 +28,11 @@ def printable(text: str) -> str:
     )
 
 
+def number_of(count: int, noun: str) -> str:
+    """A number of things, such as "1 request" and "2 requests"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 @contextmanager
 def stages() -> Iterator[Callable[[str, int, int], None]]:
     """Show a progress bar for each stage: call with the stage's name, the amount done and the

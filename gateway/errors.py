@@ -227,6 +227,8 @@ def install(app: FastAPI, metrics: Metrics) -> None:
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if (error.status_code, error.detail) == (404, http.HTTPStatus.NOT_FOUND.phrase):
+            error = _no_such_path(request.scope)
         return http_error_response(error, metrics, request.scope)
 
     async def on_validation_error(request: Request, error: Exception) -> Response:
@@ -240,6 +242,12 @@ def install(app: FastAPI, metrics: Metrics) -> None:
     app.add_exception_handler(WarrenError, on_warren_error)
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(RequestValidationError, on_validation_error)
+
+
+def _no_such_path(scope: Scope) -> HTTPException:
+    """The error of a path without a route."""
+    url = f"{scope['method']} {scope['path'][:_MAX_PATH_CHARS]}"
+    return HTTPException(404, f"Unknown path: {url}. The page /docs lists the paths of this API.")
 
 
 def _message(error: WarrenError) -> str:

@@ -55,8 +55,11 @@ def found(name: str, workers: list[dict[str, Any]]) -> str:
     if len(similar) == 1 and len(wanted) >= _MIN_LENGTH:
         return similar[0]
     if not models:
-        raise InvalidRequest(f"there is no worker {name}: the gateway has heard of none")
-    if similar:
+        which = f"worker {name}" if wanted else "worker"
+        raise InvalidRequest(f"there is no {which}: the gateway has heard of none")
+    if not wanted:
+        problem = "the id of the worker is empty"
+    elif similar:
         problem = f"{name} is too short to name one worker"
     else:
         hint = did_you_mean(wanted, {one[: len(wanted)] for one in models})

@@ -16,7 +16,7 @@ from rich.text import Text
 from cli.options import GatewayAccess, takes_gateway
 from cli.runtime import needs
 from cli.tables import Cell, Column, FittedTable, print_tables
-from cli.terminal import output
+from cli.terminal import number_of, output
 from shared.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -169,8 +169,9 @@ def render(seen: dict[str, Any], name_of: Callable[[str], str] = short_id) -> Re
         gateway["version"],
         "   gateway ",
         (gateway["status"].replace("_", " "), style),
-        f", up {duration(now - gateway['started_at'])}, {gateway['num_requests']} requests"
-        f"   {seen['num_dead_letters']} dead letters",
+        f", up {duration(now - gateway['started_at'])}, "
+        f"{number_of(gateway['num_requests'], 'request')}"
+        f"   {number_of(seen['num_dead_letters'], 'dead letter')}",
     )
     queues = [
         queue for queue in seen["queues"] if queue["lane"] != "suspect" or queue["num_waiting"]

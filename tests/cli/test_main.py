@@ -42,6 +42,14 @@ def test_help_lists_the_commands() -> None:
     assert re.findall(r"^│ (\w+) +[A-Z]", shown.stdout, re.MULTILINE) == [*COMMANDS, *GROUPS]
 
 
+def test_help_is_wrapped_only_at_the_width_of_the_terminal() -> None:
+    listed = warren("keys", "--help", COLUMNS="160")
+    shown = warren("drain", "--help", COLUMNS="160")
+
+    assert "its rotation. Gateways reject it within a second. " in listed.stdout
+    assert " WARREN_DRAIN_GRACE_S continue on other workers. " in shown.stdout
+
+
 @pytest.mark.parametrize(
     "command", [*COMMANDS, *(f"{group} {name}" for group in GROUPS for name in GROUPS[group])]
 )

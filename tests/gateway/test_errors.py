@@ -41,6 +41,17 @@ async def test_a_bad_request_reaches_no_queue(gateway: LiveGateway, worker: Scri
     assert len(worker.jobs) == 1
 
 
+async def test_an_unknown_path_is_named(gateway: LiveGateway) -> None:
+    response = await gateway.http.post(f"/v1/chat/completion{'s' * 999}", json=chat_body())
+
+    error = error_of(response)
+    assert (response.status_code, error["code"]) == (404, "not_found")
+    assert error["type"] == "invalid_request_error"
+    assert error["message"].startswith("Unknown path: POST /v1/chat/completions")
+    assert "/docs" in error["message"]
+    assert len(error["message"]) < 250
+
+
 async def test_an_unknown_model_is_not_found(gateway: LiveGateway) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         await gateway.openai.completions.create(model="gpt-5", prompt="x")

@@ -71,6 +71,14 @@ def test_one_character_names_no_worker() -> None:
         found("3", WORKERS[:1])
 
 
+@pytest.mark.parametrize("name", ["", "worker."])
+def test_an_empty_id_is_answered_with_the_known_ones(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="the id of the worker is empty") as refused:
+        found(name, WORKERS)
+
+    assert f"{ONE}  smollm2" in refused.value.message
+
+
 def test_a_slip_is_answered_with_what_was_meant() -> None:
     with pytest.raises(InvalidRequest, match=r"no worker 3f9c2a72: did you mean 3f9c2a71\?"):
         found("3f9c2a72", WORKERS)

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
@@ -34,6 +35,21 @@ def test_the_tables_name_what_there_is() -> None:
     assert "gateway ok" in shown
     for title in ("Workers", "Queues", "Streams of this gateway (0)", "Tenants"):
         assert title in shown
+
+
+def test_one_request_is_not_several() -> None:
+    status = a_long_status()
+    console = Console(width=200)
+
+    with console.capture() as capture:
+        for num in (1, 2):
+            status["gateway"]["num_requests"] = status["num_dead_letters"] = num
+            console.print(render(status))
+
+    assert re.findall(r"(\d requests?) +(\d dead letters?)\n", capture.get()) == [
+        ("1 request", "1 dead letter"),
+        ("2 requests", "2 dead letters"),
+    ]
 
 
 def test_top_adds_up_what_gateways_behind_a_proxy_say() -> None:
