@@ -12,8 +12,8 @@ from rich.console import Console
 
 from cli.options import DEFAULT_URL, ApiKey, ApiKeyFile, chosen_key
 from cli.runtime import needs
-from cli.terminal import output
-from shared.errors import StartupError, WarrenError
+from cli.terminal import output, printable
+from shared.errors import ModelNotFound, PermissionDenied, StartupError, WarrenError
 from shared.settings import did_you_mean
 
 if TYPE_CHECKING:
@@ -65,18 +65,37 @@ def chat(
 
     with closing(ModelServer(url, chosen_key(api_key, api_key_file))) as server:
         conversation = Conversation(
-            server, _chosen(server, model), temperature, system, max_tokens=max_tokens
+            server, chosen(server, model), temperature, system, max_tokens=max_tokens
         )
-        read = _prompt(history.expanduser()) if sys.stdin.isatty() else _line
-        Chat(server, conversation, read, output).run()
+        is_typed = sys.stdin.isatty()
+        read = _prompt(history.expanduser()) if is_typed else _line
+        talk = Chat(server, conversation, read, output)
+        talk.run()
+        if talk.has_failed and not is_typed:
+            raise typer.Exit(1)
 
 
-def _chosen(server: "ModelServer", model: str | None) -> str:
-    listed = server.models()
+def chosen(server: "ModelServer", model: str | None) -> str:
+    """The model to chat with: ``model``, or the first one that the server lists.
+
+    Raises `ModelNotFound`, which lists the models, if a gateway lists others only, and
+    `StartupError` if there is none.
+    """
+    try:
+        listed = server.models()
+    except PermissionDenied:
+        if model is None:
+            raise
+        return model
     if model is None and not listed:
         raise StartupError(f"the server at {server.url} serves no model yet")
-    # A model that is not listed may have no worker at the moment; the server knows.
-    return model or listed[0]
+    if model is None:
+        return listed[0]
+    # Without any worker the gateway may know the model all the same; other servers list not all.
+    if model in listed or not listed or not server.is_warren:
+        return model
+    problem = f"{model} is not served at {server.url}{did_you_mean(model, listed)}"
+    raise ModelNotFound("\n".join([problem, "It serves these models:", *map(printable, listed)]))
 
 
 class Chat:
@@ -89,6 +108,8 @@ class Chat:
         self._conversation = conversation
         self._read = read
         self._console = console
+        self.has_failed = False
+        """Whether a question was answered with an error."""
         server.on_lost = lambda: self._note("\n[the connection was lost; continuing ...]")
 
     def run(self) -> None:
@@ -117,6 +138,7 @@ class Chat:
         except KeyboardInterrupt:
             self._note("\nstopped")
         except WarrenError as error:
+            self.has_failed = True
             self._note(f"\n{error.code}: {error.message}", style="red")
         self._console.print()
 

@@ -15,6 +15,7 @@ from cli.gateway_client import CONNECT_TIMEOUT_S, connect, key_problem, reason_o
 from shared.errors import (
     InternalError,
     InvalidApiKey,
+    PermissionDenied,
     StartupError,
     Unavailable,
     WarrenError,
@@ -87,7 +88,8 @@ class ModelServer:
         self.on_lost = on_lost
         self._api_key = api_key
         self._patience_s = patience_s
-        self._is_warren = False
+        self.is_warren = False
+        """Whether it is known to be a gateway, whose lists of models are complete."""
         self._client = connect(url, api_key, transport)
         self.url = str(self._client.base_url).rstrip("/")
 
@@ -95,7 +97,8 @@ class ModelServer:
         self._client.close()
 
     def models(self) -> list[str]:
-        """The models that the server lists. Raises `StartupError` if it cannot be asked."""
+        """The models that the server lists. Raises `PermissionDenied` if the API key may not list
+        them, and `StartupError` if it cannot be asked."""
         try:
             response = self._client.get("/v1/models")
             self._check(response)
@@ -104,10 +107,12 @@ class ModelServer:
             raise StartupError(f"no server answers at {self.url}: {reason_of(error)}") from error
         except (ValueError, KeyError, TypeError):
             raise StartupError(f"{self.url} is not an OpenAI-compatible server") from None
+        except PermissionDenied:
+            raise
         except (WarrenError, _Lost) as error:
             raise StartupError(str(error)) from error
-        self._is_warren = any(model.get("owned_by") == "warren" for model in listed)
-        if not self._is_warren:  # it may be silent until it has read a long prompt
+        self.is_warren = any(model.get("owned_by") == "warren" for model in listed)
+        if not self.is_warren:  # it may be silent until it has read a long prompt
             self._client.timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
         return [model["id"] for model in listed]
 
@@ -129,7 +134,7 @@ class ModelServer:
                     if not num_failures:
                         lost_at = time.monotonic()
                     waited_s = time.monotonic() - lost_at
-                    if not self._is_warren or waited_s > self._patience_s:
+                    if not self.is_warren or waited_s > self._patience_s:
                         raise InternalError(f"the connection was lost: {error}") from error
                 else:
                     return
@@ -146,7 +151,7 @@ class ModelServer:
         with closing(self._client.send(bookmark.request(self._client), stream=True)) as response:
             self._check(response)
             if "x-stream-token" in response.headers:
-                self._is_warren = True  # also if no model was listed yet
+                self.is_warren = True  # also if no model was listed yet
                 bookmark.stream_id = response.headers["x-request-id"]
             for event in _events(response):
                 if event.data == "[DONE]":

@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,16 +13,21 @@ import httpx
 import pytest
 from rich.console import Console
 
-from cli.chat.command import Chat
+from cli.chat.command import Chat, chosen
 from cli.chat.conversation import PATIENCE_S, Conversation, ModelServer, show_answer
 from shared.errors import (
     ContextLengthExceeded,
     InternalError,
     InvalidApiKey,
+    ModelNotFound,
+    PermissionDenied,
     StartupError,
     WorkerLost,
 )
 from shared.settings import GatewaySettings
+from tests.support.deployment.processes import ROOT
+from tests.support.gateway.serving import served
+from tests.support.workers.scripted_worker import MODEL
 
 DONE = "data: [DONE]\n\n"
 MODELS = {"data": [{"id": "m", "owned_by": "warren"}, {"id": "other", "owned_by": "warren"}]}
@@ -343,6 +350,51 @@ def test_a_model_is_listed_and_chosen() -> None:
     assert "* m\n  other\n" in shown
     assert "othr is not served: did you mean other?" in shown
     assert json.loads(user.sent.requests[0].content)["model"] == "other"
+
+
+@pytest.mark.parametrize("owner", ["warren", "another"])
+def test_a_model_that_only_a_gateway_would_list_is_refused_if_it_is_a_gateway(owner: str) -> None:
+    models = {"data": [{"id": name, "owned_by": owner} for name in ("m", "other")]}
+    asked = server(Answers(models=models))
+
+    assert chosen(asked, None) == "m"
+    assert chosen(asked, "other") == "other"
+    if owner == "another":
+        assert chosen(asked, "othr") == "othr"
+    else:
+        with pytest.raises(ModelNotFound, match=r"othr is not .*: did you mean other\?") as refused:
+            chosen(asked, "othr")
+        assert refused.value.message.endswith("\nm\nother")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [failure(403, "insufficient_permissions", "no"), httpx.Response(200, json={"data": []})],
+)
+def test_a_named_model_need_not_be_listed_if_none_is(answer: httpx.Response) -> None:
+    asked = server(lambda _: answer)
+
+    assert chosen(asked, "m") == "m"
+    with pytest.raises((PermissionDenied, StartupError)):
+        chosen(asked, None)
+
+
+@pytest.mark.parametrize(("model", "shown"), [("nosuch", "is not served"), (MODEL, "invalid_")])
+def test_a_failed_question_that_is_piped_fails_the_command(model: str, shown: str) -> None:
+    options = [f"--model={model}", "--temperature=9"]
+    with served() as url:
+        done = subprocess.run(
+            [sys.executable, "warren.py", "chat", "--url", url, *options],
+            cwd=ROOT,
+            input="hello\n",
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    assert done.returncode == 1
+    assert shown in done.stdout + done.stderr
+    assert ("is ready" in done.stdout) == (model == MODEL)
 
 
 def test_a_system_prompt_stays_when_the_conversation_is_forgotten() -> None:
