@@ -113,6 +113,11 @@ class EventStream:
         self._ping_s = settings.ping_interval_s
 
     @property
+    def failure(self) -> WarrenError | None:
+        """The error with which the job failed, or with which the stream had to end."""
+        return self._failure
+
+    @property
     def ping(self) -> bytes:
         """What keeps the connection open while there is nothing to send."""
         return ping_for(self._rendering)
@@ -201,6 +206,7 @@ class EventStream:
                 f"/v1/streams/{self._relay.request_id} with the id of the last event."
             )
             retry_ms = _RETRY_MS
+        self._failure = error
         if self._observation is not None:
             self._observation.failed(error)
         return self._frame_error(error, retry_ms=retry_ms)

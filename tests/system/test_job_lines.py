@@ -232,9 +232,10 @@ async def test_a_job_that_does_not_start_has_one_line(caplog: pytest.LogCaptureF
     assert refused["worker"].startswith("worker.")
 
 
-async def test_a_client_that_comes_back_has_a_line_with_its_requests_model_and_trace(
+async def test_a_client_that_comes_back_has_lines_with_its_requests_model_and_trace(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Also at the end, which its first line did not see; the request is counted once."""
     caplog.set_level(logging.INFO)
     broker = MemoryBroker()
     async with (
@@ -245,11 +246,46 @@ async def test_a_client_that_comes_back_has_a_line_with_its_requests_model_and_t
         async with streaming(gateway):
             pass
         (accepted,) = job_records(caplog, "request accepted")
+        await eventually(partial(is_logged, caplog, "request ended"))
         await gateway.http.get(f"/v1/streams/{accepted['request_id']}")
+        num_counted = await gateway.sample("warren_gateway_requests_total")
 
     (resumed,) = job_records(caplog, "stream resumed")
-    assert resumed["request_id"] == accepted["request_id"]
-    assert (resumed["model"], resumed["trace_id"]) == ("echo", TRACE_ID)
+    left, ended = job_records(caplog, "request ended")
+    for line in (resumed, ended):
+        assert line["request_id"] == accepted["request_id"]
+        assert (line["model"], line["trace_id"]) == ("echo", TRACE_ID)
+    assert (left["status"], "resumed" in left) == (499, False)
+    assert (ended["status"], ended["resumed"]) == (200, True)
+    assert (ended["completion_tokens"], ended["attempt"]) == (BODY["max_tokens"], 1)
+    assert "code" not in ended
+    assert num_counted == 1
+
+
+async def test_a_resumed_stream_that_is_cancelled_ends_and_one_that_is_taken_over_does_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    broker = MemoryBroker()
+    async with (
+        live_gateway(broker, disconnect_grace_s=5) as gateway,
+        echo_worker(broker, step_s=0.05),
+        AsyncExitStack() as streams,
+    ):
+        await hears_a_worker(gateway)
+        async with streaming(gateway):
+            pass
+        await eventually(partial(is_logged, caplog, "request ended"))
+        (accepted,) = job_records(caplog, "request accepted")
+        path = f"/v1/streams/{accepted['request_id']}"
+        for _ in range(2):
+            response = await streams.enter_async_context(gateway.http.stream("GET", path))
+            await anext(response.aiter_lines())
+        await gateway.http.delete(path)
+        await eventually(partial(is_logged, caplog, "request ended", 2))
+
+    _, ended = job_records(caplog, "request ended")
+    assert (ended["resumed"], ended["code"]) == (True, "cancelled")
 
 
 async def test_lines_about_a_line_of_a_batch_have_one_trace(

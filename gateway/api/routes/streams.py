@@ -21,11 +21,13 @@ from gateway.log.cursor import NOT_FOUND, Departure
 from gateway.log.framing import EventId, Framer
 from gateway.log.relay import LogRelay
 from gateway.wiring import Gateway
-from shared.errors import InvalidApiKey, StreamNotFound, WarrenError
+from shared.errors import InvalidApiKey, StreamNotFound, TakenOver, Unavailable, WarrenError
 from shared.telemetry import job_lines
 
 _REPLAY_PAUSE_S = 0.1
 """Seconds without a further event after which the log is considered read to its current end."""
+_CONTINUED_ELSEWHERE = (TakenOver, Unavailable)
+"""The errors of a stream that another connection or another gateway continues."""
 _START = {"type": "http.response.start"}
 _ID = re.compile(r"[a-z]{1,16}[-_][0-9a-f]{32}")
 _STREAM_ID = Path(description="The `id` of the response, or its `x-request-id`.")
@@ -80,7 +82,8 @@ class ResumedStream(Response):
         stream = EventStream(relay, self._gateway.settings, self._framer, finish)
         async with until_disconnect(receive):
             data = await self._first(relay, stream)
-            self._write_line(relay)
+            job_lines.write("stream resumed", None, self._facts_of(relay))
+            status = 200
             if not relay.is_ended:
                 await send({**_START, "status": 200, "headers": STREAM_HEADERS})
                 last = await stream.send_all(data, send)
@@ -89,13 +92,29 @@ class ResumedStream(Response):
                 if self._framer.has_sent:
                     await send({**_START, "status": 200, "headers": STREAM_HEADERS})
                 else:
-                    await send({**_START, "status": 204, "headers": []})
-                    last = b""
+                    status, last = 204, b""
+                    await send({**_START, "status": status, "headers": []})
+            self._write_end(relay, stream.failure, status)
         await stream.send_last(last, send)
 
-    def _write_line(self, relay: LogRelay) -> None:
-        """Write that the stream is resumed, with what its log says of the request, if it was read
-        by now."""
+    def _write_end(self, relay: LogRelay, failure: WarrenError | None, status: int) -> None:
+        """Write that the request has ended, unless another reader continues its stream. Its first
+        reader has counted the request, so its metrics are not."""
+        if isinstance(failure, _CONTINUED_ELSEWHERE):
+            return
+        reader = relay.cursor.reader
+        facts = {
+            "resumed": True,
+            "status": status,
+            "code": None if failure is None else failure.code,
+            "completion_tokens": sum(len(chain.token_ids) for chain in reader.chains),
+            "worker": reader.worker,
+            "attempt": reader.attempt or None,
+        }
+        job_lines.write("request ended", None, self._facts_of(relay) | facts)
+
+    def _facts_of(self, relay: LogRelay) -> dict[str, object]:
+        """What the log says of the request, if it was read by now."""
         facts: dict[str, object] = {"request_id": self._request_id, "tenant": self._tenant or None}
         if relay.facts is not None:
             facts |= {
@@ -103,7 +122,7 @@ class ResumedStream(Response):
                 "tenant": relay.facts.tenant or None,
                 "trace_id": relay.facts.trace_id or None,
             }
-        job_lines.write("stream resumed", None, facts)
+        return facts
 
     async def _first(self, relay: LogRelay, stream: EventStream) -> bytes:
         """What the client has not received yet, or a ping if that takes too long; empty if the log
