@@ -19,6 +19,7 @@ from shared.telemetry import audit
 logger = logging.getLogger(__name__)
 
 _LOOK_INTERVAL_S = 1.0
+_MAX_REVOKED = 10_000
 _NO_DIGEST = "0" * 64
 _OPEN_PATHS = frozenset({"/", "/live", "/health", "/docs", "/openapi.json"})
 _OPEN_FOLDERS = ("/docs/assets/", "/console/")
@@ -64,6 +65,8 @@ class Keys:
         self._file = KeyFile(path) if path is not None else None
         self._version = self._look()
         self._keys = self._file.read() if self._file is not None else {}
+        self._revoked: dict[str, ApiKey] = {}
+        """The keys that were revoked since the start, by id, for the audit log."""
         self._looked_at = time.monotonic()
         self._is_broken = False
         scopes = tuple(one for one in SCOPES if one != "operator" or not is_open_to_all)
@@ -141,8 +144,10 @@ class Keys:
         return self._keys.get(key_id)
 
     def named(self, authorization: str) -> ApiKey | None:
-        """The key that has the id of this Authorization header, which may still be another key."""
-        return self._keys.get(id_of(authorization.partition(" ")[2]))
+        """The key that has the id of this Authorization header, which may still be another key. It
+        may have expired, or have been revoked since the start."""
+        key_id = id_of(authorization.partition(" ")[2])
+        return self._keys.get(key_id) or self._revoked.get(key_id)
 
     def _refresh(self) -> None:
         now = time.monotonic()
@@ -159,15 +164,20 @@ class Keys:
             keys, faults = {}, [error.message]
         self._is_broken = bool(faults)
         if not faults:
-            self._record_change(keys)
-            self._keys = keys
+            self._replace(keys)
             return
         revoked = sorted(self._keys.keys() - self._mentioned()) if keys else []
         left = {one: key for one, key in self._keys.items() if one not in revoked}
-        self._record_change(left)
-        self._keys = left
+        self._replace(left)
         facts = {"reason": faults[0], "num_faults": len(faults), "revoked": revoked}
         logger.error("API keys not reloaded, the last good ones stay in force", extra=facts)
+
+    def _replace(self, keys: dict[str, ApiKey]) -> None:
+        self._record_change(keys)
+        self._revoked |= {one: key for one, key in self._keys.items() if one not in keys}
+        for oldest in list(self._revoked)[:-_MAX_REVOKED]:
+            del self._revoked[oldest]
+        self._keys = keys
 
     def _record_change(self, keys: dict[str, ApiKey]) -> None:
         """Record what becomes different with other ``keys``."""

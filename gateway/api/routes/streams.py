@@ -16,6 +16,7 @@ from gateway.api.sending import (
     raise_failure,
     until_disconnect,
 )
+from gateway.intake.key_file import ApiKey
 from gateway.intake.signer import Verb
 from gateway.log.cursor import NOT_FOUND, Departure
 from gateway.log.framing import EventId, Framer
@@ -152,7 +153,9 @@ def router(gateway: Gateway) -> APIRouter:
                 return None, gateway.tenant_of(tag)
         if token is not None or tenant is None:
             facts = {"reason": f"token not valid to {verb}", "path": request.url.path[:256]}
-            gateway.refusals.record("login refused", tenant=tenant or "", key_id="", **facts)
+            caller: ApiKey | None = request.state.caller
+            key_id = "" if caller is None else caller.key_id
+            gateway.refusals.record("login refused", tenant=tenant or "", key_id=key_id, **facts)
             raise InvalidApiKey(
                 f"This token does not permit you to {verb} this stream, or it has expired.",
                 param="token",

@@ -2,12 +2,13 @@
 
 import json
 import logging
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.intake.key_file import KeyFile
+from gateway.intake.key_file import KeyFile, id_of
 from shared.bus.memory import MemoryBus
 from tests.support.gateway.http import chat_body, live_gateway
 from tests.support.workers.scripted_worker import ScriptedWorker
@@ -53,6 +54,37 @@ async def test_refusals_and_operators_requests_are_recorded_and_no_prompts(
     ]
     written = json.dumps(records)
     assert not any(secret in written for secret in (SAID, user.split("-", 2)[2], "nobody"))
+
+
+async def test_refusals_of_revoked_and_expired_keys_name_them(
+    bus: MemoryBus,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level(logging.INFO, "warren.audit")
+    monkeypatch.setattr("gateway.intake.api_keys._LOOK_INTERVAL_S", 0.0)
+    file = KeyFile(tmp_path / "keys")
+    revoked, other = file.add("alice"), file.add("bob")
+    expired = file.add("carol", expires=datetime(2026, 1, 1, tzinfo=UTC))
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        file.revoke(id_of(revoked))
+        for key in (revoked, expired, f"{revoked}x", "wk-ffff-nobody"):
+            headers = {"authorization": f"Bearer {key}"}
+            assert (await gateway.http.get("/v1/models", headers=headers)).status_code == 401
+        path = f"/v1/streams/chatcmpl-{'0' * 32}?token=1.{'0' * 32}"
+        await gateway.http.get(path, headers={"authorization": f"Bearer {other}"})
+
+    records = [record for record in audited(caplog) if record[0] == "login refused"]
+    assert [(facts["tenant"], facts["key_id"]) for _, facts in records] == [
+        ("alice", id_of(revoked)),
+        ("carol", id_of(expired)),
+        ("alice", id_of(revoked)),
+        ("", ""),
+        ("bob", id_of(other)),
+    ]
+    written = json.dumps(records)
+    assert not any(key.split("-", 2)[2] in written for key in (revoked, expired, other))
 
 
 async def test_changes_of_the_keys_are_recorded(
