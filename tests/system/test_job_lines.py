@@ -101,12 +101,14 @@ async def test_each_step_of_a_request_whose_worker_dies_is_one_line(
         (lives[0]["request_id"], "echo", TRACE_ID)
     }
     started, *_ = job_records(caplog, "job started")
+    assert started["queue_s"] >= 0
     for step in ("job taken over", "request taken over"):
         (taken_over,) = job_records(caplog, step)
         assert taken_over["from_worker"] == started["worker"] != taken_over["worker"]
         assert taken_over["reason"] == "worker lost"
         assert (taken_over["attempt"], taken_over["at_token"] > 0) == (2, True)
         assert taken_over["levelname"] == "WARNING"
+        assert "queue_s" not in taken_over  # most of it would be the first worker's run
     assert text
     assert PROMPT not in texts(caplog.records)
     assert text[:20] not in texts(caplog.records)

@@ -181,6 +181,8 @@ async def test_a_run_that_continues_another_one_links_to_it(spans: InMemorySpanE
 
         await eventually(have_ended)
 
+    names = Counter(span.name for span in spans.get_finished_spans())
+    assert names["worker.queue"] == 1
     handed_over, continued = runs(spans)
     (link,) = continued.links
     assert (link.context.trace_id, link.context.span_id) == ids(handed_over)

@@ -110,7 +110,8 @@ class JobMetrics:
         self._histograms = {
             "queue_s": catalog.histogram(
                 "warren_worker_queue_time_seconds",
-                "From the creation of a job to its arrival at this worker, by the clocks of both.",
+                "From the creation of a job to its arrival at the first worker that ran it, by the "
+                "clocks of both.",
                 REQUEST_S,
                 *by_class,
                 vllm="request_queue_time_seconds",

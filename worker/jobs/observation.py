@@ -41,21 +41,27 @@ _OUTCOMES = {
 
 
 def start_run_span(job: GenerationJob | QuickJob, job_class: str, worker: str) -> trace.Span:
-    """Start the span of a run, and record that of the queue before it."""
-    context, now = tracing.extract(job.trace), time.time()
-    facts = {"warren.request_id": job.request_id}
-    if job.created_at:
-        queued_at = min(job.created_at, now)  # a publisher's clock may be ahead
-        queued = tracing.tracer.start_span(
-            "worker.queue", context, SpanKind.CONSUMER, facts, start_time=int(queued_at * 1e9)
-        )
-        queued.end(int(now * 1e9))
-    facts |= {
+    """Start the span of a run."""
+    facts = {
+        "warren.request_id": job.request_id,
         "warren.worker": worker,
         "warren.class": job_class,
         "gen_ai.request.model": job.model,
     }
+    context = tracing.extract(job.trace)
     return tracing.tracer.start_span("worker.run", context, SpanKind.CONSUMER, facts)
+
+
+def record_queue_span(job: GenerationJob | QuickJob, arrived_at: float) -> None:
+    """Record the span of the queue before a run, which the job left at this Unix time."""
+    if not job.created_at:
+        return
+    context, facts = tracing.extract(job.trace), {"warren.request_id": job.request_id}
+    queued_at = min(job.created_at, arrived_at)  # a publisher's clock may be ahead
+    queued = tracing.tracer.start_span(
+        "worker.queue", context, SpanKind.CONSUMER, facts, start_time=int(queued_at * 1e9)
+    )
+    queued.end(int(arrived_at * 1e9))
 
 
 class JobObservation:
@@ -92,13 +98,16 @@ class JobObservation:
         self._error_code: str | None = None
         self._finish_reason: str | None = None
         self.hand_over_reason = "replaced by another run"
-        now = time.time()
+        now = self._took_at = time.time()
         self._queue_s: float | None = None
+        """Seconds since the creation of the job, in which other runs may have had it."""
         if job.created_at:
             # A publisher's clock may be ahead, and other jobs would seem to be older than this one.
             metrics.taken(job_class, min(job.created_at, now))
             self._queue_s = max(0.0, now - job.created_at)
-            self._of_class.queue_s.observe(self._queue_s)
+        self._has_counted_wait = False
+        if not num_returns and not job.publication:
+            self._count_wait()
         self._span = start_run_span(job, job_class, worker)
         self._context = trace.set_span_in_context(self._span)
         self.ticket = self._new_ticket()
@@ -127,13 +136,11 @@ class JobObservation:
         self._num_prompt_tokens = num_prompt_tokens
         labels = (self._metrics.model, self._class)
         self._metrics.prompt_tokens.labels(*labels, self._tenant).inc(num_prompt_tokens)
-        facts: dict[str, object] = {
-            "prompt_tokens": num_prompt_tokens,
-            "queue_s": _rounded(self._queue_s),
-        }
+        facts: dict[str, object] = {"prompt_tokens": num_prompt_tokens}
         is_first = replaced is None and not num_known_tokens and not self._num_returns
         if attempt == 1 or is_first:
-            return self.write("job started", facts)
+            self._count_wait()
+            return self.write("job started", facts | {"queue_s": _rounded(self._queue_s)})
         reason = "redelivered" if replaced is None else replaced.reason
         self._metrics.takeovers.labels(*labels, reason.replace(" ", "_")).inc()
         facts["from_worker"] = None if replaced is None else replaced.worker
@@ -253,6 +260,15 @@ class JobObservation:
         own: dict[str, object] = {"worker": self._worker, "class": self._class}
         own["attempt"] = self._attempt or self._num_returns + 1
         job_lines.write(step, self._job, own | facts, is_warning=is_warning)
+
+    def _count_wait(self) -> None:
+        """Record the wait for a worker, unless a run before this one may have ended it: when a run
+        ended, and the job became available again, is unknown."""
+        if self._has_counted_wait or self._queue_s is None:
+            return
+        self._has_counted_wait = True
+        self._of_class.queue_s.observe(self._queue_s)
+        record_queue_span(self._job, self._took_at)
 
     def _new_ticket(self) -> str:
         context = self._span.get_span_context()

@@ -47,7 +47,7 @@ from worker.decode.served_model import ServedModel
 from worker.jobs.delivery import JobDelivery, ReplyPublisher
 from worker.jobs.ledger import Ledger
 from worker.jobs.metrics import JobMetrics
-from worker.jobs.observation import report_undecodable, start_run_span
+from worker.jobs.observation import record_queue_span, report_undecodable, start_run_span
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +144,8 @@ class QuickConsumer:
         # A connection that is lost returns jobs, too.
         is_poison = delivery.num_returns >= _MAX_RETURNS and self._bus.is_settled
         began = time.monotonic()
+        if not delivery.num_returns:
+            record_queue_span(job, time.time())
         with trace.use_span(start_run_span(job, "quick", self._worker), end_on_exit=True) as span:
             answered = _worker_lost() if is_poison else await self._answer(job)
             self._observe(job, answered, span, is_dead_lettered=is_poison)
