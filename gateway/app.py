@@ -33,6 +33,7 @@ from gateway.api.routes import (
 from gateway.batches.runner import BatchRunner
 from gateway.intake.limits import RATE_HEADERS
 from gateway.middleware import (
+    IGNORED_PARAMETERS_HEADER,
     IGNORED_TOOLS_HEADER,
     Authentication,
     ErrorBoundary,
@@ -186,6 +187,7 @@ def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
                 "x-should-retry",
                 *RATE_HEADERS,
                 IGNORED_TOOLS_HEADER,
+                IGNORED_PARAMETERS_HEADER,
             ],
         )
     app.add_middleware(Traces)

@@ -35,11 +35,12 @@ from shared.telemetry.audit import Refusals
 logger = logging.getLogger(__name__)
 
 IGNORED_TOOLS_HEADER = "x-warren-ignored-tools"
+IGNORED_PARAMETERS_HEADER = "x-warren-ignored-parameters"
 _STATUS = "/admin/v1/status"
 _POLLED = frozenset({"/live", "/health", "/metrics", _STATUS})
 """The paths that probes, Prometheus and consoles request every few seconds."""
 _STREAMS = "/v1/streams/"
-_MAX_KINDS, _MAX_KIND_CHARS = 16, 64
+_MAX_NAMES, _MAX_NAME_CHARS = 16, 64
 _MAX_PATH_CHARS = 256
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]")
 _WITHOUT_VERSION = (
@@ -64,7 +65,8 @@ class RequestIds:
     ``x-request-id``, which Anthropic calls ``request-id``. Routes whose responses contain an id
     replace it with that one.
 
-    Another header lists ``state["ignored_tools"]``, the types of tools that a route left out.
+    Two headers list what a route left out: the types of tools in ``state["ignored_tools"]``, and
+    unknown parameters of the body in ``state["ignored_parameters"]``.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -84,15 +86,17 @@ class RequestIds:
                     headers["request-id"] = state["request_id"]
                 if kinds := state.get("ignored_tools"):
                     headers[IGNORED_TOOLS_HEADER] = _listed(kinds)
+                if names := state.get("ignored_parameters"):
+                    headers[IGNORED_PARAMETERS_HEADER] = _listed(names)
             await send(message)
 
         return await self._app(scope, receive, send_with_id)
 
 
-def _listed(kinds: Iterable[str]) -> str:
-    """Clients choose the names of types, so they may not be fit for a header."""
-    names = sorted({_UNFIT.sub("_", kind[:_MAX_KIND_CHARS]) for kind in kinds})
-    return ", ".join(names[:_MAX_KINDS])
+def _listed(given: Iterable[str]) -> str:
+    """Clients choose these names, so they may not be fit for a header."""
+    names = sorted({_UNFIT.sub("_", name[:_MAX_NAME_CHARS]) for name in given})
+    return ", ".join(names[:_MAX_NAMES])
 
 
 class Paths:

@@ -58,6 +58,7 @@ _SECURITY_SCHEMES: Mapping[str, Any] = {
         "description": "The same key, as Anthropic's clients send it.",
     },
 }
+IGNORED_PARAMETERS = "x-warren-ignored-parameters"
 _HEADERS: Mapping[str, Any] = {
     "x-request-id": {
         "description": "The id of the request in logs and traces. For a generation it is also the "
@@ -83,6 +84,11 @@ _HEADERS: Mapping[str, Any] = {
     "x-warren-ignored-tools": {
         "description": "Only if the request has tools that are no functions: their types. They are "
         "left out.",
+        "schema": {"type": "string"},
+    },
+    IGNORED_PARAMETERS: {
+        "description": "Only if the body has parameters that the gateway does not know: the names "
+        "of the first 16. They have no effect.",
         "schema": {"type": "string"},
     },
     "Retry-After": {
@@ -182,6 +188,11 @@ def _header(name: str) -> dict[str, str]:
     return {"$ref": f"#/components/headers/{name}"}
 
 
+def headers_named(*names: str) -> dict[str, Any]:
+    """References to the descriptions of these headers of a response."""
+    return {name: _header(name) for name in names}
+
+
 def documented(
     kind: type[Struct], example: Mapping[str, Any], answer: type[Struct], *, streams: bool
 ) -> dict[str, Any]:
@@ -213,10 +224,9 @@ def answered(answer: type[Struct], *, streams: bool = False) -> dict[str, Any]:
     return {
         "description": "The response, or with `stream` its events. Events have an `id:` if the "
         "request accepts `text/event-stream`.",
-        "headers": {
-            name: _header(name)
-            for name in ("x-stream-token", "x-cancel-token", "x-warren-ignored-tools")
-        },
+        "headers": headers_named(
+            "x-stream-token", "x-cancel-token", "x-warren-ignored-tools", IGNORED_PARAMETERS
+        ),
         "content": content,
     }
 

@@ -41,12 +41,8 @@ def _read_response(raw_body: bytes) -> Reading:
 
 
 ENDPOINTS: Mapping[str, Endpoint] = {
-    "/v1/chat/completions": Endpoint(
-        "chatcmpl-", lambda raw_body: Reading(parse(ChatRequest, raw_body))
-    ),
-    "/v1/completions": Endpoint(
-        "cmpl-", lambda raw_body: Reading(parse(CompletionRequest, raw_body))
-    ),
+    "/v1/chat/completions": Endpoint("chatcmpl-", partial(Reading.of, ChatRequest)),
+    "/v1/completions": Endpoint("cmpl-", partial(Reading.of, CompletionRequest)),
     "/v1/embeddings": Endpoint("embd-", partial(parse, EmbeddingRequest)),
     "/v1/responses": Endpoint("resp_", _read_response),
 }

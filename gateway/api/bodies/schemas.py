@@ -7,6 +7,7 @@ are checked in `gateway.api.bodies.submission`. The limits of sampling are those
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import islice
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 import msgspec
@@ -67,6 +68,7 @@ from shared.messages.fields import (
 )
 
 _DEFAULT_COMPLETION_TOKENS = 16
+_MAX_IGNORED = 16
 _DEFAULTS = SamplingParams()
 
 NumTokens: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
@@ -383,6 +385,12 @@ _Body = TypeVar("_Body", bound=Body)
 def parse(kind: type[_Body], body: bytes) -> _Body:
     """Parse a JSON body. Raises `InvalidRequest`, also for unsupported parameters, and
     `ModelNotFound`."""
+    return parse_with_ignored(kind, body)[0]
+
+
+def parse_with_ignored(kind: type[_Body], body: bytes) -> tuple[_Body, tuple[str, ...]]:
+    """As `parse`, with the names of the first parameters that are ignored because they are
+    unknown."""
     try:
         said = msgspec.json.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -393,7 +401,9 @@ def parse(kind: type[_Body], body: bytes) -> _Body:
     said = {name: value for name, value in said.items() if name in required or not is_unused(value)}
     request = read(said, kind)
     kind.check_names(said)
-    return request
+    known = _known(kind)
+    unknown = (name for name in said if name not in known)
+    return request, tuple(islice(unknown, _MAX_IGNORED))
 
 
 def check_model(name: str) -> None:
@@ -432,6 +442,12 @@ def text_prompts(
 def is_unused(value: Any) -> bool:
     """Whether a client library sent this value for a parameter that its user left out."""
     return value is None or value == {} or value == []
+
+
+@cache
+def _known(kind: type[Body]) -> frozenset[str]:
+    names = {field.encode_name for field in msgspec.structs.fields(kind)}
+    return frozenset(names | kind.neutral.keys())
 
 
 @cache

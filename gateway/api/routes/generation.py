@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api import keeping
 from gateway.api.bodies.responses import ResponsesRequest
-from gateway.api.bodies.schemas import ChatRequest, CompletionRequest, parse
+from gateway.api.bodies.schemas import ChatRequest, CompletionRequest, parse_with_ignored
 from gateway.api.bodies.submission import GenerationBody, Submission, submission
 from gateway.api.keeping import Keeping
 from gateway.api.observation import Observation
@@ -76,6 +76,14 @@ class Reading(NamedTuple):
     """The answer that is sent at once, if the client does not wait for the result."""
     in_own_words: Callable[[], AbstractContextManager[None]] = nullcontext
     """Raises the errors of the job in the terms of the endpoint."""
+    ignored: tuple[str, ...] = ()
+    """The unknown parameters."""
+
+    @classmethod
+    def of(cls, kind: type[GenerationBody], raw_body: bytes) -> "Reading":
+        """Raises `InvalidRequest` and `ModelNotFound`."""
+        body, ignored = parse_with_ignored(kind, raw_body)
+        return cls(body, ignored=ignored)
 
 
 class LiveResponse(Response):
@@ -104,7 +112,8 @@ async def generate(
     """
     with gateway.admission.enter(request.state.tenant) as entry:
         raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
-        body, echoed, promise, in_own_words = await parsed(read, raw_body)
+        body, echoed, promise, in_own_words, ignored = await parsed(read, raw_body)
+        request.state.ignored_parameters = ignored
         entry.begin()
         if not body.model:
             body = msgspec.structs.replace(body, model=gateway.workers.only_model())
@@ -336,11 +345,8 @@ def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter(tags=["generation"])
 
     def answer(kind: type[ChatRequest | CompletionRequest], prefix: str) -> Response:
-        def read(raw_body: bytes) -> Reading:
-            return Reading(parse(kind, raw_body))
-
         async def serve(request: Request, send: Send) -> None:
-            await generate(gateway, request, send, prefix, read)
+            await generate(gateway, request, send, prefix, partial(Reading.of, kind))
 
         return LiveResponse(serve)
 

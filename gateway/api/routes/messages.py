@@ -1,13 +1,13 @@
 """POST /v1/messages: Anthropic's Messages API."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from starlette.types import Send
 
 from gateway.api.bodies.messages import MessagesRequest
-from gateway.api.bodies.schemas import parse
 from gateway.api.openapi import documented
 from gateway.api.render.messages import AnswerMessage
 from gateway.api.routes.generation import LiveResponse, Reading, generate
@@ -32,12 +32,9 @@ def router(gateway: Gateway) -> APIRouter:
         """Answer a conversation, with Anthropic's Messages API."""
 
         async def serve(request: Request, send: Send) -> None:
-            await generate(gateway, request, send, "msg_", _read)
+            read = partial(Reading.of, MessagesRequest)
+            await generate(gateway, request, send, "msg_", read)
 
         return LiveResponse(serve)
 
     return routes
-
-
-def _read(raw_body: bytes) -> Reading:
-    return Reading(parse(MessagesRequest, raw_body))

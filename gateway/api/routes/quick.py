@@ -25,9 +25,9 @@ from gateway.api.bodies.quick import (
     TokenizeRequest,
     Tokens,
 )
-from gateway.api.bodies.schemas import parse
+from gateway.api.bodies.schemas import parse_with_ignored
 from gateway.api.bodies.scoring import Ranking, RerankRequest, ScoreRequest, Scores
-from gateway.api.openapi import documented
+from gateway.api.openapi import IGNORED_PARAMETERS, documented, headers_named
 from gateway.api.routes.generation import LiveResponse
 from gateway.api.sending import ClientGone, until_disconnect
 from gateway.intake.admission import Entry
@@ -119,7 +119,8 @@ _ENDPOINTS = (
 async def _serve(gateway: Gateway, kind: type[QuickRequest], request: Request, send: Send) -> None:
     with gateway.admission.enter(request.state.tenant) as entry:
         raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
-        body = await parsed(partial(parse, kind), raw_body)
+        body, ignored = await parsed(partial(parse_with_ignored, kind), raw_body)
+        request.state.ignored_parameters = ignored
         model = request.state.model = body.model or gateway.workers.only_model()
         caller: ApiKey = request.state.caller
         caller.require_model(model)
@@ -184,13 +185,15 @@ def _add(routes: APIRouter, gateway: Gateway, endpoint: _Endpoint) -> None:
         return LiveResponse(partial(_serve, gateway, endpoint.body))
 
     example = {"model": "smollm2", **endpoint.example}
+    document = documented(endpoint.body, example, endpoint.answer, streams=False)
+    document["responses"]["200"]["headers"] = headers_named(IGNORED_PARAMETERS)
     routes.add_api_route(
         endpoint.path,
         answer,
         name=endpoint.path.removeprefix("/v1").strip("/").replace("/", "_"),
         methods=["POST"],
         description=endpoint.description,
-        openapi_extra=documented(endpoint.body, example, endpoint.answer, streams=False),
+        openapi_extra=document,
     )
     if endpoint.body is RerankRequest:  # Cohere's clients
         routes.add_api_route("/v2/rerank", answer, methods=["POST"], include_in_schema=False)

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api import keeping
 from gateway.api.bodies.responses import ResponsesRequest, in_own_words
-from gateway.api.bodies.schemas import is_unused, parse
+from gateway.api.bodies.schemas import is_unused, parse_with_ignored
 from gateway.api.collecting import LoggedResponse, current_response
 from gateway.api.openapi import answered, documented
 from gateway.api.render.responses import Echo, ResponseObject, response_object
@@ -124,10 +124,10 @@ def router(gateway: Gateway) -> APIRouter:
 
 def read_response(raw_body: bytes) -> Reading:
     """Raises `InvalidRequest` and `ModelNotFound`."""
-    body = parse(ResponsesRequest, raw_body)
+    body, ignored = parse_with_ignored(ResponsesRequest, raw_body)
     is_awaited = body.stream or not body.background
     promise = None if is_awaited else partial(response_object, status="queued")
-    return Reading(body, echoed(raw_body), promise, in_own_words)
+    return Reading(body, echoed(raw_body), promise, in_own_words, ignored)
 
 
 def echoed(body: bytes) -> bytes:
