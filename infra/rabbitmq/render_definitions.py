@@ -1,16 +1,16 @@
 """Write the broker's definitions with the deployment's passwords, before the broker starts.
 
 Usage: python render_definitions.py OUTPUT, with GATEWAY_PASSWORD, WORKER_PASSWORD,
-PUBLISHER_PASSWORD and OPERATOR_PASSWORD in the environment. A user without a password keeps the
-empty hash of definitions.json, with which RabbitMQ lets nobody log in.
+PUBLISHER_PASSWORD and OPERATOR_PASSWORD in the environment. Nothing is written unless every user of
+definitions.json has a password. Only the owner can read the file, so give it to the broker's user.
 """
 
+import argparse
 import base64
 import hashlib
 import json
 import os
 import secrets
-import sys
 from pathlib import Path
 
 TEMPLATE = Path(__file__).with_name("definitions.json")
@@ -24,14 +24,40 @@ def password_hash(password: str) -> str:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Write the users, permissions, exchanges and policies of definitions.json with "
+        "the passwords of the environment."
+    )
+    parser.add_argument("output", type=Path, metavar="OUTPUT", help="the file to write")
+    parser.add_argument(
+        "--mode",
+        type=_octal,
+        default=0o600,
+        help="the file's permissions, in octal digits; without it only its owner can read it (600)",
+    )
+    given = parser.parse_args()
     definitions = json.loads(TEMPLATE.read_text())
+    variables = {user["name"]: f"{user['name'].upper()}_PASSWORD" for user in definitions["users"]}
+    missing = [variable for variable in variables.values() if not os.environ.get(variable)]
+    if missing:
+        parser.error(f"no password in the environment: set {', '.join(missing)}")
     for user in definitions["users"]:
-        password = os.environ.get(f"{user['name'].upper()}_PASSWORD")
-        if password:
-            user["password_hash"] = password_hash(password)
-    output = Path(sys.argv[1])
-    output.write_text(json.dumps(definitions, indent=2))
-    output.chmod(0o644)  # the broker runs as another user, and hashes are not secrets to it
+        user["password_hash"] = password_hash(os.environ[variables[user["name"]]])
+    try:
+        _write(given.output, json.dumps(definitions, indent=2), given.mode)
+    except OSError as error:
+        parser.error(f"cannot write {given.output}: {error.strerror}")
+
+
+def _write(output: Path, text: str, mode: int) -> None:
+    """At no time does the file give others more than ``mode``, even if it exists already."""
+    with os.fdopen(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
+        os.fchmod(file.fileno(), mode)
+        file.write(text)
+
+
+def _octal(digits: str) -> int:
+    return int(digits, 8)
 
 
 if __name__ == "__main__":

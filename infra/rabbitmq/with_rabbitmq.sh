@@ -29,7 +29,7 @@ run_in_container() {
     secrets=$(mktemp -d)
     GATEWAY_PASSWORD=$password WORKER_PASSWORD=$password PUBLISHER_PASSWORD=$password \
         OPERATOR_PASSWORD=$password \
-        python3 "$directory/render_definitions.py" "$secrets/definitions.json"
+        python3 "$directory/render_definitions.py" --mode=644 "$secrets/definitions.json"
     chmod 755 "$secrets"
     local container
     container=$(docker run --detach --rm --publish 127.0.0.1::5672 \

@@ -5,8 +5,10 @@ import hashlib
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +22,24 @@ DEFINITIONS: dict[str, Any] = json.loads((INFRA / "definitions.json").read_text(
 EXCHANGES = [value for value in vars(topology).values() if isinstance(value, Exchange)]
 
 
-def render(output: Path, **passwords: str) -> dict[str, dict[str, Any]]:
-    """Run the script; returns the users by name."""
-    subprocess.run(
-        [sys.executable, INFRA / "render_definitions.py", output],
-        env={"PATH": os.environ["PATH"], **passwords},
-        check=True,
+PASSWORDS = {
+    "GATEWAY_PASSWORD": "pässword",
+    "WORKER_PASSWORD": "w",
+    "PUBLISHER_PASSWORD": "p",
+    "OPERATOR_PASSWORD": "o",
+}
+
+
+def run_script(
+    *arguments: str | Path, passwords: Mapping[str, str], directory: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, INFRA / "render_definitions.py", *arguments],
+        env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8", **passwords},
+        cwd=directory,
+        text=True,
+        capture_output=True,
     )
-    return {user["name"]: user for user in json.loads(output.read_text())["users"]}
 
 
 def test_the_exchanges_are_those_of_the_topology() -> None:
@@ -89,17 +101,48 @@ def test_no_password_is_shipped() -> None:
 
 
 def test_a_rendered_hash_is_that_of_the_password(tmp_path: Path) -> None:
-    users = render(tmp_path / "definitions.json", GATEWAY_PASSWORD="pässword")
+    output = tmp_path / "definitions.json"
 
-    salted = base64.b64decode(users["gateway"]["password_hash"])
-    assert salted[4:] == hashlib.sha256(salted[:4] + "pässword".encode()).digest()
+    run_script(output, passwords=PASSWORDS)
+
+    users = {user["name"]: user for user in json.loads(output.read_text())["users"]}
+    for name in users:
+        salted = base64.b64decode(users[name]["password_hash"])
+        password = PASSWORDS[f"{name.upper()}_PASSWORD"]
+        assert salted[4:] == hashlib.sha256(salted[:4] + password.encode()).digest()
 
 
-def test_a_user_without_a_password_cannot_log_in(tmp_path: Path) -> None:
-    users = render(tmp_path / "definitions.json", GATEWAY_PASSWORD="x")
+def test_missing_passwords_are_all_named_and_nothing_is_written(tmp_path: Path) -> None:
+    passwords = {"GATEWAY_PASSWORD": "x", "WORKER_PASSWORD": "y", "PUBLISHER_PASSWORD": ""}
 
-    assert users["gateway"]["password_hash"] != ""
-    assert {users[name]["password_hash"] for name in ("worker", "publisher", "operator")} == {""}
+    refused = run_script("definitions.json", passwords=passwords, directory=tmp_path)
+
+    assert refused.returncode == 2
+    assert "set PUBLISHER_PASSWORD, OPERATOR_PASSWORD\n" in refused.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("arguments", "status"), [([], 2), (["--help"], 0), (["no/such/file"], 2)])
+def test_a_call_without_a_usable_output_writes_nothing(
+    arguments: list[str], status: int, tmp_path: Path
+) -> None:
+    shown = run_script(*arguments, passwords=PASSWORDS, directory=tmp_path)
+
+    assert shown.returncode == status
+    assert "usage: render_definitions.py" in shown.stdout + shown.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("options", "mode"), [([], 0o600), (["--mode=644"], 0o644)])
+def test_only_the_owner_reads_the_file_unless_others_are_allowed_to(
+    options: list[str], mode: int, tmp_path: Path
+) -> None:
+    output = tmp_path / "definitions.json"
+    output.touch(mode=0o666)
+
+    run_script(*options, output, passwords=PASSWORDS)
+
+    assert stat.S_IMODE(output.stat().st_mode) == mode
 
 
 @pytest.mark.parametrize("name", ["gateway", "worker", "publisher"])
