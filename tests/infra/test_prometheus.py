@@ -5,25 +5,33 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from infra import dashboards, vllm_names
 from tests.support.deployment.processes import ROOT
-from tests.support.pages import commands
+from tests.support.pages import blocks, commands
 
 PROMETHEUS = ROOT / "infra" / "prometheus"
 DEPLOYMENT = ROOT / "docs" / "deployment" / "index.md"
+OBSERVABILITY = ROOT / "docs" / "observability.md"
 RUNBOOKS = (ROOT / "docs" / "runbooks.md").read_text()
+ALERTS = [
+    rule
+    for group in yaml.safe_load((PROMETHEUS / "alerts.rules.yml").read_text())["groups"]
+    for rule in group["rules"]
+    if "alert" in rule
+]
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="Prometheus is not installed"
 )
 
 
-def promtool(*args: str) -> None:
+def promtool(*args: str, directory: Path = PROMETHEUS) -> None:
     done = subprocess.run(
-        ["promtool", *args], cwd=PROMETHEUS, text=True, capture_output=True, check=False
+        ["promtool", *args], cwd=directory, text=True, capture_output=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -43,15 +51,61 @@ def test_the_configuration_is_valid() -> None:
     promtool("check", "config", "--syntax-only", "prometheus.yml")
 
 
-def test_every_alert_has_a_runbook() -> None:
-    text = (PROMETHEUS / "alerts.rules.yml").read_text()
-    rules = [rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"]]
-    alerts = [rule for rule in rules if "alert" in rule]
+def of_machines() -> str:
+    """The documentation's configuration for processes on machines."""
+    (text,) = (one.text for one in blocks(OBSERVABILITY) if one.text.startswith("global:"))
+    return text
 
-    assert re.findall(r"^## (\w+)$", RUNBOOKS, re.MULTILINE) == [rule["alert"] for rule in alerts]
-    for rule in alerts:
+
+@needs_promtool
+def test_the_configuration_for_machines_is_valid(tmp_path: Path) -> None:
+    (tmp_path / "prometheus.yml").write_text(of_machines())
+    for rules in PROMETHEUS.glob("*.rules.yml"):
+        shutil.copy(rules, tmp_path)
+
+    promtool("check", "config", "prometheus.yml", directory=tmp_path)
+
+
+def test_the_configuration_for_machines_scrapes_what_compose_scrapes() -> None:
+    shown, shipped = (
+        yaml.safe_load(text)
+        for text in (of_machines(), (PROMETHEUS / "prometheus.yml").read_text())
+    )
+
+    def kinds(configuration: dict[str, Any]) -> list[dict[str, Any]]:
+        found = ("static_configs", "dns_sd_configs")
+        return [
+            {key: value for key, value in job.items() if key not in found}
+            for job in configuration["scrape_configs"]
+        ]
+
+    assert kinds(shown) == kinds(shipped)
+    assert shown["rule_files"] == [Path(path).name for path in shipped["rule_files"]]
+
+
+def test_every_alert_has_a_runbook() -> None:
+    assert re.findall(r"^## (\w+)$", RUNBOOKS, re.MULTILINE) == [rule["alert"] for rule in ALERTS]
+    for rule in ALERTS:
         page = "https://warren.example/docs/runbooks.html"
         assert rule["annotations"]["runbook_url"] == f"{page}#{rule['alert'].lower()}"
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+def test_a_runbook_states_the_threshold_of_its_alert(rule: dict[str, Any]) -> None:
+    _, _, section = RUNBOOKS.partition(f"## {rule['alert']}\n")
+    section, _, _ = section.partition("\n## ")
+
+    stated = re.findall(r"^\*\*Threshold\.\*\* `(.+?)`, (.+?):", section, re.MULTILINE)
+
+    assert stated == [(rule["expr"], lasting(rule.get("for")))]
+
+
+def lasting(duration: str | None) -> str:
+    """In words, how long an alert's condition must hold."""
+    if duration is None:
+        return "at once"
+    number, unit = int(duration[:-1]), {"s": "second", "m": "minute", "h": "hour"}[duration[-1]]
+    return f"for {number} {unit}" + ("s" if number > 1 else "")
 
 
 def test_the_command_of_the_docs_enters_the_address_of_the_runbooks(tmp_path: Path) -> None:

@@ -60,8 +60,8 @@ def sections() -> dict[str, list[Block]]:
     }
 
 
-PREPARATION, *_ = sections().values()
-TASKS = {title: task for title, task in sections().items() if title}
+PREPARATION, WITHOUT_COMPOSE, *_ = sections().values()
+TASKS = {title: task for title, task in sections().items() if title[:1].isdigit()}
 IN_TERMINAL = [title for title, task in TASKS.items() if task[0].mark.startswith("run")]
 (IN_CONSOLE,) = [task for title, task in TASKS.items() if title not in IN_TERMINAL]
 
@@ -310,6 +310,12 @@ def test_a_resumed_stream_lacks_nothing(played: Played, terminal: Terminal, tmp_
     undisturbed = played.request("/v1/chat/completions", body).json()
     text = undisturbed["choices"][0]["message"]["content"]
     assert text_of(f"{first}\n{rest}") == text
+
+
+def test_files_take_the_place_of_compose(played: Played) -> None:
+    variables = {name: value for name, value in played.variables.items() if name != DIRECTORY}
+    with Terminal(played.workers.directory, variables) as terminal:
+        play(played, terminal, WITHOUT_COMPOSE)
 
 
 async def test_the_console_shows_what_the_page_shows(page: Page, played: Played) -> None:
