@@ -143,8 +143,10 @@ class DocumentedAPI(FastAPI):
     """An application whose OpenAPI document also describes API keys and response headers."""
 
     def __init__(self, **options: Any) -> None:
-        """The pages of FastAPI, which load their scripts from a CDN, are turned off."""
+        """The pages of FastAPI, which load their scripts from a CDN, are turned off, and so are its
+        own spans, metrics and log records: Warren's describe every request."""
         super().__init__(
+            telemetry={"tracing": False, "metrics": False, "logs": False},
             title="Warren",
             description=_DESCRIPTION,
             docs_url=None,

@@ -1,5 +1,6 @@
 """One request is one trace, from the HTTP request through the queue to the last token."""
 
+import re
 from collections import Counter
 from contextlib import AsyncExitStack
 from itertools import pairwise
@@ -11,6 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from shared.bus.memory import MemoryBroker, MemoryBus
 from tests.support.gateway.batches import ended, order
 from tests.support.gateway.http import eventually, hears_a_worker, live_gateway
+from tests.support.pages import ROOT
 from tests.support.workers.synthetic import echo_worker
 
 PHASES = ("worker.queue", "worker.prefill", "worker.decode")
@@ -60,6 +62,15 @@ async def test_gateway_queue_run_and_its_steps_are_one_trace(spans: InMemorySpan
     _, run_id = ids(by_name["worker.run"])
     assert {parent_id(by_name[name]) for name in ("worker.queue", "worker.run")} == {request_id}
     assert {parent_id(by_name[name]) for name in OF_RUN} == {run_id}
+
+
+async def test_every_span_is_one_of_the_documentation(spans: InMemorySpanExporter) -> None:
+    _, _, table = (ROOT / "docs/observability.md").read_text().partition("| Span | Meaning |")
+    documented = set(re.findall(r"`(\w+\.\w+)`", table.partition("\n\n")[0]))
+
+    by_name = await answered(spans)
+
+    assert by_name.keys() - documented == set()
 
 
 async def test_the_phases_follow_one_another(spans: InMemorySpanExporter) -> None:
