@@ -7,9 +7,12 @@ SHELL := bash
 
 VENV := .venv
 BIN := $(VENV)/bin
-# While this file is newer than its prerequisites, `setup` has nothing to do.
+# While these files are newer than their prerequisites, nothing has to be installed: the first stands for
+# what serving needs, which is all that the demo waits for, the second for everything.
+SERVING := $(VENV)/.serving
 STAMP := $(VENV)/.installed
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
+PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check --quiet install \
+	--constraint constraints.txt
 # The duration of `make soak`.
 MINUTES := 30
 QUESTION := What is the capital of France?
@@ -22,11 +25,11 @@ help: ## Show these targets
 	@sed -nE 's/^([a-z]+):[^#]*## (.+)/\1\t\2/p' $(MAKEFILE_LIST) \
 	| while IFS=$$'\t' read -r target text; do printf '  make %-6s %s\n' "$$target" "$$text"; done
 
-setup: $(STAMP) ## Create .venv with everything that is needed
+setup: $(STAMP) ## Create .venv with everything that development needs
 
-demo: setup ## Serve SmolLM2 at http://127.0.0.1:8000 and watch it answer (ONCE=1: end then)
+demo: $(SERVING) ## Serve SmolLM2 at http://127.0.0.1:8000 and watch it answer (ONCE=1: end then)
 	$(BIN)/warren pull smollm2
-	$(BIN)/warren serve --model smollm2 --dtype float32 --log-level warning --job-log-level warning \
+	$(BIN)/warren serve --model smollm2 --log-level warning --job-log-level warning \
 	    --ask "$(QUESTION)" $(if $(ONCE),--once --port 0)
 
 test: setup ## Run all tests that need no GPU, with their own RabbitMQ
@@ -68,9 +71,15 @@ up: .env ## Start RabbitMQ, a gateway and a worker in Docker
 	    printf '%s\n' "$$line"; \
 	done <.env.example >$@
 
-$(STAMP): pyproject.toml constraints.txt
+$(SERVING): pyproject.toml constraints.txt
 	@python=$$(infra/find_python.sh) && "$$python" -m venv $(VENV)
-	$(PIP) pip setuptools
-	PYTHONWARNINGS=ignore $(PIP) --no-build-isolation --editable '.[gateway,worker,bench,dev]'
-	$(BIN)/python -m kernels.native
+	@echo "Installing what serving needs into $(VENV); this takes some minutes."
+	@$(PIP) pip setuptools
+	@$(PIP) --no-build-isolation --editable '.[gateway,worker]'
+	@$(BIN)/python -m kernels.native
+	@touch $@
+
+$(STAMP): $(SERVING)
+	@echo "Installing the tools for development into $(VENV); this takes some minutes."
+	@$(PIP) --no-build-isolation --editable '.[gateway,worker,bench,dev]'
 	@touch $@

@@ -168,15 +168,37 @@ def test_make_alone_lists_every_target() -> None:
     assert re.findall(r"^  make (\w+) +\S", shown, re.MULTILINE) == ["help", *TARGETS]
 
 
-def test_set_up_does_nothing_the_second_time(tmp_path: Path) -> None:
+def planned(target: str, directory: Path, *stamps: str) -> str:
+    """What ``make`` would run in a checkout where these stamps of installations exist."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
-    (tmp_path / ".venv").mkdir()
-    (tmp_path / ".venv" / ".installed").touch()
+        (directory / name).write_bytes((ROOT / name).read_bytes())
+    (directory / ".venv").mkdir()
+    for stamp in stamps:
+        (directory / ".venv" / stamp).touch()
+    plan = ["make", "--dry-run", target]
+    return subprocess.run(plan, cwd=directory, check=True, text=True, capture_output=True).stdout
 
-    again = subprocess.run(["make", "setup"], cwd=tmp_path, text=True, capture_output=True)
 
-    assert (again.returncode, "Nothing to be done" in again.stdout) == (0, True)
+def test_set_up_does_nothing_the_second_time(tmp_path: Path) -> None:
+    assert "Nothing to be done" in planned("setup", tmp_path, ".serving", ".installed")
+
+
+def test_the_demo_installs_only_what_serving_needs(tmp_path: Path) -> None:
+    plan = planned("demo", tmp_path)
+
+    assert re.findall(r"--editable '\.\[(.+)\]'", plan) == ["gateway,worker"]
+
+
+@pytest.mark.parametrize("stamps", [(".serving",), (".serving", ".installed")])
+def test_the_demo_installs_nothing_the_second_time(stamps: tuple[str, ...], tmp_path: Path) -> None:
+    assert "install" not in planned("demo", tmp_path, *stamps)
+
+
+@pytest.mark.parametrize("target", ["setup", "test", "check"])
+def test_development_completes_the_installation_of_the_demo(target: str, tmp_path: Path) -> None:
+    plan = planned(target, tmp_path, ".serving")
+
+    assert re.findall(r"--editable '\.\[(.+)\]'", plan) == ["gateway,worker,bench,dev"]
 
 
 def test_a_python_that_warren_does_not_run_on_is_refused() -> None:
