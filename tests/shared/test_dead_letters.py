@@ -35,13 +35,19 @@ async def bury(
     publisher: Bus | None = None,
     reply_to: str = "reply.r",
     published_at: float = 0.0,
-    **names: str,
+    correlation_id: str = "c",
+    message_id: str = "",
 ) -> None:
-    """A worker rejects a message. ``names`` are its correlation id and its message id."""
+    """A worker rejects a message."""
     queue = topology.jobs_queue("m", lane)
     await bus.declare(topology.DEAD_LETTERS, queue)
-    properties = {"correlation_id": "c", "reply_to": reply_to, **names}
-    message = Message(body, published_at=published_at, **properties)
+    message = Message(
+        body,
+        reply_to=reply_to,
+        correlation_id=correlation_id,
+        message_id=message_id,
+        published_at=published_at,
+    )
     await (publisher or bus).publish(queue.bindings[0], message)
     async with bus.consume(queue.name) as consumer:
         await (await anext(consumer)).reject()
@@ -96,12 +102,11 @@ async def test_what_is_no_job_has_the_age_of_its_message() -> None:
 
 
 async def test_what_has_no_correlation_id_has_the_id_in_its_body_or_a_stable_one() -> None:
-    nameless = {"correlation_id": "", "message_id": ""}
     async with MemoryBus() as bus:
-        await bury(bus, encode(new_job("a")), reply_to="", **nameless)
+        await bury(bus, encode(new_job("a")), reply_to="", correlation_id="")
         await bury(bus, b"no job", correlation_id="", message_id="m-1")
-        await bury(bus, b"no job", **nameless)
-        await bury(bus, b"nor this", **nameless)
+        await bury(bus, b"no job", correlation_id="")
+        await bury(bus, b"nor this", correlation_id="")
         async with dead_letters.opened(bus, 10) as letters:
             ids = [letter.request_id for letter in letters]
         async with dead_letters.opened(bus, 10) as letters:
