@@ -72,6 +72,24 @@ def test_no_command_has_a_url_with_a_password_among_its_arguments(page: Path) ->
     assert [one for one in others if re.search(r"://[^\s/]+:[^\s/@]+@", one)] == []
 
 
+def test_a_deployment_without_docker_reads_only_files_that_it_has_written() -> None:
+    page = (ROOT / "docs" / "deployment" / "index.md").read_text(encoding="utf-8")
+    _, _, section = page.partition("## One machine without Docker\n")
+    written: set[str] = set()
+    read: list[str] = []
+
+    for command in re.findall(r"^\$ (.+)$", section.partition("\n## ")[0], re.MULTILINE):
+        files = set(re.findall(r" --[a-z-]+-file (\S+)", command))
+        made = set(re.findall(r" > (\S+)$", command))
+        if command.startswith("warren keys add"):
+            made |= files
+        assert files - written - made == set(), command
+        written |= made
+        read += files
+
+    assert {"gateway.url", "worker.url", "management.url", "secret", "operator.key"} <= set(read)
+
+
 @per_page
 def test_targets_exist(page: Path) -> None:
     called = {shlex.split(line)[1] for line in commands(page) if line.startswith("make ")}
