@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.."
 readonly PART=$1 SITE=${SITE:-/tmp/site}
 shift
 export PYTHONPATH=$SITE PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
-# The kernels stay compiled between calls, as long as the machine is held.
+# The kernels stay compiled between calls.
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/tmp/triton}
 if ! python3 -c 'import msgspec' 2>/dev/null; then
     python3 -m pip --disable-pip-version-check install --quiet --no-index --no-deps --no-compile --no-cache-dir \
