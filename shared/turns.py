@@ -89,17 +89,28 @@ class Turns:
 class TenantThreads:
     """Threads that do one piece of work of a tenant at a time, outside the event loop.
 
-    Their priority is the lowest, because they compete with the engine and the event loop for the
-    cores: a thread of the engine that waits for a core holds up all the others.
+    Unless they only wait, their priority is the lowest, because they compete with the engine and
+    the event loop for the cores: a thread of the engine that waits for a core holds up all the
+    others.
     """
 
-    def __init__(self, num_threads: int, name: str) -> None:
+    def __init__(self, num_threads: int, name: str, *, only_wait: bool = False) -> None:
+        """``only_wait``: keep the priority of the process, which processes that the threads start
+        inherit."""
         self._turns = Turns(num_threads)
-        self._threads = ThreadPoolExecutor(num_threads, name, _lower_priority)
+        initializer = None if only_wait else _lower_priority
+        self._threads = ThreadPoolExecutor(num_threads, name, initializer)
 
-    async def run(self, tenant: str, work: Callable[[], _Result]) -> _Result:
-        """Do ``work`` in the tenant's turn. Raises `Overloaded` if too much of it is waiting."""
-        await self._turns.take(tenant)
+    async def run(
+        self, tenant: str, work: Callable[[], _Result], *, max_wait_s: float | None = None
+    ) -> _Result:
+        """Do ``work`` in the tenant's turn. Raises `Overloaded` if too much of it is waiting, or if
+        the turn does not come within ``max_wait_s``."""
+        try:
+            async with asyncio.timeout(max_wait_s):
+                await self._turns.take(tenant)
+        except TimeoutError:
+            raise Overloaded("Too many requests are waiting for their turn.") from None
         began = time.monotonic()
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)
         # The turn lasts as long as the work, which continues if its request is cancelled.

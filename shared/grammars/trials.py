@@ -23,7 +23,6 @@ from typing import TypeAlias
 import msgspec
 from llguidance import LLMatcher, LLParserLimits
 
-from shared.errors import Overloaded
 from shared.grammars.json_schemas import for_generation
 from shared.messages import Constraint
 from shared.turns import TenantThreads
@@ -97,13 +96,10 @@ class Trials:
             return known
         loop = asyncio.get_running_loop()
         if (threads := self._threads.get(loop)) is None:
-            threads = self._threads[loop] = TenantThreads(_MAX_PROCESSES, "grammar-trials")
-        try:
-            async with asyncio.timeout(_MAX_WAIT_S):
-                work = functools.partial(self.problem_now, constraint)
-                return await threads.run(tenant, work)
-        except TimeoutError:
-            raise Overloaded("Too many constraints are waiting to be checked.") from None
+            threads = TenantThreads(_MAX_PROCESSES, "grammar-trials", only_wait=True)
+            self._threads[loop] = threads
+        work = functools.partial(self.problem_now, constraint)
+        return await threads.run(tenant, work, max_wait_s=_MAX_WAIT_S)
 
     def problem_now(self, constraint: Constraint) -> str:
         """The blocking form of `problem`; it takes about a second at most."""

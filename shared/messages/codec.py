@@ -25,7 +25,7 @@ class _Version(Struct):
     version: int = WIRE_VERSION
 
 
-class _Named(Struct):
+class _Identified(Struct):
     """Decodes only the request id, because the rest may not be a job."""
 
     request_id: RequestId
@@ -61,7 +61,7 @@ _USAGE: _Codec[UsageReport | Ended] = _Codec(UsageReport | Ended)
 _RECORD: _Codec[UsageRecord] = _Codec(UsageRecord)
 _ANNOUNCEMENT: _Codec[Announcement] = _Codec(Announcement)
 _VERSION: _Codec[_Version] = _Codec(_Version)
-_NAMED: _Codec[_Named] = _Codec(_Named)
+_IDENTIFIED: _Codec[_Identified] = _Codec(_Identified)
 _MSGPACK_ENCODER = msgspec.msgpack.Encoder()
 _JSON_ENCODER = msgspec.json.Encoder()
 
@@ -88,7 +88,7 @@ def decode_quick_job(body: bytes, content_type: str = MSGPACK) -> QuickJob:
 def request_id_in(body: bytes, content_type: str = MSGPACK) -> str:
     """The request id in a message that may not be a job otherwise; empty if it cannot be read."""
     try:
-        return _NAMED.decode(body, content_type).request_id
+        return _IDENTIFIED.decode(body, content_type).request_id
     except UndecodableMessage:
         return ""
 

@@ -1,11 +1,12 @@
 """Turns: whose is next."""
 
 import asyncio
+import threading
 
 import pytest
 
 from shared.errors import Overloaded
-from shared.turns import Turns
+from shared.turns import TenantThreads, Turns
 
 
 class Clock:
@@ -133,3 +134,16 @@ async def test_a_turn_that_was_given_and_cancelled_at_once_is_passed_on(clock: C
     await asyncio.gather(waiting, return_exceptions=True)
 
     await turns.take("b")
+
+
+async def test_work_whose_turn_does_not_come_in_time_is_refused() -> None:
+    threads, may_end = TenantThreads(1, "test"), threading.Event()
+    first = asyncio.create_task(threads.run("a", may_end.wait))
+    await asyncio.sleep(0)
+
+    with pytest.raises(Overloaded):
+        await threads.run("b", may_end.wait, max_wait_s=0.01)
+
+    may_end.set()
+    assert await first
+    assert await threads.run("b", may_end.wait)

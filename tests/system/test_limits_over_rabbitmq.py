@@ -10,7 +10,7 @@ from gateway.intake.limits import Limits
 from shared.bus.rabbit import RabbitBus
 from shared.errors import RateLimited
 from tests.support.deployment.broker import Broker
-from tests.support.gateway.limits import running
+from tests.support.gateway.http import running_limits
 
 pytestmark = pytest.mark.rabbit
 
@@ -22,7 +22,7 @@ async def gateway(broker: Broker) -> AsyncIterator[Limits]:
     """The limits of one gateway, at a moment that does not pass."""
     async with (
         RabbitBus(broker.url_of("gateway")) as bus,
-        running(Limits(bus, max_detached=3, clock=lambda: 1_800_000_000.0), bus) as limits,
+        running_limits(Limits(bus, max_detached=3, clock=lambda: 1_800_000_000.0), bus) as limits,
     ):
         yield limits
 

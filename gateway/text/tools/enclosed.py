@@ -7,7 +7,7 @@ from gateway.text.pieces import Content, Piece
 from gateway.text.tools.calls import Outside
 
 
-class Call(Protocol):
+class EnclosedCall(Protocol):
     """One call, after its opening tag."""
 
     index: int
@@ -32,7 +32,12 @@ class EnclosedParser:
     """Text that is not a call remains content, including tags."""
 
     def __init__(
-        self, opening: str, new_call: Callable[[int], Call], *, ending: str = "", last: str = ""
+        self,
+        opening: str,
+        new_call: Callable[[int], EnclosedCall],
+        *,
+        ending: str = "",
+        last: str = "",
     ) -> None:
         """Next to calls, ``ending`` means nothing; after ``last`` there are no calls."""
         self._opening = opening
@@ -41,7 +46,7 @@ class EnclosedParser:
         self._num_calls = 0
         self._outside = Outside(*filter(None, (opening, ending, last)))
         self._tag = opening
-        self._call: Call | None = None
+        self._call: EnclosedCall | None = None
         self._is_over = False
 
     @property
@@ -74,7 +79,7 @@ class EnclosedParser:
             self._is_over = bool(self._last) and tag.endswith(self._last)
         return rest
 
-    def _read_call(self, call: Call, text: str, pieces: list[Piece]) -> str:
+    def _read_call(self, call: EnclosedCall, text: str, pieces: list[Piece]) -> str:
         read, rest = call.read(text)
         pieces += read
         if call.is_broken:

@@ -14,7 +14,7 @@ from gateway.intake.limits import Limits
 from gateway.store.batches import BatchRecord
 from shared.bus.memory import MemoryBus
 from shared.errors import InvalidRequest
-from tests.support.gateway.limits import running
+from tests.support.gateway.http import running_limits
 
 START = 1_800_000_000.0
 
@@ -39,7 +39,7 @@ def file(tmp_path: Path) -> KeyFile:
 
 @pytest.fixture
 async def limits(bus: MemoryBus, clock: Clock) -> AsyncIterator[Limits]:
-    async with running(Limits(bus, 10, clock), bus) as limits:
+    async with running_limits(Limits(bus, 10, clock), bus) as limits:
         yield limits
 
 

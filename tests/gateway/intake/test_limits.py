@@ -15,7 +15,7 @@ from shared.bus.base import Binding, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import RateLimited
 from shared.messages import Ended, GenerationJob, TextPrompt, UsageReport, decode_usage, encode
-from tests.support.gateway.limits import running
+from tests.support.gateway.http import running_limits
 
 START = 1_800_000_000.0
 SHARES = (80, 15, 5)
@@ -69,7 +69,7 @@ async def gateways(clock: Clock) -> AsyncIterator[list[Limits]]:
 async def opened(stack: AsyncExitStack, broker: MemoryBroker, clock: Clock, seed: int) -> Limits:
     bus = await stack.enter_async_context(SlowBus(broker, seed))
     limits = Limits(bus, max_detached=3, clock=clock)
-    return await stack.enter_async_context(running(limits, bus))
+    return await stack.enter_async_context(running_limits(limits, bus))
 
 
 def key(**limits: Any) -> ApiKey:
@@ -329,7 +329,7 @@ async def test_a_claim_that_is_decided_as_its_patience_ends_is_admitted(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = key(max_concurrent=1)
-    async with DeafBus() as bus, running(Limits(bus, 1, clock), bus) as limits:
+    async with DeafBus() as bus, running_limits(Limits(bus, 1, clock), bus) as limits:
         assert await use(limits, one, 0, 0) == 0
         await heard()
         bus.is_deaf = True

@@ -12,8 +12,8 @@ from gateway.api.render.choice_reader import ChoiceReader, merged
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 from gateway.text.reasoning import THOUGHTS
 from gateway.text.tools import TOOL_PARSERS
-from tests.support.gateway.calls import FORMS
 from tests.support.gateway.rendering import context_of
+from tests.support.gateway.tool_calls import FORMS
 
 
 def pieces_of(

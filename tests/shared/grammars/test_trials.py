@@ -148,3 +148,13 @@ def test_a_process_that_was_killed_is_started_again() -> None:
         time.sleep(0.001)
 
     assert not trials.problem_now(constraint("regex", "second"))
+
+
+async def test_processes_yield_to_the_engine_but_not_to_everything() -> None:
+    others = set(psutil.Process().children())
+    trials = Trials()
+
+    assert not await trials.problem(constraint("regex", "third"))
+
+    (process,) = set(psutil.Process().children()) - others
+    assert process.nice() == min(psutil.Process().nice() + 10, 19)

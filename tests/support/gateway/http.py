@@ -12,10 +12,13 @@ import httpx
 import openai
 
 from gateway.app import create_app
+from gateway.intake.limits import Limits
 from gateway.server import Server, listen, opened, url_of
-from shared import settings
-from shared.bus.base import Bus
+from shared import settings, topology
+from shared.bus.base import Bus, Message
 from shared.bus.memory import MemoryBroker
+from shared.bus.subscribe import receive
+from shared.messages import decode_usage
 from shared.settings import GatewaySettings
 from tests.support.deployment.processes import NO_TLS
 from tests.support.metrics import total
@@ -77,6 +80,26 @@ async def two_gateways(
             live_gateway(broker, **options) as second,
         ):
             yield first, second
+
+
+@asynccontextmanager
+async def running_limits(limits: Limits, bus: Bus) -> AsyncIterator[Limits]:
+    """One gateway's limits of API keys, which it shares with others, until the context ends."""
+
+    def hear(message: Message) -> None:
+        limits.hear(decode_usage(message.body))
+
+    queue = topology.usage_queue(limits.name)
+    tasks = [
+        asyncio.create_task(receive(bus, queue, hear, limits.listen)),
+        asyncio.create_task(limits.announce()),
+    ]
+    try:
+        yield limits
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @asynccontextmanager

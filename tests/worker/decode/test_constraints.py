@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken
 
-from shared.errors import InvalidRequest, RequestError
+from shared.errors import InvalidRequest, Overloaded
 from shared.messages import Constraint
-from tests.support.gateway.calls import FORMS, TIME, WEATHER, use_of
+from tests.support.gateway.tool_calls import FORMS, TIME, WEATHER, use_of
 from tests.support.models.tokenizers import byte_level_tokenizer, save_tokenizer
 from worker.decode.constraints import Constraints, Grammar, token_mask
 from worker.text import Tokenizer
 
+_MAX_S = 20.0
+"""A second of CPU time on shared cores; a trial that does not end itself takes 30."""
 BOMBS = [
     Constraint(kind="json_schema", source=json.dumps({"type": "integer", "multipleOf": 999_983})),
     Constraint(kind="regex", source=r"[\p{L}--\p{Lu}]*" * 2000),
@@ -69,7 +71,7 @@ async def test_a_bomb_is_refused_beside_the_event_loop(
     took_s = time.monotonic() - began
     # A loop that was held up came round once in all that time; one that waited for a core, often.
     assert longest < max(0.2, took_s / 2)
-    assert took_s < 10.0
+    assert took_s < _MAX_S
 
 
 async def test_a_tenants_bombs_do_not_hold_up_the_jobs_of_another(tokenizer: Tokenizer) -> None:
@@ -85,7 +87,8 @@ async def test_a_tenants_bombs_do_not_hold_up_the_jobs_of_another(tokenizer: Tok
 
     assert not bombs[1].done()
     for bomb in bombs:
-        with pytest.raises(RequestError):  # the second one may wait for too long
+        # On a busy machine the second one waits for too long.
+        with pytest.raises((InvalidRequest, Overloaded)):
             await bomb
 
 

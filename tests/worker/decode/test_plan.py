@@ -23,9 +23,11 @@ CALL = ToolCall(id="call", name="look_up", arguments=f'{{"text": "{LONG}"}}')
 class CountedThreads(TextThreads):
     num_works = 0
 
-    async def run(self, tenant: str, work: Callable[[], _Result]) -> _Result:
+    async def run(
+        self, tenant: str, work: Callable[[], _Result], *, max_wait_s: float | None = None
+    ) -> _Result:
         self.num_works += 1
-        return await super().run(tenant, work)
+        return await super().run(tenant, work, max_wait_s=max_wait_s)
 
 
 @pytest.fixture

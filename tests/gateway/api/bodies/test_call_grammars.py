@@ -14,8 +14,8 @@ from gateway.api.render.choice_reader import ChoiceReader, merged
 from gateway.text.pieces import CallArguments, CallStart, Content
 from shared.errors import InvalidRequest
 from shared.messages import Constraint
-from tests.support.gateway.calls import FORMS, TIME, WEATHER, use_of
 from tests.support.gateway.rendering import context_of
+from tests.support.gateway.tool_calls import FORMS, TIME, WEATHER, use_of
 from tests.support.models.grammars import matches
 
 TAGGED = [parser for parser, form in GRAMMARS.items() if form.tag and not form.has_other_tokens]

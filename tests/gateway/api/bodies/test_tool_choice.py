@@ -11,8 +11,8 @@ from gateway.text.pieces import CallArguments, CallStart
 from gateway.text.tools import TOOL_PARSERS
 from shared.errors import InvalidRequest, Unavailable
 from shared.messages import MAX_GRAMMAR_CHARS
-from tests.support.gateway.calls import FORMS, NAMED, TIME, WEATHER, chat, use_of
 from tests.support.gateway.rendering import context_of
+from tests.support.gateway.tool_calls import FORMS, NAMED, TIME, WEATHER, chat, use_of
 from tests.support.models.grammars import matches
 
 
