@@ -18,6 +18,8 @@ _RETRY_PAUSE_S = 0.2
 _PATIENCE_S = 30.0
 """Seconds for which a broker that is reachable may refuse a record or leave it unconfirmed. A job
 is not settled meanwhile, and takes the place of others."""
+RECORDED_WITHIN_S = 5.0
+"""Seconds for which the end of an answer is held back until its record is confirmed."""
 
 
 class Ledger:

@@ -45,7 +45,7 @@ from shared.publishers import Publishers
 from shared.telemetry import incidents, job_lines
 from worker.decode.served_model import ServedModel
 from worker.jobs.delivery import JobDelivery, ReplyPublisher
-from worker.jobs.ledger import Ledger
+from worker.jobs.ledger import RECORDED_WITHIN_S, Ledger
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.observation import record_queue_span, report_undecodable, start_run_span
 
@@ -151,6 +151,8 @@ class QuickConsumer:
             self._observe(job, answered, span, is_dead_lettered=is_poison)
         record = _usage(job, answered, time.monotonic() - began)
         recording = None if record is None else self._ledger.record(record)
+        if recording is not None:
+            await asyncio.wait([recording], timeout=RECORDED_WITHIN_S)
         try:
             await _publish(publisher, answered)
         except BusError as error:

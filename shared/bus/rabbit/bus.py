@@ -29,14 +29,15 @@ class RabbitBus:
         url: str,
         *,
         name: str = "warren",
-        timeout_s: float = 5.0,
+        timeout_s: float = 15.0,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         max_channels: int = 2000,
         num_confirm_channels: int = 4,
     ) -> None:
         """``url`` may contain several URLs, separated by commas: the nodes of one cluster.
         ``name`` is the connection name shown to operators; ``timeout_s`` limits every wait for
-        the broker.
+        an answer of the broker. The default is longer than a dead connection takes to be noticed,
+        because a broker whose disk is slow answers late, and callers should not fail for that.
 
         RabbitMQ allows 2,047 channels on a connection; ``max_channels`` reserves some for calls.
         Raises `StartupError` if ``url`` is invalid.

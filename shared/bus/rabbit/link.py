@@ -34,6 +34,7 @@ _MOVE_S = (0.0, 0.1)
 """Before the next address after a connection that had lasted: all clients of a node lose it at the
 same moment."""
 _LASTED_S = 1.0
+_OPEN_TIMEOUT_S = 5.0
 _SETTLES_S = 15.0
 """Seconds for two attempts that time out and one that succeeds."""
 _HIGHEST_CHANNEL = 65535
@@ -62,11 +63,13 @@ class Link:
         restore: Restore | None = None,
     ) -> None:
         """``restore`` prepares each new connection before it is used; ``timeout_s`` limits the time
-        to open a connection and to close it, and for each of its calls."""
+        of each call. To open a connection, to close it, and to wait for a broker that does not read
+        takes at most 5 s of it."""
         named = [
             url.update_query({"heartbeat": _HEARTBEAT_S, **url.query, "name": name}) for url in urls
         ]
-        self._addresses = Addresses(named, timeout_s)
+        self._timeout_s = min(timeout_s, _OPEN_TIMEOUT_S)
+        self._addresses = Addresses(named, self._timeout_s)
         self._log_fields = {"broker": "", "link": name}
         self._address: Address | None = None
         """The address that was taken last."""
@@ -74,7 +77,6 @@ class Link:
         """Why the addresses could not be used that were tried since the last connection."""
         self.calls = Calls(timeout_s)
         """The calls over this link."""
-        self._timeout_s = timeout_s
         self._restore = restore
         self._connection: Connection | None = None
         self._connected = asyncio.Event()

@@ -7,8 +7,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from shared import topology
+from shared.bus.base import Binding, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import UsageRecord, decode_record
+from tests.support.workers.jobs import ask, new_job
+from tests.support.workers.synthetic import echo_worker
 from worker.jobs.ledger import Ledger
 from worker.jobs.metrics import JobMetrics
 
@@ -16,6 +19,7 @@ RECORD = UsageRecord(
     request_id="r", model="m", job_class="batch", outcome="completed", ended_at=1.0
 )
 QUEUE = topology.LEDGER_RECORDS
+RECORD_KEY = QUEUE.bindings[0].routing_key
 
 
 @pytest.fixture
@@ -68,3 +72,30 @@ async def test_a_full_queue_loses_records_and_says_so(
 
     assert results(metrics) == {"confirmed": 1, "lost": 2}
     assert "usage record lost" in caplog.text
+
+
+class SlowLedger(MemoryBus):
+    """Confirms a usage record long after it was sent, and keeps the order of all messages."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self.done: list[str] = []
+        """The routing keys of messages, in the order of their confirmations."""
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        if binding == QUEUE.bindings[0]:
+            await asyncio.sleep(0.05)
+        await super().publish(binding, message)
+        self.done.append(binding.routing_key)
+
+
+@pytest.mark.parametrize("mode", ["stream", "final"])
+async def test_an_answer_ends_only_once_its_use_is_recorded(mode: str) -> None:
+    broker = MemoryBroker()
+    job = new_job("echo", mode=mode)
+
+    async with MemoryBus(broker) as client, SlowLedger(broker) as bus, echo_worker(bus):
+        await ask(client, job)
+        sent = [key for key in bus.done if key in (f"reply.{job.request_id}", RECORD_KEY)]
+
+    assert sent[-2:] == [RECORD_KEY, f"reply.{job.request_id}"]
