@@ -87,7 +87,10 @@ class DeadLetter:
 
     @property
     def _lane(self) -> topology.Lane | None:
-        return next((one for one in topology.LANES if self.queue.endswith(f".{one}")), None)
+        classes = {lane: job_class for job_class, lane in topology.OVERFLOW.items()}
+        found = (one for one in topology.DECLARED_LANES if self.queue.endswith(f".{one}"))
+        lane = next(found, None)
+        return lane if lane is None else classes.get(lane, lane)
 
     async def retry(self, bus: Bus) -> str:
         """Publish the job to its original queue without a deadline; returns the name of that queue.

@@ -555,8 +555,8 @@ class WorkerSettings(CommonSettings):
         256,
         ge=0,
         description="Maximum number of jobs of each class that a worker takes from its queue "
-        "beyond those that it can run, in order to serve their tenants in turn. Raise it if one "
-        "tenant queues more jobs than this; 0 serves the queue in the order of arrival.",
+        "beyond those that it can run, in order to serve their tenants in turn. Raise it if there "
+        "are so many tenants that each has few places; 0 serves the queue in the order of arrival.",
     )
     tenant_weights: Weights = Field(
         {},

@@ -2,6 +2,8 @@
 
 warren.jobs     direct  <model>.<lane>    -> jobs.<model>.<lane>    declared by workers
 warren.suspects direct  <model>.suspect   -> jobs.<model>.suspect   jobs quarantined by workers
+                        <model>.overflow  -> jobs.<model>.overflow  jobs of tenants with many that
+                        and batch-overflow                          wait, set aside by workers
                         <model>.resumed-<hash> -> jobs.<model>.resumed-<hash>  jobs that have begun,
                                                                      for workers of equal numerics
 warren.replies  topic   reply.<id>        -> reply.<id>             declared by the reader
@@ -21,15 +23,16 @@ and a dot: the broker gives it no others.
 
 import hashlib
 import re
+from collections.abc import Mapping
 from typing import Literal, TypeAlias, get_args
 
 from shared.bus.base import Binding, Bus, Exchange, Queue
 from shared.messages import JobClass
 
-Lane: TypeAlias = JobClass | Literal["quick", "suspect", "resumed"]
+Lane: TypeAlias = JobClass | Literal["quick", "suspect", "resumed", "overflow", "batch-overflow"]
 """The queues of a model: interactive and batch generations, quick jobs, jobs in quarantine, which
-were running when workers crashed, and jobs that have begun and wait for a worker with the same
-numerics (one queue for each numerics)."""
+were running when workers crashed, jobs that have begun and wait for a worker with the same numerics
+(one queue for each numerics), and generations of both classes that workers have set aside."""
 
 JOBS = Exchange("warren.jobs", "direct")
 SUSPECTS = Exchange("warren.suspects", "direct")
@@ -68,7 +71,11 @@ ANNOUNCEMENTS = Binding(WORKERS, "")
 _LATER_LOG = re.compile(r"(reply\.[A-Za-z0-9_-]+)--([1-9]\d{0,3})")
 
 JOB_CLASSES: tuple[JobClass, ...] = get_args(JobClass)
+OVERFLOW: Mapping[JobClass, Lane] = {"interactive": "overflow", "batch": "batch-overflow"}
+"""Where workers set jobs of a class aside, so that jobs of other tenants are not behind them."""
 LANES: tuple[Lane, ...] = (*JOB_CLASSES, "quick", "suspect")
+"""The lanes that wait for different reasons. What was set aside counts as part of its class."""
+DECLARED_LANES: tuple[Lane, ...] = (*LANES, *OVERFLOW.values())
 JOBS_MAX_LENGTH = 50_000
 JOBS_DELIVERY_LIMIT = 20
 _RESUMED_TTL_S = 5.0
@@ -76,9 +83,15 @@ _RESUMED_TTL_S = 5.0
 _RESUMED_EXPIRES_S = 24 * 3600.0
 
 
+def overflow_of(lane: Lane) -> Lane | None:
+    """Where workers set jobs of this lane aside, if they do."""
+    return OVERFLOW[lane] if lane in ("interactive", "batch") else None
+
+
 def jobs_binding(model: str, lane: Lane) -> Binding:
     """The binding for jobs of one model and lane, except ``resumed``."""
-    return Binding(SUSPECTS if lane == "suspect" else JOBS, f"{model}.{lane}")
+    is_moved = lane == "suspect" or lane in OVERFLOW.values()
+    return Binding(SUSPECTS if is_moved else JOBS, f"{model}.{lane}")
 
 
 def jobs_queue(model: str, lane: Lane) -> Queue:
@@ -184,6 +197,6 @@ def publisher_queue(publisher_id: str) -> Queue:
 
 async def declare_worker(bus: Bus, model: str, worker_id: str) -> None:
     """Declare everything that a worker of ``model`` needs."""
-    jobs = (jobs_queue(model, lane) for lane in LANES)
+    jobs = (jobs_queue(model, lane) for lane in DECLARED_LANES)
     shared = (REPLIES, WORKERS, DEAD_LETTERS, LEDGER_RECORDS)
     await bus.declare(*shared, *jobs, worker_queue(worker_id))

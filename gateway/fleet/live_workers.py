@@ -34,6 +34,8 @@ _MAX_RETRY_AFTER_S = 60.0
 _FORGET_RATE_AFTER_S = 60.0
 _FORGET_AFTER_S = 10.0
 _FORGET_HEARTBEAT_AFTER_S = 120.0
+_MANY_IN_FLIGHT = 64
+"""Requests of a tenant, of which workers may have set some aside."""
 
 
 @dataclass(slots=True)
@@ -61,9 +63,10 @@ class _Rate:
 
 @dataclass(slots=True)
 class _Depth:
-    """The measured queue depth of one model, and the jobs admitted since."""
+    """The measured depth of one model's queues, and the jobs admitted since."""
 
     num_waiting: int = 0
+    num_set_aside: int = 0
     counted_at: float = -math.inf
     num_admitted: int = 0
     looking: "asyncio.Task[None] | None" = None
@@ -97,15 +100,22 @@ class Backlog:
             if now - rate.heard_at > _FORGET_RATE_AFTER_S:
                 del self._rates[worker]
 
-    def admit(self, model: str, workers: Iterable[str]) -> None:
-        """Count a request for ``model``, which ``workers`` serve. Raises `Overloaded` with the time
-        after which it would be accepted."""
+    def admit(self, model: str, workers: Iterable[str], num_in_flight: int = 0) -> None:
+        """Count a request for ``model``, which ``workers`` serve, of a tenant that has
+        ``num_in_flight`` here. Raises `Overloaded` with the time after which it would be accepted.
+
+        Jobs that workers have set aside are those of tenants that have many, so only these wait for
+        them.
+        """
         now = time.monotonic()
         depth = self._depths.setdefault(model, _Depth())
         if now - depth.counted_at > _LOOK_INTERVAL_S and depth.looking is None:
             depth.looking = asyncio.create_task(self._look(model, depth))
         if now - depth.counted_at < _STALE_AFTER_S:
-            wait_s = self._wait_s(depth, workers)
+            num_waiting = depth.num_waiting
+            if num_in_flight >= _MANY_IN_FLIGHT:
+                num_waiting += depth.num_set_aside
+            wait_s = self._wait_s(num_waiting, depth.num_admitted, workers)
             if wait_s > self._max_wait_s:
                 retry_after_s = min(max(wait_s - self._max_wait_s, 1.0), _MAX_RETRY_AFTER_S)
                 raise Overloaded(
@@ -115,10 +125,10 @@ class Backlog:
                 )
         depth.num_admitted += 1
 
-    def _wait_s(self, depth: _Depth, workers: Iterable[str]) -> float:
+    def _wait_s(self, num_counted: int, num_admitted: int, workers: Iterable[str]) -> float:
         """The estimated wait for the queue; 0 if a worker has free slots."""
-        num_waiting = depth.num_waiting + depth.num_admitted
-        if not depth.num_waiting:
+        num_waiting = num_counted + num_admitted
+        if not num_counted:
             return 0.0
         rates = [self._rates.get(worker) for worker in workers]
         known = [rate for rate in rates if rate is not None and rate.is_busy and rate.busy_s > 0]
@@ -137,6 +147,8 @@ class Backlog:
             with incidents.survived("task", "queue not inspected", **facts), suppress(BusError):
                 state = await self._bus.inspect(topology.jobs_queue(model, "interactive").name)
                 depth.num_waiting = state.num_ready if state is not None else 0
+                aside = await self._bus.inspect(topology.jobs_queue(model, "overflow").name)
+                depth.num_set_aside = aside.num_ready if aside is not None else 0
                 depth.num_admitted -= num_before
                 depth.counted_at = time.monotonic()
         finally:
@@ -228,10 +240,11 @@ class LiveWorkers:
         self.known_models[model] = time.time()
         return None
 
-    def admit(self, model: str) -> None:
-        """Raises `Overloaded` if the queues of all live workers of a model are too long."""
+    def admit(self, model: str, num_in_flight: int = 0) -> None:
+        """Raises `Overloaded` if the queues of all live workers of a model are too long for a
+        tenant with so many requests in flight."""
         if workers := self.of_model(model):
-            self.backlog.admit(model, [worker.worker for worker in workers])
+            self.backlog.admit(model, [worker.worker for worker in workers], num_in_flight)
 
     def models(self) -> dict[str, list[Announcement]]:
         """The latest announcement of each live worker, by model."""

@@ -91,16 +91,32 @@ class QueueWatch:
             self._hear_workers(model)
             for lane in topology.LANES:
                 try:
-                    state = await self._bus.inspect(topology.jobs_queue(model, lane).name)
+                    reading = await self._read(model, lane)
                 except QueueDown:
                     continue
-                if state is None:  # an operator has deleted it
+                if reading is None:  # an operator has deleted it
                     known.pop(model, None)
                     break
-                if state.num_ready:
+                if reading.num_waiting:
                     known[model] = time.time()
-                readings[model, lane] = self._reading(model, lane, state)
+                readings[model, lane] = reading
         self.readings = readings
+
+    async def _read(self, model: str, lane: Lane) -> QueueReading | None:
+        """The reading of a lane, with the jobs that workers have set aside; None if its queue does
+        not exist."""
+        state = await self._bus.inspect(topology.jobs_queue(model, lane).name)
+        if state is None:
+            return None
+        reading = self._reading(model, lane, state)
+        if (overflow := topology.overflow_of(lane)) is None:
+            return reading
+        aside = await self._bus.inspect(topology.jobs_queue(model, overflow).name)
+        if aside is not None:
+            older = self._reading(model, overflow, aside)
+            reading.num_waiting += older.num_waiting
+            reading.since = min(reading.since, older.since)
+        return reading
 
     async def _look_for_recalled(self) -> None:
         while self._recalled:

@@ -27,6 +27,11 @@ class TenantUsage:
 
     by_tenant: dict[str, UsageOfTenant] = field(default_factory=dict)
 
+    def num_in_flight(self, tenant: str) -> int:
+        """The requests of a tenant that are in flight."""
+        usage = self.by_tenant.get(tenant)
+        return 0 if usage is None else usage.num_in_flight
+
     @contextmanager
     def request(self, tenant: str) -> Iterator[UsageOfTenant]:
         """Count a request while it is in flight; yields the tenant's usage, to add its tokens."""

@@ -29,7 +29,9 @@ def definitions(user: str, models: list[str], vhost: str) -> dict[str, Any]:
     a user may have."""
     if _USER.fullmatch(user) is None:
         raise ValueError(f"{user!r} is not letters, digits, '-' and '_'")
-    jobs = [topology.jobs_queue(model, lane) for model in models for lane in topology.LANES]
+    jobs = [
+        topology.jobs_queue(model, lane) for model in models for lane in topology.DECLARED_LANES
+    ]
     queues = [*jobs, topology.DEAD_LETTERS, topology.LEDGER_RECORDS]
     names = "|".join(re.escape(queue.name) for queue in jobs)
     where = {"user": user, "vhost": vhost}

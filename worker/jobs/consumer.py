@@ -144,7 +144,11 @@ class HeldJobs(dict[str, HeldJob]):
 
 
 class JobConsumer:
-    """Consumes the jobs of one queue, with at most ``prefetch`` unacknowledged, until stopped."""
+    """Consumes the jobs of one queue, with at most ``prefetch`` unacknowledged, until stopped.
+
+    Jobs for which the window has no room are moved to the queue ``overflow``, whose consumer has
+    the same window. A consumer without such a queue keeps all of its jobs.
+    """
 
     def __init__(
         self,
@@ -152,6 +156,7 @@ class JobConsumer:
         model: str,
         queue: Queue,
         *,
+        overflow: Queue | None,
         worker: str,
         prefetch: int,
         window: JobWindow,
@@ -163,9 +168,10 @@ class JobConsumer:
         self._bus = bus
         self._model = model
         self._queue = queue
+        self._overflow = overflow
         self._worker = worker
         self._prefetch = prefetch
-        self._window = window
+        self.window = window
         self._held = held
         self._publishers = publishers
         self._new_execution = new_execution
@@ -179,7 +185,7 @@ class JobConsumer:
     @property
     def num_waiting(self) -> int:
         """The number of jobs taken that have not begun."""
-        return self._window.num_waiting
+        return self.window.num_waiting
 
     async def run(self) -> None:
         """Consume until `stop`; returns when all jobs taken are done."""
@@ -200,13 +206,13 @@ class JobConsumer:
         self._may_take.set()
         with incidents.survived("task", "job consumer not stopped", queue=self._queue.name):
             await self._stop_consumer()
-        self._window.close()
+        self.window.close()
 
     async def pause(self) -> None:
         """Stop consuming until `resume`, and give back the jobs that have not begun."""
         self._is_paused = True
         await self._start_or_stop()
-        self._window.close()
+        self.window.close()
 
     async def wait_idle(self) -> None:
         """Return when all jobs taken are done."""
@@ -215,21 +221,22 @@ class JobConsumer:
 
     def resume(self) -> None:
         self._is_paused = False
-        self._window.open()
+        self.window.open()
         if not self._yields:
             self._may_take.set()
 
-    async def yield_to_peers(self, num_free: int) -> int:
-        """Leave jobs to other workers of the model that have ``num_free`` free slots.
+    async def yield_to_peers(self, num_free: int, num_given: int = 0) -> int:
+        """Leave jobs to other workers of the model that have ``num_free`` free slots, and have been
+        given ``num_given`` jobs.
 
         While this worker has none itself, it stops consuming and gives back up to that many of the
         jobs that have not begun. Returns how many.
         """
-        yields = num_free > 0 and self._window.is_full
+        yields = num_free > 0 and self.window.is_full
         if yields != self._yields:
-            self._yields = self._window.yields = yields
+            self._yields = self.window.yields = yields
             await self._start_or_stop()
-        return self._window.give_back(num_free) if yields else 0
+        return self.window.give_back(num_free - num_given) if yields else 0
 
     async def _start_or_stop(self) -> None:
         if self._is_stopped:
@@ -284,7 +291,7 @@ class JobConsumer:
 
     def _lose_deliveries(self) -> list[tuple[HeldJob, int]]:
         """Lose all deliveries; returns the jobs that run, each with the number of its loss."""
-        self._window.lose()
+        self.window.lose(were_set_aside=self._overflow is None)
         return [(held, held.lose()) for held in self._serving.values() if held is not None]
 
     async def _give_up(self, lost: list[tuple[HeldJob, int]]) -> None:
@@ -325,12 +332,16 @@ class JobConsumer:
         # that leaves the queue before it reaches the delivery limit.
         at_once = job.request_id in self._held or delivery.num_returns >= MAX_RETURNS
         is_fresh = not delivery.num_returns
-        with self._window.place(job, is_fresh=is_fresh, at_once=at_once) as place:
+        with self.window.place(
+            job, is_fresh=is_fresh, at_once=at_once, was_set_aside=self._overflow is None
+        ) as place:
             match await place.turn():
                 case Turn.BEGIN:
                     await self._begin(job, delivery, place, task)
                 case Turn.GIVE_BACK:
-                    await self._give_back(job, delivery)
+                    await self._give_back(job, delivery, self._queue)
+                case Turn.SET_ASIDE:
+                    await self._set_aside(job, delivery)
                 case Turn.LOST:
                     pass
         return None
@@ -363,8 +374,14 @@ class JobConsumer:
         await self._run(held)
         return None
 
-    async def _give_back(self, job: GenerationJob, delivery: JobDelivery) -> None:
-        """Return a job that has not begun to its queue.
+    async def _set_aside(self, job: GenerationJob, delivery: JobDelivery) -> None:
+        """Move a job that has not begun behind those of its tenant that were moved before."""
+        assert self._overflow is not None
+        self._metrics.set_aside.labels(self._model).inc()
+        await self._give_back(job, delivery, self._overflow)
+
+    async def _give_back(self, job: GenerationJob, delivery: JobDelivery, queue: Queue) -> None:
+        """Return a job that has not begun to a queue.
 
         A return would count towards quarantine, so a copy is published that counts as many as this
         delivery. A stream that was returned before is returned again, so that its next run compares
@@ -373,7 +390,7 @@ class JobConsumer:
         num_returns = delivery.num_returns
         if job.mode == "final" or not num_returns:
             with suppress(BusError):
-                await self._publish(as_message(job, delivery.message, num_returns), self._queue)
+                await self._publish(as_message(job, delivery.message, num_returns), queue)
                 return await delivery.ack()
         return await delivery.reject(requeue=True)
 

@@ -19,7 +19,7 @@ from shared.errors import (
 )
 from shared.messages import GenerationJob, JobClass, ReplyEvent
 from shared.telemetry import incidents, job_lines
-from shared.topology import Lane, resumed_queue
+from shared.topology import OVERFLOW, Lane, resumed_queue
 from worker.decode.bridge import Generation, Generations
 from worker.decode.choices import Choices, is_long_replay
 from worker.decode.plan import ChoicePlan, plan, prompt_texts
@@ -90,7 +90,8 @@ class JobExecution:
         on_tokens: Callable[[], object],
     ) -> None:
         """The job runs within ``admission``. ``on_tokens`` is called when it receives tokens."""
-        self.job_class: JobClass = "batch" if lane == "batch" else "interactive"
+        is_batch = lane in ("batch", OVERFLOW["batch"])
+        self.job_class: JobClass = "batch" if is_batch else "interactive"
         self._workplace = workplace
         self._admission = admission
         self._on_tokens = on_tokens

@@ -71,6 +71,11 @@ class JobMetrics:
             *by_tenant,
             vllm="generation_tokens",
         )
+        self.set_aside = catalog.counter(
+            "warren_worker_jobs_set_aside_total",
+            "Jobs moved to the model's overflow queue, because their tenant had many waiting.",
+            "model",
+        )
         self.takeovers = catalog.counter(
             "warren_worker_takeovers_total",
             "Jobs continued from another run, by the reason: worker_lost, worker_silent, "

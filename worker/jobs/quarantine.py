@@ -101,8 +101,7 @@ class Solitude:
         began_at = time.monotonic()
         try:
             for group in self._others:
-                for other in group:
-                    await other.pause()
+                await asyncio.gather(*(other.pause() for other in group))
                 await self._wait_idle(group)
             yield
         finally:

@@ -3,6 +3,12 @@
 The broker delivers jobs in the order of their arrival. A worker takes more of them than it can run
 and begins them in an order of its own, in which no tenant's jobs wait behind all those of another.
 A job that has not begun has left no trace in its log, so it can be returned to its queue unnoticed.
+
+A tenant that sends more jobs than the window has room for does not fill it, or the jobs of others
+would wait at the broker behind its own. Once it holds as many places as are free, its further jobs
+are set aside, in a queue from which some are taken at a time. This is the dynamic threshold of
+shared-memory switches (Choudhury and Hahne, 1998): a place is free for the next tenant, however
+many there are, and a tenant that is alone has half of them.
 """
 
 import asyncio
@@ -28,6 +34,8 @@ class Turn(Enum):
     BEGIN = auto()
     GIVE_BACK = auto()
     """Return to the queue, for another worker."""
+    SET_ASIDE = auto()
+    """Move to the queue of those that were set aside."""
     LOST = auto()
     """Nothing: its delivery was lost with its channel."""
 
@@ -35,9 +43,12 @@ class Turn(Enum):
 class Place:
     """The place of one job in a window, from its delivery until it is settled."""
 
-    def __init__(self, window: "JobWindow", job: GenerationJob, *, is_fresh: bool) -> None:
+    def __init__(
+        self, window: "JobWindow", job: GenerationJob, *, is_fresh: bool, was_set_aside: bool
+    ) -> None:
         self.tenant = job.tenant
         self.is_fresh = is_fresh
+        self.was_set_aside = was_set_aside
         self._window = window
         self._seconds_left = seconds_left(job)
         self._turn: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
@@ -67,18 +78,20 @@ class Place:
 
 
 class JobWindow:
-    """Begins the jobs of one consumer, ``max_begun`` at once.
+    """Begins the jobs of one class, ``max_begun`` at once.
 
     The next job is the oldest one of the tenant that has begun the fewest for its weight. When so
     many have begun and there are several tenants, each of them may begin two more jobs, and another
     one whenever one of these has received its first token.
     """
 
-    def __init__(self, max_begun: int, weights: Mapping[str, float]) -> None:
-        """``weights`` are those of tenants whose weight is not 1."""
+    def __init__(self, max_begun: int, weights: Mapping[str, float], max_waiting: int = 0) -> None:
+        """``weights`` are those of tenants whose weight is not 1. ``max_waiting``: how many jobs
+        are to wait here; none is set aside if it is 0."""
         self.yields = False
         """Whether other workers have free slots, so that no job begins that cannot run here."""
-        self._max_begun = max_begun
+        self.max_begun = max_begun
+        self.max_waiting = max_waiting
         self._weights = weights
         self._waiting: dict[str, dict[Place, None]] = {}
         """By tenant, in the order of arrival. No tenant's are empty."""
@@ -98,17 +111,21 @@ class JobWindow:
     @property
     def is_full(self) -> bool:
         """Whether all the jobs have begun that may begin at once."""
-        return len(self._begun) >= self._max_begun
+        return len(self._begun) >= self.max_begun
 
     @contextmanager
-    def place(self, job: GenerationJob, *, is_fresh: bool, at_once: bool) -> Iterator[Place]:
+    def place(
+        self, job: GenerationJob, *, is_fresh: bool, at_once: bool, was_set_aside: bool = False
+    ) -> Iterator[Place]:
         """Hold a job. ``is_fresh``: it was never returned to its queue. ``at_once``: it does not
-        wait for its turn."""
-        place = Place(self, job, is_fresh=is_fresh)
+        wait for its turn. ``was_set_aside``: it comes from the queue of those that were."""
+        place = Place(self, job, is_fresh=is_fresh, was_set_aside=was_set_aside)
         if at_once:
             self.begin(place)
         elif self._is_closed:
             place.decide(Turn.GIVE_BACK)
+        elif is_fresh and not was_set_aside and self._is_crowded_by(job.tenant):
+            place.decide(Turn.SET_ASIDE)
         else:
             self._waiting.setdefault(place.tenant, {})[place] = None
             self._begin_next()
@@ -152,9 +169,19 @@ class JobWindow:
     def open(self) -> None:
         self._is_closed = False
 
-    def lose(self) -> None:
-        """Forget all jobs that have not begun: their deliveries were lost."""
-        self._decide_all(Turn.LOST)
+    def lose(self, *, were_set_aside: bool = False) -> None:
+        """Forget the jobs of one queue that have not begun: their deliveries were lost."""
+        for place in list(chain(*self._waiting.values())):
+            if place.was_set_aside == were_set_aside:
+                self._decide(place, Turn.LOST)
+
+    def _is_crowded_by(self, tenant: str) -> bool:
+        """Whether a tenant has no more room, or jobs of it were set aside and come first."""
+        if not self.max_waiting:
+            return False
+        own = self._waiting.get(tenant, {})
+        num_free = self.max_waiting - self.num_waiting
+        return len(own) >= max(1, num_free) or any(place.was_set_aside for place in own)
 
     def _begin_next(self) -> None:
         while (place := self._next()) is not None:

@@ -53,6 +53,8 @@ _MAX_NAMED_JOBS = 10
 _PROGRESS_INTERVAL_S = 5.0
 """Seconds between the lines about draining."""
 _BALANCE_INTERVAL_S = 0.25
+_SET_ASIDE_SHARE = 4
+"""The part of the waiting jobs that is taken from those that were set aside is one in so many."""
 _SWITCH_INTERVAL_S = 2e-4
 """Python's thread switch interval in seconds. The engine thread reacquires the GIL many times a
 step, and may wait this long each time while the event loop publishes; the default of 5 ms would be
@@ -151,17 +153,16 @@ class Worker:
         self._peers = FreeSlots(model.name, self._address)
         self._announced_num_free = 0
         num_batch = max(1, settings.max_num_seqs - settings.batch_reserve)
-        self._interactive = self._consumer(
-            "interactive", settings.max_num_seqs, max_waiting=settings.max_waiting_jobs
-        )
-        self._batch = self._consumer("batch", num_batch, max_waiting=settings.max_waiting_jobs)
+        self._interactive, self._overflow = self._pair("interactive", settings.max_num_seqs)
+        self._batch, self._batch_overflow = self._pair("batch", num_batch)
         self._quick = QuickConsumer(
             bus, model, self._publishers, self._metrics, ledger, self._address
         )
-        self._resumed = self._consumer("resumed", settings.max_num_seqs)
-        solitude = Solitude([self._interactive, self._batch, self._resumed], [self._quick])
-        suspect = self._consumer("suspect", 1, solitude.enter)
-        self._consumers = [self._interactive, self._batch, self._resumed, suspect]
+        self._resumed = self._consumer("resumed", self._window(settings.max_num_seqs))
+        new = [self._interactive, self._overflow, self._batch, self._batch_overflow]
+        solitude = Solitude([*new, self._resumed], [self._quick])
+        suspect = self._consumer("suspect", self._window(1), admission=solitude.enter)
+        self._consumers = [*new, self._resumed, suspect]
 
     async def run(self, health: HealthServer, ready: Callable[[], None]) -> None:
         await self._declare()
@@ -213,17 +214,33 @@ class Worker:
             return topology.resumed_queue(self._model.name, self._model.numerics)
         return topology.jobs_queue(self._model.name, lane)
 
+    def _window(self, max_begun: int, max_waiting: int = 0) -> JobWindow:
+        return JobWindow(max_begun, self._settings.tenant_weights, max_waiting)
+
+    def _pair(self, job_class: JobClass, max_begun: int) -> tuple[JobConsumer, JobConsumer]:
+        """The consumers of the new jobs of a class, and of those that were set aside."""
+        window = self._window(max_begun, self._settings.max_waiting_jobs)
+        lane = topology.OVERFLOW[job_class]
+        new = self._consumer(job_class, window, overflow=self._queue_of(lane))
+        return new, self._consumer(lane, window)
+
     def _consumer(
-        self, lane: Lane, max_begun: int, admission: Admission | None = None, max_waiting: int = 0
+        self,
+        lane: Lane,
+        window: JobWindow,
+        *,
+        overflow: Queue | None = None,
+        admission: Admission | None = None,
     ) -> JobConsumer:
-        """A consumer that takes ``max_waiting`` more jobs than it begins at once."""
+        num_waiting = window.max_waiting if overflow else window.max_waiting // _SET_ASIDE_SHARE
         return JobConsumer(
             self._bus,
             self._model.name,
             self._queue_of(lane),
+            overflow=overflow,
             worker=self._address,
-            prefetch=min(max_begun + max_waiting, MAX_PREFETCH),
-            window=JobWindow(max_begun, self._settings.tenant_weights),
+            prefetch=min(window.max_begun + num_waiting, MAX_PREFETCH),
+            window=window,
             held=self._held,
             publishers=self._publishers,
             new_execution=partial(JobExecution, self._workplace, lane, admission),
@@ -316,14 +333,23 @@ class Worker:
         """Leave jobs to peers that have free slots, and announce when this worker has some."""
         while True:
             await asyncio.sleep(_BALANCE_INTERVAL_S)
+            await self._leave_to_peers(self._interactive, self._overflow, 0)
             reserve = self._settings.batch_reserve
-            self._peers.take(await self._interactive.yield_to_peers(self._peers.count))
-            self._peers.take(await self._batch.yield_to_peers(self._peers.count - reserve))
+            await self._leave_to_peers(self._batch, self._batch_overflow, reserve)
             if not self._announced_num_free and num_free(self._announcement()):
                 await self._announce_once()
 
+    async def _leave_to_peers(
+        self, new: JobConsumer, overflow: JobConsumer, num_reserved: int
+    ) -> None:
+        num_free = self._peers.count - num_reserved
+        num_given = await new.yield_to_peers(num_free)
+        await overflow.yield_to_peers(num_free, num_given)
+        self._peers.take(num_given)
+
     def _announcement(self) -> Announcement:
         load = self._generations.load
+        windows = {consumer.window for consumer in self._consumers}
         return Announcement(
             worker=self._address,
             model=self._model.name,
@@ -333,7 +359,7 @@ class Worker:
             numerics=self._model.numerics,
             max_num_seqs=self._settings.max_num_seqs,
             num_running=load.num_running,
-            num_waiting=load.num_waiting + sum(one.num_waiting for one in self._consumers),
+            num_waiting=load.num_waiting + sum(window.num_waiting for window in windows),
             num_answered=self._held.num_answered,
             kv_usage=1 - load.num_free_blocks / load.num_blocks,
             newest_taken=self._metrics.newest_taken,
@@ -363,8 +389,7 @@ class Worker:
         until = began + self._settings.drain_grace_s
         logger.info("draining", extra=self._waited_for(until))
         await self._announce_once()
-        for consumer in self._consumers:
-            await consumer.stop()
+        await asyncio.gather(*(consumer.stop() for consumer in self._consumers))
         await self._let_finish(taking, until)
         num_handed_over = len(self._held)
         for held in self._held.values():

@@ -143,7 +143,8 @@ async def generate(
             submitted = submitted.limited(caller)
             lane = body.job_class
             if lane == "interactive":
-                gateway.workers.admit(body.model)
+                num_in_flight = gateway.tenant_usage.num_in_flight(tenant)
+                gateway.workers.admit(body.model, num_in_flight)
             submitted = await submitted.checked()
             request.state.ignored_tools = body.ignored_tools
             job, state = submitted.job, request.scope["state"]

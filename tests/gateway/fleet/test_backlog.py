@@ -13,6 +13,7 @@ from shared.bus.base import Message
 from shared.bus.memory import MemoryBus
 from shared.errors import Overloaded
 from shared.messages import Announcement
+from shared.topology import Lane
 
 MODEL = "m"
 SLOTS = 4
@@ -49,9 +50,11 @@ def announcement(worker: str, num_running: int, num_answered: int) -> Announceme
 
 
 @asynccontextmanager
-async def backlog_of(num_jobs: int, *, max_wait_s: float) -> AsyncIterator[Backlog]:
+async def backlog_of(
+    num_jobs: int, *, max_wait_s: float, lane: Lane = "interactive"
+) -> AsyncIterator[Backlog]:
     """So many jobs wait."""
-    queue = topology.jobs_queue(MODEL, "interactive")
+    queue = topology.jobs_queue(MODEL, lane)
     async with MemoryBus() as bus:
         await bus.declare(queue)
         for _ in range(num_jobs):
@@ -61,11 +64,16 @@ async def backlog_of(num_jobs: int, *, max_wait_s: float) -> AsyncIterator[Backl
 
 @asynccontextmanager
 async def busy(
-    clock: Clock, num_jobs: int, *workers: str, max_wait_s: float, num_answered: int = 1
+    clock: Clock,
+    num_jobs: int,
+    *workers: str,
+    max_wait_s: float,
+    num_answered: int = 1,
+    lane: Lane = "interactive",
 ) -> AsyncIterator[Backlog]:
     """So many jobs wait, and ``workers``, all of whose slots are taken, have each answered
     ``num_answered`` within a fifth of a second."""
-    async with backlog_of(num_jobs, max_wait_s=max_wait_s) as backlog:
+    async with backlog_of(num_jobs, max_wait_s=max_wait_s, lane=lane) as backlog:
         for worker in workers:
             backlog.hear(announcement(worker, SLOTS, 0))
         clock.now += 0.2
@@ -108,6 +116,13 @@ async def test_the_client_is_never_sent_away_for_more_than_a_minute(clock: Clock
             backlog.admit(MODEL, ["a"])
 
     assert refused.value.retry_after_s == 60
+
+
+async def test_jobs_that_were_set_aside_delay_only_who_has_many(clock: Clock) -> None:
+    async with busy(clock, 1000, "a", max_wait_s=10, lane="overflow") as backlog:
+        backlog.admit(MODEL, ["a"], 63)
+        with pytest.raises(Overloaded):
+            backlog.admit(MODEL, ["a"], 64)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from shared import dead_letters, topology
 from shared.bus.base import QueueState
 from shared.bus.memory import MemoryBus
 from shared.errors import BusUnavailable, QueueDown
-from shared.messages import Announcement
+from shared.messages import Announcement, JobClass
 from tests.support.workers.jobs import bury, new_job, publish
 
 MODEL = "m"
@@ -58,6 +58,18 @@ async def test_jobs_of_other_publishers_count(bus: MemoryBus, watch: QueueWatch)
     assert waiting == {"interactive": 0, "batch": 2, "quick": 0, "suspect": 0}
     assert watch.num_tokens_waiting(MODEL, "batch") == 100
     assert watch.work_s_waiting(MODEL, "batch") == 0.5
+
+
+@pytest.mark.parametrize("job_class", topology.JOB_CLASSES)
+async def test_jobs_that_were_set_aside_wait_too(
+    job_class: JobClass, bus: MemoryBus, watch: QueueWatch
+) -> None:
+    await publish(bus, new_job(MODEL), job_class)
+    await publish(bus, new_job(MODEL), topology.OVERFLOW[job_class])
+
+    await watch.look()
+
+    assert watch.readings[MODEL, job_class].num_waiting == 2
 
 
 async def test_a_waiting_job_is_newer_than_the_newest_that_was_taken(

@@ -15,6 +15,7 @@ from tests.support.workers.jobs import Log, ask, new_job, num_ready, publish, re
 from tests.support.workers.synthetic import echo_worker
 
 QUEUE = topology.jobs_queue("echo", "interactive").name
+OVERFLOW = topology.jobs_queue("echo", "overflow").name
 STEP_S = 0.005
 LONG = SamplingParams(max_tokens=4000, temperature=0.0, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
@@ -60,6 +61,59 @@ async def test_a_flood_of_one_tenant_does_not_delay_the_job_of_another() -> None
     assert is_answered(log)
     assert log.token_ids == alone.token_ids
     assert num_answered == 0
+
+
+async def test_a_flood_that_no_window_holds_does_not_delay_the_job_of_another() -> None:
+    options: dict[str, Any] = {"step_s": STEP_S, "max_num_seqs": 2, "max_waiting_jobs": 8}
+    async with (
+        MemoryBus() as bus,
+        echo_worker(bus, **options, drain_grace_s=0.05),
+        asking(bus, jobs("flood", 100)) as flood,
+    ):
+        await until_taken(bus)
+        num_aside = await num_ready(bus, OVERFLOW)
+        [log] = [await ask(bus, job) for job in jobs("single", 1, SHORT)]
+        num_answered = sum(task.done() for task in flood)
+
+    assert num_aside >= 100 - 2 - 8 - 4
+    assert is_answered(log)
+    assert num_answered == 0
+
+
+async def test_jobs_that_were_set_aside_are_answered_in_order() -> None:
+    async with MemoryBus() as bus, echo_worker(bus, max_num_seqs=1, max_waiting_jobs=4):
+        waiting = jobs("flood", 60, SHORT)
+        answered: list[str] = []
+
+        async def ask_one(job: GenerationJob) -> None:
+            assert is_answered(await ask(bus, job))
+            answered.append(job.request_id)
+
+        async with asyncio.TaskGroup() as asking_all:
+            for job in waiting:
+                asking_all.create_task(ask_one(job))
+                await asyncio.sleep(0)
+
+    assert answered == [job.request_id for job in waiting]
+
+
+async def test_jobs_that_were_set_aside_are_answered_by_the_next_worker() -> None:
+    broker = MemoryBroker()
+    options: dict[str, Any] = {"step_s": STEP_S, "max_num_seqs": 1, "max_waiting_jobs": 4}
+    async with MemoryBus(broker) as bus:
+        async with echo_worker(broker, **options, drain_grace_s=0.05), asking(bus, jobs("", 1)):
+            await until_taken(bus)
+            waiting = jobs("", 40, SHORT)
+            answers = [asyncio.create_task(ask(bus, job)) for job in waiting]
+            while not await num_ready(bus, OVERFLOW):  # noqa: ASYNC110 (nobody says when)
+                await asyncio.sleep(0.01)
+            await until_taken(bus)
+        async with echo_worker(broker):
+            logs = await asyncio.gather(*answers)
+
+    assert all(map(is_answered, logs))
+    starts = [event for log in logs for event in log.raw if isinstance(event, Started)]
+    assert [started.is_waiting for started in starts] == [False] * len(waiting)
 
 
 async def test_a_worker_that_is_free_begins_the_jobs_that_another_one_holds() -> None:

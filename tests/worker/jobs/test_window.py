@@ -11,17 +11,31 @@ from worker.jobs.window import JobWindow, Place, Turn
 
 
 class Jobs(ExitStack):
-    """Jobs in a window, by default of two jobs at once."""
+    """Jobs in a window, by default of two jobs at once and none that is set aside."""
 
-    def __init__(self, max_begun: int = 2, **weights: float) -> None:
+    def __init__(self, max_begun: int = 2, max_waiting: int = 0, **weights: float) -> None:
         super().__init__()
-        self.window = JobWindow(max_begun, weights)
+        self.window = JobWindow(max_begun, weights, max_waiting)
 
-    def add(self, *tenants: str, is_fresh: bool = True) -> list[Place]:
-        return [self.add_job(replace(new_job("m"), tenant=t), is_fresh=is_fresh) for t in tenants]
+    def add(self, *tenants: str, is_fresh: bool = True, was_set_aside: bool = False) -> list[Place]:
+        return [
+            self.add_job(
+                replace(new_job("m"), tenant=t), is_fresh=is_fresh, was_set_aside=was_set_aside
+            )
+            for t in tenants
+        ]
 
-    def add_job(self, job: GenerationJob, *, is_fresh: bool = True, at_once: bool = False) -> Place:
-        return self.enter_context(self.window.place(job, is_fresh=is_fresh, at_once=at_once))
+    def add_job(
+        self,
+        job: GenerationJob,
+        *,
+        is_fresh: bool = True,
+        at_once: bool = False,
+        was_set_aside: bool = False,
+    ) -> Place:
+        return self.enter_context(
+            self.window.place(job, is_fresh=is_fresh, at_once=at_once, was_set_aside=was_set_aside)
+        )
 
 
 def begun(places: list[Place]) -> list[int]:
@@ -117,6 +131,54 @@ async def test_lost_jobs_do_not_begin() -> None:
 
         assert await waiting[0].turn() is Turn.LOST
         assert jobs.window.num_waiting == 0
+
+
+async def turns(places: list[Place]) -> list[Turn | None]:
+    """None for jobs that wait."""
+    return [await place.turn() if place.is_decided else None for place in places]
+
+
+async def test_a_tenant_takes_half_of_the_room_and_the_next_half_of_what_is_left() -> None:
+    with Jobs(max_waiting=8) as jobs:
+        jobs.window.yields = True
+        flood = jobs.add(*10 * "a")
+        others = jobs.add(*10 * "b")
+        late = jobs.add("c")
+
+        assert await turns(flood) == [*2 * [Turn.BEGIN], *4 * [None], *4 * [Turn.SET_ASIDE]]
+        assert await turns(others) == [*2 * [None], *8 * [Turn.SET_ASIDE]]
+        assert await turns(late) == [None]
+
+
+async def test_a_tenants_new_jobs_do_not_overtake_those_that_were_set_aside() -> None:
+    with Jobs(max_waiting=8) as jobs:
+        jobs.window.yields = True
+        jobs.add(*"aa")
+        with jobs.window.place(
+            new_job("m"), is_fresh=True, at_once=False, was_set_aside=True
+        ) as earlier:
+            later = jobs.add("", "b")
+            assert not earlier.is_decided
+        last = jobs.add("")
+
+        assert await turns([*later, *last]) == [Turn.SET_ASIDE, None, None]
+
+
+async def test_a_job_that_was_returned_is_not_set_aside() -> None:
+    with Jobs(max_waiting=2) as jobs:
+        jobs.add(*"aaa")
+
+        assert await turns(jobs.add("a", is_fresh=False)) == [None]
+
+
+async def test_jobs_are_lost_with_the_channel_of_their_own_queue() -> None:
+    with Jobs(max_waiting=8) as jobs:
+        jobs.add(*"aa")
+        new, aside = jobs.add("a"), jobs.add("a", was_set_aside=True)
+
+        jobs.window.lose(were_set_aside=True)
+
+        assert await turns([*new, *aside]) == [None, Turn.LOST]
 
 
 async def test_a_job_begins_at_its_deadline_to_fail() -> None:
