@@ -59,7 +59,7 @@ async def limited(broker: MemoryBroker) -> AsyncIterator[LimitedBus]:
         yield bus
 
 
-@pytest.mark.parametrize("lane", topology.LANES)
+@pytest.mark.parametrize("lane", topology.DECLARED_LANES)
 def test_it_reads_the_jobs_of_its_models_alone(lane: topology.Lane) -> None:
     for model in (MODEL, "b"):
         assert may("read", topology.jobs_queue(model, lane).name, MODEL, "b")
@@ -79,7 +79,7 @@ def test_it_reaches_no_queue_of_others(verb: str, name: str) -> None:
 
 
 def test_it_declares_no_queue_of_jobs() -> None:
-    for lane in topology.LANES:
+    for lane in topology.DECLARED_LANES:
         name = topology.jobs_queue(MODEL, lane).name
         assert not may("configure", name)
         assert not may("write", name)
@@ -108,7 +108,7 @@ def test_the_queues_are_bound_as_workers_bind_them() -> None:
     bound = {
         (one["source"], one["routing_key"], one["destination"]) for one in described["bindings"]
     }
-    expected = [topology.jobs_queue(MODEL, lane) for lane in topology.LANES]
+    expected = [topology.jobs_queue(MODEL, lane) for lane in topology.DECLARED_LANES]
     expected += [topology.DEAD_LETTERS, topology.LEDGER_RECORDS]
     assert names == {queue.name for queue in expected}
     assert bound == {

@@ -202,7 +202,7 @@ def targets(worker: str, victim: str) -> list[Target]:
     """Every queue and exchange from which a process of a deployment reads."""
     lanes = [
         Target(topology.jobs_binding("echo", lane), quick_jobs if lane == "quick" else jobs, BOTH)
-        for lane in topology.LANES
+        for lane in topology.DECLARED_LANES
     ]
     return [
         *lanes,
@@ -295,7 +295,7 @@ class Attack:
 
     async def _waiting(self) -> dict[str, QueueState]:
         """The queues that contain jobs."""
-        queues = [topology.jobs_queue("echo", lane).name for lane in topology.LANES]
+        queues = [topology.jobs_queue("echo", lane).name for lane in topology.DECLARED_LANES]
         states = {queue: await self.bus.inspect(queue) for queue in queues}
         return {queue: state for queue, state in states.items() if state and state.num_ready}
 
