@@ -2,7 +2,6 @@
 
 import msgspec
 
-from cli.batch.input_file import BatchLine
 from gateway.api.render import whole_answer
 from gateway.api.render.gathering import gathered
 from gateway.api.rendering import rendering_of
@@ -29,12 +28,10 @@ class OutputLine(msgspec.Struct, frozen=True, kw_only=True):
     error: None = None
 
 
-def output_line(line: BatchLine, job: GenerationJob, answer: Completed | Failed) -> bytes:
-    """Encode the answer to ``line`` as one output line, without a line end."""
+def output_line(custom_id: str, job: GenerationJob, answer: Completed | Failed) -> bytes:
+    """Encode the answer to a line as one output line, without a line end."""
     response = _completed(job, answer) if isinstance(answer, Completed) else _failed(job, answer)
-    output = OutputLine(
-        id=f"batch_req_{job.request_id}", custom_id=line.custom_id, response=response
-    )
+    output = OutputLine(id=f"batch_req_{job.request_id}", custom_id=custom_id, response=response)
     return msgspec.json.encode(output)
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli.batch.journal import noted
 from cli.options import ApiKeyFile, GatewayAccess, chosen_key, takes_settings
 from cli.runtime import INTERRUPTED, broker_of, configure, needs, run
 from cli.terminal import counted, notices
@@ -59,7 +60,7 @@ def batch(
     except OSError as error:
         raise StartupError(f"{error.filename or results}: {error.strerror}") from error
     except KeyboardInterrupt:
-        notices.print(_stopped(url), soft_wrap=True)
+        notices.print(_stopped(results, url), soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
     tokens = "" if url is not None else f"{summary.num_tokens} tokens "
     notices.print(
@@ -67,15 +68,24 @@ def batch(
         f"{tokens}in {summary.elapsed_s:.1f} s",
         soft_wrap=True,
     )
+    if summary.ending != "completed":
+        notices.print(f"The batch was {summary.ending} before all requests were executed.")
+        raise typer.Exit(1)
 
 
-def _stopped(url: str | None) -> str:
+def _stopped(results: Path, url: str | None) -> str:
     """What Ctrl-C leaves behind."""
-    if url is not None:
-        return "Stopped. A batch that was created continues; run the same command to wait for it."
+    if url is None:
+        return (
+            "Stopped. Finished lines are kept. Workers go on with the jobs that were queued, and "
+            "their answers wait at the broker; run the same command to continue."
+        )
+    batch_id = noted(results).batch_id
+    if not batch_id:
+        return "Stopped. Run the same command to continue."
     return (
-        "Stopped. Finished lines are kept. Workers go on with the jobs that were queued, and their "
-        "answers wait at the broker; run the same command to continue."
+        f"Stopped. {batch_id} continues at the gateway; run the same command to wait for it, or "
+        f"end it with: warren batches cancel {batch_id}"
     )
 
 
@@ -92,7 +102,9 @@ def _batch_over_http(
             results,
             client,
             window=completion_window,
-            on_progress=lambda now: show(now.num_done, now.num_lines, f"{now.num_failed} failed"),
+            on_progress=lambda now: show(
+                now.num_done, now.num_lines, now.stage or f"{now.num_failed} failed"
+            ),
         )
 
 

@@ -1,64 +1,36 @@
-"""The input of a batch. The whole file is checked before the first line is answered."""
+"""The input of a batch. The whole file is checked before the first line is answered, in the same
+words as by a gateway."""
 
 import hashlib
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Self
 
 import msgspec
-from msgspec import Meta
 
-from gateway.api.bodies import schemas
+from cli.terminal import number_of
+from gateway.api.bodies.parameters import refused
 from gateway.api.bodies.submission import Submission, submission
+from gateway.api.routes.generation import Reading
+from gateway.batches.bad_lines import (
+    BadLine,
+    Problem,
+    check_alone,
+    read_line,
+    repeated,
+    require_url,
+    required,
+)
+from gateway.batches.lines import ENDPOINTS, LINE_DECODER, RequestLine
 from shared.bus.base import MAX_MESSAGE_BYTES
 from shared.errors import InvalidRequest, RequestError, Unavailable
 from shared.messages import Announcement, GenerationJob, ModelName, encode
 from shared.publishers import own_name
 
-_MAX_PROBLEMS_SHOWN = 20
-
-Url: TypeAlias = Literal["/v1/chat/completions", "/v1/completions"]
-
-
-class BatchLine(msgspec.Struct, frozen=True):
-    """One request, in the format of OpenAI's Batch API."""
-
-    custom_id: Annotated[str, Meta(min_length=1, max_length=512)]
-    method: Literal["POST"]
-    url: Url
-    body: msgspec.Raw
-
-    def submission(
-        self, request_id: str, created_at: float, served: Announcement | None = None
-    ) -> Submission:
-        """Build the job, and the constraint that it may have, from a worker's announcement
-        ``served``.
-
-        Raises `RequestError` and `Unavailable`.
-        """
-        body = bytes(self.body)
-        request: schemas.ChatRequest | schemas.CompletionRequest
-        if self.url == "/v1/chat/completions":
-            request = schemas.parse(schemas.ChatRequest, body)
-        else:
-            request = schemas.parse(schemas.CompletionRequest, body)
-        if request.stream:
-            raise InvalidRequest("stream: batches do not support streaming", param="stream")
-        return submission(
-            request, request_id=request_id, created_at=created_at, mode="final", served=served
-        )
-
-    def job(
-        self, request_id: str, created_at: float, served: Announcement | None = None
-    ) -> GenerationJob:
-        """The job to publish. The line was already checked with `submission`."""
-        submitted = self.submission(request_id, created_at, served)
-        if submitted.wanted is not None and submitted.wanted.is_optional:
-            submitted = submitted.checked_now()
-        job = submitted.job
-        # Between two runs nothing reads the reply queue; the job must continue all the same.
-        return msgspec.structs.replace(job, is_detached=True)
+_MAX_SHOWN = 20
+_BROKER_URLS = ("/v1/chat/completions", "/v1/completions")
 
 
 class _Body(msgspec.Struct):
@@ -69,7 +41,6 @@ class _Line(msgspec.Struct):
     body: _Body
 
 
-_DECODER = msgspec.json.Decoder(BatchLine)
 _MODEL_DECODER = msgspec.json.Decoder(_Line)
 
 
@@ -82,20 +53,97 @@ def model_of(path: Path) -> str | None:
     return None
 
 
+@dataclass(slots=True)
+class InputIndex:
+    """The positions of the lines of a file that was read once: files are large."""
+
+    digest: str = ""
+    num_bytes: int = 0
+    offsets: dict[str, int] = field(default_factory=dict)
+    """By ``custom_id``, in the order of the file."""
+
+    @classmethod
+    def read(cls, path: Path, check: Callable[[RequestLine], object]) -> Self:
+        """Read the whole file. ``check`` raises `BadLine`, `RequestError` or `Unavailable`.
+
+        Raises `InvalidRequest` naming each bad line, and `OSError`.
+        """
+        index = cls()
+        digest = hashlib.sha256()
+        problems: list[str] = []
+        with path.open("rb") as file:
+            for number, text in enumerate(file, start=1):
+                digest.update(text)
+                if not text.isspace():
+                    problem = index._add(text, check)
+                    if problem is not None:
+                        problems.append(worded(problem.message, number, problem.param))
+                index.num_bytes += len(text)
+        if not index.offsets and not problems:
+            raise InvalidRequest(f"{path.name} contains no requests")
+        if problems:
+            raise InvalidRequest(report(path, problems))
+        index.digest = digest.hexdigest()
+        return index
+
+    def _add(self, text: bytes, check: Callable[[RequestLine], object]) -> Problem | None:
+        """Add the next line; returns what is wrong with it."""
+        try:
+            line = read_line(text)
+            if line.custom_id in self.offsets:
+                raise repeated(line.custom_id)
+            self.offsets[line.custom_id] = self.num_bytes
+            check(line)
+        except BadLine as error:
+            return error.problem
+        except RequestError as error:
+            return Problem.of_request(error)
+        except Unavailable as error:
+            return Problem(error.code, error.message, None)
+        return None
+
+
+class RemoteFile:
+    """A file for a gateway, checked as far as that is possible here."""
+
+    def __init__(self, path: Path, index: InputIndex, endpoint: str) -> None:
+        self.path = path
+        self.endpoint = endpoint
+        """The endpoint of all lines."""
+        self.digest = index.digest
+        self.num_bytes = index.num_bytes
+        self.custom_ids = tuple(index.offsets)
+
+    @classmethod
+    def check(cls, path: Path) -> Self:
+        """Raises `InvalidRequest` naming each bad line, and `OSError`."""
+        endpoint = ""
+
+        def check(line: RequestLine) -> None:
+            nonlocal endpoint
+            if not endpoint and line.url in ENDPOINTS:
+                endpoint = line.url
+            require_url(line, endpoint or " or ".join(ENDPOINTS))
+            check_alone(line)
+
+        return cls(path, InputIndex.read(path, check), endpoint)
+
+
 class BatchFile:
-    """A checked input file. Only the positions of lines are kept in memory, because files are
-    large.
+    """A checked file for the broker. Only the positions of lines are kept in memory.
 
     A line is identified by its position in the file.
     """
 
-    def __init__(self, path: Path, index: "_Index", user: str) -> None:
+    def __init__(
+        self, path: Path, index: InputIndex, model: str, served: Announcement | None, user: str
+    ) -> None:
         self.path = path
         self._user = user
-        self.served = index.served
+        self.served = served
         """The worker's announcement that jobs and answers are built from."""
-        self.digest = index.digest.hexdigest()
-        self.model = index.model
+        self.digest = index.digest
+        self.model = model
         self.custom_ids = tuple(index.offsets)
         self._offsets = tuple(index.offsets.values())
         self._positions = {self.request_id(k): k for k in range(len(self))}
@@ -108,19 +156,19 @@ class BatchFile:
 
         Raises `InvalidRequest` naming each bad line, and `OSError`.
         """
-        index = _Index(served)
-        offset = 0
-        with path.open("rb") as file:
-            for number, text in enumerate(file, start=1):
-                index.digest.update(text)
-                if not text.isspace():
-                    index.add(number, offset, text)
-                offset += len(text)
-        if not index.offsets and not index.problems:
-            raise InvalidRequest(f"{path.name} contains no requests")
-        if index.problems:
-            raise InvalidRequest(_report(path, index.problems))
-        return cls(path, index, user)
+        model = ""
+
+        def check(line: RequestLine) -> None:
+            nonlocal model
+            job = submitted(line, "check", 0.0, served).checked_now().job
+            model = model or job.model
+            if job.model != model:
+                raise refused("model", f"{job.model!r}, but the first line has {model!r}.")
+            if len(encode(job)) > MAX_MESSAGE_BYTES - 1024:
+                raise BadLine("line_too_long", "The line is too long for one message.")
+
+        index = InputIndex.read(path, check)
+        return cls(path, index, model, served, user)
 
     def __len__(self) -> int:
         return len(self.custom_ids)
@@ -139,48 +187,59 @@ class BatchFile:
         """The position of the line whose job has this ``request_id``."""
         return self._positions.get(request_id)
 
-    def line(self, position: int) -> BatchLine:
-        """Read a line from the file again."""
+    def job(self, position: int, created_at: float) -> GenerationJob:
+        """The job of a line, which is read from the file again; ``created_at`` is Unix time in
+        seconds."""
         with self.path.open("rb") as file:
             file.seek(self._offsets[position])
-            return _DECODER.decode(file.readline())
-
-    def job(self, position: int, created_at: float) -> GenerationJob:
-        """The job of a line; ``created_at`` is Unix time in seconds."""
-        return self.line(position).job(self.request_id(position), created_at, self.served)
+            line = LINE_DECODER.decode(file.readline())
+        return job_of(line, self.request_id(position), created_at, self.served)
 
 
-@dataclass(slots=True)
-class _Index:
-    """Collects the positions and problems of lines during the first pass over the file."""
+def submitted(
+    line: RequestLine, request_id: str, created_at: float, served: Announcement | None
+) -> Submission:
+    """The job of a line, and the constraint that it may have, from a worker's announcement
+    ``served``.
 
-    served: Announcement | None
-    digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
-    model: str = ""
-    offsets: dict[str, int] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-
-    def add(self, number: int, offset: int, text: bytes) -> None:
-        try:
-            line = _DECODER.decode(text)
-            job = line.submission("check", created_at=0, served=self.served).checked_now().job
-        except (msgspec.MsgspecError, RequestError, Unavailable) as error:
-            self.problems.append(f"line {number}: {' '.join(str(error).split())}")
-            return
-        self.model = self.model or job.model
-        if job.model != self.model:
-            self.problems.append(
-                f"line {number}: model {job.model!r}, but the first line has {self.model!r}"
-            )
-        if line.custom_id in self.offsets:
-            self.problems.append(f"line {number}: custom_id {line.custom_id!r} is not unique")
-        if len(encode(job)) > MAX_MESSAGE_BYTES - 1024:
-            self.problems.append(f"line {number}: too long for one message")
-        self.offsets[line.custom_id] = offset
+    Raises `RequestError`, `Unavailable` and `BadLine`.
+    """
+    if line.url not in _BROKER_URLS:
+        message = f"The URL is not {' or '.join(_BROKER_URLS)}, which a batch over the broker has."
+        raise BadLine("mismatched_url", message, "url")
+    request = ENDPOINTS[line.url].read(bytes(line.body))
+    assert isinstance(request, Reading)
+    required(request.body.model)
+    return submission(
+        request.body, request_id=request_id, created_at=created_at, mode="final", served=served
+    )
 
 
-def _report(path: Path, problems: list[str]) -> str:
-    shown = problems[:_MAX_PROBLEMS_SHOWN]
-    num_more = len(problems) - len(shown)
-    more = [f"and {num_more} more"] if num_more else []
-    return "\n".join([f"{path.name}: {len(problems)} bad lines", *shown, *more])
+def job_of(
+    line: RequestLine, request_id: str, created_at: float, served: Announcement | None = None
+) -> GenerationJob:
+    """The job to publish for a checked line."""
+    ready = submitted(line, request_id, created_at, served)
+    if ready.wanted is not None and ready.wanted.is_optional:
+        ready = ready.checked_now()
+    # Between two runs nothing reads the reply queue; the job must continue all the same.
+    return msgspec.structs.replace(ready.job, is_detached=True)
+
+
+def worded(message: str, number: int | None, param: str | None) -> str:
+    """An error with its line and its field."""
+    name = (param or "").removeprefix("body.")
+    message = " ".join(message.split())
+    named = message if name.lower() in message.lower() else f"{name}: {message}"
+    return named if number is None else f"line {number}: {named}"
+
+
+def report(path: Path, problems: Sequence[str], *, are_all: bool = True) -> str:
+    """A message with the first ``problems``; ``are_all``: whether there are no others."""
+    num_problems, shown = len(problems), problems[:_MAX_SHOWN]
+    count = (
+        number_of(num_problems, "bad line") if are_all else f"more than {num_problems} bad lines"
+    )
+    num_hidden = num_problems - len(shown)
+    more = [f"and {num_hidden} more" if are_all else "and others"] if num_hidden else []
+    return "\n".join([f"{path.name}: {count}", *shown, *more])

@@ -1,31 +1,33 @@
-"""A batch through the files and batches of a gateway, instead of the broker."""
+"""A batch through the files and batches of a gateway, instead of the broker.
 
-import hashlib
-import os
+Each step is noted in the journal once the gateway has confirmed it, and can be repeated: parts that
+were not noted are left out of the file, completing an upload again returns the same file, and a
+second order of a file returns the same batch. A command that was killed therefore goes on where it
+was, and neither uploads its file nor creates its batch twice.
+"""
+
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
-import msgspec
+from msgspec.structs import replace
 
+from cli.batch.input_file import RemoteFile, report, worded
+from cli.batch.journal import Journal, Remote
 from cli.batch.progress import BatchProgress, BatchSummary
 from cli.gateway_client import asked
-from shared.errors import InvalidRequest, NotFound, Unavailable
+from gateway.intake.signer import KEY_HEADER
+from shared.errors import InvalidRequest, NotFound, Overloaded, RequestError, Unavailable
 
+OnProgress: TypeAlias = Callable[[BatchProgress], None]
+
+_PART_BYTES = 8 << 20
 _POLL_S = 0.5
+_COMPLETION_TIMEOUT_S = 600.0
+"""A gateway copies the parts of a file within its storage."""
 _ENDED = ("completed", "failed", "expired", "cancelled")
-_MAX_SHOWN = 20
-
-
-class _Url(msgspec.Struct):
-    url: str
-
-
-class _CustomId(msgspec.Struct):
-    custom_id: str
 
 
 def run_over_http(
@@ -34,147 +36,201 @@ def run_over_http(
     client: httpx.Client,
     *,
     window: str = "24h",
-    on_progress: Callable[[BatchProgress], None] = lambda _: None,
+    on_progress: OnProgress = lambda _: None,
 ) -> BatchSummary:
     """Answer every line of ``requests`` in ``results``, in the order of the input.
 
-    The batch continues without this process; another call waits for the same batch, whose id is in
-    ``results`` + ".batch" with the digest of its input. Raises `InvalidRequest` naming each bad
-    line, if ``results`` exists, or if the batch has another input or is no longer kept;
+    The batch continues without this process. After an interruption or a crash, another call goes
+    on with the same batch: the journal is in ``results`` + ".part". Raises `InvalidRequest` naming
+    each bad line, if ``results`` exists, or if the batch has another input or is no longer kept;
     `Unavailable` if no gateway answers at the start; the gateway's errors; `OSError`.
     """
     began_at = time.monotonic()
-    note = results.with_name(f"{results.name}.batch")
-    if results.exists():
-        raise InvalidRequest(f"{results.name} exists already")
-    with requests.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if not note.exists():
-        batch_id = _order(requests, client, window)
-        draft = note.with_name(f"{note.name}.draft")
-        draft.write_text(f"{batch_id} {digest}")
-        draft.replace(note)
-    batch_id, _, digest_then = note.read_text().partition(" ")
-    if digest_then != digest:
-        raise InvalidRequest(f"{note.name} names the batch of another input; move it elsewhere")
-    try:
-        batch = _ended(client, batch_id, began_at, on_progress)
-        if batch["status"] == "failed":
-            note.unlink()
-            raise InvalidRequest(_report(requests, batch["errors"]["data"]))
-        num_lines = _merge(client, batch, requests, results)
-    except NotFound:
-        raise InvalidRequest(
-            f"the gateway no longer keeps {batch_id}; delete {note.name} to run the batch again"
-        ) from None
-    note.unlink()
-    return BatchSummary(
-        num_lines=num_lines,
-        num_failed=num_lines - batch["request_counts"]["completed"],
-        num_tokens=0,
-        elapsed_s=time.monotonic() - began_at,
-    )
+    file = RemoteFile.check(requests)
+    with Journal.open(results, file.digest, is_remote=True) as journal:
+        run = RemoteRun(file, journal, client, on_progress)
+        ending = "completed"
+        if len(journal) < len(file.custom_ids):  # or it was killed after its last answer
+            ending = run.collect(window)
+        journal.finish(name for name in file.custom_ids if name in journal)
+        return BatchSummary(
+            num_lines=len(journal),
+            num_failed=journal.num_failed,
+            num_tokens=0,
+            elapsed_s=time.monotonic() - began_at,
+            ending=ending,
+        )
 
 
-def _order(requests: Path, client: httpx.Client, window: str) -> str:
-    with requests.open("rb") as file:
-        text = next((line for line in file if line.strip()), b"")
+class RemoteRun:
+    """One run of a checked file, whose batch a gateway runs."""
+
+    def __init__(
+        self, file: RemoteFile, journal: Journal, client: httpx.Client, on_progress: OnProgress
+    ) -> None:
+        self._file = file
+        self._journal = journal
+        self._client = client
+        self._on_progress = on_progress
+        self._is_answered = False
+        """Whether a gateway has answered this run. Later ones are waited for."""
+
+    def collect(self, window: str) -> str:
+        """Return once the answers to all lines are in the journal; returns how the batch ended."""
         try:
-            endpoint = msgspec.json.decode(text, type=_Url).url
-        except msgspec.MsgspecError as error:
-            raise InvalidRequest(f"{requests.name}: line 1: {error}") from None
-        file.seek(0)
-        form = {"data": {"purpose": "batch"}, "files": {"file": (requests.name, file)}}
-        uploaded = asked(client, "POST", "/v1/files", **form).json()
-    order = {
-        "input_file_id": uploaded["id"],
-        "endpoint": endpoint,
-        "completion_window": window,
-    }
-    return str(asked(client, "POST", "/v1/batches", json=order).json()["id"])
+            batch = self._ended(self._batch_id(window))
+            ending: str = batch["status"]
+            file_ids = [batch["output_file_id"], batch["error_file_id"]]
+            if ending == "failed":
+                self._journal.discard()
+                raise InvalidRequest(_report(self._file.path, batch["errors"]["data"]))
+            if file_ids == [None, None]:
+                self._journal.discard()
+                message = f"{batch['id']} was {ending} before it ran; run the command again"
+                raise InvalidRequest(message)
+            for file_id in file_ids:
+                if file_id is not None:
+                    self._download(file_id)
+        except NotFound:
+            remote = self._journal.remote
+            raise InvalidRequest(
+                f"the gateway no longer keeps {remote.batch_id or remote.file_id}; delete "
+                f"{self._journal.name} to run the batch again"
+            ) from None
+        return ending
 
+    def _batch_id(self, window: str) -> str:
+        journal = self._journal
+        if not journal.remote.file_id:
+            journal.note(Remote(file_id=self._uploaded(), window=window))
+        if not journal.remote.batch_id:
+            remote = journal.remote
+            order = {
+                "input_file_id": remote.file_id,
+                "endpoint": self._file.endpoint,
+                "completion_window": remote.window,
+            }
+            headers = {KEY_HEADER: f"warren-batch-{remote.file_id}"}
+            batch = self._asked("POST", "/v1/batches", json=order, headers=headers)
+            journal.note(replace(remote, batch_id=batch["id"]))
+        return journal.remote.batch_id
 
-def _ended(
-    client: httpx.Client,
-    batch_id: str,
-    began_at: float,
-    on_progress: Callable[[BatchProgress], None],
-) -> dict[str, Any]:
-    """Wait until the batch has ended, also while no gateway answers."""
-    while True:
-        with suppress(Unavailable):
-            batch: dict[str, Any] = asked(client, "GET", f"/v1/batches/{batch_id}").json()
-            counts = batch["request_counts"]
-            num_done = counts["completed"] + counts["failed"]
-            on_progress(BatchProgress(counts["total"], num_done, counts["failed"], 0, 0.0))
-            if batch["status"] in _ENDED:
+    def _uploaded(self) -> str:
+        """Upload the file, or the rest of it; returns its id."""
+        if self._journal.remote.upload_id:
+            try:
+                return self._completed()
+            except RequestError as error:
+                if error.param != "upload_id":
+                    raise
+        # The first upload, or one that has expired since an earlier run.
+        order = {
+            "filename": self._file.path.name,
+            "bytes": self._file.num_bytes,
+            "mime_type": "application/jsonl",
+            "purpose": "batch",
+        }
+        upload = self._asked("POST", "/v1/uploads", json=order)
+        self._journal.note(Remote(upload_id=upload["id"]))
+        return self._completed()
+
+    def _completed(self) -> str:
+        journal = self._journal
+        path = f"/v1/uploads/{journal.remote.upload_id}"
+        for part in self._parts(len(journal.remote.part_ids) * _PART_BYTES):
+            answer = self._asked("POST", f"{path}/parts", files={"data": ("part", part)})
+            part_ids = (*journal.remote.part_ids, answer["id"])
+            journal.note(replace(journal.remote, part_ids=part_ids))
+        answer = self._asked(
+            "POST",
+            f"{path}/complete",
+            json={"part_ids": journal.remote.part_ids},
+            timeout=_COMPLETION_TIMEOUT_S,
+        )
+        return str(answer["file"]["id"])
+
+    def _parts(self, start: int) -> Iterator[bytes]:
+        with self._file.path.open("rb") as file:
+            file.seek(start)
+            while part := file.read(_PART_BYTES):
+                yield part
+
+    def _ended(self, batch_id: str) -> dict[str, Any]:
+        """Wait until the batch has ended, also while no gateway answers."""
+        while True:
+            batch = self._asked("GET", f"/v1/batches/{batch_id}")
+            counts, status = batch["request_counts"], batch["status"]
+            self._show(
+                counts["completed"] + counts["failed"],
+                counts["failed"],
+                "" if status == "in_progress" else status,
+            )
+            if status in _ENDED:
                 return batch
+            time.sleep(_POLL_S)
+
+    def _download(self, file_id: str) -> None:
+        """Add the lines of a file to the journal, across interruptions."""
+        start = 0
+        while True:
+            headers = {"range": f"bytes={start}-"} if start else {}
+            url = f"/v1/files/{file_id}/content"
+            try:
+                with self._client.stream("GET", url, headers=headers) as response:
+                    response.raise_for_status()
+                    for line in _lines(response):
+                        self._journal.append(line)
+                        start += len(line) + 1
+                return self._journal.sync()
+            except httpx.TransportError as error:
+                self._wait(str(error))
+            except httpx.HTTPStatusError as error:
+                status = error.response.status_code
+                if status == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
+                    return self._journal.sync()  # only its end was lost
+                if status == httpx.codes.NOT_FOUND:
+                    raise NotFound(f"{file_id} is no longer kept") from None
+                if status < 500:
+                    raise InvalidRequest(f"{file_id} cannot be read: HTTP {status}") from None
+                self._wait(f"HTTP {status}")
+
+    def _asked(self, method: str, path: str, **more: Any) -> dict[str, Any]:
+        """The gateway's answer, which is waited for unless it would be the first."""
+        if self._is_answered and not self._journal.remote.batch_id:
+            self._show(0, 0, "uploading")
+        while True:
+            try:
+                answer: dict[str, Any] = asked(self._client, method, path, **more).json()
+            except (Unavailable, Overloaded) as error:
+                if not self._is_answered:
+                    raise
+                self._wait(error.message)
+            else:
+                self._is_answered = True
+                return answer
+
+    def _wait(self, reason: str) -> None:
+        self._show(len(self._journal), self._journal.num_failed, f"waiting: {reason}")
         time.sleep(_POLL_S)
 
-
-def _merge(client: httpx.Client, batch: dict[str, Any], requests: Path, results: Path) -> int:
-    """Write the answers and the errors in the order of the input; returns how many there are."""
-    draft = results.with_name(f"{results.name}.draft")
-    answers = results.with_name(f"{results.name}.answers")
-    spans: dict[str, tuple[int, int]] = {}
-    try:
-        with answers.open("w+b") as unordered, draft.open("wb") as ordered:
-            for file_id in (batch["output_file_id"], batch["error_file_id"]):
-                if file_id is not None:
-                    _download(client, file_id, unordered)
-            unordered.seek(0)
-            start = 0
-            for line in unordered:
-                spans[msgspec.json.decode(line, type=_CustomId).custom_id] = start, len(line)
-                start += len(line)
-            num_lines = 0
-            with requests.open("rb") as lines:
-                for line in lines:
-                    if not line.strip():
-                        continue
-                    span = spans.get(msgspec.json.decode(line, type=_CustomId).custom_id)
-                    if span is not None:  # a batch cancelled before its check has no answers
-                        unordered.seek(span[0])
-                        ordered.write(unordered.read(span[1]))
-                        num_lines += 1
-            ordered.flush()
-            os.fsync(ordered.fileno())
-        draft.replace(results)
-    finally:
-        answers.unlink(missing_ok=True)
-    return num_lines
+    def _show(self, num_done: int, num_failed: int, stage: str) -> None:
+        num_lines = len(self._file.custom_ids)
+        self._on_progress(BatchProgress(num_lines, num_done, num_failed, 0, 0.0, stage))
 
 
-def _download(client: httpx.Client, file_id: str, file: Any) -> None:
-    """Append a file, across interruptions."""
-    start = file.tell()
-    while True:
-        file.seek(start)
-        file.truncate()
-        try:
-            with client.stream("GET", f"/v1/files/{file_id}/content") as response:
-                response.raise_for_status()
-                for part in response.iter_bytes():
-                    file.write(part)
-        except httpx.TransportError:
-            time.sleep(_POLL_S)
-        except httpx.HTTPStatusError as error:
-            status = error.response.status_code
-            if status == httpx.codes.NOT_FOUND:
-                raise NotFound(f"{file_id} is no longer kept") from None
-            if status < 500:
-                raise InvalidRequest(f"{file_id} cannot be read: HTTP {status}") from None
-            time.sleep(_POLL_S)
-        else:
-            return
+def _lines(response: httpx.Response) -> Iterator[bytes]:
+    """The complete lines of a file, without their ends. Some separators of text may be within a
+    line of JSON."""
+    rest = b""
+    for part in response.iter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        yield from lines
 
 
 def _report(path: Path, errors: list[dict[str, Any]]) -> str:
-    shown = [_problem(error) for error in errors[:_MAX_SHOWN]]
-    more = [f"and {len(errors) - len(shown)} more"] if len(errors) > len(shown) else []
-    return "\n".join([f"{path.name}: the batch failed", *shown, *more])
-
-
-def _problem(error: dict[str, Any]) -> str:
-    place = f"line {error['line']}: " if error["line"] is not None else ""
-    return f"{place}{error['message']}"
+    """What the gateway says about a file that it refuses."""
+    lines = [error for error in errors if error["line"] is not None]
+    if not lines:
+        return f"{path.name}: {errors[0]['message']}"
+    problems = [worded(error["message"], error["line"], error["param"]) for error in lines]
+    return report(path, problems, are_all=len(lines) == len(errors))

@@ -177,7 +177,7 @@ class BatchRun:
                 self._start(self._publish_later(position))
             return
         job = self._file.job(position, created_at=time.time())
-        self._journal.append(output_line(self._file.line(position), job, answer))
+        self._journal.append(output_line(self._file.custom_ids[position], job, answer))
         self._pace.num_tokens += _num_tokens(answer)
         self._pauses.pop(position, None)
         if position in self._in_flight:

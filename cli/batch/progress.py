@@ -13,6 +13,8 @@ class BatchProgress:
     num_tokens: int
     """Tokens generated in this run."""
     tokens_per_s: float
+    stage: str = ""
+    """What is being done or waited for before there are answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,8 @@ class BatchSummary:
     num_tokens: int
     """Tokens generated in this run."""
     elapsed_s: float
+    ending: str = "completed"
+    """How the batch ended: completed, expired or cancelled."""
 
 
 @dataclass(slots=True)

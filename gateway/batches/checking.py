@@ -8,16 +8,15 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
-import msgspec
-
 from gateway.api.bodies.quick import EmbeddingRequest, QuickDraft
 from gateway.api.bodies.submission import submission
-from gateway.batches.lines import ENDPOINTS, LINE_DECODER, InputLine, Request, RequestLine
-from gateway.intake.body import count_values, parsed
+from gateway.batches.bad_lines import BadLine, Problem, read_line, repeated, require_url, required
+from gateway.batches.lines import ENDPOINTS, InputLine, Request, RequestLine
+from gateway.intake.body import parsed
 from gateway.intake.key_file import ApiKey
 from gateway.intake.limits import require_possible, tokens_of, tokens_of_quick
 from gateway.wiring import Gateway
-from shared.errors import BusError, InvalidRequest, Overloaded, RequestError, Unavailable
+from shared.errors import BusError, Overloaded, RequestError, Unavailable
 from shared.messages import Announcement
 
 _MAX_ERRORS = 1000
@@ -50,6 +49,9 @@ class Checked:
         if len(self.errors) < _MAX_ERRORS:
             text = " ".join(message.split())[:_MAX_MESSAGE_CHARS]
             self.errors.append({"code": code, "line": line, "message": text, "param": param})
+
+    def add_problem(self, problem: Problem, line: int) -> None:
+        self.add_error(problem.code, problem.message, line, problem.param)
 
 
 async def check(
@@ -116,23 +118,11 @@ async def _check_line(
         message = f"The line is longer than {gateway.settings.max_body_bytes} bytes."
         return checked.add_error("line_too_long", message, number, None)
     try:
-        count_values(line.text)
-        request = await parsed(LINE_DECODER.decode, line.text)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return checked.add_error(*_malformed(error, number))
-    except InvalidRequest as error:
-        return checked.add_error(error.code, error.message, number, error.param)
-    if not is_new(request.custom_id):
-        message = f"The custom_id {request.custom_id[:64]!r} is not unique."
-        return checked.add_error("duplicate_custom_id", message, number, "custom_id")
-    if request.url != endpoint:
-        message = f"The URL is not {endpoint}, which is the batch's endpoint."
-        return checked.add_error("mismatched_url", message, number, "url")
-    try:
-        model = await _check_request(gateway, key, request)
+        model = await _model_of(gateway, endpoint, key, line.text, is_new)
+    except BadLine as error:
+        return checked.add_problem(error.problem, number)
     except RequestError as error:
-        param = None if error.param is None else f"body.{error.param}"
-        return checked.add_error(error.code, error.message, number, param)
+        return checked.add_problem(Problem.of_request(error), number)
     if model not in checked.models:
         if len(checked.models) == _MAX_MODELS:
             message = f"The file has more than {_MAX_MODELS} models."
@@ -141,13 +131,15 @@ async def _check_line(
     return None
 
 
-def _malformed(error: Exception, number: int) -> tuple[str, str, int, str | None]:
-    message = str(error)
-    if not isinstance(error, msgspec.ValidationError):
-        return "invalid_json_line", f"The line is not valid JSON: {message}", number, None
-    reason, _, place = message.partition(" - at `$")
-    missing = reason.partition("missing required field `")[2].rstrip("`")
-    return "invalid_line", message, number, missing or place.rstrip("`").lstrip(".") or None
+async def _model_of(
+    gateway: Gateway, endpoint: str, key: ApiKey, text: bytes, is_new: IsNew
+) -> str:
+    """Check a line; returns its model. Raises `BadLine`, and `RequestError` of its body."""
+    line = await parsed(read_line, text)
+    if not is_new(line.custom_id):
+        raise repeated(line.custom_id)
+    require_url(line, endpoint)
+    return await _check_request(gateway, key, line)
 
 
 async def _check_request(gateway: Gateway, key: ApiKey, line: RequestLine) -> str:
@@ -165,7 +157,7 @@ async def check_request(gateway: Gateway, key: ApiKey, request: Request) -> str:
     and `BusError`."""
     now = time.time()
     if isinstance(request, EmbeddingRequest):
-        model = _required(request.model)
+        model = required(request.model)
         key.require_model(model)
         job = request.job(QuickDraft(model, "check", now, ""))
         require_possible(key, tokens_of_quick(job))
@@ -173,12 +165,8 @@ async def check_request(gateway: Gateway, key: ApiKey, request: Request) -> str:
         return model
     with request.in_own_words():
         body = request.body
-        model = _required(body.model)
+        model = required(body.model)
         key.require_model(model)
-        if body.stream:
-            raise InvalidRequest("stream: batches do not support it.", param="stream")
-        if request.promise is not None:
-            raise InvalidRequest("background: batches do not support it.", param="background")
         submitted = submission(
             body,
             request_id="check",
@@ -193,9 +181,3 @@ async def check_request(gateway: Gateway, key: ApiKey, request: Request) -> str:
 
 async def _served(gateway: Gateway, model: str) -> Announcement | None:
     return await gateway.workers.find(model)
-
-
-def _required(model: str | None) -> str:
-    if not model:
-        raise InvalidRequest("model: expected the name of a model.", param="model")
-    return model

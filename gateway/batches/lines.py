@@ -28,9 +28,19 @@ class Endpoint(NamedTuple):
     """Parses a body. Raises `InvalidRequest` and `ModelNotFound`."""
 
 
+def _read(read: Callable[[bytes], Reading], raw_body: bytes) -> Reading:
+    """Raises `InvalidRequest` and `ModelNotFound`."""
+    reading = read(raw_body)
+    if reading.body.stream:
+        raise refused("stream", "not supported in a batch.")
+    if reading.promise is not None:
+        raise refused("background", "not supported in a batch.")
+    return reading
+
+
 def _read_response(raw_body: bytes) -> Reading:
     """Raises `InvalidRequest` and `ModelNotFound`."""
-    reading = read_response(raw_body)
+    reading = _read(read_response, raw_body)
     if isinstance(reading.body, ResponsesRequest):
         for name in ("previous_response_id", "conversation"):
             if getattr(reading.body, name) is not None:
@@ -41,8 +51,8 @@ def _read_response(raw_body: bytes) -> Reading:
 
 
 ENDPOINTS: Mapping[str, Endpoint] = {
-    "/v1/chat/completions": Endpoint("chatcmpl-", partial(Reading.of, ChatRequest)),
-    "/v1/completions": Endpoint("cmpl-", partial(Reading.of, CompletionRequest)),
+    "/v1/chat/completions": Endpoint("chatcmpl-", partial(_read, partial(Reading.of, ChatRequest))),
+    "/v1/completions": Endpoint("cmpl-", partial(_read, partial(Reading.of, CompletionRequest))),
     "/v1/embeddings": Endpoint("embd-", partial(parse, EmbeddingRequest)),
     "/v1/responses": Endpoint("resp_", _read_response),
 }

@@ -1,7 +1,8 @@
 import msgspec
 
 from cli.batch.answers import output_line
-from cli.batch.input_file import BatchLine
+from cli.batch.input_file import job_of
+from gateway.batches.lines import RequestLine
 from shared.messages import Choice, Completed
 
 
@@ -17,10 +18,10 @@ def test_the_usage_sums_over_the_choices() -> None:
         for num_prompt_tokens, num_cached_tokens in ((20, 16), (40, 32))
     )
     body = msgspec.Raw(b'{"model": "m", "prompt": ["x", "y"]}')
-    line = BatchLine("row", "POST", "/v1/completions", body)
+    line = RequestLine(custom_id="row", url="/v1/completions", body=body)
     completed = Completed(request_id="r", choices=tuple(choices))
 
-    answer = msgspec.json.decode(output_line(line, line.job("r", 0.0), completed))
+    answer = msgspec.json.decode(output_line("row", job_of(line, "r", 0.0), completed))
 
     assert answer["response"]["body"]["usage"] == {
         "prompt_tokens": 60,

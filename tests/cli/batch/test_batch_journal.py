@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.batch.journal import Journal
+from cli.batch.journal import Journal, Remote, noted
 from shared.errors import InvalidRequest
 
 
@@ -76,6 +76,29 @@ def test_a_journal_of_another_input_is_left_alone(tmp_path: Path) -> None:
         Journal.open(tmp_path / "out", "other")
 
     assert (tmp_path / "out.part").read_bytes() == before
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_journal_of_the_other_kind_of_run_is_left_alone(is_remote: bool, tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "out", "digest", is_remote=is_remote) as journal:
+        journal.append(line("a"))
+    before = (tmp_path / "out.part").read_bytes()
+
+    with pytest.raises(InvalidRequest, match=r"of a run with(out)? --url"):
+        Journal.open(tmp_path / "out", "digest", is_remote=not is_remote)
+
+    assert (tmp_path / "out.part").read_bytes() == before
+
+
+def test_the_last_note_counts_and_is_no_answer(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "out", "digest", is_remote=True) as journal:
+        journal.note(Remote(upload_id="upload_1", part_ids=("part_1",)))
+        journal.append(line("a"))
+        journal.note(Remote(file_id="file-1", window="24h"))
+
+    with Journal.open(tmp_path / "out", "digest", is_remote=True) as journal:
+        assert journal.remote == noted(tmp_path / "out") == Remote(file_id="file-1", window="24h")
+        assert len(journal) == 1
 
 
 def test_a_file_that_is_no_journal_is_left_alone(tmp_path: Path) -> None:

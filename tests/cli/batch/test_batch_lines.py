@@ -30,7 +30,7 @@ def problems(path: Path) -> list[str]:
         ([], "object"),
         ({**chat_line("a"), "custom_id": ""}, "custom_id"),
         ({**chat_line("a"), "method": "GET"}, "method"),
-        ({**chat_line("a"), "url": "/v1/embeddings"}, "url"),
+        ({**chat_line("a"), "url": "/v1/embeddings"}, "URL is not /v1/chat/completions or"),
         ({"custom_id": "a", "method": "POST", "url": "/v1/completions"}, "body"),
         ({**chat_line("a"), "body": 1}, "object"),
         (chat_line("a", messages=[]), "messages"),
@@ -42,7 +42,7 @@ def problems(path: Path) -> list[str]:
         (chat_line("a", guided_regex="(a"), "guided_regex"),
         (completion_line("a", prompt=[]), "prompt"),
         (chat_line("first"), "custom_id 'first' is not unique"),
-        (chat_line("a", model="other"), f"model 'other', but the first line has '{MODEL}'"),
+        (chat_line("a", model="other"), f"model: 'other', but the first line has '{MODEL}'"),
         (chat_line("a", model="no such/ name"), "model"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from cli.batch import replies as replies_module
 from cli.batch.input_file import BatchFile
-from cli.batch.journal import Journal
+from cli.batch.journal import Header, Journal
 from cli.batch.pipeline import BatchRun, run_batch
 from cli.batch.replies import REPLIES_EXPIRE_S, Replies
 from shared import topology
@@ -125,7 +125,7 @@ async def test_answers_that_cannot_be_kept_stay_at_the_broker(
     output = tmp_path / "out.jsonl"
     file = BatchFile.check(source)
     # A file in memory has no descriptor, so fsync fails.
-    broken = Journal(io.BytesIO(), output, file.digest)
+    broken = Journal(io.BytesIO(), output, Header(file.digest))
     worker = BatchWorker(theirs)
     async with working(worker):
         replies = Replies(bus, file.run_id, prefetch=NUM_LINES)

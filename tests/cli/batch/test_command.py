@@ -1,38 +1,46 @@
-"""The command ``warren batch``, in a process of its own."""
+"""The command ``warren batch``, in processes of its own."""
 
+import asyncio
+import random
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.workers.batch_files import chat_line, write_lines
+from cli.batch.journal import noted
+from cli.gateway_client import asked, connect
+from tests.support.gateway.serving import served
+from tests.support.network.deadly_proxy import DeadlyProxy
+from tests.support.workers.batch_files import chat_line, chat_text, read_lines, write_lines
+from tests.support.workers.scripted_worker import MODEL, ScriptedJob
 
 ROOT = Path(__file__).parents[3]
+MAX_KILLS = 3
+
+
+def started(*arguments: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "warren.py", "batch", *arguments]
+    return subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE)
 
 
 @pytest.mark.parametrize(
     ("option", "said"),
     [
         ("--broker=amqp://publisher:secret@127.0.0.1:{}/warren", "Workers go on with the jobs"),
-        ("--url=http://127.0.0.1:{}", "A batch that was created continues"),
+        ("--url=http://127.0.0.1:{}", "Run the same command to continue"),
     ],
 )
 def test_after_ctrl_c_it_says_what_continues(option: str, said: str, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", chat_line("a"))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(60)
-        command = subprocess.Popen(
-            [
-                *(sys.executable, "warren.py", "batch", str(source), str(tmp_path / "out.jsonl")),
-                option.format(silent.getsockname()[1]),
-            ],
-            cwd=ROOT,
-            text=True,
-            stderr=subprocess.PIPE,
-        )
+        option = option.format(silent.getsockname()[1])
+        command = started(str(source), str(tmp_path / "out.jsonl"), option)
         connection, _ = silent.accept()
         with connection:
             command.send_signal(signal.SIGINT)
@@ -41,3 +49,60 @@ def test_after_ctrl_c_it_says_what_continues(option: str, said: str, tmp_path: P
     assert command.returncode == 130
     assert shown.startswith("Stopped. ")
     assert said in shown
+
+
+def test_after_ctrl_c_the_same_command_waits_for_the_same_batch(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", chat_line("a", model=MODEL))
+    results = tmp_path / "out.jsonl"
+    may_end = threading.Event()
+
+    async def wait_and_repeat(job: ScriptedJob) -> None:
+        await job.start()
+        await asyncio.to_thread(may_end.wait)
+        await job.finish("done")
+
+    with served(script=wait_and_repeat) as url, connect(url) as client:
+        try:
+            command = started(str(source), str(results), f"--url={url}")
+            while not (batch_id := noted(results).batch_id):
+                assert command.poll() is None
+                time.sleep(0.05)
+            command.send_signal(signal.SIGINT)
+            _, shown = command.communicate(timeout=60)
+        finally:
+            may_end.set()
+        again = started(str(source), str(results), f"--url={url}")
+        again.communicate(timeout=60)
+        listed = asked(client, "GET", "/v1/batches").json()["data"]
+
+    assert (command.returncode, again.returncode) == (130, 0)
+    assert f"{batch_id} continues at the gateway" in " ".join(shown.split())
+    assert [batch["id"] for batch in listed] == [batch_id]
+    assert [chat_text(line) for line in read_lines(results)] == ["done"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(2))
+def test_wherever_the_command_is_killed_it_goes_on_with_the_same_batch(
+    seed: int, tmp_path: Path
+) -> None:
+    """Processes that really die, at moments that the seed draws."""
+    lines = [chat_line(str(k), content=f"number {k}", model=MODEL) for k in range(20)]
+    source, results = write_lines(tmp_path / "in.jsonl", *lines), tmp_path / "out.jsonl"
+
+    with served() as url, connect(url) as client, DeadlyProxy(url, random.Random(seed)) as proxy:
+        for num_kills in range(10):
+            command = started(str(source), str(results), f"--url={proxy.url}")
+            if num_kills < MAX_KILLS:
+                proxy.arm(command.kill, longest=3)
+            _, shown = command.communicate(timeout=120)
+            if command.returncode != -signal.SIGKILL:
+                break
+        batches = asked(client, "GET", "/v1/batches").json()["data"]
+        files = asked(client, "GET", "/v1/files", params={"purpose": "batch"}).json()["data"]
+
+    assert command.returncode == 0, shown
+    assert num_kills > 0
+    assert (len(batches), len(files)) == (1, 1)
+    assert [chat_text(line) for line in read_lines(results)] == [f"number {k}" for k in range(20)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]

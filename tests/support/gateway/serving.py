@@ -13,7 +13,7 @@ from shared.bus.memory import MemoryBroker, MemoryBus
 from tests.support.gateway.http import LiveGateway, eventually, live_gateway
 from tests.support.gateway.webhooks import FAILED, OK, receiving
 from tests.support.workers.jobs import bury
-from tests.support.workers.scripted_worker import MODEL, ScriptedWorker
+from tests.support.workers.scripted_worker import MODEL, Script, ScriptedWorker, repeat_the_prompt
 
 _LOOPBACK = "127.0.0.0/8"
 
@@ -26,10 +26,12 @@ async def _nothing(bus: Bus, gateway: LiveGateway) -> AsyncIterator[None]:
 @contextmanager
 def served(
     beside: Callable[[Bus, LiveGateway], AbstractAsyncContextManager[None]] = _nothing,
+    *,
+    script: Script = repeat_the_prompt,
     **options: Any,
 ) -> Iterator[str]:
-    """The URL of a gateway with these settings, whose worker, which it has heard of,
-    repeats the prompt. ``beside`` runs in the gateway's event loop as long as the gateway."""
+    """The URL of a gateway with these settings, whose worker, which it has heard of, runs
+    ``script``. ``beside`` runs in the gateway's event loop as long as the gateway."""
     is_ready = threading.Event()
     urls: list[str] = []
     loop = asyncio.new_event_loop()
@@ -39,7 +41,7 @@ def served(
         broker = MemoryBroker()
         async with (
             MemoryBus(broker) as worker_bus,
-            ScriptedWorker(worker_bus),
+            ScriptedWorker(worker_bus, script),
             live_gateway(broker, data_dir=data_dir, **options) as gateway,
         ):
 

@@ -1,0 +1,93 @@
+"""What is wrong with a line of a batch, in the same words wherever it is checked: by a gateway, or
+by ``warren batch``, which has no API keys and may have no workers.
+"""
+
+from contextlib import suppress
+from typing import NamedTuple
+
+import msgspec
+
+from gateway.api.bodies.parameters import refused
+from gateway.api.bodies.quick import EmbeddingRequest, QuickDraft
+from gateway.api.bodies.submission import submission
+from gateway.batches.lines import ENDPOINTS, LINE_DECODER, Request, RequestLine
+from gateway.intake.body import count_values
+from shared.errors import InvalidRequest, RequestError, Unavailable
+
+_MAX_SHOWN_CHARS = 64
+
+
+class Problem(NamedTuple):
+    """Why a line is refused."""
+
+    code: str
+    message: str
+    param: str | None
+
+    @classmethod
+    def of_request(cls, error: RequestError) -> "Problem":
+        """An error in the body of a line."""
+        return cls(
+            error.code, error.message, None if error.param is None else f"body.{error.param}"
+        )
+
+
+class BadLine(Exception):
+    """A line that no batch may have."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.problem = Problem(code, message, param)
+
+
+def read_line(text: bytes) -> RequestLine:
+    """Parse a line, except for the body of its request. Raises `BadLine`."""
+    try:
+        count_values(text)
+        return LINE_DECODER.decode(text)
+    except InvalidRequest as error:
+        raise BadLine(error.code, error.message) from None
+    except msgspec.ValidationError as error:
+        message = str(error)
+        reason, _, place = message.partition(" - at `$")
+        missing = reason.partition("missing required field `")[2].rstrip("`")
+        param = missing or place.rstrip("`").lstrip(".") or None
+        raise BadLine("invalid_line", message, param) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadLine("invalid_json_line", f"The line is not valid JSON: {error}") from None
+
+
+def repeated(custom_id: str) -> BadLine:
+    """The problem of a line whose ``custom_id`` an earlier one has."""
+    message = f"The custom_id {custom_id[:_MAX_SHOWN_CHARS]!r} is not unique."
+    return BadLine("duplicate_custom_id", message, "custom_id")
+
+
+def require_url(line: RequestLine, endpoint: str) -> None:
+    """Raises `BadLine` unless the line is for the endpoint of its batch."""
+    if line.url != endpoint:
+        message = f"The URL is not {endpoint}, which is the batch's endpoint."
+        raise BadLine("mismatched_url", message, "url")
+
+
+def required(model: str | None) -> str:
+    """The model, which every line names. Raises `InvalidRequest`."""
+    if not model:
+        raise refused("model", "expected the name of a model.")
+    return model
+
+
+def check_alone(line: RequestLine) -> Request:
+    """Check the request of a line as far as it is possible without workers and API keys; returns
+    its parsed body. Raises `RequestError`."""
+    request = ENDPOINTS[line.url].read(bytes(line.body))
+    if isinstance(request, EmbeddingRequest):
+        request.job(QuickDraft(required(request.model), "check", 0.0, ""))
+        return request
+    with request.in_own_words():
+        required(request.body.model)
+        with suppress(Unavailable):  # tools need a worker
+            submission(
+                request.body, request_id="check", created_at=0.0, echoed=request.echoed
+            ).checked_now()
+    return request
