@@ -34,7 +34,7 @@ _MAX_FIRST = 16
 _MAX_BYTES = 16 << 20
 """What the running lines of one batch and model may take in memory together."""
 _MAX_EMBEDDINGS = 1
-"""Embeddings have no batch class: an interactive one waits for at most this many of a batch."""
+"""Embeddings wait for the one place that `QuickLane` has for them."""
 _LINES_AT_ONCE = 1000
 _ANSWERS_AT_ONCE = 100
 

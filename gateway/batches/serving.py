@@ -139,9 +139,10 @@ class LineServer:
         )
         request.check(await gateway.workers.find(request.model))
         grant = await place.take(tokens_of_quick(request.job(draft)))
-        grant.is_published = True
-        deadline = time.time() + gateway.settings.request_timeout_s
-        answer = await request.answer(gateway.quick, structs.replace(draft, deadline=deadline))
+        async with gateway.quick.spare_place(request.model):
+            grant.is_published = True
+            deadline = time.time() + gateway.settings.request_timeout_s
+            answer = await request.answer(gateway.quick, structs.replace(draft, deadline=deadline))
         if isinstance(answer, Embeddings):
             grant.settle(answer.usage.total_tokens)
         return answer

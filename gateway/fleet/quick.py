@@ -1,11 +1,18 @@
 """Quick jobs: jobs outside the generation queues, which are answered with a single message.
 
+Embeddings of batches are quick jobs, too, without a class of their own. A gateway therefore asks
+for one of each model at a time, once no other job of the model is without an answer: see
+`QuickLane.spare_place`.
+
 All replies to one gateway arrive on one queue, which lives as long as its connection. After a lost
 connection pending jobs are published again; answering a job twice is harmless.
 """
 
 import asyncio
+import time
 import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from gateway.fleet.live_workers import publish_job
@@ -31,6 +38,9 @@ from shared.messages import (
 )
 from shared.telemetry import incidents
 
+_PATIENCE_S = 60.0
+"""As long as a worker makes a batch job wait for interactive ones by default."""
+
 _Answer = TypeVar("_Answer", Tokenized, Detokenized, Embedded)
 
 
@@ -42,6 +52,8 @@ class QuickLane:
         self._queue = topology.quick_replies_queue(uuid.uuid4().hex)
         self._asked: dict[str, tuple[QuickJob, asyncio.Future[ReplyEvent]]] = {}
         self._is_listening = asyncio.Event()
+        self._spare_places: dict[str, asyncio.Lock] = {}
+        """By model."""
 
     async def ask(self, job: QuickJob, kind: type[_Answer]) -> _Answer:
         """Publish ``job`` and wait until its deadline for an answer of type ``kind``.
@@ -60,11 +72,34 @@ class QuickLane:
             raise DeadlineExceeded("No worker answered in time.") from None
         finally:
             del self._asked[job.request_id]
+            answered.cancel()
         if isinstance(answer, Failed):
             raise from_code(answer.code, answer.message, answer.param)
         if not isinstance(answer, kind):
             raise InternalError("The worker's answer does not match this request.")
         return answer
+
+    @asynccontextmanager
+    async def spare_place(self, model: str, patience_s: float = _PATIENCE_S) -> AsyncIterator[None]:
+        """The one place for jobs of ``model`` that no client waits for. It is free once no other
+        job of the model is without an answer here, or after ``patience_s``."""
+        place = self._spare_places.setdefault(model, asyncio.Lock())
+        async with place:
+            await self._until_idle(model, patience_s)
+            yield
+
+    async def _until_idle(self, model: str, patience_s: float) -> None:
+        deadline = time.monotonic() + patience_s
+        while True:
+            asked = [
+                answered
+                for job, answered in self._asked.values()
+                if job.model == model and not answered.done()
+            ]
+            left_s = deadline - time.monotonic()
+            if not asked or left_s <= 0:
+                return
+            await asyncio.wait(asked, timeout=left_s)
 
     async def listen(self) -> None:
         """Receive answers until cancelled, across reconnects."""

@@ -260,7 +260,7 @@ async def test_a_line_is_tried_again_after_an_error_that_passes(
     assert texts(await output(storing, batch.output_file_id)) == {"a": "one two three"}
 
 
-async def test_an_embedding_waits_for_one_of_a_batch_at_most(
+async def test_an_embedding_waits_for_one_of_all_batches_at_most(
     storing: LiveGateway, worker: ScriptedWorker
 ) -> None:
     num_asked = 0
@@ -276,7 +276,9 @@ async def test_an_embedding_waits_for_one_of_a_batch_at_most(
         {"custom_id": str(k), "url": "/v1/embeddings", "body": {"model": MODEL, "input": "a"}}
         for k in range(5)
     ]
-    batch = await order(storing, lines, endpoint="/v1/embeddings")
+    batches = [await order(storing, lines, endpoint="/v1/embeddings") for _ in range(2)]
+    for batch in batches:
+        await until(storing, batch, lambda now: now.status == "in_progress")
 
     async def has_asked() -> bool:
         return num_asked > 0
@@ -286,8 +288,9 @@ async def test_an_embedding_waits_for_one_of_a_batch_at_most(
 
     assert single.status_code == 200
     assert num_asked == 1
-    await storing.openai.batches.cancel(batch.id)
-    await ended(storing, batch)
+    for batch in batches:
+        await storing.openai.batches.cancel(batch.id)
+        await ended(storing, batch)
 
 
 async def test_an_idempotency_key_makes_one_batch(storing: LiveGateway) -> None:
