@@ -172,10 +172,11 @@ async def repeat_the_prompt(job: ScriptedJob) -> None:
 
 
 class ScriptedWorker:
-    """Runs ``script`` for every job of `MODEL`, until its ``async with`` ends."""
+    """Runs ``script`` for every job of its model, until its ``async with`` ends."""
 
-    def __init__(self, bus: Bus, script: Script = repeat_the_prompt) -> None:
+    def __init__(self, bus: Bus, script: Script = repeat_the_prompt, model: str = MODEL) -> None:
         self.bus = bus
+        self.model = model
         self.script = script
         self.quick_script: QuickScript = count_words
         self.commands: list[Command] = []
@@ -189,7 +190,7 @@ class ScriptedWorker:
         self.address = self._control.bindings[0].routing_key
         self.announcement = Announcement(
             worker=self.address,
-            model=MODEL,
+            model=model,
             vocab_size=100,
             max_seq_len=2048,
             fingerprint="f",
@@ -203,7 +204,7 @@ class ScriptedWorker:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        await topology.declare_worker(self.bus, MODEL, self._id)
+        await topology.declare_worker(self.bus, self.model, self._id)
         jobs = (self._take_jobs(lane) for lane in topology.JOB_CLASSES)
         works = (*jobs, self._take_quick_jobs(), self._obey(), self._announce())
         for work in works:
@@ -234,7 +235,7 @@ class ScriptedWorker:
         )
 
     async def _take_jobs(self, lane: JobClass) -> None:
-        queue = topology.jobs_queue(MODEL, lane).name
+        queue = topology.jobs_queue(self.model, lane).name
         while True:
             try:
                 async with self.bus.consume(queue) as consumer, asyncio.TaskGroup() as runs:
@@ -244,9 +245,10 @@ class ScriptedWorker:
                 await self.bus.wait_connected()
 
     async def _take_quick_jobs(self) -> None:
+        queue = topology.jobs_queue(self.model, "quick").name
         while True:
             with suppress(BusUnavailable):
-                async with self.bus.consume(topology.jobs_queue(MODEL, "quick").name) as consumer:
+                async with self.bus.consume(queue) as consumer:
                     async for delivery in consumer:
                         await self._answer(delivery)
             await self.bus.wait_connected()
