@@ -2,6 +2,7 @@
 
     python -m bench.batches --check-only [--lines N]...
     python -m bench.batches [--lines N] [--tokens N] [--step-ms MS] [--model NAME]... [--vllm PATH]
+                            [--http-only]
 
 The check: files of short chats are uploaded to a gateway and checked. Their last line is not valid,
 so that nothing is run. The memory is the peak resident memory of the gateway's process, which
@@ -11,7 +12,8 @@ Throughput: a batch of chats with as many tokens in as out, from its creation to
 beside the engine alone with the same prompts, which all are there from the start. The synthetic
 engine (``echo``) only sleeps; its pace is set so that the engine is the limit. ``vllm run-batch``
 answers the file of a real model, too, if vLLM is there; the time for a file of one line, which is
-its start, is subtracted.
+its start, is subtracted. The memory is the peak resident memory of the gateway's process. With
+``--http-only`` nothing else runs: the engine alone has all prompts of a large file in its memory.
 """
 
 import json
@@ -28,7 +30,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.table import Table
@@ -85,6 +87,15 @@ class Throughput:
     """Output tokens."""
     other_cores: float
     """Cores that processes outside the benchmark used."""
+    memory_bytes: int | None = None
+    """Peak resident memory of the gateway."""
+
+
+class Measured(NamedTuple):
+    """One run of a system."""
+
+    seconds: float
+    memory_bytes: int | None = None
 
 
 @contextmanager
@@ -247,31 +258,35 @@ def _run(served: ServedModel, submits: Sequence[Submit]) -> int:
     return num_outputs
 
 
-def _alone_in_a_process(work: Work) -> float:
+def _alone_in_a_process(work: Work) -> Measured:
     """`_alone`, whose memory and threads are gone afterwards."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-        return pool.submit(_alone, work).result()
+        return Measured(pool.submit(_alone, work).result())
 
 
-def _over_http(broker: str, work: Work) -> float:
-    """Seconds from the creation of a batch to its output file."""
+def _over_http(broker: str, work: Work) -> Measured:
+    """The time from the creation of a batch to its output file."""
     with tempfile.TemporaryDirectory(prefix="warren-bench-") as name:
         directory = Path(name)
         path = directory / "lines.jsonl"
         work.write(path)
-        limit = f"--max-batch-lines={len(work.contents)}"
+        limits = (
+            f"--max-batch-lines={len(work.contents)}",
+            f"--max-file-bytes={_NO_LIMIT}",
+            f"--max-tenant-file-bytes={_NO_LIMIT}",
+        )
         with (
-            _deployment(broker, directory, work.model, work.step_ms, limit) as gateway,
+            _deployment(broker, directory, work.model, work.step_ms, *limits) as gateway,
             BatchClient(gateway.url) as client,
         ):
             file_id = client.upload(path)
             began = time.perf_counter()
             batch = client.run(file_id)
-            seconds = time.perf_counter() - began
+            measured = Measured(time.perf_counter() - began, peak_memory_bytes(gateway))
     if batch["request_counts"]["completed"] != len(work.contents):
         raise RuntimeError(f"not all lines were answered: {batch}")
-    return seconds
+    return measured
 
 
 def run_vllm(program: str, work: Work) -> float:
@@ -292,14 +307,18 @@ def run_vllm(program: str, work: Work) -> float:
     return times[1] - times[0]
 
 
-def _throughput(broker: str, work: Work, vllm: str | None, runs: int) -> list[Throughput]:
-    systems: dict[str, Callable[[], float]] = {
+def _throughput(
+    broker: str, work: Work, vllm: str | None, runs: int, *, is_http_only: bool
+) -> list[Throughput]:
+    systems: dict[str, Callable[[], Measured]] = {
         "engine alone": lambda: _alone_in_a_process(work),
         "HTTP batch": lambda: _over_http(broker, work),
     }
-    if vllm is not None and work.model != echo_worker.MODEL:
-        systems["vllm run-batch"] = lambda: run_vllm(vllm, work)
-    times: dict[str, list[float]] = {name: [] for name in systems}
+    if is_http_only:
+        del systems["engine alone"]
+    elif vllm is not None and work.model != echo_worker.MODEL:
+        systems["vllm run-batch"] = lambda: Measured(run_vllm(vllm, work))
+    times: dict[str, list[Measured]] = {name: [] for name in systems}
     others: dict[str, list[float]] = {name: [] for name in systems}
     for _ in range(runs):
         for name, measure in systems.items():
@@ -311,9 +330,10 @@ def _throughput(broker: str, work: Work, vllm: str | None, runs: int) -> list[Th
             system=name,
             model=work.model,
             num_lines=len(work.contents),
-            seconds=(seconds := statistics.median(times[name])),
+            seconds=(seconds := statistics.median(one.seconds for one in times[name])),
             tokens_per_s=len(work.contents) * work.num_tokens / seconds,
             other_cores=max(others[name]),
+            memory_bytes=max(one.memory_bytes or 0 for one in times[name]) or None,
         )
         for name in systems
     ]
@@ -321,7 +341,7 @@ def _throughput(broker: str, work: Work, vllm: str | None, runs: int) -> list[Th
 
 def _show_throughput(rows: Sequence[Throughput]) -> None:
     table = Table("model", "system", title="Throughput of a batch")
-    for heading in ("lines", "seconds", "tok/s", "of the engine", "others"):
+    for heading in ("lines", "seconds", "tok/s", "of the engine", "memory MiB", "others"):
         table.add_column(heading, justify="right")
     alone = {row.model: row.seconds for row in rows if row.system == "engine alone"}
     for row in rows:
@@ -331,7 +351,8 @@ def _show_throughput(rows: Sequence[Throughput]) -> None:
             f"{row.num_lines:,}",
             f"{row.seconds:.1f}",
             f"{row.tokens_per_s:,.0f}",
-            f"{alone[row.model] / row.seconds:.3f}",
+            f"{alone[row.model] / row.seconds:.3f}" if row.model in alone else "",
+            f"{row.memory_bytes / (1 << 20):.0f}" if row.memory_bytes is not None else "",
             f"{row.other_cores:.1f}",
         )
     console().print(table)
@@ -350,6 +371,7 @@ def main(
     step_ms: Annotated[float, typer.Option(help="Of the synthetic engine.")] = 40.0,
     runs: Runs = 1,
     vllm: Annotated[str | None, typer.Option(help="vLLM's command; none: in PATH.")] = None,
+    http_only: Annotated[bool, typer.Option(help="Only the batch over HTTP.")] = False,
     broker: Annotated[
         str | None,
         typer.Option(envvar="WARREN_TEST_AMQP_URL", help="AMQP URL; none: a node of its own."),
@@ -369,7 +391,11 @@ def main(
     ]
     program = vllm or shutil.which("vllm")
     with broker_node(broker) as node:
-        rows = [row for work in works for row in _throughput(node.url, work, program, runs)]
+        rows = [
+            row
+            for work in works
+            for row in _throughput(node.url, work, program, runs, is_http_only=http_only)
+        ]
     _show_throughput(rows)
     return _save(out / "batches.json", about, rows)
 
