@@ -23,7 +23,7 @@ from kernels.native.build import best_variant
 from tests.support.deployment.broker import RabbitNode, running_node
 from tests.support.deployment.postgres import running_postgres
 from tests.system.chaos import ground, report
-from tests.system.chaos.batches import batch_options, batch_row, nothing
+from tests.system.chaos.batches import batch_options, batch_row, nothing, short_questions
 from tests.system.chaos.callers import Question
 from tests.system.chaos.campaign import Campaign, Plan, Row, answers
 from tests.system.chaos.deployment import SHORT_SILENCE, Deployment, smollm2_workers
@@ -173,7 +173,7 @@ async def truth(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]
 
 async def batches(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]:
     """A batch goes on while everything dies, the database too."""
-    planned = scale({"batch": (nothing, 5000)})
+    planned = scale({"batch": (nothing, 50_000)})
     if not planned:
         return []
     num_lines = planned["batch"][1]
@@ -189,7 +189,7 @@ async def batches(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Ro
                 around.kill_broker,
                 functools.partial(asyncio.to_thread, database.restart),
             )
-            row = await batch_row(deployment, echo_questions(), num_lines, faults)
+            row = await batch_row(deployment, short_questions(), num_lines, faults)
             await asyncio.to_thread(
                 functools.partial(
                     ground.wait_clean, node, deployment, {}, log_retention_s=LOG_RETENTION_S
