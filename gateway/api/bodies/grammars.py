@@ -14,7 +14,8 @@ from shared.messages import Constraint
 Rules: TypeAlias = Mapping[str, str]
 """Definitions by the names of rules, with their attributes."""
 ANYTHING: Rules = {"anything": "/(?s:.*)/"}
-BLANK: Rules = {"blank": r"/\s/"}
+BLANK: Rules = {"blank": r"/[ \t\r\n]/"}
+"""Not every space of Unicode: the parsers of calls read JSON's."""
 
 
 def quoted(text: str) -> str:

@@ -170,6 +170,19 @@ def test_a_model_that_has_to_call_writes_at_most_one_blank(choice: Any) -> None:
     assert not matches(constraint, call.replace(": {", ":  {"))
 
 
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_calls_have_no_blanks_that_json_has_not(choice: Any) -> None:
+    use = use_of([TIME], choice)
+    assert use is not None
+    constraint = use.constraint(None) if choice == "required" else use.constraint_after_tag(None)
+    assert constraint is not None
+    call = FORMS["hermes"][1]
+
+    assert "\n" in call
+    assert all(matches(constraint, call.replace("\n", blank)) for blank in ("", " ", "\t"))
+    assert not any(matches(constraint, call.replace("\n", blank)) for blank in ("\xa0", "\u3000"))
+
+
 def test_a_model_thinks_before_it_has_to_call() -> None:
     use = use_of([TIME], "required")
     assert use is not None
