@@ -58,6 +58,7 @@ _WITHOUT_VERSION = (
     "/uploads",
     "/usage",
 )
+_NEVER_VERSIONED = ("/v1/tokenize", "/v1/detokenize")
 
 
 class RequestIds:
@@ -100,8 +101,8 @@ def _listed(given: Iterable[str]) -> str:
 
 
 class Paths:
-    """Serves paths that end with a slash, and OpenAI's paths without ``/v1``: clients' base URLs
-    have either form."""
+    """Serves paths that end with a slash, OpenAI's paths without ``/v1``, and vLLM's paths with it:
+    clients' base URLs have either form."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -110,6 +111,8 @@ class Paths:
         if scope["type"] == "http":
             path = scope["path"].rstrip("/") or "/"
             is_bare = any(path == bare or path.startswith(f"{bare}/") for bare in _WITHOUT_VERSION)
+            if path in _NEVER_VERSIONED:
+                path = path.removeprefix("/v1")
             scope["path"] = f"/v1{path}" if is_bare else path
         await self._app(scope, receive, send)
 

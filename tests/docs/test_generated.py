@@ -1,17 +1,24 @@
 """Generated parts of the pages are up to date."""
 
 import re
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
-from docs.site.compatibility import ENDPOINTS, tables
+from docs.site.compatibility import operations, parameters, tables
+from docs.site.endpoints import ENDPOINTS
 from docs.site.generate import PAGES, rendered
 from docs.site.messages import message_tables
 from docs.site.models import families, formats
+from gateway.api.bodies.counting import MessageTokensRequest, ResponseTokensRequest
+from gateway.api.bodies.quick import QuickDraft
+from gateway.api.bodies.schemas import parse
 from shared import messages
+from shared.errors import WarrenError
 from shared.settings import WorkerSettings
 from tests.support.pages import name_of
 from worker.checkpoints.catalogue import MODELS
@@ -25,13 +32,53 @@ def test_a_page_is_what_would_be_generated(page: Path) -> None:
     assert text == rendered(text), "run python -m docs.site.generate"
 
 
-def test_every_parameter_of_every_body_is_in_its_table() -> None:
-    sections = tables().split("## ")[1:]
+def test_every_parameter_of_every_operation_is_in_its_table() -> None:
+    sections = {part.split("\n", 1)[0]: part for part in tables().split("## ")[2:]}
 
-    for endpoint, section in zip(ENDPOINTS, sections, strict=True):
-        assert section.startswith(endpoint.path)
-        missing = [name for name in endpoint.parameters if f"| `{name}` |" not in section]
-        assert missing == []
+    for endpoint in ENDPOINTS:
+        ours = set(parameters(endpoint.operation))
+        if endpoint.body is not None:
+            ours |= {field.encode_name for field in msgspec.structs.fields(endpoint.body)}
+        section = sections.get(endpoint.operation, "")
+        rows = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+        assert ours | {*endpoint.origins} == {*rows}
+
+
+def test_every_operation_is_listed() -> None:
+    own = ("/health", "/live", "/metrics", "/admin/v1/dead-letters", "/admin/v1/status")
+    paths = {name: name.split()[1] for name in operations()}
+    public = {
+        name
+        for name, path in paths.items()
+        if not path.startswith(own) and not path.endswith("/drain")
+    }
+
+    assert {endpoint.operation for endpoint in ENDPOINTS} == public
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked"),
+    [
+        (ResponseTokensRequest, {"input": "one", "instructions": "two"}),
+        (MessageTokensRequest, {"messages": [{"role": "user", "content": "one"}]}),
+    ],
+)
+def test_what_is_ignored_when_tokens_are_counted_leaves_the_prompt_as_it_is(
+    kind: type[ResponseTokensRequest] | type[MessageTokensRequest], asked: dict[str, Any]
+) -> None:
+    (endpoint,) = (one for one in ENDPOINTS if one.body is kind)
+    assert endpoint.in_effect is not None
+    ignored = {*kind.__struct_fields__} - {*endpoint.in_effect}
+    values: list[Any] = [True, 1, 0.5, "x", "auto", ["x"], {"a": 1}]
+    jobs = []
+    for name, value in product(ignored, values):
+        with suppress(WarrenError):
+            body = parse(kind, msgspec.json.encode({**asked, name: value}))
+            jobs.append(body.job(QuickDraft("m", "r", 1.0, "")))
+
+    plain = parse(kind, msgspec.json.encode(asked)).job(QuickDraft("m", "r", 1.0, ""))
+    assert len(jobs) > len(ignored)
+    assert [job for job in jobs if job.prompt != plain.prompt] == []
 
 
 def test_every_message_has_a_table_with_its_meaning() -> None:
@@ -59,7 +106,7 @@ def test_every_family_and_every_weight_format_is_listed() -> None:
 
 
 def test_what_would_change_an_answer_is_not_ignored() -> None:
-    chat = tables().split("## ")[1]
+    chat = tables().split("## ")[2]
     ignored = {line.split("`")[1] for line in chat.splitlines() if "| ignored |" in line}
 
     assert not ignored & {"temperature", "functions", "suffix", "use_beam_search", "logit_bias"}

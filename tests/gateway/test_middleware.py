@@ -55,6 +55,8 @@ async def test_a_path_needs_no_version_and_may_end_with_a_slash(
         ("/models", 200),
         ("/models/", 200),
         ("/conversations", 405),
+        ("/v1/tokenize", 405),
+        ("/v1/tokenize/x", 404),
         ("/live/", 200),
         ("/modelsx", 404),
         ("/nowhere/", 404),

@@ -86,6 +86,20 @@ COMPLETION_NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "top_logprobs": (0,),
     "verbosity": ("medium",),
 }
+QUICK_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "add_special_tokens": (True,),
+    "cache_salt": (),
+    "chat_template": (),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "max_tokens_per_doc": (),
+    "mm_processor_kwargs": (),
+    "normalize": (True,),
+    "priority": (0,),
+    "rank_fields": (),
+    "truncate_prompt_tokens": (),
+}
+"""Those of vLLM's and Cohere's endpoints without generation."""
 
 
 def read(value: Any, kind: type[_T], place: str = "") -> _T:

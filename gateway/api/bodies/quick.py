@@ -2,8 +2,8 @@
 
 import base64
 import struct
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct, field, structs
 
@@ -14,7 +14,7 @@ from gateway.api.bodies.conversations import (
     chat_tools,
     template_kwargs,
 )
-from gateway.api.bodies.parameters import refused
+from gateway.api.bodies.parameters import QUICK_NEUTRAL, refused
 from gateway.api.bodies.schemas import Body, TextOrTokens, check_model, text_prompts
 from gateway.fleet.quick import QuickLane
 from shared.messages import (
@@ -86,6 +86,7 @@ class QuickDraft(Struct, frozen=True):
 class QuickBody(Body, frozen=True, kw_only=True):
     """The base of these bodies."""
 
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = QUICK_NEUTRAL
     model: Annotated[str, Meta(description="Optional if there is only one model.")] | None = None
 
     def __post_init__(self) -> None:
@@ -99,6 +100,9 @@ class QuickBody(Body, frozen=True, kw_only=True):
 class TokenizeRequest(QuickBody, frozen=True, kw_only=True):
     """A prompt, or messages as in a chat."""
 
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        name: values for name, values in QUICK_NEUTRAL.items() if name != "add_special_tokens"
+    }
     prompt: Text | None = None
     messages: Messages | None = None
     tools: Tools = ()

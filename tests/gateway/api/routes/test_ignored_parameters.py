@@ -64,3 +64,22 @@ async def test_pages_of_other_sites_may_read_them(bus: MemoryBus, worker: Script
 
     assert HEADER in response.headers["access-control-expose-headers"].split(", ")
     assert response.headers[HEADER] == "max_token"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "one"}),
+        ("/v1/score", {"text_1": "one", "text_2": "two"}),
+        ("/v1/rerank", {"query": "one", "documents": ["two"]}),
+        ("/tokenize", {"prompt": "one"}),
+    ],
+)
+async def test_what_would_change_an_answer_is_refused(
+    gateway: LiveGateway, path: str, body: dict[str, Any]
+) -> None:
+    refused = await gateway.post(path, model=MODEL, **body, truncate_prompt_tokens=1)
+    neutral = await gateway.post(path, model=MODEL, **body, add_special_tokens=True, priority=0)
+
+    assert (refused.status_code, neutral.status_code) == (400, 200)
+    assert refused.json()["error"]["param"] == "truncate_prompt_tokens"
