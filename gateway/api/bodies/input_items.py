@@ -131,14 +131,14 @@ def _stored(value: Any, path: str) -> dict[str, Any]:
             return {"id": _new_id("fc"), "type": "function_call", **item, "status": "completed"}
         case CustomToolCall(call_id=call_id, name=name, input=text):
             item = {"call_id": call_id or "", "name": name, "input": text}
-            return {"id": _new_id("ctc"), "type": "custom_tool_call", **item}
+            return {"id": _new_id("ctc"), "type": "custom_tool_call", **item, "status": "completed"}
         case FunctionCallOutput(call_id=call_id, output=output) as made:
             _text(output, f"{path}.output")
             what = output if isinstance(output, str) else _stored_parts(output, "input_text")
             item = {"call_id": call_id or "", "output": what}
+            item["status"] = "completed"
             if isinstance(made, CustomToolCallOutput):
                 return {"id": _new_id("ctco"), "type": "custom_tool_call_output", **item}
-            item["status"] = "completed"
             return {"id": _new_id("fco"), "type": "function_call_output", **item}
         case ReasoningItem(content=content):
             _text(content or "", f"{path}.content")

@@ -141,8 +141,12 @@ class _OpenText:
     def add(self, text: str, logprobs: list[Any]) -> Event:
         self._text.append(text)
         self._logprobs += logprobs
-        more = {"logprobs": logprobs} if self.kind is Content else {}
-        return {"type": f"{self._event}.delta", **self._place, "delta": text, **more}
+        return {
+            "type": f"{self._event}.delta",
+            **self._place,
+            "delta": text,
+            **self._more(logprobs),
+        }
 
     def snapshot(self) -> dict[str, Any]:
         """The item, as far as it has been generated."""
@@ -151,10 +155,16 @@ class _OpenText:
     def end(self, status: str) -> list[Event]:
         part = self._part()
         self.item["content"], self.item["status"] = [part], status
-        more = {"logprobs": self._logprobs} if self.kind is Content else {}
+        more = self._more(self._logprobs)
         done = {"type": f"{self._event}.done", **self._place, "text": part["text"], **more}
         part_done = {"type": "response.content_part.done", **self._place, "part": part}
         return [done, part_done, _item_event("done", self._place["output_index"], self.item)]
+
+    def _more(self, logprobs: Sequence[Any]) -> Event:
+        """The logprobs of an event: unlike those of a part, they are without bytes."""
+        return (
+            {"logprobs": [_without_bytes(one) for one in logprobs]} if self.kind is Content else {}
+        )
 
     def _part(self) -> dict[str, Any]:
         part: dict[str, Any] = {"type": self._part_type, "text": "".join(self._text)}
@@ -183,6 +193,17 @@ class _OpenCall:
             "arguments": self._item["arguments"],
         }
         return [done, _item_event("done", self._place["output_index"], self._item)]
+
+
+def _without_bytes(logprob: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "token": logprob["token"],
+        "logprob": logprob["logprob"],
+        "top_logprobs": [
+            {"token": other["token"], "logprob": other["logprob"]}
+            for other in logprob["top_logprobs"]
+        ],
+    }
 
 
 def _item_event(what: str, index: Any, item: Mapping[str, Any]) -> Event:

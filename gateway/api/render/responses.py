@@ -1,6 +1,6 @@
 """Renders the answers of /v1/responses, as whole responses and as events."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -18,6 +18,7 @@ from gateway.api.render.formats import (
 from gateway.api.render.gathering import Gathering
 from gateway.api.render.output_items import Event, ItemWriter
 from gateway.api.rendering import Rendering
+from gateway.errors import status_of
 from gateway.log.cursor import LogEvent
 from gateway.log.framing import Payload
 from shared.errors import WarrenError
@@ -28,6 +29,9 @@ Status: TypeAlias = Literal[
 ]
 
 
+_CODES: Mapping[int, str] = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+"""OpenAI's codes of failed responses, by the status of the error; the others are
+``server_error``."""
 _NOTHING_SAID = ENCODER.encode(["", ()])
 
 
@@ -54,9 +58,12 @@ class Echo(Struct, frozen=True, kw_only=True):
     user: Any = None
 
 
-class ResponseError(Struct, frozen=True):
+class ResponseError(Struct, frozen=True, omit_defaults=True):
     code: str
+    """One of OpenAI's."""
     message: str
+    reason: str = ""
+    """The code of the error elsewhere in this API. An extension of Warren."""
 
 
 class IncompleteDetails(Struct, frozen=True):
@@ -103,7 +110,7 @@ def response_object(
         model=rendering.model,
         status=status,
         output=output,
-        error=None if error is None else ResponseError(error.code, error.message),
+        error=None if error is None else _response_error(error),
         incomplete_details=IncompleteDetails() if status == "incomplete" else None,
         usage=None if usage is None else _usage(usage),
     )
@@ -207,6 +214,11 @@ def _padded(event: Event) -> Event:
 
 def _status(reason: FinishReason) -> Literal["completed", "incomplete"]:
     return "completed" if reason == "stop" else "incomplete"
+
+
+def _response_error(error: WarrenError) -> ResponseError:
+    code = _CODES.get(status_of(error).code, "server_error")
+    return ResponseError(code, error.message, error.code)
 
 
 def _usage(usage: Usage) -> ResponseUsage:

@@ -136,7 +136,19 @@ def echoed(body: bytes) -> bytes:
     said = {name: value for name, value in said.items() if not is_unused(value)}
     if isinstance(said.get("conversation"), str):
         said["conversation"] = {"id": said["conversation"]}
+    if isinstance(said.get("tools"), list):
+        said["tools"] = [_whole_tool(tool) for tool in said["tools"]]
+    match said.get("tool_choice"):
+        case {"function": {"name": name}}:  # as in a chat
+            said["tool_choice"] = {"type": "function", "name": name}
     return msgspec.json.encode(Echo(**said))
+
+
+def _whole_tool(tool: Any) -> Any:
+    """A function with all that OpenAI's type requires; other tools are repeated as they are."""
+    if isinstance(tool, dict) and tool.get("type") == "function":
+        return {"parameters": None, "strict": None, **tool}
+    return tool
 
 
 def _checked(response_id: str) -> str:

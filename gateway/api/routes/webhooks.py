@@ -86,8 +86,13 @@ class WebhookWithSecret(WebhookStatus, frozen=True, kw_only=True, tag="webhook_e
     """Shown this once."""
 
 
-class WebhookList(Struct, frozen=True, tag_field="object", tag="list"):
+class WebhookList(Struct, frozen=True, kw_only=True, tag_field="object", tag="list"):
+    """All endpoints, in one page."""
+
     data: Sequence[WebhookStatus]
+    first_id: str | None
+    last_id: str | None
+    has_more: Literal[False] = False
 
 
 class DeletedWebhook(Struct, frozen=True, tag_field="object", tag="webhook_endpoint.deleted"):
@@ -141,7 +146,13 @@ def router(gateway: Gateway) -> APIRouter:
     ) -> Response:
         """List webhooks, oldest first."""
         found = await (await _stored(gateway)).all(tenant)
-        return _json(WebhookList([_described(webhook) for webhook in found]))
+        return _json(
+            WebhookList(
+                data=[_described(webhook) for webhook in found],
+                first_id=found[0].id if found else None,
+                last_id=found[-1].id if found else None,
+            )
+        )
 
     @routes.post("", openapi_extra=_document(NewWebhook, example, WebhookWithSecret))
     async def create_webhook(request: Request) -> Response:

@@ -77,7 +77,8 @@ def test_a_failure_is_an_event() -> None:
     *_, last = response_log().say("a").fail("worker_lost").chunks()
 
     assert last["type"] == "response.failed"
-    assert last["response"]["error"]["code"] == "worker_lost"
+    error = last["response"]["error"]
+    assert (error["code"], error["reason"]) == ("server_error", "worker_lost")
 
 
 @pytest.mark.parametrize(
@@ -141,13 +142,17 @@ def test_calls_of_custom_tools_become_calls_with_an_input() -> None:
 def test_calls_of_custom_tools_are_stored_as_they_are() -> None:
     stored = stored_items(CUSTOM)
 
-    assert [{name: one[name] for name in one if name != "id"} for one in stored] == CUSTOM
+    told = [{name: one[name] for name in one if name != "id"} for one in stored]
+    assert told == [{**one, "status": "completed"} for one in CUSTOM]
     assert conversation_of(None, stored) == conversation_of(None, CUSTOM)
 
 
 def test_a_response_repeats_its_request() -> None:
-    body = msgspec.json.encode({"model": "m", "input": "x", "tools": [TOOL], "top_p": 0.5})
+    choice = {"type": "function", "function": {"name": "f"}}
+    asked = {"input": "x", "tools": [TOOL], "tool_choice": choice, "top_p": 0.5}
 
-    repeated = json.loads(echoed(body))
+    repeated = json.loads(echoed(msgspec.json.encode(asked)))
 
-    assert (repeated["tools"], repeated["top_p"], repeated["instructions"]) == ([TOOL], 0.5, None)
+    assert (repeated["top_p"], repeated["instructions"]) == (0.5, None)
+    assert repeated["tools"] == [{**TOOL, "strict": None}]
+    assert repeated["tool_choice"] == {"type": "function", "name": "f"}

@@ -158,7 +158,8 @@ async def test_a_response_that_failed_is_there_as_long_as_one_that_did_not(
         again = await gateway.openai.responses.retrieve(response_id)
         assert again.status == "failed"
         assert again.error is not None
-        assert (again.error.code, again.output_text) == ("worker_lost", "one ")
+        assert (again.error.code, again.output_text) == ("server_error", "one ")
+        assert again.error.model_dump()["reason"] == "worker_lost"
         item: Any = again.output[0]
         assert item.status == "incomplete"
         events = [

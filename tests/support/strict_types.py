@@ -1,0 +1,159 @@
+"""Validates JSON by the types of the Python packages of OpenAI and Anthropic, strictly.
+
+Their clients accept anything, because they construct their models without validation. Here all
+required fields must be there, values must have their exact types, the ``type`` of an object decides
+between the members of a union, and there may be no fields but those of the packages, of
+`EXTENSIONS` and of `REFERENCE`.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Literal, NotRequired, TypeAlias, get_args, get_origin
+
+from openai.types import (
+    Completion,
+    CompletionChoice,
+    Embedding,
+    Model,
+    completion_choice,
+    webhooks,
+)
+from openai.types.chat import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionMessage,
+    chat_completion,
+    chat_completion_chunk,
+)
+from openai.types.responses import (
+    Response,
+    ResponseCustomToolCall,
+    ResponseCustomToolCallOutput,
+    ResponseError,
+    ResponseFunctionCallArgumentsDeltaEvent,
+    ResponseFunctionCallArgumentsDoneEvent,
+    ResponseReasoningTextDeltaEvent,
+    ResponseTextDeltaEvent,
+)
+from pydantic import TypeAdapter
+from pydantic_core import SchemaValidator, ValidationError
+
+Schema: TypeAlias = dict[str, Any]
+"""A schema of pydantic's core."""
+Fields: TypeAlias = Mapping[type, Mapping[str, Any]]
+"""Types of fields, by their names, of some models."""
+
+
+EXTENSIONS: Fields = {
+    chat_completion.Choice: {"stop_reason": NotRequired[str | int]},
+    chat_completion_chunk.Choice: {"stop_reason": NotRequired[str | int]},
+    CompletionChoice: {
+        "stop_reason": NotRequired[str | int],
+        "prompt_logprobs": NotRequired[list[dict[str, Any] | None]],
+    },
+    ChatCompletion: {"prompt_logprobs": NotRequired[list[dict[str, Any] | None]]},
+    ChatCompletionMessage: {"reasoning_content": NotRequired[str]},
+    chat_completion_chunk.ChoiceDelta: {"reasoning_content": NotRequired[str]},
+    Model: {"root": str, "parent": None, "max_model_len": int},
+    ResponseError: {"reason": str},
+    webhooks.WebhookEndpoint: {"tenant": str},
+    webhooks.WebhookEndpointWithSecret: {"tenant": str},
+}
+"""What Warren adds; most of it vLLM adds, too."""
+_PADDED = {"obfuscation": NotRequired[str]}
+REFERENCE: Fields = {
+    Completion: _PADDED,
+    ChatCompletionChunk: _PADDED,
+    ResponseTextDeltaEvent: _PADDED,
+    ResponseReasoningTextDeltaEvent: _PADDED,
+    ResponseFunctionCallArgumentsDeltaEvent: _PADDED,
+    ResponseFunctionCallArgumentsDoneEvent: {"name": str},
+    Response: {"store": bool},
+    Embedding: {"embedding": list[float] | str},  # as the request asks for it
+    # As other stored items.
+    ResponseCustomToolCall: {"status": NotRequired[Literal["completed"]]},
+    ResponseCustomToolCallOutput: {"status": NotRequired[Literal["completed"]]},
+    # In a stream, all chunks but the last have no reason. An echoed prompt's first token has no
+    # probability.
+    CompletionChoice: {"finish_reason": Literal["stop", "length", "content_filter"] | None},
+    completion_choice.Logprobs: {
+        "token_logprobs": list[float | None],
+        "top_logprobs": list[dict[str, float] | None],
+    },
+}
+"""What OpenAI's API reference has, and the package has not, or otherwise."""
+
+
+def problems(kind: Any, data: bytes | str) -> list[str]:
+    """What is wrong with the JSON ``data`` as a value of the type ``kind``."""
+    try:
+        _validator(kind).validate_json(data, strict=True)
+    except ValidationError as error:
+        return [
+            f"{'.'.join(map(str, one['loc']))}: {one['msg']}"
+            for one in error.errors(include_url=False, include_context=False)
+        ]
+    return []
+
+
+@cache
+def _validator(kind: Any) -> SchemaValidator:
+    schema = _core(kind)
+    named = {one["ref"]: one for one in schema.get("definitions", ())}
+    return SchemaValidator(_strict(schema, named))
+
+
+def _core(kind: Any) -> Any:
+    return dict(TypeAdapter(kind).core_schema)  # a class builds its schema only when it is read
+
+
+def _strict(node: Any, named: Mapping[str, Schema]) -> Any:
+    if isinstance(node, list | tuple):
+        return [_strict(one, named) for one in node]
+    if not isinstance(node, dict):
+        return node
+    strict = {name: _strict(value, named) for name, value in node.items()}
+    match node.get("type"):
+        case "model":
+            return _only_fields(strict)
+        case "union":
+            return _tagged(strict, named)
+        case _:
+            pass
+    return strict
+
+
+def _only_fields(model: Schema) -> Schema:
+    """The fields of a model, and no others, without its class, which has a validator of its own."""
+    fields: Schema = model["schema"]
+    for more in (EXTENSIONS, REFERENCE):
+        of_model = more.get(model["cls"], {})
+        fields["fields"] |= {name: _field(kind) for name, kind in of_model.items()}
+    return {**fields, "extra_behavior": "forbid", "ref": model["ref"]}
+
+
+def _field(kind: Any) -> Schema:
+    if get_origin(kind) is not NotRequired:
+        return {"type": "model-field", "schema": _core(kind)}
+    schema = {"type": "default", "schema": _core(get_args(kind)[0]), "default": None}
+    return {"type": "model-field", "schema": schema}
+
+
+def _tagged(union: Schema, named: Mapping[str, Schema]) -> Schema:
+    """The union, decided by the ``type`` of its members, if each of them has one."""
+    members: defaultdict[str, list[Schema]] = defaultdict(list)
+    for member in union["choices"]:
+        model = named.get(member.get("schema_ref", ""), member)
+        fields = model.get("schema", model).get("fields", {})
+        field = fields.get("type", {}).get("schema", {})
+        literal = field.get("schema", field)
+        if literal.get("type") != "literal":
+            return union
+        for tag in literal["expected"]:
+            members[tag].append(member)
+    choices = {
+        tag: some[0] if len(some) == 1 else {"type": "union", "choices": some}
+        for tag, some in members.items()
+    }
+    return {"type": "tagged-union", "discriminator": "type", "choices": choices}
