@@ -161,14 +161,14 @@ async def write_what_is_named(may_fail: asyncio.Event, job: ScriptedJob) -> None
     await job.start()
     if (depth := sampling.prompt_logprobs) is not None:
         for number, tokens in enumerate(told):
-            logprobs = [None, *(scores(token, depth)[0] for token in tokens[1:])]
+            scored = [None, *(scores(token, depth)[0] for token in tokens[1:])]
             await job.publish(
                 PromptScores(
                     prompt=number,
                     attempt=1,
                     start=0,
                     token_ids=tuple(map(len, tokens)),
-                    logprobs=tuple(logprobs),
+                    logprobs=tuple(scored),
                 )
             )
     for choice in range(job.job.total_choices):
