@@ -7,6 +7,7 @@ from msgspec import Meta, Struct, field
 from shared.messages.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
+    Count,
     Name,
     Role,
     Text,
@@ -45,6 +46,9 @@ class ChatMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The call whose result this message is."""
     reasoning_content: Text | None = None
     """The assistant's reasoning before the content."""
+    part_chars: Annotated[tuple[Count, ...], Meta(max_length=MAX_MESSAGES)] = ()
+    """The lengths of the client's parts, which ``content`` joins with line feeds. Some chat
+    templates join them differently. Empty: ``content`` is one text."""
 
 
 class ChatPrompt(Wire, frozen=True, kw_only=True, tag="chat", omit_defaults=True):

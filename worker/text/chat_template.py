@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
@@ -14,6 +15,7 @@ from msgspec import structs
 
 from shared.errors import InvalidRequest, StartupError
 from shared.messages import ChatMessage, ChatPrompt, Tool, ToolCall
+from worker.text.content_parts import parts_of, roles_with_parts
 from worker.text.written_tools import with_written_tools
 
 # Errors that a syntactically correct template can raise for messages it was not written for.
@@ -30,7 +32,8 @@ _RENDER_ERRORS = (
 
 _NAMED_OUTPUT = "<start_function_response>"
 """Part of FunctionGemma's templates, which name the function of each output."""
-_END = "<warren-the-final-message-ends-here>"
+_END = "<warren-the-final-message-ends-here> "
+"""Without its space, the template has removed the whitespace at the end of the message."""
 
 
 class ChatTemplate:
@@ -58,11 +61,24 @@ class ChatTemplate:
         said = prompt.messages
         if _NAMED_OUTPUT in self.source:
             said = tuple(_with_names(said))
-        messages = [_message(message) for message in said]
+        messages = [self._message(message) for message in said]
         if prompt.continue_final_message:
-            messages[-1]["content"] += _END
+            _mark_end(messages[-1])
         text = self._render(messages, prompt)
         return _up_to_end(text) if prompt.continue_final_message else text
+
+    def _message(self, message: ChatMessage) -> dict[str, Any]:
+        fields = _fields(message)
+        if message.part_chars and message.role in self._roles_with_parts:
+            fields["content"] = parts_of(message) or message.content
+        return fields
+
+    @cached_property
+    def _roles_with_parts(self) -> frozenset[str]:
+        return roles_with_parts(self._render_probe)
+
+    def _render_probe(self, messages: list[dict[str, Any]]) -> str:
+        return self._render(messages, ChatPrompt(messages=(ChatMessage(role="user"),)))
 
     def _render(self, messages: list[dict[str, Any]], prompt: ChatPrompt) -> str:
         variables = {
@@ -95,16 +111,23 @@ def _with_names(messages: Sequence[ChatMessage]) -> Iterator[ChatMessage]:
 
 def _up_to_end(text: str) -> str:
     """The text before the marker at the end of the final message."""
-    before, mark, _ = text.rpartition(_END)
+    before, mark, after = text.rpartition(_END.rstrip())
     if not mark:
         raise InvalidRequest(
             "The model's chat template omits the final message, so it cannot be continued.",
             param="messages",
         )
-    return before
+    return before if after.startswith(" ") else before.rstrip()
 
 
-def _message(message: ChatMessage) -> dict[str, Any]:
+def _mark_end(message: dict[str, Any]) -> None:
+    if isinstance(message["content"], str):
+        message["content"] += _END
+    else:
+        message["content"][-1]["text"] += _END
+
+
+def _fields(message: ChatMessage) -> dict[str, Any]:
     """A message in the form that transformers' templates expect; absent fields have no key."""
     fields: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name is not None:
@@ -115,6 +138,7 @@ def _message(message: ChatMessage) -> dict[str, Any]:
         fields["tool_call_id"] = message.tool_call_id
     if message.reasoning_content is not None:
         fields["reasoning_content"] = message.reasoning_content
+        fields["thinking"] = message.reasoning_content  # its name in some templates
     return fields
 
 

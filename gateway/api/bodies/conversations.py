@@ -34,6 +34,10 @@ class ContentPart(Struct, frozen=True):
     text: Any = None
     refusal: Any = None
 
+    @property
+    def said(self) -> Any:
+        return self.refusal if self.type == "refusal" else self.text
+
 
 class CalledFunction(Struct, frozen=True, kw_only=True):
     name: Name
@@ -164,7 +168,15 @@ def _message(message: MessageParam, path: str) -> ChatMessage:
         ),
         tool_call_id=message.tool_call_id,
         reasoning_content=message.reasoning_content,
+        part_chars=_part_chars(message.content),
     )
+
+
+def _part_chars(content: str | Sequence[ContentPart] | None) -> tuple[int, ...]:
+    """The lengths of the parts, which are texts."""
+    if content is None or isinstance(content, str) or len(content) > MAX_MESSAGES:
+        return ()
+    return tuple(len(part.said) for part in content)
 
 
 def _content(message: MessageParam, path: str) -> str:
@@ -185,11 +197,10 @@ def joined_text(parts: Sequence[ContentPart], path: str, kinds: Sequence[str]) -
         if part.type not in kinds:
             kind = part.type[:64]
             raise refused(f"{path}[{k}]", f"parts of type '{kind}' are not supported, only text.")
-        name = "refusal" if part.type == "refusal" else "text"
-        if not isinstance(getattr(part, name), str):
+        if not isinstance(part.said, str):
+            name = "refusal" if part.type == "refusal" else "text"
             raise refused(f"{path}[{k}].{name}", "expected a string.")
-    texts = (part.refusal if part.type == "refusal" else part.text for part in parts)
-    text = "\n".join(texts)
+    text = "\n".join(part.said for part in parts)
     if len(text) > MAX_TEXT_CHARS:
         raise refused(path, f"longer than {MAX_TEXT_CHARS} characters.")
     return text

@@ -242,6 +242,35 @@ def test_an_output_has_the_name_of_its_function_if_the_template_wants_it() -> No
     assert functiongemma == " f g  None"
 
 
+def test_parts_are_joined_by_the_template_unless_the_content_has_been_changed() -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}{% for part in m.content %}"
+        "[{{ part.text or part }}]{% endfor %}{% endfor %}{{ tools }}",
+        {},
+    )
+    parts, changed = (
+        ChatPrompt(messages=(ChatMessage(role="user", content=content, part_chars=(2, 1)),))
+        for content in ("a\n\nb", "abcd")
+    )
+
+    assert template.render(parts) == "[a\n][b]None"
+    assert template.render(changed) == "[a][b][c][d]None"
+
+
+def test_whitespace_that_the_template_trims_is_trimmed_from_a_continued_message() -> None:
+    asked = msgspec.structs.replace(
+        prompt([("user", "Count."), ("assistant", " One, \n")]), continue_final_message=True
+    )
+
+    kept, trimmed = (
+        ChatTemplate(f"{{% for m in messages %}}{{{{ m.content{suffix} }}}};{{% endfor %}}", {})
+        for suffix in ("", " | trim")
+    )
+
+    assert kept.render(asked) == "Count.; One, \n"
+    assert trimmed.render(asked) == "Count.;One,"
+
+
 def test_a_message_bears_its_name() -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.name is defined }},{% endfor %}", {})
 

@@ -236,12 +236,13 @@ def test_prompts_come_in_four_shapes(prompt: Any, prompts: tuple[object, ...]) -
     assert job_of(CompletionRequest, prompt=prompt).prompts == prompts
 
 
-def test_text_parts_are_joined() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+def test_text_parts_are_joined_and_can_be_told_apart() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "bc"}]
 
     job = chat_job({"role": "user", "content": parts})
 
-    assert job.prompts == (ChatPrompt(messages=(ChatMessage(role="user", content="a\nb"),)),)
+    message = ChatMessage(role="user", content="a\nbc", part_chars=(1, 2))
+    assert job.prompts == (ChatPrompt(messages=(message,)),)
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool", "function"])
