@@ -82,8 +82,8 @@ _HEADERS: Mapping[str, Any] = {
         "schema": {"type": "string"},
     },
     "x-warren-ignored-tools": {
-        "description": "Only if the request has tools that are no functions: their types. They are "
-        "left out.",
+        "description": "Only if the request has tools that are neither functions nor custom tools: "
+        "their types. They are left out.",
         "schema": {"type": "string"},
     },
     IGNORED_PARAMETERS: {

@@ -42,6 +42,8 @@ class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The functions that may be called; None: any. What names another one is text."""
     text_parameters: dict[str, tuple[str, ...]] | None = None
     """Of each of these functions the parameters that are text, if the parser needs them."""
+    custom_tools: tuple[str, ...] = ()
+    """Those of the functions that clients know as custom tools."""
     num_earlier_calls: int = 0
     """The calls of the conversation, if the ids of further ones count them."""
     is_forced: bool = False

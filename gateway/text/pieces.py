@@ -20,6 +20,8 @@ class CallStart:
 
     index: int
     name: str
+    is_custom: bool = False
+    """Whether the tool is given a text instead of arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,15 @@ class CallArguments:
     text: str
 
 
-Piece: TypeAlias = Content | Reasoning | CallStart | CallArguments
+@dataclass(frozen=True, slots=True)
+class CallInput:
+    """The next part of the text that call ``index`` gives to a custom tool."""
+
+    index: int
+    text: str
+
+
+Piece: TypeAlias = Content | Reasoning | CallStart | CallArguments | CallInput
 
 
 class Parser(Protocol):

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Meta, Struct, structs
 
+from gateway.api.bodies.custom_tools import INPUT, CalledCustom, CustomDefinition
 from gateway.api.bodies.parameters import check_json, refused
 from gateway.text.tools.delimited import kimi_call_id
 from shared.messages import (
@@ -21,6 +22,8 @@ from shared.messages.fields import Name, Text
 
 _MAX_TEMPLATE_KWARGS = 64
 _MAX_ID_CHARS = 256
+CALLABLE = frozenset({"function", "custom"})
+"""The types of tools that are not left out."""
 
 FunctionName: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,256}\Z")]
 NoParameters: TypeAlias = Annotated[list[Any], Meta(max_length=0)]
@@ -49,8 +52,17 @@ class ToolCallParam(Struct, frozen=True, kw_only=True):
     """A call that the assistant made earlier in the conversation."""
 
     id: Name | None = None
-    type: Literal["function"] = "function"
-    function: CalledFunction
+    type: Literal["function", "custom"] = "function"
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
+
+    def call(self, path: str) -> ToolCall:
+        """Raises `InvalidRequest`."""
+        if self.type == "custom" and self.custom is not None:
+            return tool_call(self.id, self.custom.name, {INPUT: self.custom.input})
+        if self.type == "function" and self.function is not None:
+            return tool_call(self.id, self.function.name, self.function.arguments)
+        raise refused(f"{path}.{self.type}", "required, but missing.")
 
 
 class MessageParam(Struct, frozen=True, kw_only=True):
@@ -82,10 +94,15 @@ class FunctionDefinition(Struct, frozen=True, kw_only=True):
 
 
 class ChatTool(Struct, frozen=True, kw_only=True):
-    """Tools that are no functions are left out."""
+    """Tools that are neither functions nor custom tools are left out."""
 
     type: str
     function: FunctionDefinition | None = None
+    custom: CustomDefinition | None = None
+
+    @property
+    def definition(self) -> FunctionDefinition | CustomDefinition | None:
+        return self.custom if self.type == "custom" else self.function
 
 
 class OfferedTools(NamedTuple):
@@ -96,6 +113,8 @@ class OfferedTools(NamedTuple):
     """Where the body has the schema of each function."""
     others: Mapping[str, str]
     """The types of the tools that are left out, by the place of the type."""
+    custom: frozenset[str] = frozenset()
+    """The names of those functions that are custom tools."""
 
 
 Messages: TypeAlias = Annotated[
@@ -111,26 +130,31 @@ def chat_messages(messages: Sequence[MessageParam]) -> tuple[ChatMessage, ...]:
 
 def chat_tools(tools: Sequence[ChatTool]) -> OfferedTools:
     """Raises `InvalidRequest`."""
-    functions = ((tool.type, tool.function, f"tools[{k}].function") for k, tool in enumerate(tools))
-    return offered_tools(functions)
+    return offered_tools(
+        (tool.type, tool.definition, f"tools[{k}].{tool.type}") for k, tool in enumerate(tools)
+    )
 
 
 def offered_tools(
-    tools: Iterable[tuple[str, FunctionDefinition | None, str]], schema_name: str = "parameters"
+    tools: Iterable[tuple[str, FunctionDefinition | CustomDefinition | None, str]],
+    schema_name: str = "parameters",
 ) -> OfferedTools:
-    """Of each tool its type, its function and the function's place; ``schema_name`` is what the API
-    calls the schema of a function. Raises `InvalidRequest`."""
+    """Of each tool its type, its definition and the definition's place; ``schema_name`` is what the
+    API calls the schema of a function. Raises `InvalidRequest`."""
     functions: dict[str, Tool] = {}
     others: dict[str, str] = {}
-    for k, (kind, function, place) in enumerate(tools):
-        if kind != "function":
+    custom: set[str] = set()
+    for k, (kind, definition, place) in enumerate(tools):
+        if kind not in CALLABLE:
             others[f"tools[{k}].type"] = kind
-        elif function is None:
+        elif definition is None:
             raise refused(place, "required, but missing.")
         else:
-            schema_place = f"{place}.{schema_name}"
-            functions[schema_place] = function.tool(schema_place)
-    return OfferedTools(tuple(functions.values()), tuple(functions), others)
+            is_custom = isinstance(definition, CustomDefinition)
+            schema_place = f"{place}.{'format' if is_custom else schema_name}"
+            functions[schema_place] = definition.tool(schema_place)
+            custom |= {definition.name} if is_custom else set()
+    return OfferedTools(tuple(functions.values()), tuple(functions), others, frozenset(custom))
 
 
 def tool_call(call_id: str | None, name: str, arguments: str | dict[str, Any] | None) -> ToolCall:
@@ -163,8 +187,7 @@ def _message(message: MessageParam, path: str) -> ChatMessage:
         content=_content(message, f"{path}.content"),
         name=message.name,
         tool_calls=tuple(
-            tool_call(call.id, call.function.name, call.function.arguments)
-            for call in message.tool_calls or ()
+            call.call(f"{path}.tool_calls[{k}]") for k, call in enumerate(message.tool_calls or ())
         ),
         tool_call_id=message.tool_call_id,
         reasoning_content=message.reasoning_content,

@@ -7,12 +7,14 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from msgspec import Meta, Struct, field
 
 from gateway.api.bodies.conversations import (
+    CALLABLE,
     FunctionDefinition,
     FunctionName,
     NoParameters,
     OfferedTools,
     offered_tools,
 )
+from gateway.api.bodies.custom_tools import AnyInput, BoundInput, CustomDefinition
 from gateway.api.bodies.input_items import conversation_of
 from gateway.api.bodies.parameters import CHAT_NEUTRAL, refused
 from gateway.api.bodies.schemas import ChatParameters, NumTokens, ReasoningEffort, Verbosity
@@ -21,6 +23,7 @@ from gateway.api.bodies.tool_choice import (
     AllowedFunctions,
     AllowedTool,
     ChatAllowedTools,
+    ChatCustomChoice,
     ChatFunctionChoice,
     ChatToolChoice,
     FunctionChoice,
@@ -55,20 +58,26 @@ StoredId: TypeAlias = Annotated[str, Meta(max_length=64)]
 
 
 class ResponseTool(Struct, frozen=True, kw_only=True):
-    """A function. Tools of other types are left out."""
+    """A function or a custom tool. Tools of other types are left out."""
 
     type: str
     name: FunctionName | None = None
     description: Text | None = None
     parameters: dict[str, Any] | NoParameters | None = None
     """A JSON schema."""
+    format: AnyInput | BoundInput | None = None
+    """Of the input of a custom tool."""
 
-    def function(self, place: str) -> FunctionDefinition | None:
-        """None: the tool is no function. Raises `InvalidRequest`."""
-        if self.type != "function":
+    def definition(self, place: str) -> FunctionDefinition | CustomDefinition | None:
+        """None: the tool is left out. Raises `InvalidRequest`."""
+        if self.type not in CALLABLE:
             return None
         if self.name is None:
             raise refused(f"{place}.name", "required, but missing.")
+        if self.type == "custom":
+            return CustomDefinition(
+                name=self.name, description=self.description, format=self.format
+            )
         return FunctionDefinition(
             name=self.name, description=self.description, parameters=self.parameters
         )
@@ -82,15 +91,21 @@ class NamedFunction(Struct, frozen=True, kw_only=True, tag="function"):
     """As in a chat."""
 
 
+class NamedCustomTool(Struct, frozen=True, kw_only=True, tag="custom"):
+    """The one custom tool to call."""
+
+    name: str
+
+
 class AllowedResponseTool(Struct, frozen=True, kw_only=True):
-    """Tools that are no functions are left out."""
+    """Tools that are neither functions nor custom tools are left out."""
 
     type: str
     name: str | None = None
 
 
 class AllowedTools(Struct, frozen=True, kw_only=True, tag="allowed_tools"):
-    """The functions that may be called."""
+    """The functions and custom tools that may be called."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[tuple[AllowedResponseTool, ...], Meta(max_length=MAX_TOOLS)]
@@ -140,7 +155,7 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
         NumTopLogprobs, Meta(description=f"Only with `include`: `{_LOGPROBS}`.")
     ] = 0
     tools: Annotated[tuple[ResponseTool, ...], Meta(max_length=MAX_TOOLS)] = ()
-    tool_choice: ToolMode | NamedFunction | AllowedTools | None = None
+    tool_choice: ToolMode | NamedFunction | NamedCustomTool | AllowedTools | None = None
     text: TextOptions = TextOptions()
     reasoning: ReasoningOptions = ReasoningOptions()
     include: tuple[Any, ...] = ()
@@ -232,14 +247,14 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
         """Raises `InvalidRequest`."""
         places = [f"tools[{k}]" for k in range(len(self.tools))]
         return offered_tools(
-            (tool.type, tool.function(place), place)
+            (tool.type, tool.definition(place), place)
             for tool, place in zip(self.tools, places, strict=True)
         )
 
     @property
     def ignored_tools(self) -> frozenset[str]:
         """The types of the tools that are left out."""
-        return frozenset(tool.type for tool in self.tools) - {"function"}
+        return frozenset(tool.type for tool in self.tools) - CALLABLE
 
     def prompts(self, tools: tuple[Tool, ...]) -> tuple[Prompt, ...]:
         """Raises `InvalidRequest`."""
@@ -258,14 +273,14 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
         """Raises `InvalidRequest`."""
         choice = self.tool_choice
         if isinstance(choice, AllowedTools):
+            names = [None if one.name is None else FunctionChoice(one.name) for one in choice.tools]
             allowed = tuple(
-                AllowedTool(
-                    type=tool.type,
-                    function=None if tool.name is None else FunctionChoice(tool.name),
-                )
-                for tool in choice.tools
+                AllowedTool(type=tool.type, function=name, custom=name)
+                for tool, name in zip(choice.tools, names, strict=True)
             )
             return ChatAllowedTools(AllowedFunctions(choice.mode, allowed))
+        if isinstance(choice, NamedCustomTool):
+            return ChatCustomChoice(FunctionChoice(choice.name))
         if not isinstance(choice, NamedFunction):
             return choice
         function = choice.function if choice.name is None else FunctionChoice(choice.name)

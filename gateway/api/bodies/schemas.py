@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gateway.api.bodies.conversations import (
+    CALLABLE,
     Messages,
     Tools,
     chat_messages,
@@ -315,7 +316,7 @@ class ChatRequest(ChatParameters, frozen=True, kw_only=True):
     @property
     def ignored_tools(self) -> frozenset[str]:
         """The types of the tools that are left out."""
-        return frozenset(tool.type for tool in self.tools) - {"function"}
+        return frozenset(tool.type for tool in self.tools) - CALLABLE
 
     def prompts(self, tools: tuple[Tool, ...]) -> tuple[Prompt, ...]:
         """Raises `InvalidRequest`."""

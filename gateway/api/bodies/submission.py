@@ -240,6 +240,7 @@ def _rendering(
         tool_parser=calls.parser if calls else None,
         tool_names=tuple(tool.name for tool in calls.callable.values()) if calls else None,
         text_parameters=calls.text_parameters() if calls else None,
+        custom_tools=calls.custom if calls else (),
         num_earlier_calls=_num_calls(prompts) if calls and calls.parser == "kimi_k2" else 0,
         has_functions=isinstance(request, ChatRequest) and request.has_functions,
         is_forced=calls is not None and calls.is_required,

@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 
 from gateway.api.bodies.argument_grammars import parameters, text_parameters
 from gateway.api.bodies.call_grammars import calls, text_with_calls
-from gateway.api.bodies.conversations import OfferedTools
+from gateway.api.bodies.conversations import CALLABLE, OfferedTools
 from gateway.api.bodies.grammars import after_thought, rule_of
 from gateway.api.bodies.parameters import refused
 from gateway.api.bodies.structured_output import Wanted, json_constraint
@@ -28,11 +28,22 @@ class ChatFunctionChoice(Struct, frozen=True, tag="function"):
     function: FunctionChoice
 
 
+class ChatCustomChoice(Struct, frozen=True, tag="custom"):
+    """The one custom tool to call."""
+
+    custom: FunctionChoice
+
+
 class AllowedTool(Struct, frozen=True, kw_only=True):
-    """Tools that are no functions are left out."""
+    """Tools that are neither functions nor custom tools are left out."""
 
     type: str
     function: FunctionChoice | None = None
+    custom: FunctionChoice | None = None
+
+    @property
+    def chosen(self) -> FunctionChoice | None:
+        return self.custom if self.type == "custom" else self.function
 
 
 class AllowedFunctions(Struct, frozen=True):
@@ -48,15 +59,15 @@ class ChatAllowedTools(Struct, frozen=True, tag="allowed_tools"):
 
     @property
     def names(self) -> frozenset[str]:
-        """Of the functions. Raises `InvalidRequest`."""
-        functions = [tool.function for tool in self.allowed_tools.tools if tool.type == "function"]
-        if None in functions:
+        """Of the tools. Raises `InvalidRequest`."""
+        chosen = [tool.chosen for tool in self.allowed_tools.tools if tool.type in CALLABLE]
+        if None in chosen:
             raise refused("tool_choice", "expected the name of each function.")
-        return frozenset(function.name for function in functions if function is not None)
+        return frozenset(tool.name for tool in chosen if tool is not None)
 
 
 ToolMode: TypeAlias = Literal["none", "auto", "required"]
-ChatToolChoice: TypeAlias = ToolMode | ChatFunctionChoice | ChatAllowedTools
+ChatToolChoice: TypeAlias = ToolMode | ChatFunctionChoice | ChatCustomChoice | ChatAllowedTools
 
 
 class ToolUse(NamedTuple):
@@ -69,6 +80,8 @@ class ToolUse(NamedTuple):
     """Whether the model has to call."""
     callable: Mapping[str, Tool]
     """The tools of which it may call any, by the place of their schemas in the body."""
+    custom: tuple[str, ...] = ()
+    """The names of those that are custom tools."""
 
     def text_parameters(self) -> dict[str, tuple[str, ...]] | None:
         """Of each callable tool the parameters that are text, if the parser needs them."""
@@ -127,7 +140,7 @@ def tool_use(
         return None
     if served is None:
         raise Unavailable("No worker of this model is available to say how it calls tools.")
-    is_one = isinstance(choice, ChatFunctionChoice)
+    is_one = isinstance(choice, ChatFunctionChoice | ChatCustomChoice)
     is_required = is_one or _mode(choice) == "required"
     parser = served.tool_parser
     if parser is None or parser not in TOOL_PARSERS:
@@ -140,6 +153,7 @@ def tool_use(
         is_single=is_one or not is_parallel,
         is_required=is_required,
         callable=chosen,
+        custom=tuple(tool.name for tool in chosen.values() if tool.name in offered.custom),
     )
 
 
@@ -160,10 +174,10 @@ def callable_tools(choice: ChatToolChoice | None, offered: OfferedTools) -> Mapp
 
 
 def _names(choice: ChatToolChoice | None) -> frozenset[str] | None:
-    """The functions that are chosen by name, if they are."""
+    """The tools that are chosen by name, if they are."""
     match choice:
-        case ChatFunctionChoice(function):
-            return frozenset({function.name})
+        case ChatFunctionChoice(tool) | ChatCustomChoice(tool):
+            return frozenset({tool.name})
         case ChatAllowedTools():
             return choice.names
         case _:

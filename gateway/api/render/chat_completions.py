@@ -10,6 +10,7 @@ from gateway.api.render.formats import (
     ChatCompletion,
     ChatCompletionMessage,
     ChunkChoice,
+    CustomTool,
     Delta,
     Function,
     MessageToolCall,
@@ -19,10 +20,10 @@ from gateway.api.render.formats import (
     finish_reason,
     or_unset,
 )
-from gateway.api.render.gathering import GatheredChoice, Gathering
+from gateway.api.render.gathering import Call, GatheredChoice, Gathering
 from gateway.api.render.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
 from gateway.api.rendering import Rendering
-from gateway.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+from gateway.text.pieces import CallArguments, CallInput, CallStart, Content, Piece, Reasoning
 from shared.messages import Finished, PromptScores, Started, TokenDelta, TokenLogprobs
 
 
@@ -74,6 +75,15 @@ class ChatChunks:
                 return Delta(function_call=Function(name=name, arguments=""))
             case CallArguments(_, text) if self._rendering.has_functions:
                 return Delta(function_call=Function(arguments=text))
+            case CallStart(index, name, is_custom=True):
+                call = ToolCallDelta(
+                    index=index,
+                    id=call_id(self._rendering, choice, index, name),
+                    type="custom",
+                    custom=CustomTool(name=name, input=""),
+                )
+            case CallInput(index, text):
+                call = ToolCallDelta(index=index, custom=CustomTool(input=text))
             case CallStart(index, name):
                 call = ToolCallDelta(
                     index=index,
@@ -122,10 +132,7 @@ def _message(rendering: Rendering, choice: GatheredChoice) -> ChatCompletionMess
             function_call=Function(name=call.name, arguments=call.arguments),
         )
     calls = [
-        MessageToolCall(
-            id=call_id(rendering, choice.index, index, call.name),
-            function=Function(name=call.name, arguments=call.arguments),
-        )
+        _call(call_id(rendering, choice.index, index, call.name), call)
         for index, call in enumerate(choice.calls)
     ]
     return ChatCompletionMessage(
@@ -133,6 +140,14 @@ def _message(rendering: Rendering, choice: GatheredChoice) -> ChatCompletionMess
         reasoning_content=choice.reasoning or UNSET,
         tool_calls=calls or UNSET,
     )
+
+
+def _call(call_id: str, call: Call) -> MessageToolCall:
+    if call.is_custom:
+        custom = CustomTool(name=call.name, input=call.arguments)
+        return MessageToolCall(id=call_id, type="custom", custom=custom)
+    function = Function(name=call.name, arguments=call.arguments)
+    return MessageToolCall(id=call_id, function=function)
 
 
 def _logprobs(rendering: Rendering, tokens: Sequence[TokenLogprobs]) -> ChatLogprobs | None:

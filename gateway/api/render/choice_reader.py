@@ -8,6 +8,7 @@ from typing import TypeAlias
 from gateway.api.rendering import Rendering
 from gateway.text.pieces import (
     CallArguments,
+    CallInput,
     CallStart,
     Content,
     Parser,
@@ -17,6 +18,7 @@ from gateway.text.pieces import (
 )
 from gateway.text.reasoning import THOUGHTS, ReasoningSplit
 from gateway.text.tools import TOOL_PARSERS
+from gateway.text.tools.custom import CustomInputs
 from gateway.text.tools.mistral import MistralParser
 from shared.messages import Choice, Finished, TokenDelta, TokenLogprobs
 
@@ -34,6 +36,8 @@ class ChoiceReader:
         self._num_tokens = 0
         self._num_chars = 0
         self._parser = _tool_parser(rendering)
+        names = rendering.custom_tools
+        self._custom = CustomInputs(names) if names else None
         self._split: ReasoningSplit | None = None
         if rendering.reasoning_parser is not None:
             thought = THOUGHTS[rendering.reasoning_parser]
@@ -76,7 +80,8 @@ class ChoiceReader:
 
     def end(self) -> list[Piece]:
         """End the text; returns the pieces that were held back."""
-        return self._kept(self._parser.end())
+        rest = self._kept(self._parser.end())
+        return rest if self._custom is None else merged([*rest, *self._custom.end()])
 
     @property
     def has_open_call(self) -> bool:
@@ -104,15 +109,15 @@ class ChoiceReader:
         self._num_chars += text_len
 
     def _kept(self, pieces: list[Piece]) -> list[Piece]:
-        kept = merged(piece for piece in pieces if self._is_wanted(piece))
+        kept = [piece for piece in pieces if self._is_wanted(piece)]
         self.num_calls += sum(isinstance(piece, CallStart) for piece in kept)
-        return kept
+        return merged(kept if self._custom is None else self._custom.read(kept))
 
     def _is_wanted(self, piece: Piece) -> bool:
         match piece:
             case Reasoning():
                 return self._rendering.include_reasoning
-            case CallStart(index) | CallArguments(index):
+            case CallStart(index) | CallArguments(index) | CallInput(index):
                 return not (self._rendering.is_single_call and index)
             case Content():
                 # The rest of a call that was cut off before its name was complete.
@@ -130,6 +135,8 @@ def merged(pieces: Iterable[Piece]) -> list[Piece]:
                 joined[-1] = Reasoning(before + text)
             case (CallArguments(index, before), CallArguments(other, text)) if index == other:
                 joined[-1] = CallArguments(index, before + text)
+            case (CallInput(index, before), CallInput(other, text)) if index == other:
+                joined[-1] = CallInput(index, before + text)
             case _:
                 joined.append(piece)
     return joined

@@ -149,19 +149,27 @@ class Function(Struct, frozen=True, kw_only=True):
     arguments: str
 
 
+class CustomTool(Struct, frozen=True, kw_only=True):
+    name: str | UnsetType = UNSET
+    input: str
+
+
 class ToolCallDelta(Struct, frozen=True, kw_only=True):
-    """Part of a call. The first part has id, type and name; each part has some of the arguments."""
+    """Part of a call. The first part has id, type and name; each part has some of the arguments, or
+    of the input of a custom tool."""
 
     index: int
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
-    function: Function
+    type: Literal["function", "custom"] | UnsetType = UNSET
+    function: Function | UnsetType = UNSET
+    custom: CustomTool | UnsetType = UNSET
 
 
 class MessageToolCall(Struct, frozen=True, kw_only=True):
     id: str
-    type: Literal["function"] = "function"
-    function: Function
+    type: Literal["function", "custom"] = "function"
+    function: Function | UnsetType = UNSET
+    custom: CustomTool | UnsetType = UNSET
 
 
 class Delta(Struct, frozen=True, kw_only=True):

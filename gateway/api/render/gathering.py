@@ -7,7 +7,7 @@ from gateway.api.render.choice_reader import ChoiceReader, Part
 from gateway.api.render.formats import TokenCounts, Usage, system_fingerprint, total
 from gateway.api.rendering import Rendering
 from gateway.log.cursor import LogEvent
-from gateway.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+from gateway.text.pieces import CallArguments, CallInput, CallStart, Content, Piece, Reasoning
 from shared import messages
 from shared.messages import (
     Completed,
@@ -24,6 +24,8 @@ from shared.messages import (
 class Call:
     name: str
     arguments: str = ""
+    """Or the input of a custom tool."""
+    is_custom: bool = False
 
 
 @dataclass(slots=True)
@@ -70,9 +72,9 @@ class GatheredChoice:
                     self.content += text
                 case Reasoning(text):
                     self.reasoning += text
-                case CallStart(_, name):
-                    self.calls.append(Call(name))
-                case CallArguments(index, text):
+                case CallStart(_, name, is_custom):
+                    self.calls.append(Call(name, is_custom=is_custom))
+                case CallArguments(index, text) | CallInput(index, text):
                     self.calls[index].arguments += text
 
 

@@ -15,7 +15,7 @@ from gateway.api.rendering import Rendering
 from gateway.errors import messages_error_body
 from gateway.log.cursor import LogEvent
 from gateway.log.framing import Payload
-from gateway.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+from gateway.text.pieces import CallArguments, CallInput, CallStart, Content, Piece, Reasoning
 from shared.errors import WarrenError
 from shared.messages import Failed, Finished, FinishReason, PromptScores, Started, TokenDelta
 
@@ -158,7 +158,7 @@ class MessageEncoder:
                 return self._begin(
                     ToolUseContent(call_id(self._rendering, 0, index, name), name, _EMPTY)
                 )
-            case CallArguments(_, text):
+            case CallArguments(_, text) | CallInput(_, text):
                 return [self._delta("input_json", "partial_json", text)]
 
     def _begin(self, block: ContentBlock) -> list[Event]:
@@ -196,7 +196,7 @@ def _content(rendering: Rendering, pieces: Sequence[Piece]) -> list[ContentBlock
                 blocks.append(ThinkingContent(text, _signature(rendering, len(blocks))))
             case CallStart(index, name):
                 blocks.append(ToolUseContent(call_id(rendering, 0, index, name), name, _EMPTY))
-            case CallArguments(_, text):
+            case CallArguments(_, text) | CallInput(_, text):
                 call = blocks[-1]
                 assert isinstance(call, ToolUseContent)
                 call.input = _input(text)

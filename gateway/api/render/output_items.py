@@ -9,7 +9,7 @@ from gateway.api.render.choice_reader import Part, merged
 from gateway.api.render.formats import call_id
 from gateway.api.render.logprobs import chat_logprobs
 from gateway.api.rendering import Rendering
-from gateway.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+from gateway.text.pieces import CallArguments, CallInput, CallStart, Content, Piece, Reasoning
 from shared.messages import TokenLogprobs
 
 Event: TypeAlias = dict[str, Any]
@@ -19,6 +19,13 @@ _TEXT: Mapping[type[Piece], tuple[str, str, str, str]] = {
     Reasoning: ("reasoning", "rs", "reasoning_text", "response.reasoning_text"),
 }
 """Item type, what its id begins with, part type and event of each kind of text."""
+
+
+_CALLS: Mapping[str, tuple[str, str, str]] = {
+    "function_call": ("fc", "arguments", "response.function_call_arguments"),
+    "custom_tool_call": ("ctc", "input", "response.custom_tool_call_input"),
+}
+"""By the item type of a call: what its id begins with, what is given to the tool, and its event."""
 
 
 class ItemWriter:
@@ -78,9 +85,10 @@ class ItemWriter:
                 assert isinstance(self._open, _OpenText)
                 words = chat_logprobs(logprobs, as_ids=self._rendering.tokens_as_ids).content
                 return [*begun, self._open.add(text, msgspec.to_builtins(words))]
-            case CallStart(index, name):
-                return [*self._end("completed"), *self._begin_call(index, name)]
-            case CallArguments(_, text):
+            case CallStart(index, name, is_custom):
+                item_type = "custom_tool_call" if is_custom else "function_call"
+                return [*self._end("completed"), *self._begin_call(item_type, index, name)]
+            case CallArguments(_, text) | CallInput(_, text):
                 assert isinstance(self._open, _OpenCall)
                 return [self._open.add(text)]
 
@@ -89,13 +97,14 @@ class ItemWriter:
         self._items.append(self._open.item)
         return self._open.begin()
 
-    def _begin_call(self, index: int, name: str) -> list[Event]:
+    def _begin_call(self, item_type: str, index: int, name: str) -> list[Event]:
+        id_prefix, said, _ = _CALLS[item_type]
         item = {
-            "id": self._id("fc"),
-            "type": "function_call",
+            "id": self._id(id_prefix),
+            "type": item_type,
             "call_id": call_id(self._rendering, 0, index, name),
             "name": name,
-            "arguments": "",
+            said: "",
             "status": "in_progress",
         }
         self._open = _OpenCall(item, len(self._items))
@@ -174,23 +183,24 @@ class _OpenText:
 
 
 class _OpenCall:
-    """A call, whose arguments are still coming."""
+    """A call, whose arguments or input are still coming."""
 
     def __init__(self, item: dict[str, Any], index: int) -> None:
         self._item = item
         self._place = {"item_id": item["id"], "output_index": index}
+        _, self._said, self._event = _CALLS[item["type"]]
 
     def add(self, text: str) -> Event:
-        self._item["arguments"] += text
-        return {"type": "response.function_call_arguments.delta", **self._place, "delta": text}
+        self._item[self._said] += text
+        return {"type": f"{self._event}.delta", **self._place, "delta": text}
 
     def end(self, status: str) -> list[Event]:
         self._item["status"] = status
         done = {
-            "type": "response.function_call_arguments.done",
+            "type": f"{self._event}.done",
             **self._place,
-            "name": self._item["name"],
-            "arguments": self._item["arguments"],
+            **({"name": self._item["name"]} if self._said == "arguments" else {}),
+            self._said: self._item[self._said],
         }
         return [done, _item_event("done", self._place["output_index"], self._item)]
 

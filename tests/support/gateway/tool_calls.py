@@ -23,6 +23,7 @@ WEATHER = {
     },
 }
 TIME = {"type": "function", "function": {"name": "get_time"}}
+PATCH = {"type": "custom", "custom": {"name": "patch", "description": "Changes files."}}
 NAMED = {"type": "function", "function": {"name": "get_time"}}
 FORMS = {
     "deepseek_v3": (

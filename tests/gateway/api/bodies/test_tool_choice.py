@@ -1,5 +1,6 @@
 """Which tools may be called, and what a model that has to call one may write."""
 
+import json
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from gateway.text.tools import TOOL_PARSERS
 from shared.errors import InvalidRequest, Unavailable
 from shared.messages import MAX_GRAMMAR_CHARS
 from tests.support.gateway.rendering import context_of
-from tests.support.gateway.tool_calls import FORMS, NAMED, TIME, WEATHER, chat, use_of
+from tests.support.gateway.tool_calls import FORMS, NAMED, PATCH, TIME, WEATHER, chat, use_of
 from tests.support.models.grammars import matches
 
 
@@ -22,12 +23,12 @@ def test_nothing_is_called_unasked(tools: Any, choice: Any) -> None:
 
 
 @pytest.mark.parametrize("choice", [None, "auto", "none", NAMED])
-def test_tools_that_are_no_functions_are_left_out(choice: Any) -> None:
-    request = chat([{"type": "web_search"}, TIME, {"type": "custom", "custom": {"name": "x"}}])
+def test_tools_that_cannot_be_called_are_left_out(choice: Any) -> None:
+    request = chat([{"type": "web_search"}, TIME, PATCH])
 
-    use = use_of([{"type": "web_search"}, TIME, {"type": "custom"}], choice)
+    use = use_of([{"type": "web_search"}, TIME], choice)
 
-    assert request.ignored_tools == {"web_search", "custom"}
+    assert request.ignored_tools == {"web_search"}
     assert (use is None) is (choice == "none")
     assert use is None or [tool.name for tool in use.tools] == ["get_time"]
 
@@ -72,11 +73,11 @@ def test_only_allowed_tools_may_be_called_but_all_are_in_the_prompt(mode: str) -
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
-def test_allowed_tools_that_are_no_functions_are_left_out(mode: str) -> None:
+def test_allowed_tools_that_cannot_be_called_are_left_out(mode: str) -> None:
     choice = allowed(mode, "get_time")
-    choice["allowed_tools"]["tools"].append({"type": "custom", "custom": {"name": "x"}})
+    choice["allowed_tools"]["tools"].append({"type": "web_search"})
 
-    use = use_of([{"type": "custom"}, WEATHER, TIME], choice)
+    use = use_of([{"type": "web_search"}, WEATHER, TIME], choice)
 
     assert use is not None
     assert [tool.name for tool in use.callable.values()] == ["get_time"]
@@ -100,6 +101,77 @@ def test_what_is_allowed_has_to_be_there(choice: Any) -> None:
         use_of([WEATHER], choice)
 
     assert caught.value.param == "tool_choice"
+
+
+def custom(**more: Any) -> dict[str, Any]:
+    return {"type": "custom", "custom": {"name": "sql", **more}}
+
+
+def test_a_custom_tool_is_a_function_of_a_text() -> None:
+    use = use_of([TIME, custom(description="Asks the database.")])
+
+    assert use is not None
+    assert use.custom == ("sql",)
+    assert (use.tools[1].name, use.tools[1].description) == ("sql", "Asks the database.")
+    assert use.tools[1].parameters["properties"] == {"input": {"type": "string"}}
+
+
+@pytest.mark.parametrize("choice", [custom(), allowed("required") | {"type": "allowed_tools"}])
+def test_a_custom_tool_may_be_chosen(choice: dict[str, Any]) -> None:
+    if "allowed_tools" in choice:
+        choice["allowed_tools"]["tools"] = [custom()]
+
+    use = use_of([custom(), TIME], choice)
+
+    assert use is not None
+    assert use.is_required
+    assert [tool.name for tool in use.callable.values()] == ["sql"]
+
+
+def grammar(syntax: str, definition: str) -> dict[str, Any]:
+    return {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+
+
+@pytest.mark.parametrize("parser", ["hermes", "llama3_json", "kimi_k2", "mistral"])
+def test_a_regular_expression_binds_the_input(parser: str) -> None:
+    use = use_of(
+        [custom(format=grammar("regex", 'SELECT "[a-z]+"|\\n'))], "required", parser=parser
+    )
+
+    assert use is not None
+    (schema,) = use.schemas()
+    assert matches(schema.constraint, json.dumps({"input": 'SELECT "é'.replace("é", 'ab"')}))
+    assert matches(schema.constraint, json.dumps({"input": "\n"}))
+    assert not matches(schema.constraint, json.dumps({"input": "DROP"}))
+    assert schema.param == "tools[0].custom.format"
+    check_now(Wanted("tools", use.constraint(None), use.schemas()))
+
+
+def test_a_lark_grammar_is_described_to_the_model() -> None:
+    use = use_of([custom(description="Asks.", format=grammar("lark", 'start: "a"+'))])
+
+    assert use is not None
+    assert use.tools[0].description == 'Asks.\n\nThe input matches this Lark grammar:\nstart: "a"+'
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        ({"type": "custom"}, "tools[0].custom"),
+        (custom(format={"type": "grammar", "syntax": "lark"}), "tools[0].custom.format"),
+        (custom(format=grammar("regex", "(")), "tools[0].custom.format"),
+    ],
+)
+def test_a_custom_tool_that_is_not_whole_is_refused(tool: dict[str, Any], param: str) -> None:
+    def call() -> None:
+        use = use_of([tool], "required")
+        assert use is not None
+        check_now(Wanted("tools", use.constraint(None), use.schemas()))
+
+    with pytest.raises(InvalidRequest) as caught:
+        call()
+
+    assert caught.value.param == param
 
 
 def test_a_model_that_may_call_is_free() -> None:

@@ -13,6 +13,7 @@ from shared.messages import ChatMessage
 from tests.support.gateway.rendering import Log, context_of
 
 CALL = 'Sure. <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+CUSTOM_CALL = 'Sure. <tool_call>{"name": "f", "arguments": {"input": "\\u00e9"}}</tool_call>'
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
 
 
@@ -32,6 +33,17 @@ def test_a_call_is_an_item_of_its_own() -> None:
     assert "".join(delta["delta"] for delta in deltas) == call["arguments"]
 
 
+def test_a_call_of_a_custom_tool_is_an_item_of_its_own() -> None:
+    log = response_log(tool_parser="hermes", custom_tools=("f",)).say(*CUSTOM_CALL).finish()
+
+    _, call = log.whole()["output"]
+
+    assert (call["type"], call["name"], call["input"]) == ("custom_tool_call", "f", "é")
+    kinds = [event["type"] for event in log.chunks()]
+    assert kinds.count("response.custom_tool_call_input.delta") == 1
+    assert kinds.count("response.custom_tool_call_input.done") == 1
+
+
 @pytest.mark.parametrize(
     "log",
     [
@@ -42,6 +54,8 @@ def test_a_call_is_an_item_of_its_own() -> None:
         response_log(tool_parser="hermes", reasoning_parser="qwen3", logprobs=0)
         .say("<think>", "hm", "</think>", *CALL)
         .finish(),
+        response_log(tool_parser="hermes", custom_tools=("f",)).say(*CUSTOM_CALL).finish(),
+        response_log(tool_parser="hermes", custom_tools=("f",)).say(*CALL).finish(),
     ],
 )
 def test_a_stream_ends_with_the_whole_response(log: Log) -> None:

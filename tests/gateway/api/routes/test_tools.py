@@ -5,7 +5,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
+from openai.types.chat import (
+    ChatCompletionMessageCustomToolCall,
+    ChatCompletionMessageParam,
+    ChatCompletionToolParam,
+)
+from openai.types.responses import (
+    CustomToolParam,
+    ResponseCustomToolCall,
+    ResponseCustomToolCallInputDeltaEvent,
+    ResponseCustomToolCallInputDoneEvent,
+)
 
 from shared.bus.memory import MemoryBus
 from shared.messages import ChatPrompt, ToolCall
@@ -162,9 +172,106 @@ async def test_a_call_that_is_allowed_is_free_if_its_schema_cannot_be_obeyed(
     assert worker.jobs[0].job.sampling.constraint is None
 
 
+CUSTOM: CustomToolParam = {
+    "type": "custom",
+    "name": "patch",
+    "format": {"type": "grammar", "syntax": "regex", "definition": "[+-].*\\n"},
+}
+CUSTOM_CALL = '<tool_call>\n{"name": "patch", "arguments": {"input": "+é\\n"}}\n</tool_call>'
+
+
+async def call_patch(job: ScriptedJob) -> None:
+    await job.start()
+    for char in CUSTOM_CALL:
+        await job.say(char)
+    await job.finish()
+
+
+async def test_a_custom_tool_is_called_with_a_text_in_a_response(
+    gateway: LiveGateway, worker: ScriptedWorker
+) -> None:
+    worker.script = call_patch
+    client, choice = gateway.openai.responses, {"type": "custom", "name": "patch"}
+    asked: Any = {"model": MODEL, "input": "one", "tools": [CUSTOM], "tool_choice": choice}
+
+    whole = await client.create(**asked)
+    events = [event async for event in await client.create(**asked, stream=True)]
+
+    (call,) = whole.output
+    assert isinstance(call, ResponseCustomToolCall)
+    assert (call.name, call.input) == ("patch", "+é\n")
+    said = [event for event in events if isinstance(event, ResponseCustomToolCallInputDeltaEvent)]
+    assert "".join(event.delta for event in said) == "+é\n"
+    (done,) = (event for event in events if isinstance(event, ResponseCustomToolCallInputDoneEvent))
+    assert done.input == "+é\n"
+    constraint = worker.jobs[0].job.sampling.constraint
+    assert constraint is not None
+    assert matches(constraint, CUSTOM_CALL)
+    assert not matches(constraint, CUSTOM_CALL.replace("+", "*"))
+
+
+async def test_a_custom_tool_is_called_with_a_text_in_a_chat(
+    gateway: LiveGateway, worker: ScriptedWorker
+) -> None:
+    worker.script = call_patch
+    tool: Any = {"type": "custom", "custom": {"name": "patch", "description": "Changes files."}}
+    client = gateway.openai.chat.completions
+
+    whole = await client.create(model=MODEL, messages=USER, tools=[tool], tool_choice="required")
+    chunks = await client.create(model=MODEL, messages=USER, tools=[tool], stream=True)
+    deltas = [call async for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+
+    choice = whole.choices[0]
+    assert choice.finish_reason == "tool_calls"
+    (call,) = choice.message.tool_calls or ()
+    assert isinstance(call, ChatCompletionMessageCustomToolCall)
+    assert (call.type, call.custom.name, call.custom.input) == ("custom", "patch", "+é\n")
+    streamed = [delta.to_dict() for delta in deltas]
+    assert streamed[0]["custom"] == {"name": "patch", "input": ""}
+    assert "".join(delta["custom"]["input"] for delta in streamed) == "+é\n"
+
+
+async def test_earlier_calls_of_custom_tools_are_shown_to_the_model_as_calls_of_functions(
+    gateway: LiveGateway, worker: ScriptedWorker
+) -> None:
+    custom = {"id": "c1", "type": "custom", "custom": {"name": "patch", "input": "+a"}}
+    messages: Any = [
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [custom]},
+        {"role": "tool", "tool_call_id": "c1", "content": "done"},
+    ]
+
+    await gateway.openai.chat.completions.create(model=MODEL, messages=messages)
+
+    (prompt,) = worker.jobs[0].job.prompts
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.messages[1].tool_calls == (
+        ToolCall(id="c1", name="patch", arguments='{"input":"+a"}'),
+    )
+
+
+async def test_an_earlier_call_is_one_of_a_function_or_of_a_custom_tool(
+    gateway: LiveGateway,
+) -> None:
+    calls = [{"id": "c1", "type": "custom", "function": {"name": "f", "arguments": "{}"}}]
+
+    response = await gateway.post(
+        "/v1/chat/completions",
+        model=MODEL,
+        messages=[*USER, {"role": "assistant", "tool_calls": calls}],
+    )
+
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "messages[1].tool_calls[0].custom"
+
+
 CODEX_TOOLS = [
     {"type": "function", "name": "shell", "parameters": {"type": "object", "properties": {}}},
-    {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark"}},
+    {
+        "type": "custom",
+        "name": "apply_patch",
+        "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch"'},
+    },
     {"type": "namespace", "name": "mcp", "tools": []},
     {"type": "web_search", "external_web_access": False},
 ]
@@ -179,7 +286,7 @@ async def test_tools_that_are_left_out_are_named_in_a_header(
     )
 
     assert response.status_code == 200
-    assert response.headers["x-warren-ignored-tools"] == "custom, namespace, web_search"
+    assert response.headers["x-warren-ignored-tools"] == "namespace, web_search"
 
 
 async def test_what_is_left_out_is_fit_for_a_header(gateway: LiveGateway) -> None:

@@ -1,0 +1,129 @@
+"""The inputs of custom tools, which models call as functions of one string."""
+
+import json
+import re
+from collections.abc import Collection, Iterable
+
+from gateway.text.pieces import CallArguments, CallInput, CallStart, Piece
+
+_INPUT = "input"
+_HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+_MAX_HEAD_CHARS = 256
+_HIGH_SURROGATE = re.compile(r"\\u[dD][89abAB]")
+_LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_ESCAPE_CHARS, _PAIR_CHARS = 6, 12
+
+
+class CustomInputs:
+    """Turns the JSON arguments of the calls of ``names`` into texts, piece by piece."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._index = 0
+        self._input: _Input | None = None
+
+    def read(self, pieces: Iterable[Piece]) -> list[Piece]:
+        read: list[Piece] = []
+        for piece in pieces:
+            match piece:
+                case CallArguments(_, text) if self._input is not None:
+                    read += self._said(self._input.read(text))
+                case CallStart(index, name) if name in self._names:
+                    read += [*self.end(), CallStart(index, name, is_custom=True)]
+                    self._index, self._input = index, _Input()
+                case _:
+                    read += [*self.end(), piece]
+        return read
+
+    def end(self) -> list[Piece]:
+        """End the open call; returns what was held back."""
+        if self._input is None:
+            return []
+        rest, self._input = self._input.end(), None
+        return self._said(rest)
+
+    def _said(self, text: str) -> list[Piece]:
+        return [CallInput(self._index, text)] if text else []
+
+
+class _Input:
+    """The text of one call.
+
+    It is read while it comes if the arguments begin with it, as they do if a grammar binds them,
+    and otherwise once they are complete.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._has_begun = False
+        self._is_over = False
+
+    def read(self, text: str) -> str:
+        if self._is_over:
+            return ""
+        self._held += text
+        if not self._has_begun:
+            head = _HEAD.match(self._held[:_MAX_HEAD_CHARS])
+            if head is None:
+                return ""
+            self._has_begun, self._held = True, self._held[head.end() :]
+        return self._unescaped()
+
+    def end(self) -> str:
+        return "" if self._has_begun else _input_of(self._held)
+
+    def _unescaped(self) -> str:
+        """What is certain of the string whose rest is held."""
+        texts: list[str] = []
+        position = 0
+        while position < len(self._held):
+            char = self._held[position]
+            if char == '"':
+                self._is_over = True
+                break
+            num_chars = 1 if char != "\\" else _escape_chars(self._held[position:])
+            if not num_chars:
+                break
+            texts.append(_text_of(self._held[position : position + num_chars]))
+            position += num_chars
+        self._held = self._held[position:]
+        return "".join(texts)
+
+
+def _escape_chars(text: str) -> int:
+    """The length of the escape sequence at the start of ``text``; 0 if it is not complete."""
+    if text[1:2] != "u":
+        return 2 if len(text) > 1 else 0
+    if len(text) < _ESCAPE_CHARS:
+        return 0
+    if _HIGH_SURROGATE.match(text):
+        following = text[_ESCAPE_CHARS : _ESCAPE_CHARS + 2]
+        if following == "\\u":
+            return _PAIR_CHARS if len(text) >= _PAIR_CHARS else 0
+        if "\\u".startswith(following):
+            return 0
+    return _ESCAPE_CHARS
+
+
+def _text_of(written: str) -> str:
+    """What a part of a JSON string means; what means nothing stays as it is."""
+    if not written.startswith("\\"):
+        return written
+    try:
+        text: str = json.loads(f'"{written}"')
+    except ValueError:
+        return written
+    return _LONE_SURROGATE.sub("\ufffd", text)
+
+
+def _input_of(arguments: str) -> str:
+    """The input in whole arguments: that parameter, or the only one."""
+    try:
+        values = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return ""
+    if not isinstance(values, dict):
+        return ""
+    value = values.get(_INPUT, next(iter(values.values())) if len(values) == 1 else "")
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return _LONE_SURROGATE.sub("\ufffd", text)
