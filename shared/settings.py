@@ -602,6 +602,7 @@ class WorkerSettings(CommonSettings):
         "functiongemma",
         "gemma4",
         "glm45",
+        "harmony",
         "hermes",
         "kimi_k2",
         "llama3_json",
@@ -613,7 +614,7 @@ class WorkerSettings(CommonSettings):
         description="Format in which the model writes tool calls. auto: derived from its chat "
         "template. Set it if calls arrive as text.",
     )
-    reasoning_parser: Literal["auto", "none", "deepseek_r1", "gemma4", "qwen3"] = Field(
+    reasoning_parser: Literal["auto", "none", "deepseek_r1", "gemma4", "harmony", "qwen3"] = Field(
         "auto",
         description="Format in which the model writes its reasoning. auto: derived from its chat "
         "template. Set it if reasoning arrives as content.",

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from gateway.text.harmony import HARMONY
 from gateway.text.pieces import Parser, Piece, Reasoning
 from gateway.text.tags import Opening, Until
 
@@ -16,6 +17,8 @@ class Thought(NamedTuple):
     """Whether the prompt has the opening tag."""
     label: str = ""
     """What follows the opening tag."""
+    label_end: str = ""
+    """The tag that follows the label."""
     are_special: bool = False
     """Whether the tags are special tokens."""
 
@@ -23,6 +26,10 @@ class Thought(NamedTuple):
 THOUGHTS: Mapping[str, Thought] = {
     "deepseek_r1": Thought("<think>", "</think>", is_open=True),
     "gemma4": Thought("<|channel>", "<channel|>", label="thought", are_special=True),
+    # Harmony has a parser of its own: thoughts, calls and text are messages of one kind.
+    HARMONY: Thought(
+        "<|channel|>", "<|end|>", label="analysis", label_end="<|message|>", are_special=True
+    ),
     "qwen3": Thought("<think>", "</think>"),
 }
 """By the names in workers' announcements."""

@@ -32,6 +32,8 @@ _RENDER_ERRORS = (
 
 _NAMED_OUTPUT = "<start_function_response>"
 """Part of FunctionGemma's templates, which name the function of each output."""
+HARMONY = "<|channel|>analysis<|message|>"
+"""Part of templates for models that answer in OpenAI's Harmony format."""
 _END = "<warren-the-final-message-ends-here> "
 """Without its space, the template has removed the whitespace at the end of the message."""
 
@@ -52,6 +54,8 @@ class ChatTemplate:
         self.source = source
         self.has_tools = "tools" in source
         """Whether the template describes tools; otherwise they are written into the messages."""
+        self.is_harmony = HARMONY in source
+        """Whether the model answers in OpenAI's Harmony format."""
 
     def render(self, prompt: ChatPrompt) -> str:
         """The prompt, up to the point where the answer begins or continues. Raises
@@ -69,7 +73,10 @@ class ChatTemplate:
 
     def _message(self, message: ChatMessage) -> dict[str, Any]:
         fields = _fields(message)
-        if message.part_chars and message.role in self._roles_with_parts:
+        if self.is_harmony and message.tool_calls and message.content and message.reasoning_content:
+            # The template refuses both, and shows either as the thought before the call.
+            fields["thinking"] += f"\n{fields.pop('content')}"
+        elif message.part_chars and message.role in self._roles_with_parts:
             fields["content"] = parts_of(message) or message.content
         return fields
 

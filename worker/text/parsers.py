@@ -4,12 +4,14 @@ from collections.abc import Mapping
 
 from shared.errors import InvalidRequest
 from shared.messages import ChatMessage, ChatPrompt
+from worker.text.chat_template import HARMONY
 from worker.text.tokenizer import Tokenizer
 
 _BY_ENTRY: Mapping[str, str] = {"[TOOL_CALLS]": "mistral", "<|tool_call_begin|>": "kimi_k2"}
 """Formats by an entry of the vocabulary. Chat templates that only repeat earlier calls may lack it.
 """
 _BY_TAG: Mapping[str, str] = {
+    HARMONY: "harmony",
     "<｜tool▁call▁begin｜>": "deepseek_v3",
     "<start_function_call>": "functiongemma",
     "<|tool_call>": "gemma4",
@@ -48,6 +50,8 @@ def reasoning_parser(tokenizer: Tokenizer, setting: str = "auto") -> str | None:
         return None if setting == "none" else setting
     if tokenizer.template is None:
         return None
+    if tokenizer.template.is_harmony:
+        return "harmony"
     if tokenizer.has_entry("<|channel>") and tokenizer.has_entry("<channel|>"):
         return "gemma4"
     if not tokenizer.has_entry("</think>"):

@@ -20,6 +20,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # noqa: TID251 (it rea
 
 _BREATHER_TOKENS = 1_000
 _BREATHER_S = 1e-4
+_HARMONY_ENDS = ("<|return|>", "<|call|>")
+"""What ends an answer in the Harmony format, whether the model's configuration says so or not."""
 
 
 class Tokenizer:
@@ -61,14 +63,18 @@ class Tokenizer:
         tokenizer_config = _read_json(directory / "tokenizer_config.json")
         generation_config = _read_json(directory / "generation_config.json")
         special_tokens = _special_tokens(tokenizer_config)
+        template = _template(directory, tokenizer_config, special_tokens)
+        ends = [special_tokens.get("eos_token", "")]
+        if template is not None and template.is_harmony:
+            ends += _HARMONY_ENDS
         return cls(
             encoder,
             json.loads(source).get("decoder"),
-            _template(directory, tokenizer_config, special_tokens),
+            template,
             vocab_size=config.get("vocab_size") or encoder.get_vocab_size(),
             eos_ids=_id_set(generation_config.get("eos_token_id"))
             | _id_set(config.get("eos_token_id"))
-            | _id_set(encoder.token_to_id(special_tokens.get("eos_token", ""))),
+            | _id_set([end_id for end in ends if (end_id := encoder.token_to_id(end)) is not None]),
         )
 
     def encode(

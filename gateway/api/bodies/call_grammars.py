@@ -13,12 +13,14 @@ from gateway.api.bodies.argument_grammars import (
 )
 from gateway.api.bodies.grammars import (
     BLANK,
+    HARMONY_RULES,
     Rules,
     any_text_with,
     entry,
     quoted,
     until,
 )
+from gateway.text.harmony import HARMONY
 from gateway.text.tools.gemma import FUNCTIONGEMMA, GEMMA4, GemmaTokens
 from shared.grammars import CALL_CAPTURE
 from shared.messages import Constraint, Tool
@@ -131,6 +133,16 @@ FORMS: Mapping[str, Form] = {
                 "key_end": "entry_key_close blank? entry_value",
             },
         ),
+    ),
+    # gpt-oss ends its answer after a call.
+    HARMONY: Form(
+        "begin call",
+        {
+            "call": 'entry_channel "commentary to=functions.NAME" " "? entry_constrain "json" '
+            "entry_message ARGUMENTS"
+        },
+        between="entry_call",
+        entries={**HARMONY_RULES, **_entries(call="<|call|>")},
     ),
     "hermes": Form(
         "blank? call blank? entry_end",

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from gateway.text.harmony import HARMONY
 from gateway.text.reasoning import THOUGHTS, Thought
 from shared.grammars import ENTRY_RULE, for_generation
 from shared.messages import Constraint
@@ -45,6 +46,16 @@ def until(rule: str, name: str, text: str) -> Rules:
     }
 
 
+HARMONY_RULES: Rules = {
+    "begin": f'({ENTRY_RULE}start "assistant")?',
+    **entry("start", "<|start|>"),
+    **entry("channel", "<|channel|>"),
+    **entry("constrain", "<|constrain|>"),
+    **entry("message", "<|message|>"),
+}
+"""``begin``: the start of a further message, and the other tags of a message's header."""
+
+
 def json_rule(schema: dict[str, Any]) -> str:
     """What stands for a schema in a grammar. It allows what the schema allows alone."""
     return f"%json {msgspec.json.encode(for_generation(schema)).decode()}"
@@ -66,6 +77,17 @@ def grammar(rules: Rules) -> Constraint:
     return Constraint(kind="lark", source="\n".join(lines))
 
 
+def text_rules(constraint: Constraint, reasoning_parser: str | None) -> Rules:
+    """The rules of ``said``: a text within a constraint, as a model writes it."""
+    if reasoning_parser != HARMONY:
+        return {"said": rule_of(constraint)}
+    return {
+        "said": 'begin entry_channel "final" (" "? entry_constrain "json")? entry_message text',
+        "text": rule_of(constraint),
+        **HARMONY_RULES,
+    }
+
+
 def after_thought(rules: Rules, reasoning_parser: str | None) -> Constraint:
     """The grammar of ``answer``, one of the rules, after what thought there may be."""
     if reasoning_parser is None:
@@ -81,7 +103,9 @@ def after_reasoning(constraint: Constraint, reasoning_parser: str | None) -> Con
     """The same, for what a model says once it has thought. A grammar stands for all its text."""
     if reasoning_parser is None or constraint.kind == "lark":
         return constraint
-    return after_thought({"answer": rule_of(constraint)}, reasoning_parser)
+    return after_thought(
+        {"answer": "said", **text_rules(constraint, reasoning_parser)}, reasoning_parser
+    )
 
 
 def any_text_with(
@@ -122,13 +146,15 @@ def any_text_with(
 
 def _opening(thought: Thought) -> str:
     label = quoted(thought.label) if thought.label else ""
-    return f"{ENTRY_RULE}thought {label}".rstrip()
+    label_end = f"{ENTRY_RULE}label_end" if thought.label_end else ""
+    return f"{ENTRY_RULE}thought {label} {label_end}".rstrip()
 
 
 def _thought(thought: Thought) -> Rules:
     """The rules of a thought, from its opening tag on."""
     opening = {} if thought.is_open else entry("thought", thought.opening)
-    return {**opening, **until("thought", "thought_end", thought.closing)}
+    label_end = entry("label_end", thought.label_end) if thought.label_end else {}
+    return {**opening, **label_end, **until("thought", "thought_end", thought.closing)}
 
 
 def _escaped(source: str) -> str:

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 from gateway.api.bodies.argument_grammars import parameters, text_parameters
 from gateway.api.bodies.call_grammars import calls, text_with_calls
 from gateway.api.bodies.conversations import CALLABLE, OfferedTools
-from gateway.api.bodies.grammars import after_thought, rule_of
+from gateway.api.bodies.grammars import after_thought, text_rules
 from gateway.api.bodies.parameters import refused
 from gateway.api.bodies.structured_output import Wanted, json_constraint
 from gateway.text.tools import TAGGED, TOOL_PARSERS
@@ -107,7 +107,7 @@ class ToolUse(NamedTuple):
         if answer is None:
             rules = {"answer": "calls", **rules}
         else:
-            rules = {"answer": "calls | said", "said": rule_of(answer), **rules}
+            rules = {"answer": "calls | said", **text_rules(answer, reasoning_parser), **rules}
         constraint = after_thought(rules, reasoning_parser)
         if len(constraint.source) > MAX_GRAMMAR_CHARS:
             raise refused("tools", f"longer than {MAX_GRAMMAR_CHARS} characters together.")

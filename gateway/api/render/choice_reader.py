@@ -6,6 +6,7 @@ from itertools import accumulate
 from typing import TypeAlias
 
 from gateway.api.rendering import Rendering
+from gateway.text.harmony import HARMONY, HarmonyParser
 from gateway.text.pieces import (
     CallArguments,
     CallInput,
@@ -36,13 +37,14 @@ class ChoiceReader:
         self._num_tokens = 0
         self._num_chars = 0
         self._parser = _tool_parser(rendering)
-        names = rendering.custom_tools
-        self._custom = CustomInputs(names) if names else None
-        self._split: ReasoningSplit | None = None
-        if rendering.reasoning_parser is not None:
+        self._custom = CustomInputs(rendering.custom_tools) if rendering.custom_tools else None
+        self._split: ReasoningSplit | HarmonyParser | None = None
+        if rendering.reasoning_parser == HARMONY:
+            names = rendering.tool_names if rendering.tool_parser == HARMONY else ()
+            self._parser = self._split = HarmonyParser(names)
+        elif rendering.reasoning_parser is not None:
             thought = THOUGHTS[rendering.reasoning_parser]
-            self._split = ReasoningSplit(thought, self._parser)
-            self._parser = self._split
+            self._parser = self._split = ReasoningSplit(thought, self._parser)
         self.is_plain = isinstance(self._parser, PlainText)
         """Whether all text is content, and is passed on at once."""
 
@@ -95,7 +97,11 @@ class ChoiceReader:
         return self.num_calls > 0 and not self.has_open_call
 
     def _count(
-        self, split: ReasoningSplit, text_len: int, num_tokens: int, num_chars: Sequence[int]
+        self,
+        split: ReasoningSplit | HarmonyParser,
+        text_len: int,
+        num_tokens: int,
+        num_chars: Sequence[int],
     ) -> None:
         """Count the tokens up to the one that completes the end of the reasoning."""
         num_thought_chars = split.num_thought_chars - self._num_chars

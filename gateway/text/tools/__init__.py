@@ -6,6 +6,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from gateway.text.harmony import HARMONY, HarmonyParser
 from gateway.text.pieces import Parser
 from gateway.text.tools.calls import Names
 from gateway.text.tools.delimited import DEEPSEEK_V3, KIMI_K2, DelimitedParser
@@ -21,6 +22,7 @@ TOOL_PARSERS: Mapping[str, Callable[[Names], Parser]] = {
     "functiongemma": partial(gemma_parser, FUNCTIONGEMMA),
     "gemma4": partial(gemma_parser, GEMMA4),
     "glm45": partial(tagged_parser, GLM45),
+    HARMONY: HarmonyParser,
     "hermes": HermesParser,
     "kimi_k2": partial(DelimitedParser, KIMI_K2),
     "llama3_json": Llama3Parser,

@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.api.render.choice_reader import ChoiceReader, merged
+from gateway.text.harmony import HARMONY
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 from gateway.text.reasoning import THOUGHTS
 from gateway.text.tools import TOOL_PARSERS
@@ -200,7 +201,55 @@ GEMMA4 = [
     ('<|tool_call>call:f{a:<|"|>x', call(0, "f", '{"a": "x')),
     ("a <tool_call|> b <|tool_call>", [Content("a <tool_call|> b <|tool_call>")]),
 ]
+HARMONY_CALL = (
+    "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary "
+    'to=functions.f <|constrain|>json<|message|>{"a": "}"}'
+)
+HARMONIES = [
+    (
+        "<|channel|>analysis<|message|>Hm.\n<|end|><|start|>assistant<|channel|>final<|message|>"
+        "It is. ",
+        [Reasoning("Hm."), Content("It is. ")],
+    ),
+    (HARMONY_CALL, [Reasoning("Hm."), *call(0, "f", '{"a": "}"}')]),
+    (
+        ' to=functions.f<|channel|>commentary json<|message|>{"a": 1}<|call|><|start|>assistant'
+        " to=functions.g<|channel|>commentary<|message|>\n{}<|call|>",
+        call(0, "f", '{"a": 1}') + call(1, "g", "{}"),
+    ),
+    (
+        "<|channel|>commentary<|message|>I will see.<|end|><|start|>assistant<|channel|>analysis"
+        "<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b<|end|><|start|>"
+        "assistant<|channel|>final<|message|>Yes.<|return|>",
+        [Content("I will see."), Reasoning("a\nb"), Content("Yes.")],
+    ),
+    (
+        "<|channel|>commentary<|message|>Look:<|end|><|start|>assistant<|channel|>final<|message|>x",
+        [Content("Look:\nx")],
+    ),
+    (
+        "<|channel|>analysis<|message|>a<|start|>assistant<|channel|>final<|message|>b",
+        [
+            Reasoning("a"),
+            Content("b"),
+        ],
+    ),
+    ("It is.", [Content("It is.")]),
+    (" to be", [Content(" to be")]),
+    (" <|chan", [Content(" <|chan")]),
+    ("<|channel|>analysis<|message|>Hm <|en", [Reasoning("Hm <|en")]),
+    ("<|channel|>fin", []),
+    ("<|channel|>analysis<|message|>a<|end|><|start|>assis", [Reasoning("a")]),
+    (
+        "<|channel|>commentary to=functions.f<|message|>print()<|call|>",
+        [Content("<|channel|>commentary to=functions.f<|message|>print()")],
+    ),
+    ("<|channel|>commentary<|end|>x", [Content("<|channel|>commentary<|end|>x")]),
+    ("<|channel|>" + "a" * 600, [Content("<|channel|>" + "a" * 600)]),
+    ('<|channel|>commentary to=functions.f<|message|>{"a": [1', call(0, "f", '{"a": [1')),
+]
 CASES = [
+    *(("harmony", *case) for case in HARMONIES),
     *(("gemma4", *case) for case in GEMMA4),
     *(("functiongemma", *case) for case in FUNCTIONGEMMA),
     *(("pythonic", *case) for case in PYTHONIC),
@@ -253,6 +302,7 @@ def test_what_calls_no_declared_function_is_text(
         ("deepseek_r1", "hm\n</think> It is.", [Reasoning("hm"), Content("It is.")]),
         ("deepseek_r1", "<think>hm</think>It is.", [Reasoning("hm"), Content("It is.")]),
         ("deepseek_r1", "hm", [Reasoning("hm")]),
+        *(("harmony", *HARMONIES[k]) for k in (0, 3, 4, 5, 6, 9)),
     ],
 )
 def test_thought_is_told_from_content(parser: str, text: str, pieces: list[Piece]) -> None:
@@ -263,6 +313,40 @@ def test_calls_follow_thought() -> None:
     text = '<think>hm</think>\n<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 
     assert pieces_of([text], "hermes", "qwen3") == [Reasoning("hm"), *call(0, "f", "{}")]
+
+
+@pytest.mark.parametrize("names", [None, ("f",)])
+def test_one_parser_reads_thoughts_and_calls_of_harmony(names: tuple[str, ...] | None) -> None:
+    reader = ChoiceReader(
+        context_of(tool_parser="harmony", reasoning_parser="harmony", tool_names=names)
+    )
+
+    pieces = merged(reader.read(HARMONY_CALL, 1) + reader.end())
+
+    assert pieces == [Reasoning("Hm."), *call(0, "f", '{"a": "}"}')]
+    assert reader.has_called
+
+
+def test_the_header_of_a_message_that_was_cut_off_is_no_text() -> None:
+    assert pieces_of(["<|channel|>commentary to=functions.f<|message|> "], "harmony") == []
+
+
+def test_the_tokens_of_all_thoughts_of_harmony_are_counted() -> None:
+    reader = ChoiceReader(context_of(reasoning_parser="harmony"))
+    thought = ["<|channel|>", "analysis", "<|message|>", "Hm", ".", "<|end|>"]
+
+    for token in [*thought, "<|start|>", "assistant", *thought, "<|start|>", "assistant"]:
+        reader.read(token, 1)
+
+    assert reader.num_reasoning_tokens == len(thought) * 2 + 2
+
+
+def test_a_call_of_harmony_without_tools_is_text() -> None:
+    header = "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+
+    pieces = pieces_of([HARMONY_CALL], None, "harmony")
+
+    assert pieces == [Reasoning("Hm."), Content(header + '{"a": "}"}')]
 
 
 def test_calls_after_a_single_one_are_dropped() -> None:
@@ -382,6 +466,13 @@ fragments = st.lists(
             "<start_function_response>",
             "[TOOL_CALLS]",
             "[ARGS]",
+            "<|start|>assistant",
+            "<|channel|>analysis",
+            "<|channel|>final<|message|>",
+            "<|channel|>commentary to=functions.f <|constrain|>json",
+            " to=functions.g",
+            "<|message|>",
+            "<|end|>",
             "<｜tool▁calls▁begin｜>",
             "<｜tool▁call▁begin｜>",
             "f<｜tool▁sep｜>",
@@ -450,7 +541,7 @@ def test_pieces_do_not_depend_on_how_the_text_is_cut(
 
 
 @settings(max_examples=200, deadline=None)
-@given(text=fragments, parser=st.sampled_from(list(TOOL_PARSERS)))
+@given(text=fragments, parser=st.sampled_from([name for name in TOOL_PARSERS if name != HARMONY]))
 @example(text="\n<|python_tag|>", parser="llama3_json")
 @example(text="[TOOL_CALLS][]", parser="mistral")
 @example(text="<tool_call><parameter=a>", parser="qwen3_coder")

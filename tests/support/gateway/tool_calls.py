@@ -51,6 +51,13 @@ FORMS = {
         "\n",
         ("", ""),
     ),
+    "harmony": (
+        "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+        '{"city": "Rome"}',
+        "<|channel|>commentary to=functions.get_time <|constrain|>json<|message|>{}",
+        "<|call|><|start|>assistant",
+        ("", ""),
+    ),
     "hermes": (
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>',
         '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>',

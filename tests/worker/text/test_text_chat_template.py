@@ -271,6 +271,25 @@ def test_whitespace_that_the_template_trims_is_trimmed_from_a_continued_message(
     assert trimmed.render(asked) == "Count.;One,"
 
 
+HARMONY_STYLE = (
+    "{% for m in messages %}{% if m.tool_calls and m.content and m.thinking %}"
+    "{{ raise_exception('both') }}{% endif %}"
+    "<|channel|>analysis<|message|>{{ m.thinking or m.content }}{% endfor %}{{ reasoning_effort }}"
+)
+
+
+def test_harmony_is_given_what_was_said_before_a_call_as_a_thought() -> None:
+    call = ToolCall(id="c1", name="f", arguments="{}")
+    said = ChatMessage(
+        role="assistant", content="I look.", reasoning_content="Hm.", tool_calls=(call,)
+    )
+    chat = ChatPrompt(messages=(said,), template_kwargs={"reasoning_effort": "high"})
+
+    template = ChatTemplate(HARMONY_STYLE + "{{ tools }}", {})
+
+    assert template.render(chat) == "<|channel|>analysis<|message|>Hm.\nI look.highNone"
+
+
 def test_a_message_bears_its_name() -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.name is defined }},{% endfor %}", {})
 

@@ -29,6 +29,7 @@ def load(directory: Path, template: str, *entries: str) -> Tokenizer:
         ("{% if tools %}tool_declare{% endif %}", ["<|tool_call_begin|>"], "kimi_k2"),
         ("{% if tools %}<start_function_call>{% endif %}", [], "functiongemma"),
         ("{% if tools %}<|tool_call>call:{% endif %}", [], "gemma4"),
+        ("{% if tools %}<|channel|>analysis<|message|>{% endif %}", [], "harmony"),
         ("{% if tools %}[func_name1(a=b)]{% endif %}", ["<|python_tag|>"], "pythonic"),
         ("{% if tools %}calls{% endif %}", [], None),
         ("{{ messages[0].content }}", ["<|python_tag|>"], "hermes"),
@@ -44,6 +45,7 @@ def load(directory: Path, template: str, *entries: str) -> Tokenizer:
         "kimi_k2 by its vocabulary",
         "functiongemma",
         "gemma4",
+        "harmony",
         "pythonic",
         "of its own",
         "none",
@@ -62,9 +64,17 @@ def test_the_form_of_calls_is_told_from_template_and_vocabulary(
         ("{{ messages[0].content }}", ["</think>"], "qwen3"),
         ("{{ raise_exception('more, please') }}", ["</think>"], "qwen3"),
         ("{{ messages[0].content }}", ["<|channel>", "<channel|>"], "gemma4"),
+        ("<|channel|>analysis<|message|>", [], "harmony"),
         ("{{ messages[0].content }}", [], None),
     ],
-    ids=["begun by the template", "begun by the model", "a strict template", "gemma4", "none"],
+    ids=[
+        "begun by the template",
+        "begun by the model",
+        "a strict template",
+        "gemma4",
+        "harmony",
+        "none",
+    ],
 )
 def test_the_form_of_thoughts_is_told_from_template_and_vocabulary(
     template: str, entries: list[str], parser: str | None, tmp_path: Path

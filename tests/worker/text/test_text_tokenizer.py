@@ -89,6 +89,18 @@ def test_every_end_of_sequence_that_any_file_names_counts(tmp_path: Path) -> Non
     assert tokenizer.eos_ids == {1, 2, 3, 4}
 
 
+@pytest.mark.parametrize("template", ["<|channel|>analysis<|message|>", "{{ messages }}"])
+def test_an_answer_of_harmony_ends_with_its_call(template: str, tmp_path: Path) -> None:
+    words = word_tokenizer()
+    words.add_special_tokens(["<|return|>", "<|call|>"])
+    config = {"chat_template": template, "eos_token": "</s>"}
+
+    tokenizer = Tokenizer.load(save_tokenizer(words, tmp_path, tokenizer_config=config))
+
+    ends = ("</s>", "<|return|>", "<|call|>") if "channel" in template else ("</s>",)
+    assert tokenizer.eos_ids == {words.token_to_id(end) for end in ends}
+
+
 def test_truncation_and_padding_of_the_training_are_off(tmp_path: Path) -> None:
     words = word_tokenizer()
     words.enable_truncation(1)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.api.bodies.call_grammars import FORMS as GRAMMARS
+from gateway.api.bodies.grammars import after_reasoning
 from gateway.api.bodies.structured_output import Wanted, check_now
 from gateway.api.bodies.tool_choice import ToolUse
 from gateway.api.render.choice_reader import ChoiceReader, merged
@@ -63,6 +64,32 @@ def test_a_model_that_may_call_calls_or_answers(parser: str, answer: Constraint,
     assert not matches(constraint, "It rains.")
     reader = ChoiceReader(context_of(tool_parser=parser))
     assert merged(reader.read(text, 1) + reader.end()) == [Content(text)]
+
+
+HARMONY_THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|>"
+HARMONY_TEXT = "<|channel|>final<|message|>"
+
+
+@pytest.mark.parametrize("thought", ["", f"{HARMONY_THOUGHT}<|start|>assistant"])
+def test_harmony_calls_or_answers_after_its_thought(thought: str) -> None:
+    weather, now, between, _ = FORMS["harmony"]
+    use = use_of([WEATHER, TIME], "auto", parser="harmony")
+    assert use is not None
+    answer = Constraint(kind="json_schema", source='{"properties": {"a": {}}}')
+
+    either, forced = use.constraint("harmony", answer), use.constraint("harmony")
+    format_alone = after_reasoning(answer, "harmony")
+
+    check_now(Wanted("tools", either))
+    check_now(Wanted("tools", forced))
+    for constraint in (either, format_alone):
+        assert matches(constraint, f'{thought}{HARMONY_TEXT}{{"a": 1}}')
+        assert not matches(constraint, f"{thought}{HARMONY_TEXT}It rains.")
+        assert not matches(constraint, f'{thought}{{"a": 1}}')
+    for constraint in (either, forced):
+        assert matches(constraint, f"{thought}{weather}{between}{now}")
+        assert not matches(constraint, f"{thought}{weather.replace('city', 'town')}")
+    assert not matches(forced, f'{thought}{HARMONY_TEXT}{{"a": 1}}')
 
 
 @pytest.mark.parametrize("parser", TAGGED)
