@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from gateway.text.harmony import HARMONY
 from gateway.text.pieces import Parser, Piece, Reasoning
 from gateway.text.tags import Opening, Until
+from gateway.text.tools.harmony import HARMONY
 
 
 class Thought(NamedTuple):

@@ -20,8 +20,8 @@ from gateway.api.bodies.grammars import (
     quoted,
     until,
 )
-from gateway.text.harmony import HARMONY
 from gateway.text.tools.gemma import FUNCTIONGEMMA, GEMMA4, GemmaTokens
+from gateway.text.tools.harmony import HARMONY
 from shared.grammars import CALL_CAPTURE
 from shared.messages import Constraint, Tool
 

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from gateway.text.harmony import HARMONY
 from gateway.text.reasoning import THOUGHTS, Thought
+from gateway.text.tools.harmony import HARMONY
 from shared.grammars import ENTRY_RULE, for_generation
 from shared.messages import Constraint
 

@@ -6,7 +6,6 @@ from itertools import accumulate
 from typing import TypeAlias
 
 from gateway.api.rendering import Rendering
-from gateway.text.harmony import HARMONY, HarmonyParser
 from gateway.text.pieces import (
     CallArguments,
     CallInput,
@@ -20,6 +19,7 @@ from gateway.text.pieces import (
 from gateway.text.reasoning import THOUGHTS, ReasoningSplit
 from gateway.text.tools import TOOL_PARSERS
 from gateway.text.tools.custom import CustomInputs
+from gateway.text.tools.harmony import HARMONY, HarmonyParser
 from gateway.text.tools.mistral import MistralParser
 from shared.messages import Choice, Finished, TokenDelta, TokenLogprobs
 

@@ -6,11 +6,11 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from gateway.text.harmony import HARMONY, HarmonyParser
 from gateway.text.pieces import Parser
 from gateway.text.tools.calls import Names
 from gateway.text.tools.delimited import DEEPSEEK_V3, KIMI_K2, DelimitedParser
 from gateway.text.tools.gemma import FUNCTIONGEMMA, GEMMA4, gemma_parser
+from gateway.text.tools.harmony import HARMONY, HarmonyParser
 from gateway.text.tools.hermes import HermesParser
 from gateway.text.tools.llama3 import Llama3Parser
 from gateway.text.tools.mistral import MistralParser

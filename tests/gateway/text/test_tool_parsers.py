@@ -9,10 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.api.render.choice_reader import ChoiceReader, merged
-from gateway.text.harmony import HARMONY
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 from gateway.text.reasoning import THOUGHTS
 from gateway.text.tools import TOOL_PARSERS
+from gateway.text.tools.harmony import HARMONY
 from tests.support.gateway.rendering import context_of
 from tests.support.gateway.tool_calls import FORMS
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from gateway.api.bodies.conversations import chat_tools
 from gateway.api.bodies.schemas import ChatRequest, parse
 from shared.errors import InvalidRequest
+from shared.messages import ChatPrompt
 from worker.text.chat_template import ChatTemplate
 
 Body: TypeAlias = Mapping[str, Any]
@@ -23,7 +24,9 @@ DIRECTORY = Path.home() / ".cache" / "warren" / "chat_templates"
 """Where ``python -m tests.system.chat_templates`` leaves public templates."""
 
 _SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-_TOKENIZER = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **_SPECIAL_TOKENS)
+_TOKENIZER: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    tokenizer_object=Tokenizer(models.BPE()), **_SPECIAL_TOKENS
+)
 _DUMPED_LIST = re.compile(r"type\W{2,20}text\W")
 
 
@@ -190,6 +193,7 @@ def rendered_by_warren(source: str, body: Body) -> str | None:
     """The prompt of a request's job; None if it is refused."""
     request = parse(ChatRequest, json.dumps({"model": "m", **body}).encode())
     (prompt,) = request.prompts(chat_tools(request.tools).functions)
+    assert isinstance(prompt, ChatPrompt)
     try:
         return _template(source).render(prompt)
     except InvalidRequest:
@@ -209,7 +213,7 @@ def rendered_by_transformers(source: str, body: Body) -> str | None:
     if "reasoning_effort" in body:
         options["reasoning_effort"] = body["reasoning_effort"]
     try:
-        return _TOKENIZER.apply_chat_template(
+        text: str = _TOKENIZER.apply_chat_template(
             messages,
             tools=body.get("tools"),
             chat_template=source,
@@ -219,6 +223,7 @@ def rendered_by_transformers(source: str, body: Body) -> str | None:
         )
     except Exception:  # noqa: BLE001 - whatever a template may raise
         return None
+    return text
 
 
 @cache

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
 from shared.bus.memory import MemoryBus
 from shared.messages import ChatPrompt
@@ -15,6 +16,7 @@ from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWo
 
 THOUGHT = "<|channel|>analysis<|message|>They ask.<|end|><|start|>assistant"
 CALL = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Rome"}'
+TOOL: Any = WEATHER
 ASKED: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Weather?"}]}
 
 
@@ -46,7 +48,7 @@ async def gateway(bus: MemoryBus, worker: ScriptedWorker) -> AsyncIterator[LiveG
         yield gateway
 
 
-@pytest.mark.parametrize("tools", [[], [WEATHER]])
+@pytest.mark.parametrize("tools", [[], [TOOL]])
 async def test_the_final_channel_is_the_content(
     gateway: LiveGateway, worker: ScriptedWorker, tools: Any
 ) -> None:
@@ -72,16 +74,16 @@ async def test_what_is_said_to_a_function_is_a_call(
     gateway: LiveGateway, worker: ScriptedWorker
 ) -> None:
     worker.script = says(THOUGHT + CALL)
+    flat: Any = {"type": "function", **TOOL["function"]}
 
-    whole = await gateway.openai.chat.completions.create(**ASKED, tools=[WEATHER])
-    response = await gateway.openai.responses.create(
-        model=MODEL, input="Weather?", tools=[{"type": "function", **WEATHER["function"]}]
-    )
+    whole = await gateway.openai.chat.completions.create(**ASKED, tools=[TOOL])
+    response = await gateway.openai.responses.create(model=MODEL, input="Weather?", tools=[flat])
 
     choice = whole.choices[0]
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
-    (call,) = choice.message.tool_calls or ()
-    assert call.type == "function"
+    assert choice.message.tool_calls is not None
+    call = choice.message.tool_calls[0]
+    assert isinstance(call, ChatCompletionMessageFunctionToolCall)
     assert (call.function.name, call.function.arguments) == ("get_weather", '{"city": "Rome"}')
     assert [item.type for item in response.output] == ["reasoning", "function_call"]
     assert response.usage is not None
@@ -97,9 +99,7 @@ async def test_a_required_call_may_follow_a_thought(
 ) -> None:
     worker.script = says(THOUGHT + CALL)
 
-    whole = await gateway.openai.chat.completions.create(
-        **ASKED, tools=[WEATHER], tool_choice=choice
-    )
+    whole = await gateway.openai.chat.completions.create(**ASKED, tools=[TOOL], tool_choice=choice)
 
     constraint = worker.jobs[0].job.sampling.constraint
     assert constraint is not None

@@ -223,10 +223,11 @@ async def test_a_custom_tool_is_called_with_a_text_in_a_chat(
 
     choice = whole.choices[0]
     assert choice.finish_reason == "tool_calls"
-    (call,) = choice.message.tool_calls or ()
+    assert choice.message.tool_calls is not None
+    call = choice.message.tool_calls[0]
     assert isinstance(call, ChatCompletionMessageCustomToolCall)
     assert (call.type, call.custom.name, call.custom.input) == ("custom", "patch", "+é\n")
-    streamed = [delta.to_dict() for delta in deltas]
+    streamed: list[Any] = [delta.to_dict() for delta in deltas]
     assert streamed[0]["custom"] == {"name": "patch", "input": ""}
     assert "".join(delta["custom"]["input"] for delta in streamed) == "+é\n"
 
