@@ -112,7 +112,7 @@ class Relays:
             relay.start()
             try:
                 yield relay
-            except LogLost:
+            except (LogLost, Unroutable):  # it was deleted before or while it was read
                 raise StreamExpired(EXPIRED) from None
 
     async def cancel(self, request_id: str, tenant: str | None) -> None:
