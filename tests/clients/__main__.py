@@ -1,6 +1,6 @@
 """Run the clients that applications use, unmodified, against real deployments of Warren.
 
-    python -m tests.clients [CLIENT ...] [--deployment serve|rabbitmq] [--vllm VLLM]
+    python -m tests.clients [CLIENT ...] [--deployment serve|rabbitmq] [--write] [--vllm VLLM]
 
 Each client is installed into an environment of its own under ``--directory`` the first time (with
 pip or npm; lm-eval and guidellm also install torch). Logs are written there, too. Node, npm and
@@ -9,23 +9,25 @@ RabbitMQ is a node that ends with the run, or the one of ``WARREN_TEST_AMQP_URL`
 installed, use ``infra/rabbitmq/with_rabbitmq.sh python -m tests.clients``.
 
 Prints a line for each check. The exit code is 0 if every client ran and all its checks passed.
+``--write`` stores the results of the clients that were run, and writes docs/clients.md.
 """
 
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from docs.site.generate import PAGES, rendered
+from tests.clients import results
 from tests.clients.catalog import CLIENTS, ROOT, Missing, Program
 from tests.clients.checks import FAILED, OK, Target
 from tests.clients.deployments import DEPLOYMENTS
 
 _DIRECTORY = Path.home() / ".cache" / "warren" / "clients"
-_TIMEOUT_S = 600
 
 
 def main(
@@ -33,6 +35,9 @@ def main(
     deployment: Annotated[list[str] | None, typer.Option(help="serve, rabbitmq.")] = None,
     directory: Annotated[Path, typer.Option(help="Of environments and logs.")] = _DIRECTORY,
     vllm: Annotated[Path | None, typer.Option(help="The command, where PATH lacks it.")] = None,
+    at_once: Annotated[int, typer.Option(help="Clients that run at the same time.")] = 4,
+    timeout: Annotated[int, typer.Option(help="Seconds for each client.")] = 600,
+    write: Annotated[bool, typer.Option("--write", help="Store the results.")] = False,
 ) -> None:
     chosen, deployments = clients or list(CLIENTS), deployment or list(DEPLOYMENTS)
     for name in {*chosen} - {*CLIENTS} | {*deployments} - {*DEPLOYMENTS}:
@@ -40,50 +45,65 @@ def main(
     if vllm is not None:
         os.environ["PATH"] += f":{vllm.absolute().parent}"
     prepared = {name: _prepared(name, directory) for name in chosen}
-    programs = {name: program for name, program in prepared.items() if program is not None}
-    verdicts = [False] * (len(prepared) - len(programs))
+    programs = {name: found for name, found in prepared.items() if isinstance(found, Program)}
+    missing = {name: found for name, found in prepared.items() if isinstance(found, Missing)}
+    passed = [False] * len(missing)
+    for name, reason in missing.items() if write else ():
+        results.store_missing(name, str(reason))
     for where in deployments if programs else []:
-        with DEPLOYMENTS[where](directory / where) as target:
-            for name, program in programs.items():
-                log = directory / where / f"{name}.log"
-                label = f"{where:<8}  {name} {program.version}"
-                verdicts += _passed(label, program, target, log)
-    print(f"{sum(verdicts)} of {len(verdicts)} passed")
-    raise SystemExit(not all(verdicts))
+        with DEPLOYMENTS[where](directory / where) as target, ThreadPoolExecutor(at_once) as pool:
+            runs = {
+                pool.submit(_run, where, name, program, target, directory, timeout): name
+                for name, program in programs.items()
+            }
+            for run in as_completed(runs):
+                verdicts, name = run.result(), runs[run]
+                passed += [verdict == OK for verdict in verdicts.values()]
+                if write:
+                    results.store_run(name, programs[name].version, where, verdicts)
+    if write:
+        page = PAGES / "clients.md"
+        page.write_text(rendered(page.read_text()))
+    print(f"{sum(passed)} of {len(passed)} passed")
+    raise SystemExit(not all(passed))
 
 
-def _prepared(name: str, directory: Path) -> Program | None:
+def _prepared(name: str, directory: Path) -> Program | Missing:
     try:
         return CLIENTS[name](directory.absolute() / name)
     except Missing as missing:
         _show(name, "missing", "", str(missing))
-        return None
+        return missing
 
 
-def _passed(label: str, program: Program, target: Target, log: Path) -> Iterator[bool]:
-    """Run a program and show its checks. Yields whether each one passed, and False if the program
-    failed."""
-    with log.open("wb") as errors:
-        process = subprocess.Popen(
-            ["timeout", str(_TIMEOUT_S), *program.command, *target],
+def _run(
+    where: str, name: str, program: Program, target: Target, directory: Path, timeout_s: int
+) -> dict[str, str]:
+    """Run a program and show its checks. Returns the verdict of each check, and a failure if the
+    program failed."""
+    label, log = f"{where:<8}  {name} {program.version}", directory / where / f"{name}.log"
+    verdicts = {}
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(
+            ["timeout", str(timeout_s), *program.command, *target],
             cwd=program.directory,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-        )
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                verdict, check, reason = json.loads(line)
-                _show(label, verdict, check, reason)
-                yield verdict == OK
-            process.wait()
-        finally:
-            process.terminate()  # and `timeout` all its children
+        ) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            verdict, check, reason = json.loads(line)
+            _show(label, verdict, check, reason)
+            verdicts[check] = verdict
     if process.returncode:
-        _show(label, FAILED, f"exit code {process.returncode}", f"see {log}")
-        yield False
+        check = f"exit code {process.returncode}"
+        _show(label, FAILED, check, f"see {log}")
+        verdicts[check] = FAILED
+    return verdicts
 
 
 def _show(label: str, verdict: str, check: str, reason: str) -> None:

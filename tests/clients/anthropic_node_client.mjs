@@ -1,38 +1,24 @@
 // Anthropic's official client for Node. Run in a directory where it is installed: URL KEY MODEL.
 
 import assert from "node:assert/strict";
-import { createRequire } from "node:module";
-import { pathToFileURL } from "node:url";
+import { answer as ANSWER, argument, asking, capital, imported, isWeather, run, schema } from "./checks.mjs";
 
-const installed = createRequire(`${process.cwd()}/`);
-const { default: Anthropic } = await import(pathToFileURL(installed.resolve("@anthropic-ai/sdk")));
+const { default: Anthropic } = await imported("@anthropic-ai/sdk");
 
-const [url, apiKey, model] = process.argv.slice(2);
+const [url, apiKey, model] = argument;
 const client = new Anthropic({ baseURL: url, apiKey, maxRetries: 0 });
-const ANSWER = "The capital of France is Paris.";
 const ask = {
   model, max_tokens: 32, temperature: 0,
-  messages: [{ role: "user", content: "What is the capital of France?" }],
-};
-const schema = {
-  type: "object",
-  properties: { city: { enum: ["Paris", "Rome"] }, unit: { enum: ["C", "F"] } },
-  required: ["city", "unit"],
-  additionalProperties: false,
+  messages: [{ role: "user", content: capital }],
 };
 const withTool = {
   ...ask, max_tokens: 128,
-  messages: [{ role: "user", content: "The weather in Rome?" }],
+  messages: [{ role: "user", content: asking }],
   tools: [{ name: "weather", input_schema: schema }],
   tool_choice: { type: "any", disable_parallel_tool_use: true },
 };
 
-function isWeather({ city, unit }) {
-  assert(schema.properties.city.enum.includes(city));
-  assert(schema.properties.unit.enum.includes(unit));
-}
-
-const checks = {
+await run({
   async "message"() {
     const message = await client.messages.create(ask);
     assert.equal(message.content[0].text, ANSWER);
@@ -81,14 +67,4 @@ const checks = {
     const wrong = new Anthropic({ baseURL: url, apiKey: "wrong", maxRetries: 0 });
     await assert.rejects(wrong.messages.create(ask), Anthropic.AuthenticationError);
   },
-};
-
-for (const [name, check] of Object.entries(checks)) {
-  try {
-    await check();
-    console.log(JSON.stringify(["ok", name, ""]));
-  } catch (error) {
-    const reason = String(error).replace(/\s+/g, " ").slice(0, 600);
-    console.log(JSON.stringify(["failed", name, reason]));
-  }
-}
+});

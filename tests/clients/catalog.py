@@ -40,15 +40,14 @@ def _python(module: str, requirements: tuple[str, ...], directory: Path) -> Prog
     return _module(python, module, requirements[-1].partition("[")[0])
 
 
-def _node(program: str, package: str, directory: Path) -> Program:
-    """A program of this folder, and the package that it imports."""
-    node, npm = _command("node"), _command("npm")
-    manifest = directory / "node_modules" / package / "package.json"
-    if not manifest.exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        _run(npm, "install", "--no-fund", "--no-audit", "--prefix", directory, package)
-    version = json.loads(manifest.read_text())["version"]
-    return Program(version, [node, str(_HERE / program)], directory)
+def _node(program: str, packages: tuple[str, ...], directory: Path) -> Program:
+    """A program of this folder, and the packages that it imports, the client last."""
+    return Program(_npm(packages, directory), [_command("node"), str(_HERE / program)], directory)
+
+
+def _node_command(module: str, package: str, directory: Path) -> Program:
+    """A module that calls the command of a package, which is below its working directory."""
+    return Program(_npm((package,), directory), [sys.executable, "-m", module], directory)
 
 
 def _vllm(directory: Path) -> Program:
@@ -60,20 +59,46 @@ def _chromium(directory: Path) -> Program:
     return Program(version, [sys.executable, "-m", "tests.clients.browser_client"], ROOT)
 
 
+def _client(name: str, *requirements: str) -> Callable[[Path], Program]:
+    return partial(_python, f"tests.clients.{name}_client", requirements)
+
+
 CLIENTS: Mapping[str, Callable[[Path], Program]] = {
-    "openai": partial(_python, "tests.clients.openai_client", ("openai",)),
-    "openai-node": partial(_node, "node_client.mjs", "openai"),
-    "anthropic": partial(_python, "tests.clients.anthropic_client", ("anthropic",)),
-    "anthropic-node": partial(_node, "anthropic_node_client.mjs", "@anthropic-ai/sdk"),
-    "langchain": partial(_python, "tests.clients.langchain_client", ("langchain-openai",)),
-    "litellm": partial(_python, "tests.clients.litellm_client", ("litellm",)),
-    "instructor": partial(_python, "tests.clients.instructor_client", ("instructor",)),
-    "lm-eval": partial(_python, "tests.clients.lm_eval_client", (_TORCH, "lm-eval[api,hf]")),
-    "guidellm": partial(_python, "tests.clients.guidellm_client", (_TORCH, "guidellm")),
+    "openai": _client("openai", "openai"),
+    "openai-node": partial(_node, "node_client.mjs", ("openai",)),
+    "anthropic": _client("anthropic", "anthropic"),
+    "anthropic-node": partial(_node, "anthropic_node_client.mjs", ("@anthropic-ai/sdk",)),
+    "langchain": _client("langchain", "langchain-openai"),
+    "llama-index": _client("llama_index", "llama-index-llms-openai-like"),
+    "litellm": _client("litellm", "litellm"),
+    "instructor": _client("instructor", "instructor"),
+    "pydantic-ai": _client("pydantic_ai", "pydantic-ai-slim[openai]"),
+    "openai-agents": _client("openai_agents", "openai-agents"),
+    "dspy": _client("dspy", "dspy"),
+    "llm": _client("llm", "llm"),
+    "guidance": _client("guidance", "openai", "guidance"),
+    "outlines": _client("outlines", "outlines[openai]"),
+    "haystack": _client("haystack", "haystack-ai"),
+    "smolagents": _client("smolagents", "smolagents[openai]"),
+    "autogen": _client("autogen", "autogen-agentchat", "autogen-ext[openai]"),
+    "crewai": _client("crewai", "crewai"),
+    "ai-sdk": partial(_node, "ai_sdk_client.mjs", ("zod", "@ai-sdk/openai-compatible", "ai")),
+    "codex": partial(_node_command, "tests.clients.codex_client", "@openai/codex"),
+    "lm-eval": _client("lm_eval", _TORCH, "lm-eval[api,hf]"),
+    "guidellm": _client("guidellm", _TORCH, "guidellm"),
     "vllm-bench": _vllm,
     "chromium": _chromium,
 }
 """Each one installs itself into a directory unless it is installed there. Raises `Missing`."""
+
+
+def _npm(packages: tuple[str, ...], directory: Path) -> str:
+    """Returns the version of the last package."""
+    npm, manifest = _command("npm"), directory / "node_modules" / packages[-1] / "package.json"
+    if not manifest.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        _run(npm, "install", "--no-fund", "--no-audit", "--prefix", directory, *packages)
+    return str(json.loads(manifest.read_text())["version"])
 
 
 def _module(python: Path, module: str, distribution: str) -> Program:
@@ -91,5 +116,5 @@ def _command(name: str) -> str:
 def _run(*command: str | Path) -> str:
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
-        raise Missing(f"{command[0]} failed: {done.stderr.strip()[-300:]}")
+        raise Missing(f"{Path(command[0]).name} failed: {done.stderr.strip()[-300:]}")
     return done.stdout

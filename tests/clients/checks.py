@@ -6,7 +6,7 @@ Programs run in environments that contain their client but not Warren.
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 CAPITAL = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
@@ -18,6 +18,7 @@ WEATHER: dict[str, Any] = {
     "additionalProperties": False,
 }
 OK, FAILED = "ok", "failed"
+_Error = TypeVar("_Error", bound=Exception)
 
 
 class Target(NamedTuple):
@@ -33,6 +34,9 @@ class Target(NamedTuple):
 
 
 def target() -> Target:
+    """The deployment of the command line. From now on, what libraries print is an error output:
+    the standard output has the verdicts alone."""
+    sys.stdout = sys.stderr
     return Target(*sys.argv[1:])
 
 
@@ -49,9 +53,10 @@ def report(name: str, check: Callable[[], None]) -> None:
         check()
     except Exception as error:  # noqa: BLE001 (any client may raise anything)
         reason = " ".join(str(error).split())[:600]
-        print(json.dumps([FAILED, name, f"{type(error).__name__}: {reason}"]), flush=True)
+        verdict = [FAILED, name, f"{type(error).__name__}: {reason}"]
     else:
-        print(json.dumps([OK, name, ""]), flush=True)
+        verdict = [OK, name, ""]
+    print(json.dumps(verdict), file=sys.__stdout__, flush=True)
 
 
 def batch_lines(model: str, content: str, **more: object) -> bytes:
@@ -78,6 +83,15 @@ def equal(found: object, expected: object) -> None:
 def one_of(found: object, expected: Sequence[object]) -> None:
     if found not in expected:
         raise AssertionError(f"{found!r} is none of {list(expected)!r}")
+
+
+def raised(kind: type[_Error], call: Callable[[], object]) -> _Error:
+    """The exception of this kind that ``call`` raises. Raise if there is none."""
+    try:
+        call()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
 
 
 def is_weather(arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""LiteLLM: a chat, and its helpers for files and batches."""
+"""LiteLLM: a chat, its errors, and its helpers for files and batches."""
 
 import json
 import time
@@ -6,7 +6,16 @@ from typing import Any
 
 import litellm  # type: ignore[import-not-found]
 
-from tests.clients.checks import ANSWER, CAPITAL, LONG_STORY, batch_lines, equal, run, target
+from tests.clients.checks import (
+    ANSWER,
+    CAPITAL,
+    LONG_STORY,
+    batch_lines,
+    equal,
+    raised,
+    run,
+    target,
+)
 
 TARGET = target()
 ACCESS: dict[str, Any] = {"api_base": f"{TARGET.url}/v1", "api_key": TARGET.api_key}
@@ -32,15 +41,34 @@ def ended(batch: Any) -> Any:
     return batch
 
 
-def check_chat() -> None:
-    answer = litellm.completion(
-        model=f"openai/{TARGET.model}",
-        messages=[{"role": "user", "content": CAPITAL}],
-        temperature=0,
-        **ACCESS,
+def asked(**options: Any) -> Any:
+    return litellm.completion(
+        **ACCESS
+        | {
+            "model": f"openai/{TARGET.model}",
+            "messages": [{"role": "user", "content": CAPITAL}],
+            "temperature": 0,
+            "max_retries": 0,
+        }
+        | options
     )
 
-    equal(answer.choices[0].message.content, ANSWER)
+
+def check_chat() -> None:
+    equal(asked().choices[0].message.content, ANSWER)
+
+
+def check_chat_streamed() -> None:
+    pieces = [chunk.choices[0].delta.content or "" for chunk in asked(stream=True)]
+
+    equal("".join(pieces), ANSWER)
+
+
+def check_wrong_key() -> None:
+    """LiteLLM looks for the words, not for the status."""
+    error = raised(litellm.AuthenticationError, lambda: asked(api_key="wrong"))
+
+    assert "Incorrect API key provided" in str(error), error
 
 
 def check_batch() -> None:
