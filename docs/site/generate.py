@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from cli.options import table
+from docs.site.clients import client_table
 from docs.site.compatibility import tables
 from docs.site.messages import message_tables
 from docs.site.metrics import metric_tables
@@ -20,6 +21,7 @@ COMPOSE = ROOT / "docker-compose.yml"
 
 
 _BLOCKS: Mapping[str, Callable[[], str]] = {
+    "clients": client_table,
     "compatibility": tables,
     "messages": message_tables,
     "metrics": metric_tables,

@@ -1,0 +1,37 @@
+"""The table of clients shows what was stored of their runs."""
+
+import json
+
+from docs.site.clients import DEPLOYMENTS, RESULTS, client_table, row
+from tests.clients import deployments, results
+from tests.clients.catalog import CLIENTS
+
+RUN = {"version": "1.2", "serve": {"chat": "ok", "tools": "failed"}, "rabbitmq": {"chat": "ok"}}
+
+
+def test_every_client_has_a_row() -> None:
+    stored = json.loads(RESULTS.read_text())
+
+    assert set(stored) == set(CLIENTS)
+    assert client_table().count("\n") == len(CLIENTS) + 1
+
+
+def test_the_results_are_those_of_the_deployments_that_are_run() -> None:
+    assert results.PATH == RESULTS
+    assert set(DEPLOYMENTS) == set(deployments.DEPLOYMENTS)
+
+
+def test_a_row_names_the_checks_that_failed() -> None:
+    shown = row("one", RUN)
+
+    assert shown == "| one | 1.2 | chat, tools | 1 of 2; failed: tools | 1 of 1 |"
+
+
+def test_a_client_that_ran_in_one_deployment_only_says_so() -> None:
+    assert row("one", {"version": "1.2", "serve": {"chat": "ok"}}).endswith("| 1 of 1 | not run |")
+
+
+def test_a_client_that_is_missing_has_its_reason() -> None:
+    assert row("one", {"missing": "there is no one in PATH"}) == (
+        "| one | | not run: there is no one in PATH | | |"
+    )
