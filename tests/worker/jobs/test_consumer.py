@@ -38,6 +38,7 @@ async def consuming(bus: MemoryBus) -> AsyncIterator[tuple[JobConsumer, "asyncio
         bus,
         "echo",
         QUEUE,
+        overflow=None,
         worker="worker.echo",
         prefetch=1,
         window=JobWindow(1, {}),
