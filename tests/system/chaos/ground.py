@@ -69,7 +69,10 @@ def _wait_for_nothing(look: Callable[[], list[str]], patience_s: float = _PATIEN
 
 def _in_queues(node: RabbitNode) -> list[str]:
     columns = ("name", "messages_ready", "messages_unacknowledged", "consumers")
-    lines = node.ctl("--silent", "list_queues", "--vhost", "warren", *columns).splitlines()
+    try:
+        lines = node.ctl("--silent", "list_queues", "--vhost", "warren", *columns).splitlines()
+    except AssertionError as error:  # the node has just been started, and does not answer yet
+        return [str(error)]
     rows = [line.split("\t") for line in lines if line.count("\t") == len(columns) - 1]
     left = []
     for name, ready, unacknowledged, consumers in rows:
