@@ -2,7 +2,7 @@
 
     python -m tests.system.chat_templates [--directory DIRECTORY] [TEMPLATE ...]
 
-Renders the conversations of `tests.support.models.chat_templates` with SmolLM2's template, with
+Renders the conversations of `tests.support.text.chat_templates` with SmolLM2's template, with
 those that llama.cpp collects of other models, and with the given files. llama.cpp's are taken from
 a source distribution on PyPI, which pip downloads into ``--directory`` the first time.
 
@@ -20,7 +20,7 @@ from typing import Annotated
 
 import typer
 
-from tests.support.models.chat_templates import (
+from tests.support.text.chat_templates import (
     CONVERSATIONS,
     DIRECTORY,
     Verdict,

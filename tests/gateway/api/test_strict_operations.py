@@ -20,15 +20,15 @@ from shared.messages import Failed
 from shared.settings import GatewaySettings
 from tests.support.gateway.batches import ENDED, chat, jsonl
 from tests.support.gateway.http import LiveGateway, eventually, hears_a_worker, live_gateway
-from tests.support.gateway.strict_answers import (
+from tests.support.gateway.webhooks import receiving
+from tests.support.strictness.answers import (
     ANSWERS,
     UNTYPED_OPERATIONS,
     OutputLine,
     faults,
     operation_of,
 )
-from tests.support.gateway.webhooks import receiving
-from tests.support.strict_types import problems
+from tests.support.strictness.types import problems
 from tests.support.workers.scripted_worker import (
     MODEL,
     ScriptedJob,

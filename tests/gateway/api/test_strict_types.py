@@ -14,7 +14,7 @@ import pytest
 from shared.bus.memory import MemoryBus
 from shared.messages import Failed, Logprob, PromptScores, TokenLogprobs
 from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway
-from tests.support.gateway.strict_answers import faults
+from tests.support.strictness.answers import faults
 from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker, words
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

@@ -1,2 +1,2 @@
-"""Models for tests: tiny checkpoints, tokenizers, grammars, small engines and their batches, the
+"""Models for tests: tiny checkpoints, grammars, small engines and their batches, the
 native library, and the comparison of tensors."""

@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from shared.errors import InvalidRequest, Overloaded
 from shared.messages import Constraint
 from tests.support.gateway.tool_calls import FORMS, TIME, WEATHER, use_of
-from tests.support.models.tokenizers import byte_level_tokenizer, save_tokenizer
+from tests.support.text.tokenizers import byte_level_tokenizer, save_tokenizer
 from worker.decode.constraints import Constraints, Grammar, token_mask
 from worker.text import Tokenizer
 

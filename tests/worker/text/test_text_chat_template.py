@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from shared.errors import InvalidRequest, StartupError
 from shared.messages import ChatMessage, ChatPrompt, Tool, ToolCall
-from tests.support.models.tokenizers import byte_level_tokenizer, save_tokenizer
+from tests.support.text.tokenizers import byte_level_tokenizer, save_tokenizer
 from worker.text import Tokenizer
 from worker.text.chat_template import ChatTemplate
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
 from shared.errors import StartupError
-from tests.support.models.tokenizers import (
+from tests.support.text.tokenizers import (
     byte_level_tokenizer,
     metaspace_tokenizer,
     save_tokenizer,

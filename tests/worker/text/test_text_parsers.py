@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.models.tokenizers import byte_level_tokenizer, save_tokenizer
+from tests.support.text.tokenizers import byte_level_tokenizer, save_tokenizer
 from worker.text import Tokenizer, reasoning_parser, tool_parser
 
 

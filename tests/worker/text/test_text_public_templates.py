@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.models.chat_templates import CONVERSATIONS, cached_templates, verdict
+from tests.support.text.chat_templates import CONVERSATIONS, cached_templates, verdict
 from tests.system.chat_templates import compared, templates_in
 
 JOINING = """

@@ -6,7 +6,7 @@ from tokenizers import processors
 
 from shared.errors import InvalidRequest, StartupError
 from shared.messages import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
-from tests.support.models.tokenizers import (
+from tests.support.text.tokenizers import (
     byte_level_tokenizer,
     save_tokenizer,
     sentencepiece_tokenizer,

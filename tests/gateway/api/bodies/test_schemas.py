@@ -352,7 +352,7 @@ def test_choices_may_repeat_a_limited_part_of_their_prompts(prompt: Any, n: int)
         ([{"role": "user", "content": "x", "name": 3}], "messages[0].name"),
         ([{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
-        ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0]"),
+        ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0].function"),
         ([USER] * (MAX_MESSAGES + 1), "messages"),
     ],
 )

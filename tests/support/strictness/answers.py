@@ -14,7 +14,7 @@ from openai.types.shared import ErrorObject
 from pydantic import BaseModel
 
 from gateway.errors import is_messages
-from tests.support.strict_types import problems
+from tests.support.strictness.types import problems
 
 _T = TypeVar("_T")
 
