@@ -26,7 +26,7 @@ from worker.decode.plan import ChoicePlan, plan, prompt_texts
 from worker.decode.served_model import ServedModel
 from worker.engine.interface import StepOutput
 from worker.jobs.delivery import LogMoved, ReplyPublisher
-from worker.jobs.ledger import RECORDED_WITHIN_S, Ledger
+from worker.jobs.ledger import Ledger, recorded
 from worker.jobs.log_reader import read_log
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.observation import JobObservation
@@ -230,9 +230,7 @@ class JobExecution:
     async def _publish(self, event: ReplyEvent) -> None:
         result: Event = Signal.CONFIRMED
         if self._recording is not None:
-            # A client that has read its answer to the end deletes the log, after which nobody could
-            # record what the request has used.
-            await asyncio.wait([self._recording], timeout=RECORDED_WITHIN_S)
+            await recorded(self._recording)
         try:
             await self._publisher.publish(event)
         except LogMoved:

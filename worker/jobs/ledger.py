@@ -18,8 +18,16 @@ _RETRY_PAUSE_S = 0.2
 _PATIENCE_S = 30.0
 """Seconds for which a broker that is reachable may refuse a record or leave it unconfirmed. A job
 is not settled meanwhile, and takes the place of others."""
-RECORDED_WITHIN_S = 5.0
-"""Seconds for which the end of an answer is held back until its record is confirmed."""
+_RECORDED_WITHIN_S = 5.0
+
+
+async def recorded(recording: "asyncio.Task[None]") -> None:
+    """Hold back the end of an answer until its record is confirmed, or for 5 s.
+
+    A client that has read its answer to the end deletes the log, after which nobody could record
+    what the request has used.
+    """
+    await asyncio.wait([recording], timeout=_RECORDED_WITHIN_S)
 
 
 class Ledger:

@@ -45,7 +45,7 @@ from shared.publishers import Publishers
 from shared.telemetry import incidents, job_lines
 from worker.decode.served_model import ServedModel
 from worker.jobs.delivery import JobDelivery, ReplyPublisher
-from worker.jobs.ledger import RECORDED_WITHIN_S, Ledger
+from worker.jobs.ledger import Ledger, recorded
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.observation import record_queue_span, report_undecodable, start_run_span
 
@@ -152,7 +152,7 @@ class QuickConsumer:
         record = _usage(job, answered, time.monotonic() - began)
         recording = None if record is None else self._ledger.record(record)
         if recording is not None:
-            await asyncio.wait([recording], timeout=RECORDED_WITHIN_S)
+            await recorded(recording)
         try:
             await _publish(publisher, answered)
         except BusError as error:
