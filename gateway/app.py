@@ -30,7 +30,7 @@ from gateway.api.routes import (
     usage,
     webhooks,
 )
-from gateway.batches.runner import BatchRunner
+from gateway.batches.batch_runner import BatchRunner
 from gateway.intake.limits import RATE_HEADERS
 from gateway.middleware import (
     IGNORED_PARAMETERS_HEADER,

@@ -28,7 +28,7 @@ from gateway.log.reply_queues import ReplyQueues
 from gateway.metrics import Metrics
 from gateway.store.batches import BATCH_PREFIX
 from gateway.store.state import Store
-from gateway.webhooks.delivery import Deliverer
+from gateway.webhooks.dispatcher import Deliverer
 from gateway.webhooks.sending import Sender
 from shared import topology
 from shared.bus.base import Bus, Message, Queue

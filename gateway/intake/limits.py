@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
 from gateway.intake.key_file import ApiKey
-from gateway.intake.usage import Claim, KeyUse, UsageLedger
+from gateway.intake.key_usage import Claim, KeyUse, UsageLedger
 from shared import topology
 from shared.bus.base import Bus, Message
 from shared.errors import BusError, InvalidRequest, Unavailable, WarrenError

@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.store.database import Database, uncancelled
 from gateway.store.files.records import UNENDED, lock_file, reveal
-from gateway.store.tables import ANSWERS, BATCHES
+from gateway.store.schema import ANSWERS, BATCHES
 from gateway.store.webhooks import EventType, announce
 from shared.errors import IdempotencyMismatch, InvalidRequest, NotFound, Overloaded
 

@@ -20,7 +20,7 @@ from gateway.store.files.records import Files
 from gateway.store.files.uploads import Uploads
 from gateway.store.history.conversations import Conversations
 from gateway.store.history.responses import Responses, StoreLimits
-from gateway.store.models import SeenModels
+from gateway.store.seen_models import SeenModels
 from gateway.store.usage import UsageRecords
 from gateway.store.webhooks import Webhooks
 from shared.errors import StartupError, Unavailable

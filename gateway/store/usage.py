@@ -11,7 +11,7 @@ from sqlalchemy import Column, and_, case, delete, func, not_, or_, select, tupl
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.store.database import Database, uncancelled
-from gateway.store.tables import USAGE
+from gateway.store.schema import USAGE
 from shared.errors import InvalidRequest
 from shared.messages import UsageRecord
 

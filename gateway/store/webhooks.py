@@ -17,7 +17,7 @@ from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.store.database import Database, uncancelled
-from gateway.store.tables import DELIVERIES, WEBHOOKS
+from gateway.store.schema import DELIVERIES, WEBHOOKS
 from shared.errors import NotFound
 
 EventType: TypeAlias = Literal[

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.native.host_memory import allocate
+from kernels.native.huge_pages import allocate
 from kernels.native.library import Library, WeightView, pointer
 from kernels.quantized import BLOCK_BYTES, BLOCK_INPUTS, Matrix, QuantizedWeight
 

@@ -12,7 +12,7 @@ def test_a_signal_ends_a_process_that_still_loads_its_model() -> None:
         """
         import os, signal, time
         from cli.runtime import on_signals, run, this_task
-        from worker.process.loading import in_daemon_thread
+        from worker.process.background_loading import in_daemon_thread
 
         def work():
             os.kill(os.getpid(), signal.SIGTERM)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from starlette.types import Message
 
-from gateway.api.sending import ClientGone, until_disconnect
+from gateway.api.event_stream import ClientGone, until_disconnect
 from tests.support.workers.faults import Unforeseen
 
 

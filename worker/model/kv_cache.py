@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.native.host_memory import allocate
+from kernels.native.huge_pages import allocate
 from shared.errors import StartupError
 from shared.host_memory import free_bytes as free_host_bytes
 

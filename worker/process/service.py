@@ -39,7 +39,7 @@ from worker.jobs.metrics import JobMetrics
 from worker.jobs.quarantine import Solitude
 from worker.jobs.quick import QuickConsumer
 from worker.jobs.window import JobWindow
-from worker.process import loading
+from worker.process import background_loading
 from worker.process.health_server import HealthServer
 from worker.process.metrics import WorkerMetrics
 from worker.process.peers import FreeSlots, compare, hear_peers, num_free
@@ -95,7 +95,7 @@ async def _run_worker(
     hearing = asyncio.create_task(hear_peers(bus, name, worker_id, settings.announce_interval_s))
     try:
         if model is None:
-            model = await loading.load(settings, name)
+            model = await background_loading.load(settings, name)
         compare(await hearing, model)
     finally:
         hearing.cancel()

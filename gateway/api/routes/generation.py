@@ -15,15 +15,7 @@ from gateway.api import keeping
 from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest, parse_with_ignored
 from gateway.api.bodies.submission import GenerationBody, Submission, submission
-from gateway.api.keeping import Keeping
-from gateway.api.observation import Observation
-from gateway.api.openapi import documented
-from gateway.api.render import whole_answer
-from gateway.api.render.formats import ChatCompletion, Completion
-from gateway.api.render.gathering import Gathering
-from gateway.api.render.responses import ResponseObject
-from gateway.api.rendering import Rendering
-from gateway.api.sending import (
+from gateway.api.event_stream import (
     STREAM_HEADERS,
     ClientGone,
     EventStream,
@@ -33,6 +25,14 @@ from gateway.api.sending import (
     send_last,
     until_disconnect,
 )
+from gateway.api.keeping import Keeping
+from gateway.api.observation import Observation
+from gateway.api.openapi import documented
+from gateway.api.render import whole_answer
+from gateway.api.render.formats import ChatCompletion, Completion
+from gateway.api.render.gathering import Gathering
+from gateway.api.render.responses import ResponseObject
+from gateway.api.rendering import Rendering
 from gateway.api.truncation import truncated
 from gateway.intake.body import parsed, read_body
 from gateway.intake.key_file import ApiKey

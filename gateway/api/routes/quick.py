@@ -27,9 +27,9 @@ from gateway.api.bodies.quick import (
 )
 from gateway.api.bodies.schemas import parse_with_ignored
 from gateway.api.bodies.scoring import Ranking, RerankRequest, ScoreRequest, Scores
+from gateway.api.event_stream import ClientGone, until_disconnect
 from gateway.api.openapi import IGNORED_PARAMETERS, documented, headers_named
 from gateway.api.routes.generation import LiveResponse
-from gateway.api.sending import ClientGone, until_disconnect
 from gateway.intake.admission import Entry
 from gateway.intake.body import parsed, read_body
 from gateway.intake.key_file import ApiKey

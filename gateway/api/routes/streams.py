@@ -8,14 +8,14 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.api import keeping
-from gateway.api.rendering import decode_rendering
-from gateway.api.sending import (
+from gateway.api.event_stream import (
     STREAM_HEADERS,
     ClientGone,
     EventStream,
     raise_failure,
     until_disconnect,
 )
+from gateway.api.rendering import decode_rendering
 from gateway.intake.key_file import ApiKey
 from gateway.intake.signer import Verb
 from gateway.log.cursor import NOT_FOUND, Departure

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.store.database import Database, uncancelled
 from gateway.store.files.blobs import Blobs, BlobWriter
-from gateway.store.tables import BATCHES, FILES, UPLOADS
+from gateway.store.schema import BATCHES, FILES, UPLOADS
 from shared.errors import InvalidRequest, NotFound, Unavailable
 
 logger = logging.getLogger(__name__)

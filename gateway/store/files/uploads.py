@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.store.database import Database, uncancelled
 from gateway.store.files.records import Draft, Files, reveal
-from gateway.store.tables import FILES, UPLOADS
+from gateway.store.schema import FILES, UPLOADS
 from shared.errors import InvalidRequest, NotFound, Unavailable
 
 Status: TypeAlias = Literal["pending", "completed", "cancelled", "expired"]

@@ -13,7 +13,7 @@ from sqlalchemy import and_, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.store.database import Database, uncancelled
-from gateway.store.tables import CONVERSATION_ITEMS, CONVERSATIONS
+from gateway.store.schema import CONVERSATION_ITEMS, CONVERSATIONS
 from shared.errors import NotFound
 
 MAX_PAGE_BYTES = 16 << 20

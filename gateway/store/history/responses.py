@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 
 from gateway.store.database import Database, uncancelled
 from gateway.store.history.conversations import StoredItem, add_items, items_of
-from gateway.store.tables import CONVERSATIONS, RESPONSES
+from gateway.store.schema import CONVERSATIONS, RESPONSES
 from gateway.store.webhooks import EventType, announce
 from shared.errors import NotFound
 

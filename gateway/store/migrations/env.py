@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from gateway.store.tables import METADATA
+from gateway.store.schema import METADATA
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -10,7 +10,7 @@ from gateway.store.database import Database
 from gateway.store.files.blobs import Blobs
 from gateway.store.files.records import Files
 from gateway.store.files.uploads import Uploads
-from gateway.store.models import SeenModels
+from gateway.store.seen_models import SeenModels
 from gateway.store.usage import UsageRecords
 from tests.support.deployment.postgres import postgres
 

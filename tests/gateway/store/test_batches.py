@@ -9,7 +9,7 @@ from gateway.store import batches as store
 from gateway.store.batches import Batches, BatchRecord, LeaseLost, LineAnswer, Order
 from gateway.store.database import Database
 from gateway.store.files.records import Files
-from gateway.store.tables import BATCHES
+from gateway.store.schema import BATCHES
 from shared.errors import IdempotencyMismatch, InvalidRequest, NotFound, Overloaded
 
 

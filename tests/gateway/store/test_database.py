@@ -9,7 +9,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Connection, text
 
 from gateway.store.database import Database, uncancelled
-from gateway.store.tables import METADATA
+from gateway.store.schema import METADATA
 from shared.errors import StartupError, Unavailable
 from tests.support.deployment.postgres import PostgresServer
 from tests.support.deployment.processes import free_port

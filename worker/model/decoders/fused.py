@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.native.decoder import PackedDecoder, PackedLayer, PackedModel
-from kernels.native.host_memory import CommittedAhead
+from kernels.native.huge_pages import CommittedAhead
 from kernels.native.library import Library, library
 from kernels.native.packed import PackedWeight, pack
 from kernels.quantized import Matrix

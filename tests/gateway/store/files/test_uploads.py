@@ -12,7 +12,7 @@ from gateway.store.database import Database
 from gateway.store.files.blobs import Blobs
 from gateway.store.files.records import Files
 from gateway.store.files.uploads import LIFETIME_S, UploadRecord, Uploads
-from gateway.store.tables import FILES, UPLOADS
+from gateway.store.schema import FILES, UPLOADS
 from shared.errors import InvalidRequest, NotFound
 
 

@@ -7,7 +7,7 @@ from sqlalchemy import insert, text
 from gateway.store.database import Database
 from gateway.store.history.conversations import Conversations, StoredItem
 from gateway.store.history.responses import MAX_CHAIN_LEN, ResponseDraft, Responses, StoreLimits
-from gateway.store.tables import RESPONSES
+from gateway.store.schema import RESPONSES
 from shared.errors import NotFound
 
 DAY_S = 24 * 3600

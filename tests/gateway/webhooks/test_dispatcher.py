@@ -12,7 +12,7 @@ import pytest
 from gateway.metrics import Metrics
 from gateway.store.state import Store, StoredState
 from gateway.store.webhooks import EVENT_TYPES, Webhook
-from gateway.webhooks.delivery import LEASE_S, Deliverer, pause_s
+from gateway.webhooks.dispatcher import LEASE_S, Deliverer, pause_s
 from gateway.webhooks.sending import Sender
 from shared import settings
 from shared.settings import GatewaySettings

@@ -6,7 +6,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.store.database import Database, uncancelled
-from gateway.store.tables import MODELS
+from gateway.store.schema import MODELS
 
 
 class SeenModels:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.native.host_memory import CommittedAhead, allocate
+from kernels.native.huge_pages import CommittedAhead, allocate
 from kernels.native.library import library
 
 NUM_LAYERS = 3

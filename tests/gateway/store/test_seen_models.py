@@ -6,7 +6,7 @@ from pathlib import Path
 from sqlalchemy import text
 
 from gateway.store.database import Database
-from gateway.store.models import SeenModels
+from gateway.store.seen_models import SeenModels
 from gateway.store.usage import UsageRecords
 from tests.gateway.store.test_usage import DAY_S, a_record
 

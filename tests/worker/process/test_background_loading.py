@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from worker.process.loading import in_daemon_thread
+from worker.process.background_loading import in_daemon_thread
 
 
 def test_the_result_or_the_error_arrives() -> None:
