@@ -582,6 +582,14 @@ class WorkerSettings(CommonSettings):
         description="Reuse the KV cache of prompt prefixes that requests of one tenant share. "
         "Turn it off to measure without reuse.",
     )
+    max_draft_tokens: int = Field(
+        15,
+        ge=0,
+        le=63,
+        description="Maximum number of tokens of a sequence that one step drafts and checks, on the "
+        "CPU. Drafts are looked up in the request's own prompt and answer, and no token changes; "
+        "they are made only if they are expected to save time. 0 turns them off.",
+    )
     max_step_ms: float = Field(
         200,
         gt=0,

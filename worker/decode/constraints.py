@@ -7,6 +7,8 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from copy import copy
 from itertools import takewhile
 
 from llguidance import LLMatcher, LLTokenizer
@@ -28,6 +30,8 @@ _ENTRY = re.compile(rf'^(?P<name>{ENTRY_RULE}\w+): (?P<text>"(?:[^"\\\n]|\\.)*")
 """A rule that stands for an entry of the vocabulary: see `ENTRY_RULE`."""
 _TAG = re.compile(rb"<[^<>=]*>")
 _WORD = re.compile(rb"\w")
+_MAX_AHEAD_S = 0.005
+"""Maximum time for the masks after drafted tokens, in seconds, except for the last one."""
 _MAX_MASK_S = 0.25
 """Maximum time for computing one mask, in seconds, because all sequences of the step wait for it.
 Grammars in common use stay far below; llguidance's own limits do not exclude all others."""
@@ -85,6 +89,25 @@ class GrammarMatcher:
             return mask
         both = int.from_bytes(mask, "little") & self._allowed
         return both.to_bytes(self._num_mask_bytes, "little")
+
+    def forced_tokens(self) -> Sequence[int]:
+        """See `TokenConstraint.forced_tokens`."""
+        forced: list[int] = [] if self.is_complete else self._matcher.compute_ff_tokens()
+        return forced
+
+    def masks_after(self, token_ids: Sequence[int]) -> Sequence[bytes]:
+        """See `TokenConstraint.masks_after`."""
+        ahead = copy(self)
+        ahead._matcher = self._matcher.deep_copy()
+        masks: list[bytes] = []
+        until = time.thread_time() + _MAX_AHEAD_S
+        with suppress(InvalidRequest):
+            for token_id in token_ids:
+                ahead.advance(token_id)
+                if ahead.is_complete or time.thread_time() > until:
+                    break
+                masks.append(ahead.mask())
+        return masks
 
 
 class Grammar:

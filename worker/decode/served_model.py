@@ -59,7 +59,7 @@ def load(settings: WorkerSettings) -> ServedModel:
     from worker.checkpoints import store
     from worker.engine.scheduler import SchedulerLimits
     from worker.model import embedder, loading
-    from worker.model.start import RunnerLimits
+    from worker.model.start import RunnerLimits, can_check_drafts
 
     directory = store.resolve(settings.model)
     num_threads = settings.compute_threads or len(os.sched_getaffinity(0))
@@ -87,6 +87,7 @@ def load(settings: WorkerSettings) -> ServedModel:
         prefix_cache=settings.prefix_cache,
         max_step_s=settings.max_step_ms / 1000,
         tenant_weights=settings.tenant_weights,
+        max_draft_tokens=settings.max_draft_tokens if can_check_drafts(runner.decoder) else 0,
     )
     tokenizer = Tokenizer.load(directory)
     numerics = numerics_of(

@@ -47,7 +47,7 @@ _NO_SCORES = StepScores({}, ())
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """A launched step. Row r of its result belongs to ``plan.sampled[r]``."""
+    """A launched step. Row r of its result belongs to ``plan.rows[r]``."""
 
     handle: StepHandle
     plan: StepPlan
@@ -158,6 +158,8 @@ class Engine:
             num_cached_tokens=self._scheduler.num_cached_tokens,
             num_running_batch=sum(s.is_batch for s in self._sequences.values()) - num_waiting_batch,
             num_waiting_batch=num_waiting_batch,
+            num_drafted_tokens=self._scheduler.num_drafted_tokens,
+            num_accepted_tokens=self._scheduler.num_accepted_tokens,
             last_step=self._last_step,
         )
 
@@ -168,9 +170,9 @@ class Engine:
     def check_invariants(self) -> None:
         """Assert between steps that all blocks and sequences are accounted for."""
         self._scheduler.check_invariants()
-        rows = self._in_flight.plan.sampled if self._in_flight is not None else []
+        rows = self._in_flight.plan.rows if self._in_flight is not None else []
         for sequence in self._sequences.values():
-            assert sequence.num_pending == rows.count(sequence)
+            assert sequence.num_pending + sequence.num_drafts == rows.count(sequence)
 
     def _obey(self, commands: Iterable[Command]) -> None:
         for command in commands:
@@ -212,7 +214,7 @@ class Engine:
         began_at = self._clock()
         while self._unprepared:
             sequence = self._unprepared.popleft()
-            if sequence.is_ended:
+            if sequence.is_ended or sequence.is_prepared:
                 continue
             try:
                 sequence.prepare()
@@ -244,18 +246,22 @@ class Engine:
             self._recover(launch.plan)
             return []
         self._learn(launch)
-        # Cancelled sequences, and those that the previous token ended, do not need another token.
+        # Cancelled sequences, those that the previous token ended, and those of which it was not as
+        # drafted, have no use for another token.
         prompts: list[Output] = [
             self._advance_prompt(sequence, prompt_scores)
             for sequence, prompt_scores in zip(launch.plan.scored, scores.prompts, strict=True)
             if not sequence.is_ended
         ]
-        rows = enumerate(zip(launch.plan.sampled, token_ids, strict=True))
-        return prompts + [
-            self._advance(sequence, token_id, scores.drawn.get(row))
-            for row, (sequence, token_id) in rows
-            if not sequence.is_ended
-        ]
+        tokens: list[Output] = []
+        previous = None
+        for row, (sequence, token_id) in enumerate(zip(launch.plan.rows, token_ids, strict=True)):
+            if not sequence.is_ended and sequence.num_pending:
+                if sequence is previous:
+                    self._scheduler.accept(sequence)
+                tokens.append(self._advance(sequence, token_id, scores.drawn.get(row)))
+            previous = sequence
+        return prompts + tokens
 
     def _learn(self, launch: _Launch) -> None:
         """Record a step's duration: from its launch, or the end of the previous step, to its
@@ -283,7 +289,7 @@ class Engine:
             self._fail(sequence, error)
         if finish_reason is not None:
             self._end(sequence)
-        elif not sequence.is_prepared:
+        elif not sequence.is_prepared and not sequence.num_pending:
             self._unprepared.append(sequence)
         return StepOutput(
             sequence.submit.sequence_id, token_id, finish_reason, sequence.num_cached or 0, score

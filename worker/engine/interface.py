@@ -36,6 +36,15 @@ class TokenConstraint(Protocol):
         """The allowed next tokens: bit t % 8 of byte t // 8, padded to whole int32."""
         ...
 
+    def forced_tokens(self) -> Sequence[int]:
+        """The next tokens, as far as the constraint leaves no choice of text."""
+        ...
+
+    def masks_after(self, token_ids: Sequence[int]) -> Sequence[bytes]:
+        """The masks after each of these tokens, up to one that is not allowed or ends the output,
+        or until they take too long. The constraint does not advance."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Submit:
@@ -146,6 +155,9 @@ class EngineLoad:
     num_running_batch: int = 0
     """Running sequences of batch jobs."""
     num_waiting_batch: int = 0
+    num_drafted_tokens: int = 0
+    """Tokens that were drafted since the start, and below those that were drawn as drafted."""
+    num_accepted_tokens: int = 0
     last_step: StepFacts | None = None
 
 
@@ -181,7 +193,8 @@ class ScheduledSequence(Struct, frozen=True, kw_only=True, gc=False):
     sequence_id: SequenceId
     start: int
     token_ids: Sequence[int]
-    """The tokens to compute. If ``previous_row`` is set, the last one is a placeholder."""
+    """The tokens to compute. If ``previous_row`` is set, the last one that is not drafted is a
+    placeholder."""
     block_table: Sequence[int]
     """The blocks of tokens 0 .. start + num_tokens - 1; token t is in slot t % block_size of
     block_table[t // block_size]."""
@@ -190,11 +203,17 @@ class ScheduledSequence(Struct, frozen=True, kw_only=True, gc=False):
     sampling: SamplingParams
     seed: int
     position: int
-    """The index of the drawn token among the output tokens."""
+    """The index of the first drawn token among the output tokens."""
+    num_drafts: int = 0
+    """The last ones of ``token_ids`` that are guesses. The token after each of them is drawn, too,
+    in rows of its own."""
     previous_row: int | None = None
-    """The last token is the result of row ``previous_row`` of the previous launch, which may not
-    have reached the host yet."""
+    """The last token that is not drafted is the result of row ``previous_row`` of the previous
+    launch, which may not have reached the host yet."""
     edits: LogitEdits | None = None
+    """Those of the first row."""
+    draft_edits: Sequence[LogitEdits] = ()
+    """Those of the other rows; empty if they have none."""
     scored_start: int = 0
     scored_ids: Sequence[int] = ()
     """Prompt tokens to score, with the logits of the positions from ``scored_start`` on."""
@@ -206,8 +225,9 @@ class ScheduledSequence(Struct, frozen=True, kw_only=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """A step. Row r of its result is the r-th sequence with ``is_sampled``; its prompt scores are
-    those of the sequences with ``scored_ids``, in their order."""
+    """A step. The rows of its result are those of the sequences with ``is_sampled``, in their
+    order: one, and one more for each drafted token. Its prompt scores are those of the sequences
+    with ``scored_ids``, in their order."""
 
     sequences: Sequence[ScheduledSequence]
 
@@ -229,7 +249,7 @@ class StepHandle(Protocol):
     """A launched step."""
 
     def result(self) -> list[int]:
-        """Wait for the step; returns one token id per sampled sequence.
+        """Wait for the step; returns one token id per row.
 
         Raises the step's error. After `StepFailed` the runner can continue, after any other error
         not.

@@ -3,6 +3,7 @@
 from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 from shared.errors import InvalidRequest
 from shared.messages import SamplingParams
@@ -58,11 +59,31 @@ class LogitEditor:
         assert self._next is not None
         return self._next if self.needs_last_token else self._edits(position)
 
+    def forced_tokens(self) -> Sequence[int]:
+        """The next tokens, as far as the constraint leaves no choice."""
+        constraint = self._submit.constraint
+        return () if constraint is None else constraint.forced_tokens()
+
+    def edits_after(self, drafts: Sequence[int], position: int) -> list[LogitEdits]:
+        """The edits for the tokens after each of ``drafts``, the first of which is output token
+        ``position``, as far as they can be known in advance."""
+        if self._penalties is not None or self._bad_words.has_phrases:
+            return []
+        constraint, allowed = self._submit.constraint, self._submit.allowed
+        masks = [allowed] * len(drafts) if constraint is None else constraint.masks_after(drafts)
+        edits: list[LogitEdits] = []
+        with suppress(InvalidRequest):
+            for k, mask in enumerate(masks, position + 1):
+                edits.append(self._edits_with(mask, k))
+        return edits
+
     def _edits(self, position: int) -> LogitEdits:
+        return self._edits_with(self._mask(), position)
+
+    def _edits_with(self, mask: bytes | None, position: int) -> LogitEdits:
         banned_ids = self._bad_words.banned_ids()
         if position < self._submit.sampling.min_tokens:
             banned_ids = [*banned_ids, *self._end_ids]
-        mask = self._mask()
         if mask is not None:
             mask, banned_ids = _without(mask, banned_ids), ()
         penalties = None if self._penalties is None else self._penalties.by_token

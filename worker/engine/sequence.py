@@ -1,6 +1,7 @@
 """The state of one sequence: its known tokens, computed tokens and pending token."""
 
 from shared.messages import FinishReason
+from worker.engine.drafts import NO_DRAFT, Draft, Drafter
 from worker.engine.interface import ScheduledSequence, Submit
 from worker.engine.logit_edits import editor
 
@@ -14,6 +15,9 @@ class Sequence:
     later steps execute after it. A sampled token is pending until its step is collected; at most
     one is pending when a step is planned. A preempted sequence restarts with all its known tokens;
     a sequence taken over from another worker starts the same way.
+
+    Drafted tokens are no part of ``token_ids`` and do not count as computed until they are drawn.
+    A step with drafts is collected before the next one is planned.
     """
 
     def __init__(self, submit: Submit, arrival: int) -> None:
@@ -46,6 +50,9 @@ class Sequence:
         eos_ids = frozenset() if submit.sampling.ignore_eos else submit.eos_ids
         self._end_ids = eos_ids.union(submit.sampling.stop_token_ids)
         self._row = 0
+        self._drafter: Drafter | None = None
+        self._drafts: list[int] = []
+        """Tokens of the step in flight that may turn out to be the next ones."""
 
     @property
     def priority(self) -> tuple[bool, int]:
@@ -96,17 +103,44 @@ class Sequence:
             return not self.num_uncomputed
         return self.num_tokens >= self.max_len
 
-    def take(self, num_tokens: int, row: int, block_size: int) -> ScheduledSequence:
-        """The sequence's share of the planned step: the next ``num_tokens`` uncomputed tokens.
+    @property
+    def num_drafts(self) -> int:
+        """The drafted tokens of the step in flight."""
+        return len(self._drafts)
 
-        ``row`` is its row in the step's result if the share reaches the sequence's end. The block
-        table must already cover the tokens.
+    def draft(self, max_tokens: int, least_chance: float) -> Draft:
+        """Draft the tokens after the uncomputed one, as long as they have at least this chance to
+        be drawn. The draft ends before the sequence does."""
+        max_tokens = min(max_tokens, self.max_len - self.num_tokens - 2)
+        if max_tokens <= 0:
+            return NO_DRAFT
+        if self._drafter is None:
+            self._drafter = Drafter(self.token_ids)
+        token_ids = () if self._editor is None else self._editor.forced_tokens()[:max_tokens]
+        num_tokens = min(max_tokens, self._drafter.num_worthwhile(least_chance))
+        if not token_ids and num_tokens:
+            token_ids = self._drafter.draft(num_tokens, self.num_pending)
+        if self._editor is None or not token_ids:
+            return Draft(token_ids)
+        position = self.num_tokens - len(self.submit.prompt_ids)
+        edits = self._editor.edits_after(token_ids, position)
+        return Draft(token_ids[: len(edits)], edits)
+
+    def take(
+        self, num_tokens: int, row: int, block_size: int, draft: Draft = NO_DRAFT
+    ) -> ScheduledSequence:
+        """The sequence's share of the planned step: the next ``num_tokens`` uncomputed tokens,
+        and after the last of all tokens those that are drafted.
+
+        ``row`` is its first row in the step's result if the share reaches the sequence's end. The
+        block table must already cover the tokens.
         """
         start, end = self.num_computed, self.num_computed + num_tokens
         token_ids = self.token_ids[start:end]
         is_pending = end > len(self.token_ids)
         if is_pending:
             token_ids.append(_PLACEHOLDER_ID)
+        token_ids += draft.token_ids
         is_sampled = end == self.num_tokens and self.is_drawn
         position = end - len(self.submit.prompt_ids)
         scored_ids = self._take_scored(end) if self.submit.scores_prompt else ()
@@ -114,13 +148,15 @@ class Sequence:
             sequence_id=self.submit.sequence_id,
             start=start,
             token_ids=token_ids,
-            block_table=self.block_table[: -(-end // block_size)],
+            num_drafts=len(draft.token_ids),
+            block_table=self.block_table[: -(-(start + len(token_ids)) // block_size)],
             is_sampled=is_sampled,
             sampling=self.submit.sampling,
             seed=self.submit.seed,
             position=position,
             previous_row=self._row if is_pending else None,
             edits=self._editor.edits(position) if self._editor and is_sampled else None,
+            draft_edits=draft.edits,
             scored_start=self.num_scored - len(scored_ids),
             scored_ids=scored_ids,
         )
@@ -128,6 +164,7 @@ class Sequence:
         if is_sampled:
             self.num_pending += 1
             self._row = row
+            self._drafts = [*draft.token_ids]
         return share
 
     def prepare(self) -> None:
@@ -143,6 +180,7 @@ class Sequence:
         self.num_computed = self.num_pending = self.num_published = 0
         self.num_scored = self._num_scores_known
         self.block_table = []
+        self._drafts = []
 
     def learn_scores(self, num_tokens: int) -> FinishReason | None:
         """Record the scores of the next prompt tokens; returns the finish reason, if these are the
@@ -154,10 +192,12 @@ class Sequence:
     def append(self, token_id: int) -> FinishReason | None:
         """Append the oldest pending token; returns the finish reason, if it is the last.
 
-        Raises `InvalidRequest` if its constraint does not allow it.
+        If it was drafted, its successor is pending. Raises `InvalidRequest` if its constraint does
+        not allow it.
         """
         self.num_pending -= 1
         self.token_ids.append(token_id)
+        self._check_draft(token_id)
         if token_id in self._end_ids:
             return "stop"
         if self._editor is not None:
@@ -165,6 +205,20 @@ class Sequence:
             if self._editor.is_complete:
                 return "stop"
         return "length" if len(self.token_ids) == self.max_len else None
+
+    def _check_draft(self, token_id: int) -> None:
+        if not self._drafts or self.num_pending:  # the drafts are of a later step
+            if self._drafter is not None:
+                self._drafter.append(token_id)
+            return
+        assert self._drafter is not None
+        was_right = self._drafts.pop(0) == token_id
+        self._drafter.learn(token_id, was_right=was_right)
+        if was_right:
+            self.num_computed += 1
+            self.num_pending += 1
+        else:
+            self._drafts = []
 
     def _take_scored(self, end: int) -> list[int]:
         """The prompt tokens that are scored by computing the tokens before ``end``."""

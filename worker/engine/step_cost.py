@@ -58,6 +58,10 @@ class StepCost:
         """The predicted duration of a step."""
         return math.fsum(map(float.__mul__, self._prices, _terms(work)))
 
+    def next_prompt_token_s(self, start: int) -> float:
+        """The predicted duration that one more prompt token adds, at ``start``."""
+        return self._prices[0] + self._prices[1] * (start + 1)
+
     def num_prompt_tokens(self, start: int, seconds: float) -> float:
         """The number of tokens from ``start`` on that fit into ``seconds``.
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from worker.engine.drafts import NO_DRAFT, Draft
 from worker.engine.interface import ScheduledSequence
 from worker.engine.sequence import Sequence
 from worker.engine.step_cost import StepWork
@@ -13,13 +14,16 @@ tokens."""
 
 @dataclass(slots=True)
 class StepPlan:
-    """A step under construction: the sequences' shares, and the sequence of each row of the
-    result."""
+    """A step under construction: the shares of sequences, and which rows of the result are
+    whose."""
 
     num_tokens_left: int
     block_size: int
     shares: list[ScheduledSequence] = field(default_factory=list)
     sampled: list[Sequence] = field(default_factory=list)
+    """Sequences of which at least one token is drawn."""
+    rows: list[Sequence] = field(default_factory=list)
+    """The sequence of each row of the result."""
     prompts: list[Sequence] = field(default_factory=list)
     """Sequences with more than one token in this step."""
     scored: list[Sequence] = field(default_factory=list)
@@ -35,10 +39,10 @@ class StepPlan:
     has_scores: bool = False
     """A sequence of this step requests logprobs."""
 
-    def add_decode(self, sequence: Sequence) -> None:
-        """Add the one uncomputed token of a sequence."""
+    def add_decode(self, sequence: Sequence, draft: Draft = NO_DRAFT) -> None:
+        """Add the one uncomputed token of a sequence, and those that are drafted after it."""
         self.has_streams = self.has_streams or not sequence.is_batch
-        self._add(sequence, 1)
+        self._add(sequence, 1, draft)
 
     def add_prompt(self, sequence: Sequence, max_tokens: int) -> int:
         """Add up to ``max_tokens`` of the sequence; returns how many were added. The last one is
@@ -52,16 +56,18 @@ class StepPlan:
             self._add(sequence, num_tokens)
         return num_tokens
 
-    def _add(self, sequence: Sequence, num_tokens: int) -> None:
-        self.work.add(sequence.num_computed, num_tokens)
-        self.num_tokens_left -= num_tokens
-        share = sequence.take(num_tokens, len(self.sampled), self.block_size)
+    def _add(self, sequence: Sequence, num_tokens: int, draft: Draft = NO_DRAFT) -> None:
+        num_drafts = len(draft.token_ids)
+        self.work.add(sequence.num_computed, num_tokens + num_drafts)
+        self.num_tokens_left -= num_tokens + num_drafts
+        share = sequence.take(num_tokens, len(self.rows), self.block_size, draft)
         self.shares.append(share)
         if share.scored_ids:
             self.has_scores = True
             self.scored.append(sequence)
             self.num_scores_left = max(0, self.num_scores_left - len(share.scored_ids))
         if share.is_sampled:
-            self.needs_result = self.needs_result or sequence.needs_last_token
+            self.needs_result = self.needs_result or sequence.needs_last_token or num_drafts > 0
             self.has_scores = self.has_scores or share.sampling.logprobs is not None
             self.sampled.append(sequence)
+            self.rows += [sequence] * (1 + num_drafts)

@@ -158,10 +158,11 @@ class EchoRunner:
         token_ids: list[int] = []
         drawn: dict[int, TokenScore] = {}
         for sequence, sequence_hashes in zip(batch.sequences, hashes, strict=True):
-            if sequence.is_sampled:
-                token_id = self._draw(sequence, sequence_hashes[-1])
+            num_rows = 1 + sequence.num_drafts if sequence.is_sampled else 0
+            for k, row_hash in enumerate(sequence_hashes[len(sequence_hashes) - num_rows :]):
+                token_id = self._draw(sequence, k, row_hash)
                 if (depth := sequence.sampling.logprobs) is not None:
-                    drawn[len(token_ids)] = self._score(sequence_hashes[-1], token_id, depth)
+                    drawn[len(token_ids)] = self._score(row_hash, token_id, depth)
                 token_ids.append(token_id)
         prompts = [
             self._score_prompt(sequence, sequence_hashes)
@@ -188,9 +189,11 @@ class EchoRunner:
             self._slots[self._slot(sequence, at)] = _Slot(token_id, hashes[-1])
         return hashes[1:]
 
-    def _draw(self, sequence: ScheduledSequence, context_hash: int) -> int:
-        key = (sequence.seed, sequence.sequence_id.choice, sequence.position)
-        return _draw(context_hash, key, self.vocab_size, sequence.edits)
+    def _draw(self, sequence: ScheduledSequence, k: int, context_hash: int) -> int:
+        """Draw the token of row k of the sequence."""
+        key = (sequence.seed, sequence.sequence_id.choice, sequence.position + k)
+        edits = (sequence.edits, *sequence.draft_edits)[k] if sequence.edits else None
+        return _draw(context_hash, key, self.vocab_size, edits)
 
     def _score(self, context_hash: int, token_id: int, depth: int) -> TokenScore:
         return _score(context_hash, token_id, depth, self.vocab_size)
@@ -209,7 +212,7 @@ class EchoRunner:
     def _token_ids(self, sequence: ScheduledSequence) -> list[int]:
         token_ids = list(sequence.token_ids)
         if sequence.previous_row is not None:
-            token_ids[-1] = self._previous[sequence.previous_row]
+            token_ids[-1 - sequence.num_drafts] = self._previous[sequence.previous_row]
         return token_ids
 
     def _read_context(self, sequence: ScheduledSequence) -> int:

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
+from msgspec import structs
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -102,7 +103,7 @@ def lay_out(
         packed = sorted(batch.sequences, key=lambda sequence: sequence.num_tokens > 1)
         lens = [1] * num_decodes + [sequence.num_tokens for sequence in packed[num_decodes:]]
     query_lens = np.array(lens)
-    sampled = [sequence for sequence in batch.sequences if sequence.is_sampled]
+    sampled = _rows(batch.sequences)
     scored = [sequence for sequence in batch.sequences if sequence.scored_ids]
     is_decode = num_decodes == len(sampled) == len(packed) and not scored
     size = graph_size(num_decodes) if is_decode else None
@@ -124,6 +125,21 @@ def lay_out(
 def build_inputs(batch: ScheduledBatch, block_size: int, device: torch.device) -> StepInputs:
     """Lay out a batch and copy it to ``device``. Raises like `lay_out`."""
     return lay_out(batch, block_size, device).send()
+
+
+def _rows(sequences: Sequence[ScheduledSequence]) -> list[ScheduledSequence]:
+    """The sequence of each row of the result, at the position that the row draws."""
+    sampled = [sequence for sequence in sequences if sequence.is_sampled]
+    if not any(sequence.num_drafts for sequence in sampled):
+        return sampled
+    return [_row(sequence, k) for sequence in sampled for k in range(1 + sequence.num_drafts)]
+
+
+def _row(sequence: ScheduledSequence, k: int) -> ScheduledSequence:
+    if not k:
+        return sequence
+    edits = sequence.draft_edits[k - 1] if sequence.draft_edits else None
+    return structs.replace(sequence, position=sequence.position + k, edits=edits)
 
 
 def _check(sequence: ScheduledSequence, num_tokens: int, block_size: int) -> None:
@@ -194,10 +210,18 @@ def _row_arrays(
         for i, s in enumerate(sequences)
         if s.scored_ids
     ]
-    sampled = last_token[[s.is_sampled for s in sequences]]
+    num_drafts = np.array([sequence.num_drafts for sequence in sequences])
+    first_drawn = last_token - num_drafts
+    is_sampled = [s.is_sampled for s in sequences]
+    sampled = first_drawn[is_sampled]
+    if num_drafts.any():
+        num_rows = 1 + num_drafts[is_sampled]
+        sampled = np.arange(num_rows.sum()) + (sampled - num_rows.cumsum() + num_rows).repeat(
+            num_rows
+        )
     return {
         "sampled_rows": np.concatenate([sampled, *scoring]),
-        "carried_tokens": last_token[np.array(carried, np.int64)],
+        "carried_tokens": first_drawn[np.array(carried, np.int64)],
         "carried_rows": np.array([sequences[i].previous_row for i in carried], np.int64),
     }
 

@@ -89,6 +89,12 @@ def can_record(decoder: Decoder, kernels: str) -> bool:
     return is_ours and decoder.device.type == "cuda" and kernels != "reference"
 
 
+def can_check_drafts(decoder: Decoder) -> bool:
+    """Whether a token's logits have the same bits in a step of its own and behind other tokens of
+    its sequence, at little more cost than without them."""
+    return isinstance(decoder, FusedDecoder)
+
+
 def _kv_cache(
     decoder: Decoder, ops: Ops, limits: RunnerLimits, longest: int, graph_sizes: Sequence[int]
 ) -> KVCache:

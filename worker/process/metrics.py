@@ -127,6 +127,22 @@ class WorkerMetrics:
             of_engine(lambda now: now.num_cached_tokens),
             vllm="prefix_cache_hits",
         )
+        catalog.at_scrape(
+            "counter",
+            "warren_worker_draft_tokens_total",
+            "Tokens that were drafted.",
+            _BY_MODEL,
+            of_engine(lambda now: now.num_drafted_tokens),
+            vllm="spec_decode_num_draft_tokens",
+        )
+        catalog.at_scrape(
+            "counter",
+            "warren_worker_accepted_draft_tokens_total",
+            "Tokens that were generated as they were drafted.",
+            _BY_MODEL,
+            of_engine(lambda now: now.num_accepted_tokens),
+            vllm="spec_decode_num_accepted_tokens",
+        )
         steps = catalog.describe(
             "warren_worker_step_duration_seconds",
             "histogram",

@@ -28,9 +28,9 @@ VOCAB_SIZE = 64
 class RecordingRunner(EchoRunner):
     """Records the batches that were launched."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, vocab_size: int = VOCAB_SIZE) -> None:
         super().__init__(
-            num_blocks=num_blocks, block_size=block_size, vocab_size=VOCAB_SIZE, is_thorough=True
+            num_blocks=num_blocks, block_size=block_size, vocab_size=vocab_size, is_thorough=True
         )
         self.batches: list[ScheduledBatch] = []
 
@@ -69,11 +69,17 @@ class SmallEngine(Engine):
         max_num_batched_tokens: int = 64,
         batch_reserve: int = 0,
         prefix_cache: bool = False,
+        vocab_size: int = VOCAB_SIZE,
+        max_draft_tokens: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.runner = RecordingRunner(num_blocks, block_size)
+        self.runner = RecordingRunner(num_blocks, block_size, vocab_size)
         limits = SchedulerLimits(
-            max_num_seqs, max_num_batched_tokens, batch_reserve, prefix_cache=prefix_cache
+            max_num_seqs,
+            max_num_batched_tokens,
+            batch_reserve,
+            prefix_cache=prefix_cache,
+            max_draft_tokens=max_draft_tokens,
         )
         self.scored: list[PromptScored] = []
         super().__init__(self.runner, limits, clock)
@@ -141,7 +147,7 @@ def new_submit(
     )
 
 
-def expected_outputs(submit: Submit) -> list[StepOutput]:
+def expected_outputs(submit: Submit, vocab_size: int = VOCAB_SIZE) -> list[StepOutput]:
     """The tokens of a sequence without any disturbance, computed without an engine."""
     token_ids = [*submit.prompt_ids, *submit.output_ids]
     outputs: list[StepOutput] = []
@@ -149,8 +155,8 @@ def expected_outputs(submit: Submit) -> list[StepOutput]:
     for position in range(len(submit.output_ids), submit.max_tokens):
         choice = submit.sequence_id.choice
         edits = naive_edits(submit, token_ids[len(submit.prompt_ids) :])
-        token_id = next_token(token_ids, submit.seed, choice, position, VOCAB_SIZE, edits)
-        score = None if depth is None else next_score(token_ids, token_id, depth, VOCAB_SIZE)
+        token_id = next_token(token_ids, submit.seed, choice, position, vocab_size, edits)
+        score = None if depth is None else next_score(token_ids, token_id, depth, vocab_size)
         token_ids.append(token_id)
         reason = _finish_reason(submit, token_id, position)
         outputs.append(StepOutput(submit.sequence_id, token_id, reason, score=score))

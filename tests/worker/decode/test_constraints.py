@@ -53,6 +53,33 @@ async def test_masks_hold_what_the_constraint_allows(tokenizer: Tokenizer) -> No
     assert not walk(grammar, tokenizer, "add")
 
 
+async def test_text_without_a_choice_is_forced(tokenizer: Tokenizer) -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "boolean"}}, "required": ["name"]}
+    constraint = Constraint(kind="json_schema", source=json.dumps(schema))
+    matcher = (await Constraints(tokenizer).compile(constraint)).matcher((), None)
+
+    forced = matcher.forced_tokens()
+
+    assert tokenizer.decode(forced).startswith('{"name"')
+
+
+async def test_masks_are_known_in_advance_as_far_as_tokens_are_allowed(
+    tokenizer: Tokenizer,
+) -> None:
+    grammar = await Constraints(tokenizer).compile(Constraint(kind="regex", source="ab(c|d)ef"))
+    token_ids = tokenizer.encode_text("abdex")
+    matcher, ahead = grammar.matcher((), None), grammar.matcher((), None)
+    expected = []
+    for token_id in token_ids[:-1]:
+        matcher.advance(token_id)
+        expected.append(matcher.mask())
+
+    masks = ahead.masks_after(token_ids)
+
+    assert masks == expected
+    assert ahead.mask() == grammar.matcher((), None).mask()
+
+
 @pytest.mark.parametrize("bomb", BOMBS)
 async def test_a_bomb_is_refused_beside_the_event_loop(
     bomb: Constraint, tokenizer: Tokenizer

@@ -47,8 +47,8 @@ class Device:
         work = work_of(batch)
         self.works.append(work)
         self.is_free_at = max(self.is_free_at, self.now) + self.step_s(work)
-        num_sampled = sum(share.is_sampled for share in batch.sequences)
-        return _Step(self, self.is_free_at, [0] * num_sampled)
+        num_rows = sum(1 + share.num_drafts for share in batch.sequences if share.is_sampled)
+        return _Step(self, self.is_free_at, [0] * num_rows)
 
     def close(self) -> None:
         """Nothing to release."""

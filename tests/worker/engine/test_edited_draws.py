@@ -1,8 +1,9 @@
 """Biases, penalties, bans and constraints, against edits computed from all tokens each time."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import replace
-from itertools import count
+from itertools import count, takewhile
 from typing import Any
 
 import pytest
@@ -98,7 +99,26 @@ class Alternating:
         self.num_taken += 1
 
     def mask(self) -> bytes:
-        return mask_of(range(self.num_taken % 2, VOCAB_SIZE, 2))
+        return mask_of(self._allowed(self.num_taken))
+
+    def forced_tokens(self) -> Sequence[int]:
+        allowed = map(self._allowed, range(self.num_taken, self._length))
+        return [ids[0] for ids in takewhile(lambda ids: len(ids) == 1, allowed)]
+
+    def masks_after(self, token_ids: Sequence[int]) -> Sequence[bytes]:
+        last = min(self.num_taken + len(token_ids), self._length - 1)
+        return [mask_of(self._allowed(k)) for k in range(self.num_taken + 1, last + 1)]
+
+    def _allowed(self, position: int) -> Sequence[int]:
+        return range(position % 2, VOCAB_SIZE, 2)
+
+
+class Spelled(Alternating):
+    """Leaves no choice but at every fifth token."""
+
+    def _allowed(self, position: int) -> Sequence[int]:
+        allowed = super()._allowed(position)
+        return allowed[position : position + 1] if position % 5 else allowed
 
 
 def test_a_constraint_decides_every_token_and_the_end() -> None:
@@ -109,6 +129,33 @@ def test_a_constraint_decides_every_token_and_the_end() -> None:
     stream = by_sequence(outputs)[submit.sequence_id]
     assert [output.token_id % 2 for output in stream] == [0, 1, 0, 1, 0, 1, 0, 1, 0]
     assert stream[-1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        {"constraint": Spelled()},
+        {"constraint": Spelled(length=23)},
+        {"constraint": Spelled(), "sampling": SamplingParams(min_tokens=20, logprobs=2)},
+    ],
+    ids=["length", "complete", "min_tokens"],
+)
+def test_what_a_constraint_leaves_no_choice_of_takes_few_steps(edits: dict[str, Any]) -> None:
+    submit = new_submit(max_tokens=30, **edits)
+    plain = SmallEngine().run(submit_again(submit))
+    clock = count(step=0.001).__next__  # steps take the same time, whatever they compute
+    engine = SmallEngine(max_draft_tokens=6, clock=clock)
+
+    outputs = engine.run(submit_again(submit))
+
+    assert outputs == plain
+    assert engine.load().num_accepted_tokens >= len(plain) / 2
+    assert len(engine.runner.batches) < len(plain) * 2 / 3
+
+
+def submit_again(submit: Submit) -> Submit:
+    """With a constraint of its own."""
+    return replace(submit, constraint=copy(submit.constraint))
 
 
 class Slow(Alternating):

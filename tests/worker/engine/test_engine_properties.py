@@ -1,6 +1,7 @@
 """For any commands in any order, every sequence yields exactly its undisturbed stream."""
 
 from dataclasses import replace
+from itertools import count
 from typing import NamedTuple
 
 from hypothesis import settings
@@ -9,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from msgspec import structs
 
 from shared.messages import JobClass
-from tests.support.models.engine import SmallEngine, expected_outputs, new_submit
+from tests.support.models.engine import VOCAB_SIZE, SmallEngine, expected_outputs, new_submit
 from worker.engine.engine import Command
 from worker.engine.interface import (
     CancelSequence,
@@ -19,9 +20,6 @@ from worker.engine.interface import (
     StepOutput,
     Submit,
 )
-
-EOS_IDS = frozenset(range(4))
-"""One token in 16 ends a sequence that does not ignore them."""
 
 
 class Request(NamedTuple):
@@ -51,6 +49,11 @@ requests = st.lists(
 
 class Service(RuleBasedStateMachine):
     """A client that submits, cancels and waits, and records the tokens that it must receive."""
+
+    vocab_size = VOCAB_SIZE
+    eos_ids = frozenset(range(4))
+    """One token in 16 ends a sequence that does not ignore them."""
+    max_draft_tokens = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,6 +91,9 @@ class Service(RuleBasedStateMachine):
             max_num_batched_tokens=max_num_seqs + extra_tokens,
             batch_reserve=batch_reserve,
             prefix_cache=prefix_cache,
+            vocab_size=self.vocab_size,
+            max_draft_tokens=self.max_draft_tokens,
+            clock=count(step=0.001).__next__,  # steps take the same time, whatever they compute
         )
         self.max_num_seqs_with_batch = max(1, max_num_seqs - batch_reserve)
         self.submit(requests)
@@ -98,9 +104,9 @@ class Service(RuleBasedStateMachine):
             num_prompt = min(request.num_prompt, self.engine.max_seq_len - 1)
             submit = new_submit(
                 f"s{self.num_submitted}",
-                prompt_ids=new_submit(request.prompt, num_prompt).prompt_ids,
+                prompt_ids=self._prompt_ids(request.prompt, num_prompt),
                 max_tokens=min(request.max_tokens, self.engine.max_seq_len - num_prompt),
-                eos_ids=EOS_IDS,
+                eos_ids=self.eos_ids,
                 ignore_eos=request.ignore_eos,
                 seed=self.num_submitted,
                 job_class=request.job_class,
@@ -109,9 +115,9 @@ class Service(RuleBasedStateMachine):
             self.num_submitted += 1
             self._send(submit)
 
-    @rule(count=st.integers(1, 12))
-    def step(self, count: int) -> None:
-        for _ in range(count):
+    @rule(num_steps=st.integers(1, 12))
+    def step(self, num_steps: int) -> None:
+        for _ in range(num_steps):
             self._step()
 
     @rule(pick=st.integers(0, 99))
@@ -138,8 +144,8 @@ class Service(RuleBasedStateMachine):
         sequence_id = sorted(self.owed)[pick % len(self.owed)]
         submit = self.submits[sequence_id]
         owed = self.owed.pop(sequence_id)
-        num_received = len(expected_outputs(submit)) - len(owed)
-        received = [output.token_id for output in expected_outputs(submit)[:num_received]]
+        expected = expected_outputs(submit, self.vocab_size)
+        received = [output.token_id for output in expected[: len(expected) - len(owed)]]
         self.commands.append(CancelSequence(sequence_id))
         self._send(replace(submit, output_ids=[*submit.output_ids, *received]))
 
@@ -156,10 +162,15 @@ class Service(RuleBasedStateMachine):
         assert self.owed == {}
         assert self.engine.load().num_free_blocks == self.engine.load().num_blocks
 
+    def _prompt_ids(self, prompt: str, num_tokens: int) -> list[int]:
+        return [
+            token_id % self.vocab_size for token_id in new_submit(prompt, num_tokens).prompt_ids
+        ]
+
     def _send(self, submit: Submit) -> None:
         self.submits[submit.sequence_id] = submit
         self.last_position[submit.sequence_id] = -1
-        self.owed[submit.sequence_id] = expected_outputs(submit)
+        self.owed[submit.sequence_id] = expected_outputs(submit, self.vocab_size)
         self.commands.append(submit)
 
     def _step(self) -> None:
@@ -180,7 +191,7 @@ class Service(RuleBasedStateMachine):
         """If a step starts a batch sequence, no interactive one is waiting, and the reserve is
         kept."""
         for share in batch.sequences:
-            assert share.previous_row is None or share.num_tokens == 1
+            assert share.previous_row is None or share.num_tokens == 1 + share.num_drafts
             if share.is_sampled:
                 self.last_position[share.sequence_id] = share.position
         begun = [self.submits[share.sequence_id] for share in batch.sequences if share.start == 0]
@@ -194,5 +205,16 @@ class Service(RuleBasedStateMachine):
         assert len(computed) <= self.max_num_seqs_with_batch
 
 
+class DraftingService(Service):
+    """The same with so few different tokens that most are drafted, and half of the drafts are
+    wrong."""
+
+    vocab_size = 2
+    eos_ids = frozenset()
+    max_draft_tokens = 5
+
+
 TestService = Service.TestCase
 TestService.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestDraftingService = DraftingService.TestCase
+TestDraftingService.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)

@@ -62,6 +62,33 @@ def test_tokens_of_the_previous_step_are_found_by_place_and_row() -> None:
     assert inputs.carried_rows.tolist() == [5, 2]
 
 
+def test_drafts_have_rows_of_their_own_with_the_positions_that_follow() -> None:
+    sampling = SamplingParams(temperature=0.5)
+    decode = share([1], [0], start=1, sampling=sampling, seed=5, position=2)
+    drafted = share(
+        [0, 21, 22],
+        [1, 2],
+        start=3,
+        sampling=sampling,
+        seed=6,
+        position=7,
+        num_drafts=2,
+        previous_row=4,
+    )
+    prompt = share([31, 32], [3], is_sampled=False)
+    last = share([41, 42], [4], sampling=sampling, seed=8)
+
+    inputs = build_inputs(batch(decode, drafted, prompt, last), 4, CPU)
+
+    assert inputs.forward.token_ids.tolist() == [1, 0, 21, 22, 31, 32, 41, 42]
+    assert inputs.forward.sampled_rows.tolist() == [0, 1, 2, 3, 7]
+    assert inputs.carried_tokens.tolist() == [1]
+    assert inputs.sampling is not None
+    draws = [(5, 2), (6, 7), (6, 8), (6, 9), (8, 0)]
+    expected = [uniform(seed, 0, position) for seed, position in draws]
+    assert inputs.sampling.uniforms.tolist() == expected
+
+
 def test_sampling_lists_the_sampled_rows_and_which_are_filtered() -> None:
     warm = SamplingParams(temperature=0.5)
     nucleus = SamplingParams(temperature=1.5, top_p=0.5, top_k=7)

@@ -1,0 +1,93 @@
+"""Drafts of a sequence's next tokens, looked up in its own prompt and output.
+
+Answers often repeat what came before: code that is edited, documents that are quoted, the keys of
+JSON. The tokens that followed the last occurrence of the latest ones are a draft of the next ones,
+and one step checks them all: it draws the token after each of them, and the draws count as far as
+the draft equals them. A draw depends on its context and its position alone, so a sequence with
+drafts has the tokens that it has without.
+
+See "Inference with Reference", Yang et al., 2023, and "Fast Inference from Transformers via
+Speculative Decoding", Leviathan et al., ICML 2023.
+"""
+
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from itertools import cycle, islice
+from typing import NamedTuple
+
+from worker.engine.interface import LogitEdits
+
+_TOKEN = struct.Struct("<I")
+_MATCH_LENS = (6, 3)
+"""The numbers of latest tokens that are looked up; a longer match is the better draft."""
+_MAX_SEARCHED = 1 << 14
+"""The number of tokens that are searched, which bounds the time."""
+_MAX_MISALIGNED = 8
+
+_FIRST_CHANCE = 0.7
+_MAX_CHANCE = 0.98
+_LEARNING_RATE = 0.1
+_FORGETTING_RATE = 0.01
+"""Per token without a draft. A sequence whose drafts were wrong is tried again after a while."""
+
+
+class Draft(NamedTuple):
+    """Tokens that may be the next ones of a sequence."""
+
+    token_ids: Sequence[int]
+    edits: Sequence[LogitEdits] = ()
+    """Those of the draw after each of them; empty if the sequence has none."""
+
+
+NO_DRAFT = Draft(())
+
+
+class Drafter:
+    """Drafts the tokens of one sequence, and learns how often they are right."""
+
+    def __init__(self, token_ids: Iterable[int]) -> None:
+        self._tokens = bytearray(b"".join(map(_TOKEN.pack, token_ids)))
+        self._chance = _FIRST_CHANCE
+        """The estimated probability that a drafted token is drawn, if those before it were."""
+
+    def append(self, token_id: int) -> None:
+        """Add a token that was not drafted."""
+        self._tokens += _TOKEN.pack(token_id)
+        self._chance += _FORGETTING_RATE * (_FIRST_CHANCE - self._chance)
+
+    def learn(self, token_id: int, *, was_right: bool) -> None:
+        """Add a token that was drafted, rightly or wrongly."""
+        self._tokens += _TOKEN.pack(token_id)
+        self._chance += _LEARNING_RATE * (was_right - self._chance)
+
+    def num_worthwhile(self, least_chance: float) -> int:
+        """The length of the longest draft whose last token has at least this chance."""
+        chance = min(self._chance, _MAX_CHANCE)
+        return int(math.log(least_chance) / math.log(chance)) if chance > least_chance else 0
+
+    def draft(self, num_tokens: int, num_skipped: int = 0) -> list[int]:
+        """The next ``num_tokens`` tokens, after the ``num_skipped`` that are being drawn; empty
+        without a match."""
+        for length in _MATCH_LENS:
+            start = self._find(length * _TOKEN.size)
+            if start is not None:
+                last = start + (num_skipped + num_tokens) * _TOKEN.size
+                found = [token_id for (token_id,) in _TOKEN.iter_unpack(self._tokens[start:last])]
+                # A text that repeats itself has a match that ends too early, and goes on.
+                return list(islice(cycle(found), num_skipped, num_skipped + num_tokens))
+        return []
+
+    def _find(self, num_bytes: int) -> int | None:
+        """Where the tokens begin that followed the last occurrence of the latest ones."""
+        latest = self._tokens[-num_bytes:]
+        end = len(self._tokens) - _TOKEN.size
+        first = max(0, end - _MAX_SEARCHED * _TOKEN.size)
+        for _ in range(_MAX_MISALIGNED):
+            place = self._tokens.rfind(latest, first, end) if len(latest) == num_bytes else -1
+            if place < 0:
+                return None
+            if place % _TOKEN.size == 0:
+                return place + num_bytes
+            end = place + num_bytes - 1
+        return None
