@@ -105,7 +105,7 @@ class Limits:
         counts until it has ended.
 
         Raises `RateLimited`, `InvalidRequest` if the request exceeds a limit by itself, and
-        `Unavailable` and `BusError` if the other gateways cannot be asked.
+        `Unavailable` if the other gateways cannot be asked.
         """
         claim = Claim(key, self._clock(), num_tokens)
         if job is not None:
@@ -183,7 +183,9 @@ class Limits:
                 try:
                     await self._publish()
                 except BusError as error:
-                    self._fail_waiting(error)
+                    # Requests that wait for it may have the time to hear the next one.
+                    logger.warning("usage of API keys not announced", extra={"reason": error.code})
+                    self._tell(*(claim.key.key_id for claim in self._waiting))
                     self.listen()
                     await asyncio.sleep(_RETRY_PAUSE_S)
                     await self._bus.wait_connected()
@@ -279,14 +281,6 @@ class Limits:
         while self._ended:
             await self._bus.publish(topology.USAGE, Message(encode(self._ended[0])))
             self._ended.pop(0)
-
-    def _fail_waiting(self, error: BusError) -> None:
-        for claim, decided in self._waiting.items():
-            if not decided.done():
-                decided.set_exception(error)
-            self._retract(claim)
-        self._waiting.clear()
-        self._announced.clear()
 
     def _forget_ends(self) -> None:
         """Forget detached jobs whose end was never reported."""

@@ -13,7 +13,7 @@ from gateway.intake.key_file import ApiKey
 from gateway.intake.limits import Limits
 from shared.bus.base import Binding, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.errors import RateLimited
+from shared.errors import RateLimited, Unroutable
 from shared.messages import Ended, GenerationJob, TextPrompt, UsageReport, decode_usage, encode
 from tests.support.gateway.http import running_limits
 
@@ -51,6 +51,19 @@ class DeafBus(MemoryBus):
     async def publish(self, binding: Binding, message: Message) -> None:
         if not self.is_deaf:
             await super().publish(binding, message)
+
+
+class UnboundBus(MemoryBus):
+    """Has no queue to which it could route for a while, as while a broker deletes and gateways
+    declare theirs."""
+
+    num_unroutable = 0
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        if self.num_unroutable:
+            self.num_unroutable -= 1
+            raise Unroutable(binding.routing_key)
+        await super().publish(binding, message)
 
 
 @pytest.fixture
@@ -263,6 +276,20 @@ async def test_a_refused_or_unpublished_detached_request_leaves_nothing(
         async with gateways[number].admit(one, job=detached_job(f"req-{number}", clock)):
             pass
         await heard()
+
+
+async def test_a_request_waits_while_its_use_cannot_be_announced(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.intake.limits._RETRY_PAUSE_S", 0.0)
+    limits = Limits(bus := UnboundBus(MemoryBroker()), max_detached=3, clock=clock)
+    async with bus, running_limits(limits, bus):
+        await use(limits, key(requests_per_minute=10), 1, 1)
+        bus.num_unroutable = 3
+
+        num_used = await use(limits, key(requests_per_minute=10), 7, 5)
+
+    assert (num_used, bus.num_unroutable) == (5, 0)
 
 
 async def test_the_headers_say_what_is_left(gateways: list[Limits], clock: Clock) -> None:

@@ -1,4 +1,5 @@
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -76,7 +77,7 @@ def test_drafts_become_longer_when_they_are_right() -> None:
     assert drafter.num_worthwhile(0.1) > 2 * at_first
 
 
-def repetitive_engine(**limits: int) -> SmallEngine:
+def repetitive_engine(**limits: Any) -> SmallEngine:
     """Of a model with one token, which repeats itself without end."""
     clock = count(step=0.001).__next__  # steps take the same time, whatever they compute
     return SmallEngine(vocab_size=1, clock=clock, **limits)
