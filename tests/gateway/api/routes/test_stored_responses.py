@@ -294,25 +294,38 @@ async def test_a_tenant_reaches_its_own_responses_and_conversations_only(
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "param"),
+    ("body", "status", "code", "param"),
     [
-        ({"previous_response_id": f"resp_{UNKNOWN}"}, 400, "previous_response_id"),
-        ({"conversation": f"conv_{UNKNOWN}"}, 404, "conversation"),
-        ({"conversation": f"conv_{UNKNOWN}", "store": False}, 400, "store"),
+        (
+            {"previous_response_id": f"resp_{UNKNOWN}"},
+            400,
+            "previous_response_not_found",
+            "previous_response_id",
+        ),
+        ({"conversation": f"conv_{UNKNOWN}"}, 404, "not_found", "conversation"),
+        ({"conversation": f"conv_{UNKNOWN}", "store": False}, 400, "invalid_request", "store"),
         (
             {"conversation": f"conv_{UNKNOWN}", "previous_response_id": f"resp_{UNKNOWN}"},
             400,
+            "invalid_request",
             "previous_response_id",
         ),
-        ({"input": [{"type": "unknown"}]}, 400, "input[0].type"),
+        ({"input": [{"type": "unknown"}]}, 400, "invalid_request", "input[0].type"),
     ],
 )
 async def test_what_cannot_be_continued_is_refused(
-    gateway: LiveGateway, worker: ScriptedWorker, body: dict[str, Any], status: int, param: str
+    gateway: LiveGateway,
+    worker: ScriptedWorker,
+    body: dict[str, Any],
+    status: int,
+    code: str,
+    param: str,
 ) -> None:
     answer = await gateway.post("/v1/responses", **{"model": MODEL, "input": "x", **body})
 
-    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (status, code, param)
+    assert error["type"] == "invalid_request_error"
     assert worker.jobs == []
 
 
