@@ -147,6 +147,7 @@ def head_of(event: TokenDelta | Finished, num_tokens: int, num_chars: int) -> To
         text=event.text[:num_chars],
         num_chars=event.num_chars[: max(0, num_tokens - 1)],
         logprobs=event.logprobs[:num_tokens],
+        has_end_token=event.has_end_token and num_tokens == len(event.token_ids),
     )
 
 

@@ -92,6 +92,7 @@ class LogWriter:
         num_cached_tokens: int = 0,
         num_chars: Sequence[int] = (),
         logprobs: Sequence[TokenLogprobs] = (),
+        has_end_token: bool = False,
     ) -> Finished:
         chain = self.chains[choice]
         event = Finished(
@@ -106,6 +107,7 @@ class LogWriter:
             num_cached_tokens=num_cached_tokens,
             num_chars=tuple(num_chars),
             logprobs=tuple(logprobs),
+            has_end_token=has_end_token,
         )
         chain.extend(token_ids)
         chain.is_finished = True

@@ -113,6 +113,8 @@ class TokenDelta(Wire, frozen=True, kw_only=True, omit_defaults=True):
     completes the remainder."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each of ``token_ids``, if the job requests them."""
+    has_end_token: bool = False
+    """As in `Finished`, whose last token a reader may separate from its end."""
 
 
 class Finished(Wire, frozen=True, kw_only=True):
@@ -134,6 +136,9 @@ class Finished(Wire, frozen=True, kw_only=True):
     num_chars: tuple[Count, ...] = ()
     """As in `TokenDelta`; the last token completes the held-back text as well."""
     logprobs: tuple[TokenLogprobs, ...] = ()
+    has_end_token: bool = False
+    """The last of ``token_ids`` ended the choice, and is not part of the text: an end-of-sequence
+    token, or one of ``stop_token_ids``."""
 
 
 class Failed(Wire, frozen=True, kw_only=True):
@@ -175,6 +180,7 @@ class Choice(Struct, frozen=True, kw_only=True):
     num_cached_tokens: Count = 0
     """Prompt tokens that were found in the prefix cache."""
     logprobs: tuple[TokenLogprobs, ...] = ()
+    has_end_token: bool = False
 
 
 class Completed(Wire, frozen=True, kw_only=True):

@@ -109,9 +109,11 @@ class ChoiceWriter:
         return self._log.chains[self._choice]
 
     def _push(self, token_id: int) -> str:
-        if token_id in self._end_ids and not self._sampling.include_stop_in_output:
-            return ""
-        return self._text.push(token_id)
+        return "" if self._is_hidden_end(token_id) else self._text.push(token_id)
+
+    def _is_hidden_end(self, token_id: int) -> bool:
+        """Whether the token ends the choice and is not part of its text."""
+        return token_id in self._end_ids and not self._sampling.include_stop_in_output
 
     def _stop_id(self, token_id: int) -> int | None:
         return token_id if token_id in self._sampling.stop_token_ids else None
@@ -136,6 +138,7 @@ class ChoiceWriter:
             num_cached_tokens=self._num_cached_tokens,
             num_chars=[len(text) for text in texts[:-1]],
             logprobs=logprobs,
+            has_end_token=bool(token_ids) and self._is_hidden_end(token_ids[-1]),
         )
 
 

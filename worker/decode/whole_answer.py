@@ -52,6 +52,7 @@ class WholeAnswer:
                 num_prompt_tokens=num_prompt_tokens[k // self._job.num_choices],
                 num_cached_tokens=end.num_cached_tokens,
                 logprobs=tuple(self._logprobs[k]),
+                has_end_token=end.has_end_token,
             )
             for k, end in sorted(self._ends.items())
         )

@@ -21,7 +21,7 @@ from gateway.api.render.formats import (
     or_unset,
 )
 from gateway.api.render.gathering import Call, GatheredChoice, Gathering
-from gateway.api.render.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
+from gateway.api.render.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs, shown_logprobs
 from gateway.api.rendering import Rendering
 from gateway.text.pieces import CallArguments, CallInput, CallStart, Content, Piece, Reasoning
 from shared.messages import Finished, PromptScores, Started, TokenDelta, TokenLogprobs
@@ -44,7 +44,7 @@ class ChatChunks:
 
     def tokens(self, event: TokenDelta | Finished, pieces: Sequence[Piece]) -> list[ChunkChoice]:
         deltas = [self._delta(event.choice, piece) for piece in pieces]
-        logprobs = _logprobs(self._rendering, event.logprobs)
+        logprobs = _logprobs(self._rendering, shown_logprobs(self._rendering, event))
         if logprobs is not None and not deltas:
             deltas = [Delta(content="")]
         return [

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import TypeAlias
 
+from gateway.api.render.logprobs import shown_logprobs
 from gateway.api.rendering import Rendering
 from gateway.text.pieces import (
     CallArguments,
@@ -33,7 +34,7 @@ class ChoiceReader:
     def __init__(self, rendering: Rendering) -> None:
         self.num_calls = 0
         self.num_reasoning_tokens = 0
-        self._rendering = rendering
+        self.rendering = rendering
         self._num_tokens = 0
         self._num_chars = 0
         self._parser = _tool_parser(rendering)
@@ -65,17 +66,19 @@ class ChoiceReader:
         token's logprobs do not depend on the division into events.
         """
         num_chars = () if isinstance(event, Choice) else event.num_chars
+        shown = shown_logprobs(self.rendering, event)
         parts: list[Part]
         if num_chars and event.logprobs:
             ends = [*accumulate(num_chars), len(event.text)]
             starts = [0, *ends]
+            told: list[tuple[TokenLogprobs, ...]] = [*((token,) for token in shown), ()]
             parts = [
-                (self.read(event.text[start:end], 1), (token,))
-                for start, end, token in zip(starts, ends, event.logprobs, strict=False)
+                (self.read(event.text[start:end], 1), logprobs)
+                for start, end, logprobs in zip(starts, ends, told, strict=False)
             ]
         else:
             pieces = self.read(event.text, len(event.token_ids), num_chars)
-            parts = [(pieces, event.logprobs)]
+            parts = [(pieces, shown)]
         if not isinstance(event, TokenDelta):
             parts.append((self.end(), ()))
         return parts
@@ -122,12 +125,12 @@ class ChoiceReader:
     def _is_wanted(self, piece: Piece) -> bool:
         match piece:
             case Reasoning():
-                return self._rendering.include_reasoning
+                return self.rendering.include_reasoning
             case CallStart(index) | CallArguments(index) | CallInput(index):
-                return not (self._rendering.is_single_call and index)
+                return not (self.rendering.is_single_call and index)
             case Content():
                 # The rest of a call that was cut off before its name was complete.
-                return not self._rendering.is_forced
+                return not self.rendering.is_forced
 
 
 def merged(pieces: Iterable[Piece]) -> list[Piece]:

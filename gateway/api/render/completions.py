@@ -8,7 +8,13 @@ from msgspec import UNSET
 
 from gateway.api.render.formats import ChunkChoice, Completion, TextChoice, Usage, or_unset
 from gateway.api.render.gathering import GatheredChoice, Gathering
-from gateway.api.render.logprobs import TextLogprobs, TextScale, joined, prompt_logprobs
+from gateway.api.render.logprobs import (
+    TextLogprobs,
+    TextScale,
+    joined,
+    prompt_logprobs,
+    shown_logprobs,
+)
 from gateway.api.rendering import Rendering
 from gateway.text.pieces import Piece
 from shared.messages import Finished, PromptScores, Started, TokenDelta, TokenLogprobs
@@ -48,10 +54,10 @@ class TextChunks:
         return [self._echo(k) for k in range(first, first + self._rendering.num_drawn)]
 
     def tokens(self, event: TokenDelta | Finished, pieces: Sequence[Piece]) -> list[ChunkChoice]:
-        has_logprobs = self._rendering.logprobs is not None and event.logprobs
-        if not event.text and not has_logprobs:
+        shown = () if self._rendering.logprobs is None else shown_logprobs(self._rendering, event)
+        if not event.text and not shown:
             return []
-        logprobs = self._scales[event.choice].read(event.logprobs) if has_logprobs else None
+        logprobs = self._scales[event.choice].read(shown) if shown else None
         return [TextChoice(index=event.choice, text=event.text, logprobs=logprobs)]
 
     def plain(self, choice: int, text: str) -> ChunkChoice:

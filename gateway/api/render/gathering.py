@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from gateway.api.render.choice_reader import ChoiceReader, Part
 from gateway.api.render.formats import TokenCounts, Usage, system_fingerprint, total
+from gateway.api.render.logprobs import shown_logprobs
 from gateway.api.rendering import Rendering
 from gateway.log.cursor import LogEvent
 from gateway.text.pieces import CallArguments, CallInput, CallStart, Content, Piece, Reasoning
@@ -43,13 +44,17 @@ class GatheredChoice:
     parts: list[Part] = field(default_factory=list)
     """All parts in order, if the endpoint needs the order."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of the tokens that the client is shown."""
+    scores: list[float] = field(default_factory=list)
+    """The logprobs of all its tokens."""
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
 
     def read(self, event: TokenDelta | Finished | messages.Choice) -> None:
         """Take the next tokens; all but `TokenDelta` are the last."""
         self.text += event.text
-        self.logprobs += event.logprobs
+        self.logprobs += shown_logprobs(self.reader.rendering, event)
+        self.scores += [token.chosen.logprob for token in event.logprobs]
         if not isinstance(event, TokenDelta):
             self.finish_reason, self.stop_reason = event.finish_reason, event.stop_reason
         parts = self.reader.read_parts(event)
@@ -61,9 +66,7 @@ class GatheredChoice:
     @property
     def mean_logprob(self) -> float:
         """The mean logprob of its tokens."""
-        if not self.logprobs:
-            return -math.inf
-        return math.fsum(token.chosen.logprob for token in self.logprobs) / len(self.logprobs)
+        return math.fsum(self.scores) / len(self.scores) if self.scores else -math.inf
 
     def _add(self, pieces: list[Piece]) -> None:
         for piece in pieces:

@@ -37,6 +37,10 @@ def context_of(**fields: Any) -> Rendering:
     return Rendering(**{**defaults, **fields})
 
 
+END = "<|im_end|>"
+"""The last token of a choice, if it is not part of its text."""
+
+
 class Log:
     """The log of a request. The id of a token is its number of bytes."""
 
@@ -92,11 +96,12 @@ class Log:
             self._writer.finish(
                 choice,
                 [len(text.encode())],
-                text,
+                "" if text == END else text,
                 reason,
                 stop_reason,
                 num_cached_tokens=num_cached_tokens,
                 logprobs=self._logprobs(text),
+                has_end_token=text == END,
             )
         )
         return self
@@ -111,11 +116,16 @@ class Log:
             choice = dice.choice(open_choices)
             size = dice.randint(1, len(rests[choice]))
             tokens, rests[choice] = rests[choice][:size], rests[choice][size:]
-            token_ids, text = [len(token.encode()) for token in tokens], "".join(tokens)
+            token_ids = [len(token.encode()) for token in tokens]
             logprobs = tuple(one for token in tokens for one in self._logprobs(token))
+            has_end_token = tokens[-1] == END
+            text = "".join(tokens[:-1] if has_end_token else tokens)
             more: Any = {"num_chars": [len(token) for token in tokens[:-1]], "logprobs": logprobs}
             if rests[choice]:
                 self._add(self._writer.delta(choice, token_ids, text, **more))
+            elif has_end_token:
+                more["has_end_token"] = True
+                self._add(self._writer.finish(choice, token_ids, text, "stop", **more))
             elif dice.random() < 0.5:
                 sure, held = "".join(tokens[:-1]), tokens[-1]
                 self._add(self._writer.delta(choice, token_ids, sure, **more))

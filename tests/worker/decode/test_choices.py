@@ -97,6 +97,23 @@ async def test_a_stop_token_ends_a_choice_and_is_named(tokenizer: Tokenizer) -> 
     text = b"".join(map(tokenizer.token_bytes, log.token_ids[:-1])).decode(errors="replace")
     assert log.text == text
     assert len(included.text) > len(log.text)
+    assert (ends(log)[0].has_end_token, ends(included)[0].has_end_token) == (True, False)
+
+
+async def test_only_an_end_of_sequence_that_ends_the_answer_is_an_end_token(
+    tokenizer: Tokenizer,
+) -> None:
+    (end_id, *_) = tokenizer.eos_ids
+    asked: dict[str, Any] = {"allowed_token_ids": (end_id,), "max_tokens": 3, "logprobs": 0}
+    log = await answer(job(**asked, ignore_eos=False))
+    ignored = await answer(job(**asked))
+    whole = (await answer(job(**asked, ignore_eos=False, mode="final"))).last
+
+    assert (log.token_ids, ends(log)[0].has_end_token) == ([end_id], True)
+    assert (ignored.token_ids, ends(ignored)[0].has_end_token) == ([end_id] * 3, False)
+    assert len(logprobs(log)) == 1
+    assert isinstance(whole, Completed)
+    assert whole.choices[0].has_end_token
 
 
 async def test_a_stop_string_may_be_left_in_the_text() -> None:

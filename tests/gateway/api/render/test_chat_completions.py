@@ -1,5 +1,6 @@
 """How a chat's log is worded, streamed and whole. Numbers are those of OPENAI.md's sections."""
 
+import json
 import random
 from typing import Any
 
@@ -7,8 +8,9 @@ import msgspec
 import pytest
 
 from gateway.api.render.logprobs import chat_logprobs
+from gateway.api.rendering import Endpoint
 from shared.messages import Logprob, Started, TokenLogprobs
-from tests.support.gateway.rendering import Log, context_of, joined
+from tests.support.gateway.rendering import END, Log, context_of, joined
 
 CALLS = (
     'Sure.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n'
@@ -97,6 +99,31 @@ def test_logprobs_stand_beside_each_token() -> None:
         ],
     }
     assert [entry["token"] for entry in streamed] == ["é", " b", "!"]
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions", "responses"])
+def test_an_end_token_that_is_not_text_has_no_logprobs_but_counts(endpoint: Endpoint) -> None:
+    log = Log(context_of(endpoint=endpoint, logprobs=0, include_usage=True))
+    log.say("Once", " upon").finish(END)
+
+    told = json.dumps([log.chunks(), log.whole()])
+
+    assert told.count(" upon") > 1
+    assert END not in told
+    assert log.whole()["usage"]["total_tokens"] == 3 + 3
+
+
+def test_tokens_as_ids_include_the_end_token() -> None:
+    log = Log(context_of(logprobs=0, tokens_as_ids=True)).say("é").finish(END)
+
+    (choice,) = log.whole()["choices"]
+
+    content = choice["logprobs"]["content"]
+    assert [one["token"] for one in content] == ["token_id:2", "token_id:10"]
+    assert [c["choices"][0]["logprobs"]["content"] for c in log.chunks()[1:-1]] == [
+        content[:1],
+        content[1:],
+    ]
 
 
 def test_tokens_without_text_keep_their_logprobs() -> None:

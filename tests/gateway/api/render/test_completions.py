@@ -7,7 +7,7 @@ import pytest
 from gateway.api.render import whole_answer
 from gateway.api.render.gathering import gathered
 from shared.messages import Choice, Completed
-from tests.support.gateway.rendering import Log, context_of, told_as
+from tests.support.gateway.rendering import END, Log, context_of, told_as
 
 
 def completion(**fields: Any) -> Log:
@@ -82,6 +82,17 @@ def test_a_prompt_is_scored_without_output() -> None:
     assert choice["text"] == streamed_text(log) == "a b c"
     assert choice["finish_reason"] == "length"
     assert choice["logprobs"]["token_logprobs"][:3] == [None, -2.0, -2.0]
+
+
+def test_an_echo_has_the_end_token_too() -> None:
+    """lm-eval scores a prompt by all logprobs but the last."""
+    log = completion(logprobs=0, echo=True).score().finish(END)
+
+    (choice,) = log.whole()["choices"]
+
+    assert choice["text"] == "a b c"
+    assert choice["logprobs"]["tokens"] == ["a", " b", " c", END]
+    assert streamed_logprobs(log) == choice["logprobs"]
 
 
 def test_an_echo_needs_no_logprobs() -> None:

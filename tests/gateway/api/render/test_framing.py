@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gateway.api.rendering import Rendering
 from gateway.log.framing import START, EventId, Framer, Payload
 from shared.errors import InvalidRequest
-from tests.support.gateway.rendering import Log, context_of
+from tests.support.gateway.rendering import END, Log, context_of
 
 PLAIN = ["", "Once", " upon", "", " a", " time", "é", ".", ""]
 THOUGHT = [*"<think>\n", "Well", ", no.", *"</think>\n", "\n", "No", "."]
@@ -27,6 +27,7 @@ KINDS: list[tuple[Rendering, list[list[str]]]] = [
     (context_of(), [PLAIN]),
     (context_of(num_choices=3, include_usage=True), [PLAIN, PLAIN[:4], ["x"]]),
     (context_of(logprobs=1), [PLAIN]),
+    (context_of(logprobs=1), [[*PLAIN, END]]),
     (context_of(num_choices=2, is_obfuscated=True, include_usage=True), [PLAIN, PLAIN]),
     (context_of(endpoint="responses", is_obfuscated=True), [PLAIN]),
     (context_of(endpoint="completions", logprobs=1, echo=True), [PLAIN]),
@@ -36,6 +37,7 @@ KINDS: list[tuple[Rendering, list[list[str]]]] = [
     (context_of(logprobs=1, tool_parser="hermes"), [CALLS]),
     (context_of(endpoint="responses", tool_parser="hermes"), [CALLS]),
     (context_of(endpoint="responses", logprobs=1), [PLAIN]),
+    (context_of(endpoint="responses", logprobs=1, tool_parser="hermes"), [[*CALLS, END]]),
     (
         context_of(
             endpoint="responses", logprobs=1, tool_parser="hermes", reasoning_parser="qwen3"

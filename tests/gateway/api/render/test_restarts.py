@@ -11,7 +11,7 @@ from gateway.api.rendering import Rendering
 from gateway.log.cursor import LogEvent
 from gateway.log.framing import EventId, Framer, Passed
 from shared.messages import Failed, Finished, Started
-from tests.support.gateway.rendering import Log, context_of
+from tests.support.gateway.rendering import END, Log, context_of
 
 CALL = '\n<tool_call>\n{"name": "f", "arguments": {"a": [1, "é"]}}\n</tool_call>\n'
 HERMES = ["Sure", ".", *CALL, *CALL]
@@ -24,10 +24,11 @@ THOUGHT = [*"<think>\n", "Well", "", ", no.", *"</think>\n", "\n", "No", "."]
 KINDS: list[tuple[Rendering, list[list[str]]]] = [
     (context_of(num_choices=2, include_usage=True), [["Once", "", " upon"], ["x", "y", "z"]]),
     (context_of(logprobs=1), [["Once", "", " upon"]]),
+    (context_of(logprobs=1), [["Once", "", " upon", END]]),
     (context_of(is_obfuscated=True), [["Once", "", " upon"]]),
     (context_of(endpoint="responses", is_obfuscated=True), [["Once", "", " upon"]]),
     (context_of(continuous_usage=True, include_usage=True), [["Once", "", " upon"]]),
-    (context_of(endpoint="completions", logprobs=1, echo=True), [["Once", " upon"]]),
+    (context_of(endpoint="completions", logprobs=1, echo=True), [["Once", " upon", END]]),
     (context_of(tool_parser="hermes"), [HERMES]),
     (context_of(tool_parser="hermes", logprobs=1), [HERMES]),
     (context_of(tool_parser="hermes", reasoning_parser="qwen3"), [THOUGHT + HERMES]),
@@ -36,7 +37,7 @@ KINDS: list[tuple[Rendering, list[list[str]]]] = [
     (context_of(tool_parser="mistral"), [MISTRAL]),
     (context_of(endpoint="responses", tool_parser="hermes"), [HERMES]),
     (context_of(endpoint="responses", reasoning_parser="qwen3"), [THOUGHT]),
-    (context_of(endpoint="responses", logprobs=1), [["Once", "", " upon"]]),
+    (context_of(endpoint="responses", logprobs=1), [["Once", "", " upon", END]]),
     (context_of(endpoint="responses", logprobs=1, tool_parser="hermes"), [HERMES]),
     (
         context_of(
