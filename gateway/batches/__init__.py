@@ -1,7 +1,7 @@
 """Runs batches: claims them, checks their files, runs their lines and writes their outputs.
 
-`batch_runner.BatchRunner` claims and runs batches, `checking` checks a file before anything runs and
-`bad_lines` words what is wrong with its lines, `serving` runs one line like any other request,
+`batch_runner.BatchRunner` claims and runs batches, `checking` checks a file before anything runs
+and `bad_lines` words what is wrong with its lines, `serving` runs one line like any other request,
 `key_limits` admits it, and `lines` has the formats of input and output. The states of batches,
 leases and answers are in `gateway.store.batches`.
 """
