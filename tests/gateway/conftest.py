@@ -1,12 +1,17 @@
-"""A live gateway, a scripted worker, and the broker in memory between them."""
+"""A live gateway, a scripted worker, and the broker in memory between them.
 
-from collections.abc import AsyncIterator
+A module chooses other ones with fixtures of its own: `worker_script`, `parsers`, `gateway_options`.
+"""
 
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import msgspec
 import pytest
 
 from shared.bus.memory import MemoryBroker, MemoryBus
-from tests.support.gateway.http import LiveGateway, live_gateway
-from tests.support.workers.scripted_worker import ScriptedWorker
+from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway
+from tests.support.workers.scripted_worker import Script, ScriptedWorker, repeat_the_prompt
 
 
 @pytest.fixture
@@ -29,13 +34,41 @@ async def worker_bus(broker: MemoryBroker) -> AsyncIterator[MemoryBus]:
 
 
 @pytest.fixture
-async def worker(worker_bus: MemoryBus) -> AsyncIterator[ScriptedWorker]:
-    """Repeats the prompt, until a test gives it another script."""
-    async with ScriptedWorker(worker_bus) as worker:
+def worker_script() -> Script:
+    """What the worker does with a job, until a test gives it another script."""
+    return repeat_the_prompt
+
+
+@pytest.fixture
+def parsers() -> Mapping[str, str]:
+    """Those that the worker announces. If there are any, the gateway has heard of them."""
+    return {}
+
+
+@pytest.fixture
+def gateway_options() -> Mapping[str, Any]:
+    """The gateway's settings."""
+    return {}
+
+
+@pytest.fixture
+async def worker(
+    worker_bus: MemoryBus, worker_script: Script, parsers: Mapping[str, Any]
+) -> AsyncIterator[ScriptedWorker]:
+    worker = ScriptedWorker(worker_bus, worker_script)
+    worker.announcement = msgspec.structs.replace(worker.announcement, **parsers)
+    async with worker:
         yield worker
 
 
 @pytest.fixture
-async def gateway(bus: MemoryBus, worker: ScriptedWorker) -> AsyncIterator[LiveGateway]:
-    async with live_gateway(bus) as gateway:
+async def gateway(
+    bus: MemoryBus,
+    worker: ScriptedWorker,
+    parsers: Mapping[str, str],
+    gateway_options: Mapping[str, Any],
+) -> AsyncIterator[LiveGateway]:
+    async with live_gateway(bus, **gateway_options) as gateway:
+        if parsers:
+            await hears_a_worker(gateway)
         yield gateway

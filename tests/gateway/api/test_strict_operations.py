@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 from openai.types.responses import ResponseStreamEvent
 from openai.types.webhooks import UnwrapWebhookEvent
@@ -19,7 +18,7 @@ from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Failed
 from shared.settings import GatewaySettings
 from tests.support.gateway.batches import ENDED, chat, jsonl
-from tests.support.gateway.http import LiveGateway, eventually, hears_a_worker, live_gateway
+from tests.support.gateway.http import LiveGateway, eventually, live_gateway
 from tests.support.gateway.webhooks import receiving
 from tests.support.strictness.answers import (
     ANSWERS,
@@ -80,20 +79,13 @@ class Visits:
 
 
 @pytest.fixture
-async def worker(worker_bus: MemoryBus) -> AsyncIterator[ScriptedWorker]:
-    worker = ScriptedWorker(worker_bus)
-    worker.announcement = msgspec.structs.replace(
-        worker.announcement, tool_parser="hermes", reasoning_parser="qwen3"
-    )
-    async with worker:
-        yield worker
+def parsers() -> dict[str, str]:
+    return {"tool_parser": "hermes", "reasoning_parser": "qwen3"}
 
 
 @pytest.fixture
-async def gateway(bus: MemoryBus, worker: ScriptedWorker) -> AsyncIterator[LiveGateway]:
-    async with live_gateway(bus, webhook_networks="127.0.0.0/8") as gateway:
-        await hears_a_worker(gateway)
-        yield gateway
+def gateway_options() -> dict[str, str]:
+    return {"webhook_networks": "127.0.0.0/8"}
 
 
 @pytest.fixture

@@ -2,20 +2,18 @@
 nothing added and nothing of another type."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from itertools import product
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 
-from shared.bus.memory import MemoryBus
 from shared.messages import Failed, Logprob, PromptScores, TokenLogprobs
-from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway
+from tests.support.gateway.http import LiveGateway
 from tests.support.strictness.answers import faults
-from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker, words
+from tests.support.workers.scripted_worker import MODEL, Script, ScriptedJob, words
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 TEXTS = {
@@ -208,20 +206,13 @@ def may_fail() -> asyncio.Event:
 
 
 @pytest.fixture
-async def worker(worker_bus: MemoryBus, may_fail: asyncio.Event) -> AsyncIterator[ScriptedWorker]:
-    worker = ScriptedWorker(worker_bus, partial(write_what_is_named, may_fail))
-    worker.announcement = msgspec.structs.replace(
-        worker.announcement, tool_parser="hermes", reasoning_parser="qwen3"
-    )
-    async with worker:
-        yield worker
+def worker_script(may_fail: asyncio.Event) -> Script:
+    return partial(write_what_is_named, may_fail)
 
 
 @pytest.fixture
-async def gateway(bus: MemoryBus, worker: ScriptedWorker) -> AsyncIterator[LiveGateway]:
-    async with live_gateway(bus) as gateway:
-        await hears_a_worker(gateway)
-        yield gateway
+def parsers() -> dict[str, str]:
+    return {"tool_parser": "hermes", "reasoning_parser": "qwen3"}
 
 
 @pytest.mark.parametrize(("path", "name"), CASES)

@@ -1,18 +1,15 @@
 """Answers of gpt-oss over HTTP, through the official client."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
 import pytest
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
-from shared.bus.memory import MemoryBus
 from shared.messages import ChatPrompt
-from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway
+from tests.support.gateway.http import LiveGateway
 from tests.support.gateway.tool_calls import WEATHER
 from tests.support.models.grammars import matches
-from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
+from tests.support.workers.scripted_worker import MODEL, Script, ScriptedJob, ScriptedWorker
 
 THOUGHT = "<|channel|>analysis<|message|>They ask.<|end|><|start|>assistant"
 CALL = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Rome"}'
@@ -20,7 +17,7 @@ TOOL: Any = WEATHER
 ASKED: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Weather?"}]}
 
 
-def says(text: str) -> Any:
+def says(text: str) -> Script:
     async def script(job: ScriptedJob) -> None:
         await job.start()
         for char in text:
@@ -31,21 +28,13 @@ def says(text: str) -> Any:
 
 
 @pytest.fixture
-async def worker(worker_bus: MemoryBus) -> AsyncIterator[ScriptedWorker]:
-    worker = ScriptedWorker(worker_bus, says(f"{THOUGHT}<|channel|>final<|message|>It rains."))
-    worker.announcement = msgspec.structs.replace(
-        worker.announcement, tool_parser="harmony", reasoning_parser="harmony"
-    )
-    async with worker:
-        yield worker
+def worker_script() -> Script:
+    return says(f"{THOUGHT}<|channel|>final<|message|>It rains.")
 
 
 @pytest.fixture
-async def gateway(bus: MemoryBus, worker: ScriptedWorker) -> AsyncIterator[LiveGateway]:
-    """Has heard of the worker."""
-    async with live_gateway(bus) as gateway:
-        await hears_a_worker(gateway)
-        yield gateway
+def parsers() -> dict[str, str]:
+    return {"tool_parser": "harmony", "reasoning_parser": "harmony"}
 
 
 @pytest.mark.parametrize("tools", [[], [TOOL]])

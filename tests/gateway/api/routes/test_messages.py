@@ -9,7 +9,6 @@ from typing import Any
 
 import anthropic
 import httpx
-import msgspec
 import pytest
 from anthropic.types import MessageParam, ToolParam
 
@@ -17,7 +16,7 @@ from gateway.intake.key_file import KeyFile
 from shared.bus.memory import MemoryBus
 from shared.messages import ChatPrompt, Tokenized, TokenizeJob, ToolCall
 from tests.support.deployment.processes import NO_TLS
-from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway
+from tests.support.gateway.http import LiveGateway, live_gateway
 from tests.support.models.grammars import matches
 from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker, start_only
 
@@ -32,22 +31,8 @@ PATH = "/v1/messages"
 
 
 @pytest.fixture
-async def worker(worker_bus: MemoryBus) -> AsyncIterator[ScriptedWorker]:
-    """Repeats the prompt; its model thinks and calls tools in Hermes' form."""
-    worker = ScriptedWorker(worker_bus)
-    worker.announcement = msgspec.structs.replace(
-        worker.announcement, tool_parser="hermes", reasoning_parser="qwen3"
-    )
-    async with worker:
-        yield worker
-
-
-@pytest.fixture
-async def gateway(bus: MemoryBus, worker: ScriptedWorker) -> AsyncIterator[LiveGateway]:
-    """Has heard of the worker."""
-    async with live_gateway(bus) as gateway:
-        await hears_a_worker(gateway)
-        yield gateway
+def parsers() -> dict[str, str]:
+    return {"tool_parser": "hermes", "reasoning_parser": "qwen3"}
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 """Tools over HTTP, through the official client. Section 5 of OPENAI.md."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
 import pytest
 from openai.types.chat import (
     ChatCompletionMessageCustomToolCall,
@@ -17,11 +15,10 @@ from openai.types.responses import (
     ResponseCustomToolCallInputDoneEvent,
 )
 
-from shared.bus.memory import MemoryBus
 from shared.messages import ChatPrompt, ToolCall
-from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway
+from tests.support.gateway.http import LiveGateway
 from tests.support.models.grammars import matches
-from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
+from tests.support.workers.scripted_worker import MODEL, Script, ScriptedJob, ScriptedWorker
 
 USER: list[ChatCompletionMessageParam] = [{"role": "user", "content": "one"}]
 TOOL: ChatCompletionToolParam = {
@@ -47,20 +44,13 @@ async def call_twice(job: ScriptedJob) -> None:
 
 
 @pytest.fixture
-async def worker(worker_bus: MemoryBus) -> AsyncIterator[ScriptedWorker]:
-    """Calls tools in Hermes' form."""
-    worker = ScriptedWorker(worker_bus, call_twice)
-    worker.announcement = msgspec.structs.replace(worker.announcement, tool_parser="hermes")
-    async with worker:
-        yield worker
+def worker_script() -> Script:
+    return call_twice
 
 
 @pytest.fixture
-async def gateway(bus: MemoryBus, worker: ScriptedWorker) -> AsyncIterator[LiveGateway]:
-    """Has heard of the worker."""
-    async with live_gateway(bus) as gateway:
-        await hears_a_worker(gateway)
-        yield gateway
+def parsers() -> dict[str, str]:
+    return {"tool_parser": "hermes"}
 
 
 async def test_calls_are_the_same_streamed_and_whole(gateway: LiveGateway) -> None:
