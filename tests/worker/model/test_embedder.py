@@ -1,8 +1,10 @@
 """Text embeddings, against transformers' hidden states."""
 
+import asyncio
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,12 @@ from safetensors.torch import load_file, save_file
 from bench.echo_worker import echo_model
 from shared import settings
 from shared.errors import InvalidRequest, StartupError
-from shared.messages import EmbeddingJob, TextPrompt
+from shared.messages import Embedded, EmbeddingJob, TextPrompt
 from shared.settings import WorkerSettings
 from tests.support.models.tiny import write_tiny_model
 from worker.jobs.quick import answer
-from worker.model.embedder import Embedder, kernels_for, read_pooling, start_embedder
+from worker.model.decoders.native import NativeDecoder
+from worker.model.embedder import Embedder, Vectors, kernels_for, read_pooling, start_embedder
 from worker.model.loading import load_runner
 from worker.model.runner import TorchRunner
 from worker.model.start import RunnerLimits
@@ -131,3 +134,31 @@ def test_further_modules_are_refused(tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(StartupError, match="Dense"):
         read_pooling(tmp_path)
+
+
+async def test_a_text_waits_for_a_pass_of_a_longer_one_and_not_for_all_of_it(
+    runner: TorchRunner,
+) -> None:
+    """So a line of a batch, which another gateway may have sent, holds up no client."""
+    has_begun = asyncio.Event()
+
+    def submit(work: Callable[[], Vectors | None]) -> "Future[Vectors | None]":
+        has_begun.set()
+        return runner.submit(work)
+
+    assert isinstance(runner.decoder, NativeDecoder)
+    decoder, size = runner.decoder.without_head(), runner.decoder.hidden_size
+    embedder = Embedder(decoder, "mean", size, submit, max_num_batched_tokens=1)
+    served = dataclasses.replace(echo_model(settings.load(WorkerSettings)), embedder=embedder)
+    text = TextPrompt(text="a")
+    line = EmbeddingJob(request_id="line", model="echo", prompts=(text,) * 500)
+    request = EmbeddingJob(request_id="request", model="echo", prompts=(text,))
+
+    answering = asyncio.create_task(answer(line, served))
+    await has_begun.wait()
+    await answer(request, served)
+
+    assert not answering.done()
+    answered = await answering
+    assert isinstance(answered, Embedded)
+    assert len(answered.vectors) == 500
