@@ -1,2 +1,2 @@
-"""The tasks of docs/tasks.md on a real deployment: the terminal, Docker Compose and the store of
-traces that their commands use."""
+"""The tasks of docs/tasks.md on a real deployment: the terminal and Docker Compose that their
+commands use."""

@@ -25,6 +25,7 @@ from gateway.intake.key_file import KeyFile
 from shared import topology
 from shared.bus.base import Message
 from shared.bus.rabbit import RabbitBus
+from tests.support import otlp
 from tests.support.browser import browser, page
 from tests.support.console import ask, begun
 from tests.support.deployment import processes
@@ -34,7 +35,6 @@ from tests.support.gateway.http import text_of
 from tests.support.pages import ROOT, Block, blocks_of
 from tests.system.tasks.compose import BROKER, DIRECTORY, KEYS, Deployment
 from tests.system.tasks.terminal import Terminal
-from tests.system.tasks.traces import trace_store
 
 __all__ = ["browser", "page"]
 
@@ -129,7 +129,7 @@ def played(broker: RabbitNode, tmp_path_factory: pytest.TempPathFactory) -> Iter
     (directory / "operator.url").write_text(broker.url_of("operator"))
     key = KeyFile(directory / KEYS).add("first", scopes=("generate", "cancel", "operator"))
     with ExitStack() as stack:
-        traces = stack.enter_context(trace_store())
+        traces = stack.enter_context(otlp.serving())
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("WARREN_OTLP_ENDPOINT", traces.url)
             patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "500")
