@@ -11,7 +11,7 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from gateway import errors
 from gateway.api.collecting import Collector
-from gateway.api.openapi import DocumentedAPI
+from gateway.api.openapi import IGNORED_PARAMETERS_HEADER, IGNORED_TOOLS_HEADER, DocumentedAPI
 from gateway.api.routes import (
     admin,
     batches,
@@ -33,8 +33,6 @@ from gateway.api.routes import (
 from gateway.batches.batch_runner import BatchRunner
 from gateway.intake.limits import RATE_HEADERS
 from gateway.middleware import (
-    IGNORED_PARAMETERS_HEADER,
-    IGNORED_TOOLS_HEADER,
     Authentication,
     ErrorBoundary,
     KnownSites,

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.api.openapi import IGNORED_PARAMETERS_HEADER, IGNORED_TOOLS_HEADER
 from gateway.errors import (
     error_response,
     http_error_response,
@@ -34,8 +35,6 @@ from shared.telemetry.audit import Refusals
 
 logger = logging.getLogger(__name__)
 
-IGNORED_TOOLS_HEADER = "x-warren-ignored-tools"
-IGNORED_PARAMETERS_HEADER = "x-warren-ignored-parameters"
 _STATUS = "/admin/v1/status"
 _POLLED = frozenset({"/live", "/health", "/metrics", _STATUS})
 """The paths that probes, Prometheus and consoles request every few seconds."""

@@ -58,7 +58,8 @@ _SECURITY_SCHEMES: Mapping[str, Any] = {
         "description": "The same key, as Anthropic's clients send it.",
     },
 }
-IGNORED_PARAMETERS = "x-warren-ignored-parameters"
+IGNORED_TOOLS_HEADER = "x-warren-ignored-tools"
+IGNORED_PARAMETERS_HEADER = "x-warren-ignored-parameters"
 _HEADERS: Mapping[str, Any] = {
     "x-request-id": {
         "description": "The id of the request in logs and traces. For a generation it is also the "
@@ -81,12 +82,12 @@ _HEADERS: Mapping[str, Any] = {
         "stream.",
         "schema": {"type": "string"},
     },
-    "x-warren-ignored-tools": {
+    IGNORED_TOOLS_HEADER: {
         "description": "Only if the request has tools that are neither functions nor custom tools: "
         "their types. They are left out.",
         "schema": {"type": "string"},
     },
-    IGNORED_PARAMETERS: {
+    IGNORED_PARAMETERS_HEADER: {
         "description": "Only if the body has parameters that the gateway does not know: the names "
         "of the first 16. They have no effect.",
         "schema": {"type": "string"},
@@ -227,7 +228,7 @@ def answered(answer: type[Struct], *, streams: bool = False) -> dict[str, Any]:
         "description": "The response, or with `stream` its events. Events have an `id:` if the "
         "request accepts `text/event-stream`.",
         "headers": headers_named(
-            "x-stream-token", "x-cancel-token", "x-warren-ignored-tools", IGNORED_PARAMETERS
+            "x-stream-token", "x-cancel-token", IGNORED_TOOLS_HEADER, IGNORED_PARAMETERS_HEADER
         ),
         "content": content,
     }

@@ -28,7 +28,7 @@ from gateway.api.bodies.quick import (
 from gateway.api.bodies.schemas import parse_with_ignored
 from gateway.api.bodies.scoring import Ranking, RerankRequest, ScoreRequest, Scores
 from gateway.api.event_stream import ClientGone, until_disconnect
-from gateway.api.openapi import IGNORED_PARAMETERS, documented, headers_named
+from gateway.api.openapi import IGNORED_PARAMETERS_HEADER, documented, headers_named
 from gateway.api.routes.generation import LiveResponse
 from gateway.intake.admission import Entry
 from gateway.intake.body import parsed, read_body
@@ -186,7 +186,7 @@ def _add(routes: APIRouter, gateway: Gateway, endpoint: _Endpoint) -> None:
 
     example = {"model": "smollm2", **endpoint.example}
     document = documented(endpoint.body, example, endpoint.answer, streams=False)
-    document["responses"]["200"]["headers"] = headers_named(IGNORED_PARAMETERS)
+    document["responses"]["200"]["headers"] = headers_named(IGNORED_PARAMETERS_HEADER)
     routes.add_api_route(
         endpoint.path,
         answer,
