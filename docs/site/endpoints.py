@@ -42,9 +42,10 @@ from openai.types.webhooks import (
 
 from gateway.api.bodies.counting import MessageTokensRequest, ResponseTokensRequest
 from gateway.api.bodies.messages import MessagesRequest
+from gateway.api.bodies.parsing import Body
 from gateway.api.bodies.quick import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from gateway.api.bodies.responses import ResponsesRequest
-from gateway.api.bodies.schemas import Body, ChatRequest, CompletionRequest
+from gateway.api.bodies.schemas import ChatRequest, CompletionRequest
 from gateway.api.bodies.scoring import RerankRequest, ScoreRequest
 from gateway.api.routes.batches import BatchOrder
 from gateway.api.routes.conversations import ConversationChange, NewConversation, NewItems

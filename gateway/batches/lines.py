@@ -9,9 +9,10 @@ import msgspec
 from msgspec import Meta
 
 from gateway.api.bodies.parameters import refused
+from gateway.api.bodies.parsing import parse
 from gateway.api.bodies.quick import EmbeddingRequest
 from gateway.api.bodies.responses import ResponsesRequest
-from gateway.api.bodies.schemas import ChatRequest, CompletionRequest, parse
+from gateway.api.bodies.schemas import ChatRequest, CompletionRequest
 from gateway.api.routes.generation import Reading
 from gateway.api.routes.responses import read_response
 from gateway.errors import error_body, status_of

@@ -15,8 +15,8 @@ from docs.site.generate import PAGES, rendered
 from docs.site.messages import message_tables
 from docs.site.models import families, formats
 from gateway.api.bodies.counting import MessageTokensRequest, ResponseTokensRequest
+from gateway.api.bodies.parsing import parse
 from gateway.api.bodies.quick import QuickDraft
-from gateway.api.bodies.schemas import parse
 from shared import messages
 from shared.errors import WarrenError
 from shared.settings import WorkerSettings

@@ -1,4 +1,4 @@
 """Request bodies: their validation, and their conversion to jobs.
 
-`schemas.parse` reads a body, `submission.submission` builds its job.
+`parsing.parse` reads a body, `submission.submission` builds its job.
 """

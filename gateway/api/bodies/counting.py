@@ -8,10 +8,10 @@ from typing import ClassVar, Literal
 from msgspec import Struct, structs
 
 from gateway.api.bodies.conversations import OfferedTools
+from gateway.api.bodies.generations import NumTokens
 from gateway.api.bodies.messages import MessagesRequest
 from gateway.api.bodies.quick import QuickDraft
 from gateway.api.bodies.responses import ResponsesRequest
-from gateway.api.bodies.schemas import NumTokens
 from gateway.api.bodies.tool_choice import ChatToolChoice, callable_tools
 from gateway.fleet.quick import QuickLane
 from shared.messages import Announcement, Tokenized, TokenizeJob

@@ -14,8 +14,9 @@ from gateway.api.bodies.conversations import (
     chat_tools,
     template_kwargs,
 )
+from gateway.api.bodies.generations import TextOrTokens, check_model, text_prompts
 from gateway.api.bodies.parameters import QUICK_NEUTRAL, refused
-from gateway.api.bodies.schemas import Body, TextOrTokens, check_model, text_prompts
+from gateway.api.bodies.parsing import Body
 from gateway.fleet.quick import QuickLane
 from shared.messages import (
     MAX_EMBEDDING_DIMENSIONS,

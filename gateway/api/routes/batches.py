@@ -15,7 +15,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from msgspec import Meta, Struct
 
 from gateway.api.bodies.parameters import refused
-from gateway.api.bodies.schemas import Body, parse
+from gateway.api.bodies.parsing import Body, parse
 from gateway.api.openapi import IDEMPOTENCY_KEY, answered, documented
 from gateway.api.routes.files import ExpiresAfter
 from gateway.intake.body import parsed, read_body

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from msgspec import Meta, Struct
 
 from gateway.api.bodies.input_items import stored_items
-from gateway.api.bodies.schemas import Body, parse
+from gateway.api.bodies.parsing import Body, parse
 from gateway.api.openapi import answered, documented
 from gateway.intake.body import parsed, read_body
 from gateway.store.history.conversations import ConversationRecord, StoredItem

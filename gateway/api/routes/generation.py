@@ -12,8 +12,9 @@ from fastapi import APIRouter, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.api import keeping
+from gateway.api.bodies.parsing import parse_with_ignored
 from gateway.api.bodies.responses import ResponsesRequest
-from gateway.api.bodies.schemas import ChatRequest, CompletionRequest, parse_with_ignored
+from gateway.api.bodies.schemas import ChatRequest, CompletionRequest
 from gateway.api.bodies.submission import GenerationBody, Submission, submission
 from gateway.api.event_stream import (
     STREAM_HEADERS,

@@ -16,6 +16,7 @@ from gateway.api.bodies.counting import (
     ResponseTokens,
     ResponseTokensRequest,
 )
+from gateway.api.bodies.parsing import parse_with_ignored
 from gateway.api.bodies.quick import (
     DetokenizeRequest,
     EmbeddingRequest,
@@ -25,7 +26,6 @@ from gateway.api.bodies.quick import (
     TokenizeRequest,
     Tokens,
 )
-from gateway.api.bodies.schemas import parse_with_ignored
 from gateway.api.bodies.scoring import Ranking, RerankRequest, ScoreRequest, Scores
 from gateway.api.event_stream import ClientGone, until_disconnect
 from gateway.api.openapi import IGNORED_PARAMETERS_HEADER, documented, headers_named

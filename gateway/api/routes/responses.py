@@ -12,8 +12,8 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.api import keeping
+from gateway.api.bodies.parsing import is_unused, parse_with_ignored
 from gateway.api.bodies.responses import ResponsesRequest, in_own_words
-from gateway.api.bodies.schemas import is_unused, parse_with_ignored
 from gateway.api.collecting import LoggedResponse, current_response
 from gateway.api.openapi import answered, documented
 from gateway.api.render.responses import Echo, ResponseObject, response_object

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from cli.batch.input_file import BatchFile, model_of
-from gateway.api.bodies.schemas import ChatRequest, parse
+from gateway.api.bodies.parsing import parse
+from gateway.api.bodies.schemas import ChatRequest
 from gateway.api.bodies.submission import submission
 from gateway.api.rendering import rendering_of
 from shared.errors import InvalidRequest

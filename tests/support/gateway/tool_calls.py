@@ -4,7 +4,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.bodies.schemas import ChatRequest, parse
+from gateway.api.bodies.parsing import parse
+from gateway.api.bodies.schemas import ChatRequest
 from gateway.api.bodies.tool_choice import ToolUse
 from shared.messages import Announcement
 

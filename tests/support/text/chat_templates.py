@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from gateway.api.bodies.conversations import chat_tools
-from gateway.api.bodies.schemas import ChatRequest, parse
+from gateway.api.bodies.parsing import parse
+from gateway.api.bodies.schemas import ChatRequest
 from shared.errors import InvalidRequest
 from shared.messages import ChatPrompt
 from worker.text.chat_template import ChatTemplate

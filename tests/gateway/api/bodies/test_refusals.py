@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from gateway.api.bodies.counting import ResponseTokensRequest
+from gateway.api.bodies.parsing import parse
 from gateway.api.bodies.responses import ResponsesRequest, in_own_words
-from gateway.api.bodies.schemas import parse
 from gateway.api.bodies.submission import submission
 from gateway.batches.lines import ENDPOINTS
 from shared.errors import InvalidRequest

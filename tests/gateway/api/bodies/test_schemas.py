@@ -7,8 +7,9 @@ import pytest
 from msgspec import inspect
 
 from gateway.api.bodies import parameters
+from gateway.api.bodies.parsing import parse
 from gateway.api.bodies.responses import ResponsesRequest
-from gateway.api.bodies.schemas import ChatRequest, CompletionRequest, parse
+from gateway.api.bodies.schemas import ChatRequest, CompletionRequest
 from gateway.api.bodies.submission import submission
 from gateway.api.render.formats import call_id
 from shared.errors import InvalidRequest, ModelNotFound
