@@ -11,9 +11,20 @@ import pytest
 
 from shared.settings import PREFIX
 from tests.support.deployment.broker import broker, own_broker, own_cluster, pytest_runtest_setup
+from tests.support.deployment.chromium import chromium
+from tests.support.deployment.postgres import postgres
 from tests.support.spans import spans
 
-__all__ = ["broker", "own_broker", "own_cluster", "pytest_runtest_setup", "spans"]
+# Started once in a session, if it is registered here: a module that imports it starts its own.
+__all__ = [
+    "broker",
+    "chromium",
+    "own_broker",
+    "own_cluster",
+    "postgres",
+    "pytest_runtest_setup",
+    "spans",
+]
 
 # Before any test module imports torch or the hub's client, which read these once.
 os.environ["OMP_NUM_THREADS"] = "1"  # the test processes share two cores, and OpenMP's threads spin

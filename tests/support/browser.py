@@ -1,6 +1,5 @@
 """Fixtures of headless Chromium."""
 
-import shutil
 from collections.abc import AsyncIterator
 
 import pytest
@@ -12,14 +11,10 @@ expect.set_options(timeout=TIMEOUT_MS)
 
 
 @pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("needs chromium")
+async def browser(chromium: str) -> AsyncIterator[Browser]:
+    """The session's browser, without anything that other tests have left in it."""
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(
-            executable_path=program, args=["--no-sandbox", "--disable-gpu"]
-        )
+        browser = await playwright.chromium.connect(chromium)
         yield browser
         await browser.close()
 

@@ -19,10 +19,8 @@ from shared.messages import UsageRecord, encode
 from shared.publishers import Publishers
 from shared.settings import GatewaySettings
 from shared.telemetry.metrics import Catalog
-from tests.support.deployment.postgres import PostgresServer, postgres
+from tests.support.deployment.postgres import PostgresServer
 from tests.support.gateway.http import eventually
-
-__all__ = ["postgres"]
 
 NAME = "warren_gateway_usage_records_total"
 NUM_RECORDS = 1200

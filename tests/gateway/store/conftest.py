@@ -12,9 +12,6 @@ from gateway.store.files.records import Files
 from gateway.store.files.uploads import Uploads
 from gateway.store.seen_models import SeenModels
 from gateway.store.usage import UsageRecords
-from tests.support.deployment.postgres import postgres
-
-__all__ = ["postgres"]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

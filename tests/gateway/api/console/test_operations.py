@@ -181,7 +181,7 @@ async def start_batch(page: Page, lines: list[dict[str, Any]]) -> Locator:
 
 
 async def test_a_batch_is_uploaded_and_its_results_are_downloaded(
-    page: Page, gateway: LiveGateway
+    page: Page, gateway: LiveGateway, tmp_path: Path
 ) -> None:
     await open_console(page, gateway)
 
@@ -196,8 +196,9 @@ async def test_a_batch_is_uploaded_and_its_results_are_downloaded(
     await expect(filling).to_have_css("background-color", color)
     async with page.expect_download() as downloading:
         await row.get_by_role("button", name="Results").click()
-    downloaded = (await (await downloading.value).path()).read_text(encoding="utf-8")
-    answers = texts(json.loads(line) for line in downloaded.splitlines())
+    results = tmp_path / "results.jsonl"
+    await (await downloading.value).save_as(results)
+    answers = texts(json.loads(line) for line in results.read_text(encoding="utf-8").splitlines())
     assert answers == {"a": "number one", "b": "number two"}
 
 

@@ -14,11 +14,8 @@ from gateway.intake.key_file import KeyFile
 from shared import topology
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import ChatMessage, ChatPrompt, Failed
-from tests.support.deployment.postgres import postgres
 from tests.support.gateway.http import LiveGateway, eventually, hears_a_worker, live_gateway
 from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
-
-__all__ = ["postgres"]
 
 TOOL: Any = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
 UNKNOWN = "0" * 32
