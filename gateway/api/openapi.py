@@ -7,6 +7,7 @@ render responses.
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -242,8 +243,10 @@ def _errors() -> dict[int | str, dict[str, Any]]:
     }
 
 
+@cache
 def schema_of(kind: type[Struct]) -> dict[str, Any]:
-    """The JSON schema of a struct, with the schemas of its parts inlined."""
+    """The JSON schema of a struct, with the schemas of its parts inlined. All callers share it, and
+    change nothing in it: to build all schemas takes as long as to build the rest of a gateway."""
     (schema,), components = msgspec.json.schema_components((kind,), ref_template="{name}")
     inlined: dict[str, Any] = _inlined(schema, components)
     return inlined
