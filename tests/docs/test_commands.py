@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterable, Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -108,10 +109,15 @@ def test_settings_exist(page: Path) -> None:
     assert {name for name in named if name != "WARREN_"} - known - _OTHERS == set()
 
 
+@cache
+def command_line() -> Any:
+    return typer.main.get_command(main.app)
+
+
 @per_page
 def test_commands_and_their_options_exist(page: Path) -> None:
     for arguments in warren_commands(page):
-        command: Any = typer.main.get_command(main.app)
+        command = command_line()
         while isinstance(command, TyperGroup) and arguments and arguments[0][0] != "-":
             command = command.commands.get(arguments.pop(0))
         assert command is not None, arguments
@@ -120,10 +126,16 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         assert given - options == set(), command.name
 
 
+@cache
+def endpoints() -> dict[str, Any]:
+    """The operations of each path, as the OpenAPI document describes them."""
+    paths: dict[str, Any] = create_app(GatewaySettings(), MemoryBus()).openapi()["paths"]
+    return paths
+
+
 @per_page
 def test_endpoints_exist(page: Path) -> None:
-    app = create_app(GatewaySettings(), MemoryBus())
-    known = {re.sub(r":path}", "}", path) for path in app.openapi()["paths"]}
+    known = {re.sub(r":path}", "}", path) for path in endpoints()}
     known |= {"/docs", "/openapi.json"}
     named = {path for path in found(_PATH, page) if path not in _PLACEHOLDER_PATHS}
 
@@ -175,10 +187,15 @@ def options_of(module: str) -> set[str]:
     return {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
 
 
+@cache
+def compose_services() -> dict[str, Any]:
+    services: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    return services
+
+
 @per_page
 def test_services_and_profiles_of_compose_exist(page: Path) -> None:
-    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-    services = compose["services"]
+    services = compose_services()
     profiles = {name for service in services.values() for name in service.get("profiles", ())}
     text = page.read_text(encoding="utf-8")
 
@@ -187,12 +204,11 @@ def test_services_and_profiles_of_compose_exist(page: Path) -> None:
 
 
 def test_every_endpoint_is_documented() -> None:
-    app = create_app(GatewaySettings(), MemoryBus())
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 
     missing = [
         f"{method.upper()} {path}"
-        for path, operations in app.openapi()["paths"].items()
+        for path, operations in endpoints().items()
         for method in operations
         if f"`{method.upper()} {path}`" not in page
     ]
@@ -201,8 +217,7 @@ def test_every_endpoint_is_documented() -> None:
 
 
 def test_every_endpoint_has_a_command_that_is_run() -> None:
-    paths = create_app(GatewaySettings(), MemoryBus()).openapi()["paths"]
-    operations = {(method.upper(), path) for path, found in paths.items() for method in found}
+    operations = {(method.upper(), path) for path, found in endpoints().items() for method in found}
     scripts = [
         block.text for page in PAGES for block in blocks(page) if block.mark.startswith("run")
     ]
@@ -223,7 +238,7 @@ def operation(request: tuple[str, str], operations: Iterable[tuple[str, str]]) -
 
 
 def test_every_command_is_documented() -> None:
-    root = typer.main.get_command(main.app)
+    root = command_line()
     assert isinstance(root, TyperGroup)
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 
