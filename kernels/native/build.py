@@ -1,11 +1,13 @@
 """Compiles the C++ sources for a processor variant, and caches the result."""
 
+import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
@@ -61,10 +63,10 @@ def build(
 ) -> Path:
     """Return the library of a variant; compile it into ``directory`` if necessary.
 
-    The default directory is the user's cache. If several processes compile it, the last one
-    replaces the file with identical bytes. A library that others may have changed is compiled
-    again. Raises `LibraryUnavailable` if there is no compiler or it fails, and if the directory is
-    another user's.
+    The default directory is the user's cache. If several processes need it at once, one compiles
+    it, and the others wait. A library that others may have changed is compiled again. Raises
+    `LibraryUnavailable` if there is no compiler or it fails, and if the directory is another
+    user's.
     """
     flags = (*_FLAGS, *VARIANTS[variant][1], *extra_flags)
     name = f"{variant}-{_digest(flags)}.so"
@@ -73,8 +75,21 @@ def build(
         return BUILT / name
     _own(library.parent)
     if not _is_ours(library):
-        _compile(library, flags)
+        with _locked(library.parent):
+            if not _is_ours(library):
+                _compile(library, flags)
     return library
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Wait until no other process compiles into the directory."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _own(directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,26 @@ def test_libraries_of_another_user_are_not_run(tmp_path: Path) -> None:
 
     with pytest.raises(LibraryUnavailable, match="belongs to another user"):
         build("avx2", directory=directory)
+
+
+def test_a_library_that_several_need_at_once_is_compiled_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler, calls = tmp_path / "g++", tmp_path / "calls"
+    compiler.write_text(
+        "#!/bin/sh\n"
+        f"echo called >>{calls}\n"
+        'while [ "$1" != -o ]; do shift; done\n'
+        'sleep 0.1; echo honest >"$2"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.defpath}")
+
+    with ThreadPoolExecutor() as pool:
+        built = [pool.submit(build, "avx2", directory=tmp_path / "built") for _ in range(4)]
+
+    assert {one.result().read_text() for one in built} == {"honest\n"}
+    assert calls.read_text().splitlines() == ["called"]
 
 
 def test_every_variant_needs_what_it_is_compiled_for() -> None:
