@@ -10,6 +10,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from cli.main import app
 
 ROOT = Path(__file__).parents[2]
 BROKER = "--broker=amqp://nobody:secret@127.0.0.1:1/warren"
@@ -54,9 +57,11 @@ def test_help_is_wrapped_only_at_the_width_of_the_terminal() -> None:
     "command", [*COMMANDS, *(f"{group} {name}" for group in GROUPS for name in GROUPS[group])]
 )
 def test_each_commands_help_has_an_example(command: str) -> None:
-    shown = warren(*command.split(), "--help")
+    runner = CliRunner(env={"COLUMNS": "120", "TERM": "dumb"})
 
-    assert shown.returncode == 0
+    shown = runner.invoke(app, [*command.split(), "--help"])
+
+    assert shown.exit_code == 0
     assert re.search(rf"^ warren {command} \S", shown.stdout, re.MULTILINE)
 
 
