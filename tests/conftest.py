@@ -49,8 +49,12 @@ with suppress(ImportError):  # machines that only run the GPU's tests may lack i
 os.environ[f"{PREFIX}DATA_DIR"] = str(Path(tempfile.gettempdir()) / f"warren-tests-{os.getpid()}")
 
 _PULL_TIMEOUT_S = 900
-_LONGEST = ("tests/system/", "tests/worker/", "tests/shared/", "tests/kernels/", "tests/bench/")
-"""What takes longest goes first, so that all test processes end at about the same time."""
+_LONGEST = (
+    *("tests/system/", "tests/infra/", "tests/examples/", "tests/worker/", "tests/shared/"),
+    *("tests/kernels/", "tests/docs/", "tests/cli/", "tests/bench/"),
+)
+"""What takes longest goes first, so that all test processes end at about the same time: the modules
+of the gateway, which go last, are many and short."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
