@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.support.deployment.processes import free_port
@@ -79,6 +78,8 @@ class PostgresServer:
     def kill(self) -> None:
         """End the server and all its processes at once."""
         if self._server is not None:
+            import psutil  # which machines that only run the GPU's tests may lack
+
             # Each of its processes has a group of its own, and holds the memory that all share.
             children: list[psutil.Process] = []
             with suppress(psutil.NoSuchProcess):
