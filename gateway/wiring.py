@@ -14,6 +14,7 @@ import msgspec
 
 from gateway.fleet.gauges import export_fleet
 from gateway.fleet.live_workers import Backlog, LiveWorkers
+from gateway.fleet.publishing import JobPublisher
 from gateway.fleet.queue_watch import QueueWatch
 from gateway.fleet.quick import QuickLane
 from gateway.intake.admission import Admission
@@ -109,7 +110,8 @@ class Gateway:
             first_pause_s=settings.webhook_retry_s,
         )
         metrics.keys_file_broken.set_function(lambda: keys.is_broken)
-        relays = Relays(bus, reply_queues, workers, settings)
+        publisher = JobPublisher(bus, workers, metrics.catalog, has_affinity=settings.affinity)
+        relays = Relays(bus, reply_queues, workers, publisher, settings)
         export_fleet(
             metrics.catalog,
             settings,

@@ -88,6 +88,8 @@ class DeadLetter:
     @property
     def _lane(self) -> topology.Lane | None:
         classes = {lane: job_class for job_class, lane in topology.OVERFLOW.items()}
+        if self.queue.rpartition(".")[2].startswith(("near-", "resumed-")):
+            return "interactive"
         found = (one for one in topology.DECLARED_LANES if self.queue.endswith(f".{one}"))
         lane = next(found, None)
         return lane if lane is None else classes.get(lane, lane)

@@ -258,6 +258,12 @@ class GatewaySettings(CommonSettings):
         description="Seconds after which an unfinished request fails with `deadline_exceeded`. "
         "Raise it for very long answers.",
     )
+    affinity: bool = Field(
+        True,
+        description="Prefer, for the further turns of a conversation and for long prompts, the "
+        "worker that may have their beginning in its prefix cache. Turn it off to measure without "
+        "preference. Set the same value on all gateways.",
+    )
     max_queue_wait_s: Seconds = Field(
         60,
         description="Longest acceptable wait for a worker, in seconds; a request that is estimated "

@@ -1,6 +1,8 @@
 """All exchanges, queues and routing keys, and which process declares them.
 
 warren.jobs     direct  <model>.<lane>    -> jobs.<model>.<lane>    declared by workers
+                        <model>.near-<id> -> jobs.<model>.near-<id>  jobs whose prefix that worker
+                                                                     may have in its cache
 warren.suspects direct  <model>.suspect   -> jobs.<model>.suspect   jobs quarantined by workers
                         <model>.overflow  -> jobs.<model>.overflow  jobs of tenants with many that
                         and batch-overflow                          wait, set aside by workers
@@ -29,10 +31,13 @@ from typing import Literal, TypeAlias, get_args
 from shared.bus.base import Binding, Bus, Exchange, Queue
 from shared.messages import JobClass
 
-Lane: TypeAlias = JobClass | Literal["quick", "suspect", "resumed", "overflow", "batch-overflow"]
+Lane: TypeAlias = (
+    JobClass | Literal["quick", "suspect", "resumed", "near", "overflow", "batch-overflow"]
+)
 """The queues of a model: interactive and batch generations, quick jobs, jobs in quarantine, which
 were running when workers crashed, jobs that have begun and wait for a worker with the same numerics
-(one queue for each numerics), and generations of both classes that workers have set aside."""
+(one queue for each numerics), jobs whose prefix a worker may have in its cache (one queue for each
+worker), and generations of both classes that workers have set aside."""
 
 JOBS = Exchange("warren.jobs", "direct")
 SUSPECTS = Exchange("warren.suspects", "direct")
@@ -46,6 +51,8 @@ DEAD = Exchange("warren.dead", "fanout")
 LEDGER = Exchange("warren.ledger", "fanout")
 
 JOBS_PREFIX = "jobs."
+_WORKER = "worker."
+"""The beginning of the addresses of workers."""
 DEAD_LETTERS = Queue(
     f"{JOBS_PREFIX}dead",
     (Binding(DEAD, ""),),
@@ -81,6 +88,12 @@ JOBS_DELIVERY_LIMIT = 20
 _RESUMED_TTL_S = 5.0
 """Seconds after which a job that no worker of its numerics takes returns to the other workers."""
 _RESUMED_EXPIRES_S = 24 * 3600.0
+_NEAR_TTL_S = 0.05
+"""Seconds after which a job that its worker does not take goes to the other workers. A worker that
+is there takes it within a few milliseconds."""
+_NEAR_EXPIRES_S = 3600.0
+"""Deleting the queue loses what it still has, which waits only while the queue to which it goes is
+down or full."""
 
 
 def overflow_of(lane: Lane) -> Lane | None:
@@ -89,7 +102,7 @@ def overflow_of(lane: Lane) -> Lane | None:
 
 
 def jobs_binding(model: str, lane: Lane) -> Binding:
-    """The binding for jobs of one model and lane, except ``resumed``."""
+    """The binding for jobs of one model and lane, except ``resumed`` and ``near``."""
     is_moved = lane == "suspect" or lane in OVERFLOW.values()
     return Binding(SUSPECTS if is_moved else JOBS, f"{model}.{lane}")
 
@@ -118,6 +131,27 @@ def resumed_queue(model: str, numerics: str) -> Queue:
         max_length=JOBS_MAX_LENGTH,
         delivery_limit=JOBS_DELIVERY_LIMIT,
         ttl_s=_RESUMED_TTL_S,
+        dead_letter=jobs_binding(model, "interactive"),
+    )
+
+
+def near_binding(model: str, address: str) -> Binding:
+    """The binding for jobs whose prefix the worker with this address may have in its cache."""
+    return Binding(JOBS, f"{model}.near-{address.removeprefix(_WORKER)}")
+
+
+def near_queue(model: str, address: str) -> Queue:
+    """The queue of one worker, from which every job returns to the interactive queue that the
+    worker does not take at once."""
+    binding = near_binding(model, address)
+    return Queue(
+        f"{JOBS_PREFIX}{binding.routing_key}",
+        (binding,),
+        kind="quorum",
+        expires_s=_NEAR_EXPIRES_S,
+        max_length=JOBS_MAX_LENGTH,
+        delivery_limit=JOBS_DELIVERY_LIMIT,
+        ttl_s=_NEAR_TTL_S,
         dead_letter=jobs_binding(model, "interactive"),
     )
 
@@ -165,7 +199,7 @@ def worker_binding(address: str) -> Binding:
 
 
 def worker_queue(worker_id: str) -> Queue:
-    binding = worker_binding(f"worker.{worker_id}")
+    binding = worker_binding(f"{_WORKER}{worker_id}")
     return Queue(f"control.{binding.routing_key}", (binding,), is_exclusive=True)
 
 

@@ -1,4 +1,4 @@
-"""The live workers, the estimated wait for them, and the publishing of jobs to their queues.
+"""The live workers, and the estimated wait for them.
 
 All this is derived from announcements and from the queues at the broker. The wait for a new request
 is estimated as the queue depth divided by the workers' throughput. A worker's throughput is
@@ -14,17 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from shared import topology
-from shared.bus.base import Bus, Message
-from shared.errors import (
-    BusError,
-    InvalidRequest,
-    MessageTooLarge,
-    ModelNotFound,
-    Overloaded,
-    PublishRefused,
-    Unroutable,
-)
-from shared.messages import Announcement, GenerationJob, JobClass, QuickJob, encode
+from shared.bus.base import Bus
+from shared.errors import BusError, InvalidRequest, ModelNotFound, Overloaded
+from shared.messages import Announcement
 from shared.telemetry import incidents
 
 _LOOK_INTERVAL_S = 0.1
@@ -157,28 +149,6 @@ class Backlog:
 
 def _is_busy(announcement: Announcement) -> bool:
     return announcement.num_running + announcement.num_waiting >= announcement.max_num_seqs
-
-
-async def publish_job(
-    bus: Bus, job: GenerationJob | QuickJob, reply_key: str, lane: JobClass = "interactive"
-) -> None:
-    """Publish ``job`` to a queue of its model, if it is a generation that of its class ``lane``; it
-    is answered under ``reply_key``.
-
-    Raises `ModelNotFound`, `Overloaded`, `InvalidRequest` and `BusError`.
-    """
-    of_job: topology.Lane = lane if isinstance(job, GenerationJob) else "quick"
-    message = Message(encode(job), correlation_id=job.request_id, reply_to=reply_key)
-    try:
-        await bus.publish(topology.jobs_binding(job.model, of_job), message)
-    except Unroutable:
-        raise ModelNotFound(f"The model '{job.model}' does not exist.", param="model") from None
-    except PublishRefused:
-        raise Overloaded(
-            "Too many requests are waiting for this model.", limit="queue_length"
-        ) from None
-    except MessageTooLarge:
-        raise InvalidRequest("The request is too large.") from None
 
 
 @dataclass(slots=True)

@@ -20,7 +20,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.fleet.live_workers import LiveWorkers, publish_job
+from gateway.fleet.live_workers import LiveWorkers
+from gateway.fleet.publishing import JobPublisher
 from gateway.log.cursor import NOT_FOUND, Fate, LogFacts, Retention
 from gateway.log.reading import EXPIRED
 from gateway.log.relay import LogRelay
@@ -56,9 +57,15 @@ class Relays:
     """The relays in progress, and the clients that may return."""
 
     def __init__(
-        self, bus: Bus, queues: ReplyQueues, workers: LiveWorkers, settings: GatewaySettings
+        self,
+        bus: Bus,
+        queues: ReplyQueues,
+        workers: LiveWorkers,
+        publisher: JobPublisher,
+        settings: GatewaySettings,
     ) -> None:
         self._bus = bus
+        self._publisher = publisher
         self._queues = queues
         self._settings = settings
         self._stalls = StallWatch(workers, settings.worker_silence_s)
@@ -241,7 +248,7 @@ class Relays:
         return msgspec.structs.replace(job, publication=publication)
 
     async def _publish(self, relay: LogRelay, job: GenerationJob) -> None:
-        await publish_job(self._bus, job, relay.log_name, relay.lane)
+        await self._publisher.publish(job, relay.log_name, relay.lane)
 
     async def _is_broker_well(self) -> bool:
         try:

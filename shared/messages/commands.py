@@ -150,6 +150,8 @@ class Announcement(Wire, frozen=True, kw_only=True):
     """The format in which the model writes tool calls; None if it does not support tools."""
     reasoning_parser: str | None = None
     """The format in which the model writes its reasoning; None if it does not."""
+    takes_near_jobs: bool = False
+    """Jobs whose prefix the worker may have in its cache can be published to its own queue."""
     is_leaving: bool = False
     """The worker takes no more jobs."""
     started_at: UnixTime = 0.0

@@ -8,6 +8,7 @@ import re
 import stat
 import subprocess
 import sys
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ def test_workers_give_no_commands() -> None:
 def test_the_policies_bound_all_stored_jobs(model: str) -> None:
     queues = [topology.jobs_queue(model, lane).name for lane in topology.LANES]
     queues.append(topology.resumed_queue(model, "cpu").name)
+    queues.append(topology.near_queue(model, f"worker.{uuid.uuid4().hex}").name)
 
     applied = [policies_of(name) for name in (*queues, topology.DEAD_LETTERS.name)]
 

@@ -156,6 +156,26 @@ async def test_a_worker_moves_a_job_to_those_with_its_numerics(worker: RabbitBus
     assert await receive(worker, resumed.name) == b"moved"
 
 
+async def test_a_gateway_prefers_a_worker_whose_jobs_return_to_all(
+    gateway: RabbitBus, worker: RabbitBus
+) -> None:
+    jobs, near = topology.jobs_queue(MODEL, "interactive"), make_near_queue()
+    await worker.declare(near)
+    async with worker.consume(near.name) as consumer:
+        await gateway.publish(near.bindings[0], Message(b"near"))
+        delivery = await anext(consumer)
+        await delivery.ack()
+
+    await gateway.publish(near.bindings[0], Message(b"not taken"))
+
+    assert delivery.message.body == b"near"
+    assert await receive(worker, jobs.name) == b"not taken"
+
+
+def make_near_queue() -> Queue:
+    return topology.near_queue(MODEL, f"worker.{uuid.uuid4().hex}")
+
+
 async def test_a_worker_rejects_to_the_dead_letters(gateway: RabbitBus, worker: RabbitBus) -> None:
     jobs, body = topology.jobs_queue(MODEL, "batch"), uuid.uuid4().bytes
     await gateway.publish(jobs.bindings[0], Message(body))
@@ -272,6 +292,7 @@ A_WORKERS_COMMANDS = topology.worker_binding(f"worker.{WORKER_ID}")
         deleting(JOBS.name),
         declaring(JOBS),
         binding("gateway", *JOBS.bindings),
+        declaring(make_near_queue()),
         binding("gateway", A_WORKERS_COMMANDS),
         binding("gateway", topology.reply_binding("reply.publisher.x")),
         declaring(topology.reply_queue("publisher.x", 1)),

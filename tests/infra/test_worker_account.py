@@ -83,6 +83,7 @@ def test_it_declares_no_queue_of_jobs() -> None:
         name = topology.jobs_queue(MODEL, lane).name
         assert not may("configure", name)
         assert not may("write", name)
+    assert not may("configure", topology.near_queue(MODEL, "worker.x").name)
 
 
 def test_its_topics_are_those_of_workers() -> None:

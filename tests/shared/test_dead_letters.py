@@ -166,6 +166,23 @@ async def test_a_retried_job_is_in_its_queue_again_without_its_deadline() -> Non
     assert (message.reply_to, message.correlation_id, num_left) == ("reply.r", "c", 0)
 
 
+async def test_a_job_that_had_expired_in_the_queue_of_one_worker_can_be_tried_again() -> None:
+    near, jobs = topology.near_queue("m", "worker.w"), topology.jobs_queue("m", "interactive")
+    async with MemoryBus() as bus:
+        await bus.declare(topology.DEAD_LETTERS, jobs, near)
+        await bus.publish(near.bindings[0], Message(encode(new_job("a")), reply_to="reply.r"))
+        async with bus.consume(jobs.name) as consumer:
+            await (await anext(consumer)).reject()
+        async with dead_letters.opened(bus, 1) as [letter]:
+            died_in = letter.queue
+            await letter.retry(bus)
+        async with bus.consume(jobs.name) as consumer:
+            job = decode_job((await anext(consumer)).message.body)
+
+    assert died_in == near.name
+    assert job.request_id == "a"
+
+
 async def test_what_is_no_job_cannot_be_tried_again() -> None:
     async with MemoryBus() as bus:
         await bury(bus, b"no job")

@@ -27,7 +27,7 @@ from shared.errors import (
 )
 from shared.messages import Cancel, Continue, Ended, Failed, GenerationJob, decode_job, encode
 from shared.publishers import Publishers
-from shared.telemetry import incidents
+from shared.telemetry import incidents, job_lines
 from shared.topology import first_log
 from worker.jobs.delivery import JobDelivery, ReplyPublisher
 from worker.jobs.execution import JobExecution
@@ -147,7 +147,9 @@ class JobConsumer:
     """Consumes the jobs of one queue, with at most ``prefetch`` unacknowledged, until stopped.
 
     Jobs for which the window has no room are moved to the queue ``overflow``, whose consumer has
-    the same window. A consumer without such a queue keeps all of its jobs.
+    the same window. A consumer without such a queue keeps all of its jobs. One with a
+    ``shared_queue`` consumes a queue that no other worker does, and moves each job there that it
+    cannot begin at once.
     """
 
     def __init__(
@@ -157,6 +159,7 @@ class JobConsumer:
         queue: Queue,
         *,
         overflow: Queue | None,
+        shared_queue: Queue | None = None,
         worker: str,
         prefetch: int,
         window: JobWindow,
@@ -169,6 +172,7 @@ class JobConsumer:
         self._model = model
         self._queue = queue
         self._overflow = overflow
+        self._shared_queue = shared_queue
         self._worker = worker
         self._prefetch = prefetch
         self.window = window
@@ -186,6 +190,11 @@ class JobConsumer:
     def num_waiting(self) -> int:
         """The number of jobs taken that have not begun."""
         return self.window.num_waiting
+
+    @property
+    def is_taking(self) -> bool:
+        """Whether it is to take jobs: it is neither stopped nor paused, and does not yield."""
+        return self._may_take.is_set() and not self._is_stopped
 
     async def run(self) -> None:
         """Consume until `stop`; returns when all jobs taken are done."""
@@ -291,7 +300,8 @@ class JobConsumer:
 
     def _lose_deliveries(self) -> list[tuple[HeldJob, int]]:
         """Lose all deliveries; returns the jobs that run, each with the number of its loss."""
-        self.window.lose(were_set_aside=self._overflow is None)
+        if self._shared_queue is None:  # otherwise none of its jobs waits
+            self.window.lose(were_set_aside=self._overflow is None)
         return [(held, held.lose()) for held in self._serving.values() if held is not None]
 
     async def _give_up(self, lost: list[tuple[HeldJob, int]]) -> None:
@@ -333,11 +343,17 @@ class JobConsumer:
         at_once = job.request_id in self._held or delivery.num_returns >= MAX_RETURNS
         is_fresh = not delivery.num_returns
         with self.window.place(
-            job, is_fresh=is_fresh, at_once=at_once, was_set_aside=self._overflow is None
+            job,
+            is_fresh=is_fresh,
+            at_once=at_once,
+            was_set_aside=self._overflow is None,
+            may_wait=self._shared_queue is None,
         ) as place:
             match await place.turn():
                 case Turn.BEGIN:
                     await self._begin(job, delivery, place, task)
+                case Turn.GIVE_BACK if self._shared_queue is not None:
+                    await self._move_on(job, delivery, self._shared_queue)
                 case Turn.GIVE_BACK:
                     await self._give_back(job, delivery, self._queue)
                 case Turn.SET_ASIDE:
@@ -371,6 +387,8 @@ class JobConsumer:
         )
         held = HeldJob(job, execution, delivery)
         self._serving[task] = held
+        if self._shared_queue is not None:
+            self._metrics.near_jobs.labels(self._model, "taken").inc()
         await self._run(held)
         return None
 
@@ -379,6 +397,20 @@ class JobConsumer:
         assert self._overflow is not None
         self._metrics.set_aside.labels(self._model).inc()
         await self._give_back(job, delivery, self._overflow)
+
+    async def _move_on(self, job: GenerationJob, delivery: JobDelivery, queue: Queue) -> None:
+        """Leave a job that cannot begin here at once to all workers. Raises `BusError`.
+
+        It must not come back to this worker. A job that was returned before may have begun, so it
+        is the next publication.
+        """
+        num_returns = delivery.num_returns
+        moved = published_again if num_returns else as_message
+        await self._publish(moved(job, delivery.message, num_returns), queue)
+        self._metrics.near_jobs.labels(self._model, "moved").inc()
+        facts = {"worker": self._worker, "class": "interactive", "attempt": num_returns + 1}
+        job_lines.write("job moved", job, {**facts, "to": queue.name})
+        await delivery.ack()
 
     async def _give_back(self, job: GenerationJob, delivery: JobDelivery, queue: Queue) -> None:
         """Return a job that has not begun to a queue.
@@ -424,11 +456,11 @@ class JobConsumer:
                 resumed = topology.resumed_queue(self._model, held.execution.numerics)
                 await self._publish_again(held, delivery, resumed)
             case Outcome.EXCUSED:
-                await self._publish_again(held, delivery, self._queue)
+                await self._publish_again(held, delivery, self._shared_queue or self._queue)
             case Outcome.HANDED_OVER if held.job.mode == "final":
                 # Without a log, a return would count as a crash.
-                num_returns = delivery.num_returns
-                await self._publish_again(held, delivery, self._queue, num_returns)
+                queue = self._shared_queue or self._queue
+                await self._publish_again(held, delivery, queue, delivery.num_returns)
             case Outcome.HANDED_OVER | Outcome.GIVEN_BACK:
                 # All brokers count this return, so the next run compares as newer than this one.
                 await delivery.reject(requeue=True)

@@ -76,6 +76,16 @@ class JobMetrics:
             "Jobs moved to the model's overflow queue, because their tenant had many waiting.",
             "model",
         )
+        self.near_jobs = catalog.counter(
+            "warren_worker_near_jobs_total",
+            "Jobs published to this worker's own queue because it may have their prefix in its "
+            "cache, by outcome: taken, or moved (to the interactive queue, because no slot was "
+            "free).",
+            "model",
+            "outcome",
+        )
+        for outcome in ("taken", "moved"):
+            self.near_jobs.labels(model, outcome)
         self.takeovers = catalog.counter(
             "warren_worker_takeovers_total",
             "Jobs continued from another run, by the reason: worker_lost, worker_silent, "

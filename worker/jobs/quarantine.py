@@ -44,9 +44,9 @@ def as_message(job: GenerationJob, message: Message, num_returns: int = 0) -> Me
 def in_order(job: GenerationJob, message: Message) -> GenerationJob:
     """The job of ``message``, whose runs compare as newer than all before.
 
-    A job that was moved to workers with other numerics expires if none of them takes it, which
-    brings it here. The broker counts its returns from 0 again, so it is the next publication of its
-    request.
+    A job for workers with other numerics, or for a conversation's favourite, expires if none of
+    them takes it, which brings it here. The broker counts its returns from 0 again, so it is the
+    next publication of its request.
     """
     return _next_publication(job) if DEATH_REASON_HEADER in message.headers else job
 

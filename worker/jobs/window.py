@@ -115,14 +115,21 @@ class JobWindow:
 
     @contextmanager
     def place(
-        self, job: GenerationJob, *, is_fresh: bool, at_once: bool, was_set_aside: bool = False
+        self,
+        job: GenerationJob,
+        *,
+        is_fresh: bool,
+        at_once: bool,
+        was_set_aside: bool = False,
+        may_wait: bool = True,
     ) -> Iterator[Place]:
         """Hold a job. ``is_fresh``: it was never returned to its queue. ``at_once``: it does not
-        wait for its turn. ``was_set_aside``: it comes from the queue of those that were."""
+        wait for its turn. ``was_set_aside``: it comes from the queue of those that were.
+        ``may_wait``: otherwise it is given back unless it can begin now."""
         place = Place(self, job, is_fresh=is_fresh, was_set_aside=was_set_aside)
         if at_once:
             self.begin(place)
-        elif self._is_closed:
+        elif self._is_closed or (self.is_full and not may_wait):
             place.decide(Turn.GIVE_BACK)
         elif is_fresh and not was_set_aside and self._is_crowded_by(job.tenant):
             place.decide(Turn.SET_ASIDE)

@@ -151,7 +151,7 @@ class Worker:
         self._publishers = Publishers((bus.user, *settings.trusted_users))
         self._is_draining = False
         self._peers = FreeSlots(model.name, self._address)
-        self._announced_num_free = 0
+        self._announced: Announcement | None = None
         num_batch = max(1, settings.max_num_seqs - settings.batch_reserve)
         self._interactive, self._overflow = self._pair("interactive", settings.max_num_seqs)
         self._batch, self._batch_overflow = self._pair("batch", num_batch)
@@ -159,10 +159,13 @@ class Worker:
             bus, model, self._publishers, self._metrics, ledger, self._address
         )
         self._resumed = self._consumer("resumed", self._window(settings.max_num_seqs))
+        self._near = self._consumer(
+            "near", self._interactive.window, shared_queue=self._queue_of("interactive")
+        )
         new = [self._interactive, self._overflow, self._batch, self._batch_overflow]
-        solitude = Solitude([*new, self._resumed], [self._quick])
+        solitude = Solitude([*new, self._near, self._resumed], [self._quick])
         suspect = self._consumer("suspect", self._window(1), admission=solitude.enter)
-        self._consumers = [*new, self._resumed, suspect]
+        self._consumers = [*new, suspect]
 
     async def run(self, health: HealthServer, ready: Callable[[], None]) -> None:
         await self._declare()
@@ -198,20 +201,32 @@ class Worker:
             await self._bus.wait_connected()
             with suppress(BusUnavailable):
                 await topology.declare_worker(self._bus, self._model.name, self._id)
-                return await self._declare_resumed()
+                self._consumers += await self._declare_own()
+                return
 
-    async def _declare_resumed(self) -> None:
-        try:
-            await self._bus.declare(self._queue_of("resumed"))
-        except AccessRefused as error:  # the user is limited to the queues that exist
-            logger.warning(
-                "jobs with equal numerics not preferred", extra={"reason": error.message}
-            )
-            self._consumers.remove(self._resumed)
+    async def _declare_own(self) -> list[JobConsumer]:
+        """Declare the queues that not all workers of the model consume; returns their
+        consumers."""
+        own: list[tuple[Lane, JobConsumer, str]] = [
+            ("resumed", self._resumed, "jobs with equal numerics not preferred")
+        ]
+        if self._settings.prefix_cache:
+            own.append(("near", self._near, "jobs with cached prefixes not preferred"))
+        declared = []
+        for lane, consumer, missed in own:
+            try:
+                await self._bus.declare(self._queue_of(lane))
+            except AccessRefused as error:  # the user is limited to the queues that exist
+                logger.warning(missed, extra={"reason": error.message})
+            else:
+                declared.append(consumer)
+        return declared
 
     def _queue_of(self, lane: Lane) -> Queue:
         if lane == "resumed":
             return topology.resumed_queue(self._model.name, self._model.numerics)
+        if lane == "near":
+            return topology.near_queue(self._model.name, self._address)
         return topology.jobs_queue(self._model.name, lane)
 
     def _window(self, max_begun: int, max_waiting: int = 0) -> JobWindow:
@@ -230,6 +245,7 @@ class Worker:
         window: JobWindow,
         *,
         overflow: Queue | None = None,
+        shared_queue: Queue | None = None,
         admission: Admission | None = None,
     ) -> JobConsumer:
         num_waiting = window.max_waiting if overflow else window.max_waiting // _SET_ASIDE_SHARE
@@ -238,6 +254,7 @@ class Worker:
             self._model.name,
             self._queue_of(lane),
             overflow=overflow,
+            shared_queue=shared_queue,
             worker=self._address,
             prefetch=min(window.max_begun + num_waiting, MAX_PREFETCH),
             window=window,
@@ -330,13 +347,14 @@ class Worker:
             logger.warning("peer announcements unavailable", extra={"reason": error.message})
 
     async def _balance(self) -> None:
-        """Leave jobs to peers that have free slots, and announce when this worker has some."""
+        """Leave jobs to peers that have free slots, and announce when this worker has some, or
+        begins or ceases to take those whose prefix it may have."""
         while True:
             await asyncio.sleep(_BALANCE_INTERVAL_S)
             await self._leave_to_peers(self._interactive, self._overflow, 0)
             reserve = self._settings.batch_reserve
             await self._leave_to_peers(self._batch, self._batch_overflow, reserve)
-            if not self._announced_num_free and num_free(self._announcement()):
+            if self._has_news:
                 await self._announce_once()
 
     async def _leave_to_peers(
@@ -367,13 +385,26 @@ class Worker:
             mean_job_work_s=self._metrics.mean_job_slot_s / self._settings.max_num_seqs,
             tool_parser=self._model.tool_parser,
             reasoning_parser=self._model.reasoning_parser,
+            takes_near_jobs=self._takes_near_jobs,
             is_leaving=self._is_draining,
             started_at=self._started_at,
         )
 
+    @property
+    def _takes_near_jobs(self) -> bool:
+        return self._near in self._consumers and self._near.is_taking and not self._is_draining
+
+    @property
+    def _has_news(self) -> bool:
+        """Whether gateways and peers should not wait for the next announcement."""
+        last = self._announced
+        if last is None or last.takes_near_jobs != self._takes_near_jobs:
+            return True
+        return not num_free(last) and num_free(self._announcement()) > 0
+
     async def _announce_once(self) -> None:
         announcement = self._announcement()
-        self._announced_num_free = num_free(announcement)
+        self._announced = announcement
         with incidents.survived("task", "worker not announced"):
             try:
                 await self._bus.publish(topology.ANNOUNCEMENTS, Message(encode(announcement)))

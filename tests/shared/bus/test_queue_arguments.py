@@ -1,7 +1,7 @@
 """The arguments of queue declarations that do not show in the broker's behaviour."""
 
 from shared.bus.rabbit.encoding import queue_arguments
-from shared.topology import jobs_queue, reply_queue, resumed_queue
+from shared.topology import jobs_queue, near_queue, reply_queue, resumed_queue
 
 
 def test_jobs_are_dead_lettered_at_least_once() -> None:
@@ -29,6 +29,21 @@ def test_a_job_that_no_worker_of_its_numerics_takes_returns_to_the_others() -> N
         }.items()
     )
     assert resumed_queue("m", "cuda").name != resumed_queue("m", "cpu").name
+
+
+def test_a_job_that_its_favourite_does_not_take_goes_to_the_others() -> None:
+    queue = near_queue("m", "worker.1a")
+
+    assert queue.name == "jobs.m.near-1a"
+    assert (
+        queue_arguments(queue).items()
+        >= {
+            "x-message-ttl": 50,
+            "x-dead-letter-exchange": "warren.jobs",
+            "x-dead-letter-routing-key": "m.interactive",
+            "x-dead-letter-strategy": "at-least-once",
+        }.items()
+    )
 
 
 def test_a_reply_queue_expires_in_milliseconds() -> None:

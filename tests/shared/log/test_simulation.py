@@ -62,6 +62,11 @@ def a_strict_fleet(seed: int) -> Model:
     return replace(a_mixed_fleet(seed), requires_same_numerics=True)
 
 
+def a_fleet_with_a_favourite(seed: int) -> Model:
+    new_models = (a_model, a_deadly_model, a_model_with_a_deadline, a_mixed_fleet)
+    return replace(new_models[seed % len(new_models)](seed), has_favourite=True)
+
+
 def first_failure(
     seeds: Iterable[int], new_model: Callable[[int], Model] = a_model, **guards: Any
 ) -> str | None:
@@ -113,6 +118,12 @@ def test_a_request_ends_whose_deadline_passes_whenever() -> None:
 @pytest.mark.timeout(600)
 def test_a_node_that_dies_for_good_takes_no_stream_with_it() -> None:
     failure = first_failure(SEEDS, a_model_with_nodes)
+
+    assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
+
+
+def test_a_job_published_to_one_worker_is_lost_no_more_than_others() -> None:
+    failure = first_failure(SEEDS, a_fleet_with_a_favourite)
 
     assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
 

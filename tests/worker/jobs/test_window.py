@@ -122,6 +122,18 @@ async def test_a_closed_window_gives_all_jobs_back() -> None:
         assert [await place.turn() for place in waiting] == [Turn.GIVE_BACK, Turn.GIVE_BACK]
 
 
+async def test_a_job_that_may_not_wait_begins_at_once_or_is_given_back() -> None:
+    with Jobs() as jobs:
+        places = [
+            jobs.enter_context(
+                jobs.window.place(new_job("m"), is_fresh=True, at_once=False, may_wait=False)
+            )
+            for _ in range(3)
+        ]
+
+        assert await turns(places) == [Turn.BEGIN, Turn.BEGIN, Turn.GIVE_BACK]
+
+
 async def test_lost_jobs_do_not_begin() -> None:
     with Jobs() as jobs:
         jobs.add(*"aa")

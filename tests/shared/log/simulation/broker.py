@@ -9,6 +9,8 @@ from shared.log import Send
 from shared.messages import Command, ReplyEvent
 from worker.jobs.run import Record
 
+_EXPIRED_SHARE = 0.8
+
 
 @dataclass(eq=False)
 class Job:
@@ -21,6 +23,8 @@ class Job:
     """Into which queue of the log it is answered."""
     numerics: str = ""
     """Of the workers for which it waits; empty if any may take it."""
+    favourite: str = ""
+    """The only worker that may take it; empty once it is in the queue of all workers."""
 
 
 @dataclass
@@ -80,23 +84,27 @@ class Broker:
         if send.address in self.commands:
             self.commands[send.address].append(send.command)
 
-    def may_take(self, numerics: str) -> Job | None:
-        """The next job for a worker with these numerics."""
-        return next((job for job in self.jobs if job.numerics in ("", numerics)), None)
+    def may_take(self, name: str, numerics: str) -> Job | None:
+        """The next job for a worker with this name and these numerics."""
+        jobs = (job for job in self.jobs if job.favourite in ("", name))
+        return next((job for job in jobs if job.numerics in ("", numerics)), None)
 
     def expire(self) -> bool:
         """Return the jobs to all workers that have waited for some; returns whether any have."""
-        waiting = [job for job in self.jobs if job.numerics]
+        waiting = [job for job in self.jobs if job.numerics or job.favourite]
         for job in waiting:
-            job.numerics, job.num_returns = "", 0
+            job.numerics, job.favourite, job.num_returns = "", "", 0
             job.publication += 1  # as the worker that takes it counts
         return bool(waiting)
 
     def give_back(self, job: Job, *, is_counted: bool = True) -> None:
         """Return a job to its queue. Some versions of RabbitMQ do not count every kind of return,
-        but the redelivered flag is always set."""
+        but the redelivered flag is always set. What returns to the queue of one worker may have
+        expired by then."""
         job.num_returns = max(job.num_returns + is_counted, 1)
         self.jobs.insert(0, job)
+        if job.favourite and self.side_dice.random() < _EXPIRED_SHARE:
+            self.expire()
 
     def forget(self, unconfirmed: Collection[ReplyEvent]) -> None:
         while self.log and any(self.log[-1] is event for event in unconfirmed):

@@ -33,6 +33,8 @@ class Model:
     requires_same_numerics: bool = False
     """Whether no worker continues tokens of other numerics. If so, all tokens of an answer are
     drawn alike."""
+    has_favourite: bool = False
+    """Whether the job is first published to the queue of one worker."""
     records_first: bool = True
     """Whether what a request has used is recorded before its end is written."""
     reader_class: type[LogReader] = LogReader

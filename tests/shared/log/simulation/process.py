@@ -94,7 +94,7 @@ class Process:
         moves: list[Callable[[], None]] = []
         if not self.is_connected:
             moves.append(self.notice)
-        job = self._broker.may_take(self.numerics)
+        job = self._broker.may_take(self.name, self.numerics)
         if self.is_connected and not self.deliveries and job is not None:
             moves.append(partial(self.take, job))
         if self._broker.commands[self.name]:

@@ -35,6 +35,8 @@ class Schedule:
         """How often a worker may wrongly be considered dead."""
         for k in range(_NUM_WORKERS):
             self._bear(NUMERICS[k % 2] if model.is_mixed else "")
+        if model.has_favourite:
+            self._broker.jobs[0].favourite = self._workers[0].name
 
     def run(self) -> None:
         for _ in range(_MAX_STEPS):
@@ -112,10 +114,11 @@ class Schedule:
     def _faults(self) -> list[Callable[[], object]]:
         worker = self._dice.choice(self._workers)
         of_nodes = [self._lose_log, self._return_node] if self._model.is_cluster else []
-        of_numerics = [self._broker.expire] if self._model.is_mixed else []
+        can_expire = self._model.is_mixed or self._model.has_favourite
+        of_time = [self._broker.expire] if can_expire else []
         return [
             *of_nodes,
-            *of_numerics,
+            *of_time,
             lambda: self._kill(worker),
             lambda: self._pause(worker),
             lambda: self._wake(worker),

@@ -1,0 +1,95 @@
+"""Which worker is to have a conversation: a choice without state, equal at all gateways.
+
+The turns of a conversation share their beginning, whose keys and values are in the cache of the
+worker that had the turns before. Rendezvous hashing (Thaler and Ravishankar, 1998) gives each
+conversation an order of the workers, in which a worker that joins or leaves changes nothing for the
+conversations of others. The first one in that order that has no more than its part of the load is
+the favourite: consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018).
+
+A favourite is a preference only. Without one, a job goes to the queue that all workers share.
+"""
+
+import math
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import msgspec
+
+from shared.messages import (
+    Announcement,
+    ChatMessage,
+    ChatPrompt,
+    GenerationJob,
+    TextPrompt,
+    TokenPrompt,
+)
+
+_MIN_PROMPT_CHARS = 2_000
+"""The shortest prompt without history for which a worker is chosen."""
+_MIN_PROMPT_TOKENS = 500
+_ROOT_CHARS = 1_000
+_ROOT_TOKENS = 250
+_MAX_LOAD = 1.25
+"""The most load of a favourite, relative to the mean of the workers. More would concentrate the
+load, less would move conversations more often."""
+_encoder = msgspec.msgpack.Encoder()
+
+
+def root_of(job: GenerationJob) -> bytes | None:
+    """A hash of what all turns of the job's conversation have in common; None if no cache would
+    save much, because the prompt is new and short."""
+    if len(job.prompts) > 1:
+        return None
+    start: object
+    match job.prompts[0]:
+        case ChatPrompt(messages=messages) if _has_history(messages) or _is_long(messages):
+            start = _first_turn(messages)
+        case TextPrompt(text=text) if len(text) >= _MIN_PROMPT_CHARS:
+            start = text[:_ROOT_CHARS]
+        case TokenPrompt(token_ids=token_ids) if len(token_ids) >= _MIN_PROMPT_TOKENS:
+            start = token_ids[:_ROOT_TOKENS]
+        case _:
+            return None
+    return blake2b(_encoder.encode((job.tenant, job.model, start)), digest_size=16).digest()
+
+
+def favourite(root: bytes, workers: Sequence[Announcement]) -> Announcement | None:
+    """The worker that is to have the conversation with this root, of the ``workers`` of its model;
+    None if it has no free slot, or fewer than two take such jobs."""
+    able = [worker for worker in workers if worker.takes_near_jobs and worker.max_num_seqs]
+    if len(able) < 2:
+        return None
+    mean = sum(map(_load, able)) / len(able)
+    bounded = [one for one in able if _num_used(one) <= _MAX_LOAD * mean * one.max_num_seqs + 1]
+    chosen = max(bounded, key=lambda worker: (_weight(root, worker), worker.worker))
+    return chosen if _num_used(chosen) < chosen.max_num_seqs else None
+
+
+def _weight(root: bytes, worker: Announcement) -> float:
+    """A random number of the pair. Its distribution gives each worker as large a part of the
+    conversations as it has of the slots."""
+    digest = blake2b(worker.worker.encode(), key=root, digest_size=8).digest()
+    uniform = ((int.from_bytes(digest) >> 12) + 0.5) / (1 << 52)  # between 0 and 1, without both
+    return -worker.max_num_seqs / math.log(uniform)
+
+
+def _num_used(worker: Announcement) -> int:
+    return worker.num_running + worker.num_waiting
+
+
+def _load(worker: Announcement) -> float:
+    return _num_used(worker) / worker.max_num_seqs
+
+
+def _has_history(messages: Sequence[ChatMessage]) -> bool:
+    return any(message.role == "assistant" for message in messages)
+
+
+def _is_long(messages: Sequence[ChatMessage]) -> bool:
+    return sum(len(message.content) for message in messages) >= _MIN_PROMPT_CHARS
+
+
+def _first_turn(messages: Sequence[ChatMessage]) -> list[tuple[str, str]]:
+    """The messages up to the first one of the user."""
+    first = next((k for k, message in enumerate(messages) if message.role == "user"), len(messages))
+    return [(message.role, message.content) for message in messages[: first + 1]]
