@@ -9,7 +9,7 @@ capacity.
 import asyncio
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -68,15 +68,19 @@ class Backlog:
     """Rejects requests that would wait too long. It adds no latency: the depth is measured in the
     background, and only while there are requests."""
 
-    def __init__(self, bus: Bus, max_wait_s: float) -> None:
+    def __init__(
+        self, bus: Bus, max_wait_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``clock`` returns the time in seconds."""
         self._bus = bus
         self._max_wait_s = max_wait_s
+        self._clock = clock
         self._rates: dict[str, _Rate] = {}
         self._depths: dict[str, _Depth] = {}
 
     def hear(self, announcement: Announcement) -> None:
         """Record the progress of a worker."""
-        now = time.monotonic()
+        now = self._clock()
         known = self._rates.get(announcement.worker)
         if announcement.is_leaving:
             self._rates.pop(announcement.worker, None)
@@ -99,7 +103,7 @@ class Backlog:
         Jobs that workers have set aside are those of tenants that have many, so only these wait for
         them.
         """
-        now = time.monotonic()
+        now = self._clock()
         depth = self._depths.setdefault(model, _Depth())
         if now - depth.counted_at > _LOOK_INTERVAL_S and depth.looking is None:
             depth.looking = asyncio.create_task(self._look(model, depth))
@@ -107,7 +111,7 @@ class Backlog:
             num_waiting = depth.num_waiting
             if num_in_flight >= _MANY_IN_FLIGHT:
                 num_waiting += depth.num_set_aside
-            wait_s = self._wait_s(num_waiting, depth.num_admitted, workers)
+            wait_s = self.wait_s(num_waiting, depth.num_admitted, workers)
             if wait_s > self._max_wait_s:
                 retry_after_s = min(max(wait_s - self._max_wait_s, 1.0), _MAX_RETRY_AFTER_S)
                 raise Overloaded(
@@ -117,7 +121,7 @@ class Backlog:
                 )
         depth.num_admitted += 1
 
-    def _wait_s(self, num_counted: int, num_admitted: int, workers: Iterable[str]) -> float:
+    def wait_s(self, num_counted: int, num_admitted: int, workers: Iterable[str]) -> float:
         """The estimated wait for the queue; 0 if a worker has free slots."""
         num_waiting = num_counted + num_admitted
         if not num_counted:
@@ -142,7 +146,7 @@ class Backlog:
                 aside = await self._bus.inspect(topology.jobs_queue(model, "overflow").name)
                 depth.num_set_aside = aside.num_ready if aside is not None else 0
                 depth.num_admitted -= num_before
-                depth.counted_at = time.monotonic()
+                depth.counted_at = self._clock()
         finally:
             depth.looking = None
 

@@ -25,15 +25,13 @@ class Clock:
 
     now: float = 0.0
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         return self.now
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("gateway.fleet.live_workers.time", clock)
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
 def announcement(worker: str, num_running: int, num_answered: int) -> Announcement:
@@ -51,7 +49,7 @@ def announcement(worker: str, num_running: int, num_answered: int) -> Announceme
 
 @asynccontextmanager
 async def backlog_of(
-    num_jobs: int, *, max_wait_s: float, lane: Lane = "interactive"
+    clock: Clock, num_jobs: int, *, max_wait_s: float, lane: Lane = "interactive"
 ) -> AsyncIterator[Backlog]:
     """So many jobs wait."""
     queue = topology.jobs_queue(MODEL, lane)
@@ -59,7 +57,7 @@ async def backlog_of(
         await bus.declare(queue)
         for _ in range(num_jobs):
             await bus.publish(queue.bindings[0], Message(b""))
-        yield Backlog(bus, max_wait_s)
+        yield Backlog(bus, max_wait_s, clock)
 
 
 @asynccontextmanager
@@ -73,7 +71,7 @@ async def busy(
 ) -> AsyncIterator[Backlog]:
     """So many jobs wait, and ``workers``, all of whose slots are taken, have each answered
     ``num_answered`` within a fifth of a second."""
-    async with backlog_of(num_jobs, max_wait_s=max_wait_s, lane=lane) as backlog:
+    async with backlog_of(clock, num_jobs, max_wait_s=max_wait_s, lane=lane) as backlog:
         for worker in workers:
             backlog.hear(announcement(worker, SLOTS, 0))
         clock.now += 0.2
@@ -136,7 +134,7 @@ async def test_jobs_that_were_set_aside_delay_only_who_has_many(clock: Clock) ->
     ids=["unknown", "heard once", "idle", "has room again"],
 )
 async def test_nobody_is_refused_by_a_guess(heard: list[Announcement], clock: Clock) -> None:
-    async with backlog_of(1000, max_wait_s=0.001) as backlog:
+    async with backlog_of(clock, 1000, max_wait_s=0.001) as backlog:
         for one in heard:
             backlog.hear(one)
             clock.now += 0.2
@@ -169,7 +167,7 @@ async def test_a_depth_that_is_old_refuses_nobody(clock: Clock) -> None:
 
 
 async def test_workers_that_die_without_a_word_are_forgotten(clock: Clock) -> None:
-    async with backlog_of(0, max_wait_s=10) as backlog:
+    async with backlog_of(clock, 0, max_wait_s=10) as backlog:
         for hour in range(100):
             clock.now = hour * 3600.0
             backlog.hear(announcement(f"worker {hour}", SLOTS, 0))
