@@ -6,7 +6,7 @@ from bench.simulation.autoscaler import Autoscaler, Demand
 from bench.simulation.books import Books
 from bench.simulation.traffic import Arrivals, Traffic
 
-TICK_S = 0.5
+TICK_S = 1.0
 _SAMPLE_S = 60.0
 
 

@@ -34,7 +34,7 @@ class TenantQueues:
         return np.array([max(0.0, now - jobs.at[0]) if len(jobs) else 0.0 for jobs in self._jobs])
 
     def put(self, arrivals: Arrivals) -> None:
-        for tenant in np.unique(arrivals.tenant).tolist():
+        for tenant in np.flatnonzero(np.bincount(arrivals.tenant)).tolist():
             own = arrivals.part(arrivals.tenant == tenant)
             waiting = self._jobs[tenant]
             self._jobs[tenant] = Arrivals.joined([waiting, own]) if len(waiting) else own

@@ -44,6 +44,8 @@ class Servers:
         """Of the sequence in each slot; infinite for a free one."""
         self._first_at = np.zeros(shape)
         """When the sequence in each slot gets its first token."""
+        self._width = 1
+        """No sequence is in a slot from this one on: free slots are taken from the front."""
         self._arrived_at = np.zeros(shape)
         self._tenant = np.zeros(shape, dtype=np.int64)
         self._prompt = np.zeros(shape, dtype=np.int64)
@@ -64,7 +66,7 @@ class Servers:
         self._now, self._dt = now, dt
         spec, prices = self._spec, self._spec.prices
         running, steps = self.num_running[:top], self._steps[:top]
-        decoding = running - np.count_nonzero(self._first_at[:top] > now, axis=1)
+        decoding = running - np.count_nonzero(self._first_at[:top, : self._width] > now, axis=1)
         mean_len = (self._ahead[:top] + running * steps) / np.maximum(running, 1)
         each_s = prices.decode + prices.decode_pair * np.maximum(mean_len, 0.0)
         decode_s = prices.step + decoding * each_s
@@ -85,7 +87,7 @@ class Servers:
 
     def _end(self, top: int, made: Floats) -> Ended:
         """Free the slots of sequences that have got their last token."""
-        overdue = self._steps[:top, None] - self._last_step[:top]
+        overdue = self._steps[:top, None] - self._last_step[:top, : self._width]
         worker, slot = np.nonzero(overdue >= 0)
         late_s = overdue[worker, slot] * self._dt / np.maximum(made[worker], 1e-9)
         at = self._now + self._dt - np.minimum(late_s, self._dt)
@@ -94,10 +96,10 @@ class Servers:
         ended = Ended(at[order], worker, self._tenant[worker, slot], self._arrived_at[worker, slot])
         self._free(worker, slot)
         # The steps after the last sequence of a worker did not take place.
-        emptied, last = np.unique(worker[::-1], return_index=True)
-        is_empty = self.num_running[emptied] == 0
-        idle_s = self._now + self._dt - ended.at[::-1][last[is_empty]]
-        self.busy_s -= float(np.minimum(idle_s, (made * self._decode_s)[emptied[is_empty]]).sum())
+        is_empty = self.num_running[worker] == 0
+        emptied, last = np.unique(worker[is_empty][::-1], return_index=True)
+        idle_s = self._now + self._dt - ended.at[is_empty][::-1][last]
+        self.busy_s -= float(np.minimum(idle_s, made[emptied] * self._decode_s[emptied]).sum())
         return ended
 
     def _free(self, worker: Ints, slot: Ints) -> None:
@@ -128,7 +130,8 @@ class Servers:
         for k in range(int(nth.max(initial=-1)) + 1):
             which = np.flatnonzero(nth == k)
             at = worker[which]
-            slot = np.isinf(self._last_step[at]).argmax(axis=1)
+            slot = np.isinf(self._last_step[at, : self._width + 1]).argmax(axis=1)
+            self._width = max(self._width, int(slot.max()) + 1)
             self._last_step[at, slot] = last_step[which]
             self._first_at[at, slot] = first[which]
             self._arrived_at[at, slot] = jobs.at[which]
@@ -172,9 +175,11 @@ class Servers:
 
     def drop_older(self, at: float) -> Ints:
         """Remove the sequences of requests that arrived before ``at``; returns their tenants."""
-        worker, slot = np.nonzero(np.isfinite(self._last_step) & (self._arrived_at < at))
+        is_used = np.isfinite(self._last_step)
+        worker, slot = np.nonzero(is_used & (self._arrived_at < at))
         tenant = self._tenant[worker, slot]
         self._free(worker, slot)
+        self._width = int(np.flatnonzero(is_used.any(axis=0)).max(initial=0)) + 1
         return tenant
 
     def evict(self, worker: int) -> Arrivals:

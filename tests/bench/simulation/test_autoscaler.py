@@ -134,7 +134,7 @@ def test_a_burst_takes_a_pool_from_nothing_and_back_without_a_failure(
     traffic = Traffic([tenant], 0.0, seed, capacity_per_s=8)
     fleet = CoarseFleet(SPEC, traffic.tenants, 0, 30)
 
-    books = play(fleet, traffic, 1800, Autoscaler(shipped, scrape_interval_s()), tick_s=1.0)
+    books = play(fleet, traffic, 1800, Autoscaler(shipped, scrape_interval_s()))
 
     assert books.arrived.sum() > 4000
     assert books.answered.sum() == books.arrived.sum()
