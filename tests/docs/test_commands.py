@@ -179,10 +179,10 @@ def test_options_of_benchmarks_exist() -> None:
 def options_of(module: str) -> set[str]:
     """The options of a program under ``bench``."""
     package = ROOT / module.replace(".", "/") / "__main__.py"
-    if package.exists():  # argparse, for machines without typer
+    if package.exists() and "import argparse" in package.read_text():  # without typer
         return set(re.findall(r'"(--[a-z-]+)"', package.read_text()))
     program = typer.Typer()
-    program.command()(import_module(module).main)
+    program.command()(import_module(f"{module}.__main__" if package.exists() else module).main)
     command: Any = typer.main.get_command(program)
     return {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
 

@@ -267,6 +267,20 @@ def test_keda_asks_for_the_queue_of_the_name_that_clients_use(everything: list[M
     assert 'namespace="llm"' in query_of(everything)
 
 
+def test_keda_leaves_room_in_the_batches_of_cpus() -> None:
+    autoscaled = {"model": "smollm2", "autoscaling": {"enabled": True}}
+    pools = {
+        "cpu": autoscaled,
+        "gpu": autoscaled | {"gpus": 1},
+        "own": {"model": "smollm2", "autoscaling": {"enabled": True, "jobsPerReplica": 5}},
+    }
+    manifests = render({"workers": pools})
+
+    scaled = [find(manifests, "ScaledObject", f"warren-worker-{pool}") for pool in pools]
+    thresholds = [one["spec"]["triggers"][0]["metadata"]["threshold"] for one in scaled]
+    assert thresholds == ["16", "48", "5"]
+
+
 def query_of(manifests: list[Manifest]) -> str:
     """What KEDA asks Prometheus for the pool ``large``."""
     (trigger,) = find(manifests, "ScaledObject", "warren-worker-large")["spec"]["triggers"]
