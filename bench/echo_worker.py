@@ -1,8 +1,8 @@
 """A worker with a synthetic engine; everything else is real.
 
 Its tokens are a function of the previous tokens (`worker.model.echo`), so the queue, the relay and
-failures can be measured and tested at any rate, without the cost of a model. It serves the name
-``echo`` with SmolLM2's tokenizer.
+failures can be measured and tested at any rate, without the cost of a model. With ``--clock`` they
+state the time (`bench.fleet.clock`). It serves the name ``echo`` with SmolLM2's tokenizer.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from bench.fleet.clock import ClockRunner, words
 from shared import settings
 from shared.bus.base import Bus
 from shared.bus.rabbit import RabbitBus
@@ -29,21 +30,31 @@ MODEL = "echo"
 
 
 @functools.cache
-def _tokenizer() -> Tokenizer:
+def synthetic_tokenizer() -> Tokenizer:
+    """The tokenizer of the synthetic model."""
     return Tokenizer.load(store.resolve(settings.DEFAULT_MODEL))
 
 
 def echo_model(
-    worker: WorkerSettings, step_s: float = 0.0, num_blocks: int = 8192, numerics: str = MODEL
+    worker: WorkerSettings,
+    step_s: float = 0.0,
+    num_blocks: int = 8192,
+    numerics: str = MODEL,
+    *,
+    is_clock: bool = False,
 ) -> ServedModel:
     """The synthetic model. Each step takes ``step_s``, independent of the batch."""
-    tokenizer = _tokenizer()
-    runner = EchoRunner(
-        num_blocks=num_blocks,
-        block_size=worker.block_size,
-        vocab_size=tokenizer.vocab_size,
-        max_seq_len=worker.max_seq_len or 8192,
-        step_s=step_s,
+    tokenizer = synthetic_tokenizer()
+    sizes = {
+        "num_blocks": num_blocks,
+        "block_size": worker.block_size,
+        "vocab_size": tokenizer.vocab_size,
+        "max_seq_len": worker.max_seq_len or 8192,
+    }
+    runner: EchoRunner | ClockRunner = (
+        ClockRunner(list(words(tokenizer).values()), **sizes, step_s=step_s)
+        if is_clock
+        else EchoRunner(**sizes, step_s=step_s)
     )
     limits = SchedulerLimits(
         max_num_seqs=worker.max_num_seqs,
@@ -84,12 +95,13 @@ def main(
     drain_grace_s: float | None = None,
     step_ms: Annotated[float, typer.Option(help="Duration of one step.")] = 0.0,
     numerics: Annotated[str, typer.Option(help="What it announces as its numerics.")] = MODEL,
+    clock: Annotated[bool, typer.Option("--clock", help="Tokens state the time.")] = False,
 ) -> None:
     worker = settings.load(
         WorkerSettings, broker=broker, health_port=health_port, drain_grace_s=drain_grace_s
     )
     setup.configure(worker, "warren-echo-worker")
-    model = echo_model(worker, step_ms / 1e3, numerics=numerics)
+    model = echo_model(worker, step_ms / 1e3, numerics=numerics, is_clock=clock)
     asyncio.run(_run(RabbitBus(broker), worker, model))
 
 

@@ -32,6 +32,8 @@ class Request:
     prompt_ids: Sequence[int]
     max_tokens: int
     model: str = MODEL
+    seed: int | None = None
+    """The synthetic engine draws by it even if the temperature is 0."""
 
     def encode(self, host: str) -> bytes:
         """A request for a greedy, streamed completion of exactly ``max_tokens`` tokens."""
@@ -43,6 +45,7 @@ class Request:
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **({} if self.seed is None else {"seed": self.seed}),
         }
         content = json.dumps(body, separators=(",", ":"))
         head = (
@@ -125,6 +128,7 @@ async def follow(url: str, request: Request, stream: Stream) -> None:
         transport.write(request.encode(address.netloc))
         await answer.ended
     finally:
+        answer.ended.cancel()  # if this task was cancelled, nobody awaits it
         transport.abort()
 
 

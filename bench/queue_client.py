@@ -1,20 +1,25 @@
 """A client that keeps many streams open at minimal cost, with bare sockets."""
 
 import asyncio
+import itertools
 import json
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from bench.figures import percentile
 from bench.queue_source import MODEL, TOKEN_TEXT
 
-_EVENT = re.compile(rb'id: (\d+)\.\d+\ndata: [^\n]*"text":"([\d.]+) ([^"]*)"')
+_EVENT = re.compile(rb'id: (\d+)\.\d+\ndata: [^\n]*"text":"([^"]+)"')
 _OPEN_AT_ONCE = 100
 _OPEN_TIMEOUT_S = 120
+
+ReadText: TypeAlias = Callable[[bytes], tuple[float, int]]
+"""From the text of an event: when it was published, and the number of its tokens."""
 
 
 def http_request(host: str, body: dict[str, object]) -> bytes:
@@ -49,13 +54,19 @@ class Stream(asyncio.Protocol):
     """One stream. The ids of its events count tokens; a lost or repeated token is an error."""
 
     def __init__(self, client: "Streams") -> None:
-        self.opened = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.opened: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
         self._client = client
+        self.num_tokens = 0
         self._rest = b""
-        self._num_tokens = 0
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self.opened.done():
+        if not self.ended.done():
+            self.ended.set_result(None)
+        if self.opened.done():
+            self._client.errors.append(f"a stream ended after {self.num_tokens} tokens")
+        else:
             self.opened.set_exception(exc or ConnectionError(repr(self._rest)))
 
     def data_received(self, data: bytes) -> None:
@@ -65,46 +76,71 @@ class Stream(asyncio.Protocol):
         end = 0
         for event in _EVENT.finditer(data):
             end = event.end()
-            self._take(int(event[1]), float(event[2]), len(event[3]) // len(TOKEN_TEXT))
+            self._take(int(event[1]), *self._client.read_text(event[2]))
         self._rest = data[end:]
 
     def _take(self, num_told: int, published_at: float, num_tokens: int) -> None:
-        if num_told != self._num_tokens + num_tokens:
+        if num_told != self.num_tokens + num_tokens:
             self._client.errors.append(
-                f"{num_tokens} tokens between {self._num_tokens} and {num_told}"
+                f"{num_tokens} tokens between {self.num_tokens} and {num_told}"
             )
-        self._num_tokens = num_told
+        self.num_tokens = num_told
         self._client.tally.count(published_at, num_tokens)
+
+
+def read_source(text: bytes) -> tuple[float, int]:
+    """Read the text of `bench.queue_source`."""
+    published_at, _, tokens = text.partition(b" ")
+    return float(published_at), len(tokens) // len(TOKEN_TEXT)
 
 
 class Streams:
     """Open streams, and the tally of all their events."""
 
-    def __init__(self) -> None:
+    def __init__(self, read_text: ReadText = read_source) -> None:
         self.tally = Tally()
         self.errors: list[str] = []
+        self.streams: list[Stream] = []
+        """Those that have been opened."""
+        self.read_text = read_text
 
     async def measure(self, seconds: float) -> Tally:
         """Count the events that arrive from now on. Raises `RuntimeError` if tokens are lost or
-        repeated."""
+        repeated, or a stream ends."""
         self.tally = Tally()
         await asyncio.sleep(seconds)
         tally, self.tally = self.tally, Tally()
         if self.errors:
-            raise RuntimeError(f"{len(self.errors)} gaps, the first: {self.errors[0]}")
+            raise RuntimeError(f"{len(self.errors)} errors, the first: {self.errors[0]}")
         return tally
 
 
 @asynccontextmanager
 async def open_streams(url: str, num_streams: int) -> AsyncIterator[Streams]:
-    """Open streams that a worker has started; they end with the ``async with``."""
-    address = urlsplit(url)
-    body = {"model": MODEL, "prompt": [1], "max_tokens": 1 << 18, "stream": True}
-    request = http_request(address.netloc, body)
-    streams, transports = Streams(), []
+    """Open streams of `bench.queue_source` that have started; they end with the ``async with``."""
+    streams = Streams()
+    body = {"model": MODEL, "prompt": [1], "max_tokens": 1 << 18}
+    async with opened(streams, [url], num_streams, body, timeout_s=_OPEN_TIMEOUT_S):
+        yield streams
+
+
+@asynccontextmanager
+async def opened(
+    streams: Streams,
+    urls: Sequence[str],
+    num_streams: int,
+    body: Mapping[str, object],
+    *,
+    timeout_s: float,
+) -> AsyncIterator[None]:
+    """Open streams at the servers in turn, each of which has started; they end with the
+    ``async with``. Raises `TimeoutError`."""
+    transports: list[asyncio.Transport] = []
     places = asyncio.Semaphore(_OPEN_AT_ONCE)
 
-    async def open_one() -> None:
+    async def open_one(url: str) -> None:
+        address = urlsplit(url)
+        request = http_request(address.netloc, {**body, "stream": True})
         async with places:
             transport, stream = await asyncio.get_running_loop().create_connection(
                 lambda: Stream(streams), address.hostname or "", address.port or 0
@@ -112,12 +148,13 @@ async def open_streams(url: str, num_streams: int) -> AsyncIterator[Streams]:
             transports.append(transport)
             transport.write(request)
             await stream.opened
+            streams.streams.append(stream)
 
     try:
-        async with asyncio.timeout(_OPEN_TIMEOUT_S), asyncio.TaskGroup() as opening:
-            for _ in range(num_streams):
-                opening.create_task(open_one())
-        yield streams
+        async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as opening:
+            for url in itertools.islice(itertools.cycle(urls), num_streams):
+                opening.create_task(open_one(url))
+        yield
     finally:
         for transport in transports:
             transport.abort()

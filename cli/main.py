@@ -17,6 +17,7 @@ from cli.manage.drain import drain
 from cli.manage.status import status, top
 from cli.options import EPILOG
 from cli.serve import gateway, pull, serve, worker
+from cli.size.command import size
 from cli.terminal import notices, output
 from shared.errors import StartupError, WarrenError
 
@@ -38,6 +39,7 @@ app.command()(status)
 app.command()(top)
 app.command()(drain)
 app.command(epilog=EPILOG)(doctor)
+app.command()(size)
 app.add_typer(batches.app, name="batches")
 app.add_typer(dead.app, name="dead")
 app.add_typer(keys.app, name="keys")

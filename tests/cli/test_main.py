@@ -17,7 +17,7 @@ from cli.main import app
 ROOT = Path(__file__).parents[2]
 BROKER = "--broker=amqp://nobody:secret@127.0.0.1:1/warren"
 COMMANDS = ["serve", "gateway", "worker", "pull", "chat", "batch", "status", "top"]
-COMMANDS += ["drain", "doctor"]
+COMMANDS += ["drain", "doctor", "size"]
 GROUPS = {
     "batches": ["list"],
     "dead": ["list"],

@@ -23,6 +23,7 @@ async def echo_worker(
     step_s: float = 0.0,
     num_blocks: int = 8192,
     numerics: str = MODEL,
+    is_clock: bool = False,
     on_stall: Callable[[], object] = lambda: None,
     **options: Any,
 ) -> AsyncIterator[asyncio.Event]:
@@ -33,7 +34,13 @@ async def echo_worker(
     """
     stop = asyncio.Event()
     async with connected(place) as bus:
-        model = partial(echo_model, step_s=step_s, num_blocks=num_blocks, numerics=numerics)
+        model = partial(
+            echo_model,
+            step_s=step_s,
+            num_blocks=num_blocks,
+            numerics=numerics,
+            is_clock=is_clock,
+        )
         task = await _start(bus, stop, model, on_stall, options)
         try:
             yield stop

@@ -1,0 +1,140 @@
+"""A fleet of workers: its throughput, its open streams, and what each process costs.
+
+    python -m bench.fleet [--only curve|cluster|streams|queues]...
+
+Workers, gateways and the broker are real; the engine is synthetic and sleeps in each step, so that
+one machine can run more workers than it could with a model. All processes and the client share the
+machine.
+
+- ``curve``: throughput with 1 to 32 workers; workers that join and leave under load
+- ``cluster``: the same with a few workers and a broker of three nodes
+- ``streams``: many slow streams at once: memory, and the delay of their tokens
+- ``queues``: the broker's CPU for one request's queue, with many other queues, and for a job
+
+Each part takes less than ten minutes and replaces that of an earlier run in ``fleet.json``. From
+all four follow the costs with which ``warren size`` computes.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import uvloop
+
+from bench.fleet import tables
+from bench.fleet.curve import Plan, measure_curve
+from bench.fleet.picture import draw
+from bench.fleet.queues import measure_queues
+from bench.fleet.results import Results, write_costs
+from bench.fleet.slow_streams import measure_streams
+from bench.interrupt import ends_on_sigterm
+from bench.machine import describe
+from bench.options import RESULTS, Out
+from cli.size.costs import PATH as COSTS
+from cli.terminal import notices
+from tests.support.deployment.processes import ROOT
+
+
+class Part(StrEnum):
+    CURVE = "curve"
+    CLUSTER = "cluster"
+    STREAMS = "streams"
+    QUEUES = "queues"
+
+
+def _positive(help_text: str, minimum: float = 1) -> Any:
+    return typer.Option(min=minimum, help=help_text)
+
+
+@ends_on_sigterm
+def main(
+    only: Annotated[list[Part] | None, typer.Option(help="Measure this part. Repeatable.")] = None,
+    workers: Annotated[
+        list[int], typer.Option(min=1, help="Workers of the curve, rising. Repeatable.")
+    ] = [1, 2, 4, 8, 16, 32],  # noqa: B006 (typer copies it)
+    other_tokens: Annotated[
+        list[int], typer.Option(min=1, help="Other lengths of answers. Repeatable.")
+    ] = [12, 120],  # noqa: B006
+    gateways: Annotated[int, _positive("Gateways of the curve.")] = 2,
+    cluster_workers: Annotated[int, _positive("Workers beside a broker of three nodes.")] = 4,
+    seconds: Annotated[float, _positive("Of each load.")] = 8.0,
+    step_ms: Annotated[float, _positive("Of a worker in the curve.")] = 125.0,
+    streams: Annotated[int, _positive("Slow streams at once.")] = 10_000,
+    stream_gateways: Annotated[int, _positive("Gateways of these streams.")] = 4,
+    stream_workers: Annotated[int, _positive("Workers of these streams.")] = 16,
+    token_every_s: Annotated[float, _positive("Seconds between the tokens of each.", 0.1)] = 10.0,
+    hold_s: Annotated[float, _positive("Seconds for which all of them are measured.")] = 40.0,
+    queues: Annotated[
+        list[int], typer.Option(min=0, help="Other queues that are present, rising. Repeatable.")
+    ] = [10, 1000, 10_000],  # noqa: B006
+    nodes: Annotated[
+        list[int], typer.Option(min=1, help="Nodes of the broker for `queues`. Repeatable.")
+    ] = [1, 3],  # noqa: B006
+    repeats: Annotated[int, _positive("Queues, and jobs, of one measurement.")] = 500,
+    out: Out = RESULTS,
+    costs: Annotated[Path, typer.Option(help="Where the costs go.")] = COSTS,
+    picture: Annotated[Path, typer.Option(help="Where the picture goes.")] = (
+        ROOT / "docs" / "images" / "scaling.svg"
+    ),
+) -> None:
+    def measure(part: Part) -> Coroutine[Any, Any, Any]:
+        match part:
+            case Part.CURVE:
+                plan = Plan(
+                    num_workers=sorted(workers),
+                    other_tokens=other_tokens,
+                    num_gateways=gateways,
+                    step_s=step_ms / 1e3,
+                    seconds=seconds,
+                )
+                return measure_curve(plan)
+            case Part.CLUSTER:
+                plan = Plan(
+                    num_workers=[cluster_workers],
+                    other_tokens=other_tokens,
+                    num_nodes=3,
+                    num_gateways=gateways,
+                    step_s=step_ms / 1e3,
+                    seconds=seconds,
+                )
+                return measure_curve(plan)
+            case Part.STREAMS:
+                return measure_streams(
+                    streams,
+                    num_gateways=stream_gateways,
+                    num_workers=stream_workers,
+                    token_every_s=token_every_s,
+                    seconds=hold_s,
+                )
+            case Part.QUEUES:
+                return measure_queues(sorted(nodes), sorted(queues), repeats)
+
+    path = out / "fleet.json"
+    for part in only or Part:
+        notices.print(part)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            result = runner.run(measure(part))
+        _SHOW[part](result)
+        found = Results.read(path)
+        found.add(part, describe([]), result)
+        found.write(path)
+        if part is Part.CURVE:
+            draw(picture, result)
+    found = Results.read(path)
+    if (fitted := found.costs()) is not None:
+        tables.show_errors(fitted, found.points)
+        write_costs(costs, fitted)
+
+
+_SHOW: Mapping[Part, Callable[[Any], None]] = {
+    Part.CURVE: lambda curve: tables.show_curve("The curve", curve),
+    Part.CLUSTER: lambda curve: tables.show_curve("With a broker of three nodes", curve),
+    Part.STREAMS: tables.show_streams,
+    Part.QUEUES: tables.show_queues,
+}
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,237 @@
+"""Computes the deployment that a load takes, and how close it is to each limit.
+
+The model is linear in requests, events and processes. One deployment has one broker, of one node or
+a cluster of up to `MAX_NODES`; what a cluster cannot take is divided among several deployments,
+which share nothing.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cli.size.costs import Cost, Costs, Demand
+
+UTILIZATION = 0.7
+"""The share of a core up to which a process is loaded. Beyond it, queues and delays grow."""
+MEMORY_SHARE = 0.6
+"""A broker blocks publishers at this share of its machine's memory: see rabbitmq.conf."""
+MAX_NODES = 7
+ERLANG_PROCESSES = 1_048_576
+"""The limit of a node, unless it is started with another ``+P``."""
+ANNOUNCEMENT_SHARE = 0.1
+"""The part of a gateway's core that is reserved for the announcements of workers."""
+CHANNELS_PER_CONNECTION = 2000
+"""Of a gateway to the broker: a stream has its own channel, and one more connection is opened when
+they are used up."""
+_MIN_GATEWAYS = 2
+_SPARE_WORKERS = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What users ask for, at the same time."""
+
+    num_streams: float
+    requests_per_s: float
+    tokens_per_s: float
+    tokens_per_event: float = 1.0
+    """Under load, an event has several tokens."""
+
+    @property
+    def events_per_s(self) -> float:
+        return self.tokens_per_s / self.tokens_per_event
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machines:
+    """What one process of each kind has."""
+
+    worker_tokens_per_s: float
+    """Of the model on a worker's device, all streams together."""
+    worker_streams: float
+    """Sequences that a worker runs at once: WARREN_MAX_NUM_SEQS."""
+    node_cores: float
+    node_bytes: float
+    gateway_streams: float
+    """WARREN_MAX_REQUESTS."""
+    core_speed: float = 1.0
+    """How fast a core is, relative to those with which the costs were measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """How much of a limit the load uses."""
+
+    name: str
+    used: float
+    """1 is all of it."""
+    remedy: str
+    """What removes the limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """A deployment, or several equal ones, for a load. Numbers of processes are those of all."""
+
+    num_deployments: int
+    num_nodes: int
+    num_gateways: int
+    num_workers: int
+    broker_cores: float
+    gateway_cores: float
+    worker_cores: float
+    """CPU of the workers without their models."""
+    node_bytes: float
+    """The memory of one node."""
+    gateway_bytes: float
+    """The memory of one gateway."""
+    num_connections: int
+    """Of all gateways to the broker."""
+    limits: Sequence[Limit]
+    """Of one deployment, the most used first."""
+
+
+def size(load: Load, machines: Machines, costs: Costs) -> Size:
+    """The smallest deployment that takes the load. More load never needs less of anything."""
+    num_workers = _SPARE_WORKERS + math.ceil(
+        max(
+            load.tokens_per_s / machines.worker_tokens_per_s,
+            load.num_streams / machines.worker_streams,
+        )
+    )
+    num_gateways = _gateways(load, machines, costs)
+    fleet = _Fleet(load, machines, costs, num_gateways, num_workers)
+    num_deployments, num_nodes = fleet.brokers()
+    gateway_streams = load.num_streams / num_gateways
+    pairs = num_gateways * num_workers / num_deployments
+    return Size(
+        num_deployments=num_deployments,
+        num_nodes=num_deployments * num_nodes,
+        num_gateways=num_gateways,
+        num_workers=num_workers,
+        broker_cores=num_deployments * fleet.broker_cores(num_deployments, num_nodes),
+        gateway_cores=_cores(costs.gateway, load, num_gateways, pairs) / machines.core_speed,
+        worker_cores=_cores(costs.worker, load, num_workers) / machines.core_speed,
+        node_bytes=fleet.node_bytes(num_deployments, num_nodes),
+        gateway_bytes=costs.process_bytes["gateway"]
+        + gateway_streams * costs.stream_bytes["gateway"],
+        num_connections=num_gateways
+        * (1 + max(1, math.ceil(gateway_streams / CHANNELS_PER_CONNECTION))),
+        limits=sorted(
+            fleet.limits(num_deployments, num_nodes), key=lambda one: one.used, reverse=True
+        ),
+    )
+
+
+def _gateways(load: Load, machines: Machines, costs: Costs) -> int:
+    idle = costs.gateway.per_process / machines.core_speed
+    share = UTILIZATION - ANNOUNCEMENT_SHARE - idle
+    busy = _cores(costs.gateway, load, num_processes=0) / machines.core_speed
+    by_streams = load.num_streams / machines.gateway_streams
+    return max(_MIN_GATEWAYS, math.ceil(busy / share), math.ceil(by_streams))
+
+
+def _cores(cost: Cost, load: Load, num_processes: float, num_pairs: float = 0.0) -> float:
+    return cost.cores(
+        Demand(
+            num_processes=num_processes,
+            num_pairs=num_pairs,
+            requests_per_s=load.requests_per_s,
+            events_per_s=load.events_per_s,
+        )
+    )
+
+
+@dataclass(frozen=True)
+class _Fleet:
+    """Equal deployments, each with a broker of several nodes."""
+
+    load: Load
+    machines: Machines
+    costs: Costs
+    num_gateways: int
+    num_workers: int
+
+    def brokers(self) -> tuple[int, int]:
+        """The fewest deployments, and nodes of each, with no limit exceeded."""
+        for num_nodes in range(1, MAX_NODES + 1, 2):
+            if self._fits(1, num_nodes):
+                return 1, num_nodes
+        few, many = 1, 2
+        while not self._fits(many, MAX_NODES):
+            few, many = many, 2 * many
+        while few + 1 < many:
+            middle = (few + many) // 2
+            few, many = (few, middle) if self._fits(middle, MAX_NODES) else (middle, many)
+        return many, MAX_NODES
+
+    def _fits(self, num_deployments: int, num_nodes: int) -> bool:
+        return all(one.used <= 1 for one in self.limits(num_deployments, num_nodes))
+
+    def limits(self, num_deployments: int, num_nodes: int) -> list[Limit]:
+        """The limits of one deployment."""
+        costs, machines = self.costs, self.machines
+        streams = self.load.num_streams / num_deployments
+        requests_per_s = self.load.requests_per_s / num_deployments
+        usable = UTILIZATION * machines.core_speed
+        node_cores = usable * machines.node_cores
+        announcing = self.num_workers / num_deployments * costs.gateway.per_pair
+        return [
+            Limit(
+                name="CPU of the broker",
+                used=self.broker_cores(num_deployments, num_nodes)
+                / (UTILIZATION * machines.node_cores * num_nodes),
+                remedy="more nodes, or nodes with more cores",
+            ),
+            Limit(
+                name="declarations of queues, which each node repeats",
+                used=requests_per_s * self._per_further_node / node_cores,
+                remedy="more deployments; fewer and longer requests",
+            ),
+            Limit(
+                name="Raft commits of one model's job queue",
+                used=requests_per_s * costs.per_job / usable,
+                remedy="a second name for the model, on other workers; more deployments",
+            ),
+            Limit(
+                name="memory of a node",
+                used=self.node_bytes(num_deployments, num_nodes)
+                / (MEMORY_SHARE * machines.node_bytes),
+                remedy="more nodes, or nodes with more memory",
+            ),
+            Limit(
+                name="channels and queues: Erlang processes of a node",
+                used=streams * costs.stream_erlang_processes / num_nodes / ERLANG_PROCESSES,
+                remedy="more nodes; RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS='+P 5000000'",
+            ),
+            Limit(
+                name="announcements of workers to each gateway",
+                used=announcing / machines.core_speed / ANNOUNCEMENT_SHARE,
+                remedy="WARREN_ANNOUNCE_INTERVAL_S; larger workers; more deployments",
+            ),
+        ]
+
+    def broker_cores(self, num_deployments: int, num_nodes: int) -> float:
+        """Of one deployment."""
+        costs = self.costs
+        requests_per_s = self.load.requests_per_s / num_deployments
+        present = self.load.num_streams / num_deployments
+        nearest = costs.cost("broker", num_nodes)
+        work = Demand(
+            num_processes=num_nodes,
+            num_pairs=self.num_gateways * self.num_workers / num_deployments**2,
+            requests_per_s=requests_per_s,
+            events_per_s=self.load.events_per_s / num_deployments,
+        )
+        further = max(0, num_nodes - 3) * self._per_further_node
+        extra = requests_per_s * (further + present * costs.per_present_queue)
+        return (nearest.cores(work) + extra) / self.machines.core_speed
+
+    def node_bytes(self, num_deployments: int, num_nodes: int) -> float:
+        streams = self.load.num_streams / num_deployments / num_nodes
+        return self.costs.process_bytes["broker"] + streams * self.costs.stream_bytes["broker"]
+
+    @property
+    def _per_further_node(self) -> float:
+        """The CPU time by which a request costs a broker more for each node beyond the first."""
+        return max(0.0, self.costs.cluster.per_request - self.costs.broker.per_request) / 2

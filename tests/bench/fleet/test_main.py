@@ -1,0 +1,65 @@
+"""The benchmark in miniature: a few seconds of each part, with real processes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.fleet.results import Results
+from tests.support.deployment.processes import ROOT
+
+pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(600)]
+
+
+def run(out: Path, *options: str) -> None:
+    paths = [f"--out={out}", f"--costs={out / 'costs.json'}", f"--picture={out / 'picture.svg'}"]
+    command = [sys.executable, "-m", "bench.fleet", *paths, *options]
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+CURVE = ("--workers=1", "--workers=2", "--other-tokens=8", "--seconds=2", "--step-ms=20")
+STREAMS = ("--streams=8", "--stream-gateways=2", "--stream-workers=1", "--token-every-s=0.5")
+QUEUES = ("--queues=2", "--queues=20", "--nodes=1", "--repeats=20", "--hold-s=3")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("fleet")
+    parts = [f"--only={part}" for part in ("curve", "streams", "queues")]
+    run(out, *parts, *CURVE, *STREAMS, *QUEUES, "--gateways=1")
+    return out
+
+
+def test_the_curve_is_drawn(measured: Path) -> None:
+    assert (measured / "picture.svg").read_text().startswith("<?xml")
+
+
+def test_workers_join_and_leave(measured: Path) -> None:
+    curve = Results.read(measured / "fleet.json").part("curve")
+
+    assert [point.num_workers for point in curve.points] == [1, 1, 2, 2, 2]
+    assert len(curve.joined_s) == curve.num_left == 1
+    assert all(point.received.tokens_per_s > 0 for point in curve.points if point.answer_tokens)
+
+
+def test_streams_are_open_at_once(measured: Path) -> None:
+    streams = Results.read(measured / "fleet.json").part("streams")
+
+    assert (streams.num_streams, streams.num_gateways) == (8, 2)
+    assert streams.events_per_s > 0
+    assert streams.stream_erlang_processes > 1
+
+
+def test_a_part_is_replaced_and_the_others_are_kept(measured: Path, tmp_path: Path) -> None:
+    (tmp_path / "fleet.json").write_text((measured / "fleet.json").read_text())
+
+    run(tmp_path, "--only=queues", "--queues=4", "--nodes=1", "--repeats=8")
+
+    before, after = (
+        json.loads((directory / "fleet.json").read_text()) for directory in (measured, tmp_path)
+    )
+    assert [point["num_present"] for point in after["queues"]["queues"]] == [4]
+    assert {**after, "queues": None} == {**before, "queues": None}

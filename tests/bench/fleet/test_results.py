@@ -1,0 +1,60 @@
+"""The results that are committed, and the costs that follow from them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.fleet.curve import Curve
+from bench.fleet.results import Results, of_curve, of_linear
+from tests.bench.fleet.loads import STREAMS, TRUE, points, queues
+
+FILE = Path(__file__).parents[3] / "bench" / "results" / "fleet.json"
+COMMITTED = Results.read(FILE)
+ABOUT = {"date": "2026-11-25T00:40:00+00:00", "machine": {"cores": 2, "cpu": "a CPU"}}
+
+
+def results() -> Results:
+    found = Results({})
+    found.add("curve", ABOUT, Curve(points=points(TRUE), joined_s=[0.1], num_left=1))
+    found.add("cluster", ABOUT, Curve(points=points(TRUE, 3), joined_s=[], num_left=1))
+    found.add("streams", ABOUT, STREAMS)
+    return found
+
+
+def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    found = results()
+    found.write(tmp_path / "fleet.json")
+
+    read = Results.read(tmp_path / "fleet.json")
+    read.write(tmp_path / "again.json")
+
+    assert len(read.points) == len(found.points)
+    assert read.part("streams") == STREAMS
+    assert (tmp_path / "again.json").read_text() == (tmp_path / "fleet.json").read_text()
+
+
+def test_costs_need_all_parts() -> None:
+    found = results()
+    assert found.costs() is None
+
+    found.add("queues", ABOUT, queues(0.002, 0.003))
+
+    costs = found.costs()
+    assert costs is not None
+    assert costs.about == ABOUT
+    assert costs.broker.per_request == pytest.approx(TRUE["broker"].per_request)
+
+
+def test_throughput_is_compared_with_that_of_the_first_point() -> None:
+    _, first, _, _, other, *_ = points(TRUE)
+    slower = replace(other, received=replace(other.received, tokens_per_s=100.0))
+
+    assert of_linear(other, first) == pytest.approx(1)
+    assert of_linear(slower, first) == pytest.approx(0.5)
+
+
+def test_the_curve_has_one_load_for_each_number_of_workers() -> None:
+    curve = Curve(points=points(TRUE), joined_s=[], num_left=0)
+
+    assert [point.num_workers for point in of_curve(curve)] == [1, 4, 16]
