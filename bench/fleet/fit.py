@@ -30,13 +30,19 @@ def demand_of(point: Point, role: Role) -> Demand:
     )
 
 
-def fit(points: Sequence[Point], role: Role) -> Cost:
-    """The cost that predicts the cores of the points with the least relative error."""
-    works = [msgspec.structs.astuple(demand_of(point, role)) for point in points]
+def fit(points: Sequence[Point], role: Role, *, per_pair: float | None = None) -> Cost:
+    """The cost that predicts the cores of the points with the least relative error. The cost of a
+    pair is found, too, unless it is given."""
+    demands = np.array([msgspec.structs.astuple(demand_of(point, role)) for point in points])
     measured = np.array([point.cores[role] for point in points])
     weights = 1 / np.maximum(measured, _SMALLEST_CORES)
-    rows = np.array(works) * weights[:, None]
-    values = _non_negative(rows, measured * weights)
+    pair = Cost.__struct_fields__.index("per_pair")
+    if per_pair is not None:
+        measured = measured - per_pair * demands[:, pair]
+        demands[:, pair] = 0.0
+    values = _non_negative(demands * weights[:, None], measured * weights)
+    if per_pair is not None:
+        values[pair] = per_pair
     return Cost(**dict(zip(Cost.__struct_fields__, map(float, values), strict=True)))
 
 
@@ -57,12 +63,14 @@ def costs_of(
     streams: SlowStreams,
 ) -> Costs:
     loaded = [point for point in points if point.answer_tokens]
+    broker = fit(points, "broker")
     return Costs(
         about=about,
         worker=fit(points, "worker"),
         gateway=fit(points, "gateway"),
-        broker=fit(points, "broker"),
-        cluster=fit(cluster, "broker"),
+        broker=broker,
+        # One number of workers does not show what a pair costs.
+        cluster=fit(cluster, "broker", per_pair=broker.per_pair),
         per_present_queue=_growth([one for one in queues.queues if one.num_nodes == 1]),
         per_job=next(one.cpu_s for one in queues.jobs if one.num_nodes == 1),
         stream_bytes={role: streams.stream_bytes[role] for role in ROLES},

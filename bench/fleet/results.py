@@ -15,6 +15,9 @@ from bench.fleet.queues import Queues
 from bench.fleet.slow_streams import SlowStreams
 from cli.size.costs import Costs
 
+_FULL = 0.9
+"""Of the cores of the machine."""
+
 PARTS: Mapping[str, type[Any]] = {
     "curve": Curve,
     "cluster": Curve,
@@ -75,6 +78,13 @@ def of_curve(curve: Curve) -> Sequence[Point]:
         if point.num_workers > found[-1].num_workers:
             found.append(point)
     return found
+
+
+def first_full(curve: Curve, num_cores: int) -> Point | None:
+    """The load of the curve from which on the cores of the machine are full; None if none fills
+    them."""
+    full = (point for point in of_curve(curve) if sum(point.cores.values()) > _FULL * num_cores)
+    return next(full, None)
 
 
 def of_linear(point: Point, first: Point) -> float:

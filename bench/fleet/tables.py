@@ -1,15 +1,17 @@
 """The tables of the results in the terminal."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 import msgspec
+import psutil
 from rich.table import Table
 
 from bench import report
 from bench.fleet.curve import Curve, Point
 from bench.fleet.fit import error, fit
 from bench.fleet.queues import Queues
-from bench.fleet.results import of_linear
+from bench.fleet.results import first_full, of_linear
 from bench.fleet.slow_streams import SlowStreams
 from cli.size.costs import ROLES, Costs
 
@@ -34,6 +36,10 @@ def show_curve(title: str, curve: Curve) -> None:
             f"{point.others:.1f}",
         )
     report.console().print(table)
+    if (full := first_full(curve, psutil.cpu_count() or 1)) is not None:
+        used = sorted(full.cores.items(), key=itemgetter(1), reverse=True)
+        parts = ", ".join(f"{role} {cores:.2f}" for role, cores in used)
+        report.console().print(f"the cores are full with {full.num_workers} workers: {parts}")
     joined = ", ".join(f"{one:.2f}" for one in curve.joined_s)
     if joined:
         report.console().print(f"workers that joined ran their first job after {joined} s")
@@ -43,10 +49,11 @@ def show_curve(title: str, curve: Curve) -> None:
 
 def _show_costs(curve: Curve) -> None:
     table = Table("process", title="CPU seconds, fitted", title_justify="left")
-    for heading in ("1,000 s idle", "1,000 s a worker", "1,000 requests", "1,000 tokens"):
+    for heading in ("1,000 s idle", "1,000 s a worker", "1,000 requests", "1,000 events"):
         table.add_column(heading, justify="right")
+    is_one = len({point.num_workers for point in curve.points}) == 1
     for role in ROLES:
-        cost = msgspec.structs.astuple(fit(curve.points, role))
+        cost = msgspec.structs.astuple(fit(curve.points, role, per_pair=0.0 if is_one else None))
         table.add_row(role, *(f"{1e3 * part:.2f}" for part in cost))
     report.console().print(table)
 

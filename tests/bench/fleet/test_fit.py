@@ -45,7 +45,7 @@ def vars_of(cost: Cost) -> list[float]:
 def test_the_costs_of_a_cluster_are_its_own() -> None:
     larger = {
         **TRUE,
-        "broker": Cost(per_process=0.03, per_pair=0, per_request=0.01, per_event=0.001),
+        "broker": Cost(per_process=0.03, per_pair=0.0003, per_request=0.01, per_event=0.001),
     }
 
     costs = costs_of({}, points(TRUE), points(larger, 3), queues(0.002), STREAMS)

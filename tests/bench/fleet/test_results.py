@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.fleet.curve import Curve
-from bench.fleet.results import Results, of_curve, of_linear
+from bench.fleet.results import Results, first_full, of_curve, of_linear
 from tests.bench.fleet.loads import STREAMS, TRUE, points, queues
 
 FILE = Path(__file__).parents[3] / "bench" / "results" / "fleet.json"
@@ -34,6 +34,14 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert (tmp_path / "again.json").read_text() == (tmp_path / "fleet.json").read_text()
 
 
+def test_a_part_replaces_its_earlier_results() -> None:
+    found = results()
+    found.add("streams", ABOUT, replace(STREAMS, num_streams=5))
+
+    assert found.part("streams").num_streams == 5
+    assert len(found.points) == len(results().points)
+
+
 def test_costs_need_all_parts() -> None:
     found = results()
     assert found.costs() is None
@@ -58,3 +66,15 @@ def test_the_curve_has_one_load_for_each_number_of_workers() -> None:
     curve = Curve(points=points(TRUE), joined_s=[], num_left=0)
 
     assert [point.num_workers for point in of_curve(curve)] == [1, 4, 16]
+
+
+def test_the_machine_is_full_from_the_load_that_uses_nine_tenths_of_its_cores() -> None:
+    curve = Curve(points=points(TRUE), joined_s=[], num_left=0)
+    most = sum(of_curve(curve)[-1].cores.values())
+
+    full = first_full(curve, num_cores=1)
+
+    assert most > 0.9
+    assert full is not None
+    assert full.num_workers == 16
+    assert first_full(curve, num_cores=4) is None
