@@ -105,7 +105,11 @@ def size(
     costs = load_costs()
     found = computed(load, machines, costs)
     if as_json:
-        about = {"measured": costs.about, "extrapolated": list(extrapolated(load, found, costs))}
+        about = {
+            "measured": costs.about,
+            "estimated": costs.estimated,
+            "extrapolated": list(extrapolated(load, found, costs)),
+        }
         output.print_json(json.dumps({"load": asdict(load), **asdict(found), **about}))
     else:
         print_tables(render(load, found, costs))
@@ -142,7 +146,7 @@ def render(load: Load, found: Size, costs: Costs) -> RenderableType:
         Text(),
         FittedTable("What it takes", _NEEDS, list(_needs(found, costs))),
         FittedTable("Limits, the next one first", _LIMITS, list(_limits(load, found))),
-        Text(source, style="dim"),
+        Text(f"{source} {costs.estimated}".rstrip(), style="dim"),
         Text(
             f"Extrapolated: {beyond}."
             if beyond

@@ -78,6 +78,8 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     stream_erlang_processes: float
     """Processes of Erlang that the broker runs for an open stream."""
     measured: Measured
+    estimated: str = ""
+    """What is estimated instead, in a sentence; empty if nothing is."""
 
     def cost(self, role: Role, num_nodes: int = 1) -> Cost:
         """The cost of a role in a deployment with a broker of one node or of three."""

@@ -47,6 +47,7 @@ def test_the_table_names_the_processes_the_limits_and_the_machine() -> None:
     assert done.exit_code == 0
     for text in ("gateway", "broker node", "worker", "Raft commits", machine["cpu"]):
         assert text in done.stdout
+    assert load().estimated in done.stdout
 
 
 def test_what_is_extrapolated_is_marked() -> None:
