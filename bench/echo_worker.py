@@ -8,7 +8,7 @@ state the time (`bench.fleet.clock`). It serves the name ``echo`` with SmolLM2's
 import asyncio
 import functools
 import signal
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -45,7 +45,7 @@ def echo_model(
 ) -> ServedModel:
     """The synthetic model. Each step takes ``step_s``, independent of the batch."""
     tokenizer = synthetic_tokenizer()
-    sizes = {
+    sizes: dict[str, Any] = {
         "num_blocks": num_blocks,
         "block_size": worker.block_size,
         "vocab_size": tokenizer.vocab_size,

@@ -592,8 +592,8 @@ class WorkerSettings(CommonSettings):
         15,
         ge=0,
         le=63,
-        description="Maximum number of tokens of a sequence that one step drafts and checks, on the "
-        "CPU. Drafts are looked up in the request's own prompt and answer, and no token changes; "
+        description="Maximum number of tokens of a sequence that one step drafts and checks on "
+        "the CPU. Drafts are looked up in the request itself, and no token changes; "
         "they are made only if they are expected to save time. 0 turns them off.",
     )
     max_step_ms: float = Field(

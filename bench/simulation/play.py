@@ -27,6 +27,11 @@ class Fleet(Protocol):
         ...
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no request waits or runs."""
+        ...
+
+    @property
     def demand(self) -> Demand: ...
 
     def advance(self, until: float, arrivals: Arrivals) -> None:

@@ -46,7 +46,8 @@ class Conversation:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        text, usage = "", {}
+        text = ""
+        usage: dict[str, Any] = {}
         async with http.stream("POST", "/v1/chat/completions", json=body) as response:
             response.raise_for_status()
             async for line in response.aiter_lines():

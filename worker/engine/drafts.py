@@ -32,7 +32,7 @@ _FORGETTING_RATE = 0.01
 """Per token without a draft. A sequence whose drafts were wrong is tried again after a while."""
 
 
-class Draft(NamedTuple):
+class TokenDraft(NamedTuple):
     """Tokens that may be the next ones of a sequence."""
 
     token_ids: Sequence[int]
@@ -40,7 +40,7 @@ class Draft(NamedTuple):
     """Those of the draw after each of them; empty if the sequence has none."""
 
 
-NO_DRAFT = Draft(())
+NO_DRAFT = TokenDraft(())
 
 
 class Drafter:

@@ -21,7 +21,7 @@ from operator import attrgetter
 
 from shared.errors import StartupError
 from worker.engine.block_pool import BlockPool
-from worker.engine.drafts import NO_DRAFT, Draft
+from worker.engine.drafts import NO_DRAFT, TokenDraft
 from worker.engine.prefix_cache import PrefixCache
 from worker.engine.sequence import Sequence
 from worker.engine.shares import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST, Shares
@@ -286,7 +286,7 @@ class Scheduler:
         draft_s = self._cost.next_prompt_token_s(max(starts))
         return max(MIN_CHANCE, DRAFT_GAIN * draft_s / seconds_per_token)
 
-    def _draft(self, sequence: Sequence, plan: StepPlan, least_chance: float) -> Draft:
+    def _draft(self, sequence: Sequence, plan: StepPlan, least_chance: float) -> TokenDraft:
         """Draft tokens of a sequence, as many as fit, and give it blocks for them.
 
         Drafts neither preempt anybody nor take the blocks that are reserved for others.

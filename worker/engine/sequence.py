@@ -1,7 +1,7 @@
 """The state of one sequence: its known tokens, computed tokens and pending token."""
 
 from shared.messages import FinishReason
-from worker.engine.drafts import NO_DRAFT, Draft, Drafter
+from worker.engine.drafts import NO_DRAFT, Drafter, TokenDraft
 from worker.engine.interface import ScheduledSequence, Submit
 from worker.engine.logit_edits import editor
 
@@ -108,7 +108,7 @@ class Sequence:
         """The drafted tokens of the step in flight."""
         return len(self._drafts)
 
-    def draft(self, max_tokens: int, least_chance: float) -> Draft:
+    def draft(self, max_tokens: int, least_chance: float) -> TokenDraft:
         """Draft the tokens after the uncomputed one, as long as they have at least this chance to
         be drawn. The draft ends before the sequence does."""
         max_tokens = min(max_tokens, self.max_len - self.num_tokens - 2)
@@ -121,13 +121,13 @@ class Sequence:
         if not token_ids and num_tokens:
             token_ids = self._drafter.draft(num_tokens, self.num_pending)
         if self._editor is None or not token_ids:
-            return Draft(token_ids)
+            return TokenDraft(token_ids)
         position = self.num_tokens - len(self.submit.prompt_ids)
         edits = self._editor.edits_after(token_ids, position)
-        return Draft(token_ids[: len(edits)], edits)
+        return TokenDraft(token_ids[: len(edits)], edits)
 
     def take(
-        self, num_tokens: int, row: int, block_size: int, draft: Draft = NO_DRAFT
+        self, num_tokens: int, row: int, block_size: int, draft: TokenDraft = NO_DRAFT
     ) -> ScheduledSequence:
         """The sequence's share of the planned step: the next ``num_tokens`` uncomputed tokens,
         and after the last of all tokens those that are drafted.

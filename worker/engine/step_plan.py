@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from worker.engine.drafts import NO_DRAFT, Draft
+from worker.engine.drafts import NO_DRAFT, TokenDraft
 from worker.engine.interface import ScheduledSequence
 from worker.engine.sequence import Sequence
 from worker.engine.step_cost import StepWork
@@ -39,7 +39,7 @@ class StepPlan:
     has_scores: bool = False
     """A sequence of this step requests logprobs."""
 
-    def add_decode(self, sequence: Sequence, draft: Draft = NO_DRAFT) -> None:
+    def add_decode(self, sequence: Sequence, draft: TokenDraft = NO_DRAFT) -> None:
         """Add the one uncomputed token of a sequence, and those that are drafted after it."""
         self.has_streams = self.has_streams or not sequence.is_batch
         self._add(sequence, 1, draft)
@@ -56,7 +56,7 @@ class StepPlan:
             self._add(sequence, num_tokens)
         return num_tokens
 
-    def _add(self, sequence: Sequence, num_tokens: int, draft: Draft = NO_DRAFT) -> None:
+    def _add(self, sequence: Sequence, num_tokens: int, draft: TokenDraft = NO_DRAFT) -> None:
         num_drafts = len(draft.token_ids)
         self.work.add(sequence.num_computed, num_tokens + num_drafts)
         self.num_tokens_left -= num_tokens + num_drafts
