@@ -592,9 +592,9 @@ class WorkerSettings(CommonSettings):
         15,
         ge=0,
         le=63,
-        description="Maximum number of tokens of a sequence that one step drafts and checks on "
-        "the CPU. Drafts are looked up in the request itself, and no token changes; "
-        "they are made only if they are expected to save time. 0 turns them off.",
+        description="Maximum number of tokens of a sequence that one step drafts and checks on the "
+        "CPU. No token changes, and drafts are made only if they save time. Set 0 to turn drafts "
+        "off, for example to measure without them.",
     )
     max_step_ms: float = Field(
         200,
