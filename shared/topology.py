@@ -122,17 +122,8 @@ def jobs_queue(model: str, lane: Lane) -> Queue:
 def resumed_queue(model: str, numerics: str) -> Queue:
     """The queue of jobs that began with ``numerics``, for workers that have them."""
     digest = hashlib.blake2s(numerics.encode(), digest_size=4).hexdigest()
-    key = f"{model}.resumed-{digest}"
-    return Queue(
-        f"{JOBS_PREFIX}{key}",
-        (Binding(SUSPECTS, key),),
-        kind="quorum",
-        expires_s=_RESUMED_EXPIRES_S,
-        max_length=JOBS_MAX_LENGTH,
-        delivery_limit=JOBS_DELIVERY_LIMIT,
-        ttl_s=_RESUMED_TTL_S,
-        dead_letter=jobs_binding(model, "interactive"),
-    )
+    binding = Binding(SUSPECTS, f"{model}.resumed-{digest}")
+    return _preferred_queue(model, binding, ttl_s=_RESUMED_TTL_S, expires_s=_RESUMED_EXPIRES_S)
 
 
 def near_binding(model: str, address: str) -> Binding:
@@ -144,14 +135,20 @@ def near_queue(model: str, address: str) -> Queue:
     """The queue of one worker, from which every job returns to the interactive queue that the
     worker does not take at once."""
     binding = near_binding(model, address)
+    return _preferred_queue(model, binding, ttl_s=_NEAR_TTL_S, expires_s=_NEAR_EXPIRES_S)
+
+
+def _preferred_queue(model: str, binding: Binding, *, ttl_s: float, expires_s: float) -> Queue:
+    """A queue of some of the model's workers. A job that none of them takes within ``ttl_s`` goes
+    to all workers; a queue that nobody uses for ``expires_s`` is deleted."""
     return Queue(
         f"{JOBS_PREFIX}{binding.routing_key}",
         (binding,),
         kind="quorum",
-        expires_s=_NEAR_EXPIRES_S,
+        expires_s=expires_s,
         max_length=JOBS_MAX_LENGTH,
         delivery_limit=JOBS_DELIVERY_LIMIT,
-        ttl_s=_NEAR_TTL_S,
+        ttl_s=ttl_s,
         dead_letter=jobs_binding(model, "interactive"),
     )
 

@@ -74,8 +74,8 @@ def size(
     """Compute how many gateways, broker nodes and workers a load takes.
 
     Give one of --streams, --requests-per-s and --tokens-per-s; the others follow from the length
-    and the speed of an answer. The costs were measured with `python -m bench.fleet`. Loads beyond
-    those that were measured are extrapolated.
+    and the speed of an answer. The output says which costs are measured and which are estimated.
+    Loads beyond those that were measured are extrapolated.
 
     [dim]warren size --streams 10000 --tokens-per-request 500 --worker-tokens-per-s 3000[/]
     """

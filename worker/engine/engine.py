@@ -214,7 +214,7 @@ class Engine:
         began_at = self._clock()
         while self._unprepared:
             sequence = self._unprepared.popleft()
-            if sequence.is_ended or sequence.is_prepared:
+            if sequence.is_ended:
                 continue
             try:
                 sequence.prepare()
