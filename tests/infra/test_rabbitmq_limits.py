@@ -3,6 +3,8 @@
 import asyncio
 import json
 import logging
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import httpx
 import msgspec
@@ -14,7 +16,7 @@ from shared.bus.rabbit import RabbitBus
 from shared.errors import PublishRefused
 from shared.messages import SamplingParams
 from tests.infra.test_rabbitmq_definitions import DEFINITIONS
-from tests.support.deployment.broker import RabbitNode
+from tests.support.deployment.broker import RabbitNode, running_node
 from tests.support.deployment.processes import free_port
 from tests.support.metrics import total
 from tests.support.workers.jobs import new_job, publish
@@ -27,17 +29,34 @@ BODY = bytes(1_000)
 SMALL = {"max-length": 5, "max-length-bytes": 10_000}
 """Limits that a test reaches quickly, in place of the shipped ones."""
 LOG = topology.reply_queue("publisher.limits-test", expires_s=600)
+COMMANDS = topology.worker_queue("limits-test")
 LAST = [b"15", b"16", b"17", b"18", b"19"]
 """The dead letters that are kept of 20."""
 
 
-def shrink(broker: RabbitNode) -> None:
-    """Lower the limits of the shipped policies, and keep everything else."""
-    for policy in DEFINITIONS["policies"]:
-        small = {key: SMALL.get(key, value) for key, value in policy["definition"].items()}
-        broker.ctl(
-            "set_policy", "--vhost", "warren", policy["name"], policy["pattern"], json.dumps(small)
-        )
+def shrunk(policy: dict[str, Any]) -> dict[str, Any]:
+    definition = {name: SMALL.get(name, value) for name, value in policy["definition"].items()}
+    return {**policy, "definition": definition}
+
+
+@pytest.fixture(scope="module")
+def small_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitNode]:
+    """A node with the shipped policies, of which only the limits are lower."""
+    definitions = tmp_path_factory.mktemp("limits") / "definitions.json"
+    definitions.write_text(
+        json.dumps({"policies": [shrunk(one) for one in DEFINITIONS["policies"]]})
+    )
+    with running_node() as node:
+        node.ctl("import_definitions", str(definitions))
+        yield node
+
+
+@pytest.fixture
+async def small_broker(small_node: RabbitNode) -> AsyncIterator[RabbitNode]:
+    yield small_node
+    async with RabbitBus(small_node.url) as operator:
+        for queue in (JOBS, LOG, COMMANDS, topology.DEAD_LETTERS):
+            await operator.delete_queue(queue.name)
 
 
 async def bodies(bus: RabbitBus, queue: str) -> list[bytes]:
@@ -62,11 +81,10 @@ async def bury(bus: RabbitBus, num_jobs: int) -> None:
             await (await anext(consumer)).reject()
 
 
-async def test_stored_bytes_and_dead_letters_are_bounded(own_broker: RabbitNode) -> None:
-    await asyncio.to_thread(shrink, own_broker)
+async def test_stored_bytes_and_dead_letters_are_bounded(small_broker: RabbitNode) -> None:
     async with (
-        RabbitBus(own_broker.url_of("worker")) as worker,
-        RabbitBus(own_broker.url_of("publisher")) as publisher,
+        RabbitBus(small_broker.url_of("worker")) as worker,
+        RabbitBus(small_broker.url_of("publisher")) as publisher,
     ):
         await worker.declare(topology.DEAD_LETTERS, JOBS)
 
@@ -81,37 +99,34 @@ async def test_stored_bytes_and_dead_letters_are_bounded(own_broker: RabbitNode)
                 await asyncio.sleep(0.05)
 
 
-async def test_logs_that_nobody_reads_and_commands_are_bounded(own_broker: RabbitNode) -> None:
-    await asyncio.to_thread(shrink, own_broker)
-    commands = topology.worker_queue("limits-test")
+async def test_logs_that_nobody_reads_and_commands_are_bounded(small_broker: RabbitNode) -> None:
     async with (
-        RabbitBus(own_broker.url_of("worker")) as worker,
-        RabbitBus(own_broker.url_of("publisher")) as publisher,
+        RabbitBus(small_broker.url_of("worker")) as worker,
+        RabbitBus(small_broker.url_of("publisher")) as publisher,
     ):
-        await worker.declare(commands)
+        await worker.declare(COMMANDS)
         await publisher.declare(LOG)
 
         with pytest.raises(PublishRefused):
             await refuse_more(worker, LOG.bindings[0])
         for k in range(20):
-            await publisher.publish(commands.bindings[0], Message(b"%d" % k))
+            await publisher.publish(COMMANDS.bindings[0], Message(b"%d" % k))
 
         assert await bodies(publisher, LOG.name) == [BODY] * SMALL["max-length"]
-        assert await bodies(worker, commands.name) == LAST
+        assert await bodies(worker, COMMANDS.name) == LAST
 
 
 async def test_a_job_whose_log_is_full_becomes_a_dead_letter_with_this_reason(
-    own_broker: RabbitNode, caplog: pytest.LogCaptureFixture
+    small_broker: RabbitNode, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await asyncio.to_thread(shrink, own_broker)
     sampling = SamplingParams(max_tokens=1_000, ignore_eos=True)
     job = msgspec.structs.replace(
         new_job("echo", sampling=sampling), request_id="publisher.limits-test", is_detached=True
     )
     port = free_port()
     async with (
-        RabbitBus(own_broker.url_of("worker")) as worker,
-        RabbitBus(own_broker.url_of("publisher")) as publisher,
+        RabbitBus(small_broker.url_of("worker")) as worker,
+        RabbitBus(small_broker.url_of("publisher")) as publisher,
         echo_worker(worker, step_s=0.01, health_port=port),
     ):
         await publisher.declare(LOG)
