@@ -10,7 +10,7 @@ import pytest
 
 from shared import topology
 from shared.bus.rabbit import RabbitBus
-from tests.support.deployment.broker import RabbitNode
+from tests.support.deployment.broker import Broker
 from tests.support.workers.batch_worker import BatchWorker, answer_text, working
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "amqp_batch.py"
@@ -20,14 +20,14 @@ QUESTIONS[7] = "too long"
 
 
 @pytest.mark.rabbit
-async def test_every_line_has_one_answer(own_broker: RabbitNode, tmp_path: Path) -> None:
+async def test_every_line_has_one_answer(broker: Broker, tmp_path: Path) -> None:
     path = tmp_path / "questions.txt"
     path.write_text("\n".join(QUESTIONS))
-    async with RabbitBus(own_broker.url_of("worker")) as bus:
+    async with RabbitBus(broker.url_of("worker")) as bus:
         await topology.declare_worker(bus, MODEL, "batch")
         worker = BatchWorker(bus, model=MODEL, faults=random.Random(3))
         async with working(worker):
-            output = await run_example(own_broker.url_of("publisher"), path)
+            output = await run_example(broker.url_of("publisher"), path)
 
     lines = {line["line"]: line for line in map(json.loads, output.splitlines())}
     assert len(output.splitlines()) == len(lines)

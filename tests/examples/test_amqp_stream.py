@@ -10,7 +10,7 @@ import pytest
 
 from bench.echo_worker import MODEL
 from tests.support.deployment import processes
-from tests.support.deployment.broker import RabbitNode
+from tests.support.deployment.broker import Broker
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 QUESTION = "Write a long story about a fox."
@@ -44,10 +44,10 @@ def undisturbed(command: list[str]) -> str:
 @pytest.mark.parametrize("example", [python, node])
 @pytest.mark.usefixtures("smollm2")
 def test_a_stream_goes_on_in_another_worker(
-    own_broker: RabbitNode, tmp_path: Path, example: Callable[[str, Path], list[str]]
+    broker: Broker, tmp_path: Path, example: Callable[[str, Path], list[str]]
 ) -> None:
-    command = example(own_broker.url_of("publisher"), tmp_path)
-    worker_url = own_broker.url_of("worker")
+    command = example(broker.url_of("publisher"), tmp_path)
+    worker_url = broker.url_of("worker")
     with processes.echo_worker(worker_url, tmp_path / "first.log", *OPTIONS) as first:
         expected = undisturbed(command)
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
@@ -63,9 +63,9 @@ def test_a_stream_goes_on_in_another_worker(
 
 
 @pytest.mark.rabbit
-def test_a_model_that_was_never_served_is_refused(own_broker: RabbitNode) -> None:
+def test_a_model_that_was_never_served_is_refused(broker: Broker) -> None:
     refused = subprocess.run(
-        python(own_broker.url_of("publisher"), EXAMPLES),
+        [*python(broker.url_of("publisher"), EXAMPLES)[:-1], "never-served"],
         text=True,
         capture_output=True,
         timeout=_TIMEOUT_S,
