@@ -12,6 +12,7 @@ import pytest
 
 from shared import topology
 from shared.bus.base import Bus
+from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.bus.rabbit import RabbitBus
 from shared.errors import BusUnavailable, QueueBusy
 from shared.messages import (
@@ -28,6 +29,7 @@ from tests.support.deployment.broker import Broker, RabbitNode
 from tests.support.deployment.processes import NO_TLS, WarrenProcess, free_port
 from tests.support.metrics import sample
 from tests.support.workers.jobs import Log, ask, ask_all, new_job, num_ready, publish, read, reading
+from tests.support.workers.synthetic import echo_worker
 from tests.system.chaos.worker import DEADLY_TOKEN
 
 pytestmark = pytest.mark.rabbit
@@ -83,12 +85,11 @@ def new_jobs(count: int, sampling: SamplingParams = SAMPLING) -> list[Generation
     return [new_job("echo", TextPrompt(text=f"Job {k}"), sampling=sampling) for k in range(count)]
 
 
-async def expected(bus: Bus, workers: Workers, jobs: Sequence[GenerationJob]) -> list[list[int]]:
-    """The undisturbed answers."""
-    worker = await workers.serving("--step-ms=0")
-    logs = await ask_all(bus, jobs)
-    await asyncio.to_thread(worker.kill)
-    return [log.token_ids for log in logs]
+async def expected(jobs: Sequence[GenerationJob]) -> list[list[int]]:
+    """The undisturbed answers, of a worker in this process."""
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as bus, echo_worker(broker):
+        return [log.token_ids for log in await ask_all(bus, jobs)]
 
 
 async def wait_until(is_true: Callable[[], bool], within_s: float = 10) -> None:
@@ -101,7 +102,7 @@ async def test_a_worker_and_its_reader_killed_together_lose_nothing(
     bus: RabbitBus, workers: Workers
 ) -> None:
     (job,) = new_jobs(1, LONG)
-    (answer,) = await expected(bus, workers, [job])
+    (answer,) = await expected([job])
     victim = await workers.serving()
     async with reading(bus, job) as consumer:
         await publish(bus, job)
@@ -120,7 +121,7 @@ async def test_a_worker_that_was_stopped_lets_go_of_its_jobs_and_serves_on(
     bus: RabbitBus, workers: Workers
 ) -> None:
     jobs = new_jobs(4, LONG)
-    answers = await expected(bus, workers, jobs)
+    answers = await expected(jobs)
     sleeper = await workers.serving("--stall-timeout-s=2", query="?heartbeat=1")
     asking = asyncio.create_task(ask_all(bus, jobs))
     await wait_until(lambda: sample(sleeper, RUNNING) == len(jobs))
@@ -142,7 +143,7 @@ async def test_a_worker_that_was_stopped_lets_go_of_its_jobs_and_serves_on(
 
 async def test_a_worker_that_hangs_ends_itself(bus: RabbitBus, workers: Workers) -> None:
     (job,) = new_jobs(1)
-    (answer,) = await expected(bus, workers, [job])
+    (answer,) = await expected([job])
     hanging = await workers.serving("--step-ms=100000", "--stall-timeout-s=1")
     asking = asyncio.create_task(ask(bus, job))
     await wait_until(lambda: not hanging.is_alive)
@@ -186,7 +187,7 @@ async def test_a_job_that_the_brokers_timeout_took_away_is_not_interrupted(
     broker: Broker, bus: RabbitBus, workers: Workers
 ) -> None:
     jobs = new_jobs(2, SamplingParams(max_tokens=200, ignore_eos=True))
-    answers = await expected(bus, workers, jobs)
+    answers = await expected(jobs)
     async with short_consumer_timeout(broker):
         worker = await workers.serving("--step-ms=20")
         async with RabbitBus(broker.url_of("gateway")) as reader:
@@ -208,13 +209,16 @@ async def test_a_job_that_the_brokers_timeout_took_away_is_not_interrupted(
 async def supervised(workers: Workers, count: int) -> AsyncIterator[None]:
     """Run this many workers; each is replaced when it dies."""
 
-    async def supervise() -> None:
+    async def supervise(worker: WarrenProcess) -> None:
         while True:
-            worker = workers.start()  # it may die at once
             while worker.is_alive:  # noqa: ASYNC110 - a process has no event
                 await asyncio.sleep(0.05)
+            worker = workers.start()  # it may die at once
 
-    tasks = [asyncio.create_task(supervise()) for _ in range(count)]
+    serving = [workers.start() for _ in range(count)]
+    for worker in serving:
+        await asyncio.to_thread(worker.wait_healthy)
+    tasks = [asyncio.create_task(supervise(worker)) for worker in serving]
     try:
         yield
     finally:
@@ -227,10 +231,10 @@ async def test_a_deadly_job_is_buried_and_its_neighbours_are_not(
     bus: RabbitBus, workers: Workers
 ) -> None:
     jobs = new_jobs(8, SamplingParams(max_tokens=40, ignore_eos=True))
-    answers = await expected(bus, workers, jobs)
+    answers = await expected(jobs)
     deadly = new_job("echo", TokenPrompt(token_ids=(1, DEADLY_TOKEN)), sampling=SAMPLING)
-    num_dead = await num_ready(bus, topology.DEAD_LETTERS.name)
     async with supervised(workers, 2), asyncio.timeout(90):
+        num_dead = await num_ready(bus, topology.DEAD_LETTERS.name)
         *logs, log = await ask_all(bus, [*jobs, deadly])
         # The reader is told first, and there is no event for the end of a queue.
         while await num_ready(bus, topology.DEAD_LETTERS.name) == num_dead:  # noqa: ASYNC110
@@ -244,7 +248,7 @@ async def test_a_deadly_job_is_buried_and_its_neighbours_are_not(
 
 async def test_a_rolling_restart_under_load_fails_nothing(bus: RabbitBus, workers: Workers) -> None:
     jobs = new_jobs(6)
-    answers = await expected(bus, workers, jobs)
+    answers = await expected(jobs)
     serving = [await workers.serving("--drain-grace-s=0.05") for _ in range(2)]
     is_over = asyncio.Event()
 
