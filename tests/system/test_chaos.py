@@ -9,7 +9,7 @@ from tests.support.deployment.broker import RabbitNode
 from tests.system.chaos import ground
 from tests.system.chaos.callers import Question
 from tests.system.chaos.campaign import Campaign, Plan, Row, answers
-from tests.system.chaos.deployment import SHORT_SILENCE, Deployment
+from tests.system.chaos.deployment import SHORT_GRACE, SHORT_SILENCE, Deployment
 from tests.system.chaos.ledger import ledger_row
 from tests.system.chaos.poison import poison
 from tests.system.chaos.surroundings import surroundings
@@ -31,6 +31,7 @@ async def test_no_death_of_a_process_takes_a_stream_with_it(
         tmp_path,
         worker_url=own_broker.url_of("worker"),
         gateway_url=own_broker.url_of("gateway"),
+        gateway_options=[SHORT_GRACE],
         has_keys=True,
     ) as deployment:
         plan: Plan = {
@@ -56,7 +57,7 @@ async def test_no_fault_between_processes_takes_a_stream_with_it(
             tmp_path,
             worker_url=around.workers.url,
             gateway_url=around.gateways.url,
-            gateway_options=[SHORT_SILENCE],
+            gateway_options=[SHORT_SILENCE, SHORT_GRACE],
             num_workers=2,
             has_keys=True,
         ) as deployment,

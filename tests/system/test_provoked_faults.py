@@ -21,7 +21,7 @@ from tests.support.network.provocations import GATEWAYS_RATE, WORKERS_RATE, Prov
 from tests.system.chaos import ground
 from tests.system.chaos.callers import Question
 from tests.system.chaos.campaign import Campaign, answers, patient_client
-from tests.system.chaos.deployment import Deployment
+from tests.system.chaos.deployment import SHORT_GRACE, Deployment
 from tests.system.soak.traces import logged
 
 pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(300)]
@@ -56,6 +56,7 @@ async def proxied_deployment(
             start_worker=echo_worker,
             num_workers=1,
             num_gateways=1,
+            gateway_options=[SHORT_GRACE],
         ) as deployment,
     ):
         yield deployment

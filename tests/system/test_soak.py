@@ -20,7 +20,9 @@ BUSY_BYTES = 100 << 20
 async def test_rude_traffic_ends_no_process_and_leaves_nothing(
     own_broker: RabbitNode, tmp_path: Path
 ) -> None:
-    findings = await soak(own_broker, tmp_path, Plan(duration_s=60, num_questions=60))
+    plan = Plan(duration_s=60, num_questions=60, detach_ttl_s=20)
+
+    findings = await soak(own_broker, tmp_path, plan)
 
     assert findings.faults == []
     assert findings.tally.errors == []

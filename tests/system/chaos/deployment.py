@@ -28,6 +28,8 @@ STALL_S = 9.0
 """Longer than all waiting times, which the broker's URL and `SHORT_SILENCE` shorten."""
 SHORT_HEARTBEAT = "?heartbeat=2"
 SHORT_SILENCE = "--worker-silence-s=4"
+SHORT_GRACE = "--disconnect-grace-s=4"
+"""What clients leave behind for good is gone sooner."""
 
 
 def mortal_worker(broker: str, log: Path) -> WarrenProcess:

@@ -37,8 +37,6 @@ from tests.system.soak.watch import (
 
 logger = logging.getLogger(__name__)
 
-DETACH_TTL_S = 40
-"""Retention that lets the logs of detached streams expire within the minute after the end."""
 _GENERATED = "warren_worker_generation_tokens_total"
 
 
@@ -50,6 +48,9 @@ class Plan:
     num_users: int = 24
     num_questions: int = 200
     seed: int = 0
+    detach_ttl_s: int = 40
+    """How long the logs of detached streams are kept: they expire within the minute after the
+    end."""
     is_provoked: bool = False
     """Whether what the broker says is disturbed while traffic is sent."""
 
@@ -91,7 +92,7 @@ async def soak(node: RabbitNode, folder: Path, plan: Plan) -> Findings:
             start_worker=_echo_worker,
             num_workers=2,
             num_gateways=2,
-            gateway_options=[f"--detach-ttl-s={DETACH_TTL_S}"],
+            gateway_options=[f"--detach-ttl-s={plan.detach_ttl_s}"],
         ) as deployment,
     ):
         async with patient_client(PATIENCE_S) as http:
