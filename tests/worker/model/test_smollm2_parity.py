@@ -32,7 +32,6 @@ TEXT = (
     "under the bench lay a letter, dry and sealed, with a name that he had not heard for twenty "
     "years. He put it on the table, made tea, and looked at it until the lamp had to be lit. "
 )
-NUM_PROMPTS = len(PROMPT_LENS)
 
 
 @pytest.fixture(scope="session")
@@ -160,32 +159,15 @@ def test_preempted_sequences_say_what_transformers_says(
 def test_the_reference_kernels_say_what_transformers_says(
     smollm2: Path, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
-    """Preempted, and in chunks. They are slow; tiny models prove the rest."""
+    """Preempted, and in chunks. They are slow, so without the longest prompts; tiny models prove
+    the rest."""
     decoder = load_decoder(smollm2, dtype="float32", device=CPU, kernels="reference")
     cut = Cut(8, num_blocks=22, max_num_batched_tokens=50, arrivals_per_step=16)
 
-    answers = run(decoder, cut, [submit(i, ids) for i, ids in enumerate(prompts)])
+    answers = run(decoder, cut, [submit(i, ids) for i, ids in enumerate(prompts[:12])])
 
     assert answers.num_preemptions > 0
-    assert answers.token_ids == expected
-
-
-def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch_of_16(
-    decoder: Decoder, prompts: list[list[int]]
-) -> None:
-    params = [
-        SamplingParams(temperature=0.9),
-        SamplingParams(temperature=1.3, top_k=40),
-        SamplingParams(temperature=1.0, top_p=0.9),
-        GREEDY,
-    ]
-    submits = [
-        submit(i, ids, params[i % len(params)], seed=100 + i) for i, ids in enumerate(prompts)
-    ]
-    together = run(decoder, Cut(16, arrivals_per_step=4), submits).token_ids
-    for row in (4, 5, 10):
-        assert run(decoder, Cut(16), [submits[row]]).token_ids == [together[row]]
-    assert len({tuple(answer) for answer in together}) == NUM_PROMPTS
+    assert answers.token_ids == expected[:12]
 
 
 def test_bfloat16_agrees_with_float32(
@@ -220,8 +202,15 @@ def test_native_tokens_do_not_depend_on_the_batch_or_on_how_steps_are_cut(
         kernels="native",
         num_threads=2,
     )
-    hot = SamplingParams(temperature=2.0)
-    submits = [submit(i, ids, hot, seed=i) for i, ids in enumerate(prompts[::2])]
+    samplings = [
+        SamplingParams(temperature=2.0),
+        SamplingParams(temperature=2.0, top_p=0.9),
+        GREEDY,
+        SamplingParams(temperature=2.0, top_k=40),
+    ]
+    submits = [
+        submit(i, ids, samplings[i % len(samplings)], seed=i) for i, ids in enumerate(prompts[::2])
+    ]
     alone = [run(decoder, Cut(16), [one]).token_ids[0] for one in submits[1::3]]
     chunked = Cut(8, num_blocks=30, max_num_batched_tokens=50, arrivals_per_step=16)
     assert run(decoder, Cut(32, arrivals_per_step=3), submits).token_ids[1::3] == alone
