@@ -1,0 +1,72 @@
+"""Files on their way through a gateway in a process of its own: their bytes are not kept."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.gateway.lone_gateway import lone_gateway, peak_memory_bytes
+
+MIB = 1 << 20
+WARM_UP_BYTES = 16 * MIB
+"""More than what is on its way to the storage at a time."""
+FILE_BYTES = 64 * MIB
+MAX_GROWTH_BYTES = FILE_BYTES // 8
+_LINE = b'{"custom_id": "1", "method": "POST"}'.ljust(1023) + b"\n"
+_BOUNDARY = "boundary"
+
+
+def form(field: str, num_bytes: int) -> Iterator[bytes]:
+    """A form with a file, which is made while it is sent."""
+    head = f'Content-Disposition: form-data; name="{field}"; filename="in.jsonl"'
+    purpose = 'Content-Disposition: form-data; name="purpose"\r\n\r\nbatch'
+    yield f"--{_BOUNDARY}\r\n{purpose}\r\n--{_BOUNDARY}\r\n{head}\r\n\r\n".encode()
+    for _ in range(num_bytes // MIB):
+        yield _LINE * 1024
+    yield f"\r\n--{_BOUNDARY}--\r\n".encode()
+
+
+def sent(client: httpx.Client, path: str, field: str, num_bytes: int) -> str:
+    """The id of what was made of a form."""
+    headers = {"Content-Type": f"multipart/form-data; boundary={_BOUNDARY}"}
+    response = client.post(path, content=form(field, num_bytes), headers=headers)
+    return str(response.raise_for_status().json()["id"])
+
+
+def send_file(client: httpx.Client, num_bytes: int) -> str:
+    return sent(client, "/v1/files", "file", num_bytes)
+
+
+def send_parts(client: httpx.Client, num_bytes: int) -> str:
+    order = {
+        "bytes": num_bytes,
+        "filename": "in.jsonl",
+        "mime_type": "application/jsonl",
+        "purpose": "batch",
+    }
+    upload = client.post("/v1/uploads", json=order).raise_for_status().json()
+    path = f"/v1/uploads/{upload['id']}"
+    num_parts = num_bytes // WARM_UP_BYTES
+    part_ids = [sent(client, f"{path}/parts", "data", WARM_UP_BYTES) for _ in range(num_parts)]
+    done = client.post(f"{path}/complete", json={"part_ids": part_ids}).raise_for_status().json()
+    return str(done["file"]["id"])
+
+
+@pytest.mark.parametrize("send", [send_file, send_parts])
+def test_a_file_takes_less_memory_than_an_eighth_of_its_size(
+    send: Callable[[httpx.Client, int], str], tmp_path: Path
+) -> None:
+    data_dir = {"WARREN_DATA_DIR": str(tmp_path / "data")}
+    with (
+        lone_gateway(tmp_path / "log", **data_dir) as process,
+        httpx.Client(base_url=process.url, timeout=60) as client,
+    ):
+        send(client, WARM_UP_BYTES)
+        before = peak_memory_bytes(process)
+
+        file_id = send(client, FILE_BYTES)
+
+        grown = peak_memory_bytes(process) - before
+        assert client.get(f"/v1/files/{file_id}").json()["bytes"] == FILE_BYTES
+        assert grown < MAX_GROWTH_BYTES
