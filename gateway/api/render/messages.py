@@ -6,10 +6,17 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 import pydantic_core
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from gateway.api.render.choice_reader import ChoiceReader, merged
-from gateway.api.render.formats import ENCODER, TokenCounts, Usage, call_id, error_of
+from gateway.api.render.formats import (
+    ENCODER,
+    TokenCounts,
+    Usage,
+    call_id,
+    error_of,
+    system_fingerprint,
+)
 from gateway.api.render.gathering import Gathering
 from gateway.api.rendering import Rendering
 from gateway.errors import messages_error_body
@@ -63,6 +70,8 @@ class AnswerMessage(Struct, frozen=True, kw_only=True, tag_field="type", tag="me
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
     usage: MessageUsage
+    system_fingerprint: str | UnsetType = UNSET
+    """Of a message that has ended: as in chats. An extension of Warren."""
 
 
 def whole_message(gathering: Gathering, usage: Usage) -> AnswerMessage:
@@ -80,6 +89,7 @@ def whole_message(gathering: Gathering, usage: Usage) -> AnswerMessage:
         stop_reason=reason,
         stop_sequence=sequence,
         usage=_usage(usage),
+        system_fingerprint=gathering.system_fingerprint or UNSET,
     )
 
 
@@ -124,7 +134,9 @@ class MessageEncoder:
         has_called = self._reader.has_called
         reason, sequence = _stop(last.finish_reason, last.stop_reason, has_called=has_called)
         delta = {"stop_reason": reason, "stop_sequence": sequence}
-        ended = {"type": "message_delta", "delta": delta, "usage": _usage(self.usage)}
+        ended: Event = {"type": "message_delta", "delta": delta, "usage": _usage(self.usage)}
+        if fingerprint := system_fingerprint(self._rendering, self._counts):
+            ended["system_fingerprint"] = fingerprint
         return _payloads([ended, {"type": "message_stop"}])
 
     def fail(self, error: WarrenError) -> list[Payload]:

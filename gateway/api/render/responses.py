@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from gateway.api.render.choice_reader import ChoiceReader
 from gateway.api.render.formats import (
@@ -14,6 +14,7 @@ from gateway.api.render.formats import (
     Usage,
     error_of,
     obfuscation,
+    system_fingerprint,
 )
 from gateway.api.render.gathering import Gathering
 from gateway.api.render.output_items import Event, ItemWriter
@@ -93,6 +94,8 @@ class ResponseObject(Echo, frozen=True, kw_only=True, tag_field="object", tag="r
     error: ResponseError | None
     incomplete_details: IncompleteDetails | None
     usage: ResponseUsage | None
+    system_fingerprint: str | UnsetType = UNSET
+    """Of a response that has ended: as in chats. An extension of Warren."""
 
 
 def response_object(
@@ -101,6 +104,7 @@ def response_object(
     output: Sequence[dict[str, Any]] = (),
     usage: Usage | None = None,
     error: WarrenError | None = None,
+    fingerprint: str | None = None,
 ) -> ResponseObject:
     """A response, as far as it has been generated."""
     return ResponseObject(
@@ -113,6 +117,7 @@ def response_object(
         error=None if error is None else _response_error(error),
         incomplete_details=IncompleteDetails() if status == "incomplete" else None,
         usage=None if usage is None else _usage(usage),
+        system_fingerprint=fingerprint or UNSET,
     )
 
 
@@ -124,20 +129,21 @@ def gathered_response(
     is_cancelled: bool = False,
 ) -> ResponseObject:
     """The response in its current state, or as it ends with ``error`` or the cancellation."""
-    choice = gathering.choices[0]
-    writer = ItemWriter(gathering.rendering)
+    rendering, choice = gathering.rendering, gathering.choices[0]
+    fingerprint = gathering.system_fingerprint
+    writer = ItemWriter(rendering)
     for part in choice.parts:
         writer.write([part])
     if error is not None or is_cancelled:
         writer.cut_off()
         status: Status = "cancelled" if is_cancelled else "failed"
-        return response_object(gathering.rendering, status, writer.items, usage, error)
+        return response_object(rendering, status, writer.items, usage, error, fingerprint)
     if choice.finish_reason is None:
         status = "in_progress" if gathering.has_started else "queued"
-        return response_object(gathering.rendering, status, writer.items)
+        return response_object(rendering, status, writer.items)
     status = _status(choice.finish_reason)
     writer.close(is_complete=status == "completed" and not choice.reader.has_open_call)
-    return response_object(gathering.rendering, status, writer.items, usage)
+    return response_object(rendering, status, writer.items, usage, fingerprint=fingerprint)
 
 
 class ResponseEncoder:
@@ -175,16 +181,18 @@ class ResponseEncoder:
 
     def end(self) -> list[Payload]:
         assert self._finish_reason is not None
-        status = _status(self._finish_reason)
-        response = response_object(self._rendering, status, self._writer.items, self.usage)
-        self.outcome = response
-        return _payloads([{"type": f"response.{status}", "response": response}])
+        return _payloads([self._ended(_status(self._finish_reason))])
 
     def fail(self, error: WarrenError) -> list[Payload]:
         events = self._writer.cut_off()
-        response = response_object(self._rendering, "failed", self._writer.items, self.usage, error)
-        self.outcome = response
-        return _payloads([*events, {"type": "response.failed", "response": response}])
+        return _payloads([*events, self._ended("failed", error)])
+
+    def _ended(self, status: Status, error: WarrenError | None = None) -> Event:
+        fingerprint = system_fingerprint(self._rendering, self._counts)
+        self.outcome = response_object(
+            self._rendering, status, self._writer.items, self.usage, error, fingerprint
+        )
+        return {"type": f"response.{status}", "response": self.outcome}
 
     def _tokens(self, event: TokenDelta | Finished) -> list[Event]:
         events = self._writer.write(self._reader.read_parts(event))

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, NotRequired, TypeAlias, get_args, get_origin
 
+from anthropic.types import Message, RawMessageDeltaEvent
 from openai.types import (
     Completion,
     CompletionChoice,
@@ -45,6 +46,7 @@ Fields: TypeAlias = Mapping[type, Mapping[str, Any]]
 """Types of fields, by their names, of some models."""
 
 
+_FINGERPRINT = {"system_fingerprint": NotRequired[str]}
 EXTENSIONS: Fields = {
     chat_completion.Choice: {"stop_reason": NotRequired[str | int]},
     chat_completion_chunk.Choice: {"stop_reason": NotRequired[str | int]},
@@ -56,7 +58,10 @@ EXTENSIONS: Fields = {
     ChatCompletionMessage: {"reasoning_content": NotRequired[str]},
     chat_completion_chunk.ChoiceDelta: {"reasoning_content": NotRequired[str]},
     Model: {"root": str, "parent": None, "max_model_len": int},
+    Response: _FINGERPRINT,
     ResponseError: {"reason": str},
+    Message: _FINGERPRINT,
+    RawMessageDeltaEvent: _FINGERPRINT,
     webhooks.WebhookEndpoint: {"tenant": str},
     webhooks.WebhookEndpointWithSecret: {"tenant": str},
 }

@@ -4,12 +4,11 @@ import json
 import random
 from typing import Any
 
-import msgspec
 import pytest
 
 from gateway.api.render.logprobs import chat_logprobs
 from gateway.api.rendering import Endpoint
-from shared.messages import Logprob, Started, TokenLogprobs
+from shared.messages import Logprob, TokenLogprobs
 from tests.support.gateway.rendering import END, Log, context_of, joined
 
 CALLS = (
@@ -253,24 +252,6 @@ def test_the_fingerprint_comes_with_the_end() -> None:
         "f1",
     ]
     assert log.whole()["system_fingerprint"] == "f1"
-
-
-@pytest.mark.parametrize(
-    ("numerics", "fingerprint"),
-    [(("a", "a"), "f1"), (("a", "b"), "f1-mixed"), (("", "b"), "f1")],
-)
-def test_the_fingerprint_tells_that_numerics_have_changed_within_the_answer(
-    numerics: tuple[str, str], fingerprint: str
-) -> None:
-    log = Log(context_of(fingerprint="f1")).say("a").finish("b")
-    first, *tokens = log.events
-    assert isinstance(first, Started)
-    runs = [msgspec.structs.replace(first, numerics=one) for one in numerics]
-    moved_on = msgspec.structs.replace(first, numerics="c")
-    log.events = [runs[0], tokens[0], moved_on, runs[1], *tokens[1:]]
-
-    assert log.chunks()[-1]["system_fingerprint"] == fingerprint
-    assert log.whole()["system_fingerprint"] == fingerprint
 
 
 def test_a_stop_token_is_told_beside_the_reason() -> None:
