@@ -94,6 +94,7 @@ def main(
     health_port: int | None = None,
     drain_grace_s: float | None = None,
     step_ms: Annotated[float, typer.Option(help="Duration of one step.")] = 0.0,
+    num_blocks: Annotated[int, typer.Option(help="Of the KV cache.")] = 8192,
     numerics: Annotated[str, typer.Option(help="What it announces as its numerics.")] = MODEL,
     clock: Annotated[bool, typer.Option("--clock", help="Tokens state the time.")] = False,
 ) -> None:
@@ -101,7 +102,7 @@ def main(
         WorkerSettings, broker=broker, health_port=health_port, drain_grace_s=drain_grace_s
     )
     setup.configure(worker, "warren-echo-worker")
-    model = echo_model(worker, step_ms / 1e3, numerics=numerics, is_clock=clock)
+    model = echo_model(worker, step_ms / 1e3, num_blocks, numerics, is_clock=clock)
     asyncio.run(_run(RabbitBus(broker), worker, model))
 
 
