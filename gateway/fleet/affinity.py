@@ -5,6 +5,8 @@ worker that had the turns before. Rendezvous hashing (Thaler and Ravishankar, 19
 conversation an order of the workers, in which a worker that joins or leaves changes nothing for the
 conversations of others. The first one in that order that has no more than its part of the load is
 the favourite: consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018).
+The bound is on the load of the last seconds: what a worker has at a single moment varies so much
+that conversations would leave their caches all the time.
 
 A favourite is a preference only. Without one, a job goes to the queue that all workers share.
 """
@@ -12,6 +14,7 @@ A favourite is a preference only. Without one, a job goes to the queue that all 
 import math
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import NamedTuple
 
 import msgspec
 
@@ -32,7 +35,30 @@ _ROOT_TOKENS = 250
 _MAX_LOAD = 1.25
 """The most load of a favourite, relative to the mean of the workers. More would concentrate the
 load, less would move conversations more often."""
+_BURST = 0.25
+"""The part of its slots by which a favourite may exceed that at the moment."""
 _encoder = msgspec.msgpack.Encoder()
+
+
+class Candidate(NamedTuple):
+    """A live worker."""
+
+    worker: Announcement
+    mean_used: float
+    """The slots that it has used recently, on average."""
+
+    @property
+    def slots(self) -> int:
+        return self.worker.max_num_seqs
+
+    @property
+    def used(self) -> int:
+        return num_used(self.worker)
+
+
+def num_used(worker: Announcement) -> int:
+    """The slots that a worker uses or needs at the moment."""
+    return worker.num_running + worker.num_waiting
 
 
 def root_of(job: GenerationJob) -> bytes | None:
@@ -53,16 +79,24 @@ def root_of(job: GenerationJob) -> bytes | None:
     return blake2b(_encoder.encode((job.tenant, job.model, start)), digest_size=16).digest()
 
 
-def favourite(root: bytes, workers: Sequence[Announcement]) -> Announcement | None:
-    """The worker that is to have the conversation with this root, of the ``workers`` of its model;
-    None if it has no free slot, or fewer than two take such jobs."""
-    able = [worker for worker in workers if worker.takes_near_jobs and worker.max_num_seqs]
+def favourite(root: bytes, candidates: Sequence[Candidate]) -> Announcement | None:
+    """The worker that is to have the conversation with this root, of the ``candidates`` of its
+    model; None if it has no free slot, or fewer than two take such jobs."""
+    able = [one for one in candidates if one.worker.takes_near_jobs and one.slots]
     if len(able) < 2:
         return None
-    mean = sum(map(_load, able)) / len(able)
-    bounded = [one for one in able if _num_used(one) <= _MAX_LOAD * mean * one.max_num_seqs + 1]
-    chosen = max(bounded, key=lambda worker: (_weight(root, worker), worker.worker))
-    return chosen if _num_used(chosen) < chosen.max_num_seqs else None
+    load = _MAX_LOAD * sum(one.used / one.slots for one in able) / len(able)
+    mean_load = _MAX_LOAD * sum(one.mean_used / one.slots for one in able) / len(able)
+    bounded = [
+        one
+        for one in able
+        if one.used <= (load + _BURST) * one.slots
+        and one.mean_used <= max(mean_load * one.slots, 1.0)  # one sequence alone has a worker
+    ]
+    if not bounded:
+        return None
+    chosen = max(bounded, key=lambda one: (_weight(root, one.worker), one.worker.worker))
+    return chosen.worker if chosen.used < chosen.slots else None
 
 
 def _weight(root: bytes, worker: Announcement) -> float:
@@ -71,14 +105,6 @@ def _weight(root: bytes, worker: Announcement) -> float:
     digest = blake2b(worker.worker.encode(), key=root, digest_size=8).digest()
     uniform = ((int.from_bytes(digest) >> 12) + 0.5) / (1 << 52)  # between 0 and 1, without both
     return -worker.max_num_seqs / math.log(uniform)
-
-
-def _num_used(worker: Announcement) -> int:
-    return worker.num_running + worker.num_waiting
-
-
-def _load(worker: Announcement) -> float:
-    return _num_used(worker) / worker.max_num_seqs
 
 
 def _has_history(messages: Sequence[ChatMessage]) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from gateway.fleet.affinity import Candidate, num_used
 from shared import topology
 from shared.bus.base import Bus
 from shared.errors import BusError, InvalidRequest, ModelNotFound, Overloaded
@@ -22,6 +23,7 @@ from shared.telemetry import incidents
 _LOOK_INTERVAL_S = 0.1
 _STALE_AFTER_S = 1.0
 _HALF_LIFE_S = 30.0
+_LOAD_HALF_LIFE_S = 20.0
 _MAX_RETRY_AFTER_S = 60.0
 _FORGET_RATE_AFTER_S = 60.0
 _FORGET_AFTER_S = 10.0
@@ -152,13 +154,20 @@ class Backlog:
 
 
 def _is_busy(announcement: Announcement) -> bool:
-    return announcement.num_running + announcement.num_waiting >= announcement.max_num_seqs
+    return num_used(announcement) >= announcement.max_num_seqs
 
 
 @dataclass(slots=True)
 class _Known:
     announcement: Announcement
     seen_at: float
+    mean_used: float
+    """The slots that it has used, with exponential decay."""
+
+    def heard(self, announcement: Announcement, now: float) -> "_Known":
+        decay = 0.5 ** ((now - self.seen_at) / _LOAD_HALF_LIFE_S)
+        mean_used = self.mean_used * decay + num_used(announcement) * (1 - decay)
+        return _Known(announcement, now, mean_used)
 
 
 @dataclass(slots=True)
@@ -182,20 +191,29 @@ class LiveWorkers:
         if announcement.worker not in self._heard_at:
             self._forget()
         self._heard_at[announcement.worker] = now
+        before = self._workers.pop(announcement.worker, None)
+        known = (
+            _Known(announcement, now, num_used(announcement))
+            if before is None
+            else before.heard(announcement, now)
+        )
         if announcement.is_leaving:
-            self._workers.pop(announcement.worker, None)
-            self._leaving[announcement.worker] = _Known(announcement, now)
+            self._leaving[announcement.worker] = known
         else:
-            self._workers[announcement.worker] = _Known(announcement, now)
+            self._workers[announcement.worker] = known
             self.known_models[announcement.model] = time.time()
             self._first_seen_at.setdefault(announcement.model, int(time.time()))
         self.backlog.hear(announcement)
 
     def of_model(self, model: str) -> list[Announcement]:
         """The latest announcement of each live worker of one model."""
+        return [one.worker for one in self.candidates(model)]
+
+    def candidates(self, model: str) -> list[Candidate]:
+        """Each live worker of one model."""
         oldest = time.monotonic() - _FORGET_AFTER_S
         return [
-            known.announcement
+            Candidate(known.announcement, known.mean_used)
             for known in self._workers.values()
             if known.announcement.model == model and known.seen_at > oldest
         ]

@@ -54,11 +54,11 @@ class JobPublisher:
         lost with that worker."""
         if not self._has_affinity or job.publication:
             return None
-        workers = self._workers.of_model(job.model)
-        if len(workers) < 2:
+        candidates = self._workers.candidates(job.model)
+        if len(candidates) < 2:
             return None
         root = affinity.root_of(job)
-        return None if root is None else affinity.favourite(root, workers)
+        return None if root is None else affinity.favourite(root, candidates)
 
     async def _publish_near(self, job: GenerationJob, reply_key: str, address: str) -> bool:
         """Publish to the queue of one worker; False if it is gone or full. Raises `BusError`."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.fleet.affinity import favourite, root_of
+from gateway.fleet.affinity import Candidate, favourite, root_of
 from shared.messages import (
     Announcement,
     ChatMessage,
@@ -26,9 +26,14 @@ LONG = "word " * 500
 
 
 def worker(
-    name: str, num_running: int = 0, num_waiting: int = 0, *, max_num_seqs: int = SLOTS
-) -> Announcement:
-    return Announcement(
+    name: str,
+    num_running: int = 0,
+    num_waiting: int = 0,
+    *,
+    max_num_seqs: int = SLOTS,
+    mean_used: float = 0.0,
+) -> Candidate:
+    announcement = Announcement(
         worker=f"worker.{name}",
         model="m",
         vocab_size=1,
@@ -39,6 +44,7 @@ def worker(
         num_waiting=num_waiting,
         takes_near_jobs=True,
     )
+    return Candidate(announcement, mean_used)
 
 
 IDLE = [worker(name) for name in "abcde"]
@@ -104,9 +110,7 @@ def test_a_job_of_several_prompts_has_no_root() -> None:
 
 
 @given(workers=st.permutations(IDLE), root=st.binary(min_size=16, max_size=16))
-def test_the_order_of_the_workers_changes_no_choice(
-    workers: list[Announcement], root: bytes
-) -> None:
+def test_the_order_of_the_workers_changes_no_choice(workers: list[Candidate], root: bytes) -> None:
     assert favourite(root, workers) == favourite(root, IDLE)
 
 
@@ -115,27 +119,32 @@ def test_a_worker_that_leaves_moves_only_its_own_conversations(gone: int, root: 
     before = favourite(root, IDLE)
     after = favourite(root, [*IDLE[:gone], *IDLE[gone + 1 :]])
 
-    assert after == before or before == IDLE[gone]
+    assert after == before or before == IDLE[gone].worker
 
 
 @given(
-    loads=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 12)), min_size=2, max_size=8),
+    loads=st.lists(
+        st.tuples(st.integers(0, 12), st.floats(0, 12), st.integers(1, 12)), min_size=2, max_size=8
+    ),
     root=st.binary(min_size=16, max_size=16),
 )
 def test_a_favourite_has_a_free_slot_and_no_more_than_its_part_of_the_load(
-    loads: list[tuple[int, int]], root: bytes
+    loads: list[tuple[int, float, int]], root: bytes
 ) -> None:
     workers = [
-        worker(f"{k}", num_running, max_num_seqs=max_num_seqs)
-        for k, (num_running, max_num_seqs) in enumerate(loads)
+        worker(f"{k}", num_running, max_num_seqs=slots, mean_used=mean_used)
+        for k, (num_running, mean_used, slots) in enumerate(loads)
     ]
-    mean = sum(num_running / slots for num_running, slots in loads) / len(loads)
+    load = sum(num_running / slots for num_running, _, slots in loads) / len(loads)
+    mean_load = sum(mean_used / slots for _, mean_used, slots in loads) / len(loads)
 
-    chosen = favourite(root, workers)
+    announcement = favourite(root, workers)
 
-    if chosen is not None:
-        assert chosen.num_running < chosen.max_num_seqs
-        assert chosen.num_running <= 1.25 * mean * chosen.max_num_seqs + 1
+    if announcement is not None:
+        (chosen,) = (one for one in workers if one.worker == announcement)
+        assert chosen.used < chosen.slots
+        assert chosen.used <= (1.25 * load + 0.25) * chosen.slots
+        assert chosen.mean_used <= max(1.25 * mean_load * chosen.slots, 1.0)
 
 
 def test_idle_workers_share_conversations_by_their_slots() -> None:
@@ -146,12 +155,24 @@ def test_idle_workers_share_conversations_by_their_slots() -> None:
     assert shares["worker.large"] / len(ROOTS) == pytest.approx(0.75, abs=0.05)
 
 
-def test_the_conversations_of_a_crowded_worker_go_to_the_next_in_their_order() -> None:
-    crowded = [worker("a", 5, 1), *IDLE[1:]]
+@pytest.mark.parametrize("first", [worker("a", 5, 1), worker("a", mean_used=1.5)])
+def test_the_conversations_of_a_crowded_worker_go_to_the_next_in_their_order(
+    first: Candidate,
+) -> None:
+    crowded = [first, *IDLE[1:]]
 
     moved = {root for root in ROOTS if favourite(root, crowded) != favourite(root, IDLE)}
 
     assert moved == {root for root in ROOTS if address(favourite(root, IDLE)) == "worker.a"}
+
+
+def test_a_single_conversation_keeps_its_worker() -> None:
+    busy = [worker("a", 1, mean_used=0.9), *IDLE[1:]]
+
+    assert [favourite(root, busy) for root in ROOTS] == [
+        busy[0].worker if address(favourite(root, IDLE)) == "worker.a" else favourite(root, IDLE)
+        for root in ROOTS
+    ]
 
 
 def test_a_worker_without_a_free_slot_is_no_favourite() -> None:
@@ -161,7 +182,7 @@ def test_a_worker_without_a_free_slot_is_no_favourite() -> None:
 
 
 def test_only_workers_that_take_such_jobs_are_chosen() -> None:
-    older = [replace(one, takes_near_jobs=False) for one in IDLE[:3]]
+    older = [one._replace(worker=replace(one.worker, takes_near_jobs=False)) for one in IDLE[:3]]
 
     chosen = {address(favourite(root, [*older, *IDLE[3:]])) for root in ROOTS}
 

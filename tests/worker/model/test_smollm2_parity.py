@@ -162,7 +162,7 @@ def test_the_reference_kernels_say_what_transformers_says(
     """Preempted, and in chunks. They are slow, so without the longest prompts; tiny models prove
     the rest."""
     decoder = load_decoder(smollm2, dtype="float32", device=CPU, kernels="reference")
-    cut = Cut(8, num_blocks=22, max_num_batched_tokens=50, arrivals_per_step=16)
+    cut = Cut(8, num_blocks=12, max_num_batched_tokens=50, arrivals_per_step=16)
 
     answers = run(decoder, cut, [submit(i, ids) for i, ids in enumerate(prompts[:12])])
 
