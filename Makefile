@@ -36,7 +36,7 @@ test: setup ## Run all tests that need no GPU, with their own RabbitMQ
 	$(BIN)/warren pull smollm2
 	infra/rabbitmq/with_rabbitmq.sh $(BIN)/pytest -m "not gpu" -n $(NUM_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-chaos: setup ## Kill, pause and disconnect every process again and again, for about an hour
+chaos: setup ## Kill, pause and disconnect every process again and again, for about two hours
 	WARREN_TEST_SCHEDULES=20000 $(BIN)/pytest tests/shared/log/test_simulation.py
 	infra/rabbitmq/with_rabbitmq.sh $(BIN)/python -m tests.system.chaos --out bench/results/chaos.md
 
