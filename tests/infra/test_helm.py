@@ -278,7 +278,7 @@ def test_keda_leaves_room_in_the_batches_of_cpus() -> None:
 
     scaled = [find(manifests, "ScaledObject", f"warren-worker-{pool}") for pool in pools]
     thresholds = [one["spec"]["triggers"][0]["metadata"]["threshold"] for one in scaled]
-    assert thresholds == ["16", "48", "5"]
+    assert thresholds == ["6", "48", "5"]
 
 
 def query_of(manifests: list[Manifest]) -> str:

@@ -63,8 +63,8 @@ def test_the_simulated_demand_is_what_the_chart_asks_prometheus_for() -> None:
 
 def test_what_the_chart_says_is_simulated(shipped: ScaledObject) -> None:
     assert (shipped.min_replicas, shipped.max_replicas) == (0, 30)
-    assert (shipped.threshold, shipped.cooldown_s, shipped.polling_s) == (16, 300, 30)
-    assert shipped.down == Rules(300, (Policy("Percent", 10, 60),))
+    assert (shipped.threshold, shipped.cooldown_s, shipped.polling_s) == (6, 300, 30)
+    assert shipped.down == Rules(900, (Policy("Percent", 10, 60),))
     assert shipped.up == SCALED.up
     assert scrape_interval_s() == 15
 
