@@ -73,6 +73,10 @@ def main(
     jobs_per_replica: Annotated[
         int | None, typer.Option(help="The chart's jobsPerReplica; none: its default.")
     ] = None,
+    stabilization_s: Annotated[
+        int | None,
+        typer.Option(help="Its scaleDownStabilizationSeconds; none: the default."),
+    ] = None,
     fidelity: Annotated[
         Fidelity, typer.Option(help="exact: real schedulers and windows, for a few workers.")
     ] = Fidelity.COARSE,
@@ -80,7 +84,11 @@ def main(
 ) -> None:
     spec = Spec(prices=Prices.measured(weights), start_s=start_s)
     capacity = workers * capacity_per_s(spec, TENANTS)
-    values = {} if jobs_per_replica is None else {"jobsPerReplica": jobs_per_replica}
+    chosen = {
+        "jobsPerReplica": jobs_per_replica,
+        "scaleDownStabilizationSeconds": stabilization_s,
+    }
+    values = {name: value for name, value in chosen.items() if value is not None}
     scaled = scaled_object(min_workers, workers, values)
     rows, sizes = [], {}
     for name, size in ((f"{workers} workers", workers), ("autoscaled", min_workers)):
