@@ -85,7 +85,10 @@ def _in_queues(node: RabbitNode) -> list[str]:
 
 
 def _in_engine(worker: WarrenProcess) -> list[str]:
-    lines = httpx.get(f"{worker.url}/metrics", timeout=60, verify=NO_TLS).text.splitlines()
+    try:
+        lines = httpx.get(f"{worker.url}/metrics", timeout=60, verify=NO_TLS).text.splitlines()
+    except httpx.TransportError as error:  # it may just be starting
+        return [f"{worker.url}: {error!r}, alive: {worker.is_alive}"]
     return [
         f"{worker.url}: {line}"
         for line in lines
