@@ -189,7 +189,7 @@ class Fleet:
 async def hold(fleet: Fleet, plan: Plan, conversation: Conversation, text: str) -> None:
     """Hold a conversation. Raises `LoadError` if an answer is cut off or fails."""
     draw = random.Random(conversation.number)
-    limits = httpx.Limits(max_connections=None)
+    limits = httpx.Limits(max_keepalive_connections=0)  # the gateway closes idle ones
     async with httpx.AsyncClient(
         base_url=fleet.gateway.url, timeout=300, verify=NO_TLS, limits=limits
     ) as http:
