@@ -31,7 +31,6 @@ import typer
 import uvloop
 from rich.table import Table
 
-from bench import plots
 from bench.broker import broker_node
 from bench.echo_worker import MODEL
 from bench.figures import percentile
@@ -308,19 +307,6 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     console().print(table)
 
 
-def draw(path: Path, runs: Sequence[Run]) -> None:
-    """The distribution of the time to first token."""
-    figure, (axis,) = plots.new_figure(1)
-    for run in runs:
-        times = sorted(turn.ttft_s for turn in run.later_turns)
-        shares = [100 * (rank + 1) / len(times) for rank in range(len(times))]
-        axis.plot([1e3 * time_s for time_s in times], shares, label=run.system.name)
-    axis.set_xscale("log")
-    plots.label_axis(axis, "time to first token, ms", "turns after the first, %")
-    axis.legend(fontsize="small")
-    plots.save(figure, path)
-
-
 @ends_on_sigterm
 def main(
     workers: Annotated[int, typer.Option(min=2)] = Plan.num_workers,
@@ -352,7 +338,6 @@ def main(
     rows = summary(runs)
     show(rows)
     write_json(out / "affinity.json", {**describe([]), "plan": asdict(plan), "rows": rows})
-    draw(out / "affinity.svg", runs)
 
 
 if __name__ == "__main__":
