@@ -176,6 +176,8 @@ class LiveWorkers:
 
     bus: Bus
     backlog: Backlog
+    clock: Callable[[], float] = time.monotonic
+    """Returns the time in seconds."""
     _workers: dict[str, _Known] = field(default_factory=dict)
     _leaving: dict[str, _Known] = field(default_factory=dict)
     """Workers that take no more jobs."""
@@ -187,17 +189,18 @@ class LiveWorkers:
     at which each was last seen: announced, requested, or with a job in a queue."""
 
     def hear(self, announcement: Announcement) -> None:
-        now = time.monotonic()
+        now = self.clock()
         if announcement.worker not in self._heard_at:
             self._forget()
         self._heard_at[announcement.worker] = now
-        before = self._workers.pop(announcement.worker, None)
+        before = self._workers.get(announcement.worker)
         known = (
             _Known(announcement, now, num_used(announcement))
             if before is None
             else before.heard(announcement, now)
         )
         if announcement.is_leaving:
+            self._workers.pop(announcement.worker, None)
             self._leaving[announcement.worker] = known
         else:
             self._workers[announcement.worker] = known
@@ -211,7 +214,7 @@ class LiveWorkers:
 
     def candidates(self, model: str) -> list[Candidate]:
         """Each live worker of one model."""
-        oldest = time.monotonic() - _FORGET_AFTER_S
+        oldest = self.clock() - _FORGET_AFTER_S
         return [
             Candidate(known.announcement, known.mean_used)
             for known in self._workers.values()
@@ -250,7 +253,7 @@ class LiveWorkers:
         """The latest announcement of each worker, including those that are leaving, and the seconds
         since it was heard."""
         self._forget()
-        now = time.monotonic()
+        now = self.clock()
         known = [*self._workers.values(), *self._leaving.values()]
         return [(one.announcement, now - one.seen_at) for one in known]
 
@@ -270,7 +273,7 @@ class LiveWorkers:
         return self._heard_at.get(worker, 0.0)
 
     def _forget(self) -> None:
-        now = time.monotonic()
+        now = self.clock()
         oldest = now - _FORGET_AFTER_S
         self._workers = {a: known for a, known in self._workers.items() if known.seen_at > oldest}
         self._leaving = {a: known for a, known in self._leaving.items() if known.seen_at > oldest}
