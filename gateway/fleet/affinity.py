@@ -1,4 +1,4 @@
-"""Which worker is to have a conversation: a choice without state, equal at all gateways.
+"""Which worker is to have a conversation: a choice that all gateways make alike.
 
 The turns of a conversation share their beginning, whose keys and values are in the cache of the
 worker that had the turns before. Rendezvous hashing (Thaler and Ravishankar, 1998) gives each
@@ -85,13 +85,14 @@ def favourite(root: bytes, candidates: Sequence[Candidate]) -> Announcement | No
     able = [one for one in candidates if one.worker.takes_near_jobs and one.slots]
     if len(able) < 2:
         return None
-    load = _MAX_LOAD * sum(one.used / one.slots for one in able) / len(able)
-    mean_load = _MAX_LOAD * sum(one.mean_used / one.slots for one in able) / len(able)
+    load = sum(one.used / one.slots for one in able) / len(able)
+    mean_load = sum(one.mean_used / one.slots for one in able) / len(able)
     bounded = [
         one
         for one in able
-        if one.used <= (load + _BURST) * one.slots
-        and one.mean_used <= max(mean_load * one.slots, 1.0)  # one sequence alone has a worker
+        if one.used <= (_MAX_LOAD * load + _BURST) * one.slots
+        # A sequence that is alone never exceeds its part.
+        and one.mean_used <= max(_MAX_LOAD * mean_load * one.slots, 1.0)
     ]
     if not bounded:
         return None

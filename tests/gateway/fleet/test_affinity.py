@@ -18,6 +18,7 @@ from shared.messages import (
     TokenPrompt,
 )
 from shared.messages.fields import Role
+from tests.gateway.fleet.announcements import announcement
 from tests.support.workers.jobs import new_job
 
 SLOTS = 8
@@ -33,18 +34,14 @@ def worker(
     max_num_seqs: int = SLOTS,
     mean_used: float = 0.0,
 ) -> Candidate:
-    announcement = Announcement(
-        worker=f"worker.{name}",
-        model="m",
-        vocab_size=1,
-        max_seq_len=1,
-        fingerprint="",
+    said = announcement(
+        name,
         max_num_seqs=max_num_seqs,
         num_running=num_running,
         num_waiting=num_waiting,
         takes_near_jobs=True,
     )
-    return Candidate(announcement, mean_used)
+    return Candidate(said, mean_used)
 
 
 IDLE = [worker(name) for name in "abcde"]
@@ -138,10 +135,10 @@ def test_a_favourite_has_a_free_slot_and_no_more_than_its_part_of_the_load(
     load = sum(num_running / slots for num_running, _, slots in loads) / len(loads)
     mean_load = sum(mean_used / slots for _, mean_used, slots in loads) / len(loads)
 
-    announcement = favourite(root, workers)
+    found = favourite(root, workers)
 
-    if announcement is not None:
-        (chosen,) = (one for one in workers if one.worker == announcement)
+    if found is not None:
+        (chosen,) = (one for one in workers if one.worker == found)
         assert chosen.used < chosen.slots
         assert chosen.used <= (1.25 * load + 0.25) * chosen.slots
         assert chosen.mean_used <= max(1.25 * mean_load * chosen.slots, 1.0)

@@ -12,8 +12,9 @@ from shared import topology
 from shared.bus.base import Queue
 from shared.bus.memory import MemoryBus
 from shared.errors import ModelNotFound
-from shared.messages import Announcement, GenerationJob, JobClass, TextPrompt
+from shared.messages import GenerationJob, JobClass, TextPrompt
 from shared.telemetry.metrics import Catalog
+from tests.gateway.fleet.announcements import announcement
 from tests.support.workers.jobs import new_job, num_ready
 
 MODEL = "m"
@@ -37,17 +38,7 @@ def publisher(
     """A gateway that has heard these workers."""
     live = LiveWorkers(bus, Backlog(bus, 60))
     for name in workers:
-        live.hear(
-            Announcement(
-                worker=f"worker.{name}",
-                model=MODEL,
-                vocab_size=1,
-                max_seq_len=1,
-                fingerprint="",
-                max_num_seqs=8,
-                takes_near_jobs=True,
-            )
-        )
+        live.hear(announcement(name, model=MODEL, takes_near_jobs=True))
     return JobPublisher(bus, live, catalog or Catalog(), has_affinity=has_affinity)
 
 
