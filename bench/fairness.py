@@ -4,9 +4,11 @@
 
 One worker serves over RabbitMQ, started anew for each load. Single jobs are streamed as a gateway
 streams them; their time to first token is that from the publication to the first token in the log.
-Their longest gap is that between two events of a stream. All others ask for one message with the
-whole answer, so that the client and the broker cost little. Each slow grammar is another one: some
-take half a second of CPU time to compile, some slow down every step, some are refused.
+Their longest gap is that between two events of a stream. The two tenants whose weights differ are
+streamed to as well, because their tokens are counted when they arrive. All others ask for one
+message with the whole answer, so that the client and the broker cost little. Each slow grammar is
+another one: some take half a second of CPU time to compile, some slow down every step, some are
+refused.
 The throughput is that of the worker's own counters. In the run *as one tenant* all jobs carry the
 same tenant, so they are served in the order of their arrival: this is what the throughput is
 compared with, prompts included, because single jobs have more prompt for each generated token than
@@ -21,7 +23,7 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -99,7 +101,17 @@ MANY_CHOICES = Load(["many"], num_jobs=1, max_tokens=200, num_choices=128)
 SLOW_GRAMMARS = Load(["grammars"], num_jobs=16, max_tokens=50, content="slow grammars")
 TOKENIZING = Load(["tokenizing"], num_jobs=16, max_tokens=1, content="text to tokenize")
 """16 texts of half a megabyte at a time."""
-WEIGHTED = [Load([tenant], num_jobs=40, max_tokens=30) for tenant in _WEIGHTS]
+WEIGHTED = [Load([tenant], num_jobs=40, max_tokens=30, mode="stream") for tenant in _WEIGHTS]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The times of one stream."""
+
+    tenant: str
+    first_token_s: float
+    longest_gap_s: float
+    """Between two of its events."""
 
 
 @dataclass
@@ -108,12 +120,10 @@ class Run:
 
     engine: str
     load: str
-    first_token_s: Sequence[float]
-    """Of the tenants that send single jobs."""
-    longest_gaps_s: Sequence[float]
-    """The longest time between two events of each of their streams."""
-    answered: Mapping[str, int]
-    """The tokens of complete answers, by tenant."""
+    singles: Sequence[Stream]
+    """Those of the tenants that send single jobs."""
+    num_received: Counter[str]
+    """The tokens that the client has received, by tenant."""
     tokens_per_s: float
     """Generated ones."""
     tokens_with_prompts_per_s: float
@@ -121,7 +131,8 @@ class Run:
 
     def ttft_ms(self, percent: float) -> float | None:
         """None if no job received a token."""
-        return 1e3 * percentile(self.first_token_s, percent) if self.first_token_s else None
+        times = [stream.first_token_s for stream in self.singles]
+        return 1e3 * percentile(times, percent) if times else None
 
 
 def slow_grammar(number: int) -> Constraint:
@@ -143,9 +154,8 @@ class Client:
     """Publishes jobs and counts what comes back."""
 
     def __init__(self, bus: RabbitBus, model: str) -> None:
-        self.first_token_s: list[float] = []
-        self.longest_gaps_s: list[float] = []
-        self.answered: Counter[str] = Counter()
+        self.ended: list[Stream] = []
+        self.num_received: Counter[str] = Counter()
         self._bus = bus
         self._model = model
         self._draw = random.Random(0)
@@ -174,10 +184,9 @@ class Client:
                 continue
             job = self._generation_job(load, sent_as)
             if load.mode == "stream":
-                await self._stream(job)
+                self.ended.append(await self._stream(job, tenant))
             else:
-                num_tokens = await self._ask(job)
-                self.answered[tenant] += num_tokens
+                self.num_received[tenant] += await self._ask(job)
 
     def _generation_job(self, load: Load, tenant: str) -> GenerationJob:
         number = next(_NUMBERS)
@@ -210,24 +219,25 @@ class Client:
         await self._publish(job, self._answers)
         return await answer
 
-    async def _stream(self, job: GenerationJob) -> None:
+    async def _stream(self, job: GenerationJob, tenant: str) -> Stream:
+        """Receive an answer to its end, or to the failure of its job."""
         queue = topology.reply_queue(job.request_id, expires_s=60)
         await self._bus.declare(queue)
         async with self._bus.consume(queue.name, is_exclusive=True) as deliveries:
-            published_at = time.perf_counter()
+            times = [time.perf_counter()]
             await self._publish(job, queue)
-            token_times: list[float] = []
             async for delivery in deliveries:
-                event = decode_event(delivery.message.body)
-                if isinstance(event, TokenDelta | Finished):
-                    if not token_times:
-                        self.first_token_s.append(time.perf_counter() - published_at)
-                    token_times.append(time.perf_counter())
-                if isinstance(event, Finished | Failed):
+                match event := decode_event(delivery.message.body):
+                    case TokenDelta() | Finished():
+                        times.append(time.perf_counter())
+                        self.num_received[tenant] += len(event.token_ids)
+                    case Failed():
+                        raise RuntimeError(f"a job failed: {event}")
+                if isinstance(event, Finished):
                     break
-            gaps = (later - earlier for earlier, later in pairwise(token_times))
-            self.longest_gaps_s.append(max(gaps, default=0.0))
         await self._bus.delete_queue(queue.name)
+        waiting_s, *gaps_s = (later - earlier for earlier, later in pairwise(times))
+        return Stream(tenant, waiting_s, max(gaps_s, default=0.0))
 
     async def _publish(self, job: GenerationJob | TokenizeJob, replies: Queue) -> None:
         message = Message(
@@ -265,9 +275,8 @@ async def measure(
                         for _ in range(load.num_jobs)
                     ]
                 await asyncio.sleep(_WARM_UP_S)
-            client.first_token_s.clear()
-            client.longest_gaps_s.clear()
-            client.answered.clear()
+            client.ended.clear()
+            client.num_received.clear()
             others, start, before = OtherLoad(), time.perf_counter(), await _num_tokens(worker)
             await asyncio.sleep(seconds)
             after = await _num_tokens(worker)
@@ -276,9 +285,8 @@ async def measure(
             run = Run(
                 engine,
                 name,
-                client.first_token_s.copy(),
-                client.longest_gaps_s.copy(),
-                client.answered.copy(),
+                [stream for stream in client.ended if stream.tenant in SINGLES.tenants],
+                client.num_received.copy(),
                 num_generated / elapsed_s,
                 (num_generated + num_in_prompts) / elapsed_s,
                 others.cores(),
@@ -339,16 +347,17 @@ def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
     for run in runs:
         same = {other.load: other for other in runs if other.engine == run.engine}
         p95, p95_alone = run.ttft_ms(95), same[ALONE].ttft_ms(95)
-        light, heavy = (run.answered.get(tenant, 0) for tenant in _WEIGHTS)
+        light, heavy = (run.num_received[tenant] for tenant in _WEIGHTS)
         rows.append(
             {
                 "engine": run.engine,
                 "load": run.load,
-                "num_jobs": len(run.first_token_s),
+                "num_jobs": len(run.singles),
                 "ttft_p50_ms": run.ttft_ms(50),
                 "ttft_p95_ms": p95,
                 "ttft_max_ms": run.ttft_ms(100),
-                "gap_max_ms": 1e3 * max(run.longest_gaps_s, default=0.0),
+                "gap_max_ms": 1e3
+                * max((stream.longest_gap_s for stream in run.singles), default=0.0),
                 "p95_ratio_to_alone": p95 / p95_alone if p95 and p95_alone else None,
                 "tokens_per_s": run.tokens_per_s,
                 "tokens_with_prompts_per_s": run.tokens_with_prompts_per_s,
@@ -392,9 +401,9 @@ def draw(path: Path, runs: Sequence[Run]) -> None:
     figure, axes = plots.new_figure(len(engines))
     for axis, engine in zip(axes, engines, strict=True):
         for run in runs:
-            if run.engine != engine or not run.first_token_s:
+            if run.engine != engine or not run.singles:
                 continue
-            times = sorted(run.first_token_s)
+            times = sorted(stream.first_token_s for stream in run.singles)
             shares = [100 * (rank + 1) / len(times) for rank in range(len(times))]
             axis.plot([1e3 * time_s for time_s in times], shares, label=run.load)
         axis.set_xscale("log")
