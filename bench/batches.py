@@ -1,8 +1,8 @@
 """Batches over HTTP: how fast and in how much memory large files are checked, and throughput.
 
     python -m bench.batches --check-only [--lines N]...
-    python -m bench.batches [--lines N] [--tokens N] [--step-ms MS] [--model NAME]... [--vllm PATH]
-                            [--http-only]
+    python -m bench.batches [--lines N]... [--tokens N] [--step-ms MS] [--model NAME]...
+                            [--vllm PATH] [--http-only]
 
 The check: files of short chats are uploaded to a gateway and checked. Their last line is not valid,
 so that nothing is run. The memory is the peak resident memory of the gateway's process, which
@@ -361,7 +361,7 @@ def _show_throughput(rows: Sequence[Throughput]) -> None:
 @ends_on_sigterm
 def main(
     lines: Annotated[
-        list[int] | None, typer.Option(min=1, help="Of the file. Repeatable with --check-only.")
+        list[int] | None, typer.Option(min=1, help="Of the file: one for all models, or for each.")
     ] = None,
     check_only: Annotated[bool, typer.Option(help="Check files, and run nothing.")] = False,
     tokens: Annotated[int, typer.Option(min=1, help="Of each prompt, and of each answer.")] = 64,
@@ -384,10 +384,14 @@ def main(
         checks = [_checked(num_lines) for num_lines in lines or [1000, 1_000_000]]
         _show_checks(checks)
         return _save(out / "batch-check.json", about, checks)
+    models = model or [echo_worker.MODEL, settings.DEFAULT_MODEL]
+    given = lines or [10_000]
+    if len(given) not in (1, len(models)):
+        raise typer.BadParameter("--lines must be given once, or once for each model")
+    sizes = given * len(models) if len(given) == 1 else given
     works = [
         Work.draw(name, num_lines, tokens, step_ms)
-        for name in model or [echo_worker.MODEL, settings.DEFAULT_MODEL]
-        for num_lines in lines or [10_000]
+        for name, num_lines in zip(models, sizes, strict=True)
     ]
     program = vllm or shutil.which("vllm")
     with broker_node(broker) as node:
