@@ -13,6 +13,9 @@ SERVING := $(VENV)/.serving
 STAMP := $(VENV)/.installed
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check --quiet install \
 	--constraint constraints.txt
+# `make test BROKER=4` uses RabbitMQ 4; so do chaos and soak.
+BROKER :=
+WITH_RABBITMQ := infra/rabbitmq/with_rabbitmq$(BROKER).sh
 # The duration of `make soak`.
 MINUTES := 30
 QUESTION := What is the capital of France?
@@ -32,16 +35,16 @@ demo: $(SERVING) ## Serve SmolLM2 at http://127.0.0.1:8000 and watch it answer (
 	$(BIN)/warren serve --model smollm2 --log-level warning --job-log-level warning \
 	    --ask "$(QUESTION)" $(if $(ONCE),--once --port 0)
 
-test: setup ## Run all tests that need no GPU, with their own RabbitMQ
+test: setup ## Run all tests that need no GPU, with their own RabbitMQ (BROKER=4: with RabbitMQ 4)
 	$(BIN)/warren pull smollm2
-	infra/rabbitmq/with_rabbitmq.sh $(BIN)/pytest -m "not gpu" -n $(NUM_PROCESSES) --dist loadfile --no-loadscope-reorder
+	$(WITH_RABBITMQ) $(BIN)/pytest -m "not gpu" -n $(NUM_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 chaos: setup ## Kill, pause and disconnect every process again and again, for about two hours
 	WARREN_TEST_SCHEDULES=20000 $(BIN)/pytest tests/shared/log/test_simulation.py
-	infra/rabbitmq/with_rabbitmq.sh $(BIN)/python -m tests.system.chaos --out bench/results/chaos.md
+	$(WITH_RABBITMQ) $(BIN)/python -m tests.system.chaos --out bench/results/chaos.md
 
 soak: setup ## Send hostile traffic for half an hour (MINUTES=4: four minutes), and look for leaks
-	infra/rabbitmq/with_rabbitmq.sh $(BIN)/python -m tests.system.soak --minutes $(MINUTES) \
+	$(WITH_RABBITMQ) $(BIN)/python -m tests.system.soak --minutes $(MINUTES) \
 	    --out bench/results/soak.md
 
 check: setup ## Check format, lint, types, imports, duplicates, YAML, the Helm chart and the documentation
@@ -59,8 +62,8 @@ fmt: setup ## Format the code and fix lint errors
 	$(BIN)/ruff check --fix .
 
 bench: setup ## Measure Warren beside the peers found in PATH, and the cost of the queue
-	infra/rabbitmq/with_rabbitmq.sh $(BIN)/python -m bench.serving
-	infra/rabbitmq/with_rabbitmq.sh $(BIN)/python -m bench.queue
+	$(WITH_RABBITMQ) $(BIN)/python -m bench.serving
+	$(WITH_RABBITMQ) $(BIN)/python -m bench.queue
 
 up: .env ## Start RabbitMQ, a gateway and a worker in Docker
 	docker compose up --build --detach

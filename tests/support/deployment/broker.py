@@ -25,12 +25,25 @@ from tests.support.deployment.processes import free_port
 ROOT = Path(__file__).parents[3]
 INFRA = ROOT / "infra" / "rabbitmq"
 URL_VARIABLE = "WARREN_TEST_AMQP_URL"
+ROOT_VARIABLE = "WARREN_TEST_RABBITMQ_ROOT"
+"""Of a directory with a Debian that has RabbitMQ 4: see infra/rabbitmq/with_rabbitmq4.sh."""
 BREAKS_BROKER = "breaks_broker"
 
 _START_TIMEOUT_S = 180
 _STOP_TIMEOUT_S = 60
 _SCRIPTS = (Path("/usr/lib/rabbitmq/bin"), Path("/opt/rabbitmq/sbin"))
 """Debian's scripts in PATH require another user; the scripts behind them do not."""
+_RABBITMQ4 = {
+    # Denied by default from 4.3 on.
+    "deprecated_features.permit.global_qos": "false",
+    "deprecated_features.permit.transient_nonexcl_queues": "false",
+}
+_FLAGS = (
+    "khepri_db",  # as by default from 4.2 on
+    "message_containers_deaths_v2",
+    "quorum_queue_non_voters",
+    "rabbitmq_4.0.0",
+)
 _SETTLE = (
     # The write-ahead log begins its next file in the background, and then hands over the last one.
     "#{names := #{wal := Log, segment_writer := Writer}} = ra_system:fetch(quorum_queues),"
@@ -95,6 +108,7 @@ class RabbitNode(Broker):
         self._definitions = definitions
         self._family = family or Family(directory)
         self._peer = peer
+        self._root = os.environ.get(ROOT_VARIABLE)
         self._port = free_port()
         self._distribution_port = free_port()
         self.name = f"warren-test-{self._port}@localhost"
@@ -111,7 +125,7 @@ class RabbitNode(Broker):
     def launch(self) -> None:
         """Start the node."""
         self._family.start()
-        self._node = self._spawn(self._script("rabbitmq-server"))
+        self._node = self._spawn(*self._script("rabbitmq-server"))
 
     def wait_started(self) -> None:
         """Wait until the node takes connections."""
@@ -147,7 +161,7 @@ class RabbitNode(Broker):
     def ctl(self, *args: str) -> str:
         """Run rabbitmqctl; returns what it prints."""
         done = subprocess.run(
-            [self._script("rabbitmqctl"), *args],
+            [*self._script("rabbitmqctl"), *args],
             env=self._environment,
             check=False,
             text=True,
@@ -188,6 +202,8 @@ class RabbitNode(Broker):
             "disk_free_limit.absolute": "50MB",
             "consumer_timeout": "86400000",
         }
+        if self._root is not None:
+            overrides |= _RABBITMQ4
         if self._peer:
             overrides["cluster_formation.classic_config.nodes.1"] = self._peer
         shipped = (INFRA / "rabbitmq.conf").read_text().splitlines()
@@ -227,12 +243,17 @@ class RabbitNode(Broker):
             "RABBITMQ_CONFIG_FILE": str(self._directory / "rabbitmq.conf"),
             "RABBITMQ_CONF_ENV_FILE": str(self._directory / "no-such-file"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(self._directory / "enabled_plugins"),
+            **({} if self._root is None else {"RABBITMQ_FEATURE_FLAGS": ",".join(_FLAGS)}),
         }
 
-    def _script(self, name: str) -> str:
+    def _script(self, name: str) -> list[str]:
+        """The command that runs one of RabbitMQ's scripts."""
+        if self._root is not None:
+            into = [str(INFRA / "in_root.sh"), self._root, tempfile.gettempdir()]
+            return [*into, str(_SCRIPTS[0] / name)]
         found = next((str(d / name) for d in _SCRIPTS if (d / name).exists()), shutil.which(name))
         assert found is not None, f"{name} is not installed; `make test` installs RabbitMQ"
-        return found
+        return [found]
 
     def _spawn(self, *command: str) -> subprocess.Popen[bytes]:
         with (self._directory / "output").open("ab") as output:
