@@ -38,12 +38,6 @@ _RABBITMQ4 = {
     "deprecated_features.permit.global_qos": "false",
     "deprecated_features.permit.transient_nonexcl_queues": "false",
 }
-_FLAGS = (
-    "khepri_db",  # as by default from 4.2 on
-    "message_containers_deaths_v2",
-    "quorum_queue_non_voters",
-    "rabbitmq_4.0.0",
-)
 _SETTLE = (
     # The write-ahead log begins its next file in the background, and then hands over the last one.
     "#{names := #{wal := Log, segment_writer := Writer}} = ra_system:fetch(quorum_queues),"
@@ -109,6 +103,7 @@ class RabbitNode(Broker):
         self._family = family or Family(directory)
         self._peer = peer
         self._root = os.environ.get(ROOT_VARIABLE)
+        self._has_khepri = False
         self._port = free_port()
         self._distribution_port = free_port()
         self.name = f"warren-test-{self._port}@localhost"
@@ -121,6 +116,11 @@ class RabbitNode(Broker):
         """Start the node and wait until it takes connections."""
         self.launch()
         self.wait_started()
+        if self._root is not None and not self._peer and not self._has_khepri:
+            # Not earlier: before 4.1.4 an exchange is lost that is imported into Khepri after its
+            # topic permissions (rabbitmq-server's pull request 14407).
+            self.ctl("enable_feature_flag", "--opt-in", "khepri_db")
+            self._has_khepri = True
 
     def launch(self) -> None:
         """Start the node."""
@@ -243,7 +243,6 @@ class RabbitNode(Broker):
             "RABBITMQ_CONFIG_FILE": str(self._directory / "rabbitmq.conf"),
             "RABBITMQ_CONF_ENV_FILE": str(self._directory / "no-such-file"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(self._directory / "enabled_plugins"),
-            **({} if self._root is None else {"RABBITMQ_FEATURE_FLAGS": ",".join(_FLAGS)}),
         }
 
     def _script(self, name: str) -> list[str]:
