@@ -27,6 +27,7 @@ pytestmark = pytest.mark.rabbit
 
 RELEASE = encode(Release(request_id=f"{BATCH_PREFIX}x", is_cancelled=True, reader="r", tenant=""))
 """What sets `Gateway.batches_changed`."""
+DROPPED = "unauthorized command dropped"
 
 
 class Heard:
@@ -68,23 +69,24 @@ async def publishers_channel(broker: Broker) -> AsyncIterator[AbstractChannel]:
 
 
 @pytest.mark.parametrize("user_id", ["publisher", None])
-async def test_a_publishers_command_with_a_second_key_is_dropped(
+async def test_a_publishers_command_with_a_second_key_has_no_effect(
     broker: Broker, heard: Heard, caplog: pytest.LogCaptureFixture, user_id: str | None
 ) -> None:
     async with publishers_channel(broker) as channel:
-        await channel.basic_publish(
-            RELEASE,
-            exchange=topology.CONTROL.name,
-            routing_key="worker.x",
-            properties=Basic.Properties(user_id=user_id, headers={"CC": ["gateways"]}),
-        )
+        try:
+            await channel.basic_publish(
+                RELEASE,
+                exchange=topology.CONTROL.name,
+                routing_key="worker.x",
+                properties=Basic.Properties(user_id=user_id, headers={"CC": ["gateways"]}),
+            )
+        except aiormq.exceptions.ChannelAccessRefused:
+            is_passed_on = False  # RabbitMQ 4 checks these keys itself
+        else:
+            is_passed_on = True
+            await eventually(lambda: asyncio.sleep(0, DROPPED in caplog.messages))
 
-        async def is_dropped() -> bool:
-            return "unauthorized command dropped" in caplog.messages
-
-        await eventually(is_dropped)
-
-    assert RELEASE in [message.body for message in heard.messages]
+    assert (RELEASE in [message.body for message in heard.messages]) == is_passed_on
     assert not heard.gateway.batches_changed.is_set()
 
 
