@@ -131,13 +131,13 @@ class RabbitNode(Broker):
         """Wait until the node takes connections."""
         assert self._node is not None
         deadline = time.monotonic() + _START_TIMEOUT_S
-        num_starts = 1
+        may_fail = self._root is not None
         while not self._is_listening():
-            if self._node.poll() is not None and self._has_khepri and num_starts == 1:
+            if may_fail and self._node.poll() is not None:
                 # Before 4.0.7 the first start after a kill fails where exclusive queues were left
-                # (rabbitmq-server's issue 13352).
-                self._node = self._spawn(*self._script("rabbitmq-server"))
-                num_starts += 1
+                # in Khepri (rabbitmq-server's issue 13352).
+                may_fail = False
+                self.launch()
             assert self._node.poll() is None, f"the broker died at its start:\n{self.log}"
             assert time.monotonic() < deadline, f"the broker does not start:\n{self.log}"
             time.sleep(0.05)
