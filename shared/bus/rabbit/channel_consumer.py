@@ -1,8 +1,9 @@
 """A consumer on its own channel: its frames, and the deliveries that they contain."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 from aiormq import Channel
@@ -159,20 +160,21 @@ class RabbitConsumer:
             await self._calls.run(self._close(), f"close the consumer of {self._queue}")
 
     async def ack(self, tag: int) -> None:
-        await self._settle(self._channel.basic_ack(tag, wait=False), "acknowledge")
+        await self._settle(partial(self._channel.basic_ack, tag, wait=False), "acknowledge")
 
     async def reject(self, tag: int, *, requeue: bool) -> None:
-        await self._settle(self._channel.basic_reject(tag, requeue=requeue, wait=False), "reject")
+        settle = partial(self._channel.basic_reject, tag, requeue=requeue, wait=False)
+        await self._settle(settle, "reject")
 
-    async def _settle(self, settling: Coroutine[Any, Any, None], doing: str) -> None:
+    async def _settle(self, settle: Callable[[], Awaitable[None]], doing: str) -> None:
         """Settle a delivery; no effect if the channel is closed, because the message is redelivered
         then."""
         with suppress(BusUnavailable):
-            await self._calls.run(self._settled(settling), doing)
+            await self._calls.run(self._settled(settle), doing)
 
-    async def _settled(self, settling: Coroutine[Any, Any, None]) -> None:
+    async def _settled(self, settle: Callable[[], Awaitable[None]]) -> None:
         with suppress(BusError), translated("settle a delivery", self._channel):
-            await settling
+            await settle()
 
     async def _stop(self) -> None:
         with suppress(BusError), translated(f"stop consuming {self._queue}", self._channel):

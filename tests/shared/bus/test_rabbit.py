@@ -1,6 +1,7 @@
 """Behaviour of the bus that only a real broker and a real network can cause."""
 
 import asyncio
+import gc
 import logging
 import ssl
 import subprocess
@@ -13,6 +14,8 @@ from yarl import URL
 
 from shared.bus.base import Message
 from shared.bus.rabbit import RabbitBus
+from shared.bus.rabbit.channel_consumer import RabbitConsumer
+from shared.bus.rabbit.channels import Resources
 from shared.bus.rabbit.link import Link
 from shared.errors import BusUnavailable, PublishUnconfirmed, StartupError
 from tests.shared.bus.deliveries import (
@@ -31,6 +34,7 @@ from tests.support.network.tcp_proxy import TcpProxy
 pytestmark = pytest.mark.rabbit
 
 PASSWORD = "a-secret-that-must-not-leak"
+TIMEOUT_S = 5.0
 
 
 @pytest.fixture
@@ -69,6 +73,34 @@ async def test_a_connection_that_the_broker_closes_comes_back(
     async with rabbit_bus.consume(queue.name) as consumer:
         returned = await take(consumer, 2)
     assert [delivery.message.body for delivery in returned] == numbered(2)
+
+
+async def test_a_connection_may_end_before_an_acknowledgement_is_on_its_way(
+    broker: Broker,
+    rabbit_bus: RabbitBus,
+    make_rabbit_queue: QueueMaker,
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    queue = make_rabbit_queue()
+    await rabbit_bus.declare(queue)
+    await publish(rabbit_bus, queue, numbered(1))
+    link = Link([URL(broker.url)], name="test", timeout_s=TIMEOUT_S)
+    await link.open()
+    resources = Resources(link.open_channel, TIMEOUT_S)
+    consumer = RabbitConsumer(await link.open_channel(), queue.name, resources, link.calls)
+    await consumer.start(prefetch=1, is_exclusive=False)
+    delivery = await anext(consumer)
+
+    acknowledging = asyncio.create_task(delivery.ack())
+    await asyncio.sleep(0)
+    link.calls.end()
+    await acknowledging
+    await link.close()
+
+    async with rabbit_bus.consume(queue.name) as consumer_again:
+        assert await take_bodies(consumer_again, 1) == numbered(1)
+    gc.collect()
+    assert [str(warning.message) for warning in recwarn] == []
 
 
 @pytest.mark.breaks_broker
