@@ -241,9 +241,10 @@ class JobConsumer:
         While this worker has none itself, it stops consuming and gives back up to that many of the
         jobs that have not begun. Returns how many.
         """
+        self.window.yields = num_free > 0
         yields = num_free > 0 and self.window.is_full
         if yields != self._yields:
-            self._yields = self.window.yields = yields
+            self._yields = yields
             await self._start_or_stop()
         return self.window.give_back(num_free - num_given) if yields else 0
 

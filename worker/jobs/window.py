@@ -25,7 +25,12 @@ _NUM_AHEAD = 2
 The engine serves tenants by their tokens (`worker.engine.shares`), so it must have a sequence of
 each of them to choose from."""
 _MAX_AHEAD = 32
-"""The same for all tenants together."""
+"""The same for all tenants together.
+
+Batch jobs share these even if there is one tenant. Lines of a batch are often equally long, so that
+many end in the same step, and each slot would otherwise be empty for the steps in which one job is
+settled and the next one begins.
+"""
 
 
 class Turn(Enum):
@@ -82,17 +87,28 @@ class JobWindow:
 
     The next job is the oldest one of the tenant that has begun the fewest for its weight. When so
     many have begun and there are several tenants, each of them may begin two more jobs, and another
-    one whenever one of these has received its first token.
+    one whenever one of these has received its first token. A window that ``fills_slots`` begins
+    more of them, and those of a single tenant.
     """
 
-    def __init__(self, max_begun: int, weights: Mapping[str, float], max_waiting: int = 0) -> None:
+    def __init__(
+        self,
+        max_begun: int,
+        weights: Mapping[str, float],
+        max_waiting: int = 0,
+        *,
+        fills_slots: bool = False,
+    ) -> None:
         """``weights`` are those of tenants whose weight is not 1. ``max_waiting``: how many jobs
-        are to wait here; none is set aside if it is 0."""
+        are to wait here; none is set aside if it is 0. ``fills_slots``: whether the engine's slots
+        are never to be empty between two jobs, at the price that a job that has begun cannot be
+        given back without a trace."""
         self.yields = False
         """Whether other workers have free slots, so that no job begins that cannot run here."""
         self.max_begun = max_begun
         self.max_waiting = max_waiting
         self._weights = weights
+        self._fills_slots = fills_slots
         self._waiting: dict[str, dict[Place, None]] = {}
         """By tenant, in the order of arrival. No tenant's are empty."""
         self._begun: set[Place] = set()
@@ -204,9 +220,13 @@ class JobWindow:
         return next(iter(self._waiting[tenant]))
 
     def _may_begin_ahead(self, tenant: str) -> bool:
-        has_competitors = len(self._num_begun.keys() | self._waiting.keys()) > 1
-        has_room = self._num_ahead[tenant] < _NUM_AHEAD and len(self._ahead) < _MAX_AHEAD
-        return has_competitors and has_room and not self.yields
+        if self.yields or len(self._ahead) >= _MAX_AHEAD:
+            return False
+        num_tenants = len(self._num_begun.keys() | self._waiting.keys())
+        max_ahead = _NUM_AHEAD if num_tenants > 1 else 0
+        if self._fills_slots:  # with room for the first jobs of a tenant that comes later
+            max_ahead = max(_NUM_AHEAD, (_MAX_AHEAD - _NUM_AHEAD) // num_tenants)
+        return self._num_ahead[tenant] < max_ahead
 
     def _decide_all(self, turn: Turn) -> None:
         for place in list(chain(*self._waiting.values())):

@@ -142,9 +142,11 @@ class Worker:
             ledger=ledger,
         )
         self._held = HeldJobs()
+        self._num_batch = max(1, settings.max_num_seqs - settings.batch_reserve)
         self._supervisor = Supervisor(
             bus,
             self._held,
+            lambda: generations.load.num_running_batch >= self._num_batch,
             reader_grace_s=settings.reader_grace_s,
             batch_patience_s=settings.batch_patience_s,
         )
@@ -152,9 +154,8 @@ class Worker:
         self._is_draining = False
         self._peers = FreeSlots(model.name, self._address)
         self._announced: Announcement | None = None
-        num_batch = max(1, settings.max_num_seqs - settings.batch_reserve)
         self._interactive, self._overflow = self._pair("interactive", settings.max_num_seqs)
-        self._batch, self._batch_overflow = self._pair("batch", num_batch)
+        self._batch, self._batch_overflow = self._pair("batch", self._num_batch)
         self._quick = QuickConsumer(
             bus, model, self._publishers, self._metrics, ledger, self._address
         )
@@ -229,12 +230,17 @@ class Worker:
             return topology.near_queue(self._model.name, self._address)
         return topology.jobs_queue(self._model.name, lane)
 
-    def _window(self, max_begun: int, max_waiting: int = 0) -> JobWindow:
-        return JobWindow(max_begun, self._settings.tenant_weights, max_waiting)
+    def _window(
+        self, max_begun: int, max_waiting: int = 0, *, fills_slots: bool = False
+    ) -> JobWindow:
+        weights = self._settings.tenant_weights
+        return JobWindow(max_begun, weights, max_waiting, fills_slots=fills_slots)
 
     def _pair(self, job_class: JobClass, max_begun: int) -> tuple[JobConsumer, JobConsumer]:
         """The consumers of the new jobs of a class, and of those that were set aside."""
-        window = self._window(max_begun, self._settings.max_waiting_jobs)
+        window = self._window(
+            max_begun, self._settings.max_waiting_jobs, fills_slots=job_class == "batch"
+        )
         lane = topology.OVERFLOW[job_class]
         new = self._consumer(job_class, window, overflow=self._queue_of(lane))
         return new, self._consumer(lane, window)

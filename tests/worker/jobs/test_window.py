@@ -13,9 +13,16 @@ from worker.jobs.window import JobWindow, Place, Turn
 class Jobs(ExitStack):
     """Jobs in a window, by default of two jobs at once and none that is set aside."""
 
-    def __init__(self, max_begun: int = 2, max_waiting: int = 0, **weights: float) -> None:
+    def __init__(
+        self,
+        max_begun: int = 2,
+        max_waiting: int = 0,
+        *,
+        fills_slots: bool = False,
+        **weights: float,
+    ) -> None:
         super().__init__()
-        self.window = JobWindow(max_begun, weights, max_waiting)
+        self.window = JobWindow(max_begun, weights, max_waiting, fills_slots=fills_slots)
 
     def add(self, *tenants: str, is_fresh: bool = True, was_set_aside: bool = False) -> list[Place]:
         return [
@@ -96,6 +103,25 @@ async def test_no_job_begins_that_a_free_worker_can_run_at_once() -> None:
         jobs.window.yields = True
 
         assert begun(jobs.add(*"bb")) == []
+
+
+async def test_jobs_of_one_tenant_wait_in_the_engine_where_no_slot_is_to_be_empty() -> None:
+    with Jobs(fills_slots=True) as jobs:
+        places = jobs.add(*40 * "a")
+        num_at_first = len(begun(places))
+
+        places[-1].progress()  # waits here, so nothing follows
+        for place in places[2:4]:
+            place.progress()
+
+        assert (num_at_first, len(begun(places))) == (32, 34)
+
+
+async def test_a_tenant_that_fills_the_slots_leaves_room_for_the_next_one() -> None:
+    with Jobs(fills_slots=True) as jobs:
+        jobs.add(*40 * "a")
+
+        assert begun(jobs.add(*"bbbb")) == [0, 1]
 
 
 async def test_jobs_that_were_never_returned_are_given_back() -> None:
