@@ -2,7 +2,7 @@
 
     python -m bench.batches --check-only [--lines N]...
     python -m bench.batches [--lines N]... [--tokens N] [--step-ms MS] [--model NAME]...
-                            [--vllm PATH] [--http-only]
+                            [--vllm PATH] [--vllm-dtype DTYPE]... [--http-only]
 
 The check: files of short chats are uploaded to a gateway and checked. Their last line is not valid,
 so that nothing is run. The memory is the peak resident memory of the gateway's process, which
@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -290,12 +291,13 @@ def _over_http(broker: str, work: Work) -> Measured:
     return measured
 
 
-def run_vllm(program: str, work: Work) -> float:
+def run_vllm(program: str, work: Work, dtype: str = "auto") -> float:
     """Seconds of ``vllm run-batch`` beyond those for a file of one line."""
     with tempfile.TemporaryDirectory(prefix="warren-bench-") as name:
         source, target = Path(name) / "in.jsonl", Path(name) / "out.jsonl"
         command = [program, "run-batch", "-i", str(source), "-o", str(target)]
-        served = ["--model", str(store.resolve(work.model)), "--served-model-name", work.model]
+        model = str(store.resolve(work.model))
+        served = ["--model", model, "--served-model-name", work.model, "--dtype", dtype]
         variables = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_NO_USAGE_STATS": "1"}
         times = []
         for num_lines in (1, 1, len(work.contents)):
@@ -308,8 +310,18 @@ def run_vllm(program: str, work: Work) -> float:
     return times[2] - times[1]
 
 
+def _with_vllm(program: str, work: Work, dtype: str) -> Measured:
+    return Measured(run_vllm(program, work, dtype))
+
+
 def _throughput(
-    broker: str, work: Work, vllm: str | None, runs: int, *, is_http_only: bool
+    broker: str,
+    work: Work,
+    vllm: str | None,
+    vllm_dtypes: Sequence[str],
+    runs: int,
+    *,
+    is_http_only: bool,
 ) -> list[Throughput]:
     systems: dict[str, Callable[[], Measured]] = {
         "engine alone": lambda: _alone_in_a_process(work),
@@ -318,7 +330,8 @@ def _throughput(
     if is_http_only:
         del systems["engine alone"]
     elif vllm is not None and work.model != echo_worker.MODEL:
-        systems["vllm run-batch"] = lambda: Measured(run_vllm(vllm, work))
+        for dtype in vllm_dtypes:
+            systems[f"vllm run-batch, {dtype}"] = partial(_with_vllm, vllm, work, dtype)
     times: dict[str, list[Measured]] = {name: [] for name in systems}
     others: dict[str, list[float]] = {name: [] for name in systems}
     for _ in range(runs):
@@ -372,6 +385,7 @@ def main(
     step_ms: Annotated[float, typer.Option(help="Of the synthetic engine.")] = 40.0,
     runs: Runs = 1,
     vllm: Annotated[str | None, typer.Option(help="vLLM's command; none: in PATH.")] = None,
+    vllm_dtype: Annotated[list[str] | None, typer.Option(help="Its weights. Repeatable.")] = None,
     http_only: Annotated[bool, typer.Option(help="Only the batch over HTTP.")] = False,
     broker: Annotated[
         str | None,
@@ -394,12 +408,12 @@ def main(
         Work.draw(name, num_lines, tokens, step_ms)
         for name, num_lines in zip(models, sizes, strict=True)
     ]
-    program = vllm or shutil.which("vllm")
+    program, dtypes = vllm or shutil.which("vllm"), vllm_dtype or ["bfloat16"]
     with broker_node(broker) as node:
         rows = [
             row
             for work in works
-            for row in _throughput(node.url, work, program, runs, is_http_only=http_only)
+            for row in _throughput(node.url, work, program, dtypes, runs, is_http_only=http_only)
         ]
     _show_throughput(rows)
     return _save(out / "batches.json", about, rows)
