@@ -31,6 +31,7 @@ BREAKS_BROKER = "breaks_broker"
 
 _START_TIMEOUT_S = 180
 _STOP_TIMEOUT_S = 60
+_TOOL_TIMEOUT_S = 150
 _SCRIPTS = (Path("/usr/lib/rabbitmq/bin"), Path("/opt/rabbitmq/sbin"))
 """Debian's scripts in PATH require another user; the scripts behind them do not."""
 _RABBITMQ4 = {
@@ -100,6 +101,7 @@ class RabbitNode(Broker):
         of a running node that it joins when it starts for the first time."""
         self._directory = directory
         self._definitions = definitions
+        self._is_in_cluster = family is not None
         self._family = family or Family(directory)
         self._peer = peer
         self._root = os.environ.get(ROOT_VARIABLE)
@@ -166,15 +168,26 @@ class RabbitNode(Broker):
 
     def ctl(self, *args: str) -> str:
         """Run rabbitmqctl; returns what it prints."""
+        return self._run("rabbitmqctl", *args)
+
+    def queues(self, *args: str) -> str:
+        """Run rabbitmq-queues; returns what it prints."""
+        return self._run("rabbitmq-queues", *args)
+
+    def upgrade(self, *args: str) -> str:
+        """Run rabbitmq-upgrade; returns what it prints."""
+        return self._run("rabbitmq-upgrade", *args)
+
+    def _run(self, script: str, *args: str) -> str:
         done = subprocess.run(
-            [*self._script("rabbitmqctl"), *args],
+            [*self._script(script), *args],
             env=self._environment,
             check=False,
             text=True,
             capture_output=True,
-            timeout=_STOP_TIMEOUT_S,
+            timeout=_TOOL_TIMEOUT_S,
         )
-        assert done.returncode == 0, f"rabbitmqctl {args} failed:\n{done.stdout}{done.stderr}"
+        assert done.returncode == 0, f"{script} {args} failed:\n{done.stdout}{done.stderr}"
         return done.stdout
 
     def used_bytes(self) -> int:
@@ -210,6 +223,8 @@ class RabbitNode(Broker):
         }
         if self._root is not None:
             overrides |= _RABBITMQ4
+        if self._is_in_cluster:
+            overrides["cluster_partition_handling"] = "pause_minority"
         if self._peer:
             overrides["cluster_formation.classic_config.nodes.1"] = self._peer
         shipped = (INFRA / "rabbitmq.conf").read_text().splitlines()

@@ -20,12 +20,13 @@ from rich.console import Console
 
 from gateway.batches.serving import LOG_RETENTION_S
 from kernels.native.build import best_variant
-from tests.support.deployment.broker import RabbitNode, running_node
+from tests.support.deployment.broker import RabbitNode, running_cluster, running_node
 from tests.support.deployment.postgres import running_postgres
 from tests.system.chaos import ground, report
 from tests.system.chaos.batches import batch_options, batch_row, nothing, short_questions
 from tests.system.chaos.callers import Question
 from tests.system.chaos.campaign import Campaign, Plan, Row, answers
+from tests.system.chaos.cluster import ClusterFaults, url_of
 from tests.system.chaos.deployment import SHORT_SILENCE, Deployment, smollm2_workers
 from tests.system.chaos.ledger import ledger_row
 from tests.system.chaos.poison import poison
@@ -117,6 +118,33 @@ async def broker(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -
         )
 
 
+async def cluster(_: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
+    """A node of the broker fails at a time, while all processes live."""
+    with running_cluster() as nodes:
+        async with Deployment(
+            logs,
+            worker_url=url_of(nodes, "worker"),
+            gateway_url=url_of(nodes, "gateway"),
+            has_keys=True,
+        ) as deployment:
+            faults = ClusterFaults(nodes)
+            plan: Plan = {
+                "broker node killed": (faults.kill_node, 50),
+                "broker node drained and restarted": (faults.upgrade_node, 9),
+                "broker node cut off from the others": (faults.part_node, 9),
+                "queue leaders moved": (faults.move_leaders, 10),
+                "disk of a broker node full": (faults.fill_disk, 6),
+            }
+            return await campaign(
+                nodes.nodes[0],
+                deployment,
+                scale(plan),
+                num_callers,
+                echo_questions(),
+                do_processes_live=True,
+            )
+
+
 async def power(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
     """Everything dies at once."""
     async with deployment_at(node, logs) as deployment:
@@ -202,6 +230,7 @@ PARTS: dict[str, Part] = {
     "processes": processes,
     "deadly": deadly,
     "broker": broker,
+    "cluster": cluster,
     "power": power,
     "network": network,
     "truth": truth,

@@ -1,0 +1,85 @@
+"""Every way to disturb a cluster of three nodes while at least two of them remain."""
+
+import asyncio
+import functools
+import itertools
+from collections.abc import Callable
+
+from tests.support.deployment.broker import RabbitCluster, RabbitNode
+from tests.system.chaos.deployment import SHORT_HEARTBEAT
+from tests.system.chaos.surroundings import ALARM_S
+
+PARTITION_S = 8.0
+"""Longer than a client waits for a heartbeat."""
+_ONLINE_S = "120"
+_PART = (
+    "spawn(fun() ->"
+    " Others = nodes(),"
+    " Cookie = erlang:get_cookie(),"
+    " [erlang:set_cookie(Other, none) || Other <- Others],"
+    " [erlang:disconnect_node(Other) || Other <- Others],"
+    " timer:sleep({milliseconds}),"
+    " [erlang:set_cookie(Other, Cookie) || Other <- Others]"
+    " end)."
+)
+"""A node that has another cookie than its peers neither reaches them nor is reached."""
+
+
+class ClusterFaults:
+    """Each fault strikes another node than the last one, and ends when all nodes are well again."""
+
+    def __init__(self, cluster: RabbitCluster) -> None:
+        self._nodes = itertools.cycle(cluster.nodes)
+        self._num_nodes = len(cluster.nodes)
+
+    async def kill_node(self) -> None:
+        """It loses its connections and, until it returns, the logs that it keeps."""
+        await self._replace(RabbitNode.kill)
+
+    async def upgrade_node(self) -> None:
+        """What a rolling upgrade does to each node in turn."""
+        await self._replace(_drain)
+
+    async def part_node(self) -> None:
+        """The others go on, and it pauses."""
+        node = next(self._nodes)
+        eval_ = _PART.replace("{milliseconds}", str(int(PARTITION_S * 1000)))
+        await asyncio.to_thread(node.ctl, "eval", eval_)
+        await asyncio.sleep(PARTITION_S)
+        await self._wait_online(node)
+
+    async def move_leaders(self) -> None:
+        """Rebalance the leaders of the quorum queues."""
+        node = next(self._nodes)
+        await asyncio.to_thread(node.queues, "rebalance", "quorum")
+
+    async def fill_disk(self) -> None:
+        """One node has no disk space: all nodes stop reading from publishers."""
+        node = next(self._nodes)
+        await asyncio.to_thread(node.ctl, "set_disk_free_limit", "mem_relative", "100000")
+        await asyncio.sleep(ALARM_S)
+        await asyncio.to_thread(node.ctl, "set_disk_free_limit", "50MB")
+
+    async def _replace(self, end: Callable[[RabbitNode], None]) -> None:
+        node = next(self._nodes)
+        await asyncio.to_thread(end, node)
+        await asyncio.to_thread(node.start)
+        await self._wait_online(node)
+
+    async def _wait_online(self, node: RabbitNode) -> None:
+        """Wait until the next node may fail: until each queue has all its replicas."""
+        await asyncio.to_thread(node.ctl, "await_startup", "--timeout", _ONLINE_S)
+        online = functools.partial(node.ctl, "await_online_nodes", str(self._num_nodes))
+        await asyncio.to_thread(online, "--timeout", _ONLINE_S)
+        upgrade = functools.partial(node.upgrade, "await_online_quorum_plus_one")
+        await asyncio.to_thread(upgrade, "--timeout", _ONLINE_S)
+
+
+def url_of(cluster: RabbitCluster, user: str) -> str:
+    """That of the nodes, whose clients miss their heartbeats soon."""
+    return ",".join(node.url_of(user) + SHORT_HEARTBEAT for node in cluster.nodes)
+
+
+def _drain(node: RabbitNode) -> None:
+    node.upgrade("drain")
+    node.stop()
