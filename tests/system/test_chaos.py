@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.deployment.broker import RabbitNode
+from tests.support.deployment.broker import RabbitCluster, RabbitNode
 from tests.system.chaos import ground
 from tests.system.chaos.callers import Question
 from tests.system.chaos.campaign import Campaign, Plan, Row, answers
+from tests.system.chaos.cluster import ClusterFaults, url_of
 from tests.system.chaos.deployment import SHORT_GRACE, SHORT_SILENCE, Deployment
 from tests.system.chaos.ledger import ledger_row
 from tests.system.chaos.poison import poison
@@ -73,6 +74,30 @@ async def test_no_fault_between_processes_takes_a_stream_with_it(
         before = ground.usages(deployment.processes)
         rows = await Campaign(deployment, expected, NUM_CALLERS).run(plan)
         await asyncio.to_thread(ground.wait_clean, own_broker, deployment, before)
+        rows.append(await asyncio.to_thread(ledger_row, deployment.data_dir, rows))
+
+    assert wrong(rows) == []
+
+
+async def test_no_node_of_a_cluster_takes_a_stream_with_it(
+    own_cluster: RabbitCluster, tmp_path: Path
+) -> None:
+    async with Deployment(
+        tmp_path,
+        worker_url=url_of(own_cluster, "worker"),
+        gateway_url=url_of(own_cluster, "gateway"),
+        gateway_options=[SHORT_GRACE],
+        num_workers=2,
+        has_keys=True,
+    ) as deployment:
+        faults = ClusterFaults(own_cluster)
+        plan: Plan = {
+            "broker node killed": (faults.kill_node, 1),
+            "broker node cut off from the others": (faults.part_node, 1),
+        }
+        expected = await answers(deployment, QUESTIONS)
+        rows = await Campaign(deployment, expected, NUM_CALLERS).run(plan)
+        await asyncio.to_thread(ground.wait_clean, own_cluster.nodes[0], deployment, {})
         rows.append(await asyncio.to_thread(ledger_row, deployment.data_dir, rows))
 
     assert wrong(rows) == []

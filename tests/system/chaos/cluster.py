@@ -11,14 +11,15 @@ from tests.system.chaos.surroundings import ALARM_S
 
 PARTITION_S = 8.0
 """Longer than a client waits for a heartbeat."""
-_ONLINE_S = "120"
+_WAIT_S = "120"
+"""The longest time that a node takes to start, and to catch up with the others."""
 _PART = (
     "spawn(fun() ->"
     " Others = nodes(),"
     " Cookie = erlang:get_cookie(),"
     " [erlang:set_cookie(Other, none) || Other <- Others],"
     " [erlang:disconnect_node(Other) || Other <- Others],"
-    " timer:sleep({milliseconds}),"
+    " timer:sleep(%d),"
     " [erlang:set_cookie(Other, Cookie) || Other <- Others]"
     " end)."
 )
@@ -26,11 +27,10 @@ _PART = (
 
 
 class ClusterFaults:
-    """Each fault strikes another node than the last one, and ends when all nodes are well again."""
+    """Each fault strikes another node than the last one, once all queues can do without it."""
 
     def __init__(self, cluster: RabbitCluster) -> None:
         self._nodes = itertools.cycle(cluster.nodes)
-        self._num_nodes = len(cluster.nodes)
 
     async def kill_node(self) -> None:
         """It loses its connections and, until it returns, the logs that it keeps."""
@@ -41,38 +41,35 @@ class ClusterFaults:
         await self._replace(_drain)
 
     async def part_node(self) -> None:
-        """The others go on, and it pauses."""
-        node = next(self._nodes)
-        eval_ = _PART.replace("{milliseconds}", str(int(PARTITION_S * 1000)))
-        await asyncio.to_thread(node.ctl, "eval", eval_)
+        """The others go on, and it pauses until it reaches them again."""
+        node = await self._next()
+        part = _PART % (PARTITION_S * 1000)
+        await asyncio.to_thread(node.ctl, "eval", part)
         await asyncio.sleep(PARTITION_S)
-        await self._wait_online(node)
+        await asyncio.to_thread(node.ctl, "await_startup", "--timeout", _WAIT_S)
 
     async def move_leaders(self) -> None:
         """Rebalance the leaders of the quorum queues."""
-        node = next(self._nodes)
+        node = await self._next()
         await asyncio.to_thread(node.queues, "rebalance", "quorum")
 
     async def fill_disk(self) -> None:
         """One node has no disk space: all nodes stop reading from publishers."""
-        node = next(self._nodes)
+        node = await self._next()
         await asyncio.to_thread(node.ctl, "set_disk_free_limit", "mem_relative", "100000")
         await asyncio.sleep(ALARM_S)
         await asyncio.to_thread(node.ctl, "set_disk_free_limit", "50MB")
 
     async def _replace(self, end: Callable[[RabbitNode], None]) -> None:
-        node = next(self._nodes)
+        node = await self._next()
         await asyncio.to_thread(end, node)
         await asyncio.to_thread(node.start)
-        await self._wait_online(node)
 
-    async def _wait_online(self, node: RabbitNode) -> None:
-        """Wait until the next node may fail: until each queue has all its replicas."""
-        await asyncio.to_thread(node.ctl, "await_startup", "--timeout", _ONLINE_S)
-        online = functools.partial(node.ctl, "await_online_nodes", str(self._num_nodes))
-        await asyncio.to_thread(online, "--timeout", _ONLINE_S)
-        upgrade = functools.partial(node.upgrade, "await_online_quorum_plus_one")
-        await asyncio.to_thread(upgrade, "--timeout", _ONLINE_S)
+    async def _next(self) -> RabbitNode:
+        node = next(self._nodes)
+        wait = functools.partial(node.upgrade, "await_online_quorum_plus_one")
+        await asyncio.to_thread(wait, "--timeout", _WAIT_S)
+        return node
 
 
 def url_of(cluster: RabbitCluster, user: str) -> str:
