@@ -271,9 +271,13 @@ class Scheduler:
     def _least_chance(self) -> float:
         """The chance from which on a drafted token is worth its time; 1 if nothing is drafted.
 
-        While prompts are computed or wait, they have the time that is left.
+        While prompts are computed, or wait for anything but a slot, they have the time that is
+        left.
         """
-        if not self._limits.max_draft_tokens or self._waiting or not self._running:
+        if not self._limits.max_draft_tokens or not self._running:
+            return 1.0
+        first = self._first()
+        if first is not None and len(self._running) < self._limits.max_num_seqs_for(first):
             return 1.0
         if any(sequence.num_uncomputed > 1 for sequence in self._running):
             return 1.0

@@ -25,12 +25,11 @@ _NUM_AHEAD = 2
 The engine serves tenants by their tokens (`worker.engine.shares`), so it must have a sequence of
 each of them to choose from."""
 _MAX_AHEAD = 32
-"""The same for all tenants together.
-
-Batch jobs share these even if there is one tenant. Lines of a batch are often equally long, so that
-many end in the same step, and each slot would otherwise be empty for the steps in which one job is
-settled and the next one begins.
-"""
+"""The same for all tenants together."""
+_SLOTS_PER_AHEAD = 8
+"""One batch job begins ahead for so many slots, even if there is one tenant: each slot would
+otherwise be empty while one job is settled and the next one begins. More of them would wait here
+while other workers are free."""
 
 
 class Turn(Enum):
@@ -87,8 +86,8 @@ class JobWindow:
 
     The next job is the oldest one of the tenant that has begun the fewest for its weight. When so
     many have begun and there are several tenants, each of them may begin two more jobs, and another
-    one whenever one of these has received its first token. A window that ``fills_slots`` begins
-    more of them, and those of a single tenant.
+    one whenever one of these has received its first token. In a window that ``fills_slots`` a
+    single tenant may, too.
     """
 
     def __init__(
@@ -100,11 +99,9 @@ class JobWindow:
         fills_slots: bool = False,
     ) -> None:
         """``weights`` are those of tenants whose weight is not 1. ``max_waiting``: how many jobs
-        are to wait here; none is set aside if it is 0. ``fills_slots``: whether the engine's slots
-        are never to be empty between two jobs, at the price that a job that has begun cannot be
-        given back without a trace."""
-        self.yields = False
-        """Whether other workers have free slots, so that no job begins that cannot run here."""
+        are to wait here; none is set aside if it is 0. ``fills_slots``: whether no slot of the
+        engine is to be empty between two jobs of one tenant."""
+        self._yields = False
         self.max_begun = max_begun
         self.max_waiting = max_waiting
         self._weights = weights
@@ -118,6 +115,16 @@ class JobWindow:
         """By tenant, like the next one."""
         self._num_ahead: Counter[str] = Counter()
         self._is_closed = False
+
+    @property
+    def yields(self) -> bool:
+        """Whether other workers have free slots, so that no job begins that cannot run here."""
+        return self._yields
+
+    @yields.setter
+    def yields(self, yields: bool) -> None:
+        self._yields = yields
+        self._begin_next()
 
     @property
     def num_waiting(self) -> int:
@@ -222,10 +229,11 @@ class JobWindow:
     def _may_begin_ahead(self, tenant: str) -> bool:
         if self.yields or len(self._ahead) >= _MAX_AHEAD:
             return False
-        num_tenants = len(self._num_begun.keys() | self._waiting.keys())
-        max_ahead = _NUM_AHEAD if num_tenants > 1 else 0
-        if self._fills_slots:  # with room for the first jobs of a tenant that comes later
-            max_ahead = max(_NUM_AHEAD, (_MAX_AHEAD - _NUM_AHEAD) // num_tenants)
+        max_ahead = 0
+        if len(self._num_begun.keys() | self._waiting.keys()) > 1:
+            max_ahead = _NUM_AHEAD
+        elif self._fills_slots:
+            max_ahead = max(_NUM_AHEAD, min(self.max_begun // _SLOTS_PER_AHEAD, _MAX_AHEAD // 2))
         return self._num_ahead[tenant] < max_ahead
 
     def _decide_all(self, turn: Turn) -> None:

@@ -142,11 +142,9 @@ class Worker:
             ledger=ledger,
         )
         self._held = HeldJobs()
-        self._num_batch = max(1, settings.max_num_seqs - settings.batch_reserve)
         self._supervisor = Supervisor(
             bus,
             self._held,
-            lambda: generations.load.num_running_batch >= self._num_batch,
             reader_grace_s=settings.reader_grace_s,
             batch_patience_s=settings.batch_patience_s,
         )
@@ -154,8 +152,9 @@ class Worker:
         self._is_draining = False
         self._peers = FreeSlots(model.name, self._address)
         self._announced: Announcement | None = None
+        num_batch = max(1, settings.max_num_seqs - settings.batch_reserve)
         self._interactive, self._overflow = self._pair("interactive", settings.max_num_seqs)
-        self._batch, self._batch_overflow = self._pair("batch", self._num_batch)
+        self._batch, self._batch_overflow = self._pair("batch", num_batch)
         self._quick = QuickConsumer(
             bus, model, self._publishers, self._metrics, ledger, self._address
         )
@@ -238,9 +237,8 @@ class Worker:
 
     def _pair(self, job_class: JobClass, max_begun: int) -> tuple[JobConsumer, JobConsumer]:
         """The consumers of the new jobs of a class, and of those that were set aside."""
-        window = self._window(
-            max_begun, self._settings.max_waiting_jobs, fills_slots=job_class == "batch"
-        )
+        max_waiting = self._settings.max_waiting_jobs
+        window = self._window(max_begun, max_waiting, fills_slots=job_class == "batch")
         lane = topology.OVERFLOW[job_class]
         new = self._consumer(job_class, window, overflow=self._queue_of(lane))
         return new, self._consumer(lane, window)

@@ -3,7 +3,6 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
 from shared.bus.base import Bus
@@ -21,20 +20,12 @@ class Supervisor:
     """Cancels and promotes jobs; each method runs until it is cancelled."""
 
     def __init__(
-        self,
-        bus: Bus,
-        held: HeldJobs,
-        is_batch_full: Callable[[], bool],
-        *,
-        reader_grace_s: float,
-        batch_patience_s: float,
+        self, bus: Bus, held: HeldJobs, *, reader_grace_s: float, batch_patience_s: float
     ) -> None:
-        """``is_batch_full`` says whether batch jobs use all the slots that they may.
-        ``reader_grace_s``: how long a job runs without a reader. ``batch_patience_s``: how long a
-        batch job waits for a token before it is promoted."""
+        """``reader_grace_s``: how long a job runs without a reader. ``batch_patience_s``: how long
+        a batch job waits for a token before it is promoted."""
         self._bus = bus
         self._held = held
-        self._is_batch_full = is_batch_full
         self._reader_grace_s = reader_grace_s
         self._batch_patience_s = batch_patience_s
 
@@ -79,16 +70,14 @@ class Supervisor:
         return math.inf
 
     async def promote_batch(self) -> None:
-        """Promote batch jobs that starve behind interactive ones, one at a time. None of them does
-        while others of their class run in all of its slots."""
+        """Promote batch jobs that starve behind interactive ones, one at a time."""
         promoted: JobExecution | None = None
         while True:
             await asyncio.sleep(_PROMOTION_INTERVAL_S)
             running = [held.execution for held in self._held.values()]
             if promoted not in running:
                 promoted = max(running, key=lambda execution: execution.starves_s, default=None)
-                starves = promoted is not None and promoted.starves_s >= self._batch_patience_s
-                if promoted is not None and starves and not self._is_batch_full():
+                if promoted is not None and promoted.starves_s >= self._batch_patience_s:
                     promoted.promote()
                 else:
                     promoted = None

@@ -6,6 +6,7 @@ import pytest
 from tests.support.models.engine import SmallEngine, by_sequence, expected_outputs, new_submit
 from tests.worker.engine.simulation import Device, serve
 from worker.engine.drafts import Drafter
+from worker.engine.interface import Submit
 from worker.engine.scheduler import SchedulerLimits
 from worker.engine.step_cost import StepWork
 
@@ -103,16 +104,29 @@ def test_nothing_is_drafted_unless_it_is_allowed() -> None:
     assert engine.load().num_drafted_tokens == 0
 
 
-def test_nothing_is_drafted_while_others_wait() -> None:
-    submits = [new_submit(f"s{k}", prompt_ids=[0] * 8, max_tokens=20) for k in range(3)]
+def drafted_before_all_run(engine: SmallEngine, *submits: Submit) -> int:
+    """How many tokens are drafted while some of the sequences wait."""
+    num_drafted = 0
+    engine.step(submits)
+    while engine.load().num_waiting:
+        num_drafted = engine.load().num_drafted_tokens
+        engine.step()
+    return num_drafted
+
+
+def test_tokens_are_drafted_while_others_wait_for_a_slot() -> None:
     engine = repetitive_engine(max_num_seqs=2, max_draft_tokens=5)
+    submits = [new_submit(f"s{k}", prompt_ids=[0] * 8, max_tokens=20) for k in range(3)]
 
-    for _ in range(12):
-        engine.step(submits)
-        submits = []
+    assert drafted_before_all_run(engine, *submits)
 
-    assert engine.load().num_waiting == 1
-    assert engine.load().num_drafted_tokens == 0
+
+def test_nothing_is_drafted_while_others_wait_for_memory() -> None:
+    engine = repetitive_engine(num_blocks=10, max_draft_tokens=5)
+    first = new_submit("first", prompt_ids=[0] * 8, max_tokens=20)
+    long = new_submit("long", prompt_ids=[0] * 36, max_tokens=2)
+
+    assert not drafted_before_all_run(engine, first, long)
 
 
 def test_nothing_is_drafted_that_takes_longer_than_it_saves() -> None:

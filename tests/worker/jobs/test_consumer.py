@@ -94,6 +94,19 @@ async def test_a_paused_consumer_takes_nothing_until_it_resumes() -> None:
     assert nums == [1, 0, 1]
 
 
+async def test_a_consumer_that_has_room_takes_jobs_but_begins_none_early_beside_free_workers() -> (
+    None
+):
+    async with MemoryBus() as bus, consuming(bus) as (consumer, _):
+        num_given = await consumer.yield_to_peers(num_free=3)
+        yielded, was_taking = consumer.window.yields, consumer.is_taking
+
+        await consumer.yield_to_peers(num_free=0)
+
+    assert (num_given, yielded, was_taking) == (0, True, True)
+    assert not consumer.window.yields
+
+
 @pytest.mark.parametrize("is_detached", [False, True])
 async def test_the_end_of_a_detached_job_is_told_to_all_gateways(is_detached: bool) -> None:
     broker, told = MemoryBroker(), topology.usage_queue("g")

@@ -105,23 +105,38 @@ async def test_no_job_begins_that_a_free_worker_can_run_at_once() -> None:
         assert begun(jobs.add(*"bb")) == []
 
 
-async def test_jobs_of_one_tenant_wait_in_the_engine_where_no_slot_is_to_be_empty() -> None:
-    with Jobs(fills_slots=True) as jobs:
+async def test_a_few_jobs_of_one_tenant_begin_before_a_slot_is_free_where_none_is_to_be_empty() -> (
+    None
+):
+    with Jobs(32, fills_slots=True) as jobs:
         places = jobs.add(*40 * "a")
         num_at_first = len(begun(places))
 
-        places[-1].progress()  # waits here, so nothing follows
-        for place in places[2:4]:
+        for place in places[30:33]:
             place.progress()
 
-        assert (num_at_first, len(begun(places))) == (32, 34)
+        assert (num_at_first, len(begun(places))) == (36, 37)
 
 
-async def test_a_tenant_that_fills_the_slots_leaves_room_for_the_next_one() -> None:
+async def test_a_tenant_whose_jobs_begin_early_leaves_room_for_others() -> None:
+    with Jobs(1000, fills_slots=True) as jobs:
+        flood = jobs.add(*1100 * "a")
+
+        others = [begun(jobs.add(*4 * [tenant])) for tenant in "bcdefghi"]
+
+        assert len(begun(flood)) == 1016
+        assert others == 8 * [[0, 1]]
+
+
+async def test_jobs_begin_early_again_when_other_workers_have_no_free_slot_left() -> None:
     with Jobs(fills_slots=True) as jobs:
-        jobs.add(*40 * "a")
+        jobs.window.yields = True
+        places = jobs.add(*"aaaaaa")
+        num_at_first = len(begun(places))
 
-        assert begun(jobs.add(*"bbbb")) == [0, 1]
+        jobs.window.yields = False
+
+        assert (num_at_first, len(begun(places))) == (2, 4)
 
 
 async def test_jobs_that_were_never_returned_are_given_back() -> None:

@@ -310,24 +310,6 @@ async def test_a_batch_job_that_starves_behind_interactive_ones_gets_its_turn(
     assert was_answered == is_answered
 
 
-async def test_a_batch_job_that_waits_for_others_of_its_class_is_not_promoted() -> None:
-    """It would take a slot that is reserved for interactive jobs."""
-    long, short = (
-        new_job("echo", sampling=SamplingParams(max_tokens=num_tokens, ignore_eos=True))
-        for num_tokens in (120, 2)
-    )
-    limits: dict[str, Any] = {"max_num_seqs": 2, "batch_reserve": 1}
-    async with MemoryBus() as bus, echo_worker(bus, step_s=0.02, batch_patience_s=0.8, **limits):
-        running = asyncio.create_task(ask(bus, long, "batch"))
-        await asyncio.sleep(0.1)
-        waiting = asyncio.create_task(ask(bus, short, "batch"))
-        await running
-        was_answered = waiting.done()
-        await waiting
-
-    assert not was_answered
-
-
 async def drain(bus: MemoryBus, address: str, *, is_immediate: bool = False) -> None:
     command = messages.encode(Drain(is_immediate=is_immediate))
     await bus.publish(topology.worker_binding(address), Message(command))
