@@ -59,7 +59,7 @@ def test_workers_give_no_commands() -> None:
 
 @pytest.mark.parametrize("model", ["m", "org/model.v1", "dead"])
 def test_the_policies_bound_all_stored_jobs(model: str) -> None:
-    queues = [topology.jobs_queue(model, lane).name for lane in topology.LANES]
+    queues = [topology.jobs_queue(model, lane).name for lane in topology.DECLARED_LANES]
     queues.append(topology.resumed_queue(model, "cpu").name)
     queues.append(topology.near_queue(model, f"worker.{uuid.uuid4().hex}").name)
 

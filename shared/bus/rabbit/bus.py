@@ -10,7 +10,7 @@ from aiormq import Channel
 from shared.bus.base import MAX_MESSAGE_BYTES, Binding, Exchange, Message, Queue, QueueState
 from shared.bus.rabbit.addresses import parse_urls
 from shared.bus.rabbit.channel_consumer import RabbitConsumer
-from shared.bus.rabbit.channels import ConfirmChannels, Resources
+from shared.bus.rabbit.channels import ConfirmChannels, Places, Resources
 from shared.bus.rabbit.encoding import to_properties, translated_publish
 from shared.bus.rabbit.link import DEFAULT_USER, Link, OpenChannel, Restore
 from shared.errors import MessageTooLarge, PublishUnconfirmed, Unanswered
@@ -54,7 +54,8 @@ class RabbitBus:
         """The connection for calls; exclusive queues belong to it."""
         self._consuming = [self._home]
         self._growing = asyncio.Lock()
-        self._resources = Resources(self._home.open_channel, timeout_s)
+        self._places = Places(timeout_s)
+        self._resources = Resources(self._home.open_channel)
         self._exclusive: dict[str, Queue] = {}
 
     async def __aenter__(self) -> Self:
@@ -96,17 +97,23 @@ class RabbitBus:
     async def declare(self, *resources: Exchange | Queue) -> None:
         for resource in resources:
             is_exclusive = isinstance(resource, Queue) and resource.is_exclusive
-            await self._home.calls.run(
-                self._declare(resource),
-                f"declare {resource.name}",
-                undo=self._delete_queue if is_exclusive else None,
-            )
+            async with self._places.take():
+                await self._home.calls.run(
+                    self._declare(resource),
+                    f"declare {resource.name}",
+                    undo=self._delete_queue if is_exclusive else None,
+                )
 
     async def delete_queue(self, name: str) -> None:
-        await self._home.calls.run(self._delete_queue(name), f"delete {name}")
+        async with self._places.take():
+            await self._home.calls.run(self._delete_queue(name), f"delete {name}")
 
     async def inspect(self, queue: str) -> QueueState | None:
-        return await self._home.calls.run(self._resources.inspect(queue), f"inspect {queue}")
+        async with self._places.take():
+            resources = self._resources
+            return await self._home.calls.run(
+                resources.inspect(queue), f"inspect {queue}", probe=resources.probe
+            )
 
     async def publish(self, binding: Binding, message: Message) -> None:
         if len(message.body) > self._max_message_bytes:
@@ -126,7 +133,10 @@ class RabbitBus:
         doing = f"consume {queue}"
         link = await self._home.calls.run(self._link_for(queue), doing)
         consumer = await link.calls.run(
-            self._consume(link, queue, prefetch, is_exclusive), doing, undo=RabbitConsumer.close
+            self._consume(link, queue, prefetch, is_exclusive),
+            doing,
+            undo=RabbitConsumer.close,
+            probe=Resources(link.open_channel).probe,
         )
         try:
             yield consumer
@@ -162,7 +172,7 @@ class RabbitBus:
         self, link: Link, queue: str, prefetch: int, is_exclusive: bool
     ) -> RabbitConsumer:
         channel = await link.open_channel()
-        consumer = RabbitConsumer(channel, queue, self._resources, link.calls)
+        consumer = RabbitConsumer(channel, queue, self.inspect, link.calls)
         try:
             await consumer.start(prefetch=prefetch, is_exclusive=is_exclusive)
         except BaseException:
@@ -175,7 +185,7 @@ class RabbitBus:
         return Link(self._urls, name=name, timeout_s=self._timeout_s, restore=restore)
 
     async def _restore(self, open_channel: OpenChannel) -> None:
-        resources = Resources(open_channel, self._timeout_s)
+        resources = Resources(open_channel)
         for queue in self._exclusive.values():
             await resources.declare_queue(queue)
         self._resources = resources

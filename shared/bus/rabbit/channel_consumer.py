@@ -12,8 +12,8 @@ from pamqp.body import ContentBody
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from shared.bus.base import Inbox
-from shared.bus.rabbit.channels import Resources, close_channel
+from shared.bus.base import Inbox, QueueState
+from shared.bus.rabbit.channels import close_channel
 from shared.bus.rabbit.encoding import is_asked_for, num_returns, to_message, translated
 from shared.bus.rabbit.shielded_calls import Calls
 from shared.errors import BusError, BusUnavailable, QueueNotFound
@@ -22,6 +22,8 @@ from shared.telemetry import incidents
 _NO_HEADER = ContentHeader()
 
 OnDelivered = Callable[[DeliveredMessage], None]
+Inspect = Callable[[str], Awaitable[QueueState | None]]
+"""`Bus.inspect`."""
 
 
 class Frames:
@@ -110,10 +112,10 @@ class RabbitDelivery:
 class RabbitConsumer:
     """A `Consumer`. Closing its channel returns all unsettled deliveries in order."""
 
-    def __init__(self, channel: Channel, queue: str, resources: Resources, calls: Calls) -> None:
+    def __init__(self, channel: Channel, queue: str, inspect: Inspect, calls: Calls) -> None:
         self._channel = channel
         self._queue = queue
-        self._resources = resources
+        self._inspect = inspect
         self._calls = calls
         self._tag = ""
         self._inbox: Inbox[RabbitDelivery] = Inbox()
@@ -127,8 +129,7 @@ class RabbitConsumer:
         except QueueNotFound:
             # Brokers also cancel consumers of queues that still exist: after a timeout or a change
             # of leader.
-            inspection = self._resources.inspect(self._queue)
-            if await self._calls.run(inspection, f"inspect {self._queue}") is None:
+            if await self._inspect(self._queue) is None:
                 raise
             raise BusUnavailable(f"the broker stopped the consumer of {self._queue}") from None
 

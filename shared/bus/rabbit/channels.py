@@ -3,7 +3,7 @@ deletion of exchanges and queues."""
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from aiormq import Channel
@@ -61,35 +61,18 @@ class ConfirmChannels:
             return channel
 
 
-class CallChannels:
-    """The channels for synchronous calls, each lent to one caller at a time."""
+class Places:
+    """Limits the number of callers that wait for a synchronous call, so that they do not accumulate
+    where the broker is silent. A call that its caller has given up has no place any more."""
 
-    def __init__(self, open_channel: Callable[[], Awaitable[Channel]], timeout_s: float) -> None:
-        """``timeout_s`` limits the wait until one of them is free."""
-        self._open_channel = open_channel
+    def __init__(self, timeout_s: float) -> None:
+        """``timeout_s`` limits the wait for a place."""
         self._timeout_s = timeout_s
-        self._idle: list[Channel] = []
         self._places = asyncio.Semaphore(_MAX_CALLS)
 
     @asynccontextmanager
-    async def lend(self) -> AsyncIterator[Channel]:
-        """Lend a channel. After a failed call the channel is closed: an answer that arrives late
-        must not be taken for the next call's.
-
-        Raises `BusUnavailable` if all channels are in use for too long, so that calls that wait for
-        a silent broker do not accumulate.
-        """
-        async with self._place():
-            channel = self._take_idle() or await self._open_channel()
-            try:
-                yield channel
-            except BaseException:
-                await close_channel(channel)
-                raise
-            self._idle.append(channel)
-
-    @asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
+    async def take(self) -> AsyncIterator[None]:
+        """Raises `BusUnavailable` if all places are in use for too long."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._places.acquire()
@@ -99,6 +82,26 @@ class CallChannels:
             yield
         finally:
             self._places.release()
+
+
+class CallChannels:
+    """The channels for synchronous calls, each lent to one call at a time."""
+
+    def __init__(self, open_channel: OpenChannel) -> None:
+        self._open_channel = open_channel
+        self._idle: list[Channel] = []
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[Channel]:
+        """Lend a channel. After a failed call the channel is closed: an answer that arrives late
+        must not be taken for the next call's."""
+        channel = self._take_idle() or await self._open_channel()
+        try:
+            yield channel
+        except BaseException:
+            await close_channel(channel)
+            raise
+        self._idle.append(channel)
 
     def _take_idle(self) -> Channel | None:
         while self._idle:
@@ -114,9 +117,9 @@ class Resources:
     Its calls must be neither cancelled nor timed out: see `shared.bus.rabbit.shielded_calls`.
     """
 
-    def __init__(self, open_channel: OpenChannel, timeout_s: float) -> None:
-        """``timeout_s`` limits the wait for one of the channels."""
-        self._calls = CallChannels(open_channel, timeout_s)
+    def __init__(self, open_channel: OpenChannel) -> None:
+        self._open_channel = open_channel
+        self._calls = CallChannels(open_channel)
         self._known: set[Exchange] = set()
 
     async def declare_exchange(self, exchange: Exchange) -> None:
@@ -160,6 +163,10 @@ class Resources:
                 num_ready=answer.message_count or 0, num_consumers=answer.consumer_count or 0
             )
         return None
+
+    async def probe(self) -> None:
+        """Return once the broker has answered a call that concerns no queue."""
+        await close_channel(await self._open_channel())
 
     async def _declare_exchange(self, exchange: Exchange, *, is_passive: bool) -> None:
         async with self._calls.lend() as channel:

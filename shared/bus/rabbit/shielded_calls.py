@@ -10,6 +10,9 @@ Therefore a caller that is cancelled, or has waited for long enough, returns at 
 completes in the background: with the broker's answer, or with the end of its connection, which the
 heartbeat ends if the broker is silent. Only then are calls cancelled, because aiormq leaves
 publishes and acknowledgements on a closed connection waiting for room in its buffer.
+
+A broker from 3.11 on does not answer calls that concern a classic queue whose node is down: it
+looks for the queue for a minute. If it answers other calls meanwhile, that is the queue's state.
 """
 
 import asyncio
@@ -17,9 +20,11 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from shared.errors import BusError, BusUnavailable, Unanswered
+from shared.errors import BusError, BusUnavailable, QueueDown, Unanswered
 from shared.telemetry import incidents
 
+_QUIET_S = 2.5
+"""Seconds after which the broker is asked something else."""
 _Result = TypeVar("_Result")
 
 
@@ -37,6 +42,7 @@ class Calls:
         doing: str,
         *,
         undo: Callable[[_Result], Coroutine[Any, Any, object]] | None = None,
+        probe: Callable[[], Coroutine[Any, Any, object]] | None = None,
     ) -> _Result:
         """Return the result of ``call``. ``doing`` describes the call in errors.
 
@@ -44,19 +50,45 @@ class Calls:
         `Unanswered` after the timeout. An unknown exception is reported and raised as a `BusError`.
         If the caller is cancelled or does not wait any longer, ``undo`` is run with the result; a
         cancelled caller waits for that unless it is cancelled again.
+
+        ``probe`` is another call, for one that concerns a queue: if it is answered although the
+        first one is not, `QueueDown` is raised.
         """
         task = self._start(call)
         try:
-            done, _ = await asyncio.wait([task], timeout=self._timeout_s)
+            is_answered = await self._wait(task, probe)
         except asyncio.CancelledError:
             if undo is not None:
                 await asyncio.wait([self._start(_undone(task, undo))])
             raise
-        if not done:
-            if undo is not None:
-                self._start(_undone(task, undo))
-            raise Unanswered(f"{doing}: no answer in time")
-        return _result(task, doing)
+        if task.done():
+            return _result(task, doing)
+        if undo is not None:
+            self._start(_undone(task, undo))
+        if is_answered:
+            raise QueueDown(f"{doing}: no answer, while the broker answers other calls")
+        raise Unanswered(f"{doing}: no answer in time")
+
+    async def _wait(
+        self,
+        task: asyncio.Task[Any],
+        probe: Callable[[], Coroutine[Any, Any, object]] | None,
+    ) -> bool:
+        """Wait for a call, but not for too long; returns whether the broker has answered the probe
+        instead."""
+        if probe is None or self._timeout_s <= _QUIET_S:
+            await asyncio.wait([task], timeout=self._timeout_s)
+            return False
+        await asyncio.wait([task], timeout=_QUIET_S)
+        if task.done():
+            return False
+        probing = self._start(probe())
+        left_s = self._timeout_s - _QUIET_S
+        await asyncio.wait([task, probing], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        if probing.done() and not probing.cancelled() and probing.exception() is None:
+            return True
+        await asyncio.wait([task], timeout=left_s)
+        return False
 
     def end(self) -> None:
         """End all calls, whose connection is closed."""

@@ -15,7 +15,6 @@ from yarl import URL
 from shared.bus.base import Message
 from shared.bus.rabbit import RabbitBus
 from shared.bus.rabbit.channel_consumer import RabbitConsumer
-from shared.bus.rabbit.channels import Resources
 from shared.bus.rabbit.link import Link
 from shared.errors import BusUnavailable, PublishUnconfirmed, StartupError
 from tests.shared.bus.deliveries import (
@@ -86,8 +85,8 @@ async def test_a_connection_may_end_before_an_acknowledgement_is_on_its_way(
     await publish(rabbit_bus, queue, numbered(1))
     link = Link([URL(broker.url)], name="test", timeout_s=TIMEOUT_S)
     await link.open()
-    resources = Resources(link.open_channel, TIMEOUT_S)
-    consumer = RabbitConsumer(await link.open_channel(), queue.name, resources, link.calls)
+    channel = await link.open_channel()
+    consumer = RabbitConsumer(channel, queue.name, rabbit_bus.inspect, link.calls)
     await consumer.start(prefetch=1, is_exclusive=False)
     delivery = await anext(consumer)
 

@@ -1,11 +1,13 @@
 """Calls to the broker and the cancellation of their callers."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
+from shared.bus.rabbit import shielded_calls
 from shared.bus.rabbit.shielded_calls import Calls
-from shared.errors import BusError, BusUnavailable, QueueNotFound, Unanswered
+from shared.errors import BusError, BusUnavailable, QueueDown, QueueNotFound, Unanswered
 from shared.telemetry import incidents
 
 TIMEOUT_S = 5.0
@@ -106,3 +108,54 @@ async def test_what_a_call_made_too_late_is_undone() -> None:
     await calls.wait_idle()
 
     assert undone == ["consumer"]
+
+
+async def test_a_call_is_about_a_queue_that_is_down_if_only_others_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shielded_calls, "_QUIET_S", 0.01)
+    calls, undone, may_end = Calls(TIMEOUT_S), [], asyncio.Event()
+
+    async def call() -> str:
+        await may_end.wait()
+        return "consumer"
+
+    async def undo(made: str) -> None:
+        undone.append(made)
+
+    with pytest.raises(QueueDown, match="consume: no answer, while the broker answers other calls"):
+        await calls.run(call(), "consume", undo=undo, probe=partial(asyncio.sleep, 0))
+    may_end.set()
+    await calls.wait_idle()
+
+    assert undone == ["consumer"]
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+async def test_a_broker_that_answers_nothing_is_no_queue_that_is_down(
+    is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shielded_calls, "_QUIET_S", 0.01)
+    calls = Calls(0.05)
+
+    async def probe() -> None:
+        if is_refused:
+            raise BusUnavailable("the connection was lost")
+        await asyncio.sleep(60)
+
+    with pytest.raises(Unanswered):
+        await calls.run(asyncio.sleep(60), "consume", probe=probe)
+    calls.end()
+    await calls.wait_idle()
+
+
+async def test_an_answer_counts_however_late_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shielded_calls, "_QUIET_S", 0.01)
+
+    async def call() -> str:
+        await asyncio.sleep(0.05)
+        return "state"
+
+    inspected = Calls(TIMEOUT_S).run(call(), "inspect", probe=partial(asyncio.sleep, 0.2))
+
+    assert await inspected == "state"
