@@ -58,6 +58,7 @@ class Replies:
             try:
                 state = await self._bus.inspect(self._queue.name)
             except BusUnavailable:
+                await asyncio.sleep(_PAUSE_S)
                 await self._bus.wait_connected()
                 continue
             if state is None or state.num_ready == 0:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Self
 
 from aiormq import Channel
@@ -13,7 +13,11 @@ from shared.bus.rabbit.channel_consumer import RabbitConsumer
 from shared.bus.rabbit.channels import ConfirmChannels, Places, Resources
 from shared.bus.rabbit.encoding import to_properties, translated_publish
 from shared.bus.rabbit.link import DEFAULT_USER, Link, OpenChannel, Restore
-from shared.errors import MessageTooLarge, PublishUnconfirmed, Unanswered
+from shared.errors import BusError, MessageTooLarge, PublishUnconfirmed, QueueBusy, Unanswered
+from shared.telemetry import incidents
+
+_LOOK_INTERVAL_S = 2.0
+"""Seconds between two looks at the exclusive queues."""
 
 
 class RabbitBus:
@@ -22,6 +26,12 @@ class RabbitBus:
     They are separate because a broker that is short of memory stops reading from publishing
     connections, including their acknowledgements. Each consumer has its own channel; when there are
     more than ``max_channels``, further connections are opened.
+
+    Exclusive queues are declared again with each connection. A cluster may delete those of a
+    connection that lives, and tell nobody: if their node was cut off from the others, or if they
+    were declared while it still deletes what a dead node had (rabbitmq-server's issues 9798 and
+    12597). Other consumers may hear nothing any more, either. Therefore all consuming connections
+    are opened again then.
     """
 
     def __init__(
@@ -57,6 +67,7 @@ class RabbitBus:
         self._places = Places(timeout_s)
         self._resources = Resources(self._home.open_channel)
         self._exclusive: dict[str, Queue] = {}
+        self._keeping: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -64,9 +75,12 @@ class RabbitBus:
                 await link.open()
                 stack.push_async_callback(link.close)
             stack.pop_all()
+        self._keeping = asyncio.create_task(incidents.keep_running(self._keep_exclusive))
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
         await self.wait_idle(self._timeout_s)
         await asyncio.gather(*(link.close() for link in (self._publishing, *self._consuming)))
         await self.wait_idle()
@@ -187,8 +201,22 @@ class RabbitBus:
     async def _restore(self, open_channel: OpenChannel) -> None:
         resources = Resources(open_channel)
         for queue in self._exclusive.values():
-            await resources.declare_queue(queue)
+            # The last connection may still have it, until the broker notices that its node is gone.
+            with suppress(QueueBusy):
+                await resources.declare_queue(queue)
         self._resources = resources
+
+    async def _keep_exclusive(self) -> None:
+        """Open the connections again when the broker has lost an exclusive queue, until
+        cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_INTERVAL_S)
+            for name in list(self._exclusive):
+                with suppress(BusError):
+                    if await self.inspect(name) is None and name in self._exclusive:
+                        incidents.report("channel", "own queue lost", None, queue=name)
+                        await asyncio.gather(*(link.reopen() for link in self._consuming))
+                        break
 
     async def _link_for(self, queue: str) -> Link:
         """Return a connection with room for one more consumer."""

@@ -43,9 +43,9 @@ _RETURNS_HEADER = "x-delivery-count"
 """Set by quorum queues: how often a message was returned."""
 _DEATHS_HEADER = "x-death"
 """Set when a message is dead-lettered: a list of its deaths."""
-_DOWN = re.compile(r"is down or inaccessible|due to timeout|is stopped by supervisor")
-"""How a broker describes a queue that it knows and cannot reach. The code is that of a queue that
-does not exist."""
+_ABSENT = re.compile(r"\bno (queue|exchange|binding)\b")
+"""How a broker describes what does not exist. The code is also that of a queue that it knows and
+cannot use, because its node or its process is down, or its node is just leaving or returning."""
 AMQP_FAILURES = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError)
 
 
@@ -220,10 +220,10 @@ def is_asked_for(error: BaseException | None) -> bool:
 def _meaning(error: Exception, doing: str) -> BusError:
     text = f"{doing}: {_text(error)}"
     match error:
-        case ChannelNotFoundEntity() if _DOWN.search(text):
-            return QueueDown(text)
-        case ChannelNotFoundEntity():
+        case ChannelNotFoundEntity() if _ABSENT.search(_text(error)):
             return QueueNotFound(text)
+        case ChannelNotFoundEntity():
+            return QueueDown(text)
         case ChannelLockedResource():
             return QueueBusy(text)
         case ChannelAccessRefused():

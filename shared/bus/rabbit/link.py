@@ -110,6 +110,13 @@ class Link:
             self._supervisor.cancel()
             await asyncio.wait([self._supervisor])
 
+    async def reopen(self) -> None:
+        """Close the connection; another one is opened."""
+        if self._connection is not None:
+            with suppress(*AMQP_FAILURES):
+                async with asyncio.timeout(self._timeout_s):
+                    await self._connection.close()
+
     @property
     def is_connected(self) -> bool:
         return self._connection is not None and not self._connection.is_closed

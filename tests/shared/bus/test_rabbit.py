@@ -14,9 +14,11 @@ from yarl import URL
 
 from shared.bus.base import Message
 from shared.bus.rabbit import RabbitBus
-from shared.bus.rabbit.channel_consumer import RabbitConsumer
+from shared.bus.rabbit.channel_consumer import RabbitConsumer, RabbitDelivery
 from shared.bus.rabbit.link import Link
+from shared.bus.subscribe import Attached, Lost, Subscription
 from shared.errors import BusUnavailable, PublishUnconfirmed, StartupError
+from shared.telemetry import incidents
 from tests.shared.bus.deliveries import (
     eventually,
     numbered,
@@ -34,6 +36,13 @@ pytestmark = pytest.mark.rabbit
 
 PASSWORD = "a-secret-that-must-not-leak"
 TIMEOUT_S = 5.0
+FORGET = (
+    'Name = rabbit_misc:r(<<"warren">>, queue, <<"%s">>),'
+    " case erlang:function_exported(rabbit_db_queue, delete, 2) of"
+    " true -> rabbit_db_queue:delete(Name, normal);"
+    ' false -> rabbit_amqqueue:internal_delete(Name, <<"test">>) end.'
+)
+"""Delete the record of a queue, while its process lives: nobody is told."""
 
 
 @pytest.fixture
@@ -72,6 +81,27 @@ async def test_a_connection_that_the_broker_closes_comes_back(
     async with rabbit_bus.consume(queue.name) as consumer:
         returned = await take(consumer, 2)
     assert [delivery.message.body for delivery in returned] == numbered(2)
+
+
+@pytest.mark.breaks_broker
+async def test_an_exclusive_queue_that_the_broker_forgets_is_declared_again(
+    node: RabbitNode, rabbit_bus: RabbitBus, make_rabbit_queue: QueueMaker
+) -> None:
+    queue = make_rabbit_queue(is_exclusive=True)
+    num_lost = incidents.num_reported("channel")
+    await rabbit_bus.declare(queue)
+
+    async with Subscription(rabbit_bus, queue.name, declare=(queue,)) as subscription:
+        assert isinstance(await anext(subscription), Attached)
+        await asyncio.to_thread(node.ctl, "eval", FORGET % queue.name)
+        assert isinstance(await anext(subscription), Lost)
+        assert isinstance(await anext(subscription), Attached)
+        await publish(rabbit_bus, queue, numbered(1))
+        delivery = await anext(subscription)
+
+    assert isinstance(delivery, RabbitDelivery)
+    assert [delivery.message.body] == numbered(1)
+    assert incidents.num_reported("channel") == num_lost + 1
 
 
 async def test_a_connection_may_end_before_an_acknowledgement_is_on_its_way(
