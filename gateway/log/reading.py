@@ -150,6 +150,8 @@ class LogReading:
         again, unless the connection was lost."""
         self._copy: Restored | None = None
         """With which the log is recreated, until it was read there."""
+        self._is_copied = False
+        """Whether the recreated log has it."""
         self._last_id = ""
         self._marker = ""
         self._caught_up: asyncio.Future[None] | None = None
@@ -233,8 +235,6 @@ class LogReading:
         num_known = self._num_read
         if not num_known:
             self._cursor.begin(is_renewed=self._log.is_renewed)
-        if self._copy is not None:  # in a log that has one, nothing counts but the first
-            await self._bus.publish(self._log.queue.bindings[0], Message(encode(self._copy)))
         try:
             async for delivery in consumer:
                 message = delivery.message
@@ -257,14 +257,24 @@ class LogReading:
         if not self.has_attached:
             await self._ask()
             await self._log.find()
-        if self._copy is not None:
-            await self._log.declare()
+        if self._copy is not None and not self._is_copied:
+            recreating = asyncio.create_task(self._recreate(self._copy))
+            recreating.add_done_callback(_forget_error)
+            await asyncio.shield(recreating)
         consumer = await self._log.attach()
         self._down_at = math.inf
         if self._is_of_others:
             with suppress(Unroutable, PublishRefused):
                 await self._mark(Accepted(body_hash=""))
         return consumer
+
+    async def _recreate(self, copy: Restored) -> None:
+        """Declare the log and begin it with ``copy``, without which neither readers nor workers
+        know what precedes: must not be cancelled in between. If the log has one already, nothing
+        counts but the first."""
+        await self._log.declare()
+        await self._bus.publish(self._log.queue.bindings[0], Message(encode(copy)))
+        self._is_copied = True
 
     async def _mark(self, accepted: Accepted) -> None:
         """Append ``accepted`` to the log, as a mark up to which it is to be read."""
@@ -305,6 +315,11 @@ class LogReading:
         return sends
 
     @property
+    def is_recreating(self) -> bool:
+        """Whether nobody but this reader has what the log contained."""
+        return self._copy is not None
+
+    @property
     def _has_read_all(self) -> bool:
         """Whether a copy of what was read contains everything that any client was sent."""
         has_accepted = self._caught_up is None or self._caught_up.done()
@@ -325,7 +340,7 @@ class LogReading:
         # Its worker may have been connected to that node, too, and lost the job without a crash.
         self._cursor.cut_off()
         self._copy = self._copy or self._cursor.restored()
-        self._num_read = 0
+        self._num_read, self._is_copied = 0, False
         self._log.move_on()
 
     def _tell_caught_up(self) -> None:
@@ -370,6 +385,12 @@ class LogReading:
             await self._bus.publish(
                 topology.worker_binding(send.address), Message(encode(send.command))
             )
+
+
+def _forget_error(task: "asyncio.Task[None]") -> None:
+    """asyncio would log the error of a task whose waiter was cancelled."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _until_lost(consumer: Consumer) -> None:

@@ -125,6 +125,7 @@ class Relays:
     async def cancel(self, request_id: str, tenant: str | None) -> None:
         """Cancel a job and delete its log, even if another gateway reads it. Raises as `resume`."""
         relay = self._returning(_claim(request_id, tenant, is_cancelled=True))
+        await relay.find_log()
         if await self._bus.inspect(relay.log_name) is None:
             raise StreamExpired(EXPIRED)
         with self._registered(relay):
@@ -266,10 +267,13 @@ class Relays:
         logger.warning("worker silent, job published again", extra=facts)
         try:
             await self._publish(relay, relay.job)
-        except WarrenError as error:  # the next look tries again
+        except WarrenError as error:
             logger.warning("not published", extra={**facts, "reason": error.code})
         except Exception as error:  # noqa: BLE001 (the other relays must be served)
             incidents.report("request", "job not published again", error, **facts)
+        else:
+            return
+        self._stalls.retry(relay)
 
     @contextmanager
     def _registered(self, relay: LogRelay) -> Iterator[None]:
@@ -295,6 +299,8 @@ class Relays:
         if relay is not None and (is_local or relay.reading.has_attached):
             if not release.is_cancelled and relay.is_overtaken(release):
                 return None
+            if not (release.is_cancelled or is_local) and relay.reading.is_recreating:
+                return None  # it is asked again until the log can be read
             code = relay.objection(release)
             if code is None:
                 relay.release(release)

@@ -131,6 +131,10 @@ class LogRelay:
             is_detached=self.facts is not None and self.facts.is_detached,
         )
 
+    async def find_log(self) -> None:
+        """Find the queue in which the log was recreated, if it was. Raises `BusUnavailable`."""
+        await self._log.find()
+
     def start(self) -> None:
         """Start reading."""
         self._task = asyncio.create_task(self._read())

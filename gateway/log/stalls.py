@@ -25,11 +25,14 @@ class StallWatch:
         self._silence_s = silence_s
         self._seen: dict[str, tuple[object, float]] = {}
         """The progress of each log, and the time of its last change."""
+        self._deserted: set[str] = set()
+        """Logs whose jobs were moved because nobody had written to them since they were
+        recreated."""
         self._looked_at = time.monotonic()
 
     def look(self, relays: Iterable[LogRelay], is_connected: bool) -> list[LogRelay]:
         """The relays whose logs and workers have been silent too long, each at most once per
-        period.
+        period, and once in all if no worker has begun to write to its recreated log.
 
         While the broker is unreachable all are silent but none has stopped. If this process itself
         is late, their messages may not have been read yet.
@@ -39,6 +42,8 @@ class StallWatch:
         self._looked_at = now
         seen: dict[str, tuple[object, float]] = {}
         stalled: list[LogRelay] = []
+        relays = list(relays)
+        self._deserted &= {relay.log_name for relay in relays}
         for relay in relays:
             progress = relay.progress
             before, since = self._seen.get(relay.request_id, (None, now))
@@ -47,9 +52,15 @@ class StallWatch:
             elif len(stalled) < _MAX_AT_ONCE and self._is_stalled(relay, since, now):
                 stalled.append(relay)
                 since = now
+                if relay.cursor.is_deserted:
+                    self._deserted.add(relay.log_name)
             seen[relay.request_id] = progress, since
         self._seen = seen
         return stalled
+
+    def retry(self, relay: LogRelay) -> None:
+        """Name a relay again later, because its job could not be moved."""
+        self._deserted.discard(relay.log_name)
 
     def _is_stalled(self, relay: LogRelay, since: float, now: float) -> bool:
         # The job of a resumed stream is known only to the broker. It is redelivered all the same: a
@@ -58,8 +69,8 @@ class StallWatch:
             return False
         if relay.cursor.is_deserted:
             # The worker had written the rest of the answer, or nobody knows it: its first event was
-            # lost with the log's node.
-            return now - since >= _DESERTED_S
+            # lost with the log's node. One more job is enough, however long it waits in its queue.
+            return relay.log_name not in self._deserted and now - since >= _DESERTED_S
         if relay.worker is None:
             return False
         heard_at = max(since, self._workers.heard_at(relay.worker))

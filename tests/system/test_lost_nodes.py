@@ -8,10 +8,20 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.log import stalls
 from shared import topology
+from shared.bus.base import Exchange, Queue
 from shared.bus.memory import MemoryBroker, MemoryBus
-from tests.support.gateway.http import LiveGateway, events, eventually, live_gateway, two_gateways
+from tests.support.gateway.http import (
+    SECRET,
+    LiveGateway,
+    events,
+    eventually,
+    live_gateway,
+    two_gateways,
+)
 from tests.support.workers.synthetic import echo_worker
+from worker.jobs import delivery
 
 NUM_TOKENS = 60
 STEP_S = 0.005
@@ -185,3 +195,84 @@ async def test_a_log_without_a_reader_is_there_again_with_its_node() -> None:
 
     assert was_waiting
     assert words_of(body + rest.text) == words_of(expected)
+
+
+async def test_a_job_waits_for_the_node_of_its_log_as_long_as_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(delivery, "_DOWN_PATIENCE_S", 0.3)
+    broker = MemoryBroker()
+    async with two_gateways(broker) as (first, second), echo_worker(broker, step_s=STEP_S):
+        expected = await undisturbed(first)
+        async with asking(first, detach=True) as response:
+            body = await anext(response.aiter_text())
+            log = log_of(response)
+        await asyncio.sleep(0.05)
+        broker.take_down(log)
+        await asyncio.sleep(2)
+        broker.bring_back(log)
+        rest = await resume(second, response, body)
+
+    assert words_of(body + rest.text) == words_of(expected)
+
+
+async def test_a_job_that_waits_is_published_once_more_when_its_log_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stalls, "_DESERTED_S", 0.1)
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as bus, live_gateway(bus, first_event_timeout_s=0.05) as gateway:
+        async with echo_worker(broker):
+            await undisturbed(gateway)
+        async with asking(gateway) as response:
+            broker.take_down(log_of(response))
+            await asyncio.sleep(stalls.LOOK_INTERVAL_S * 3.5)
+            waiting = await bus.inspect(topology.jobs_queue("echo", "interactive").name)
+
+    assert waiting is not None
+    assert waiting.num_ready == 2
+
+
+class SlowBus(MemoryBus):
+    """Takes its time to declare logs that were lost."""
+
+    async def declare(self, *resources: Exchange | Queue) -> None:
+        if any(topology.first_log(resource.name) != resource.name for resource in resources):
+            await asyncio.sleep(0.5)
+        await super().declare(*resources)
+
+
+async def test_a_reader_keeps_what_it_has_read_until_the_log_is_there_again() -> None:
+    broker = MemoryBroker()
+    options = {"secret": SECRET, "disconnect_grace_s": 5}
+    async with (
+        SlowBus(broker) as slow,
+        live_gateway(slow, **options) as first,
+        live_gateway(broker, **options) as second,
+        echo_worker(broker, step_s=STEP_S),
+    ):
+        expected = await undisturbed(first)
+        async with asking(first) as response:
+            body = await anext(response.aiter_text())
+            broker.take_down(log_of(response))
+            rest = await resume(second, response, body)
+
+    assert words_of(body + rest.text) == words_of(expected)
+
+
+async def test_a_stream_whose_log_was_lost_can_be_cancelled() -> None:
+    broker = MemoryBroker()
+    async with (
+        two_gateways(broker) as (first, second),
+        echo_worker(broker, step_s=STEP_S),
+        asking(first, max_tokens=1000) as response,
+    ):
+        pieces = response.aiter_text()
+        await anext(pieces)
+        broker.take_down(log_of(response))
+        for _ in range(20):
+            await anext(pieces)
+        url = f"/v1/streams/{response.headers['x-request-id']}"
+        cancelled = await second.http.delete(url)
+
+    assert cancelled.status_code == 200

@@ -122,8 +122,8 @@ class ReplyPublisher:
     async def publish(self, event: ReplyEvent) -> None:
         """Return once the broker has confirmed the event; without a confirmation it is sent again.
 
-        Raises `LogMoved`, and `Unroutable` if the log does not exist. After any error but a
-        `BusError` the event may have arrived.
+        Raises `LogMoved`, `Unroutable` if the log does not exist, and `QueueDown` if its node is
+        down for long. After any error but a `BusError` the event may have arrived.
         """
         body = encode(event, self._content_type)
         num_refused = 0
@@ -147,7 +147,7 @@ class ReplyPublisher:
                 else:
                     give_up_at = min(give_up_at, time.monotonic() + _DOWN_PATIENCE_S)
                     if time.monotonic() >= give_up_at:
-                        raise
+                        raise QueueDown(f"the node of the log {self.queue} is down") from error
             except (BusUnavailable, PublishUnconfirmed):
                 pass
             await asyncio.sleep(_RETRY_PAUSE_S)

@@ -21,6 +21,7 @@ from shared.errors import (
     Cancelled,
     DeadlineExceeded,
     InternalError,
+    QueueDown,
     Unroutable,
     WarrenError,
     WorkerLost,
@@ -117,7 +118,8 @@ class Outcome(Enum):
     MOVED = auto()
     """A worker with other numerics is to continue; see `JobRun.numerics`."""
     EXCUSED = auto()
-    """The job was returned too often, but only because connections to the broker were lost."""
+    """The job is to be queued once more, as one that was never returned: it was returned too often,
+    but only because connections to the broker were lost, or the node of its log is down."""
     BURIED = auto()
     UNKNOWN = auto()
     """Publishing one event failed twice for unknown reasons."""
@@ -537,7 +539,9 @@ class JobRun:
         is_recorded = self._ends_request and len(self._outbox) == 1
         self._outbox.clear()
         self._is_again = False
-        if isinstance(error, Unroutable):  # nobody reads
+        if isinstance(error, QueueDown) and not isinstance(refused, Failed):
+            return self._settle(Outcome.EXCUSED)  # until the node returns
+        if isinstance(error, Unroutable | QueueDown):  # nobody reads
             return self._settle(Outcome.ANSWERED) if is_recorded else self._settle_unread()
         if self.state is State.ENDING and isinstance(refused, Started | HandedOver | Failed):
             buried = self._settle(Outcome.BURIED)
