@@ -132,6 +132,7 @@ async def cluster(_: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> 
                 "broker node killed": (faults.kill_node, 50),
                 "broker node drained and restarted": (faults.upgrade_node, 9),
                 "broker node cut off from the others": (faults.part_node, 9),
+                "broker node frozen": (faults.freeze_node, 6),
                 "queue leaders moved": (faults.move_leaders, 10),
                 "disk of a broker node full": (faults.fill_disk, 6),
             }

@@ -3,6 +3,8 @@
 import asyncio
 import functools
 import itertools
+import os
+import signal
 from collections.abc import Callable
 
 from tests.support.deployment.broker import RabbitCluster, RabbitNode
@@ -11,6 +13,8 @@ from tests.system.chaos.surroundings import ALARM_S
 
 PARTITION_S = 8.0
 """Longer than a client waits for a heartbeat."""
+FREEZE_S = 12.0
+"""Shorter than the other nodes wait for one."""
 _WAIT_S = "120"
 """The longest time that a node takes to start, and to catch up with the others."""
 _PART = (
@@ -47,6 +51,16 @@ class ClusterFaults:
         await asyncio.to_thread(node.ctl, "eval", part)
         await asyncio.sleep(PARTITION_S)
         await asyncio.to_thread(node.ctl, "await_startup", "--timeout", _WAIT_S)
+
+    async def freeze_node(self) -> None:
+        """It neither answers nor closes its connections, as if its machine had lost power, until it
+        goes on."""
+        node = await self._next()
+        os.kill(node.pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(FREEZE_S)
+        finally:
+            os.kill(node.pid, signal.SIGCONT)
 
     async def move_leaders(self) -> None:
         """Rebalance the leaders of the quorum queues."""
