@@ -27,6 +27,7 @@
     │   ├── BusUnavailable              not connected, or the connection was lost
     │   │   ├── Unanswered                no answer in time: the call may take effect
     │   │   └── QueueDown                 the node of the cluster that keeps the queue is down
+    │   │       └── QueueSilent           or slow
     │   ├── PublishUnconfirmed          confirmation timed out: the message may have arrived
     │   ├── PublishRefused              the queue is full
     │   ├── Unroutable                  no queue is bound to that key
@@ -192,6 +193,10 @@ class Unanswered(BusUnavailable):
 class QueueDown(BusUnavailable):
     """The queue's node is down. The queue cannot be declared again under its name until the node
     returns, possibly never."""
+
+
+class QueueSilent(QueueDown):
+    """The broker does not answer for the queue and answers other calls: it may also be slow."""
 
 
 class PublishUnconfirmed(BusError):

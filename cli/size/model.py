@@ -20,7 +20,7 @@ ERLANG_PROCESSES = 1_048_576
 """The limit of a node, unless it is started with another ``+P``."""
 ANNOUNCEMENT_SHARE = 0.1
 """The part of a gateway's core that is reserved for the announcements of workers."""
-CHANNELS_PER_CONNECTION = 2000
+CHANNELS_PER_CONNECTION = 1500
 """Of a gateway to the broker: a stream has its own channel, and one more connection is opened when
 they are used up."""
 _MIN_GATEWAYS = 2

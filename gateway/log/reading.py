@@ -26,6 +26,7 @@ from shared.errors import (
     QueueBusy,
     QueueDown,
     QueueNotFound,
+    QueueSilent,
     StreamExpired,
     Unavailable,
     Unroutable,
@@ -41,6 +42,9 @@ _MAX_AHEAD = 256
 _MAX_SHARE_AHEAD = 0.25
 _REATTACH_PAUSE_S = 0.05
 _DOWN_PAUSE_S = 0.25
+_SILENT_S = 2.5
+"""Seconds for which nothing is heard of a log, whose broker answers, before it counts as lost: a
+slow disk delays what concerns one queue, too."""
 _ASK_INTERVAL_S = 1.0
 _PATIENCE_S = 30.0
 """Seconds for which another reader may hold the log. The broker disconnects a stopped gateway after
@@ -158,6 +162,7 @@ class LogReading:
         self._is_of_others = not self.has_attached and not cursor.claim.body_hash
         """Whether the client may have been sent what this reader has not read yet."""
         self._down_at = math.inf
+        self._is_holding = False
         self._is_ending = False
         self._has_ended = False
         self._is_lost = False
@@ -216,10 +221,13 @@ class LogReading:
                 # broker has not noticed yet.
                 await asyncio.sleep(_REATTACH_PAUSE_S)
             except QueueDown as error:
-                if self._has_read_all:
+                now = asyncio.get_running_loop().time()
+                self._down_at = min(self._down_at, now)
+                is_sure = not isinstance(error, QueueSilent) or now - self._down_at >= _SILENT_S
+                if self._has_read_all and is_sure:
                     self._move_on(error)
-                else:  # its reader recreates it, or its node returns
-                    await self._wait_for_node()
+                else:  # its reader recreates it, its node returns, or the broker is only slow
+                    await self._wait_for_node(now)
             except (BusUnavailable, PublishUnconfirmed):
                 self._cursor.cut_off()
                 self._num_read = 0
@@ -316,8 +324,9 @@ class LogReading:
 
     @property
     def is_recreating(self) -> bool:
-        """Whether nobody but this reader has what the log contained."""
-        return self._copy is not None
+        """Whether the log is lost, or may be, and nobody but this reader has what it contained."""
+        is_held = self._log.is_attached or self._is_holding
+        return self._copy is not None or (self._has_read_all and not is_held)
 
     @property
     def _has_read_all(self) -> bool:
@@ -325,10 +334,8 @@ class LogReading:
         has_accepted = self._caught_up is None or self._caught_up.done()
         return self.has_attached and has_accepted and not self._is_of_others
 
-    async def _wait_for_node(self) -> None:
+    async def _wait_for_node(self, now: float) -> None:
         """Wait a moment. Raises `Unavailable` if the log's node has been down for too long."""
-        now = asyncio.get_running_loop().time()
-        self._down_at = min(self._down_at, now)
         if now - self._down_at > _PATIENCE_S:
             raise Unavailable("The broker's node that stores this stream is down.")
         await asyncio.sleep(_DOWN_PAUSE_S)
@@ -340,7 +347,7 @@ class LogReading:
         # Its worker may have been connected to that node, too, and lost the job without a crash.
         self._cursor.cut_off()
         self._copy = self._copy or self._cursor.restored()
-        self._num_read, self._is_copied = 0, False
+        self._num_read, self._is_copied, self._down_at = 0, False, math.inf
         self._log.move_on()
 
     def _tell_caught_up(self) -> None:
@@ -356,11 +363,13 @@ class LogReading:
         """
         queue = self._log.queue.name
         async with self._bus.consume(queue, prefetch=1, is_exclusive=True) as consumer:
+            self._is_holding = True
             holding = asyncio.create_task(_until_lost(consumer))
             taken = asyncio.create_task(self._buffer.wait_taken())
             try:
                 await asyncio.wait([holding, taken], return_when=asyncio.FIRST_COMPLETED)
             finally:
+                self._is_holding = False
                 holding.cancel()
                 taken.cancel()
                 await asyncio.wait([holding, taken])

@@ -179,9 +179,10 @@ class Relays:
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
             stalled = self._stalls.look(self._relays.values(), self._bus.is_connected)
-            if stalled and await self._is_broker_well():
-                for relay in stalled:
-                    await self._publish_again(relay)
+            is_well = bool(stalled) and await self._is_broker_well()
+            for relay in stalled:
+                if not (is_well and await self._publish_again(relay)):
+                    self._stalls.retry(relay)
 
     async def wait_closed(self) -> None:
         """Wait until all ended relays are cleaned up."""
@@ -259,7 +260,8 @@ class Relays:
             return False
         return True
 
-    async def _publish_again(self, relay: LogRelay) -> None:
+    async def _publish_again(self, relay: LogRelay) -> bool:
+        """Returns whether the job was published."""
         assert relay.job is not None
         publication = max(relay.job.publication, relay.cursor.publication) + 1
         relay.job = msgspec.structs.replace(relay.job, publication=publication)
@@ -272,8 +274,8 @@ class Relays:
         except Exception as error:  # noqa: BLE001 (the other relays must be served)
             incidents.report("request", "job not published again", error, **facts)
         else:
-            return
-        self._stalls.retry(relay)
+            return True
+        return False
 
     @contextmanager
     def _registered(self, relay: LogRelay) -> Iterator[None]:

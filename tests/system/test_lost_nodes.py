@@ -10,8 +10,9 @@ import pytest
 
 from gateway.log import stalls
 from shared import topology
-from shared.bus.base import Exchange, Queue
+from shared.bus.base import Exchange, Queue, QueueState
 from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.errors import Unanswered
 from tests.support.gateway.http import (
     SECRET,
     LiveGateway,
@@ -216,17 +217,29 @@ async def test_a_job_waits_for_the_node_of_its_log_as_long_as_it_takes(
     assert words_of(body + rest.text) == words_of(expected)
 
 
+class BusyBus(MemoryBus):
+    """Cannot be asked once how the broker is."""
+
+    is_free = False
+
+    async def inspect(self, queue: str) -> QueueState | None:
+        if queue == topology.DEAD_LETTERS.name and not self.is_free:
+            self.is_free = True
+            raise Unanswered("busy")
+        return await super().inspect(queue)
+
+
 async def test_a_job_that_waits_is_published_once_more_when_its_log_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stalls, "_DESERTED_S", 0.1)
     broker = MemoryBroker()
-    async with MemoryBus(broker) as bus, live_gateway(bus, first_event_timeout_s=0.05) as gateway:
+    async with BusyBus(broker) as bus, live_gateway(bus, first_event_timeout_s=0.05) as gateway:
         async with echo_worker(broker):
             await undisturbed(gateway)
         async with asking(gateway) as response:
             broker.take_down(log_of(response))
-            await asyncio.sleep(stalls.LOOK_INTERVAL_S * 3.5)
+            await asyncio.sleep(stalls.LOOK_INTERVAL_S * 4.5)
             waiting = await bus.inspect(topology.jobs_queue("echo", "interactive").name)
 
     assert waiting is not None
@@ -276,3 +289,27 @@ async def test_a_stream_whose_log_was_lost_can_be_cancelled() -> None:
         cancelled = await second.http.delete(url)
 
     assert cancelled.status_code == 200
+
+
+async def test_a_job_finds_its_log_although_the_first_one_has_returned_and_expired(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as bus, live_gateway(bus) as gateway:
+        async with echo_worker(broker):
+            expected = await undisturbed(gateway)
+        async with asking(gateway) as response:
+            pieces = response.aiter_text()
+            async with echo_worker(broker, step_s=0.05, drain_grace_s=0.1):
+                body = await anext(pieces)
+                log = log_of(response)
+                broker.take_down(log)
+                for _ in range(5):
+                    body += await anext(pieces)
+                broker.bring_back(log)
+                await bus.delete_queue(log)
+            async with echo_worker(broker, step_s=STEP_S):
+                body += "".join([piece async for piece in pieces])
+
+    assert words_of(body) == words_of(expected)
+    assert "worker silent, job published again" not in caplog.messages

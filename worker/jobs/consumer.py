@@ -17,6 +17,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeAlias
 
+import msgspec
+
 from shared import topology
 from shared.bus.base import Bus, Delivery, Message, Queue
 from shared.bus.subscribe import Attached, Lost, Subscription
@@ -478,8 +480,10 @@ class JobConsumer:
     async def _publish_again(
         self, held: HeldJob, delivery: JobDelivery, queue: Queue, num_returns: int = 0
     ) -> None:
-        """Publish the job again, then acknowledge its delivery. Raises `BusError`."""
-        await self._publish(published_again(held.job, delivery.message, num_returns), queue)
+        """Publish the job again with the same deadline, then acknowledge its delivery. Raises
+        `BusError`."""
+        job = msgspec.structs.replace(held.job, deadline=held.execution.deadline)
+        await self._publish(published_again(job, delivery.message, num_returns), queue)
         held.execution.write("job moved", {"to": queue.name}, is_warning=True)
         newest = await held.delivery()  # it may have been lost meanwhile, and have come back
         if newest is not None:

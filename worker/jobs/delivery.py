@@ -140,33 +140,43 @@ class ReplyPublisher:
                 return await self._bus.publish(self._binding, message)
             except (PublishRefused, Unroutable) as error:
                 num_refused += 1
-                if not await self._is_down():
-                    give_up_at = math.inf
-                    if isinstance(error, Unroutable) or num_refused > _MAX_REFUSED:
-                        raise
-                else:
+                is_down = await self._is_down()
+                if is_down:
                     give_up_at = min(give_up_at, time.monotonic() + _DOWN_PATIENCE_S)
                     if time.monotonic() >= give_up_at:
                         raise QueueDown(f"the node of the log {self.queue} is down") from error
+                elif is_down is False:
+                    give_up_at = math.inf
+                    is_gone = isinstance(error, Unroutable) and not await self._has_moved_on()
+                    if is_gone or num_refused > _MAX_REFUSED:
+                        raise
             except (BusUnavailable, PublishUnconfirmed):
                 pass
             await asyncio.sleep(_RETRY_PAUSE_S)
             await self._bus.wait_connected()
 
-    async def _is_down(self) -> bool:
-        """Whether the node that keeps the log is down. If so, looks for a recreated log."""
+    async def _has_moved_on(self) -> bool:
+        """Whether a log that is gone was recreated, or may have been. The first one of a stream
+        returns with its node, and expires where nobody reads it."""
+        try:
+            return await self.find_log()
+        except BusUnavailable:
+            return True
+
+    async def _is_down(self) -> bool | None:
+        """Whether the node that keeps the log is down, if that can be known. If so, looks for a
+        recreated log."""
         try:
             await self._bus.inspect(self.queue)
         except QueueDown:
             with suppress(BusUnavailable):
                 await self.find_log()
+            return True
         except BusUnavailable:
-            pass
+            return None
         except BusError:  # it is exclusive to its reader, or not to be seen
             return False
-        else:
-            return False
-        return True
+        return False
 
     async def _exists(self, queue: str) -> bool:
         try:

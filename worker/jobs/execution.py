@@ -116,7 +116,7 @@ class JobExecution:
             numerics=workplace.model.numerics,
             requires_same_numerics=workplace.requires_same_numerics,
         )
-        self._deadline = job.deadline or time.time() + workplace.job_timeout_s
+        self.deadline = job.deadline or time.time() + workplace.job_timeout_s
         self._admitted = AsyncExitStack()
         self._plans: list[ChoicePlan] = []
         self._choices: Choices | None = None
@@ -158,7 +158,7 @@ class JobExecution:
 
         After an error it is unknown whether the readers know the outcome.
         """
-        remaining_s = self._deadline - time.time()
+        remaining_s = self.deadline - time.time()
         loop = asyncio.get_running_loop()
         deadline = loop.call_later(remaining_s, self.on, Signal.DEADLINE)
         async with self._admitted:

@@ -537,9 +537,10 @@ class JobRun:
     def _refused(self, error: BusError) -> list[Action]:
         refused = self._outbox[0]
         is_recorded = self._ends_request and len(self._outbox) == 1
+        is_failing = any(isinstance(event, Failed) for event in self._outbox)
         self._outbox.clear()
         self._is_again = False
-        if isinstance(error, QueueDown) and not isinstance(refused, Failed):
+        if isinstance(error, QueueDown) and not is_failing:
             return self._settle(Outcome.EXCUSED)  # until the node returns
         if isinstance(error, Unroutable | QueueDown):  # nobody reads
             return self._settle(Outcome.ANSWERED) if is_recorded else self._settle_unread()

@@ -31,24 +31,25 @@ class Supervisor:
 
     async def cancel_unread(self) -> None:
         """Cancel runs without a reader. Inspecting their logs renews the logs' expiry."""
-        unread_since: dict[str, float] = {}
+        unread_since: dict[HeldJob, float] = {}
         while True:
             await asyncio.sleep(_READER_CHECK_INTERVAL_S)
             now = time.monotonic()
-            grace_s = {
-                request_id: await self._grace_s(held)
-                for request_id, held in list(self._held.items())
+            grace_s = {held: await self._grace_s(held) for held in list(self._held.values())}
+            unread_since = {
+                held: unread_since.get(held, now) for held in grace_s if grace_s[held] < math.inf
             }
-            unread_since = {i: unread_since.get(i, now) for i in grace_s if grace_s[i] < math.inf}
-            for request_id, since in unread_since.items():
-                if now - since >= grace_s[request_id]:
-                    await self._cancel(request_id)
+            for held, since in unread_since.items():
+                if now - since >= grace_s[held]:
+                    await self._cancel(held)
 
-    async def _cancel(self, request_id: str) -> None:
-        """Cancel a run whose log has no reader, unless it has one in another queue."""
-        held = self._held.get(request_id)
+    async def _cancel(self, held: HeldJob) -> None:
+        """Cancel a run whose log has no reader, unless it has one in another queue. Meanwhile the
+        job may run here again, in a log that has a reader."""
+        request_id = held.job.request_id
         with suppress(BusUnavailable):
-            if held is not None and not await held.execution.find_log():
+            is_elsewhere = await held.execution.find_log()
+            if not is_elsewhere and self._held.get(request_id) is held:
                 self._held.obey(Cancel(request_id=request_id))
 
     async def _grace_s(self, held: HeldJob) -> float:

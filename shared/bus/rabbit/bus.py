@@ -18,6 +18,8 @@ from shared.telemetry import incidents
 
 _LOOK_INTERVAL_S = 2.0
 """Seconds between two looks at the exclusive queues."""
+_CONFIRM_S = 1.0
+"""Seconds in which a consumer that was told of the end of its queue has declared it again."""
 
 
 class RabbitBus:
@@ -41,7 +43,7 @@ class RabbitBus:
         name: str = "warren",
         timeout_s: float = 15.0,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
-        max_channels: int = 2000,
+        max_channels: int = 1500,
         num_confirm_channels: int = 4,
     ) -> None:
         """``url`` may contain several URLs, separated by commas: the nodes of one cluster.
@@ -49,7 +51,8 @@ class RabbitBus:
         an answer of the broker. The default is longer than a dead connection takes to be noticed,
         because a broker whose disk is slow answers late, and callers should not fail for that.
 
-        RabbitMQ allows 2,047 channels on a connection; ``max_channels`` reserves some for calls.
+        RabbitMQ allows 2,047 channels on a connection; ``max_channels`` reserves some for calls,
+        also for those that a broker does not answer for a minute because of a lost node.
         Raises `StartupError` if ``url`` is invalid.
         """
         self._urls = parse_urls(url)
@@ -124,10 +127,7 @@ class RabbitBus:
 
     async def inspect(self, queue: str) -> QueueState | None:
         async with self._places.take():
-            resources = self._resources
-            return await self._home.calls.run(
-                resources.inspect(queue), f"inspect {queue}", probe=resources.probe
-            )
+            return await self._inspect(queue)
 
     async def publish(self, binding: Binding, message: Message) -> None:
         if len(message.body) > self._max_message_bytes:
@@ -150,12 +150,19 @@ class RabbitBus:
             self._consume(link, queue, prefetch, is_exclusive),
             doing,
             undo=RabbitConsumer.close,
-            probe=Resources(link.open_channel).probe,
+            # A quorum queue without a leader has one soon.
+            probe=Resources(link.open_channel).probe if is_exclusive else None,
         )
         try:
             yield consumer
         finally:
             await consumer.close()
+
+    async def _inspect(self, queue: str) -> QueueState | None:
+        resources = self._resources
+        return await self._home.calls.run(
+            resources.inspect(queue), f"inspect {queue}", probe=resources.probe
+        )
 
     async def _declare(self, resource: Exchange | Queue) -> str:
         """Returns its name."""
@@ -186,7 +193,7 @@ class RabbitBus:
         self, link: Link, queue: str, prefetch: int, is_exclusive: bool
     ) -> RabbitConsumer:
         channel = await link.open_channel()
-        consumer = RabbitConsumer(channel, queue, self.inspect, link.calls)
+        consumer = RabbitConsumer(channel, queue, self._inspect, link.calls)
         try:
             await consumer.start(prefetch=prefetch, is_exclusive=is_exclusive)
         except BaseException:
@@ -213,10 +220,18 @@ class RabbitBus:
             await asyncio.sleep(_LOOK_INTERVAL_S)
             for name in list(self._exclusive):
                 with suppress(BusError):
-                    if await self.inspect(name) is None and name in self._exclusive:
+                    if await self._is_lost(name):
                         incidents.report("channel", "own queue lost", None, queue=name)
                         await asyncio.gather(*(link.reopen() for link in self._consuming))
                         break
+
+    async def _is_lost(self, name: str) -> bool:
+        """Whether an exclusive queue is gone, and nobody was told who would declare it again.
+        Raises `BusError`."""
+        if await self.inspect(name) is not None:
+            return False
+        await asyncio.sleep(_CONFIRM_S)
+        return name in self._exclusive and await self.inspect(name) is None
 
     async def _link_for(self, queue: str) -> Link:
         """Return a connection with room for one more consumer."""

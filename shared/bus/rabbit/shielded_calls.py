@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from shared.errors import BusError, BusUnavailable, QueueDown, Unanswered
+from shared.errors import BusError, BusUnavailable, QueueSilent, Unanswered
 from shared.telemetry import incidents
 
 _QUIET_S = 2.5
@@ -52,7 +52,7 @@ class Calls:
         cancelled caller waits for that unless it is cancelled again.
 
         ``probe`` is another call, for one that concerns a queue: if it is answered although the
-        first one is not, `QueueDown` is raised.
+        first one is not, `QueueSilent` is raised.
         """
         task = self._start(call)
         try:
@@ -66,7 +66,7 @@ class Calls:
         if undo is not None:
             self._start(_undone(task, undo))
         if is_answered:
-            raise QueueDown(f"{doing}: no answer, while the broker answers other calls")
+            raise QueueSilent(f"{doing}: no answer, while the broker answers others")
         raise Unanswered(f"{doing}: no answer in time")
 
     async def _wait(
@@ -83,11 +83,12 @@ class Calls:
         if task.done():
             return False
         probing = self._start(probe())
-        left_s = self._timeout_s - _QUIET_S
-        await asyncio.wait([task, probing], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-        if probing.done() and not probing.cancelled() and probing.exception() is None:
-            return True
-        await asyncio.wait([task], timeout=left_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout_s - _QUIET_S):
+                await asyncio.wait([task, probing], return_when=asyncio.FIRST_COMPLETED)
+                if probing.done() and not probing.cancelled() and probing.exception() is None:
+                    return True
+                await asyncio.wait([task])
         return False
 
     def end(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from shared.bus.rabbit import shielded_calls
 from shared.bus.rabbit.shielded_calls import Calls
-from shared.errors import BusError, BusUnavailable, QueueDown, QueueNotFound, Unanswered
+from shared.errors import BusError, BusUnavailable, QueueNotFound, QueueSilent, Unanswered
 from shared.telemetry import incidents
 
 TIMEOUT_S = 5.0
@@ -123,7 +123,7 @@ async def test_a_call_is_about_a_queue_that_is_down_if_only_others_are_answered(
     async def undo(made: str) -> None:
         undone.append(made)
 
-    with pytest.raises(QueueDown, match="consume: no answer, while the broker answers other calls"):
+    with pytest.raises(QueueSilent, match="consume: no answer, while the broker answers others"):
         await calls.run(call(), "consume", undo=undo, probe=partial(asyncio.sleep, 0))
     may_end.set()
     await calls.wait_idle()
