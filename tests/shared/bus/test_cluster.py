@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(300)]
 async def declare_and_consume(bus: Bus, queue: Queue) -> None:
     """A broker from 3.11 on accepts the declaration of a queue that is down, without effect."""
     await bus.declare(queue)
-    async with bus.consume(queue.name):
+    async with bus.consume(queue.name, is_exclusive=True):
         pass
 
 
