@@ -29,6 +29,7 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias, get_args
 
 from shared.bus.base import Binding, Bus, Exchange, Queue
+from shared.errors import QueueDown, QueueSilent
 from shared.messages import JobClass
 
 Lane: TypeAlias = (
@@ -89,6 +90,8 @@ _RESUMED_TTL_S = 5.0
 """Seconds after which a job that no worker of its numerics takes returns to the other workers."""
 _RESUMED_EXPIRES_S = 24 * 3600.0
 _NEAR_TTL_S = 0.05
+_MAX_SILENCES = 2
+"""So many times in a row a broker is silent about a queue whose node is down."""
 """Seconds after which a job that its worker does not take goes to the other workers. A worker that
 is there takes it within a few milliseconds."""
 _NEAR_EXPIRES_S = 3600.0
@@ -176,6 +179,22 @@ def later_log(key: str) -> str | None:
         return None
     match = _LATER_LOG.fullmatch(key)
     return f"{key}--2" if match is None else f"{match[1]}--{int(match[2]) + 1}"
+
+
+async def find_later_log(bus: Bus, key: str) -> str | None:
+    """The log with which the reader of ``key`` has replaced it, if there is one, even if its node
+    is down as well. Raises `BusUnavailable`."""
+    later = later_log(key)
+    if later is None:
+        return None
+    for _ in range(_MAX_SILENCES):
+        try:
+            return later if await bus.inspect(later) is not None else None
+        except QueueSilent:  # a broker that elects a leader answers later
+            continue
+        except QueueDown:
+            break
+    return later
 
 
 def reply_queue(name: str, expires_s: float) -> Queue:

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from shared import topology
 from shared.bus.base import Bus, Consumer, Queue
-from shared.errors import BusError, BusUnavailable, QueueDown, QueueNotFound
+from shared.errors import BusError, BusUnavailable, QueueNotFound
 from shared.telemetry import incidents
 
 _NUM_SPARE = 8
@@ -64,10 +64,7 @@ class ReplyLog:
 
     async def find(self) -> None:
         """Move on to the newest queue in which the log was recreated. Raises `BusUnavailable`."""
-        while True:
-            later = topology.later_log(self.queue.name)
-            if later is None or not await _exists(self._bus, later):
-                return
+        while await topology.find_later_log(self._bus, self.queue.name) is not None:
             self.move_on()
 
     async def delete(self) -> None:
@@ -116,13 +113,6 @@ class ReplyLog:
                 if not num_left:
                     raise
         return None
-
-
-async def _exists(bus: Bus, queue: str) -> bool:
-    try:
-        return await bus.inspect(queue) is not None
-    except QueueDown:
-        return True
 
 
 class ReplyQueues:

@@ -113,8 +113,8 @@ class ReplyPublisher:
 
         Raises `BusUnavailable`.
         """
-        later = topology.later_log(self.queue)
-        if later is not None and await self._exists(later):
+        later = await topology.find_later_log(self._bus, self.queue)
+        if later is not None:
             self._binding = topology.reply_binding(later)
             self._has_moved = True
         return self._has_moved
@@ -177,9 +177,3 @@ class ReplyPublisher:
         except BusError:  # it is exclusive to its reader, or not to be seen
             return False
         return False
-
-    async def _exists(self, queue: str) -> bool:
-        try:
-            return await self._bus.inspect(queue) is not None
-        except QueueDown:
-            return True
