@@ -77,6 +77,7 @@ class ReplyLog:
     async def declare(self) -> None:
         """Declare the queue, unless it is consumed already. Raises `BusError`."""
         if self._may_exist:
+            await self.find()
             await self._declare_again()
         elif not self.is_attached:
             await self._bus.declare(self.queue)

@@ -54,9 +54,12 @@ async def undisturbed(gateway: LiveGateway, **more: Any) -> str:
 
 
 @asynccontextmanager
-async def asking(gateway: LiveGateway, **more: Any) -> AsyncIterator[httpx.Response]:
+async def asking(
+    gateway: LiveGateway, key: str | None = None, **more: Any
+) -> AsyncIterator[httpx.Response]:
+    headers = HAS_IDS if key is None else {**HAS_IDS, "idempotency-key": key}
     async with gateway.http.stream(
-        "POST", "/v1/completions", json=question(**more), headers=HAS_IDS
+        "POST", "/v1/completions", json=question(**more), headers=headers
     ) as response:
         yield response
 
@@ -313,3 +316,22 @@ async def test_a_job_finds_its_log_although_the_first_one_has_returned_and_expir
 
     assert words_of(body) == words_of(expected)
     assert "worker silent, job published again" not in caplog.messages
+
+
+async def test_a_request_that_is_repeated_with_its_key_finds_the_recreated_log() -> None:
+    broker = MemoryBroker()
+    async with (
+        two_gateways(broker) as (first, second),
+        echo_worker(broker, step_s=STEP_S),
+    ):
+        expected = await undisturbed(first)
+        async with asking(first, key="key") as response:
+            pieces = response.aiter_text()
+            await anext(pieces)
+            broker.take_down(log_of(response))
+            for _ in range(5):
+                await anext(pieces)
+        async with asking(second, key="key") as response:
+            body = (await response.aread()).decode()
+
+    assert words_of(body) == words_of(expected)
