@@ -39,7 +39,7 @@ test: setup ## Run all tests that need no GPU, with their own RabbitMQ (BROKER=4
 	$(BIN)/warren pull smollm2
 	$(WITH_RABBITMQ) $(BIN)/pytest -m "not gpu" -n $(NUM_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-chaos: setup ## Kill, pause and disconnect every process again and again, for about two hours
+chaos: setup ## Kill, pause and disconnect every process again and again, for hours
 	WARREN_TEST_SCHEDULES=20000 $(BIN)/pytest tests/shared/log/test_simulation.py
 	$(WITH_RABBITMQ) $(BIN)/python -m tests.system.chaos --out bench/results/chaos.md
 
