@@ -214,16 +214,19 @@ class RabbitBus:
         self._resources = resources
 
     async def _keep_exclusive(self) -> None:
-        """Open the connections again when the broker has lost an exclusive queue, until
-        cancelled."""
+        """Open the connections again when the broker has lost an exclusive queue, and bind the
+        others again, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_INTERVAL_S)
-            for name in list(self._exclusive):
+            for queue in list(self._exclusive.values()):
                 with suppress(BusError):
-                    if await self._is_lost(name):
-                        incidents.report("channel", "own queue lost", None, queue=name)
+                    if await self._is_lost(queue.name):
+                        incidents.report("channel", "own queue lost", None, queue=queue.name)
                         await asyncio.gather(*(link.reopen() for link in self._consuming))
                         break
+                    # Its bindings may be lost without it.
+                    binding = self._resources.bind_queue(queue)
+                    await self._home.calls.run(binding, f"bind {queue.name}")
 
     async def _is_lost(self, name: str) -> bool:
         """Whether an exclusive queue is gone, and nobody was told who would declare it again.

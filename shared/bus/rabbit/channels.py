@@ -149,6 +149,13 @@ class Resources:
                     await self._raise_reason(channel)
                     raise
 
+    async def bind_queue(self, queue: Queue) -> None:
+        """Bind a queue that exists; raises `QueueNotFound` otherwise."""
+        async with self._calls.lend() as channel:
+            with translated(f"bind {queue.name}", channel):
+                for binding in queue.bindings:
+                    await channel.queue_bind(queue.name, binding.exchange.name, binding.routing_key)
+
     async def delete_queue(self, name: str) -> None:
         async with self._calls.lend() as channel:
             with translated(f"delete {name}", channel):

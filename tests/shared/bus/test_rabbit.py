@@ -17,7 +17,7 @@ from shared.bus.rabbit import RabbitBus
 from shared.bus.rabbit.channel_consumer import RabbitConsumer, RabbitDelivery
 from shared.bus.rabbit.link import Link
 from shared.bus.subscribe import Attached, Lost, Subscription
-from shared.errors import BusUnavailable, PublishUnconfirmed, StartupError
+from shared.errors import BusUnavailable, PublishUnconfirmed, StartupError, Unroutable
 from shared.telemetry import incidents
 from tests.shared.bus.deliveries import (
     eventually,
@@ -43,6 +43,12 @@ FORGET = (
     ' false -> rabbit_amqqueue:internal_delete(Name, <<"test">>) end.'
 )
 """Delete the record of a queue, while its process lives: nobody is told."""
+UNBIND = (
+    'Name = rabbit_misc:r(<<"warren">>, queue, <<"%s">>),'
+    ' [rabbit_binding:remove(Binding, fun(_, _) -> ok end, <<"test">>)'
+    " || Binding <- rabbit_binding:list_for_destination(Name),"
+    " element(4, element(2, Binding)) =/= <<>>]."
+)
 
 
 @pytest.fixture
@@ -102,6 +108,25 @@ async def test_an_exclusive_queue_that_the_broker_forgets_is_declared_again(
     assert isinstance(delivery, RabbitDelivery)
     assert [delivery.message.body] == numbered(1)
     assert incidents.num_reported("channel") == num_lost + 1
+
+
+@pytest.mark.breaks_broker
+async def test_an_exclusive_queue_is_bound_again(
+    node: RabbitNode, rabbit_bus: RabbitBus, make_rabbit_queue: QueueMaker
+) -> None:
+    queue = make_rabbit_queue(is_exclusive=True)
+    await rabbit_bus.declare(queue)
+    await asyncio.to_thread(node.ctl, "eval", UNBIND % queue.name)
+    with pytest.raises(Unroutable):
+        await publish(rabbit_bus, queue, numbered(1))
+
+    async def is_bound() -> bool:
+        with suppress(Unroutable):
+            await publish(rabbit_bus, queue, numbered(1))
+            return True
+        return False
+
+    await eventually(is_bound)
 
 
 async def test_a_connection_may_end_before_an_acknowledgement_is_on_its_way(
