@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import Self
 
 from aiormq import Channel
@@ -10,7 +11,7 @@ from aiormq import Channel
 from shared.bus.base import MAX_MESSAGE_BYTES, Binding, Exchange, Message, Queue, QueueState
 from shared.bus.rabbit.addresses import parse_urls
 from shared.bus.rabbit.channel_consumer import RabbitConsumer
-from shared.bus.rabbit.channels import ConfirmChannels, Places, Resources
+from shared.bus.rabbit.channels import ConfirmChannels, Places, Resources, probe
 from shared.bus.rabbit.encoding import to_properties, translated_publish
 from shared.bus.rabbit.link import DEFAULT_USER, Link, OpenChannel, Restore
 from shared.errors import BusError, MessageTooLarge, PublishUnconfirmed, QueueBusy, Unanswered
@@ -151,7 +152,7 @@ class RabbitBus:
             doing,
             undo=RabbitConsumer.close,
             # A quorum queue without a leader has one soon.
-            probe=Resources(link.open_channel).probe if is_exclusive else None,
+            probe=partial(probe, link) if is_exclusive else None,
         )
         try:
             yield consumer
@@ -159,9 +160,9 @@ class RabbitBus:
             await consumer.close()
 
     async def _inspect(self, queue: str) -> QueueState | None:
-        resources = self._resources
+        inspection = self._resources.inspect(queue)
         return await self._home.calls.run(
-            resources.inspect(queue), f"inspect {queue}", probe=resources.probe
+            inspection, f"inspect {queue}", probe=partial(probe, self._home)
         )
 
     async def _declare(self, resource: Exchange | Queue) -> str:

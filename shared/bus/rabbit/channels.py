@@ -29,6 +29,11 @@ async def close_channel(channel: Channel) -> None:
         await channel.rpc(ChannelMethods.Close(_SUCCESS, "", 0, 0))
 
 
+async def probe(link: Link) -> None:
+    """Return once the broker has answered a call that concerns no queue."""
+    await close_channel(await link.open_channel())
+
+
 class ConfirmChannels:
     """The channels for publishing, used round-robin.
 
@@ -118,7 +123,6 @@ class Resources:
     """
 
     def __init__(self, open_channel: OpenChannel) -> None:
-        self._open_channel = open_channel
         self._calls = CallChannels(open_channel)
         self._known: set[Exchange] = set()
 
@@ -170,10 +174,6 @@ class Resources:
                 num_ready=answer.message_count or 0, num_consumers=answer.consumer_count or 0
             )
         return None
-
-    async def probe(self) -> None:
-        """Return once the broker has answered a call that concerns no queue."""
-        await close_channel(await self._open_channel())
 
     async def _declare_exchange(self, exchange: Exchange, *, is_passive: bool) -> None:
         async with self._calls.lend() as channel:

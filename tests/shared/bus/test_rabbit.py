@@ -49,6 +49,7 @@ UNBIND = (
     " || Binding <- rabbit_binding:list_for_destination(Name),"
     " element(4, element(2, Binding)) =/= <<>>]."
 )
+"""Remove a queue's bindings, except that of the default exchange."""
 
 
 @pytest.fixture
