@@ -3,6 +3,7 @@ deletion of exchanges and queues."""
 
 import asyncio
 import itertools
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -120,11 +121,16 @@ class Resources:
     """Remembers declared exchanges, so that a request's reply queue costs one round trip.
 
     Its calls must be neither cancelled nor timed out: see `shared.bus.rabbit.shielded_calls`.
+
+    The bindings of exclusive queues have an argument that differs between connections, and no other
+    effect. After the queues of a lost node are deleted, RabbitMQ removes their bindings from its
+    topic exchanges, and an equal binding that its client has made again by then with them.
     """
 
     def __init__(self, open_channel: OpenChannel) -> None:
         self._calls = CallChannels(open_channel)
         self._known: set[Exchange] = set()
+        self._of_this_connection = {"connection": secrets.token_hex(8)}
 
     async def declare_exchange(self, exchange: Exchange) -> None:
         """Create the exchange unless it exists; checking first needs no configure permission."""
@@ -157,8 +163,7 @@ class Resources:
         """Bind a queue that exists; raises `QueueNotFound` otherwise."""
         async with self._calls.lend() as channel:
             with translated(f"bind {queue.name}", channel):
-                for binding in queue.bindings:
-                    await channel.queue_bind(queue.name, binding.exchange.name, binding.routing_key)
+                await self._bind(channel, queue, nowait=False)
 
     async def delete_queue(self, name: str) -> None:
         async with self._calls.lend() as channel:
@@ -199,11 +204,19 @@ class Resources:
             arguments=dict(queue_arguments(queue)),
             nowait=True,
         )
+        await self._bind(channel, queue, nowait=True)
+        await channel.basic_qos()
+
+    async def _bind(self, channel: Channel, queue: Queue, *, nowait: bool) -> None:
+        arguments = dict(self._of_this_connection) if queue.is_exclusive else None
         for binding in queue.bindings:
             await channel.queue_bind(
-                queue.name, binding.exchange.name, binding.routing_key, nowait=True
+                queue.name,
+                binding.exchange.name,
+                binding.routing_key,
+                nowait=nowait,
+                arguments=arguments,
             )
-        await channel.basic_qos()
 
     async def _raise_reason(self, channel: Channel) -> None:
         """Raise the error with which the broker closed the channel before the last call was

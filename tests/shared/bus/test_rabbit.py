@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from yarl import URL
 
+from shared import topology
 from shared.bus.base import Message
 from shared.bus.rabbit import RabbitBus
 from shared.bus.rabbit.channel_consumer import RabbitConsumer, RabbitDelivery
@@ -50,6 +51,23 @@ UNBIND = (
     " element(4, element(2, Binding)) =/= <<>>]."
 )
 """Remove a queue's bindings, except that of the default exchange."""
+TAKE_BINDINGS = """
+Bindings = [Binding
+    || Binding <- rabbit_binding:list_for_destination(rabbit_misc:r(<<"warren">>, queue, <<"%s">>)),
+    element(4, element(2, Binding)) =/= <<>>],
+[begin
+    [catch mnesia:dirty_delete(Table, Binding)
+        || Table <- [rabbit_route, rabbit_semi_durable_route]],
+    catch mnesia:dirty_delete(rabbit_reverse_route, {reverse_binding, Queue, Key, Exchange, Args})
+end || Binding = {binding, Exchange, Key, Queue, Args} <- Bindings],
+io:format("~p.", [Bindings]).
+"""
+"""Delete the records of a queue's bindings as RabbitMQ does first, and print them."""
+UNBIND_LATE = """
+rabbit_misc:execute_mnesia_transaction(fun() ->
+    rabbit_exchange_type_topic:remove_bindings(transaction, none, %s) end).
+"""
+"""What RabbitMQ does some time later with such bindings of topic exchanges."""
 
 
 @pytest.fixture
@@ -128,6 +146,27 @@ async def test_an_exclusive_queue_is_bound_again(
         return False
 
     await eventually(is_bound)
+
+
+@pytest.mark.breaks_broker
+async def test_the_end_of_the_last_connection_cannot_unbind_an_exclusive_queue(
+    node: RabbitNode, rabbit_bus: RabbitBus, make_rabbit_queue: QueueMaker
+) -> None:
+    queue = make_rabbit_queue(topology.CONTROL, is_exclusive=True)
+    await rabbit_bus.declare(queue)
+    printed = await asyncio.to_thread(node.ctl, "eval", TAKE_BINDINGS % queue.name)
+    bindings = printed.rpartition(".")[0]
+
+    async with rabbit_bus.consume(queue.name) as consumer:
+        await asyncio.to_thread(node.ctl, "close_all_connections", "--vhost=warren", "test")
+        with pytest.raises(BusUnavailable):
+            await take_to_the_end(consumer)
+    await rabbit_bus.wait_connected()
+    await asyncio.to_thread(node.ctl, "eval", UNBIND_LATE % bindings)
+
+    await publish(rabbit_bus, queue, numbered(1))
+    async with rabbit_bus.consume(queue.name) as consumer:
+        assert await take_bodies(consumer, 1) == numbered(1)
 
 
 async def test_a_connection_may_end_before_an_acknowledgement_is_on_its_way(
