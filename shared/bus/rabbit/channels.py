@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from aiormq import Channel
 from aiormq.exceptions import ChannelInvalidStateError
 from pamqp.commands import Channel as ChannelMethods
+from pamqp.common import FieldValue
 
 from shared.bus.base import Exchange, Queue, QueueState
 from shared.bus.rabbit.encoding import AMQP_FAILURES, queue_arguments, translated
@@ -130,7 +131,7 @@ class Resources:
     def __init__(self, open_channel: OpenChannel) -> None:
         self._calls = CallChannels(open_channel)
         self._known: set[Exchange] = set()
-        self._of_this_connection = {"connection": secrets.token_hex(8)}
+        self._connection_id = secrets.token_hex(8)
 
     async def declare_exchange(self, exchange: Exchange) -> None:
         """Create the exchange unless it exists; checking first needs no configure permission."""
@@ -163,7 +164,10 @@ class Resources:
         """Bind a queue that exists; raises `QueueNotFound` otherwise."""
         async with self._calls.lend() as channel:
             with translated(f"bind {queue.name}", channel):
-                await self._bind(channel, queue, nowait=False)
+                arguments = self._binding_arguments(queue)
+                for binding in queue.bindings:
+                    exchange, key = binding.exchange.name, binding.routing_key
+                    await channel.queue_bind(queue.name, exchange, key, arguments=arguments)
 
     async def delete_queue(self, name: str) -> None:
         async with self._calls.lend() as channel:
@@ -204,19 +208,14 @@ class Resources:
             arguments=dict(queue_arguments(queue)),
             nowait=True,
         )
-        await self._bind(channel, queue, nowait=True)
+        arguments = self._binding_arguments(queue)
+        for binding in queue.bindings:
+            exchange, key = binding.exchange.name, binding.routing_key
+            await channel.queue_bind(queue.name, exchange, key, nowait=True, arguments=arguments)
         await channel.basic_qos()
 
-    async def _bind(self, channel: Channel, queue: Queue, *, nowait: bool) -> None:
-        arguments = dict(self._of_this_connection) if queue.is_exclusive else None
-        for binding in queue.bindings:
-            await channel.queue_bind(
-                queue.name,
-                binding.exchange.name,
-                binding.routing_key,
-                nowait=nowait,
-                arguments=arguments,
-            )
+    def _binding_arguments(self, queue: Queue) -> dict[str, FieldValue] | None:
+        return {"connection": self._connection_id} if queue.is_exclusive else None
 
     async def _raise_reason(self, channel: Channel) -> None:
         """Raise the error with which the broker closed the channel before the last call was
