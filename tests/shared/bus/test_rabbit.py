@@ -64,7 +64,7 @@ io:format("~p.", [Bindings]).
 """
 """Delete the records of a queue's bindings as RabbitMQ does first, and print them."""
 UNBIND_LATE = """
-rabbit_misc:execute_mnesia_transaction(fun() ->
+mnesia:transaction(fun() ->
     rabbit_exchange_type_topic:remove_bindings(transaction, none, %s) end).
 """
 """What RabbitMQ does some time later with such bindings of topic exchanges."""
