@@ -89,9 +89,9 @@ JOBS_DELIVERY_LIMIT = 20
 _RESUMED_TTL_S = 5.0
 """Seconds after which a job that no worker of its numerics takes returns to the other workers."""
 _RESUMED_EXPIRES_S = 24 * 3600.0
-_NEAR_TTL_S = 0.05
 _MAX_SILENCES = 2
-"""So many times in a row a broker is silent about a queue whose node is down."""
+"""How often in a row a broker is silent about a queue before its node counts as down."""
+_NEAR_TTL_S = 0.05
 """Seconds after which a job that its worker does not take goes to the other workers. A worker that
 is there takes it within a few milliseconds."""
 _NEAR_EXPIRES_S = 3600.0

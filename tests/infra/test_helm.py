@@ -537,6 +537,18 @@ def test_pods_of_one_kind_are_spread_over_the_nodes(everything: list[Manifest], 
     assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
 
 
+def test_an_annotation_of_the_users_own_replaces_that_of_the_chart() -> None:
+    size = "nginx.ingress.kubernetes.io/proxy-body-size"
+    ingress = {"enabled": True, "host": "llm.example", "annotations": {size: "1g"}}
+
+    manifests = render({"gateway": {"ingress": ingress}})
+    (annotations,) = (
+        one["metadata"]["annotations"] for one in manifests if one["kind"] == "Ingress"
+    )
+    assert annotations[size] == "1g"
+    assert annotations["nginx.ingress.kubernetes.io/proxy-buffering"] == "off"
+
+
 def test_a_broker_of_the_users_own_is_left_alone() -> None:
     values = {**VALUES["existing"], "networkPolicy": {}, "monitoring": {"enabled": True}}
 
