@@ -4,7 +4,6 @@ import asyncio
 import logging
 import sys
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
 from functools import partial
@@ -37,6 +36,7 @@ _MAX_EMBEDDINGS = 1
 """Embeddings wait for the one place that `QuickLane` has for them."""
 _LINES_AT_ONCE = 1000
 _ANSWERS_AT_ONCE = 100
+_ANSWER_BYTES_AT_ONCE = 8 << 20
 
 _Result = TypeVar("_Result")
 
@@ -81,11 +81,10 @@ class BatchRunner:
         """Claim as many batches as there is room for. Raises `Unavailable`."""
         lease_s = self._gateway.settings.batch_lease_s
         while len(self._runs) < _MAX_BATCHES + _MAX_FIRST:
-            running = Counter(run.batch.tenant for run, _ in self._runs.values())
+            running = {batch_id: run.batch.tenant for batch_id, (run, _) in self._runs.items()}
             is_full = len(self._runs) >= _MAX_BATCHES
             batch = await state.batches.claim(running, lease_s, is_full=is_full)
-            # One whose lease has just run out here is left to other gateways until it is noticed.
-            if batch is None or batch.id in self._runs:
+            if batch is None:
                 return
             run = _BatchRun(self._gateway, state, batch)
             self._runs[batch.id] = run, asyncio.create_task(self._run(run))
@@ -175,6 +174,8 @@ class _BatchRun:
         if self.batch.status == "in_progress":
             await self._while_wanted(self._answer_all())
             await self._answers.join()
+        elif self.batch.status == "cancelling" and self.batch.fence > 1:
+            await self._stop_lines()
         await _retried(partial(self._batches.begin_to_end, batch_id, fence))
         await self._refresh()
         await _retried(self._end)
@@ -243,6 +244,21 @@ class _BatchRun:
                 size = len(line.text) + BYTES_OF_VALUE * count_values(line.text)
                 await window.enter(size)
                 tasks.create_task(self._answer(line, window, size))
+
+    async def _stop_lines(self) -> None:
+        """End the jobs that the last gateway had published. Only the first lines without an answer
+        can have one, as many of each model as fit into the window."""
+        async with asyncio.TaskGroup() as tasks:
+            for model in self.batch.models or ():
+                num_left = self._gateway.settings.batch_window
+                async with aclosing(self._unanswered(model)) as lines:
+                    async for line in lines:
+                        assert line.text is not None
+                        request = LINE_DECODER.decode(line.text)
+                        tasks.create_task(self._lines.stop(line.number, request))
+                        num_left -= 1
+                        if not num_left:
+                            break
 
     async def _answer(self, line: InputLine, window: "_Window", size: int) -> None:
         assert line.text is not None
@@ -325,7 +341,11 @@ class _BatchRun:
             draft.expires_at = int(time.time() + kept_s)
             last = 0
             while page := await self._batches.answers(
-                batch.id, is_error=is_error, after=last, limit=_ANSWERS_AT_ONCE
+                batch.id,
+                is_error=is_error,
+                after=last,
+                limit=_ANSWERS_AT_ONCE,
+                max_bytes=_ANSWER_BYTES_AT_ONCE,
             ):
                 await draft.writer.write(b"".join([answer.text + b"\n" for answer in page]))
                 last = page[-1].line

@@ -74,7 +74,7 @@ class LineServer:
     async def answer(self, number: int, line: RequestLine, record: Record) -> None:
         """Answer a line and ``record`` its outcome, which may be an error. The job's log is deleted
         only after that."""
-        request_id = request_id_of(self.batch.id, number, ENDPOINTS[line.url].id_prefix)
+        request_id = self._request_id(number, line)
         facts: dict[str, str | int] = {
             "warren.request_id": request_id,
             "warren.batch": self.batch.id,
@@ -84,6 +84,19 @@ class LineServer:
         with tracing.request_span("gateway.batch_line", SpanKind.INTERNAL, facts, {}):
             async with self._limits.place() as place:
                 await self._answer(request_id, number, line, place, record)
+
+    async def stop(self, number: int, line: RequestLine) -> None:
+        """End the job of a line, if a gateway has published one, and delete its log."""
+        try:
+            await self.gateway.cancel(self._request_id(number, line), None)
+        except StreamExpired:
+            pass
+        except (BusError, Unavailable) as error:  # it ends with its log, which nobody reads
+            facts = {"batch": self.batch.id, "line": number, "code": error.code}
+            logger.warning("job of a batch line not stopped", extra=facts)
+
+    def _request_id(self, number: int, line: RequestLine) -> str:
+        return request_id_of(self.batch.id, number, ENDPOINTS[line.url].id_prefix)
 
     async def _answer(
         self, request_id: str, number: int, line: RequestLine, place: LinePlace, record: Record

@@ -13,6 +13,7 @@ repeated, but no answer is written twice.
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -215,14 +216,20 @@ class Batches:
 
     @uncancelled
     async def claim(
-        self, running: Mapping[str, int], lease_s: float, *, is_full: bool = False
+        self, running: Mapping[str, str], lease_s: float, *, is_full: bool = False
     ) -> BatchRecord | None:
         """Claim a batch that no gateway runs, if there is one: the oldest one of the tenant that
-        has the fewest in ``running``, the number of batches by tenant that the caller runs.
+        has the fewest in ``running``, the tenants of the batches that the caller runs, by id.
         ``is_full``: only one of a tenant that has none there."""
-        is_free = and_(BATCHES.c.status.in_(UNENDED), BATCHES.c.lease_until < time.time())
+        is_free = and_(
+            BATCHES.c.status.in_(UNENDED),
+            BATCHES.c.lease_until < time.time(),
+            # While the database was away, leases of the caller may have run out.
+            BATCHES.c.id.not_in(list(running)),
+        )
+        num_running = Counter(running.values())
         if is_full:
-            is_free = and_(is_free, BATCHES.c.tenant.not_in(list(running)))
+            is_free = and_(is_free, BATCHES.c.tenant.not_in(list(num_running)))
         age = (BATCHES.c.created_at, BATCHES.c.id)
         place = func.row_number().over(partition_by=BATCHES.c.tenant, order_by=age)
         columns = (BATCHES.c.id, BATCHES.c.fence, BATCHES.c.tenant, BATCHES.c.created_at)
@@ -234,7 +241,7 @@ class Batches:
         )
         async with self._database.begin() as connection:
             rows = (await connection.execute(query)).all()
-            for row in sorted(rows, key=lambda row: running.get(row.tenant, 0)):
+            for row in sorted(rows, key=lambda row: num_running[row.tenant]):
                 claim = (
                     update(BATCHES)
                     .where(BATCHES.c.id == row.id, BATCHES.c.fence == row.fence)
@@ -366,21 +373,27 @@ class Batches:
 
     @uncancelled
     async def answers(
-        self, batch_id: str, *, is_error: bool, after: int, limit: int
+        self, batch_id: str, *, is_error: bool, after: int, limit: int, max_bytes: int
     ) -> list[LineAnswer]:
-        """At most ``limit`` answers in the order of the input, from after the line ``after``."""
-        query = (
-            select(ANSWERS.c.line, ANSWERS.c.is_error, ANSWERS.c.text)
-            .where(
-                ANSWERS.c.batch_id == batch_id,
-                ANSWERS.c.is_error.is_(is_error),
-                ANSWERS.c.line > after,
-            )
-            .order_by(ANSWERS.c.line)
-            .limit(limit)
+        """At most ``limit`` answers in the order of the input, from after the line ``after``, with
+        at most ``max_bytes`` together; one answer may have more."""
+        is_next = and_(
+            ANSWERS.c.batch_id == batch_id,
+            ANSWERS.c.is_error.is_(is_error),
+            ANSWERS.c.line > after,
         )
+        in_order = select(ANSWERS.c.line, func.length(ANSWERS.c.text)).where(is_next)
+        sizes = in_order.order_by(ANSWERS.c.line).limit(limit)
         async with self._database.read() as connection:
-            return [LineAnswer(*row) for row in await connection.execute(query)]
+            last, num_bytes = after, 0
+            for line, size in await connection.execute(sizes):
+                num_bytes += size
+                if num_bytes > max_bytes and last > after:
+                    break
+                last = line
+            query = select(ANSWERS.c.line, ANSWERS.c.is_error, ANSWERS.c.text)
+            page = query.where(is_next, ANSWERS.c.line <= last).order_by(ANSWERS.c.line)
+            return [LineAnswer(*row) for row in await connection.execute(page)]
 
     @uncancelled
     async def sweep(self, before: float) -> int:

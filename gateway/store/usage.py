@@ -179,7 +179,7 @@ class UsageRecords:
             async with self._database.begin() as connection:
                 num: int = (await connection.execute(statement)).rowcount
             num_deleted += num
-            if num < _MAX_DELETED:
+            if not num:  # others delete, too, so fewer may be left to delete than were found
                 return num_deleted
 
 

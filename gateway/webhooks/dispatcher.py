@@ -6,6 +6,7 @@ has ended, so that an event arrives at least once.
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections import Counter
@@ -14,7 +15,7 @@ from contextlib import suppress
 from gateway.metrics import Metrics
 from gateway.store.state import Store
 from gateway.store.webhooks import WebhookDelivery, Webhooks
-from gateway.webhooks.sending import TIMEOUT_S, NotSent, Sender
+from gateway.webhooks.sending import TIMEOUT_S, NotSent, Sender, is_success
 from shared.errors import Unavailable
 from shared.telemetry import incidents
 
@@ -50,21 +51,38 @@ class Deliverer:
         self._lease_s = lease_s
         self._running: Counter[str] = Counter()
         """The tries under way, by endpoint."""
+        self._has_room = asyncio.Event()
+        """Set when a try has ended."""
 
     async def run(self) -> None:
         """Deliver until cancelled. Another gateway then tries again what was under way."""
+        expired_at = -math.inf
         async with asyncio.TaskGroup() as tasks:
             while True:
+                self._has_room.clear()
                 with suppress(Unavailable):
-                    await self.start_due((await self._store.wait_open()).webhooks, tasks)
-                await asyncio.sleep(_LOOK_INTERVAL_S)
+                    webhooks = (await self._store.wait_open()).webhooks
+                    if time.monotonic() - expired_at >= _LOOK_INTERVAL_S:
+                        await self.expire(webhooks)
+                        expired_at = time.monotonic()
+                    await self.start_due(webhooks, tasks)
+                await self._wait()
 
-    async def start_due(self, webhooks: Webhooks, tasks: asyncio.TaskGroup) -> None:
-        """Begin to try what is due, as far as there is room. What has been due for too long is
-        dead: its endpoint is too slow for all of its events. Raises `Unavailable`."""
+    async def _wait(self) -> None:
+        """Wait for the next look, or until a try has ended."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_INTERVAL_S):
+                await self._has_room.wait()
+
+    async def expire(self, webhooks: Webhooks) -> None:
+        """Give up what has been due for too long: its endpoint is too slow for all of its events.
+        Raises `Unavailable`."""
         if num_dead := await webhooks.expire(time.time() - _MAX_WAIT_S):
             self._metrics.webhooks.labels("dead").inc(num_dead)
             logger.warning("webhooks dead", extra={"deliveries": num_dead, "reason": "not in time"})
+
+    async def start_due(self, webhooks: Webhooks, tasks: asyncio.TaskGroup) -> None:
+        """Begin to try what is due, as far as there is room. Raises `Unavailable`."""
         while self._running.total() < _MAX_AT_ONCE:
             busy = [one for one, number in self._running.items() if number >= _MAX_OF_ONE]
             delivery = await webhooks.claim(busy, self._lease_s)
@@ -82,6 +100,7 @@ class Deliverer:
         finally:
             self._running.subtract([delivery.webhook.id])
             self._running += Counter()  # forgets those without tries
+            self._has_room.set()
 
     async def _deliver(
         self, webhooks: Webhooks, delivery: WebhookDelivery, facts: dict[str, object]
@@ -108,7 +127,7 @@ class Deliverer:
         except Exception as error:  # noqa: BLE001 (one event's bug is one event's failure)
             incidents.report("task", "webhook not sent", error, **facts)
             return "the gateway failed"
-        return None if 200 <= status < 300 else f"status {status}"
+        return None if is_success(status) else f"status {status}"
 
 
 def pause_s(num_tries: int, first_pause_s: float) -> float:

@@ -23,6 +23,8 @@ _PLATFORMS = (ip_network("168.63.129.16"), ip_network("192.0.0.0/24"))
 them, which some versions of Python call global."""
 _UNICAST = ip_network("2000::/3")
 _NAT64 = ip_network("64:ff9b::/96")
+_TRY_S = 2.5
+"""Seconds for a connection to an address if there are others."""
 
 
 class AddressRefused(Exception):
@@ -75,13 +77,15 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
         """Raises `AddressRefused`, `httpcore.ConnectError` and `httpcore.ConnectTimeout`."""
-        failure = httpcore.ConnectError("the name has no address")
-        for address in await self._checked(host, port):
+        failure: Exception = httpcore.ConnectError("the name has no address")
+        addresses = await self._checked(host, port)
+        for address in addresses:
+            limit_s = timeout if address == addresses[-1] else _TRY_S
             try:
                 return await self._backend.connect_tcp(
-                    address, port, timeout, local_address, socket_options
+                    address, port, limit_s, local_address, socket_options
                 )
-            except httpcore.ConnectError as error:
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 failure = error
         raise failure
 

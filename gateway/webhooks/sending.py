@@ -104,8 +104,13 @@ class Sender:
             raise NotSent(f"no answer within {self._timeout_s:g} seconds") from None
         except AddressRefused:
             raise NotSent("an address of the host is not public") from None
-        except (httpcore.NetworkError, httpcore.ProtocolError) as error:
+        except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
             raise NotSent(str(error) or type(error).__name__) from None
+
+
+def is_success(status: int) -> bool:
+    """Whether an endpoint that answers so has accepted the event."""
+    return 200 <= status < 300
 
 
 def _headers(delivery: WebhookDelivery, body: bytes) -> list[tuple[str, str]]:

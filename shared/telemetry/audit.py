@@ -28,6 +28,7 @@ Act: TypeAlias = Literal[
     "API key revoked",
     "dead letters requeued",
     "dead letters dropped",
+    "usage records erased",
 ]
 _MAX_REFUSALS = 20
 """Refusals that are recorded in a second, so that a flood of them does not fill the disk."""

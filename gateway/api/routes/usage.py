@@ -12,9 +12,11 @@ from msgspec import Struct
 
 from gateway.api.bodies.parameters import refused
 from gateway.api.openapi import answered
+from gateway.intake.key_file import ApiKey
 from gateway.ledger.prices import PricedSum
 from gateway.store.usage import GROUPS, Group
 from gateway.wiring import Gateway
+from shared.telemetry import audit
 
 _DEFAULT_TIME_S = 30 * 24 * 3600
 _MAX_TIME = 1 << 40
@@ -137,10 +139,13 @@ def router(gateway: Gateway) -> APIRouter:
         tags=["operators"],
         openapi_extra={"responses": {"200": answered(Erased)}},
     )
-    async def erase_usage(tenant: ErasedTenant) -> Response:
+    async def erase_usage(request: Request, tenant: ErasedTenant) -> Response:
         """Permanently delete all usage records of a tenant."""
         state = await gateway.store.open()
         erased = Erased(tenant=tenant, num_records=await state.usage.erase(tenant))
+        caller: ApiKey = request.state.caller
+        facts = {"erased_tenant": tenant, "num_records": erased.num_records}
+        audit.record("usage records erased", tenant=caller.tenant, key_id=caller.key_id, **facts)
         return Response(msgspec.json.encode(erased), media_type="application/json")
 
     return routes

@@ -23,7 +23,7 @@ from gateway.store.webhooks import (
     WebhookDelivery,
     Webhooks,
 )
-from gateway.webhooks.sending import MAX_URL_CHARS, NotSent, check_url
+from gateway.webhooks.sending import MAX_URL_CHARS, NotSent, check_url, is_success
 from gateway.wiring import Gateway
 from shared.errors import InvalidRequest
 
@@ -107,7 +107,8 @@ class TestResult(
     event_type: str
     status_code: int
     """That of the endpoint's answer."""
-    success: Literal[True] = True
+    success: bool
+    """Whether the endpoint accepted the event, as any status from 200 to 299 says."""
 
 
 class DeadDelivery(Struct, frozen=True, kw_only=True):
@@ -222,7 +223,10 @@ def _add_operations(routes: APIRouter, gateway: Gateway) -> None:
             raise InvalidRequest(f"The endpoint did not answer: {error}.", param="url") from None
         return _json(
             TestResult(
-                webhook_endpoint_id=webhook_id, event_type=body.event_type, status_code=status
+                webhook_endpoint_id=webhook_id,
+                event_type=body.event_type,
+                status_code=status,
+                success=is_success(status),
             )
         )
 

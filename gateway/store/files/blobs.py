@@ -9,6 +9,7 @@ import itertools
 import os
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Self
 
@@ -23,6 +24,10 @@ _PART_BYTES = 5 << 20
 """The smallest part that S3 takes."""
 _MAX_PARTS_AT_ONCE = 2
 _READ_BYTES = 1 << 20
+_TIMEOUT = timedelta(hours=1)
+"""For a request to a store in all: whoever reads a file may be slow."""
+_ALLOW_HTTP = "aws_allow_http"
+"""No credential, but the store's own tools have it among them."""
 
 
 class _Abandoned(Exception):
@@ -106,8 +111,17 @@ class Blobs:
         otherwise from the variables of the store's own tools, such as ``AWS_ACCESS_KEY_ID`` and
         ``AWS_ENDPOINT_URL``. Raises `StartupError`."""
         config = {} if credentials is None else _credentials_in(credentials)
+        options: dict[str, str | timedelta] = {"timeout": _TIMEOUT}
+        # With options of its own, obstore does not look for this variable.
+        may_be_plain = config.pop(
+            _ALLOW_HTTP,
+            os.environ.get(_ALLOW_HTTP.upper()),  # noqa: TID251 (of the store)
+        )
+        if may_be_plain is not None:
+            options["allow_http"] = may_be_plain
         try:
-            return cls(from_url(url, config=config))  # type: ignore[call-overload]  # any store's
+            store = from_url(url, config=config, client_options=options)  # type: ignore[call-overload]  # any store's
+            return cls(store)
         except (BaseError, ValueError) as error:
             raise StartupError(f"the URL of files cannot be used: {error}") from None
 

@@ -92,7 +92,7 @@ async def test_the_tenant_with_the_fewest_running_batches_comes_first(
     await ordered(files, batches, "a")
     await ordered(files, batches, "b")
 
-    claim = await batches.claim({"a": 1}, 60)
+    claim = await batches.claim({"batch_1": "a"}, 60)
 
     assert claim is not None
     assert claim.tenant == "b"
@@ -108,9 +108,24 @@ async def test_many_batches_of_one_tenant_do_not_hide_those_of_another(
         await connection.execute(insert(BATCHES), rows)
     await ordered(files, batches, "b")
 
-    claims = [await batches.claim({"a": 1}, 60, is_full=is_full) for is_full in (True, True, False)]
+    claims = [
+        await batches.claim({"batch_of_a": "a"}, 60, is_full=is_full)
+        for is_full in (True, True, False)
+    ]
 
     assert [claim and claim.tenant for claim in claims] == ["b", None, "a"]
+
+
+async def test_a_batch_whose_lease_ran_out_here_is_left_alone(
+    files: Files, batches: Batches
+) -> None:
+    await ordered(files, batches)
+    batch = await claimed(batches, lease_s=-1)
+
+    again = await batches.claim({batch.id: batch.tenant}, 60)
+
+    assert again is None
+    assert await batches.renew(batch.id, batch.fence, 60) == "validating"
 
 
 async def test_who_has_lost_its_lease_writes_nothing(files: Files, batches: Batches) -> None:
@@ -150,10 +165,25 @@ async def test_a_line_is_answered_once(files: Files, batches: Batches) -> None:
     counted = await batches.get("a", batch.id)
     assert (counted.num_completed, counted.num_failed) == (2, 1)
     assert await batches.answered(batch.id, 2, 9) == {2, 3}
-    assert await batches.answers(batch.id, is_error=False, after=0, limit=9) == [
+    assert await batches.answers(batch.id, is_error=False, after=0, limit=9, max_bytes=99) == [
         answer(1),
         answer(3),
     ]
+
+
+async def test_answers_are_read_in_pages_of_limited_size(files: Files, batches: Batches) -> None:
+    batch = await started(files, batches, num_lines=5)
+    answers = [LineAnswer(line, False, bytes(size)) for line, size in enumerate((4, 4, 40, 1), 1)]
+    await batches.record(batch.id, batch.fence, answers)
+
+    pages, last = [], 0
+    while page := await batches.answers(
+        batch.id, is_error=False, after=last, limit=9, max_bytes=10
+    ):
+        pages.append([one.line for one in page])
+        last = page[-1].line
+
+    assert pages == [[1, 2], [3], [4]]
 
 
 async def test_a_batch_ends_with_its_files(files: Files, batches: Batches) -> None:

@@ -12,6 +12,7 @@ import pytest
 from gateway.metrics import Metrics
 from gateway.store.state import Store, StoredState
 from gateway.store.webhooks import EVENT_TYPES, Webhook
+from gateway.webhooks import dispatcher
 from gateway.webhooks.dispatcher import LEASE_S, Deliverer, pause_s
 from gateway.webhooks.sending import Sender
 from shared import settings
@@ -161,7 +162,9 @@ async def test_a_delivery_that_has_been_due_for_days_is_dead(
         await fail_a_batch(state.files, state.batches)
     late = await state.webhooks.claim([], lease_s=-4 * 24 * 3600)
 
-    await try_once(deliverer(store, metrics), state)
+    one = deliverer(store, metrics)
+    await one.expire(state.webhooks)
+    await try_once(one, state)
 
     (dead,) = await state.webhooks.dead(10)
     assert late is not None
@@ -187,6 +190,19 @@ async def test_a_slow_endpoint_does_not_hold_up_the_others(
         slow.release()
 
     assert num_at_once == 4
+
+
+async def test_a_fast_endpoint_gets_its_events_without_pauses(
+    store: Store, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "_LOOK_INTERVAL_S", 3600.0)
+    state = await store.open()
+    await listening_to(state, receiver)
+    for _ in range(9):
+        await fail_a_batch(state.files, state.batches)
+
+    async with running(deliverer(store)):
+        await receiver.wait(9)
 
 
 def test_pauses_grow_at_random_up_to_six_hours() -> None:

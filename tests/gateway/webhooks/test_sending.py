@@ -1,10 +1,12 @@
 """What an endpoint receives, and what the sender refuses to reach."""
 
 import asyncio
+import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from ipaddress import ip_network
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from openai import InvalidWebhookSignatureError
 from openai.types.webhooks import BatchCompletedWebhookEvent
 
 from gateway.store.webhooks import EVENT_TYPES, Webhook, WebhookDelivery
+from gateway.webhooks import network
 from gateway.webhooks.network import Resolve
 from gateway.webhooks.sending import NotSent, Sender, check_url
 from shared.errors import InvalidRequest
@@ -64,6 +67,35 @@ def everywhere(*addresses: str) -> Resolve:
         return addresses
 
     return resolve
+
+
+@contextmanager
+def silent_address(port: int) -> Iterator[str]:
+    """An address whose port answers no further connection, because nobody accepts the first
+    ones."""
+    address = "127.0.0.2"
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind((address, port))
+        listener.listen(0)
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex((address, port))
+        yield address
+
+
+async def test_a_dead_address_of_a_host_does_not_hide_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(network, "_TRY_S", 0.05)
+    async with receiving() as receiver:
+        with silent_address(receiver.port) as silent:
+            url = receiver.url.replace("127.0.0.1", "endpoint.example")
+            resolve = everywhere(silent, "127.0.0.1")
+            status = await Sender(LOOPBACK, resolve=resolve).send(delivery(url))
+
+    assert status == 200
 
 
 async def test_openais_client_accepts_an_event() -> None:

@@ -8,8 +8,11 @@ import openai
 import pytest
 from openai.types import Batch
 
+from gateway.store.state import Store
+from shared import settings
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Cancel, EmbeddingJob
+from shared.settings import GatewaySettings
 from tests.support.gateway.batches import chat, ended, jsonl, order, output, texts, until
 from tests.support.gateway.http import LiveGateway, eventually, live_gateway, two_gateways
 from tests.support.workers.scripted_worker import (
@@ -450,6 +453,25 @@ async def test_any_gateway_cancels_a_batch(
         batch = await ended(second, batch)
 
     assert batch.status == "cancelled"
+
+
+async def test_a_cancelled_batch_stops_the_jobs_of_a_gateway_that_is_gone(
+    broker: MemoryBroker, worker: ScriptedWorker, tmp_path: Path
+) -> None:
+    worker.script = start_only
+    async with MemoryBus(broker) as one, MemoryBus(broker) as other:
+        async with live_gateway(one, data_dir=tmp_path) as first:
+            batch = await order(first, [chat("a"), chat("b")])
+            await worker.wait_until(lambda: worker.num_running == 2)
+        store = Store(settings.load(GatewaySettings, data_dir=tmp_path))
+        await (await store.open()).batches.cancel("", batch.id)
+        await store.close()
+        async with live_gateway(other, data_dir=tmp_path) as second:
+            await worker.wait_until(lambda: worker.num_running == 0)
+            batch = await ended(second, batch)
+
+    assert batch.status == "cancelled"
+    assert sum(isinstance(command, Cancel) for command in worker.commands) == 2
 
 
 async def test_flex_requests_are_in_the_batch_class(

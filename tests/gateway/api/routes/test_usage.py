@@ -2,6 +2,7 @@
 
 import csv
 import io
+import logging
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -145,15 +146,18 @@ async def test_csv_has_the_groups_and_the_numbers(recorded: Recorded) -> None:
     ]
 
 
-async def test_a_tenant_is_erased(recorded: Recorded) -> None:
+async def test_a_tenant_is_erased(recorded: Recorded, caplog: pytest.LogCaptureFixture) -> None:
     http, params = recorded.gateway.http, {"tenant": "alice"}
 
     refused = await http.delete("/admin/v1/usage", headers=recorded.bob, params=params)
-    erased = await http.delete("/admin/v1/usage", headers=recorded.operator, params=params)
+    with caplog.at_level(logging.INFO, "warren.audit"):
+        erased = await http.delete("/admin/v1/usage", headers=recorded.operator, params=params)
     left = await recorded.get("/admin/v1/usage", recorded.operator, group_by="tenant")
 
     assert refused.status_code == 403
     assert erased.json() == {"tenant": "alice", "num_records": 3}
+    (act,) = (one for one in caplog.records if one.message == "usage records erased")
+    assert vars(act)["audit"]["erased_tenant"] == "alice"
     assert [row["tenant"] for row in left["data"]] == ["bob"]
 
 

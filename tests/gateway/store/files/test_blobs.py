@@ -143,11 +143,8 @@ async def test_credentials_can_be_read_from_a_file(
 ) -> None:
     lines = ["[default]"]
     for name, value in s3.items():
-        if name == "AWS_ALLOW_HTTP":  # no credential, and not the store's own
-            monkeypatch.setenv(name, value)
-        else:
-            monkeypatch.delenv(name, raising=False)
-            lines.append(f"{name.lower()} = {value}")
+        monkeypatch.delenv(name, raising=False)
+        lines.append(f"{name.lower()} = {value}")
     (tmp_path / "credentials").write_text("\n".join(lines))
 
     blobs = Blobs.at(f"s3://{BUCKET}/a/file", tmp_path / "credentials")
