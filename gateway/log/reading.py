@@ -21,6 +21,7 @@ from shared.errors import (
     BusUnavailable,
     DeadlineExceeded,
     LogLost,
+    MessageTooLarge,
     PublishRefused,
     PublishUnconfirmed,
     QueueBusy,
@@ -42,6 +43,7 @@ _MAX_AHEAD = 256
 _MAX_SHARE_AHEAD = 0.25
 _REATTACH_PAUSE_S = 0.05
 _DOWN_PAUSE_S = 0.25
+_MAX_RECREATIONS = 100
 _SILENT_S = 2.5
 """Seconds for which nothing is heard of a log, whose broker answers, before it counts as lost: a
 slow disk delays what concerns one queue, too."""
@@ -279,10 +281,28 @@ class LogReading:
     async def _recreate(self, copy: Restored) -> None:
         """Declare the log and begin it with ``copy``, without which neither readers nor workers
         know what precedes: must not be cancelled in between. If the log has one already, nothing
-        counts but the first."""
-        await self._log.declare()
-        await self._bus.publish(self._log.queue.bindings[0], Message(encode(copy)))
-        self._is_copied = True
+        counts but the first.
+
+        Raises `QueueDown` if that queue is lost, too, and `LogLost` if the copy cannot be sent.
+        """
+        body = encode(copy)
+        for _ in range(_MAX_RECREATIONS):
+            try:
+                await self._log.declare()
+                await self._bus.publish(self._log.queue.bindings[0], Message(body))
+            except QueueDown:
+                raise
+            except MessageTooLarge as error:
+                raise LogLost(error.message) from error
+            except (BusUnavailable, PublishUnconfirmed, Unroutable, PublishRefused) as error:
+                facts = {"request_id": self._cursor.claim.request_id, "reason": error.code}
+                logger.warning("recreated log not begun, retrying", extra=facts)
+                await asyncio.sleep(_DOWN_PAUSE_S)
+                await self._bus.wait_connected()
+            else:
+                self._is_copied = True
+                return
+        raise LogLost("The recreated log cannot be begun.")
 
     async def _mark(self, accepted: Accepted) -> None:
         """Append ``accepted`` to the log, as a mark up to which it is to be read."""
@@ -327,6 +347,12 @@ class LogReading:
         """Whether the log is lost, or may be, and nobody but this reader has what it contained."""
         is_held = self._log.is_attached or self._is_holding
         return self._copy is not None or (self._has_read_all and not is_held)
+
+    @property
+    def has_only_copy(self) -> bool:
+        """Whether what the log contained would be lost with this reader, as far as is known."""
+        is_down = self._down_at < math.inf
+        return self._copy is not None or (self._has_read_all and is_down)
 
     @property
     def _has_read_all(self) -> bool:

@@ -246,7 +246,7 @@ class Relays:
             relay.fail(error)
             raise error
         # Each gateway that accepted it before may have published it, too.
-        publication = relay.cursor.num_accepted - 1
+        publication = max(0, relay.cursor.num_accepted - 1)
         return msgspec.structs.replace(job, publication=publication)
 
     async def _publish(self, relay: LogRelay, job: GenerationJob) -> None:
@@ -301,6 +301,8 @@ class Relays:
         if relay is not None and (is_local or relay.reading.has_attached):
             if not release.is_cancelled and relay.is_overtaken(release):
                 return None
+            if is_local and not release.is_cancelled and relay.reading.has_only_copy:
+                return Unavailable.code
             if not (release.is_cancelled or is_local) and relay.reading.is_recreating:
                 return None  # it is asked again until the log can be read
             code = relay.objection(release)
@@ -386,6 +388,8 @@ def _claim(
 def _refusal(code: str) -> WarrenError:
     if code == IdempotencyMismatch.code:
         return IdempotencyMismatch("This Idempotency-Key was used with another body.")
+    if code == Unavailable.code:
+        return Unavailable("This stream is moving to another node of the broker.")
     return StreamNotFound(NOT_FOUND)
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from gateway.log import stalls
 from shared import topology
-from shared.bus.base import Exchange, Queue, QueueState
+from shared.bus.base import Binding, Exchange, Message, Queue, QueueState
 from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.errors import Unanswered
+from shared.errors import PublishUnconfirmed, Unanswered
+from shared.messages import Restored, decode_event
 from tests.support.gateway.http import (
     SECRET,
     LiveGateway,
@@ -201,6 +202,25 @@ async def test_a_log_without_a_reader_is_there_again_with_its_node() -> None:
     assert words_of(body + rest.text) == words_of(expected)
 
 
+async def test_a_job_is_not_cancelled_while_its_client_waits_for_a_node() -> None:
+    broker = MemoryBroker()
+    async with (
+        two_gateways(broker) as (first, second),
+        echo_worker(broker, step_s=STEP_S, reader_grace_s=0.1),
+    ):
+        expected = await undisturbed(first)
+        async with asking(first) as response:
+            body = await anext(response.aiter_text())
+            log = log_of(response)
+            broker.take_down(log)
+        resuming = asyncio.create_task(resume(second, response, body))
+        await asyncio.sleep(3)
+        broker.bring_back(log)
+        rest = await resuming
+
+    assert words_of(body + rest.text) == words_of(expected)
+
+
 async def test_a_job_waits_for_the_node_of_its_log_as_long_as_it_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -273,6 +293,49 @@ async def test_a_reader_keeps_what_it_has_read_until_the_log_is_there_again() ->
             broker.take_down(log_of(response))
             rest = await resume(second, response, body)
 
+    assert words_of(body + rest.text) == words_of(expected)
+
+
+class LossyBus(SlowBus):
+    """Loses the first copy of a log on its way to the broker."""
+
+    has_lost = False
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        is_copy = binding.exchange == topology.REPLIES and isinstance(
+            decode_event(message.body), Restored
+        )
+        if is_copy and not self.has_lost:
+            self.has_lost = True
+            raise PublishUnconfirmed("no confirmation in time")
+        await super().publish(binding, message)
+
+
+@pytest.mark.parametrize("has_left", [False, True])
+async def test_a_client_that_returns_to_its_gateway_does_not_end_the_only_copy(
+    has_left: bool,
+) -> None:
+    broker = MemoryBroker()
+    async with (
+        LossyBus(broker) as lossy,
+        live_gateway(lossy, secret=SECRET, disconnect_grace_s=5) as gateway,
+        echo_worker(broker, step_s=STEP_S),
+    ):
+        expected = await undisturbed(gateway)
+        async with asking(gateway) as response:
+            pieces = response.aiter_text()
+            body = await anext(pieces)
+            broker.take_down(log_of(response))
+            await asyncio.sleep(0.2)
+            if has_left:
+                await response.aclose()
+            refused = rest = await resume(gateway, response, body)
+            while rest.status_code == 503:
+                await asyncio.sleep(0.1)
+                rest = await resume(gateway, response, body)
+
+    assert refused.status_code == (200 if has_left else 503)
+    assert lossy.has_lost
     assert words_of(body + rest.text) == words_of(expected)
 
 

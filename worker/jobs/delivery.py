@@ -5,6 +5,8 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, auto
 from functools import partial
 
 from shared import topology
@@ -31,6 +33,26 @@ may have declared for its replies, refuses until it is read."""
 _DOWN_PATIENCE_S = 30.0
 """Seconds for which an event waits for the node of its log, or for a reader that begins the log
 again."""
+
+
+class _Log(Enum):
+    """The state of a log whose broker refuses an event."""
+
+    THERE = auto()
+    GONE = auto()
+    """It does not exist, or not for this worker."""
+    DOWN = auto()
+    """Its node is down."""
+    UNKNOWN = auto()
+
+
+@dataclass
+class _Patience:
+    """For one event."""
+
+    num_refused: int = 0
+    """By a log whose node is there."""
+    down_since: float = math.inf
 
 
 class LogMoved(Exception):
@@ -126,8 +148,7 @@ class ReplyPublisher:
         down for long. After any error but a `BusError` the event may have arrived.
         """
         body = encode(event, self._content_type)
-        num_refused = 0
-        give_up_at = math.inf
+        patience = _Patience()
         while True:
             if self._has_moved:
                 self._has_moved = False
@@ -139,21 +160,29 @@ class ReplyPublisher:
             try:
                 return await self._bus.publish(self._binding, message)
             except (PublishRefused, Unroutable) as error:
-                num_refused += 1
-                is_down = await self._is_down()
-                if is_down:
-                    give_up_at = min(give_up_at, time.monotonic() + _DOWN_PATIENCE_S)
-                    if time.monotonic() >= give_up_at:
-                        raise QueueDown(f"the node of the log {self.queue} is down") from error
-                elif is_down is False:
-                    give_up_at = math.inf
-                    is_gone = isinstance(error, Unroutable) and not await self._has_moved_on()
-                    if is_gone or num_refused > _MAX_REFUSED:
-                        raise
+                await self._bear(error, patience)
             except (BusUnavailable, PublishUnconfirmed):
                 pass
             await asyncio.sleep(_RETRY_PAUSE_S)
             await self._bus.wait_connected()
+
+    async def _bear(self, error: PublishRefused | Unroutable, patience: "_Patience") -> None:
+        """Return if the event is to be sent again; raises ``error``, or `QueueDown`, otherwise."""
+        match await self._look(), error:
+            case (_Log.DOWN, _) | (_Log.THERE, Unroutable()):
+                # A log that returns with its node is there before its binding is.
+                patience.num_refused = 0
+                patience.down_since = min(patience.down_since, time.monotonic())
+                if time.monotonic() - patience.down_since >= _DOWN_PATIENCE_S:
+                    raise QueueDown(f"the node of the log {self.queue} is down") from error
+            case _Log.GONE, Unroutable():
+                if not await self._has_moved_on():
+                    raise error
+            case ((_Log.THERE | _Log.GONE), _):
+                patience.num_refused += 1
+                patience.down_since = math.inf
+                if patience.num_refused > _MAX_REFUSED:
+                    raise error
 
     async def _has_moved_on(self) -> bool:
         """Whether a log that is gone was recreated, or may have been. The first one of a stream
@@ -163,17 +192,16 @@ class ReplyPublisher:
         except BusUnavailable:
             return True
 
-    async def _is_down(self) -> bool | None:
-        """Whether the node that keeps the log is down, if that can be known. If so, looks for a
-        recreated log."""
+    async def _look(self) -> "_Log":
+        """The state of the log. If its node is down, looks for a recreated log."""
         try:
-            await self._bus.inspect(self.queue)
+            state = await self._bus.inspect(self.queue)
         except QueueDown:
             with suppress(BusUnavailable):
                 await self.find_log()
-            return True
+            return _Log.DOWN
         except BusUnavailable:
-            return None
+            return _Log.UNKNOWN
         except BusError:  # it is exclusive to its reader, or not to be seen
-            return False
-        return False
+            return _Log.GONE
+        return _Log.GONE if state is None else _Log.THERE

@@ -14,7 +14,7 @@ from shared.errors import (
     BusError,
     BusUnavailable,
     InternalError,
-    PublishRefused,
+    Unroutable,
     WarrenError,
 )
 from shared.messages import GenerationJob, JobClass, ReplyEvent
@@ -239,8 +239,8 @@ class JobExecution:
             result = Signal.LOG_MOVED
         except BusError as error:
             facts = {"request_id": self._job.request_id, "reason": error.code, "queue": self.queue}
-            is_full = isinstance(error, PublishRefused)
-            logger.log(logging.WARNING if is_full else logging.INFO, "event refused", extra=facts)
+            is_usual = isinstance(error, Unroutable)  # readers delete logs that they have read
+            logger.log(logging.INFO if is_usual else logging.WARNING, "event refused", extra=facts)
             result = Refused(error)
         except Exception as error:
             self._apply(Signal.UNCONFIRMED)

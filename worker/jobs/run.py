@@ -537,10 +537,10 @@ class JobRun:
     def _refused(self, error: BusError) -> list[Action]:
         refused = self._outbox[0]
         is_recorded = self._ends_request and len(self._outbox) == 1
-        is_failing = any(isinstance(event, Failed) for event in self._outbox)
+        is_needed = not any(_is_given_up(event) for event in self._outbox)
         self._outbox.clear()
         self._is_again = False
-        if isinstance(error, QueueDown) and not is_failing:
+        if isinstance(error, QueueDown) and is_needed:
             return self._settle(Outcome.EXCUSED)  # until the node returns
         if isinstance(error, Unroutable | QueueDown):  # nobody reads
             return self._settle(Outcome.ANSWERED) if is_recorded else self._settle_unread()
@@ -562,6 +562,11 @@ def _num_cached(chains: Sequence[TokenChain], num_choices: int) -> int:
         min((chain.num_cached_tokens for chain in choices if chain.is_finished), default=0)
         for choices in of_prompts
     )
+
+
+def _is_given_up(event: ReplyEvent) -> bool:
+    """Whether it says that nobody needs an answer any more."""
+    return isinstance(event, Failed) and event.code in (Cancelled.code, DeadlineExceeded.code)
 
 
 def _worker_lost() -> WorkerLost:

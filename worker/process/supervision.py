@@ -14,6 +14,8 @@ from worker.jobs.execution import JobExecution
 
 _READER_CHECK_INTERVAL_S = 1.0
 _PROMOTION_INTERVAL_S = 0.5
+_DOWN_GRACE_S = 40.0
+"""At least so many seconds run jobs whose log has a node that is down: readers wait 30 s for it."""
 
 
 class Supervisor:
@@ -59,15 +61,17 @@ class Supervisor:
             return math.inf
         facts = {"request_id": job.request_id}
         with incidents.survived("job", "log not inspected", **facts), suppress(BusError):
+            grace_s = self._reader_grace_s
             try:
                 log = await self._bus.inspect(held.execution.queue)
             except QueueDown:
                 is_wanted = await held.execution.find_log() or job.is_detached
+                grace_s = max(grace_s, _DOWN_GRACE_S)
             else:
                 if log is None:
                     return 0
                 is_wanted = log.num_consumers > 0 or job.is_detached
-            return math.inf if is_wanted else self._reader_grace_s
+            return math.inf if is_wanted else grace_s
         return math.inf
 
     async def promote_batch(self) -> None:

@@ -14,11 +14,21 @@ from shared.bus.rabbit.channel_consumer import RabbitConsumer
 from shared.bus.rabbit.channels import ConfirmChannels, Places, Resources, probe
 from shared.bus.rabbit.encoding import to_properties, translated_publish
 from shared.bus.rabbit.link import DEFAULT_USER, Link, OpenChannel, Restore
-from shared.errors import BusError, MessageTooLarge, PublishUnconfirmed, QueueBusy, Unanswered
+from shared.errors import (
+    BusError,
+    MessageTooLarge,
+    PublishUnconfirmed,
+    QueueBusy,
+    QueueSilent,
+    Unanswered,
+)
 from shared.telemetry import incidents
 
 _LOOK_INTERVAL_S = 2.0
 """Seconds between two looks at the exclusive queues."""
+_MAX_SILENCES = 2
+"""So many looks in a row remain without an answer before other nodes are tried. A node with Khepri
+that is cut off from the others keeps its clients, and only answers what it can alone."""
 _CONFIRM_S = 1.0
 """Seconds in which a consumer that was told of the end of its queue has declared it again."""
 
@@ -215,19 +225,39 @@ class RabbitBus:
         self._resources = resources
 
     async def _keep_exclusive(self) -> None:
-        """Open the connections again when the broker has lost an exclusive queue, and bind the
-        others again, until cancelled."""
+        """Look at the exclusive queues, and open all connections again when the broker has lost one
+        or does not answer, until cancelled."""
+        num_silences = 0
         while True:
             await asyncio.sleep(_LOOK_INTERVAL_S)
-            for queue in list(self._exclusive.values()):
-                with suppress(BusError):
-                    if await self._is_lost(queue.name):
-                        incidents.report("channel", "own queue lost", None, queue=queue.name)
-                        await asyncio.gather(*(link.reopen() for link in self._consuming))
-                        break
-                    # Its bindings may be lost without it.
-                    binding = self._resources.bind_queue(queue)
-                    await self._home.calls.run(binding, f"bind {queue.name}")
+            try:
+                await self._look()
+                num_silences = 0
+            except (Unanswered, QueueSilent) as error:
+                num_silences += 1
+                if num_silences == _MAX_SILENCES:
+                    num_silences = 0
+                    incidents.report("connection", "broker node does not answer", error)
+                    await self._reopen(self._publishing, *self._consuming)
+
+    async def _look(self) -> None:
+        """Bind the exclusive queues again, whose bindings may be lost without them. Raises
+        `Unanswered` and `QueueSilent`."""
+        for queue in list(self._exclusive.values()):
+            try:
+                if await self._is_lost(queue.name):
+                    incidents.report("channel", "own queue lost", None, queue=queue.name)
+                    await self._reopen(*self._consuming)
+                    break
+                binding = self._resources.bind_queue(queue)
+                await self._home.calls.run(binding, f"bind {queue.name}")
+            except (Unanswered, QueueSilent):
+                raise
+            except BusError:
+                continue
+
+    async def _reopen(self, *links: Link) -> None:
+        await asyncio.gather(*(link.reopen() for link in links))
 
     async def _is_lost(self, name: str) -> bool:
         """Whether an exclusive queue is gone, and nobody was told who would declare it again.

@@ -5,6 +5,7 @@ import gc
 import logging
 import ssl
 import subprocess
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 from yarl import URL
 
 from shared import topology
-from shared.bus.base import Message
+from shared.bus.base import Message, Queue
 from shared.bus.rabbit import RabbitBus
+from shared.bus.rabbit import bus as rabbit_bus_module
 from shared.bus.rabbit.channel_consumer import RabbitConsumer, RabbitDelivery
+from shared.bus.rabbit.channels import Resources
 from shared.bus.rabbit.link import Link
 from shared.bus.subscribe import Attached, Lost, Subscription
 from shared.errors import BusUnavailable, PublishUnconfirmed, StartupError, Unroutable
@@ -145,6 +148,28 @@ async def test_an_exclusive_queue_is_bound_again(
         return False
 
     await eventually(is_bound)
+
+
+async def test_a_node_that_does_not_answer_is_left(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rabbit_bus_module, "_LOOK_INTERVAL_S", 0.05)
+    monkeypatch.setattr(Resources, "bind_queue", never)
+    num_before = incidents.num_reported("connection")
+    async with RabbitBus(broker.url, timeout_s=0.5) as bus:
+        await bus.declare(Queue(f"test.{uuid.uuid4().hex}", is_exclusive=True))
+
+        async def is_another() -> bool:
+            return bus.is_connected and not bus.is_settled
+
+        await eventually(is_another)
+
+    assert incidents.num_reported("connection") > num_before
+
+
+async def never(_: Resources, __: Queue) -> None:
+    """A node without a majority answers no call that changes its store."""
+    await asyncio.Event().wait()
 
 
 @pytest.mark.breaks_broker

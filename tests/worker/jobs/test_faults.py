@@ -1,6 +1,7 @@
 """A worker when things go wrong around it: it answers, or it says why not, and lives on."""
 
 import asyncio
+import time
 from contextlib import suppress
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 from shared import messages, topology
 from shared.bus.base import Binding, Message, Queue
 from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.errors import BusUnavailable, PublishUnconfirmed
+from shared.errors import BusUnavailable, PublishUnconfirmed, Unroutable
 from shared.messages import (
     Cancel,
     Completed,
@@ -21,6 +22,7 @@ from shared.messages import (
 from tests.support.deployment.processes import free_port
 from tests.support.workers.jobs import ask, new_job, num_ready, publish, read, reading
 from tests.support.workers.synthetic import echo_worker
+from worker.jobs import delivery
 
 SHORT = SamplingParams(max_tokens=30, ignore_eos=True)
 LONG = SamplingParams(max_tokens=2000, ignore_eos=True)
@@ -67,6 +69,40 @@ async def test_a_started_of_unknown_fate_opens_one_attempt(is_connection_lost: b
 
     assert len(log.token_ids) == 30
     assert log.reader.attempt == 1
+
+
+class UnboundBus(MemoryBus):
+    """The binding of a log is missing for a while, as when the log has just returned with its
+    node."""
+
+    bound_at = 0.0
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        if binding.exchange == topology.REPLIES and time.monotonic() < self.bound_at:
+            raise Unroutable("no binding yet")
+        await super().publish(binding, message)
+
+
+@pytest.mark.parametrize("patience_s", [0.2, 30.0])
+async def test_a_log_that_is_not_bound_yet_loses_no_job(
+    patience_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "_DOWN_PATIENCE_S", patience_s)
+    job = new_job("echo", sampling=SHORT)
+    broker = MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        UnboundBus(broker) as unbound,
+        echo_worker(unbound, step_s=0.005),
+        reading(bus, job) as consumer,
+    ):
+        await publish(bus, job)
+        log = await read(bus, job, consumer, num_tokens=1)
+        unbound.bound_at = time.monotonic() + 1
+        log = await read(bus, job, consumer, log)
+
+    assert len(log.token_ids) == 30
+    assert isinstance(log.last, Finished)
 
 
 async def test_a_promotion_keeps_the_tokens_of_an_answer_that_is_no_stream() -> None:

@@ -6,7 +6,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared.errors import InvalidRequest, PublishRefused, Unroutable
+from shared.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    PublishRefused,
+    QueueDown,
+    Unroutable,
+    WarrenError,
+)
 from shared.log import LogReader
 from shared.log.writer import HEARINGS
 from shared.messages import (
@@ -255,6 +264,25 @@ def test_a_job_that_nobody_reads_is_dropped(mode: str) -> None:
     driver.tell(Refused(Unroutable("gone")))
 
     assert (driver.work[-1], driver.outcome) == (Work.NONE, Outcome.ANSWERED)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (InternalError("broken"), Outcome.EXCUSED),
+        (DeadlineExceeded("late"), Outcome.ANSWERED),
+        (Cancelled("unread"), Outcome.ANSWERED),
+    ],
+)
+def test_a_failure_waits_for_the_node_of_its_log_if_anyone_may_need_it(
+    error: WarrenError, outcome: Outcome
+) -> None:
+    driver = generating()
+    driver.tell(error)
+
+    driver.tell(Refused(QueueDown("down")))
+
+    assert driver.outcome is outcome
 
 
 def test_a_refused_answer_is_replaced_by_an_error_and_a_refused_error_by_nothing() -> None:
