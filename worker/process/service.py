@@ -53,6 +53,8 @@ _MAX_NAMED_JOBS = 10
 _PROGRESS_INTERVAL_S = 5.0
 """Seconds between the lines about draining."""
 _BALANCE_INTERVAL_S = 0.25
+_ANNOUNCED_WITHIN_S = 2.0
+"""Seconds to wait for a confirmation, which needs every process that listens."""
 _SET_ASIDE_SHARE = 4
 """The part of the waiting jobs that is taken from those that were set aside is one in so many."""
 _SWITCH_INTERVAL_S = 2e-4
@@ -411,11 +413,14 @@ class Worker:
         self._announced = announcement
         with incidents.survived("task", "worker not announced"):
             try:
-                await self._bus.publish(topology.ANNOUNCEMENTS, Message(encode(announcement)))
+                async with asyncio.timeout(_ANNOUNCED_WITHIN_S):
+                    await self._bus.publish(topology.ANNOUNCEMENTS, Message(encode(announcement)))
             except BusError as error:
                 # No gateway listens yet, or the broker is unreachable: the next announcement
                 # follows soon.
                 logger.debug("announcement not published", extra={"reason": error.code})
+            except TimeoutError:  # one queue is on a node that is lost; the others have it
+                logger.debug("announcement not confirmed")
 
     async def _drain(self, taking: list[asyncio.Task[None]]) -> None:
         """Let jobs finish within the grace period and hand over the rest."""

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from shared import messages, topology
-from shared.bus.base import Message
+from shared.bus.base import Binding, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import (
     JSON,
@@ -32,6 +32,7 @@ from tests.support.deployment.processes import free_port
 from tests.support.metrics import total
 from tests.support.workers.jobs import Log, ask, ask_all, new_job, publish, read, reading
 from tests.support.workers.synthetic import echo_worker
+from worker.process import service
 from worker.process.health_server import HealthServer
 from worker.text import Tokenizer
 
@@ -266,6 +267,31 @@ async def test_a_worker_announces_itself_and_says_goodbye() -> None:
 
     assert (hello.model, hello.max_num_seqs, hello.is_leaving) == ("echo", 7, False)
     assert last.worker == hello.worker
+
+
+class UnconfirmedBus(MemoryBus):
+    """A process that hears announcements is on a node that is lost."""
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        await super().publish(binding, message)
+        if binding == topology.ANNOUNCEMENTS:
+            await asyncio.Event().wait()
+
+
+async def test_a_worker_is_announced_further_if_nobody_confirms_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "_ANNOUNCED_WITHIN_S", 0.05)
+    queue = topology.announcements_queue("test")
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as bus, UnconfirmedBus(broker) as unconfirmed:
+        await bus.declare(queue)
+        async with (
+            bus.consume(queue.name) as consumer,
+            echo_worker(unconfirmed, announce_interval_s=0.05),
+        ):
+            for _ in range(3):
+                await asyncio.wait_for(anext(consumer), 30)
 
 
 async def test_batch_jobs_wait_for_interactive_ones() -> None:
