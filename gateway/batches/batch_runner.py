@@ -113,6 +113,8 @@ class _BatchRun:
         self._lines = LineServer(gateway, batch)
         self._look = asyncio.Event()
         self._is_cancelled = asyncio.Event()
+        self._is_quick = batch.endpoint == "/v1/embeddings"
+        """Whether its lines are quick jobs, which have no logs."""
 
     def look(self) -> None:
         """Renew the lease, and see whether the batch was cancelled."""
@@ -174,7 +176,7 @@ class _BatchRun:
         if self.batch.status == "in_progress":
             await self._while_wanted(self._answer_all())
             await self._answers.join()
-        elif self.batch.status == "cancelling" and self.batch.fence > 1:
+        elif self.batch.status == "cancelling" and self.batch.fence > 1 and not self._is_quick:
             await self._stop_lines()
         await _retried(partial(self._batches.begin_to_end, batch_id, fence))
         await self._refresh()
@@ -235,8 +237,7 @@ class _BatchRun:
                 tasks.create_task(self._answer_model(model))
 
     async def _answer_model(self, model: str) -> None:
-        is_quick = self.batch.endpoint == "/v1/embeddings"
-        max_lines = _MAX_EMBEDDINGS if is_quick else self._gateway.settings.batch_window
+        max_lines = _MAX_EMBEDDINGS if self._is_quick else self._gateway.settings.batch_window
         window = _Window(max_lines, _MAX_BYTES)
         async with asyncio.TaskGroup() as tasks, aclosing(self._unanswered(model)) as lines:
             async for line in lines:
@@ -255,7 +256,8 @@ class _BatchRun:
                     async for line in lines:
                         assert line.text is not None
                         request = LINE_DECODER.decode(line.text)
-                        tasks.create_task(self._lines.stop(line.number, request))
+                        request_id = self._lines.request_id(line.number, request)
+                        tasks.create_task(self._lines.stop(request_id))
                         num_left -= 1
                         if not num_left:
                             break

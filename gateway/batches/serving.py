@@ -74,7 +74,7 @@ class LineServer:
     async def answer(self, number: int, line: RequestLine, record: Record) -> None:
         """Answer a line and ``record`` its outcome, which may be an error. The job's log is deleted
         only after that."""
-        request_id = self._request_id(number, line)
+        request_id = self.request_id(number, line)
         facts: dict[str, str | int] = {
             "warren.request_id": request_id,
             "warren.batch": self.batch.id,
@@ -85,17 +85,17 @@ class LineServer:
             async with self._limits.place() as place:
                 await self._answer(request_id, number, line, place, record)
 
-    async def stop(self, number: int, line: RequestLine) -> None:
+    async def stop(self, request_id: str) -> None:
         """End the job of a line, if a gateway has published one, and delete its log."""
         try:
-            await self.gateway.cancel(self._request_id(number, line), None)
+            await self.gateway.cancel(request_id, None)
         except StreamExpired:
             pass
-        except (BusError, Unavailable) as error:  # it ends with its log, which nobody reads
-            facts = {"batch": self.batch.id, "line": number, "code": error.code}
+        except WarrenError as error:  # it goes on to its end
+            facts = {"batch": self.batch.id, "request_id": request_id, "code": error.code}
             logger.warning("job of a batch line not stopped", extra=facts)
 
-    def _request_id(self, number: int, line: RequestLine) -> str:
+    def request_id(self, number: int, line: RequestLine) -> str:
         return request_id_of(self.batch.id, number, ENDPOINTS[line.url].id_prefix)
 
     async def _answer(

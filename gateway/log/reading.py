@@ -158,6 +158,8 @@ class LogReading:
         """With which the log is recreated, until it was read there."""
         self._is_copied = False
         """Whether the recreated log has it."""
+        self._recreating: asyncio.Task[None] | None = None
+        """Goes on if the reading is cancelled: others read what it publishes."""
         self._last_id = ""
         self._marker = ""
         self._caught_up: asyncio.Future[None] | None = None
@@ -202,6 +204,8 @@ class LogReading:
         if self._has_ended:
             return
         self._is_ending = True
+        if self._recreating is not None:
+            self._recreating.cancel()
         for send in self._cursor.cancel():
             await self._send(send)
         if not self._is_lost:  # otherwise its name may belong to another log by now
@@ -268,9 +272,9 @@ class LogReading:
             await self._ask()
             await self._log.find()
         if self._copy is not None and not self._is_copied:
-            recreating = asyncio.create_task(self._recreate(self._copy))
-            recreating.add_done_callback(_forget_error)
-            await asyncio.shield(recreating)
+            self._recreating = asyncio.create_task(self._recreate(self._copy))
+            self._recreating.add_done_callback(_forget_error)
+            await asyncio.shield(self._recreating)
         consumer = await self._log.attach()
         self._down_at = math.inf
         if self._is_of_others:

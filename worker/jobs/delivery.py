@@ -145,7 +145,8 @@ class ReplyPublisher:
         """Return once the broker has confirmed the event; without a confirmation it is sent again.
 
         Raises `LogMoved`, `Unroutable` if the log does not exist, and `QueueDown` if its node is
-        down for long. After any error but a `BusError` the event may have arrived.
+        down, or it has no binding, for long. After any error but a `BusError` the event may have
+        arrived.
         """
         body = encode(event, self._content_type)
         patience = _Patience()
@@ -166,14 +167,17 @@ class ReplyPublisher:
             await asyncio.sleep(_RETRY_PAUSE_S)
             await self._bus.wait_connected()
 
-    async def _bear(self, error: PublishRefused | Unroutable, patience: "_Patience") -> None:
+    async def _bear(self, error: PublishRefused | Unroutable, patience: _Patience) -> None:
         """Return if the event is to be sent again; raises ``error``, or `QueueDown`, otherwise."""
-        match await self._look(), error:
+        state = await self._look()
+        match state, error:
             case (_Log.DOWN, _) | (_Log.THERE, Unroutable()):
                 # A log that returns with its node is there before its binding is.
                 patience.num_refused = 0
                 patience.down_since = min(patience.down_since, time.monotonic())
                 if time.monotonic() - patience.down_since >= _DOWN_PATIENCE_S:
+                    if state is _Log.THERE and topology.later_log(self.queue) is None:
+                        raise error  # another publisher's, who does not bind it
                     raise QueueDown(f"the node of the log {self.queue} is down") from error
             case _Log.GONE, Unroutable():
                 if not await self._has_moved_on():
@@ -192,7 +196,7 @@ class ReplyPublisher:
         except BusUnavailable:
             return True
 
-    async def _look(self) -> "_Log":
+    async def _look(self) -> _Log:
         """The state of the log. If its node is down, looks for a recreated log."""
         try:
             state = await self._bus.inspect(self.queue)

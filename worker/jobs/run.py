@@ -540,7 +540,8 @@ class JobRun:
         is_needed = not any(_is_given_up(event) for event in self._outbox)
         self._outbox.clear()
         self._is_again = False
-        if isinstance(error, QueueDown) and is_needed:
+        # A job that is to be buried would be queued as one that was never returned.
+        if isinstance(error, QueueDown) and is_needed and self._outcome is not Outcome.BURIED:
             return self._settle(Outcome.EXCUSED)  # until the node returns
         if isinstance(error, Unroutable | QueueDown):  # nobody reads
             return self._settle(Outcome.ANSWERED) if is_recorded else self._settle_unread()

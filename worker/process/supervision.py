@@ -15,7 +15,8 @@ from worker.jobs.execution import JobExecution
 _READER_CHECK_INTERVAL_S = 1.0
 _PROMOTION_INTERVAL_S = 0.5
 _DOWN_GRACE_S = 40.0
-"""At least so many seconds run jobs whose log has a node that is down: readers wait 30 s for it."""
+"""Seconds for which a job runs at least without a reader while its log's node is down: readers wait
+30 s for the node."""
 
 
 class Supervisor:
@@ -33,16 +34,19 @@ class Supervisor:
 
     async def cancel_unread(self) -> None:
         """Cancel runs without a reader. Inspecting their logs renews the logs' expiry."""
-        unread_since: dict[HeldJob, float] = {}
+        unread_since: dict[tuple[HeldJob, float], float] = {}
         while True:
             await asyncio.sleep(_READER_CHECK_INTERVAL_S)
             now = time.monotonic()
             grace_s = {held: await self._grace_s(held) for held in list(self._held.values())}
+            # A reader of a log that returns with its node needs the time to come back, too.
             unread_since = {
-                held: unread_since.get(held, now) for held in grace_s if grace_s[held] < math.inf
+                (held, limit_s): unread_since.get((held, limit_s), now)
+                for held, limit_s in grace_s.items()
+                if limit_s < math.inf
             }
-            for held, since in unread_since.items():
-                if now - since >= grace_s[held]:
+            for (held, limit_s), since in unread_since.items():
+                if now - since >= limit_s:
                     await self._cancel(held)
 
     async def _cancel(self, held: HeldJob) -> None:

@@ -26,8 +26,10 @@ _MAX_PARTS_AT_ONCE = 2
 _READ_BYTES = 1 << 20
 _TIMEOUT = timedelta(hours=1)
 """For a request to a store in all: whoever reads a file may be slow."""
-_ALLOW_HTTP = "aws_allow_http"
-"""No credential, but the store's own tools have it among them."""
+_READ_TIMEOUT = timedelta(seconds=30)
+"""In which something must arrive."""
+_CLIENT_OPTIONS = ("allow_http", "proxy_url", "proxy_ca_certificate", "proxy_excludes")
+"""Options of connections that environment and credentials may contain."""
 
 
 class _Abandoned(Exception):
@@ -111,14 +113,12 @@ class Blobs:
         otherwise from the variables of the store's own tools, such as ``AWS_ACCESS_KEY_ID`` and
         ``AWS_ENDPOINT_URL``. Raises `StartupError`."""
         config = {} if credentials is None else _credentials_in(credentials)
-        options: dict[str, str | timedelta] = {"timeout": _TIMEOUT}
-        # With options of its own, obstore does not look for this variable.
-        may_be_plain = config.pop(
-            _ALLOW_HTTP,
-            os.environ.get(_ALLOW_HTTP.upper()),  # noqa: TID251 (of the store)
-        )
-        if may_be_plain is not None:
-            options["allow_http"] = may_be_plain
+        options: dict[str, str | timedelta] = {"timeout": _TIMEOUT, "read_timeout": _READ_TIMEOUT}
+        for name in _CLIENT_OPTIONS:  # obstore takes them from nowhere else then
+            key = f"aws_{name}"
+            value = config.pop(key, os.environ.get(key.upper()))  # noqa: TID251 (of the store)
+            if value is not None:
+                options[name] = value
         try:
             store = from_url(url, config=config, client_options=options)  # type: ignore[call-overload]  # any store's
             return cls(store)

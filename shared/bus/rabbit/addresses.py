@@ -75,6 +75,8 @@ class Addresses:
         self._timeout_s = timeout_s
         self._left: list[Address] = []
         self._last: Address | None = None
+        self.num_known = 0
+        """How many addresses there were when the last round began."""
 
     @property
     def is_round_over(self) -> bool:
@@ -103,7 +105,9 @@ class Addresses:
         resolving = [_resolved(url, self._timeout_s) for url in self._urls]
         found = [address for some in await asyncio.gather(*resolving) for address in some]
         random.shuffle(found)
-        return list(dict.fromkeys(found))
+        unique = list(dict.fromkeys(found))
+        self.num_known = len(unique)
+        return unique
 
 
 async def _resolved(url: URL, timeout_s: float) -> list[Address]:

@@ -235,7 +235,7 @@ class RabbitBus:
                 num_silences = 0
             except (Unanswered, QueueSilent) as error:
                 num_silences += 1
-                if num_silences == _MAX_SILENCES:
+                if num_silences >= _MAX_SILENCES and self._home.has_several_addresses:
                     num_silences = 0
                     incidents.report("connection", "broker node does not answer", error)
                     await self._reopen(self._publishing, *self._consuming)
@@ -262,10 +262,10 @@ class RabbitBus:
     async def _is_lost(self, name: str) -> bool:
         """Whether an exclusive queue is gone, and nobody was told who would declare it again.
         Raises `BusError`."""
-        if await self.inspect(name) is not None:
+        if await self._inspect(name) is not None:
             return False
         await asyncio.sleep(_CONFIRM_S)
-        return name in self._exclusive and await self.inspect(name) is None
+        return name in self._exclusive and await self._inspect(name) is None
 
     async def _link_for(self, queue: str) -> Link:
         """Return a connection with room for one more consumer."""

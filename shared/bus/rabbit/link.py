@@ -122,6 +122,10 @@ class Link:
         return self._connection is not None and not self._connection.is_closed
 
     @property
+    def has_several_addresses(self) -> bool:
+        return self._addresses.num_known > 1
+
+    @property
     def is_settled(self) -> bool:
         """Whether the connection is the first one, or has been up for `_SETTLES_S` after a
         reconnect."""

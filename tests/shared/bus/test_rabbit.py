@@ -156,7 +156,8 @@ async def test_a_node_that_does_not_answer_is_left(
     monkeypatch.setattr(rabbit_bus_module, "_LOOK_INTERVAL_S", 0.05)
     monkeypatch.setattr(Resources, "bind_queue", never)
     num_before = incidents.num_reported("connection")
-    async with RabbitBus(broker.url, timeout_s=0.5) as bus:
+    urls = f"{broker.url},{broker.url.replace('127.0.0.1', 'localhost')}"
+    async with RabbitBus(urls, timeout_s=0.5) as bus:
         await bus.declare(Queue(f"test.{uuid.uuid4().hex}", is_exclusive=True))
 
         async def is_another() -> bool:

@@ -285,6 +285,14 @@ def test_a_failure_waits_for_the_node_of_its_log_if_anyone_may_need_it(
     assert driver.outcome is outcome
 
 
+def test_a_job_that_crashes_workers_is_buried_although_its_log_is_down() -> None:
+    driver = planned("final", num_returns=3, is_suspect=True)
+
+    driver.tell(Refused(QueueDown("down")))
+
+    assert driver.outcome is not Outcome.EXCUSED
+
+
 def test_a_refused_answer_is_replaced_by_an_error_and_a_refused_error_by_nothing() -> None:
     driver = planned("final")
     driver.tell(driver.finish())
