@@ -243,14 +243,16 @@ def main(
     share: Annotated[float, typer.Option(help="Of the tries of the long form.")] = 1.0,
     callers: Annotated[int, typer.Option(help="Streams at once.")] = 24,
     part: Annotated[list[str] | None, typer.Option(help="Of: " + ", ".join(PARTS))] = None,
-    only: Annotated[str, typer.Option(help="Faults that have this in their name.")] = "",
+    only: Annotated[
+        list[str] | None, typer.Option(help="Faults that have this in their name. Repeatable.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Where the table goes as Markdown.")] = None,
 ) -> None:
     def scale(plan: Plan) -> Plan:
         return {
             name: (fault, math.ceil(num * share))
             for name, (fault, num) in plan.items()
-            if only in name
+            if any(words in name for words in only or [""])
         }
 
     logging.basicConfig(format="%(asctime)s %(message)s")

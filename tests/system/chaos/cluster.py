@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import itertools
+import logging
 import os
 import signal
 from collections.abc import Callable
@@ -11,11 +12,13 @@ from tests.support.deployment.broker import RabbitCluster, RabbitNode
 from tests.system.chaos.deployment import SHORT_HEARTBEAT
 from tests.system.chaos.surroundings import ALARM_S
 
+logger = logging.getLogger(__name__)
+
 PARTITION_S = 8.0
 """Longer than a client waits for a heartbeat."""
 FREEZE_S = 12.0
 """Shorter than the other nodes wait for one."""
-_WAIT_S = "120"
+_WAIT_S = "60"
 """The longest time that a node takes to start, and to catch up with the others."""
 _PART = (
     "spawn(fun() ->"
@@ -35,6 +38,7 @@ class ClusterFaults:
 
     def __init__(self, cluster: RabbitCluster) -> None:
         self._nodes = itertools.cycle(cluster.nodes)
+        self._struck: RabbitNode | None = None
 
     async def kill_node(self) -> None:
         """It loses its connections and, until it returns, the logs that it keeps."""
@@ -81,8 +85,18 @@ class ClusterFaults:
 
     async def _next(self) -> RabbitNode:
         node = next(self._nodes)
-        wait = functools.partial(node.upgrade, "await_online_quorum_plus_one")
-        await asyncio.to_thread(wait, "--timeout", _WAIT_S)
+        wait = functools.partial(node.upgrade, "await_online_quorum_plus_one", "--timeout", _WAIT_S)
+        try:
+            await asyncio.to_thread(wait)
+        except AssertionError as error:
+            if self._struck is None:
+                raise
+            # Some members of quorum queues may stay down after a partition.
+            logger.warning("restarted the node that was struck last: %s", error)
+            await asyncio.to_thread(self._struck.stop)
+            await asyncio.to_thread(self._struck.start)
+            await asyncio.to_thread(wait)
+        self._struck = node
         return node
 
 
