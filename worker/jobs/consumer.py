@@ -41,7 +41,7 @@ from worker.jobs.quarantine import (
     num_returns_before,
     published_again,
 )
-from worker.jobs.run import MAX_RETURNS, Outcome, Signal
+from worker.jobs.run import ENDS, MAX_RETURNS, Outcome, Signal
 from worker.jobs.window import JobWindow, Place, Turn
 
 logger = logging.getLogger(__name__)
@@ -123,10 +123,15 @@ class HeldJob:
         await self._decided.wait()
         return self._delivery
 
-    async def drop_copies(self) -> None:
-        """Acknowledge the other messages; the job continues with the first one, if at all."""
+    async def settle_copies(self, *, may_be_read: bool) -> None:
+        """Acknowledge the other messages; the job continues with the first one, if at all.
+
+        ``may_be_read``: they return to their queues, because this run had no log. A client that
+        repeats its request with its Idempotency-Key may have declared the log since.
+        """
         while self._copies:
-            await self._copies.pop().ack()
+            copy = self._copies.pop()
+            await (copy.reject(requeue=True) if may_be_read else copy.ack())
 
 
 class HeldJobs(dict[str, HeldJob]):
@@ -432,6 +437,7 @@ class JobConsumer:
     async def _run(self, held: HeldJob) -> None:
         request_id = held.job.request_id
         self._held[request_id] = held
+        outcome = None
         try:
             outcome = await held.execution.run()
             delivery = await held.delivery()
@@ -440,14 +446,14 @@ class JobConsumer:
         finally:
             if self._held.get(request_id) is held:
                 del self._held[request_id]
-            await held.drop_copies()
+            await held.settle_copies(may_be_read=outcome is Outcome.UNREAD)
         # A delivery that comes while this waits for the broker would not be settled any more.
-        if delivery is not None and outcome in (Outcome.ANSWERED, Outcome.BURIED):
+        if delivery is not None and outcome in ENDS:
             await self._tell_end(held)
 
     async def _settle(self, held: HeldJob, delivery: JobDelivery, outcome: Outcome) -> None:
         match outcome:
-            case Outcome.ANSWERED:
+            case Outcome.ANSWERED | Outcome.UNREAD:
                 self._held.num_answered += 1
                 await delivery.ack()
             case Outcome.BURIED:

@@ -247,7 +247,7 @@ class JobObservation:
             self.write("job ended", facts)
 
     def _outcome_label(self, outcome: Outcome | None) -> str:
-        if outcome is not Outcome.ANSWERED:
+        if outcome not in (Outcome.ANSWERED, Outcome.UNREAD):
             return "internal_error" if outcome is None else _OUTCOMES[outcome]
         if self._error_code is not None:
             return self._error_code

@@ -112,6 +112,8 @@ class Outcome(Enum):
     """How the job is settled."""
 
     ANSWERED = auto()
+    UNREAD = auto()
+    """There is no log, or none any more."""
     HANDED_OVER = auto()
     GIVEN_BACK = auto()
     SUSPECTED = auto()
@@ -165,7 +167,7 @@ class Settle(Struct, frozen=True):
 
 Action: TypeAlias = Work | Publish | Record | Settle
 
-_ENDS = (Outcome.ANSWERED, Outcome.BURIED)
+ENDS = (Outcome.ANSWERED, Outcome.UNREAD, Outcome.BURIED)
 """With these outcomes the request ends, too."""
 
 
@@ -452,7 +454,7 @@ class JobRun:
     def _settle_unread(self) -> list[Action]:
         """The log is gone: the request ended before, or its reader has cancelled it. In the first
         case this record does not count."""
-        return [self._record("cancelled", is_read=False), *self._settle(Outcome.ANSWERED)]
+        return [self._record("cancelled", is_read=False), *self._settle(Outcome.UNREAD)]
 
     def _write(self, events: Sequence[ReplyEvent]) -> list[Action]:
         is_publishing = bool(self._outbox)
@@ -469,7 +471,7 @@ class JobRun:
 
     @property
     def _ends_request(self) -> bool:
-        return self.state is State.ENDING and self._outcome in _ENDS
+        return self.state is State.ENDING and self._outcome in ENDS
 
     def _record(self, outcome: str, *, is_read: bool = True) -> Record:
         log = self._attempt.log if self._whole is None else self._whole.log
@@ -544,7 +546,7 @@ class JobRun:
         if isinstance(error, QueueDown) and is_needed and self._outcome is not Outcome.BURIED:
             return self._settle(Outcome.EXCUSED)  # until the node returns
         if isinstance(error, Unroutable | QueueDown):  # nobody reads
-            return self._settle(Outcome.ANSWERED) if is_recorded else self._settle_unread()
+            return self._settle(Outcome.UNREAD) if is_recorded else self._settle_unread()
         if self.state is State.ENDING and isinstance(refused, Started | HandedOver | Failed):
             buried = self._settle(Outcome.BURIED)
             return buried if is_recorded else [self._record(error.code, is_read=False), *buried]

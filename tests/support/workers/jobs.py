@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from shared import topology
-from shared.bus.base import Bus, Consumer, Message
+from shared.bus.base import Bus, Consumer, Message, QueueState
+from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import Unroutable
 from shared.log import LogReader, Relay, Send
 from shared.messages import (
@@ -191,3 +192,18 @@ async def num_ready(bus: Bus, queue: str) -> int:
     state = await bus.inspect(queue)
     assert state is not None
     return state.num_ready
+
+
+class LateBus(MemoryBus):
+    """Answers late that the log of a job is not there."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self.is_missed, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    async def inspect(self, queue: str) -> QueueState | None:
+        state = await super().inspect(queue)
+        if state is None and queue.startswith("reply.test-") and not self.is_missed.is_set():
+            self.is_missed.set()
+            await self.may_answer.wait()
+        return state

@@ -14,7 +14,7 @@ from shared import topology
 from shared.bus.base import Bus, Consumer
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import GenerationJob, HandedOver, SamplingParams, Started
-from tests.support.workers.jobs import Log, ask, come_back, new_job, publish, read, reading
+from tests.support.workers.jobs import LateBus, Log, ask, come_back, new_job, publish, read, reading
 from tests.support.workers.synthetic import echo_worker
 from worker.jobs.consumer import HeldJob
 
@@ -122,6 +122,25 @@ async def test_an_answer_whose_delivery_stays_away_is_given_up(mode: str) -> Non
             num_tokens = len(handed_over.token_ids) + 1
             await read(bus, job, reader, handed_over, num_tokens=num_tokens)
         await bus.delete_queue(f"reply.{job.request_id}")
+
+
+async def test_a_repeated_request_is_answered_although_its_first_job_had_no_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    job, broker = new_job("echo", sampling=SAMPLING), MemoryBroker()
+    async with MemoryBus(broker) as bus, LateBus(broker) as late, echo_worker(late):
+        await publish(bus, job)
+        await late.is_missed.wait()
+        async with reading(bus, job) as consumer:
+            await publish(bus, job)
+            async with asyncio.timeout(30):
+                while "job adopted" not in caplog.messages:  # noqa: ASYNC110 (a log tells nobody)
+                    await asyncio.sleep(0.01)
+            late.may_answer.set()
+            log = await read(bus, job, consumer)
+
+    assert log.token_ids == (await undisturbed(job)).token_ids
 
 
 async def test_a_publication_with_two_messages_is_answered_once() -> None:

@@ -263,15 +263,15 @@ def test_a_job_that_nobody_reads_is_dropped(mode: str) -> None:
 
     driver.tell(Refused(Unroutable("gone")))
 
-    assert (driver.work[-1], driver.outcome) == (Work.NONE, Outcome.ANSWERED)
+    assert (driver.work[-1], driver.outcome) == (Work.NONE, Outcome.UNREAD)
 
 
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
         (InternalError("broken"), Outcome.EXCUSED),
-        (DeadlineExceeded("late"), Outcome.ANSWERED),
-        (Cancelled("unread"), Outcome.ANSWERED),
+        (DeadlineExceeded("late"), Outcome.UNREAD),
+        (Cancelled("unread"), Outcome.UNREAD),
     ],
 )
 def test_a_failure_waits_for_the_node_of_its_log_if_anyone_may_need_it(

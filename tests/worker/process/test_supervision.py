@@ -4,30 +4,14 @@ import asyncio
 
 from msgspec.structs import replace
 
-from shared.bus.base import QueueState
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Finished, SamplingParams
-from tests.support.workers.jobs import new_job, publish, read, reading
+from tests.support.workers.jobs import LateBus, new_job, publish, read, reading
 from tests.support.workers.synthetic import echo_worker
 
 SAMPLING = SamplingParams(max_tokens=2, ignore_eos=True)
 STEP_S = 1.5
 """Longer than the supervisor's interval: it misses the log before the worker writes to it."""
-
-
-class LateBus(MemoryBus):
-    """Answers late that a queue is not there."""
-
-    def __init__(self, broker: MemoryBroker) -> None:
-        super().__init__(broker)
-        self.is_missed, self.may_answer = asyncio.Event(), asyncio.Event()
-
-    async def inspect(self, queue: str) -> QueueState | None:
-        state = await super().inspect(queue)
-        if state is None and queue.startswith("reply.test-") and not self.is_missed.is_set():
-            self.is_missed.set()
-            await self.may_answer.wait()
-        return state
 
 
 async def test_a_job_that_was_begun_again_is_not_cancelled_for_the_log_of_its_last_run() -> None:
