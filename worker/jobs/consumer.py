@@ -123,15 +123,20 @@ class HeldJob:
         await self._decided.wait()
         return self._delivery
 
-    async def settle_copies(self, *, may_be_read: bool) -> None:
-        """Acknowledge the other messages; the job continues with the first one, if at all.
+    async def settle_copies(self, outcome: Outcome | None) -> None:
+        """Settle the other messages. If the job continues, it does so with the first one alone.
 
-        ``may_be_read``: they return to their queues, because this run had no log. A client that
-        repeats its request with its Idempotency-Key may have declared the log since.
+        After the end of a stream they return to their queues: a client may have repeated a request
+        that failed with its Idempotency-Key, and declared its log anew. Otherwise their runs find
+        that the log has ended, or is gone.
         """
+        has_ended = outcome is Outcome.ANSWERED and self.job.mode == "stream"
         while self._copies:
             copy = self._copies.pop()
-            await (copy.reject(requeue=True) if may_be_read else copy.ack())
+            if has_ended or outcome is Outcome.UNREAD:
+                await copy.reject(requeue=True)
+            else:
+                await copy.ack()
 
 
 class HeldJobs(dict[str, HeldJob]):
@@ -446,7 +451,7 @@ class JobConsumer:
         finally:
             if self._held.get(request_id) is held:
                 del self._held[request_id]
-            await held.settle_copies(may_be_read=outcome is Outcome.UNREAD)
+            await held.settle_copies(outcome)
         # A delivery that comes while this waits for the broker would not be settled any more.
         if delivery is not None and outcome in ENDS:
             await self._tell_end(held)
