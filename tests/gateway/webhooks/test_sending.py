@@ -5,8 +5,8 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from ipaddress import ip_network
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from gateway.webhooks import network
 from gateway.webhooks.network import Resolve
 from gateway.webhooks.sending import NotSent, Sender, check_url
 from shared.errors import InvalidRequest
-from tests.support.gateway.webhooks import receiving
+from tests.support.gateway.webhooks import Receiver, receiving
 
 SECRET, OLD, OTHER = "whsec_c2VjcmV0", "whsec_b2xk", "whsec_b3RoZXI="
 LOOPBACK = (ip_network("127.0.0.0/8"),)
@@ -85,15 +85,26 @@ def silent_address(port: int) -> Iterator[str]:
         yield address
 
 
+@asynccontextmanager
+async def beside_silence() -> AsyncIterator[tuple[Receiver, str]]:
+    """An endpoint, and an address with its port that does not answer."""
+    async with AsyncExitStack() as stack:
+        while True:
+            receiver = await stack.enter_async_context(receiving())
+            with suppress(OSError):  # another process has this port at all addresses
+                silent = stack.enter_context(silent_address(receiver.port))
+                break
+        yield receiver, silent
+
+
 async def test_a_dead_address_of_a_host_does_not_hide_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(network, "_TRY_S", 0.05)
-    async with receiving() as receiver:
-        with silent_address(receiver.port) as silent:
-            url = receiver.url.replace("127.0.0.1", "endpoint.example")
-            resolve = everywhere(silent, "127.0.0.1")
-            status = await Sender(LOOPBACK, resolve=resolve).send(delivery(url))
+    async with beside_silence() as (receiver, silent):
+        url = receiver.url.replace("127.0.0.1", "endpoint.example")
+        resolve = everywhere(silent, "127.0.0.1")
+        status = await Sender(LOOPBACK, resolve=resolve).send(delivery(url))
 
     assert status == 200
 
