@@ -146,6 +146,7 @@ async def test_a_test_shows_the_endpoints_answer(storing: LiveGateway, receiver:
     result = await storing.post(f"{PATH}/{made['id']}/test", event_type="batch.expired")
 
     assert (result.json()["status_code"], result.json()["event_type"]) == (500, "batch.expired")
+    assert result.json()["success"] is False
     (received,) = receiver.received
     assert received.unwrapped(made["signing_secret"]).type == "batch.expired"
 
