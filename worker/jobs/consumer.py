@@ -197,6 +197,8 @@ class JobConsumer:
         self._may_take = asyncio.Event()
         self._may_take.set()
         self._is_stopped = self._is_paused = self._yields = False
+        self.has_begun = False
+        """Whether the broker has ever sent jobs here, if there were any."""
 
     @property
     def num_waiting(self) -> int:
@@ -284,7 +286,7 @@ class JobConsumer:
             async for item in subscription:
                 match item:
                     case Attached():
-                        pass
+                        self.has_begun = True
                     case Lost():
                         tasks.create_task(self._give_up(self._lose_deliveries()))
                     case _:

@@ -317,7 +317,8 @@ class Worker:
         return self._generations.stalled_s < self._settings.stall_timeout_s
 
     def _is_healthy(self) -> bool:
-        return self._bus.is_connected and not self._is_draining
+        has_begun = all(consumer.has_begun for consumer in self._consumers)
+        return has_begun and self._bus.is_connected and not self._is_draining
 
     async def _obey(self) -> None:
         """Apply the commands that arrive on this worker's control queue."""

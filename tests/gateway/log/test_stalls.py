@@ -49,11 +49,11 @@ async def test_a_worker_that_thinks_long_but_is_there_keeps_its_stream(
     async def think(job: ScriptedJob) -> None:
         await job.start()
         await job.say("one ")
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(4)
         await job.finish("two")
 
     worker.script = think
-    async with live_gateway(bus, worker_silence_s=0.9) as gateway:
+    async with live_gateway(bus, worker_silence_s=2) as gateway:
         assert text_of((await gateway.chat(stream=True)).text) == "one two"
 
     assert len(worker.jobs) == 1

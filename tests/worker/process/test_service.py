@@ -6,6 +6,8 @@ import socket
 import time
 import urllib.error
 import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -14,6 +16,7 @@ import pytest
 from shared import messages, topology
 from shared.bus.base import Binding, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.bus.memory_queue import MemoryConsumer
 from shared.messages import (
     JSON,
     Cancel,
@@ -39,6 +42,15 @@ from worker.text import Tokenizer
 HELLO = ChatPrompt(messages=(ChatMessage(role="user", content="hello"),))
 SECRET_ROLE = messages.encode(new_job("echo", HELLO)).replace(b"\xa4user", b"\xa6secret")
 LONG = SamplingParams(max_tokens=2000, temperature=0.0, ignore_eos=True)
+
+
+def status_and_text(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}") as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, ""
 
 
 def failure(log: Log) -> Failed:
@@ -414,22 +426,15 @@ async def test_started_repeats_what_readers_need_of_the_job() -> None:
 async def test_the_health_port_tells_of_life_health_and_load() -> None:
     port = free_port()
 
-    def get(path: str) -> tuple[int, str]:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as response:
-                return response.status, response.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, ""
-
     async with MemoryBus() as bus, echo_worker(bus, health_port=port):
         await ask(bus, new_job("echo"))
         answers = {
-            path: await asyncio.to_thread(get, path)
-            for path in ("/live", "/health", "/metrics", "/else")
+            path: await asyncio.to_thread(status_and_text, port, path)
+            for path in ("live", "health", "metrics", "else")
         }
 
     assert [answers[path][0] for path in answers] == [200, 200, 200, 404]
-    metrics = answers["/metrics"][1]
+    metrics = answers["metrics"][1]
     assert total(metrics, "warren_worker_generation_tokens_total") == 8
     assert total(metrics, "warren_worker_prompt_tokens_total") == 4
     assert total(metrics, "warren_worker_prefix_cache_queries_total") == 4
@@ -450,18 +455,49 @@ async def test_a_worker_that_is_ready_says_how_it_runs(caplog: pytest.LogCapture
 
 def test_a_worker_that_loads_its_model_is_live_and_not_healthy() -> None:
     port = free_port()
-    statuses = {}
 
     with HealthServer("127.0.0.1", port):
-        for path in ("live", "health", "metrics"):
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}") as answer:
-                    statuses[path] = answer.status
-            except urllib.error.HTTPError as error:
-                with error:
-                    statuses[path] = error.code
+        statuses = {path: status_and_text(port, path)[0] for path in ("live", "health", "metrics")}
 
     assert statuses == {"live": 200, "health": 503, "metrics": 503}
+
+
+class BusThatHoldsBack(MemoryBus):
+    """Lets nobody consume one queue before ``may_consume`` is set."""
+
+    def __init__(self, queue: str) -> None:
+        super().__init__()
+        self._queue = queue
+        self.is_asked = asyncio.Event()
+        self.may_consume = asyncio.Event()
+
+    @asynccontextmanager
+    async def consume(
+        self, queue: str, *, prefetch: int = 0, is_exclusive: bool = False
+    ) -> AsyncIterator[MemoryConsumer]:
+        if queue == self._queue:
+            self.is_asked.set()
+            await self.may_consume.wait()
+        async with super().consume(queue, prefetch=prefetch, is_exclusive=is_exclusive) as consumer:
+            yield consumer
+
+
+async def test_a_worker_is_healthy_once_it_consumes_all_of_its_queues() -> None:
+    port = free_port()
+    held_back = topology.jobs_queue("echo", "batch").name
+
+    async def status() -> int:
+        return (await asyncio.to_thread(status_and_text, port, "health"))[0]
+
+    async with BusThatHoldsBack(held_back) as bus, echo_worker(bus, health_port=port):
+        await bus.is_asked.wait()
+        before = await status()
+        bus.may_consume.set()
+        async with asyncio.timeout(30):
+            while await status() != 200:
+                pass
+
+    assert before == 503
 
 
 async def test_the_health_port_is_this_machines_alone() -> None:
@@ -482,11 +518,7 @@ async def test_a_worker_whose_engine_hangs_is_not_live() -> None:
     port = free_port()
 
     def live() -> int:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/live") as response:
-                return int(response.status)
-        except urllib.error.HTTPError as error:
-            return error.code
+        return status_and_text(port, "live")[0]
 
     options: dict[str, Any] = {"health_port": port, "stall_timeout_s": 0.1}
     async with MemoryBus() as bus, echo_worker(bus, step_s=2, **options):
