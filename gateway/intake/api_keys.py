@@ -6,7 +6,6 @@ import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -181,14 +180,12 @@ class Keys:
 
     def _record_change(self, keys: dict[str, ApiKey]) -> None:
         """Record what becomes different with other ``keys``."""
-        old = self._keys
-        changes: dict[str, Any] = {
-            "added": sorted(keys.keys() - old.keys()),
-            "revoked": sorted(old.keys() - keys.keys()),
-            "changed": sorted(one for one in keys.keys() & old.keys() if keys[one] != old[one]),
-        }
-        if any(changes.values()):
-            audit.record("API keys changed", **changes)
+        for key_id in sorted(self._keys.keys() | keys.keys()):
+            old, new = self._keys.get(key_id), keys.get(key_id)
+            key = new or old
+            if key is not None and old != new:
+                change = "added" if old is None else "revoked" if new is None else "changed"
+                audit.record("API key changed", tenant=key.tenant, key_id=key_id, change=change)
 
     def _mentioned(self) -> set[str]:
         """The ids with which a line of the file begins, whether or not it is valid."""

@@ -22,7 +22,7 @@ Act: TypeAlias = Literal[
     "login refused",
     "access refused",
     "operator's request",
-    "API keys changed",
+    "API key changed",
     "API key added",
     "API key rotated",
     "API key revoked",

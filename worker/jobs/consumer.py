@@ -111,7 +111,13 @@ class HeldJob:
         another worker has it. No effect after a later loss, for which a new wait begins."""
         if self._delivery is None and loss == self._num_losses:
             self._decided.set()
-            self.execution.hand_over("delivery lost")
+            self.hand_over("delivery lost")
+
+    def hand_over(self, reason: str) -> None:
+        """Leave the job to another worker. No error propagates."""
+        request_id = self.job.request_id
+        with incidents.survived("job", "job not handed over", request_id=request_id):
+            self.execution.hand_over(reason)
 
     @property
     def in_hand(self) -> JobDelivery | None:

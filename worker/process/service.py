@@ -434,7 +434,7 @@ class Worker:
         await self._let_finish(taking, until)
         num_handed_over = len(self._held)
         for held in self._held.values():
-            held.execution.hand_over("drain")
+            held.hand_over("drain")
         await asyncio.wait(taking, timeout=_HAND_OVER_TIMEOUT_S)
         for task in taking:  # the broker is unreachable and will redeliver
             task.cancel()

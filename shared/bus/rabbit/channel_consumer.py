@@ -14,7 +14,7 @@ from pamqp.header import ContentHeader
 
 from shared.bus.base import Inbox, QueueState
 from shared.bus.rabbit.channels import close_channel
-from shared.bus.rabbit.encoding import is_asked_for, num_returns, to_message, translated
+from shared.bus.rabbit.encoding import is_answer, is_asked_for, num_returns, to_message, translated
 from shared.bus.rabbit.shielded_calls import Calls
 from shared.errors import BusError, BusUnavailable, QueueNotFound
 from shared.telemetry import incidents
@@ -196,8 +196,8 @@ class RabbitConsumer:
     def _on_close(self, closing: "asyncio.Future[None]") -> None:
         error = None if closing.cancelled() else closing.exception()
         # Without a consumer tag, the error is the result of `start`.
-        is_lost = self._tag and self.is_open and not self._channel.connection.is_closed
-        if is_lost and not is_asked_for(error):
+        is_expected = is_asked_for(error) if self._tag else is_answer(error)
+        if self.is_open and not (is_expected or self._channel.connection.is_closed):
             incidents.report("channel", "consumer cut off", error, queue=self._queue)
         self._inbox.fail(BusUnavailable(f"consuming {self._queue} was cut off: {error or ''}"))
 

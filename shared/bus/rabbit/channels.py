@@ -6,16 +6,19 @@ import itertools
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 from aiormq import Channel
+from aiormq.abc import AbstractConnection
 from aiormq.exceptions import ChannelInvalidStateError
 from pamqp.commands import Channel as ChannelMethods
 from pamqp.common import FieldValue
 
 from shared.bus.base import Exchange, Queue, QueueState
-from shared.bus.rabbit.encoding import AMQP_FAILURES, queue_arguments, translated
+from shared.bus.rabbit.encoding import AMQP_FAILURES, is_answer, queue_arguments, translated
 from shared.bus.rabbit.link import Link, OpenChannel
 from shared.errors import BusUnavailable, QueueNotFound
+from shared.telemetry import incidents
 
 _MAX_CALLS = 16
 _SUCCESS = 200
@@ -102,13 +105,23 @@ class CallChannels:
     async def lend(self) -> AsyncIterator[Channel]:
         """Lend a channel. After a failed call the channel is closed: an answer that arrives late
         must not be taken for the next call's."""
-        channel = self._take_idle() or await self._open_channel()
+        channel = self._take_idle() or await self._open()
         try:
             yield channel
         except BaseException:
             await close_channel(channel)
             raise
         self._idle.append(channel)
+
+    async def _open(self) -> Channel:
+        channel = await self._open_channel()
+        channel.closing.add_done_callback(partial(self._report_end, channel.connection))
+        return channel
+
+    def _report_end(self, connection: AbstractConnection, closing: "asyncio.Future[None]") -> None:
+        error = None if closing.cancelled() else closing.exception()
+        if not (connection.is_closed or is_answer(error)):
+            incidents.report("channel", "channel for calls ended", error)
 
     def _take_idle(self) -> Channel | None:
         while self._idle:

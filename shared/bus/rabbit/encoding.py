@@ -217,6 +217,13 @@ def is_asked_for(error: BaseException | None) -> bool:
     return error is None or isinstance(error, asyncio.CancelledError)
 
 
+def is_answer(error: BaseException | None) -> bool:
+    """Whether a channel that ended with ``error`` was closed by this side, or by the broker to
+    answer a call, such as that a queue does not exist."""
+    is_meant = isinstance(error, AMQPError) and not isinstance(_meaning(error, ""), BusUnavailable)
+    return is_meant or is_asked_for(error)
+
+
 def _meaning(error: Exception, doing: str) -> BusError:
     text = f"{doing}: {_text(error)}"
     match error:

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +96,18 @@ async def test_changes_of_the_keys_are_recorded(
     caplog.set_level(logging.INFO, "warren.audit")
     monkeypatch.setattr("gateway.intake.api_keys._LOOK_INTERVAL_S", 0.0)
     file = KeyFile(tmp_path / "keys")
-    old, _ = (file.add(name).split("-")[1] for name in ("alice", "bob"))
+    old, rotated = (file.add(name).split("-")[1] for name in ("alice", "bob"))
     async with live_gateway(bus, keys_file=file.path) as gateway:
         file.revoke(old)
+        file.rotate(rotated, timedelta(hours=1))
+        new = file.add("carol").split("-")[1]
         await gateway.http.get("/metrics")
 
-    changes = {"added": [], "revoked": [old], "changed": []}
-    assert audited(caplog) == [("API keys changed", {"tenant": "", "key_id": "", **changes})]
+    acts = [("alice", old, "revoked"), ("bob", rotated, "changed"), ("carol", new, "added")]
+    assert sorted(audited(caplog), key=str) == sorted(
+        [
+            ("API key changed", {"tenant": tenant, "key_id": key_id, "change": change})
+            for tenant, key_id, change in acts
+        ],
+        key=str,
+    )

@@ -27,7 +27,7 @@ from shared.telemetry.incidents import Kind, num_reported
 from tests.shared.bus.deliveries import QUIET_S, numbered, take_bodies
 from tests.shared.bus.wires import DIRECT
 from tests.support.deployment.broker import Broker
-from tests.support.network.amqp_faults import ANSWER, FAULTS, Fault, is_ack, late
+from tests.support.network.amqp_faults import ANSWER, FAULTS, INTERNAL_ERROR, Fault, is_ack, late
 from tests.support.network.amqp_frames import Frame
 from tests.support.network.amqp_proxy import AmqpProxy, Conversation, leave_alone
 from tests.support.network.provocations import CONNECTION_ENDS, Gate, Nth
@@ -219,6 +219,7 @@ PLACES: dict[str, Callable[[Conversation, Frame], bool]] = {
     "confirmation": is_ack,
     "delivery": lambda _, frame: frame.name == Basic.Deliver.name,
 }
+ANSWERS = ("Queue.DeclareOk", "Queue.BindOk", "Basic.QosOk", "Basic.ConsumeOk", "Queue.DeleteOk")
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -230,7 +231,23 @@ PLACES: dict[str, Callable[[Conversation, Frame], bool]] = {
 async def test_an_end_of_a_channel_or_connection_is_reported_once(
     name: str, kind: Kind, place: str, broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    policy = Nth(replace(FAULTS[name], fits=PLACES[place]), 0)
+    await is_reported_once(replace(FAULTS[name], fits=PLACES[place]), kind, broker, caplog)
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+async def test_an_end_of_a_channel_instead_of_an_answer_is_reported_once(
+    answer: str, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    fault = replace(INTERNAL_ERROR, fits=lambda _, frame: frame.name == answer)
+
+    await is_reported_once(fault, "channel", broker, caplog)
+
+
+async def is_reported_once(
+    fault: Fault, kind: Kind, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Have a conversation in which a fault strikes once, and read its trace."""
+    policy = Nth(fault, 0)
     num_before = {kind: num_reported(kind) for kind in get_args(Kind)}
 
     assert await converse_under(policy, broker) is None

@@ -12,7 +12,7 @@ import httpx
 
 from tests.support.deployment.postgres import PostgresServer
 from tests.system.chaos.callers import Question
-from tests.system.chaos.campaign import Fault, Row, patient_client
+from tests.system.chaos.campaign import Fault, Row, leaving, patient_client
 from tests.system.chaos.deployment import Deployment
 
 _URL = "/v1/completions"
@@ -20,6 +20,7 @@ _BETWEEN_FAULTS_S = 10.0
 _SEED = 0
 _POLL_S = 0.2
 _PATIENCE_S = 2 * 3600.0
+_NUM_LEAVERS = 1
 _Texts: TypeAlias = Sequence[tuple[str, str]]
 _ENDED = ("completed", "failed", "expired", "cancelled")
 
@@ -45,13 +46,17 @@ async def batch_row(
     deployment: Deployment, questions: Sequence[Question], num_lines: int, faults: Sequence[Fault]
 ) -> Row:
     """Answer ``num_lines`` lines twice. The second time one of the faults strikes every ten seconds
-    until the batch has ended; each line of its output must equal that of the first time."""
+    until the batch has ended, and clients that leave ask beside it; each line of its output must
+    equal that of the first time."""
     lines = [questions[k % len(questions)] for k in range(num_lines)]
     row = Row("batch: worker, gateway, broker, database killed", 0)
     async with patient_client() as client:
         expected = await _texts(deployment, client, await _ended(deployment, client, lines))
         began_at = time.monotonic()
-        async with asyncio.TaskGroup() as tasks:
+        async with (
+            leaving(deployment, questions, _NUM_LEAVERS, row.tally),
+            asyncio.TaskGroup() as tasks,
+        ):
             striking = tasks.create_task(_strike(faults, row))
             batch = await _ended(deployment, client, lines)
             striking.cancel()

@@ -5,7 +5,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -87,17 +87,17 @@ class Campaign:
         async with patient_client() as client, asyncio.TaskGroup() as callers:
             for number in range(self._num_callers):
                 callers.create_task(self._ask(client, number, tally, is_over))
-            for number in range(math.ceil(self._num_callers / CALLERS_PER_LEAVER)):
-                callers.create_task(self._leave(client, number, tally, is_over))
-            try:
-                yield
-            finally:
-                is_over.set()
+            num_leavers = math.ceil(self._num_callers / CALLERS_PER_LEAVER)
+            async with leaving(self._deployment, list(self._expected), num_leavers, tally):
+                try:
+                    yield
+                finally:
+                    is_over.set()
 
     async def _ask(
         self, client: httpx.AsyncClient, number: int, tally: Tally, is_over: asyncio.Event
     ) -> None:
-        caller = Caller(client, self._deployment.urls, self._tenant(number))
+        caller = Caller(client, self._deployment.urls, _tenant(self._deployment, number))
         questions = list(self._expected)
         while not is_over.is_set():
             question = questions[number % len(questions)]
@@ -108,17 +108,30 @@ class Campaign:
                 logger.warning("failed: %s", error)
                 tally.fail(str(error))
 
-    def _tenant(self, number: int) -> Tenant:
-        tenants = self._deployment.tenants
-        return tenants[number % len(tenants)]
 
-    async def _leave(
-        self, client: httpx.AsyncClient, number: int, tally: Tally, is_over: asyncio.Event
-    ) -> None:
-        leaver = Leaver(client, self._deployment.urls, self._tenant(number))
-        questions = list(self._expected)
+@asynccontextmanager
+async def leaving(
+    deployment: Deployment, questions: Sequence[Question], num_clients: int, tally: Tally
+) -> AsyncIterator[None]:
+    """Have so many clients ask and leave, again and again."""
+    is_over = asyncio.Event()
+
+    async def leave(client: httpx.AsyncClient, number: int) -> None:
+        leaver = Leaver(client, deployment.urls, _tenant(deployment, number))
         while not is_over.is_set():
             await leaver.ask(random.choice(questions), tally)
+
+    async with patient_client() as client, asyncio.TaskGroup() as leavers:
+        for number in range(num_clients):
+            leavers.create_task(leave(client, number))
+        try:
+            yield
+        finally:
+            is_over.set()
+
+
+def _tenant(deployment: Deployment, number: int) -> Tenant:
+    return deployment.tenants[number % len(deployment.tenants)]
 
 
 def patient_client(timeout_s: float = 30) -> httpx.AsyncClient:
