@@ -14,6 +14,8 @@ from shared.errors import StartupError
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Progress of a long operation: a stage's name, the amount done and the total; total 0: unknown."""
 
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
 
 def cache_directory() -> Path:
     """``warren/`` in $XDG_CACHE_HOME or ~/.cache; it may not exist yet."""
@@ -26,34 +28,50 @@ def build_once(directory: Path, build: Callable[[Path], None]) -> Path:
     ``build`` fills an empty directory beside the final one, which is then renamed: the final one is
     complete or absent. Of several processes one builds and the others wait. The leftovers of a
     killed process are removed by the next one. Raises `StartupError` if another user may have
-    changed the directory.
+    changed the directory or its files.
     """
     if directory.exists():
-        _check_owned(directory)
+        check_owned(directory)
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)
     with _exclusive(directory.with_name(f".{directory.name}.lock")):
         if directory.exists():
-            _check_owned(directory)
+            check_owned(directory)
             return directory
         partial = directory.with_name(f".{directory.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o755)
         try:
             build(partial)
+            for path in partial.iterdir():
+                path.chmod(path.stat().st_mode & ~_WRITABLE_BY_OTHERS)
             partial.rename(directory)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return directory
 
 
-def _check_owned(directory: Path) -> None:
-    state = directory.stat()
-    is_read_only = bool(os.statvfs(directory).f_flag & os.ST_RDONLY)
-    if state.st_uid not in (os.geteuid(), 0) and not is_read_only:
-        raise StartupError(f"{directory} belongs to another user, who may have changed the model")
-    if state.st_mode & stat.S_IWOTH:
-        raise StartupError(f"everyone may write into {directory}: run chmod o-w on it")
+def check_owned(directory: Path) -> None:
+    """Raise `StartupError` if another user may have changed the directory or a file in it.
+
+    The files of a hub's snapshot are links; what they lead to is checked, and its directory.
+    """
+    files = [path.resolve() for path in directory.iterdir() if path.is_file()]
+    for path in (directory, *{file.parent for file in files}, *files):
+        state = path.stat()
+        is_read_only = bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+        if state.st_uid not in (os.geteuid(), 0) and not is_read_only:
+            raise StartupError(f"{path} belongs to another user, who may have changed the model")
+        if _is_writable_by_others(state):
+            folder = path if path.is_dir() else path.parent
+            raise StartupError(f"others may write into {path}: run chmod -R go-w {folder}")
+
+
+def _is_writable_by_others(state: os.stat_result) -> bool:
+    # A group with the user's own number is private to the user. Its files are writable for it under
+    # the umask 002 of most distributions, and in each volume that Kubernetes mounts with fsGroup.
+    is_private = state.st_gid == os.getegid() == os.geteuid()
+    return bool(state.st_mode & (stat.S_IWOTH if is_private else _WRITABLE_BY_OTHERS))
 
 
 def link(name: Path, directory: Path) -> None:

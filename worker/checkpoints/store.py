@@ -12,7 +12,7 @@ import msgspec
 
 from shared.errors import StartupError
 from shared.messages import ModelName
-from worker.checkpoints.cache import Progress, cache_directory, link
+from worker.checkpoints.cache import Progress, cache_directory, check_owned, link
 from worker.checkpoints.catalogue import MODELS
 from worker.checkpoints.conversions import converted, converted_file
 from worker.checkpoints.hub import snapshot
@@ -28,7 +28,8 @@ def resolve(model: str) -> Path:
     or without ``@revision``.
 
     A GGUF file is converted on first use (seconds to minutes); a hub id is downloaded if it is not
-    in the hub's cache. Raises `StartupError`, also for a directory that no worker could load.
+    in the hub's cache. Raises `StartupError`, also for a directory that no worker could load or
+    that another user may have changed.
     """
     return _checked(model, _locate(model, _ignore))
 
@@ -127,6 +128,7 @@ def _checked(model: str, directory: Path) -> Path:
             "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
     _check_shards(model, directory)
+    check_owned(directory)
     return directory
 
 

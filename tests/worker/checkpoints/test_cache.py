@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from shared.errors import StartupError
-from worker.checkpoints.cache import build_once, link
+from worker.checkpoints.cache import build_once, check_owned, link
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
 
 
 def write_slowly(partial: Path) -> None:
@@ -79,18 +81,57 @@ def test_a_name_moves_from_one_directory_to_another(tmp_path: Path) -> None:
     assert len(list((tmp_path / "models").iterdir())) == 1
 
 
-def test_a_model_that_everyone_may_change_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "mode"), [(".", 0o777), ("b", 0o666)])
+def test_a_model_that_everyone_may_change_is_refused(tmp_path: Path, name: str, mode: int) -> None:
     directory = build_once(tmp_path / "model", write_slowly)
-    directory.chmod(0o777)
+    (directory / name).chmod(mode)
 
-    with pytest.raises(StartupError, match="everyone may write"):
+    with pytest.raises(StartupError, match="others may write"):
         build_once(directory, write_slowly)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory to another user")
-def test_a_model_of_another_user_is_refused(tmp_path: Path) -> None:
+@needs_root
+@pytest.mark.parametrize(("name", "mode"), [(".", 0o775), ("b", 0o664)])
+def test_a_model_that_another_group_may_change_is_refused(
+    tmp_path: Path, name: str, mode: int
+) -> None:
     directory = build_once(tmp_path / "model", write_slowly)
-    os.chown(directory, 12345, -1)
+    os.chown(directory / name, -1, 12345)
+    (directory / name).chmod(mode)
+
+    with pytest.raises(StartupError, match="others may write"):
+        build_once(directory, write_slowly)
+
+
+@needs_root
+@pytest.mark.parametrize("name", [".", "b"])
+def test_a_model_of_another_user_is_refused(tmp_path: Path, name: str) -> None:
+    directory = build_once(tmp_path / "model", write_slowly)
+    os.chown(directory / name, 12345, -1)
 
     with pytest.raises(StartupError, match="belongs to another user"):
         build_once(directory, write_slowly)
+
+
+@needs_root
+def test_the_group_of_a_kubernetes_volume_is_the_workers_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = build_once(tmp_path / "model", write_slowly)
+    for path in (directory, *directory.iterdir()):
+        os.chown(path, 10001, 10001)
+        path.chmod(path.stat().st_mode | 0o060)
+    monkeypatch.setattr(os, "geteuid", lambda: 10001)
+    monkeypatch.setattr(os, "getegid", lambda: 10001)
+
+    check_owned(directory)
+
+
+def test_what_is_built_is_writable_by_its_owner_alone(tmp_path: Path) -> None:
+    def build(partial: Path) -> None:
+        write_slowly(partial)
+        (partial / "a").chmod(0o664)
+
+    directory = build_once(tmp_path / "model", build)
+
+    assert not any(path.stat().st_mode & 0o022 for path in (directory, *directory.iterdir()))

@@ -14,6 +14,7 @@ from shared.errors import StartupError
 from tests.worker.checkpoints.gguf_files import write_tiny_gguf
 from tests.worker.checkpoints.hub import serve_hub
 from worker.checkpoints import store
+from worker.checkpoints.cache import link
 
 FILES = {
     "config.json": b"{}",
@@ -221,6 +222,33 @@ def test_a_directory_that_no_worker_could_load_is_refused(
 
     with pytest.raises(StartupError, match=message):
         store.resolve(str(directory))
+
+
+def test_a_directory_with_a_file_that_everyone_may_change_is_refused(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "model")
+    (directory / "chat_template.jinja").chmod(0o666)
+
+    with pytest.raises(StartupError, match=r"others may write into .*/chat_template\.jinja"):
+        store.resolve(str(directory))
+
+
+@pytest.mark.parametrize(
+    ("changed", "mode"), [("blobs/model.safetensors", 0o666), ("blobs", 0o777)]
+)
+def test_a_snapshot_of_the_hub_whose_blobs_everyone_may_change_is_refused(
+    cache: Path, tmp_path: Path, changed: str, mode: int
+) -> None:
+    blobs = write_model(tmp_path / "models--org--tiny" / "blobs")
+    snapshot = blobs.parent / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    for name in FILES:
+        (snapshot / name).symlink_to(Path("../../blobs") / name)
+    link(cache / "models" / "mine", snapshot)
+    assert store.resolve("mine") == snapshot
+    (blobs.parent / changed).chmod(mode)
+
+    with pytest.raises(StartupError, match=r"others may write into .*/blobs"):
+        store.resolve("mine")
 
 
 def test_a_file_that_is_no_gguf_is_refused(cache: Path, tmp_path: Path) -> None:
