@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -279,6 +279,35 @@ async def test_a_request_lasts_until_its_response_is_read(
 
         await client.reader.readuntil(b"\r\n\r\n")
         await client.reader.readexactly(LARGE_BYTES - 99)
+
+        await eventually(partial(has_room, gateway))
+
+
+async def upload(gateway: LiveGateway) -> str:
+    """The path of the content of a large file."""
+    files = gateway.openai.files
+    file = await files.create(file=("in.jsonl", bytes(LARGE_BYTES)), purpose="batch")
+    return f"/v1/files/{file.id}/content"
+
+
+async def respond(gateway: LiveGateway) -> str:
+    """The path of a large response."""
+    response = await gateway.openai.responses.create(model="scripted", input="x")
+    return f"/v1/responses/{response.id}"
+
+
+@pytest.mark.parametrize("store", [upload, respond])
+async def test_reading_what_is_stored_lasts_until_it_is_received(
+    bus: MemoryBus, worker: ScriptedWorker, store: Callable[[LiveGateway], Awaitable[str]]
+) -> None:
+    worker.script = say_much
+    async with live_gateway(bus, max_requests=1) as gateway, connected(gateway.url) as client:
+        path = await store(gateway)
+        await client.answer(f"GET {path} HTTP/1.1\r\nHost: warren\r\n\r\n".encode())
+        assert not await has_room(gateway)
+
+        await client.reader.readuntil(b"\r\n\r\n")
+        await client.reader.readexactly(LARGE_BYTES)
 
         await eventually(partial(has_room, gateway))
 

@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 from gateway.api.bodies.input_items import stored_items
 from gateway.api.bodies.parsing import Body, parse
 from gateway.api.openapi import answered, documented
+from gateway.api.routes.generation import admitted
 from gateway.intake.body import parsed, read_body
 from gateway.store.history.conversations import ConversationRecord, StoredItem
 from gateway.wiring import Gateway
@@ -150,23 +151,15 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.get("/v1/conversations/{conversation_id}/items", openapi_extra=documents_list)
     async def list_items(
-        request: Request,
         conversation_id: str = _CONVERSATION_ID,
         after: str | None = AFTER,
         limit: int = LIMIT,
         order: Literal["asc", "desc"] = ORDER,
     ) -> Response:
         """List the items of a conversation, up to 16 MiB of them."""
-        with gateway.admission.admit(request.state.tenant):
-            state = await gateway.store.open()
-            page, has_more = await state.conversations.page(
-                request.state.tenant,
-                conversation_id,
-                after=after,
-                limit=limit,
-                newest_first=order == "desc",
-            )
-            return _json(item_list(page, has_more=has_more))
+        return admitted(
+            gateway, partial(_page, gateway, conversation_id, after, limit, order == "desc")
+        )
 
     @routes.get("/v1/conversations/{conversation_id}/items/{item_id}")
     async def get_item(
@@ -187,6 +180,22 @@ def router(gateway: Gateway) -> APIRouter:
         return _described(await state.conversations.delete_item(tenant, conversation_id, item_id))
 
     return routes
+
+
+async def _page(
+    gateway: Gateway,
+    conversation_id: str,
+    after: str | None,
+    limit: int,
+    newest_first: bool,
+    request: Request,
+) -> Response:
+    """Raises `NotFound` and `Unavailable`."""
+    state = await gateway.store.open()
+    page, has_more = await state.conversations.page(
+        request.state.tenant, conversation_id, after=after, limit=limit, newest_first=newest_first
+    )
+    return _json(item_list(page, has_more=has_more))
 
 
 def _encoded(items: Sequence[Mapping[str, Any]]) -> list[StoredItem]:

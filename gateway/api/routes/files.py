@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from starlette.exceptions import HTTPException
 
 from gateway.api.openapi import answered, form
+from gateway.api.routes.generation import admitted
 from gateway.intake.multipart import read_form
 from gateway.store.files.records import Draft, FileRecord, Files, not_found
 from gateway.wiring import Gateway
@@ -96,30 +97,33 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.get("/v1/files", openapi_extra={"responses": {"200": answered(FileList)}})
     async def list_files(
-        request: Request,
         purpose: str | None = Query(None, description="List only files with this purpose."),
         limit: int = Query(_MAX_LISTED, ge=1, le=_MAX_LISTED, description="The size of a page."),
         order: Literal["asc", "desc"] = Query("desc", description="By `created_at`."),
         after: str | None = Query(None, description="The id after which the page begins."),
     ) -> Response:
         """List files."""
-        state = await gateway.store.open()
-        found = await state.files.page(
-            request.state.tenant,
-            purpose=purpose,
-            after=after,
-            limit=limit + 1,
-            newest_first=order == "desc",
-        )
-        page = [file_object(file) for file in found[:limit]]
-        return _json(
-            FileList(
-                data=page,
-                first_id=page[0].id if page else None,
-                last_id=page[-1].id if page else None,
-                has_more=len(found) > limit,
+
+        async def answer(request: Request) -> Response:
+            state = await gateway.store.open()
+            found = await state.files.page(
+                request.state.tenant,
+                purpose=purpose,
+                after=after,
+                limit=limit + 1,
+                newest_first=order == "desc",
             )
-        )
+            page = [file_object(file) for file in found[:limit]]
+            return _json(
+                FileList(
+                    data=page,
+                    first_id=page[0].id if page else None,
+                    last_id=page[-1].id if page else None,
+                    has_more=len(found) > limit,
+                )
+            )
+
+        return admitted(gateway, answer)
 
     @routes.get("/v1/files/{file_id}", openapi_extra={"responses": {"200": answered(FileObject)}})
     async def get_file(request: Request, file_id: str = _FILE_ID) -> Response:
@@ -136,24 +140,15 @@ def router(gateway: Gateway) -> APIRouter:
             416: {"description": "The range begins after the end of the file."},
         },
     )
-    async def get_content(request: Request, file_id: str = _FILE_ID) -> Response:
+    async def get_content(file_id: str = _FILE_ID) -> Response:
         """Download a file, or the range of it that the header `Range` names."""
-        state = await gateway.store.open()
-        file = await state.files.get(request.state.tenant, file_id)
-        start, end, status = _range(request.headers.get("range"), file.num_bytes)
-        headers = {
-            "accept-ranges": "bytes",
-            "content-length": str(end - start),
-            "content-disposition": f"attachment; filename*=UTF-8''{quote(file.filename)}",
-            "x-content-type-options": "nosniff",
-        }
-        if status == 206:
-            headers["content-range"] = f"bytes {start}-{end - 1}/{file.num_bytes}"
-        try:
-            parts = await _begun(state.files.content(file.id, start, end))
-        except FileNotFoundError:
-            raise not_found(file.id) from None
-        return StreamingResponse(parts, status, headers, media_type="application/octet-stream")
+
+        async def answer(request: Request) -> Response:
+            state = await gateway.store.open()
+            file = await state.files.get(request.state.tenant, file_id)
+            return await _content(state.files, file, request.headers.get("range"))
+
+        return admitted(gateway, answer)
 
     @routes.delete(
         "/v1/files/{file_id}", openapi_extra={"responses": {"200": answered(DeletedFile)}}
@@ -210,6 +205,24 @@ def file_object(file: FileRecord) -> FileObject:
         filename=file.filename,
         purpose="batch" if file.purpose == "batch" else "batch_output",
     )
+
+
+async def _content(files: Files, file: FileRecord, range_header: str | None) -> Response:
+    """Raises `NotFound` and HTTPException 416."""
+    start, end, status = _range(range_header, file.num_bytes)
+    headers = {
+        "accept-ranges": "bytes",
+        "content-length": str(end - start),
+        "content-disposition": f"attachment; filename*=UTF-8''{quote(file.filename)}",
+        "x-content-type-options": "nosniff",
+    }
+    if status == 206:
+        headers["content-range"] = f"bytes {start}-{end - 1}/{file.num_bytes}"
+    try:
+        parts = await _begun(files.content(file.id, start, end))
+    except FileNotFoundError:
+        raise not_found(file.id) from None
+    return StreamingResponse(parts, status, headers, media_type="application/octet-stream")
 
 
 def _range(header: str | None, num_bytes: int) -> tuple[int, int, int]:

@@ -99,6 +99,18 @@ class LiveResponse(Response):
         await self._serve(Request(scope, receive), send)
 
 
+def admitted(gateway: Gateway, answer: Callable[[Request], Awaitable[Response]]) -> LiveResponse:
+    """Holds a slot for a request without a body from before ``answer`` until its response is sent,
+    because the response may be large."""
+
+    async def serve(request: Request, send: Send) -> None:
+        with gateway.admission.admit(request.state.tenant):
+            response = await answer(request)
+            await response(request.scope, request.receive, send)
+
+    return LiveResponse(serve)
+
+
 async def generate(
     gateway: Gateway,
     request: Request,

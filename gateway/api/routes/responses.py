@@ -18,7 +18,7 @@ from gateway.api.collecting import LoggedResponse, current_response
 from gateway.api.openapi import answered, documented
 from gateway.api.render.responses import Echo, ResponseObject, response_object
 from gateway.api.routes.conversations import AFTER, LIMIT, ORDER, ItemList, item_list
-from gateway.api.routes.generation import LiveResponse, Reading, generate
+from gateway.api.routes.generation import LiveResponse, Reading, admitted, generate
 from gateway.api.routes.streams import ResumedStream, checked_id
 from gateway.log.framing import Framer
 from gateway.store.history.conversations import StoredItem
@@ -86,15 +86,18 @@ def router(gateway: Gateway) -> APIRouter:
         if stream:
             framer = Framer(after_number=starting_after)
             return _InOwnWords(ResumedStream(gateway, response_id, tenant, framer))
-        current = await _current(gateway, response_id, tenant)
-        return _json(current.response if isinstance(current, LoggedResponse) else current)
+
+        async def answer(request: Request) -> Response:
+            current = await _current(gateway, response_id, tenant)
+            return _json(current.response if isinstance(current, LoggedResponse) else current)
+
+        return admitted(gateway, answer)
 
     @routes.get(
         "/v1/responses/{response_id}/input_items",
         openapi_extra={"responses": {"200": answered(ItemList)}},
     )
     async def list_input_items(
-        request: Request,
         response_id: str = _RESPONSE_ID,
         after: str | None = AFTER,
         limit: int = LIMIT,
@@ -102,11 +105,14 @@ def router(gateway: Gateway) -> APIRouter:
     ) -> Response:
         """List the items that a stored response was generated from: those that it continues, and
         its own."""
-        with gateway.admission.admit(request.state.tenant):
+
+        async def answer(request: Request) -> Response:
             items = await _input_items(
                 gateway, _checked(response_id), request.state.tenant, after, order
             )
             return _json(item_list(items[:limit], has_more=len(items) > limit))
+
+        return admitted(gateway, answer)
 
     @routes.post("/v1/responses/{response_id}/cancel", openapi_extra=documents)
     async def cancel_response(request: Request, response_id: str = _RESPONSE_ID) -> Response:

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from gateway.api.bodies.parameters import refused
 from gateway.api.openapi import answered
+from gateway.api.routes.generation import admitted
 from gateway.intake.key_file import ApiKey
 from gateway.ledger.prices import PricedSum
 from gateway.store.usage import GROUPS, Group
@@ -109,7 +110,6 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.get("/v1/usage", tags=["usage"], openapi_extra=_RESPONSES)
     async def get_usage(
-        request: Request,
         start_time: StartTime = None,
         end_time: EndTime = None,
         group_by: GroupBy = "model,day",
@@ -117,13 +117,15 @@ def router(gateway: Gateway) -> APIRouter:
     ) -> Response:
         """Sum up what the requests of your tenant have used. A request counts a second after its
         end."""
-        tenant = request.state.tenant
-        with gateway.admission.admit(tenant):
+
+        async def answer(request: Request) -> Response:
+            tenant = request.state.tenant
             return await _reported(gateway, start_time, end_time, group_by, format, tenant)
+
+        return admitted(gateway, answer)
 
     @routes.get("/admin/v1/usage", tags=["operators"], openapi_extra=_RESPONSES)
     async def get_usage_of_all(
-        request: Request,
         start_time: StartTime = None,
         end_time: EndTime = None,
         group_by: GroupBy = "tenant,model",
@@ -131,8 +133,11 @@ def router(gateway: Gateway) -> APIRouter:
         tenant: OfTenant = None,
     ) -> Response:
         """Sum up what the requests of all tenants have used, or those of one."""
-        with gateway.admission.admit(request.state.tenant):
+
+        async def answer(_: Request) -> Response:
             return await _reported(gateway, start_time, end_time, group_by, format, tenant)
+
+        return admitted(gateway, answer)
 
     @routes.delete(
         "/admin/v1/usage",

@@ -15,8 +15,10 @@ from shared.bus.base import Message
 from shared.bus.memory import MemoryBus
 from shared.errors import Overloaded, Unavailable
 from shared.messages import Announcement, encode
-from tests.support.gateway.http import LiveGateway, chat_body, live_gateway
+from tests.support.gateway.http import LiveGateway, chat_body, eventually, live_gateway
 from tests.support.workers.scripted_worker import MODEL, ScriptedWorker, start_only
+
+UNKNOWN = "0" * 32
 
 
 def test_one_more_than_there_are_places_is_refused() -> None:
@@ -159,6 +161,34 @@ async def test_the_official_client_sees_a_rate_limit(bus: MemoryBus) -> None:
             await gateway.openai.completions.create(model=MODEL, prompt="x")
 
         waiting.cancel()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/v1/responses/resp_{UNKNOWN}",
+        f"/v1/responses/resp_{UNKNOWN}/input_items",
+        "/v1/files",
+        f"/v1/files/file-{UNKNOWN}/content",
+        f"/v1/conversations/conv_{UNKNOWN}/items",
+        "/v1/usage",
+    ],
+)
+async def test_reading_what_is_stored_takes_a_slot(bus: MemoryBus, path: str) -> None:
+    async with live_gateway(bus, max_requests=1) as gateway:
+        await bus.declare(topology.jobs_queue(MODEL, "interactive"))
+        waiting = asyncio.create_task(gateway.chat())
+
+        async def is_waiting() -> bool:
+            health = (await gateway.http.get("/health")).json()
+            return bool(health["requests"] == 1)
+
+        await eventually(is_waiting)
+
+        response = await gateway.http.get(path)
+
+        waiting.cancel()
+    assert response.status_code == 429
 
 
 async def test_a_request_that_would_wait_too_long_is_told_when_to_come_back(
