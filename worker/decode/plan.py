@@ -1,6 +1,7 @@
 """Plans a job: tokenizes and validates its prompts before any work is done."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -50,7 +51,9 @@ async def plan(job: GenerationJob, model: ServedModel) -> list[ChoicePlan]:
     """
     vocabulary = await _vocabulary(job, model)
     if sum(_size(prompt) for prompt in job.prompts) <= _INLINE_SIZE:
-        return _plan(job, model, vocabulary)
+        # A template can render megabytes from a few characters. Such a text is left to the thread.
+        with suppress(ContextLengthExceeded):
+            return _plan(job, model, vocabulary, _INLINE_SIZE)
     return await model.texts.run(job.tenant, partial(_plan_long, job, model, vocabulary))
 
 
@@ -90,7 +93,7 @@ def _plan_long(job: GenerationJob, model: ServedModel, vocabulary: Vocabulary) -
 
 
 def _plan(
-    job: GenerationJob, model: ServedModel, vocabulary: Vocabulary, max_bytes: int | None = None
+    job: GenerationJob, model: ServedModel, vocabulary: Vocabulary, max_bytes: int
 ) -> list[ChoicePlan]:
     plans = []
     for prompt in job.prompts:

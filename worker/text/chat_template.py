@@ -1,7 +1,7 @@
 """A model's chat template, rendered as transformers would render it."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import Any, NoReturn
@@ -13,7 +13,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from msgspec import structs
 
-from shared.errors import InvalidRequest, StartupError
+from shared.errors import ContextLengthExceeded, InvalidRequest, StartupError
 from shared.messages import ChatMessage, ChatPrompt, Tool, ToolCall
 from worker.text.content_parts import parts_of, roles_with_parts
 from worker.text.written_tools import with_written_tools
@@ -57,9 +57,10 @@ class ChatTemplate:
         self.is_harmony = HARMONY in source
         """Whether the model answers in OpenAI's Harmony format."""
 
-    def render(self, prompt: ChatPrompt) -> str:
-        """The prompt, up to the point where the answer begins or continues. Raises
-        `InvalidRequest`."""
+    def render(self, prompt: ChatPrompt, *, max_chars: int | None = None) -> str:
+        """The prompt, up to the point where the answer begins or continues. Rendering stops once
+        the text has more than ``max_chars``. Raises `InvalidRequest` and `ContextLengthExceeded`.
+        """
         if not self.has_tools:
             prompt = with_written_tools(prompt)
         said = prompt.messages
@@ -68,7 +69,7 @@ class ChatTemplate:
         messages = [self._message(message) for message in said]
         if prompt.continue_final_message:
             _mark_end(messages[-1])
-        text = self._render(messages, prompt)
+        text = self._render(messages, prompt, max_chars)
         return _up_to_end(text) if prompt.continue_final_message else text
 
     def _message(self, message: ChatMessage) -> dict[str, Any]:
@@ -87,7 +88,9 @@ class ChatTemplate:
     def _render_probe(self, messages: list[dict[str, Any]]) -> str:
         return self._render(messages, ChatPrompt(messages=(ChatMessage(role="user"),)))
 
-    def _render(self, messages: list[dict[str, Any]], prompt: ChatPrompt) -> str:
+    def _render(
+        self, messages: list[dict[str, Any]], prompt: ChatPrompt, max_chars: int | None = None
+    ) -> str:
         variables = {
             **self._special_tokens,
             **prompt.template_kwargs,
@@ -98,11 +101,24 @@ class ChatTemplate:
             ),
         }
         try:
-            return self._template.render({"documents": None, **variables})
+            return _joined(self._template.generate({"documents": None, **variables}), max_chars)
         except _RENDER_ERRORS as error:
             raise InvalidRequest(
                 f"The model's chat template rejects these messages: {error}", param="messages"
             ) from error
+
+
+def _joined(parts: Iterable[str], max_chars: int | None) -> str:
+    """Raises `ContextLengthExceeded`. A template can print megabytes for a few characters."""
+    if max_chars is None:
+        return "".join(parts)
+    taken: list[str] = []
+    for part in parts:
+        taken.append(part)
+        max_chars -= len(part)
+        if max_chars < 0:
+            raise ContextLengthExceeded("The prompt is too long.", param="messages")
+    return "".join(taken)
 
 
 def _with_names(messages: Sequence[ChatMessage]) -> Iterator[ChatMessage]:

@@ -88,11 +88,11 @@ class Tokenizer:
         """The prompt's token ids: at least one, unless an empty prompt is allowed.
 
         ``name`` is the client's name for a prompt that is not a chat. A text of more than
-        ``max_bytes`` is refused before it is tokenized. Raises `InvalidRequest` and
-        `ContextLengthExceeded`.
+        ``max_bytes`` is refused before it is tokenized, and a chat's as soon as that much of it is
+        rendered. Raises `InvalidRequest` and `ContextLengthExceeded`.
         """
         param = "messages" if isinstance(prompt, ChatPrompt) else name
-        text = self._text(prompt)
+        text = self._text(prompt, max_bytes)
         if max_bytes is not None and len(text.encode()) > max_bytes:
             raise ContextLengthExceeded(
                 f"The {name} is longer than {max_bytes} bytes.", param=param
@@ -159,13 +159,13 @@ class Tokenizer:
         detokenizer = self._detokenizer() if skips_special else self._literal()
         return TextStream(detokenizer, StopFinder(stop, includes_stop=includes_stop))
 
-    def _text(self, prompt: Prompt) -> str:
+    def _text(self, prompt: Prompt, max_chars: int | None) -> str:
         """What is to be tokenized; empty if it is tokens already."""
         match prompt:
             case ChatPrompt():
                 if self.template is None:
                     raise InvalidRequest("The model has no chat template.", param="messages")
-                return self.template.render(prompt)
+                return self.template.render(prompt, max_chars=max_chars)
             case TextPrompt(text=text):
                 return text
             case TokenPrompt():

@@ -13,6 +13,7 @@ from shared.settings import WorkerSettings
 from worker.decode.plan import plan
 from worker.decode.served_model import ServedModel
 from worker.text import TextThreads
+from worker.text.chat_template import ChatTemplate
 
 _Result = TypeVar("_Result")
 
@@ -58,6 +59,18 @@ async def test_long_prompts_are_tokenized_beside_the_event_loop(
     prompt: Prompt, num_works: int, model: ServedModel
 ) -> None:
     await plan(job(prompt), model)
+
+    assert model.texts.num_works == num_works  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("num_words", "num_works"), [(10, 0), (1_000, 1)])
+async def test_what_a_template_prints_decides_where_it_is_tokenized(
+    num_words: int, num_works: int, model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = f"{{% for _ in range({num_words}) %}}word {{% endfor %}}"
+    monkeypatch.setattr(model.tokenizer, "template", ChatTemplate(source, {}))
+
+    await plan(job(chat(ChatMessage(role="user", content="short"))), model)
 
     assert model.texts.num_works == num_works  # type: ignore[attr-defined]
 

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer as Encoder
 from transformers import PreTrainedTokenizerFast
 
-from shared.errors import InvalidRequest, StartupError
+from shared.errors import ContextLengthExceeded, InvalidRequest, StartupError
 from shared.messages import ChatMessage, ChatPrompt, Tool, ToolCall
 from tests.support.text.tokenizers import byte_level_tokenizer, save_tokenizer
 from worker.text import Tokenizer
@@ -317,6 +317,14 @@ def test_what_a_template_cannot_render_is_the_requests_fault(source: str, reason
         template.render(prompt([("user", "secret")]))
 
     assert error.value.param == "messages"
+
+
+def test_rendering_stops_at_the_bound() -> None:
+    source = "{% for _ in range(9) %}twelve chars{% endfor %}{{ raise_exception('the end') }}"
+    prompt = ChatPrompt(messages=(ChatMessage(role="user"),))
+
+    with pytest.raises(ContextLengthExceeded):
+        ChatTemplate(source, {}).render(prompt, max_chars=24)
 
 
 def test_a_template_of_wrong_syntax_stops_the_start() -> None:
