@@ -48,7 +48,8 @@ CALL_CAPTURE = "tool_call"
 TOO_COSTLY = "it takes too much time or memory to compile"
 _MAX_PROCESSES = 2
 """Processes that check the constraints of as many tenants at once. Each is started when it is
-needed, and takes 40 MB, or up to 210 MB beside the worst constraints."""
+needed, and replaced when a constraint has ended it. It takes 40 MB, or up to 210 MB beside the
+worst constraints."""
 _MAX_WAIT_S = 10.0
 """Seconds to wait for the trials of other requests."""
 _MAX_TRIAL_S = 30.0
@@ -118,6 +119,9 @@ class Trials:
             self._idle.put(process)
             return answer
         self._end(process)
+        with suppress(OSError):  # the next trial tries again, and reports it
+            # Another tenant does not wait for the start that this constraint has made necessary.
+            self._idle.put(self._start())
         logger.warning("constraint rejected", extra={"returncode": process.returncode})
         return TOO_COSTLY
 
@@ -126,6 +130,9 @@ class Trials:
             while (process := self._idle.get_nowait()).poll() is not None:
                 self._end(process)
             return process
+        return self._start()
+
+    def _start(self) -> _Process:
         process = _start()
         self._started.add(process)
         return process

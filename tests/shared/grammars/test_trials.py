@@ -150,6 +150,17 @@ def test_a_process_that_was_killed_is_started_again() -> None:
     assert not trials.problem_now(constraint("regex", "second"))
 
 
+def test_a_process_that_a_bomb_has_ended_is_replaced_before_the_next_trial() -> None:
+    others = set(psutil.Process().children())
+    trials = Trials()
+
+    assert trials.problem_now(constraint("json_schema", {"allOf": PATTERNS[2:]})) == TOO_COSTLY
+
+    (replacement,) = set(psutil.Process().children()) - others
+    assert not trials.problem_now(constraint("regex", "fourth"))
+    assert set(psutil.Process().children()) - others == {replacement}
+
+
 async def test_processes_yield_to_the_engine_but_not_to_everything() -> None:
     others = set(psutil.Process().children())
     trials = Trials()
