@@ -151,6 +151,7 @@ def test_a_service_may_do_no_more_than_it_needs(name: str) -> None:
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["mem_limit"]
+    assert 0 < service["pids_limit"] <= 4096
 
 
 PINNED = re.compile(r"^(\$\{BASE_IMAGE:-)?[a-z/-]+@sha256:[0-9a-f]{64}\}?$")

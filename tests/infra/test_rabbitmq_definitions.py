@@ -103,15 +103,44 @@ def test_no_password_is_shipped() -> None:
 
 
 def test_a_rendered_hash_is_that_of_the_password(tmp_path: Path) -> None:
-    output = tmp_path / "definitions.json"
+    run_script(tmp_path / "definitions.json", passwords=PASSWORDS)
 
-    run_script(output, passwords=PASSWORDS)
+    assert_has_passwords(tmp_path / "definitions.json")
 
-    users = {user["name"]: user for user in json.loads(output.read_text())["users"]}
+
+def test_passwords_can_be_read_from_files(tmp_path: Path) -> None:
+    files = {}
+    for variable, password in PASSWORDS.items():
+        (tmp_path / variable).write_text(f"{password}\n", encoding="utf-8")
+        files[f"{variable}_FILE"] = str(tmp_path / variable)
+
+    run_script(tmp_path / "definitions.json", passwords=files)
+
+    assert_has_passwords(tmp_path / "definitions.json")
+
+
+def assert_has_passwords(definitions: Path) -> None:
+    users = {user["name"]: user for user in json.loads(definitions.read_text())["users"]}
     for name in users:
         salted = base64.b64decode(users[name]["password_hash"])
         password = PASSWORDS[f"{name.upper()}_PASSWORD"]
         assert salted[4:] == hashlib.sha256(salted[:4] + password.encode()).digest()
+
+
+@pytest.mark.parametrize(
+    ("passwords", "reason"),
+    [
+        ({"WORKER_PASSWORD_FILE": "no such file"}, "No such file"),
+        ({**PASSWORDS, "WORKER_PASSWORD_FILE": "f"}, "WORKER_PASSWORD_FILE are both set"),
+    ],
+)
+def test_a_password_that_cannot_be_read_is_named(
+    passwords: Mapping[str, str], reason: str, tmp_path: Path
+) -> None:
+    refused = run_script("definitions.json", passwords=passwords, directory=tmp_path)
+
+    assert (refused.returncode, reason in refused.stderr) == (2, True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_passwords_are_all_named_and_nothing_is_written(tmp_path: Path) -> None:
