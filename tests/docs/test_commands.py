@@ -66,6 +66,13 @@ def test_no_example_has_a_password_among_its_arguments(source: Path) -> None:
 
 
 @per_page
+def test_no_command_uses_the_administrators_account_at_the_broker(page: Path) -> None:
+    assert [
+        one for one in commands(page) if re.search(r"operator\.url|amqps?://operator:", one)
+    ] == []
+
+
+@per_page
 def test_no_command_has_a_url_with_a_password_among_its_arguments(page: Path) -> None:
     """But for those that the shell runs itself: no other process sees their arguments."""
     others = [one for one in commands(page) if shlex.split(one)[0] not in ("echo", "export")]

@@ -24,7 +24,9 @@ SECRET = "nobody shall see this"
 
 
 def warren_dead(broker: Broker, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "warren.py", "dead", *arguments, f"--broker={broker.url}"]
+    """The command with the least account that works."""
+    url = broker.url_of("gateway")
+    command = [sys.executable, "warren.py", "dead", *arguments, f"--broker={url}"]
     return subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL
     )

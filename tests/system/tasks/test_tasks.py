@@ -127,7 +127,7 @@ def broker() -> Iterator[RabbitNode]:
 def played(broker: RabbitNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
     directory = tmp_path_factory.mktemp("tasks")
     (directory / BROKER).write_text(broker.url_of("worker"))
-    (directory / "operator.url").write_text(broker.url_of("operator"))
+    (directory / "gateway.url").write_text(broker.url_of("gateway"))
     key = KeyFile(directory / KEYS).add("first", scopes=("generate", "cancel", "operator"))
     with ExitStack() as stack:
         traces = stack.enter_context(otlp.serving())
@@ -245,7 +245,7 @@ async def publish_garbage(url: str) -> None:
 
 @pytest.fixture
 def terminal(played: Played, tmp_path: Path) -> Iterator[Terminal]:
-    shutil.copy(played.workers.directory / "operator.url", tmp_path)
+    shutil.copy(played.workers.directory / "gateway.url", tmp_path)
     with Terminal(tmp_path, played.variables) as terminal:
         play(played, terminal, PREPARATION)
         yield terminal
