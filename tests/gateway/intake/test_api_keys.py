@@ -263,6 +263,18 @@ def test_a_revocation_takes_effect_although_the_file_is_broken(file: KeyFile) ->
         keys.find(f"Bearer {carol}")
 
 
+@pytest.mark.usefixtures("looks_at_once")
+def test_without_a_valid_line_nothing_is_revoked(file: KeyFile) -> None:
+    alice, bob = (file.add(name) for name in ("alice", "bob"))
+    keys = Keys(file.path)
+    of_alice, _ = file.path.read_text().splitlines()
+
+    file.path.write_text(f"{of_alice} scopes=everything\n")
+
+    assert [keys.find(f"Bearer {key}").tenant for key in (alice, bob)] == ["alice", "bob"]
+    assert keys.is_broken
+
+
 class Comparisons:
     """`hmac.compare_digest`, which takes the same time for all strings of equal lengths, and the
     lengths that it was given."""
