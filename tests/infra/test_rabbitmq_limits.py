@@ -3,8 +3,8 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
 
 import httpx
 import msgspec
@@ -13,6 +13,7 @@ import pytest
 from shared import topology
 from shared.bus.base import Binding, Message
 from shared.bus.rabbit import RabbitBus
+from shared.dead_letters import DeadLetter, opened
 from shared.errors import PublishRefused
 from shared.messages import SamplingParams
 from tests.infra.test_rabbitmq_definitions import DEFINITIONS
@@ -34,20 +35,22 @@ LAST = [b"15", b"16", b"17", b"18", b"19"]
 """The dead letters that are kept of 20."""
 
 
-def shrunk(policy: dict[str, Any]) -> dict[str, Any]:
-    definition = {name: SMALL.get(name, value) for name, value in policy["definition"].items()}
-    return {**policy, "definition": definition}
+def shrink(node: RabbitNode, definitions: Path, limits: Mapping[str, int] = SMALL) -> None:
+    """Import the shipped policies with lower limits, by way of the file ``definitions``."""
+    policies = []
+    for policy in DEFINITIONS["policies"]:
+        shipped = policy["definition"]
+        lower = {name: limits.get(name, value) for name, value in shipped.items()}
+        policies.append({**policy, "definition": lower})
+    definitions.write_text(json.dumps({"policies": policies}))
+    node.ctl("import_definitions", str(definitions))
 
 
 @pytest.fixture(scope="module")
 def small_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitNode]:
     """A node with the shipped policies, of which only the limits are lower."""
-    definitions = tmp_path_factory.mktemp("limits") / "definitions.json"
-    definitions.write_text(
-        json.dumps({"policies": [shrunk(one) for one in DEFINITIONS["policies"]]})
-    )
     with running_node() as node:
-        node.ctl("import_definitions", str(definitions))
+        shrink(node, tmp_path_factory.mktemp("limits") / "definitions.json")
         yield node
 
 
@@ -61,10 +64,23 @@ async def small_broker(small_node: RabbitNode) -> AsyncIterator[RabbitNode]:
 
 async def bodies(bus: RabbitBus, queue: str) -> list[bytes]:
     """The bodies of the messages in a queue, which stay there."""
+    num_bodies = await num_ready(bus, queue)
+    async with bus.consume(queue) as consumer:
+        return [(await anext(consumer)).message.body for _ in range(num_bodies)]
+
+
+async def num_ready(bus: RabbitBus, queue: str) -> int:
     state = await bus.inspect(queue)
     assert state is not None
-    async with bus.consume(queue) as consumer:
-        return [(await anext(consumer)).message.body for _ in range(state.num_ready)]
+    return state.num_ready
+
+
+async def first_letter(bus: RabbitBus) -> DeadLetter:
+    """Wait for a dead letter."""
+    while True:
+        async with opened(bus, 1) as letters:
+            if letters:
+                return letters[0]
 
 
 async def refuse_more(bus: RabbitBus, binding: Binding = JOBS.bindings[0]) -> None:
@@ -97,6 +113,19 @@ async def test_stored_bytes_and_dead_letters_are_bounded(small_broker: RabbitNod
             # Dead letters arrive asynchronously.
             while await bodies(worker, topology.DEAD_LETTERS.name) != LAST:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
+
+
+async def test_dead_letters_expire(small_broker: RabbitNode, tmp_path: Path) -> None:
+    shrink(small_broker, tmp_path / "definitions.json", {**SMALL, "message-ttl": 100})
+    async with RabbitBus(small_broker.url_of("worker")) as worker:
+        await worker.declare(topology.DEAD_LETTERS)
+
+        await worker.publish(topology.DEAD_LETTERS.bindings[0], Message(BODY))
+
+        async with asyncio.timeout(30):
+            while await num_ready(worker, topology.DEAD_LETTERS.name):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+    shrink(small_broker, tmp_path / "definitions.json")
 
 
 async def test_logs_that_nobody_reads_and_commands_are_bounded(small_broker: RabbitNode) -> None:
@@ -132,13 +161,12 @@ async def test_a_job_whose_log_is_full_becomes_a_dead_letter_with_this_reason(
         await publisher.declare(LOG)
         with caplog.at_level(logging.WARNING):
             await publish(publisher, job)
-            async with worker.consume(topology.DEAD_LETTERS.name) as consumer:
-                dead = await anext(consumer)
+            dead = await first_letter(worker)
         metrics = await asyncio.to_thread(httpx.get, f"http://127.0.0.1:{port}/metrics")
 
         assert len(await bodies(publisher, LOG.name)) == SMALL["max-length"]
 
-    assert dead.message.correlation_id == job.request_id
+    assert (dead.request_id, dead.reason) == (job.request_id, "rejected")
     [line] = [one for one in caplog.records if one.message == "job dead-lettered"]
     assert vars(line)["reason"] == PublishRefused.code
     assert total(metrics.text, "warren_worker_dead_letters_total") == 1
