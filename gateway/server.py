@@ -17,6 +17,8 @@ from shared.settings import GatewaySettings
 
 _BACKLOG = 2048
 _CLOSE_TIMEOUT_S = 5
+_KEEP_ALIVE_S = 5
+"""Seconds between two requests of a connection."""
 _OTHER_FILES = 256
 """File descriptors that are left for the broker, for logs and for what is not limited."""
 
@@ -104,6 +106,7 @@ async def opened(app: FastAPI, settings: GatewaySettings) -> AsyncIterator[Serve
         access_log=False,
         ws="none",
         server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
     )
     async with AsyncExitStack() as lifespan:

@@ -55,7 +55,9 @@ def warren_commands(page: Path) -> Iterator[list[str]]:
             yield arguments
 
 
-_PASSWORD = re.compile(r"--(broker|secret)[ =](\S*://\S+:\S+@|[^-$\s]*[A-Za-z0-9]{8})")
+_PASSWORD = re.compile(
+    r"--(broker|secret|database-url|api-key)[ =](\S*://\S+:\S+@|[^-$\s]*[A-Za-z0-9]{8})"
+)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,12 @@ _PASSWORD = re.compile(r"--(broker|secret)[ =](\S*://\S+:\S+@|[^-$\s]*[A-Za-z0-9
 )
 def test_no_example_has_a_password_among_its_arguments(source: Path) -> None:
     assert _PASSWORD.search(source.read_text(encoding="utf-8")) is None
+
+
+@per_page
+def test_no_page_installs_from_a_second_index(page: Path) -> None:
+    """Anyone could publish a package of ours in the other one."""
+    assert re.search(r"extra.index", page.read_text(encoding="utf-8"), re.IGNORECASE) is None
 
 
 @per_page

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway import connections, server
 from gateway.connections import Connections
 from gateway.metrics import Metrics
 from shared import settings
@@ -108,6 +109,22 @@ async def test_a_trailer_is_no_header(gateway: LiveGateway) -> None:
         answer = await client.answer(CHUNKED + body)
 
     assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+def test_the_headers_have_ten_seconds_and_the_next_request_five() -> None:
+    assert (connections._HEAD_TIMEOUT_S, server._KEEP_ALIVE_S) == (10, 5)
+
+
+async def test_a_connection_without_a_further_request_is_closed(
+    bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.server._KEEP_ALIVE_S", 0.1)
+    monkeypatch.setattr("gateway.connections._HEAD_TIMEOUT_S", 600)
+    async with live_gateway(bus) as gateway, connected(gateway.url) as client:
+        await client.answer(LIVE + b"\r\n")
+
+        async with asyncio.timeout(4):
+            await client.reader.read()
 
 
 @pytest.fixture

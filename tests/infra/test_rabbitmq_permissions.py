@@ -366,6 +366,18 @@ async def test_a_publisher_may_not(
         await operator.delete_queue(OTHERS.name)
 
 
+async def test_a_publisher_learns_the_length_of_a_queue_whose_name_it_has(
+    broker: Broker, gateway: RabbitBus, worker: RabbitBus
+) -> None:
+    await gateway.publish(JOBS.bindings[0], Message(b"job"))
+
+    async with opened_channel(broker.url_of("publisher")) as channel:
+        found = await channel.queue_declare(JOBS.name, passive=True)
+
+    assert await receive(worker, JOBS.name) == b"job"
+    assert (found.message_count, found.consumer_count) == (1, 0)
+
+
 LIMITED = "worker-limited"
 LIMITED_MODELS = ["limited-3.1", "limited-b"]
 OWN_COMMANDS = topology.worker_queue("limited")

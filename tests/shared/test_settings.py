@@ -1,6 +1,7 @@
 """Settings come from the environment and the command line, and wrong ones stop the start."""
 
 import re
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,10 @@ def env(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_defaults_need_no_environment() -> None:
     assert settings.load(GatewaySettings).port == 8000
     assert settings.load(WorkerSettings).model == settings.DEFAULT_MODEL
+
+
+def test_other_machines_do_not_reach_a_workers_health_port_by_default() -> None:
+    assert ip_address(settings.load(WorkerSettings).health_host).is_loopback
 
 
 def test_a_variable_sets_a_setting(env: pytest.MonkeyPatch) -> None:
