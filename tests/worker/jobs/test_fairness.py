@@ -80,6 +80,34 @@ async def test_a_flood_that_no_window_holds_does_not_delay_the_job_of_another() 
     assert num_answered == 0
 
 
+async def test_a_flood_over_amqp_does_not_delay_the_jobs_of_others() -> None:
+    """Its jobs claim another tenant each, and belong to their publisher all the same."""
+    broker = MemoryBroker()
+    options: dict[str, Any] = {"step_s": STEP_S, "max_num_seqs": 2, "drain_grace_s": 0.05}
+    waiting = [
+        replace(job, request_id=f"mallory.{number}", tenant=f"tenant-{number}")
+        for number, job in enumerate(jobs("", 40))
+    ]
+    [of_alice, of_gateway] = jobs("single", 2, SHORT)
+    async with (
+        MemoryBus(broker, user="worker") as bus,
+        MemoryBus(broker, user="mallory") as mallory,
+        MemoryBus(broker, user="alice") as alice,
+        MemoryBus(broker, user="gateway") as gateway,
+        echo_worker(bus, **options),
+        asking(mallory, waiting) as flood,
+    ):
+        await until_taken(bus)
+        logs = [
+            await ask(alice, replace(of_alice, request_id="alice.1")),
+            await ask(gateway, of_gateway),
+        ]
+        num_answered = sum(task.done() for task in flood)
+
+    assert all(map(is_answered, logs))
+    assert num_answered == 0
+
+
 async def test_jobs_that_were_set_aside_are_answered_in_order() -> None:
     async with MemoryBus() as bus, echo_worker(bus, max_num_seqs=1, max_waiting_jobs=4):
         waiting = jobs("flood", 60, SHORT)
