@@ -52,6 +52,7 @@ async def batch_row(
     row = Row("batch: worker, gateway, broker, database killed", 0)
     async with patient_client() as client:
         expected = await _texts(deployment, client, await _ended(deployment, client, lines))
+        assert len(dict(expected)) == num_lines
         began_at = time.monotonic()
         async with (
             leaving(deployment, questions, _NUM_LEAVERS, row.tally),
@@ -67,6 +68,8 @@ async def batch_row(
 
 def _compare(row: Row, expected: _Texts, seen: _Texts) -> None:
     texts = dict(seen)
+    for name in texts.keys() - dict(expected).keys():
+        row.tally.fail(f"{name} was not asked for")
     row.tally.num_repeated += len(seen) - len(texts)
     for name, text in expected:
         if name in texts:
@@ -121,7 +124,9 @@ async def _ended(
 async def _texts(
     deployment: Deployment, client: httpx.AsyncClient, batch: dict[str, Any]
 ) -> _Texts:
-    """The ``custom_id`` and the text of each answer."""
+    """The ``custom_id`` and the text of each answer. Raises `AssertionError` if a line has
+    failed."""
+    assert (batch["status"], batch["error_file_id"]) == ("completed", None), batch
     path = f"/v1/files/{batch['output_file_id']}/content"
     content = (await _asked(deployment, client, "GET", path)).text
     answers = [json.loads(line) for line in content.splitlines()]
