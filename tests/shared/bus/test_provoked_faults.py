@@ -219,7 +219,7 @@ PLACES: dict[str, Callable[[Conversation, Frame], bool]] = {
     "confirmation": is_ack,
     "delivery": lambda _, frame: frame.name == Basic.Deliver.name,
 }
-ANSWERS = ("Queue.DeclareOk", "Queue.BindOk", "Basic.QosOk", "Basic.ConsumeOk", "Queue.DeleteOk")
+ANSWERS = ("Queue.DeclareOk", "Basic.QosOk", "Basic.ConsumeOk", "Queue.DeleteOk")
 
 
 @pytest.mark.parametrize("place", PLACES)
