@@ -390,7 +390,7 @@ async def test_an_error_at_any_await_of_a_background_task_leaves_it_running(
         with striking(victim, with_children=False):
             async with (
                 SuspendingBus(broker) as suspending,
-                echo_worker(suspending, step_s=STEP_S, reader_grace_s=0.1),
+                echo_worker(suspending, step_s=STEP_S, reader_grace_s=0.1, drain_grace_s=0.5),
             ):
                 logs = await ask_all(bus, [*jobs(8), *jobs(8)])
                 await publish(bus, quick, "quick")
