@@ -1,11 +1,11 @@
-"""A batch whose processes, broker and database are killed at random, beside its undisturbed run."""
+"""A batch whose processes, broker and database are killed, beside its undisturbed answers."""
 
 import asyncio
 import itertools
 import json
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import httpx
@@ -45,14 +45,15 @@ async def nothing() -> None:
 async def batch_row(
     deployment: Deployment, questions: Sequence[Question], num_lines: int, faults: Sequence[Fault]
 ) -> Row:
-    """Answer ``num_lines`` lines twice. The second time one of the faults strikes every ten seconds
-    until the batch has ended, and clients that leave ask beside it; each line of its output must
-    equal that of the first time."""
+    """Answer each question in an undisturbed batch, and then ``num_lines`` lines with the same
+    questions in another one. One of the faults strikes every ten seconds until that has ended, and
+    clients that leave ask beside it; each question's answers must equal the undisturbed one."""
     lines = [questions[k % len(questions)] for k in range(num_lines)]
     row = Row("batch: worker, gateway, broker, database killed", 0)
     async with patient_client() as client:
-        expected = await _texts(deployment, client, await _ended(deployment, client, lines))
-        assert len(dict(expected)) == num_lines
+        undisturbed = await _ended(deployment, client, questions)
+        answers = dict(await _texts(deployment, client, undisturbed))
+        expected = {_name(k): answers[_name(k % len(questions))] for k in range(num_lines)}
         began_at = time.monotonic()
         async with (
             leaving(deployment, questions, _NUM_LEAVERS, row.tally),
@@ -66,16 +67,20 @@ async def batch_row(
     return row
 
 
-def _compare(row: Row, expected: _Texts, seen: _Texts) -> None:
+def _compare(row: Row, expected: Mapping[str, str], seen: _Texts) -> None:
     texts = dict(seen)
-    for name in texts.keys() - dict(expected).keys():
+    for name in texts.keys() - expected.keys():
         row.tally.fail(f"{name} was not asked for")
     row.tally.num_repeated += len(seen) - len(texts)
-    for name, text in expected:
+    for name, text in expected.items():
         if name in texts:
             row.tally.compare(texts[name], text)
         else:
             row.tally.fail(f"{name} has no answer")
+
+
+def _name(line: int) -> str:
+    return f"line {line}"
 
 
 async def _strike(faults: Sequence[Fault], row: Row) -> None:
@@ -100,7 +105,7 @@ async def _ended(
     content = "".join(
         json.dumps(
             {
-                "custom_id": f"line {k}",
+                "custom_id": _name(k),
                 "method": "POST",
                 "url": _URL,
                 "body": {**line.body, "stream": False},
