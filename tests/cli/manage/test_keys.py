@@ -52,16 +52,19 @@ def test_a_key_that_cannot_be_recorded_is_not_changed(tmp_path: Path) -> None:
 
 
 def test_each_change_is_recorded_with_tenant_and_key_id(tmp_path: Path) -> None:
-    path, file = tmp_path / "keys", tmp_path / "audit.jsonl"
-    audit_file = ["--audit-file", str(file)]
+    path = tmp_path / "keys"
 
-    key_id = run(path, "add", "alice", *audit_file).split("-")[1]
-    run(path, "rotate", key_id, *audit_file)
-    run(path, "revoke", key_id, *audit_file)
+    def recorded(*words: str) -> str:
+        return run(path, *words, "--audit-file", str(tmp_path / words[0]))
 
-    records = [json.loads(line) for line in file.read_text().splitlines()]
-    acts = [(record["act"], record["tenant"], record["key_id"]) for record in records]
-    assert acts == [(f"API key {one}", "alice", key_id) for one in ("added", "rotated", "revoked")]
+    key_id = recorded("add", "alice").split("-")[1]
+    recorded("rotate", key_id)
+    recorded("revoke", key_id)
+
+    for word, act in (("add", "added"), ("rotate", "rotated"), ("revoke", "revoked")):
+        record = json.loads((tmp_path / word).read_text().splitlines()[0])
+        assert record["act"] == f"API key {act}"
+        assert (record["tenant"], record["key_id"]) == ("alice", key_id)
 
 
 def test_a_user_without_a_name_is_recorded_by_its_id(

@@ -224,12 +224,17 @@ def test_a_directory_that_no_worker_could_load_is_refused(
         store.resolve(str(directory))
 
 
-def test_a_directory_with_a_file_that_everyone_may_change_is_refused(tmp_path: Path) -> None:
+def test_a_pulled_model_with_a_file_that_everyone_may_change_is_refused(
+    cache: Path, tmp_path: Path
+) -> None:
     directory = write_model(tmp_path / "model")
     (directory / "chat_template.jinja").chmod(0o666)
+    link(cache / "models" / "mine", directory)
 
     with pytest.raises(StartupError, match=r"others may write into .*/chat_template\.jinja"):
-        store.resolve(str(directory))
+        store.resolve("mine")
+
+    assert store.resolve(str(directory)) == directory
 
 
 @pytest.mark.parametrize(
