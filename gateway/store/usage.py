@@ -172,7 +172,8 @@ class UsageRecords:
         )
 
     async def _delete(self, condition: Any) -> int:
-        some = select(*_KEY_COLUMNS).where(condition).limit(_MAX_DELETED)
+        # Unless it locks them, it finds records that another transaction is about to have deleted.
+        some = select(*_KEY_COLUMNS).where(condition).limit(_MAX_DELETED).with_for_update()
         statement = delete(USAGE).where(tuple_(*_KEY_COLUMNS).in_(some))
         num_deleted = 0
         while True:

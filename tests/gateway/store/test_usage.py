@@ -1,10 +1,14 @@
 """The records of requests, and the sums over them."""
 
+import asyncio
 from typing import Any
 
 import pytest
+from sqlalchemy import delete, text
 
 from gateway.store import usage as store
+from gateway.store.database import Database
+from gateway.store.schema import USAGE
 from gateway.store.usage import UsageRecords, UsageSum, Used
 from shared.errors import InvalidRequest
 from shared.messages import UsageRecord
@@ -167,3 +171,31 @@ async def test_any_number_of_records_is_erased(
 
     assert await usage.erase("alice") == 5
     assert await all_sums(usage) == []
+
+
+@pytest.mark.parametrize("num_lost", [1, 2])
+async def test_an_erasure_goes_on_after_records_that_another_gateway_deletes(
+    database: Database, usage: UsageRecords, monkeypatch: pytest.MonkeyPatch, num_lost: int
+) -> None:
+    monkeypatch.setattr(store, "_MAX_DELETED", 2)
+    await usage.write([a_record(str(number)) for number in range(5)])
+    lost = [str(number) for number in range(num_lost)]
+
+    async with database.begin() as connection:
+        await connection.execute(delete(USAGE).where(USAGE.c.request_id.in_(lost)))
+        erasing = asyncio.create_task(usage.erase("alice"))
+        await waits_for_a_lock(database)
+
+    assert await erasing == 5 - num_lost
+    assert await all_sums(usage) == []
+
+
+async def waits_for_a_lock(database: Database) -> None:
+    """Returns once a transaction waits for another one; at once on SQLite, which has a queue."""
+    waiting = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+    async with asyncio.timeout(30):
+        while not database.is_sqlite:
+            async with database.read() as connection:
+                if (await connection.execute(waiting)).scalar_one():
+                    return
+            await asyncio.sleep(0.01)
