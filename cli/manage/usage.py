@@ -96,7 +96,8 @@ def erase(
     if not yes:
         typer.confirm(f"Permanently delete all usage records of {tenant!r}?", abort=True)
     params = {"tenant": tenant}
-    answer = _asked(gateway, "DELETE", "/admin/v1/usage", params=params)
+    # Millions of records take minutes.
+    answer = _asked(gateway, "DELETE", "/admin/v1/usage", params=params, timeout=None)
     output.print(f"{answer.json()['num_records']} records deleted")
 
 

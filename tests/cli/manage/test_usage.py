@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from cli import gateway_client
 from cli.main import app
 from cli.manage.usage import _COUNTS, _SECONDS, _table
 from shared.errors import StartupError
@@ -61,6 +62,16 @@ def test_erasing_asks_first(url: str, typed: str, exit_code: int) -> None:
     shown = run("usage", "erase", "alice", "--url", url, typed=typed, exit_code=exit_code)
 
     assert ("0 records deleted" in shown) == (exit_code == 0)
+
+
+def test_an_erasure_may_take_longer_than_other_requests(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_client, "_SILENCE_S", 1e-6)
+
+    shown = run("usage", "erase", "alice", "--url", url, "--yes")
+
+    assert "0 records deleted" in shown
 
 
 def test_a_date_that_is_none_is_named(tmp_path: Path) -> None:
