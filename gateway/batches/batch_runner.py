@@ -141,6 +141,8 @@ class _BatchRun:
             await self._refresh()
             if self.batch.fence != fence:
                 logger.warning("batch claimed by another gateway", extra={"batch": self.batch.id})
+        with suppress(Unavailable):  # a sweep makes up for it
+            await self._batches.forget_answers()
 
     async def _keep(self) -> None:
         """Keep the lease. Raises `LeaseLost`."""

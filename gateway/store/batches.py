@@ -48,6 +48,8 @@ BATCH_PREFIX = "batch_"
 _RETRY_AFTER_S = 60.0
 _MAX_CANDIDATES = 4
 """Of each tenant. Other gateways may claim some of them at the same time."""
+_MAX_FORGOTTEN = 10_000
+"""Answers that one transaction deletes. A statement over millions would exceed its time."""
 _EVENTS: Mapping[Ending, EventType] = {
     "completed": "batch.completed",
     "expired": "batch.expired",
@@ -316,7 +318,7 @@ class Batches:
         output_file_id: str | None,
         error_file_id: str | None,
     ) -> None:
-        """Publish the files of a batch, and forget its answers, which they contain."""
+        """Publish the files of a batch. They contain its answers, which can be forgotten then."""
         file_ids = tuple(name for name in (output_file_id, error_file_id) if name is not None)
         async with self._database.begin() as connection:
             tenant = await _require_lease(connection, batch_id, fence)
@@ -333,8 +335,12 @@ class Batches:
                     }
                 )
             )
-            await connection.execute(delete(ANSWERS).where(ANSWERS.c.batch_id == batch_id))
             await announce(connection, tenant, _EVENTS[ending], batch_id)
+
+    async def forget_answers(self) -> None:
+        """Delete the answers of batches that have ended."""
+        while await self._forget_some():
+            pass
 
     @uncancelled
     async def record(self, batch_id: str, fence: int, answers: Sequence[LineAnswer]) -> None:
@@ -395,9 +401,30 @@ class Batches:
             page = query.where(is_next, ANSWERS.c.line <= last).order_by(ANSWERS.c.line)
             return [LineAnswer(*row) for row in await connection.execute(page)]
 
-    @uncancelled
     async def sweep(self, before: float) -> int:
-        """Delete the batches that ended before this time; returns how many."""
+        """Delete the answers of batches that have ended, and the batches that ended before this
+        time; returns how many batches."""
+        await self.forget_answers()
+        return await self._sweep(before)
+
+    @uncancelled
+    async def _forget_some(self) -> bool:
+        """Whether there was an answer of a batch that has ended."""
+        of_batch = select(func.min(ANSWERS.c.line)).where(ANSWERS.c.batch_id == BATCHES.c.id)
+        first = of_batch.scalar_subquery()
+        ended = select(BATCHES.c.id, first).where(BATCHES.c.status.not_in(UNENDED))
+        async with self._database.read() as connection:
+            row = (await connection.execute(ended.where(first.is_not(None)).limit(1))).one_or_none()
+        if row is None:
+            return False
+        batch_id, line = row
+        is_forgotten = and_(ANSWERS.c.batch_id == batch_id, ANSWERS.c.line < line + _MAX_FORGOTTEN)
+        async with self._database.begin() as connection:
+            await connection.execute(delete(ANSWERS).where(is_forgotten))
+        return True
+
+    @uncancelled
+    async def _sweep(self, before: float) -> int:
         endings = (BATCHES.c[f"{ending}_at"] for ending in (*_EVENTS, "failed"))
         has_ended = and_(BATCHES.c.status.not_in(UNENDED), func.coalesce(*endings) < before)
         async with self._database.begin() as connection:

@@ -1,9 +1,12 @@
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from typing import Any
 
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import Engine, event, insert
 
 from gateway.store import batches as store
 from gateway.store.batches import Batches, BatchRecord, LeaseLost, LineAnswer, Order
@@ -33,6 +36,22 @@ async def started(files: Files, batches: Batches, num_lines: int = 3) -> BatchRe
     batch = await claimed(batches)
     await batches.start(batch.id, batch.fence, num_lines=num_lines, models=["m"])
     return await batches.get("a", batch.id)
+
+
+@contextmanager
+def deletions(table: str) -> Iterator[list[int]]:
+    """How many rows each statement deletes from a table meanwhile."""
+    nums: list[int] = []
+
+    def record(_: object, cursor: Any, statement: str, *__: object) -> None:
+        if statement.startswith(f"DELETE FROM {table} "):
+            nums.append(cursor.rowcount)
+
+    event.listen(Engine, "after_cursor_execute", record)
+    try:
+        yield nums
+    finally:
+        event.remove(Engine, "after_cursor_execute", record)
 
 
 def answer(line: int, *, is_error: bool = False) -> LineAnswer:
@@ -203,8 +222,39 @@ async def test_a_batch_ends_with_its_files(files: Files, batches: Batches) -> No
     assert (ended.status, ended.output_file_id) == ("completed", output.id)
     assert ended.completed_at is not None
     assert (await files.get("a", output.id)).num_bytes == 2
-    assert await batches.answered(batch.id, 1, 1) == set()
     assert await batches.claim({}, 60) is None
+
+
+async def test_the_answers_of_batches_that_have_ended_are_forgotten_in_pieces(
+    files: Files, batches: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_MAX_FORGOTTEN", 2)
+    ended, running = [await started(files, batches, num_lines=5) for _ in range(2)]
+    for batch in (ended, running):
+        await batches.record(batch.id, batch.fence, [answer(line) for line in range(1, 6)])
+    await batches.end(ended.id, ended.fence, "completed", output_file_id=None, error_file_id=None)
+    at_the_end = await batches.answered(ended.id, 1, 5)
+
+    with deletions("batch_answers") as nums_deleted:
+        await batches.forget_answers()
+
+    assert at_the_end == {1, 2, 3, 4, 5}
+    assert nums_deleted == [2, 2, 1]
+    assert await batches.answered(ended.id, 1, 5) == set()
+    assert await batches.answered(running.id, 1, 5) == {1, 2, 3, 4, 5}
+
+
+async def test_a_sweep_forgets_the_answers_that_a_gateway_has_left(
+    files: Files, batches: Batches
+) -> None:
+    batch = await started(files, batches)
+    await batches.record(batch.id, batch.fence, [answer(1)])
+    await batches.end(batch.id, batch.fence, "completed", output_file_id=None, error_file_id=None)
+
+    await batches.sweep(time.time() - 60)
+
+    assert await batches.answered(batch.id, 1, 1) == set()
+    assert (await batches.get("a", batch.id)).status == "completed"
 
 
 async def test_batches_are_deleted_some_time_after_their_end(

@@ -1,5 +1,7 @@
 import asyncio
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import openai
 import pytest
 from openai.types import Batch
 
+from gateway.store.database import SQLITE_FILE
 from gateway.store.state import Store
 from shared import settings
 from shared.bus.memory import MemoryBroker, MemoryBus
@@ -51,6 +54,19 @@ async def test_a_client_of_openai_runs_a_batch(
     assert first["id"].startswith("batch_req_")
     assert (first["error"], first["response"]["status_code"]) == (None, 200)
     assert first["response"]["request_id"] == first["response"]["body"]["id"]
+
+
+async def test_a_gateway_forgets_the_answers_that_files_contain(
+    storing: LiveGateway, worker: ScriptedWorker, tmp_path: Path
+) -> None:
+    await ended(storing, await order(storing, [chat("a"), chat("b")]))
+
+    async def are_forgotten() -> bool:
+        with closing(sqlite3.connect(tmp_path / SQLITE_FILE)) as database:
+            (num_answers,) = database.execute("SELECT count(*) FROM batch_answers").fetchone()
+        return bool(num_answers == 0)
+
+    await eventually(are_forgotten)
 
 
 async def test_batches_are_listed_newest_first(storing: LiveGateway) -> None:
