@@ -28,6 +28,9 @@ _TIMEOUT = timedelta(hours=1)
 """For a request to a store in all: whoever reads a file may be slow."""
 _READ_TIMEOUT = timedelta(seconds=30)
 """In which something must arrive."""
+_RETRY_TIMEOUT = timedelta(seconds=30)
+"""After which a request that has failed is not tried again. By default it is three minutes, so that
+a store that sends nothing would be asked six times."""
 _CLIENT_OPTIONS = ("allow_http", "proxy_url", "proxy_ca_certificate", "proxy_excludes")
 """Options of connections that environment and credentials may contain."""
 
@@ -120,7 +123,12 @@ class Blobs:
             if value is not None:
                 options[name] = value
         try:
-            store = from_url(url, config=config, client_options=options)  # type: ignore[call-overload]  # any store's
+            store = from_url(  # type: ignore[call-overload]  # any store's
+                url,
+                config=config,
+                client_options=options,
+                retry_config={"retry_timeout": _RETRY_TIMEOUT},
+            )
             return cls(store)
         except (BaseError, ValueError) as error:
             raise StartupError(f"the URL of files cannot be used: {error}") from None

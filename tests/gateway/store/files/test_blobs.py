@@ -2,12 +2,16 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+from obstore.store import MemoryStore
 
+from gateway.store.files import blobs as blobs_module
 from gateway.store.files.blobs import Blobs
 from shared.errors import StartupError, Unavailable
 from tests.gateway.store.files.s3 import BUCKET, running_s3
@@ -136,6 +140,70 @@ async def test_a_storage_that_refuses_is_unavailable(
 
     with pytest.raises(Unavailable):
         await write(blobs, "name", b"content")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda blobs: blobs.delete("name"),
+        lambda blobs: read(blobs, "name"),
+        lambda blobs: write(blobs, "name", LONG),
+    ],
+    ids=["delete", "read", "write"],
+)
+async def test_a_storage_that_sends_nothing_is_given_up(
+    silent_s3: list[str], monkeypatch: pytest.MonkeyPatch, use: Callable[[Blobs], Awaitable[object]]
+) -> None:
+    monkeypatch.setattr(blobs_module, "_READ_TIMEOUT", timedelta(seconds=0.2))
+    monkeypatch.setattr(blobs_module, "_RETRY_TIMEOUT", timedelta(seconds=0.1))
+    blobs = Blobs.at("s3://bucket")
+
+    async with asyncio.timeout(10):
+        with pytest.raises(Unavailable):
+            await use(blobs)
+
+    assert len(silent_s3) == 1
+
+
+@pytest.fixture
+async def silent_s3(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[str]]:
+    """The requests to the S3 server of the environment, which sends nothing."""
+    requests: list[str] = []
+
+    async def read_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        requests.append((await reader.readline()).decode())
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(read_all, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    yield requests
+    server.close()
+
+
+def test_a_request_may_take_an_hour_if_bytes_arrive_within_half_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passed: dict[str, Any] = {}
+
+    def record(_: str, **options: Any) -> MemoryStore:
+        passed.update(options)
+        return MemoryStore()
+
+    monkeypatch.setattr(blobs_module, "from_url", record)
+
+    Blobs.at("s3://bucket")
+
+    assert passed["client_options"] == {
+        "timeout": timedelta(hours=1),
+        "read_timeout": timedelta(seconds=30),
+    }
+    assert passed["retry_config"] == {"retry_timeout": timedelta(seconds=30)}
 
 
 async def test_credentials_can_be_read_from_a_file(
