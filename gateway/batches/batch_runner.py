@@ -271,7 +271,8 @@ class _BatchRun:
         async def record(outcome: LineOutcome) -> None:
             text = outcome.line(self.batch.id, line.number, request.custom_id)
             written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._answers.put_nowait((LineAnswer(line.number, outcome.is_error, text), written))
+            answer = LineAnswer(line.number, outcome.is_error, text, outcome.used)
+            self._answers.put_nowait((answer, written))
             await written
 
         try:

@@ -10,12 +10,15 @@ from msgspec import Meta
 
 from gateway.api.bodies.parameters import refused
 from gateway.api.bodies.parsing import parse
-from gateway.api.bodies.quick import EmbeddingRequest
+from gateway.api.bodies.quick import EmbeddingRequest, Embeddings
 from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest
+from gateway.api.render.formats import ChatCompletion, Completion, Usage
+from gateway.api.render.responses import ResponseObject, ResponseUsage
 from gateway.api.routes.generation import Reading
 from gateway.api.routes.responses import read_response
 from gateway.errors import error_body, status_of
+from gateway.store.batches import TokensUsed
 from shared.errors import WarrenError
 
 Request: TypeAlias = Reading | EmbeddingRequest
@@ -161,6 +164,29 @@ class LineOutcome(NamedTuple):
     @property
     def is_error(self) -> bool:
         return isinstance(self.answer, WarrenError)
+
+    @property
+    def used(self) -> TokensUsed:
+        """What the answer says that it has used."""
+        match self.answer:
+            case ChatCompletion(usage=Usage() as usage) | Completion(usage=Usage() as usage):
+                details = usage.completion_tokens_details
+                return TokensUsed(
+                    usage.prompt_tokens,
+                    usage.prompt_tokens_details.cached_tokens,
+                    usage.completion_tokens,
+                    details.reasoning_tokens if details else 0,
+                )
+            case ResponseObject(usage=ResponseUsage() as of_response):
+                return TokensUsed(
+                    of_response.input_tokens,
+                    of_response.input_tokens_details.cached_tokens,
+                    of_response.output_tokens,
+                    of_response.output_tokens_details.reasoning_tokens,
+                )
+            case Embeddings():
+                return TokensUsed(self.answer.usage.prompt_tokens)
+        return TokensUsed()
 
     def line(self, batch_id: str, number: int, custom_id: str) -> bytes:
         """The line of the output file, or of the error file if it is an error."""

@@ -94,6 +94,25 @@ class BatchRecord:
     """The API key of the order; empty without one."""
     key_limits: Mapping[str, Any] | None
     """What the key was limited to at the order: `gateway.intake.key_file.ApiKey.limits`."""
+    num_input_tokens: int | None
+    """Of its answers so far, like the next ones; None if they were not counted."""
+    num_cached_tokens: int | None
+    num_output_tokens: int | None
+    num_reasoning_tokens: int | None
+
+    @property
+    def used(self) -> "TokensUsed | None":
+        nums = [getattr(self, name) for name in TokensUsed._fields]
+        return None if None in nums else TokensUsed(*nums)
+
+
+class TokensUsed(NamedTuple):
+    num_input_tokens: int = 0
+    num_cached_tokens: int = 0
+    """Those of the input that the prefix cache had."""
+    num_output_tokens: int = 0
+    num_reasoning_tokens: int = 0
+    """Those of the output that are reasoning."""
 
 
 class LineAnswer(NamedTuple):
@@ -102,6 +121,8 @@ class LineAnswer(NamedTuple):
     is_error: bool
     text: bytes
     """The line of the output or error file, without its end."""
+    used: TokensUsed = TokensUsed()
+    """Only to be recorded: answers that are read have none."""
 
 
 class Order(NamedTuple):
@@ -158,6 +179,7 @@ class Batches:
             "lease_until": 0.0,
             "key_id": order.key_id,
             "key_limits": order.key_limits,
+            **TokensUsed()._asdict(),
         }
         if known := await self._of_key(tenant, order):
             return known
@@ -344,7 +366,8 @@ class Batches:
 
     @uncancelled
     async def record(self, batch_id: str, fence: int, answers: Sequence[LineAnswer]) -> None:
-        """Write answers to lines; a line that has one keeps it."""
+        """Write answers to lines, and add up what they have used; a line that has an answer keeps
+        it."""
         async with self._database.begin() as connection:
             await _require_lease(connection, batch_id, fence)
             lines = [answer.line for answer in answers]
@@ -356,15 +379,20 @@ class Batches:
             new = [answer for answer in answers if answer.line not in known]
             if not new:
                 return
-            rows = [{"batch_id": batch_id, **answer._asdict()} for answer in new]
+            rows = [
+                {"batch_id": batch_id, "line": line, "is_error": is_error, "text": text}
+                for line, is_error, text, _ in new
+            ]
             await connection.execute(insert(ANSWERS), rows)
             num_failed = sum(answer.is_error for answer in new)
+            used = TokensUsed(*map(sum, zip(*(answer.used for answer in new), strict=True)))
             await connection.execute(
                 update(BATCHES)
                 .where(BATCHES.c.id == batch_id)
                 .values(
                     num_completed=BATCHES.c.num_completed + len(new) - num_failed,
                     num_failed=BATCHES.c.num_failed + num_failed,
+                    **{name: BATCHES.c[name] + num for name, num in used._asdict().items()},
                 )
             )
 

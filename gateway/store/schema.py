@@ -95,6 +95,11 @@ BATCHES = Table(
     Column("key_id", String(64), nullable=False, server_default=""),
     # What the key was limited to at the order, for when it is revoked.
     Column("key_limits", JSON),
+    # The sums over the answers; none of batches from before they were counted.
+    Column("num_input_tokens", BigInteger),
+    Column("num_cached_tokens", BigInteger),
+    Column("num_output_tokens", BigInteger),
+    Column("num_reasoning_tokens", BigInteger),
     UniqueConstraint("tenant", "idempotency_key", name="batches_idempotency_key"),
     Index("batches_of_tenant", "tenant", "created_at", "id"),
     Index("batches_to_run", "status", "lease_until"),

@@ -17,11 +17,12 @@ from msgspec import Meta, Struct
 from gateway.api.bodies.parameters import refused
 from gateway.api.bodies.parsing import Body, parse
 from gateway.api.openapi import IDEMPOTENCY_KEY, answered, documented
+from gateway.api.render.responses import OutputTokensDetails
 from gateway.api.routes.files import ExpiresAfter
 from gateway.intake.body import parsed, read_body
 from gateway.intake.key_file import ApiKey
 from gateway.intake.signer import KEY_HEADER, check_key, hash_body
-from gateway.store.batches import BatchRecord, Order, Status
+from gateway.store.batches import BatchRecord, Order, Status, TokensUsed
 from gateway.wiring import Gateway
 from shared import topology
 from shared.bus.base import Message
@@ -86,6 +87,20 @@ class RequestCounts(Struct, frozen=True, kw_only=True):
     failed: int
 
 
+class CachedTokens(Struct, frozen=True):
+    cached_tokens: int
+
+
+class BatchUsage(Struct, frozen=True, kw_only=True):
+    """The sums over the answers so far."""
+
+    input_tokens: int
+    input_tokens_details: CachedTokens
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
 class Batch(Struct, frozen=True, kw_only=True, tag_field="object", tag="batch"):
     id: str
     endpoint: str
@@ -106,6 +121,9 @@ class Batch(Struct, frozen=True, kw_only=True, tag_field="object", tag="batch"):
     cancelled_at: int | None
     request_counts: RequestCounts
     metadata: Mapping[str, str] | None
+    model: str | None
+    """That of all requests, once they are checked; null if there are several."""
+    usage: BatchUsage | None
 
 
 class BatchList(Struct, frozen=True, kw_only=True, tag_field="object", tag="list"):
@@ -198,10 +216,22 @@ def _described(batch: BatchRecord) -> Batch:
     counts = RequestCounts(
         total=batch.num_lines, completed=batch.num_completed, failed=batch.num_failed
     )
-    return Batch(**same, errors=errors, request_counts=counts)
+    model = batch.models[0] if batch.models is not None and len(batch.models) == 1 else None
+    usage = None if batch.used is None else _usage(batch.used)
+    return Batch(**same, errors=errors, request_counts=counts, model=model, usage=usage)
 
 
-_SAME = frozenset(Batch.__struct_fields__) - {"errors", "request_counts"}
+_SAME = frozenset(Batch.__struct_fields__) - {"errors", "request_counts", "model", "usage"}
+
+
+def _usage(used: TokensUsed) -> BatchUsage:
+    return BatchUsage(
+        input_tokens=used.num_input_tokens,
+        input_tokens_details=CachedTokens(used.num_cached_tokens),
+        output_tokens=used.num_output_tokens,
+        output_tokens_details=OutputTokensDetails(used.num_reasoning_tokens),
+        total_tokens=used.num_input_tokens + used.num_output_tokens,
+    )
 
 
 def _json(body: Struct) -> Response:

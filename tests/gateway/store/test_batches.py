@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, event, insert
 
 from gateway.store import batches as store
-from gateway.store.batches import Batches, BatchRecord, LeaseLost, LineAnswer, Order
+from gateway.store.batches import Batches, BatchRecord, LeaseLost, LineAnswer, Order, TokensUsed
 from gateway.store.database import Database
 from gateway.store.files.records import Files
 from gateway.store.schema import BATCHES
@@ -188,6 +188,17 @@ async def test_a_line_is_answered_once(files: Files, batches: Batches) -> None:
         answer(1),
         answer(3),
     ]
+
+
+async def test_what_an_answer_has_used_counts_once(files: Files, batches: Batches) -> None:
+    batch = await started(files, batches)
+    first = answer(1)._replace(used=TokensUsed(9, 4, 7, 2))
+    second = answer(2)._replace(used=TokensUsed(1, 0, 2, 1))
+
+    await batches.record(batch.id, batch.fence, [first])
+    await batches.record(batch.id, batch.fence, [first, second, answer(3, is_error=True)])
+
+    assert (await batches.get("a", batch.id)).used == TokensUsed(10, 4, 9, 3)
 
 
 async def test_answers_are_read_in_pages_of_limited_size(files: Files, batches: Batches) -> None:

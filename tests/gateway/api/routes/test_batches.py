@@ -8,8 +8,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from msgspec import structs
 from openai.types import Batch
 
+from gateway.store.batches import TokensUsed
 from gateway.store.database import SQLITE_FILE
 from gateway.store.state import Store
 from shared import settings
@@ -32,6 +34,34 @@ def has_answers(batch: Batch) -> bool:
     return batch.request_counts is not None and batch.request_counts.completed > 0
 
 
+def used(batch: Batch) -> TokensUsed:
+    assert batch.usage is not None
+    assert batch.usage.total_tokens == batch.usage.input_tokens + batch.usage.output_tokens
+    return TokensUsed(
+        batch.usage.input_tokens,
+        batch.usage.input_tokens_details.cached_tokens,
+        batch.usage.output_tokens,
+        batch.usage.output_tokens_details.reasoning_tokens,
+    )
+
+
+def used_in(answers: list[Any]) -> TokensUsed:
+    """The sums over the lines of an output file."""
+    usages = [answer["response"]["body"]["usage"] for answer in answers]
+    names = ("prompt", "completion") if "prompt_tokens" in usages[0] else ("input", "output")
+    prompt, output = (f"{name}_tokens" for name in names)
+    rows = [
+        (
+            usage[prompt],
+            usage.get(f"{prompt}_details", {}).get("cached_tokens", 0),
+            usage.get(output, 0),
+            usage.get(f"{output}_details", {}).get("reasoning_tokens", 0),
+        )
+        for usage in usages
+    ]
+    return TokensUsed(*map(sum, zip(*rows, strict=True)))
+
+
 async def test_a_client_of_openai_runs_a_batch(
     storing: LiveGateway, worker: ScriptedWorker
 ) -> None:
@@ -49,6 +79,7 @@ async def test_a_client_of_openai_runs_a_batch(
     answers = await output(storing, batch.output_file_id)
     assert texts(answers) == {f"line {k}": f"number {k}" for k in range(100)}
     assert [answer["custom_id"] for answer in answers] == [f"line {k}" for k in range(100)]
+    assert used(batch) == used_in(answers)
     assert {job.lane for job in worker.jobs} == {"batch"}
     first = answers[0]
     assert first["id"].startswith("batch_req_")
@@ -113,6 +144,39 @@ async def test_every_endpoint_has_batches(
 
     (answered,) = await output(storing, batch.output_file_id)
     assert answer(answered["response"]["body"])
+    assert used(batch) == used_in([answered])
+    assert used(batch).num_input_tokens > 0
+    assert batch.model == MODEL
+
+
+@pytest.mark.parametrize("parsers", [{"reasoning_parser": "qwen3"}])
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "one two"}]}),
+        ("/v1/responses", {"input": "one two"}),
+    ],
+)
+async def test_the_usage_of_a_batch_is_the_sum_over_its_output_file(
+    storing: LiveGateway, worker: ScriptedWorker, endpoint: str, body: dict[str, Any]
+) -> None:
+    async def think(job: ScriptedJob) -> None:
+        await job.start()
+        await job.say("<think>what")
+        finished = job.log.finish(0, [1, 2], "</think>this", "stop")
+        await job.publish(structs.replace(finished, num_cached_tokens=16))
+
+    worker.script = think
+    lines = [
+        {"custom_id": str(k), "method": "POST", "url": endpoint, "body": {"model": MODEL, **body}}
+        for k in range(3)
+    ]
+
+    batch = await ended(storing, await order(storing, lines, endpoint=endpoint))
+
+    answers = await output(storing, batch.output_file_id)
+    assert used(batch) == used_in(answers)
+    assert 0 not in used(batch)
 
 
 async def test_each_bad_line_is_named(storing: LiveGateway, worker: ScriptedWorker) -> None:
