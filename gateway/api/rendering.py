@@ -10,6 +10,7 @@ from shared.errors import InvalidRequest, StreamNotFound
 from shared.messages import MAX_CHOICES, MAX_CONTEXT_BYTES, MAX_PROMPTS
 
 Endpoint: TypeAlias = Literal["chat", "completions", "responses", "messages"]
+ServiceTier: TypeAlias = Literal["default", "flex"]
 
 
 class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -55,6 +56,8 @@ class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reasoning_parser: str | None = None
     include_reasoning: bool = True
     fingerprint: str | None = None
+    service_tier: ServiceTier | None = None
+    """The one in which the request is served, if it names any."""
     is_stored: bool = False
     """The response is stored in the database."""
     echoed: bytes = b"{}"

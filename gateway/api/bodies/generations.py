@@ -12,6 +12,7 @@ from msgspec import Meta, Struct, field
 from gateway.api.bodies.conversations import template_kwargs
 from gateway.api.bodies.parameters import refused
 from gateway.api.bodies.parsing import Body
+from gateway.api.rendering import ServiceTier
 from shared.errors import InvalidRequest, ModelNotFound
 from shared.messages import (
     MAX_BAD_WORDS,
@@ -165,6 +166,13 @@ class GenerationRequest(Body, frozen=True, kw_only=True):
     @property
     def job_class(self) -> JobClass:
         return "batch" if self.service_tier == "flex" else "interactive"
+
+    @property
+    def tier(self) -> ServiceTier | None:
+        """The one in which the request is served, if it names any."""
+        if self.service_tier is None:
+            return None
+        return "flex" if self.job_class == "batch" else "default"
 
     @property
     def include_usage(self) -> bool:

@@ -248,6 +248,7 @@ def _rendering(
         reasoning_parser=_reasoning_parser(request, served),
         include_reasoning=request.include_reasoning,
         fingerprint=served.fingerprint if served else None,
+        service_tier=request.tier,
         echoed=echoed,
     )
 

@@ -106,6 +106,7 @@ def whole_chat(gathering: Gathering, usage: Usage) -> ChatCompletion:
         model=rendering.model,
         choices=[_choice(rendering, k, choice) for k, choice in enumerate(gathering.choices)],
         usage=usage,
+        service_tier=rendering.service_tier or UNSET,
         system_fingerprint=gathering.system_fingerprint or UNSET,
         prompt_logprobs=UNSET if rendering.prompt_logprobs is None else prompt_logprobs(scores),
     )

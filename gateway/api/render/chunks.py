@@ -62,6 +62,8 @@ class ChunkEncoder:
         self._counts = TokenCounts(
             rendering.num_drawn, has_reasoning=rendering.reasoning_parser is not None
         )
+        # Completions have no such field.
+        self._tier = rendering.service_tier if rendering.endpoint == "chat" else None
         self._has_begun = False
         self._is_plain = (
             self._readers[0].is_plain
@@ -146,6 +148,7 @@ class ChunkEncoder:
             choices=choices,
             # If usage is requested, it is null in all chunks but the last.
             usage=usage if self._rendering.include_usage else UNSET,
+            service_tier=self._tier or UNSET,
             system_fingerprint=fingerprint or UNSET,
             obfuscation=self._padding(choices) if self._rendering.is_obfuscated else UNSET,
         )

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from gateway.api.render.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
-from gateway.api.rendering import Rendering
+from gateway.api.rendering import Rendering, ServiceTier
 from gateway.errors import error_body
 from gateway.log.cursor import LogEvent
 from gateway.log.framing import Payload
@@ -223,6 +223,7 @@ class ChatCompletion(_AnswerBody, frozen=True, kw_only=True):
     object: Literal["chat.completion"] = "chat.completion"
     choices: Sequence[ChatChoice]
     usage: Usage
+    service_tier: ServiceTier | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     """As in vLLM."""
@@ -242,6 +243,8 @@ class Chunk(_AnswerBody, frozen=True, kw_only=True):
 
     choices: Sequence[ChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    service_tier: ServiceTier | UnsetType = UNSET
+    """Of a chat."""
     system_fingerprint: str | UnsetType = UNSET
     obfuscation: str | UnsetType = UNSET
     """Padding, if the request asks for it."""

@@ -18,7 +18,7 @@ from gateway.api.render.formats import (
 )
 from gateway.api.render.gathering import Gathering
 from gateway.api.render.output_items import Event, ItemWriter
-from gateway.api.rendering import Rendering
+from gateway.api.rendering import Rendering, ServiceTier
 from gateway.errors import status_of
 from gateway.log.cursor import LogEvent
 from gateway.log.framing import Payload
@@ -94,6 +94,7 @@ class ResponseObject(Echo, frozen=True, kw_only=True, tag_field="object", tag="r
     error: ResponseError | None
     incomplete_details: IncompleteDetails | None
     usage: ResponseUsage | None
+    service_tier: ServiceTier | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
     """Of a response that has ended: as in chats. An extension of Warren."""
 
@@ -117,6 +118,7 @@ def response_object(
         error=None if error is None else _response_error(error),
         incomplete_details=IncompleteDetails() if status == "incomplete" else None,
         usage=None if usage is None else _usage(usage),
+        service_tier=rendering.service_tier or UNSET,
         system_fingerprint=fingerprint or UNSET,
     )
 

@@ -1,5 +1,4 @@
 import asyncio
-import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -19,7 +18,7 @@ from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Cancel, EmbeddingJob
 from shared.settings import GatewaySettings
 from tests.support.gateway.batches import chat, ended, jsonl, order, output, texts, until
-from tests.support.gateway.http import LiveGateway, eventually, live_gateway, two_gateways
+from tests.support.gateway.http import LiveGateway, events, eventually, live_gateway, two_gateways
 from tests.support.workers.scripted_worker import (
     MODEL,
     ScriptedJob,
@@ -554,12 +553,38 @@ async def test_a_cancelled_batch_stops_the_jobs_of_a_gateway_that_is_gone(
     assert sum(isinstance(command, Cancel) for command in worker.commands) == 2
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "one two"}]}),
+        ("/v1/completions", {"prompt": "one two"}),
+        ("/v1/responses", {"input": "one two"}),
+    ],
+)
 async def test_flex_requests_are_in_the_batch_class(
-    storing: LiveGateway, worker: ScriptedWorker
+    storing: LiveGateway, worker: ScriptedWorker, path: str, body: dict[str, Any], stream: bool
 ) -> None:
-    flex = await storing.chat(service_tier="flex")
-    auto = await storing.chat(service_tier="auto")
+    named = [{"service_tier": "flex"}, {"service_tier": "auto"}, {}]
 
-    assert (flex.status_code, auto.status_code) == (200, 200)
-    assert [job.lane for job in worker.jobs] == ["batch", "interactive"]
-    assert json.loads(flex.text)["choices"][0]["message"]["content"] == "one two three"
+    answers = [
+        await storing.post(path, model=MODEL, stream=stream, **body, **tier) for tier in named
+    ]
+
+    assert [answer.status_code for answer in answers] == [200, 200, 200]
+    assert [job.lane for job in worker.jobs] == ["batch", "interactive", "interactive"]
+    has_tier = path != "/v1/completions"
+    assert [tiers(answer) for answer in answers] == [
+        {"flex" if has_tier else None},
+        {"default" if has_tier else None},
+        {None},
+    ]
+
+
+def tiers(answer: httpx.Response) -> set[str | None]:
+    """The tiers that an answer names, or the parts of a stream that can name one."""
+    if not answer.headers["content-type"].startswith("text/event-stream"):
+        return {answer.json().get("service_tier")}
+    data = [item for item in events(answer.text) if isinstance(item, dict)]
+    wholes = [item.get("response", item) for item in data]
+    return {whole.get("service_tier") for whole in wholes if "object" in whole}
