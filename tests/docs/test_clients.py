@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from docs.site.clients import DEPLOYMENTS, RESULTS, client_table, row
 from tests.clients import deployments, results
 from tests.clients.catalog import CLIENTS
@@ -14,6 +16,17 @@ def test_every_client_has_a_row() -> None:
 
     assert set(stored) == set(CLIENTS)
     assert client_table().count("\n") == len(CLIENTS) + 1
+
+
+@pytest.mark.parametrize("client", ["litellm", "openai", "openai-node"])
+@pytest.mark.parametrize("deployment", DEPLOYMENTS)
+def test_clients_with_batches_have_run_them(client: str, deployment: str) -> None:
+    run = json.loads(RESULTS.read_text())[client][deployment]
+
+    of_batches = {check: result for check, result in run.items() if "batch" in check}
+
+    assert of_batches
+    assert set(of_batches.values()) == {"ok"}
 
 
 def test_the_results_are_those_of_the_deployments_that_are_run() -> None:

@@ -103,6 +103,7 @@ def test_batch_answers_a_file(broker: Broker, workers: list[WarrenProcess], tmp_
     assert run.returncode == 0, run.stderr
     assert re.findall(r'"custom_id": ?"(\d)"', results.read_text()) == ["0", "1", "2", "3"]
     assert results.read_text().count(ANSWER) == 4
+    assert "4/4" in run.stderr
     assert "0 failed" in run.stderr
 
 

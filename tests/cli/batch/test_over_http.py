@@ -357,6 +357,7 @@ def test_batches_are_listed_shown_and_cancelled(url: str, tmp_path: Path) -> Non
     cancelled = run(app, ["batches", "cancel", batch_id, "--url", url])
 
     assert answered.exit_code == 0
+    assert "1/1" in answered.stderr
     assert "completed" in listed.stdout
     assert json.loads(shown.stdout)["id"] == batch_id
     assert isinstance(cancelled.exception, InvalidRequest)

@@ -1,6 +1,7 @@
 """The way of usage records from the broker to the database."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from shared.publishers import Publishers
 from shared.settings import GatewaySettings
 from shared.telemetry.metrics import Catalog
 from tests.support.deployment.postgres import PostgresServer
-from tests.support.gateway.http import eventually
+from tests.support.gateway.http import eventually, live_gateway
 
 NAME = "warren_gateway_usage_records_total"
 NUM_RECORDS = 1200
@@ -226,6 +227,35 @@ async def test_a_record_with_a_value_that_cannot_be_stored_is_dropped_alone(
         await wait_until_counted(catalog, "dropped", 1)
 
     await store.close()
+
+
+async def test_a_gateway_deletes_old_records(broker: MemoryBroker, tmp_path: Path) -> None:
+    now = time.time()
+    store = Store(settings.load(GatewaySettings, data_dir=tmp_path))
+    usage = (await store.open()).usage
+    await usage.write([a_record("old", now - 2000), a_record("recent", now - 500)])
+
+    async def is_one_left() -> bool:
+        (found,) = await usage.sums((), start=0, end=now)
+        return found.used.num_requests == 1
+
+    async with live_gateway(broker, data_dir=tmp_path, usage_retention_s=1000):
+        await eventually(is_one_left)
+    (left,) = await usage.sums((), start=now - 1000, end=now)
+    await store.close()
+
+    assert left.used.num_requests == 1
+
+
+def a_record(request_id: str, ended_at: float) -> UsageRecord:
+    return UsageRecord(
+        request_id=request_id,
+        job_class="batch",
+        outcome="completed",
+        model="m",
+        attempt=1,
+        ended_at=ended_at,
+    )
 
 
 async def test_a_new_recorder_writes_what_the_last_one_left(

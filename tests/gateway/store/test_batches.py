@@ -314,6 +314,15 @@ async def test_a_cancelled_batch_is_not_started(files: Files, batches: Batches) 
     assert await batches.renew(batch.id, batch.fence, 60) == "cancelling"
 
 
+async def test_another_tenant_cannot_cancel_a_batch(files: Files, batches: Batches) -> None:
+    batch = await started(files, batches)
+
+    with pytest.raises(NotFound, match=batch.id):
+        await batches.cancel("b", batch.id)
+
+    assert await batches.get("a", batch.id) == batch
+
+
 async def test_a_batch_that_has_ended_cannot_be_cancelled(files: Files, batches: Batches) -> None:
     await ordered(files, batches)
     batch = await claimed(batches)

@@ -1,6 +1,8 @@
 import asyncio
 import sqlite3
+import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from msgspec import structs
 from openai.types import Batch
 
+from gateway.intake.key_file import KeyFile
 from gateway.store.batches import TokensUsed
 from gateway.store.database import SQLITE_FILE
 from gateway.store.state import Store
@@ -31,6 +34,14 @@ from tests.support.workers.scripted_worker import (
 
 def has_answers(batch: Batch) -> bool:
     return batch.request_counts is not None and batch.request_counts.completed > 0
+
+
+def ending_times(batch: Batch) -> set[str]:
+    """Which of the times at which a batch ends, or begins to, it has. None is before it began."""
+    names = ("completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at")
+    times = {name: at for name in names if (at := getattr(batch, name)) is not None}
+    assert all(batch.created_at <= at <= time.time() for at in times.values())
+    return set(times)
 
 
 def used(batch: Batch) -> TokensUsed:
@@ -74,11 +85,14 @@ async def test_a_client_of_openai_runs_a_batch(
     assert batch.metadata == {"for": "a test"}
     times = (batch.created_at, batch.in_progress_at, batch.finalizing_at, batch.completed_at)
     assert None not in times
+    assert ending_times(batch) == {"completed_at"}
     assert list(times) == sorted(times, key=lambda at: at or 0)
     answers = await output(storing, batch.output_file_id)
     assert texts(answers) == {f"line {k}": f"number {k}" for k in range(100)}
     assert [answer["custom_id"] for answer in answers] == [f"line {k}" for k in range(100)]
     assert used(batch) == used_in(answers)
+    outputs = [file.id async for file in storing.openai.files.list(purpose="batch_output")]
+    assert outputs == [batch.output_file_id]
     assert {job.lane for job in worker.jobs} == {"batch"}
     first = answers[0]
     assert first["id"].startswith("batch_req_")
@@ -195,6 +209,7 @@ async def test_each_bad_line_is_named(storing: LiveGateway, worker: ScriptedWork
     batch = await ended(storing, await order(storing, lines))
 
     assert (batch.status, batch.output_file_id) == ("failed", None)
+    assert ending_times(batch) == {"failed_at"}
     assert batch.errors is not None
     assert batch.errors.data is not None
     assert [(error.line, error.code, error.param) for error in batch.errors.data] == [
@@ -281,7 +296,9 @@ async def test_a_cancelled_batch_stops_at_once_and_keeps_what_is_done(
     batch = await ended(storing, batch)
 
     assert cancelled.status == "cancelling"
+    assert ending_times(cancelled) == {"cancelling_at"}
     assert batch.status == "cancelled"
+    assert ending_times(batch) == {"cancelling_at", "cancelled_at"}
     assert sum(isinstance(command, Cancel) for command in worker.commands) == 2
     assert texts(await output(storing, batch.output_file_id)) == {"done": "one"}
     errors = await output(storing, batch.error_file_id)
@@ -305,6 +322,7 @@ async def test_a_batch_that_expires_keeps_what_is_done(
     batch = await ended(storing, await order(storing, lines, window="3s"))
 
     assert batch.status == "expired"
+    assert ending_times(batch) == {"expired_at"}
     assert texts(await output(storing, batch.output_file_id)) == {"done": "one"}
     (late,) = await output(storing, batch.error_file_id)
     assert (late["custom_id"], late["response"]) == ("late", None)
@@ -532,6 +550,26 @@ async def test_any_gateway_cancels_a_batch(
         batch = await ended(second, batch)
 
     assert batch.status == "cancelled"
+
+
+async def test_another_tenant_cannot_cancel_a_batch(
+    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path
+) -> None:
+    worker.script = start_only
+    keys = KeyFile(tmp_path / "keys")
+    secrets = [keys.add(tenant) for tenant in ("a", "b")]
+    async with live_gateway(bus, data_dir=tmp_path, keys_file=keys.path) as gateway:
+        a, b = (
+            replace(gateway, openai=gateway.openai.with_options(api_key=secret))
+            for secret in secrets
+        )
+        batch = await until(a, await order(a, [chat("a")]), lambda now: now.status == "in_progress")
+
+        with pytest.raises(openai.NotFoundError, match=batch.id):
+            await b.openai.batches.cancel(batch.id)
+
+        assert await a.openai.batches.retrieve(batch.id) == batch
+        assert not any(isinstance(command, Cancel) for command in worker.commands)
 
 
 async def test_a_cancelled_batch_stops_the_jobs_of_a_gateway_that_is_gone(

@@ -1,12 +1,16 @@
+import sqlite3
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
+from typing import Literal
 
 import httpx
 import openai
 import pytest
 
 from gateway.intake.key_file import KeyFile
+from gateway.store.database import SQLITE_FILE
 from shared.bus.memory import MemoryBus
 from tests.support.gateway.http import LiveGateway, live_gateway
 from tests.support.workers.scripted_worker import ScriptedWorker
@@ -42,16 +46,33 @@ async def test_a_client_of_openai_handles_files(storing: LiveGateway) -> None:
     made = await client.create(file=("in.jsonl", CONTENT), purpose="batch")
     found = await client.retrieve(made.id)
     listed = [file async for file in client.list(limit=1)]
+    outputs = [file async for file in client.list(purpose="batch_output")]
     content = (await client.content(made.id)).content
     gone = await client.delete(made.id)
 
     assert (made.object, made.bytes, made.filename) == ("file", len(CONTENT), "in.jsonl")
     assert made.created_at <= time.time() < (made.expires_at or 0)
-    assert (found, listed) == (made, [made])
+    assert (found, listed, outputs) == (made, [made], [])
     assert content == CONTENT
     assert gone.deleted
     with pytest.raises(openai.NotFoundError, match="No such File"):
         await client.retrieve(made.id)
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+async def test_a_client_of_openai_lists_files_by_their_age(
+    storing: LiveGateway, tmp_path: Path, order: Literal["asc", "desc"]
+) -> None:
+    client = storing.openai.files
+    made = [(await client.create(file=("f", CONTENT), purpose="batch")).id for _ in range(3)]
+    with closing(sqlite3.connect(tmp_path / SQLITE_FILE)) as database, database:
+        for age, file_id in enumerate(reversed(made)):
+            change = "UPDATE files SET created_at = created_at - ? WHERE id = ?"
+            database.execute(change, (age, file_id))
+
+    listed = [file.id async for file in client.list(order=order, limit=2)]
+
+    assert listed == (made if order == "asc" else made[::-1])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,62 @@
+"""What is checked of a file as a whole. `test_batches` has the checks of its lines."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from gateway.batches import checking
+from shared.bus.memory import MemoryBus
+from tests.support.gateway.batches import chat, ended, order
+from tests.support.gateway.http import live_gateway
+from tests.support.workers.scripted_worker import ScriptedWorker, repeat_the_prompt
+
+MODELS = ("one", "two", "three")
+
+
+@pytest.fixture
+async def workers(worker_bus: MemoryBus) -> AsyncIterator[None]:
+    """One of each model."""
+    async with AsyncExitStack() as running:
+        for model in MODELS:
+            worker = ScriptedWorker(worker_bus, repeat_the_prompt, model)
+            await running.enter_async_context(worker)
+        yield
+
+
+async def errors_of(
+    bus: MemoryBus, data_dir: Path, lines: list[object]
+) -> list[tuple[int | None, str | None, str | None]]:
+    """The lines, codes and messages of the errors of a file."""
+    async with live_gateway(bus, data_dir=data_dir) as gateway:
+        batch = await ended(gateway, await order(gateway, lines))
+    assert batch.status == "failed"
+    assert batch.errors is not None
+    return [(error.line, error.code, error.message) for error in batch.errors.data or ()]
+
+
+async def test_errors_beyond_the_limit_are_counted(
+    bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "_MAX_ERRORS", 2)
+
+    errors = await errors_of(bus, tmp_path, ["not JSON"] * 5)
+
+    assert [(line, code) for line, code, _ in errors] == [
+        (1, "invalid_json_line"),
+        (2, "invalid_json_line"),
+        (None, "too_many_errors"),
+    ]
+    assert errors[-1][2] == "There are 3 more errors."
+
+
+async def test_the_models_of_a_file_are_limited(
+    bus: MemoryBus, workers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "_MAX_MODELS", 2)
+    lines: list[object] = [chat(model, model=model) for model in MODELS]
+
+    errors = await errors_of(bus, tmp_path, [*lines, chat("again", model=MODELS[0])])
+
+    assert errors == [(3, "too_many_models", "The file has more than 2 models.")]
