@@ -45,7 +45,11 @@ def batch(
 ) -> None:
     """Answer a file of requests through the batch queue.
 
-    After Ctrl-C, run the same command again to continue.
+    Over the broker, the requests are chats and completions for one model. A gateway also answers
+    embeddings and responses, and several models in a file.
+
+    After Ctrl-C, run the same command again to continue. A gateway goes on with the batch
+    meanwhile.
 
     [dim]warren batch IN.jsonl OUT.jsonl --broker-file publisher.url[/]
     """
