@@ -67,13 +67,14 @@ async def test_a_window_bounds_the_size_of_its_lines() -> None:
     window = _Window(max_lines=10, max_bytes=100)
     await window.enter(60)
 
-    entering = asyncio.create_task(window.enter(60))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await window.enter(41)
     await window.enter(40)
-    is_waiting = not entering.done()
     await window.leave(60)
-    await entering
 
-    assert is_waiting
+    async with asyncio.timeout(10):
+        await window.enter(60)
 
 
 async def test_a_line_of_any_size_enters_an_empty_window() -> None:

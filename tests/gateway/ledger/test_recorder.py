@@ -229,9 +229,10 @@ async def test_a_record_with_a_value_that_cannot_be_stored_is_dropped_alone(
     await store.close()
 
 
-async def test_a_gateway_deletes_old_records(broker: MemoryBroker, tmp_path: Path) -> None:
+async def test_a_gateway_deletes_old_records(
+    broker: MemoryBroker, store: Store, tmp_path: Path
+) -> None:
     now = time.time()
-    store = Store(settings.load(GatewaySettings, data_dir=tmp_path))
     usage = (await store.open()).usage
     await usage.write([a_record("old", now - 2000), a_record("recent", now - 500)])
 
@@ -239,10 +240,9 @@ async def test_a_gateway_deletes_old_records(broker: MemoryBroker, tmp_path: Pat
         (found,) = await usage.sums((), start=0, end=now)
         return found.used.num_requests == 1
 
-    async with live_gateway(broker, data_dir=tmp_path, usage_retention_s=1000):
+    async with live_gateway(broker, data_dir=tmp_path / "data", usage_retention_s=1000):
         await eventually(is_one_left)
     (left,) = await usage.sums((), start=now - 1000, end=now)
-    await store.close()
 
     assert left.used.num_requests == 1
 
