@@ -28,7 +28,11 @@ _MAX_EQUAL_CALLS = 3
 _MAX_REASON_CHARS = 500
 _ENTRY = re.compile(rf'^(?P<name>{ENTRY_RULE}\w+): (?P<text>"(?:[^"\\\n]|\\.)*")$', re.MULTILINE)
 """A rule that stands for an entry of the vocabulary: see `ENTRY_RULE`."""
-_TAG = re.compile(rb"<[^<>=]*>")
+_TAG = re.compile(rb"<[^<>=]*>|\[[A-Z_]+\]")
+_CALL_ID = re.compile(
+    rb"(?<=[\w.-]):[0-9]+(?=<\|tool_call_argument_begin\|>)|\[CALL_ID\][A-Za-z0-9]+(?=[\[{])"
+)
+"""What distinguishes equal calls, as Kimi and Mistral write them."""
 _WORD = re.compile(rb"\w")
 _MAX_AHEAD_S = 0.005
 """Maximum time for the masks after drafted tokens, in seconds, except for the last one."""
@@ -197,7 +201,10 @@ def token_mask(token_ids: Iterable[int], num_bytes: int) -> bytes:
 
 def num_repeats(text: bytes, call: bytes) -> int:
     """How many equal calls stand at the end of ``text``, of which ``call`` is the last whole one.
-    Between two calls there are only tags and separators."""
+    Between two calls there are only tags and separators. Their numbers and ids do not matter."""
+    unnumbered = _CALL_ID.sub(b"", call)
+    if unnumbered != call:
+        text, call = _CALL_ID.sub(b"", text), unnumbered
     between = text.split(call)[1:-1]
     separators = takewhile(lambda gap: not _WORD.search(_TAG.sub(b"", gap)), reversed(between))
     return 1 + sum(1 for _ in separators)

@@ -39,7 +39,9 @@ class Form(NamedTuple):
     """What follows the tag: a ``call``, after which MORE stands for the others, if there may be
     some."""
     calls: Mapping[str, str]
-    """Rules of one call without its tags, of which there is an alternative for each function."""
+    """Rules of one call, of which there is an alternative for each function: the text that its
+    parser needs, because an answer may end right after a repeated call. Its tags are left out if
+    they mean nothing to the parser by then."""
     more: str = ""
     """What stands for each of the others."""
     tag: str = ""
@@ -119,8 +121,8 @@ FORMS: Mapping[str, Form] = {
     "functiongemma": _gemma(FUNCTIONGEMMA),
     "gemma4": _gemma(GEMMA4),
     "glm45": Form(
-        "blank? call entry_end",
-        {"call": '"NAME" blank? ARGUMENTS'},
+        "blank? call",
+        {"call": '"NAME" blank? ARGUMENTS entry_end'},
         tag="<tool_call>",
         between='"\\n"',
         entries=_entries(end="</tool_call>"),
@@ -191,8 +193,8 @@ FORMS: Mapping[str, Form] = {
         arguments=LiteralArguments('"="', "/, ?/", _PYTHON, lambda text: quoted(quoted(text))),
     ),
     "qwen3_coder": Form(
-        "blank? call blank? entry_end",
-        {"call": '"<function=NAME>" blank? ARGUMENTS entry_function_end'},
+        "blank? call",
+        {"call": '"<function=NAME>" blank? ARGUMENTS entry_function_end blank? entry_end'},
         tag="<tool_call>",
         between='"\\n"',
         entries=_entries(function_end="</function>", end="</tool_call>"),

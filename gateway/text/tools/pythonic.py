@@ -6,6 +6,7 @@ import json
 import re
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece
@@ -39,10 +40,11 @@ class PythonicParser:
     def end(self) -> list[Piece]:
         if self._is_content or not self._held:
             return []
-        try:
-            return list(_pieces(self._held, self._names))
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return [Content(self._held)]
+        # The list of an answer that ends because it repeats itself is not closed.
+        for text in (self._held, f"{self._held}]"):
+            with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+                return list(_pieces(text, self._names))
+        return [Content(self._held)]
 
 
 def _may_be_calls(text: str) -> bool:

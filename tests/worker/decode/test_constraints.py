@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken
 
+from gateway.api.render.choice_reader import ChoiceReader, merged
+from gateway.text.pieces import CallArguments, CallStart
 from shared.errors import InvalidRequest, Overloaded
 from shared.messages import Constraint
+from tests.support.gateway.rendering import context_of
 from tests.support.gateway.tool_calls import FORMS, TIME, WEATHER, use_of
 from tests.support.text.tokenizers import byte_level_tokenizer, save_tokenizer
 from worker.decode.constraints import Constraints, Grammar, token_mask
@@ -205,8 +208,8 @@ async def test_equal_calls_are_soon_enough(
         assert continued.mask() == token_mask(tokenizer.eos_ids, tokenizer.num_mask_bytes)
 
 
-_NEVER_EQUAL = {"kimi_k2", "harmony"}
-"""Calls of Kimi are numbered, and Harmony's end the answer."""
+_NEVER_EQUAL = {"harmony"}
+"""A call ends the answer."""
 
 
 @pytest.mark.parametrize("parser", sorted(FORMS.keys() - _NEVER_EQUAL))
@@ -223,3 +226,59 @@ async def test_equal_calls_are_recognized_in_every_form(parser: str, tokenizer: 
     assert is_complete(weather, now, now, now)
     assert not is_complete(now, now, weather, now)
     assert not is_complete(weather, now, weather, now, weather)
+
+
+KIMI = (
+    "<|tool_call_begin|>functions.get_time:{}<|tool_call_argument_begin|>{{}}<|tool_call_end|>",
+    "<|tool_calls_section_begin|>",
+)
+MISTRAL = ("[TOOL_CALLS]get_time[CALL_ID]abc{}[ARGS]{{}}", "")
+OLDER_MISTRAL = ("[TOOL_CALLS]get_time[ARGS]{{}}", "")
+
+
+@pytest.mark.parametrize(
+    ("parser", "call", "opening"),
+    [("kimi_k2", *KIMI), ("mistral", *MISTRAL), ("mistral", *OLDER_MISTRAL)],
+)
+async def test_calls_that_differ_in_their_ids_are_equal(
+    parser: str, call: str, opening: str, tokenizer: Tokenizer
+) -> None:
+    use = use_of([WEATHER, TIME], "auto", parser=parser)
+    assert use is not None
+    answer = Constraint(kind="regex", source="No")
+    grammar = await Constraints(tokenizer).compile(use.constraint(None, answer))
+
+    def is_complete(num_calls: int) -> bool:
+        text = opening + "".join(map(call.format, range(9, 9 + num_calls)))
+        return grammar.matcher(tokenizer.encode_text(text), None).is_complete
+
+    assert not is_complete(2)
+    assert is_complete(3)
+
+
+@pytest.mark.parametrize("parser", sorted(FORMS.keys() - _NEVER_EQUAL))
+@pytest.mark.parametrize("has_arguments", [True, False])
+async def test_the_last_of_equal_calls_is_whole(
+    has_arguments: bool, parser: str, tokenizer: Tokenizer
+) -> None:
+    weather, now, between, (opening, closing) = FORMS[parser]
+    call = weather if has_arguments else now
+    use = use_of([WEATHER, TIME], "required", parser=parser)
+    assert use is not None
+    matcher = (await Constraints(tokenizer).compile(use.constraint(None))).matcher((), None)
+    drawn = []
+
+    for token_id in tokenizer.encode_text(opening + between.join([call] * 4) + closing):
+        drawn.append(token_id)
+        matcher.advance(token_id)
+        if matcher.is_complete:
+            break
+
+    reader = ChoiceReader(context_of(tool_parser=parser, is_forced=True))
+    pieces = merged(reader.read(tokenizer.decode(drawn), 1) + reader.end())
+    name, arguments = ("get_time", "{}")
+    if has_arguments:
+        name, arguments = ("get_weather", '{"city": "Rome"}')
+    assert pieces == [
+        piece for k in range(3) for piece in (CallStart(k, name), CallArguments(k, arguments))
+    ]
