@@ -28,7 +28,12 @@ from gateway.api.bodies.quick import (
 )
 from gateway.api.bodies.scoring import Ranking, RerankRequest, ScoreRequest, Scores
 from gateway.api.event_stream import ClientGone, until_disconnect
-from gateway.api.openapi import IGNORED_PARAMETERS_HEADER, documented, headers_named
+from gateway.api.openapi import (
+    IGNORED_PARAMETERS_HEADER,
+    IGNORED_TOOLS_HEADER,
+    documented,
+    headers_named,
+)
 from gateway.api.routes.generation import LiveResponse
 from gateway.intake.admission import Entry
 from gateway.intake.body import parsed, read_body
@@ -121,6 +126,7 @@ async def _serve(gateway: Gateway, kind: type[QuickRequest], request: Request, s
         raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
         body, ignored = await parsed(partial(parse_with_ignored, kind), raw_body)
         request.state.ignored_parameters = ignored
+        request.state.ignored_tools = getattr(body, "ignored_tools", ())
         model = request.state.model = body.model or gateway.workers.only_model()
         caller: ApiKey = request.state.caller
         caller.require_model(model)
@@ -186,7 +192,10 @@ def _add(routes: APIRouter, gateway: Gateway, endpoint: _Endpoint) -> None:
 
     example = {"model": "smollm2", **endpoint.example}
     document = documented(endpoint.body, example, endpoint.answer, streams=False)
-    document["responses"]["200"]["headers"] = headers_named(IGNORED_PARAMETERS_HEADER)
+    headers = [IGNORED_PARAMETERS_HEADER]
+    if issubclass(endpoint.body, MessageTokensRequest | ResponseTokensRequest):
+        headers.insert(0, IGNORED_TOOLS_HEADER)
+    document["responses"]["200"]["headers"] = headers_named(*headers)
     routes.add_api_route(
         endpoint.path,
         answer,

@@ -280,6 +280,24 @@ async def test_tools_that_are_left_out_are_named_in_a_header(
     assert response.headers["x-warren-ignored-tools"] == "namespace, web_search"
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses/input_tokens", {"input": "one"}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "one"}]}),
+    ],
+)
+async def test_tools_that_are_not_counted_are_named_in_a_header(
+    gateway: LiveGateway, worker: ScriptedWorker, path: str, body: dict[str, Any]
+) -> None:
+    tools = [{"type": "web_search_20250305", "name": "web_search"}]
+
+    response = await gateway.post(path, model=MODEL, tools=tools, **body)
+
+    assert response.status_code == 200
+    assert response.headers["x-warren-ignored-tools"] == "web_search_20250305"
+
+
 async def test_what_is_left_out_is_fit_for_a_header(gateway: LiveGateway) -> None:
     kinds = ["a\r\nb: c", "é" * 100, *(f"kind{k}" for k in range(40))]
 
