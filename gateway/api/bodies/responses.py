@@ -151,6 +151,7 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
     )
     instructions: Text | None = None
     max_output_tokens: NumTokens | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
     top_logprobs: Annotated[
         NumTopLogprobs, Meta(description=f"Only with `include`: `{_LOGPROBS}`.")
     ] = 0

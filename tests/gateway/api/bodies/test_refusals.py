@@ -38,6 +38,8 @@ def job_of(**body: Any) -> GenerationJob:
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"truncation": "last_messages"}, "truncation"),
         ({"n": 2}, "n"),
+        ({"max_tool_calls": "x"}, "max_tool_calls"),
+        ({"max_tool_calls": 0}, "max_tool_calls"),
         ({"background": True, "store": False}, "store"),
         ({"include": ["file_search_call.results"]}, "include[0]"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
