@@ -14,6 +14,8 @@ from shared.messages import (
     MAX_TEXT_CHARS,
     MAX_TOOLS,
     ChatMessage,
+    ChatPrompt,
+    Prompt,
     Role,
     Tool,
     ToolCall,
@@ -229,7 +231,14 @@ def joined_text(parts: Sequence[ContentPart], path: str, kinds: Sequence[str]) -
     return text
 
 
-def with_kimi_ids(messages: Sequence[ChatMessage]) -> Iterator[ChatMessage]:
+def in_form(prompt: Prompt, tool_parser: str | None) -> Prompt:
+    """The prompt for a model that writes calls in this format."""
+    if tool_parser != "kimi_k2" or not isinstance(prompt, ChatPrompt):
+        return prompt
+    return structs.replace(prompt, messages=tuple(_with_kimi_ids(prompt.messages)))
+
+
+def _with_kimi_ids(messages: Sequence[ChatMessage]) -> Iterator[ChatMessage]:
     """The messages with the ids that Kimi's chat template needs, whatever ids the calls had."""
     ids: dict[str | None, str] = {}
     number = 0

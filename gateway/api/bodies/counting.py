@@ -5,9 +5,9 @@ prompt have no effect."""
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
-from gateway.api.bodies.conversations import OfferedTools
+from gateway.api.bodies.conversations import OfferedTools, in_form
 from gateway.api.bodies.generations import NumTokens
 from gateway.api.bodies.messages import MessagesRequest
 from gateway.api.bodies.quick import QuickDraft
@@ -70,7 +70,7 @@ def _job(
 ) -> TokenizeJob:
     tools = offered.functions if callable_tools(choice, offered) else ()
     (prompt,) = body.prompts(tools)
-    return TokenizeJob(**structs.asdict(draft), prompt=prompt)
+    return TokenizeJob(**draft.fields(), prompt=in_form(prompt, draft.tool_parser))
 
 
 async def _count(lane: QuickLane, job: TokenizeJob) -> int:

@@ -12,6 +12,7 @@ from gateway.api.bodies.conversations import (
     Tools,
     chat_messages,
     chat_tools,
+    in_form,
     template_kwargs,
 )
 from gateway.api.bodies.generations import TextOrTokens, check_model, text_prompts
@@ -82,6 +83,13 @@ class QuickDraft(Struct, frozen=True):
     key_id: str = ""
     created_at: float = 0.0
     trace: dict[str, str] = field(default_factory=dict)
+    tool_parser: str | None = None
+    """Of the model, once it is known; it is no field of a job."""
+
+    def fields(self) -> dict[str, Any]:
+        fields = structs.asdict(self)
+        del fields["tool_parser"]
+        return fields
 
 
 class QuickBody(Body, frozen=True, kw_only=True):
@@ -115,7 +123,7 @@ class TokenizeRequest(QuickBody, frozen=True, kw_only=True):
 
     def job(self, draft: QuickDraft) -> TokenizeJob:
         """Raises `InvalidRequest`."""
-        return TokenizeJob(**structs.asdict(draft), prompt=self._prompt())
+        return TokenizeJob(**draft.fields(), prompt=in_form(self._prompt(), draft.tool_parser))
 
     async def answer(self, lane: QuickLane, draft: QuickDraft) -> Tokens:
         tokenized = await lane.ask(self.job(draft), Tokenized)
@@ -146,7 +154,7 @@ class DetokenizeRequest(QuickBody, frozen=True, kw_only=True):
     tokens: TokenIds
 
     def job(self, draft: QuickDraft) -> DetokenizeJob:
-        return DetokenizeJob(**structs.asdict(draft), token_ids=self.tokens)
+        return DetokenizeJob(**draft.fields(), token_ids=self.tokens)
 
     def check(self, served: Announcement | None) -> None:
         largest = max(self.tokens, default=0)
@@ -179,7 +187,7 @@ class EmbeddingRequest(QuickBody, frozen=True, kw_only=True):
     def job(self, draft: QuickDraft) -> EmbeddingJob:
         """Raises `InvalidRequest`."""
         return EmbeddingJob(
-            **structs.asdict(draft),
+            **draft.fields(),
             prompts=text_prompts(self.input, "input", MAX_EMBEDDING_INPUTS),
             num_dimensions=self.dimensions,
         )

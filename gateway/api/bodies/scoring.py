@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from operator import mul
 from typing import Annotated, TypeAlias
 
-from msgspec import Meta, Struct, structs
+from msgspec import Meta, Struct
 
 from gateway.api.bodies.parameters import refused
 from gateway.api.bodies.quick import QuickBody, QuickDraft
@@ -138,7 +138,7 @@ def _embedding(texts: Sequence[str], param: str, draft: QuickDraft) -> Embedding
     if len(texts) > MAX_EMBEDDING_INPUTS:
         raise refused(param, f"more than {MAX_EMBEDDING_INPUTS} texts together.")
     return EmbeddingJob(
-        **structs.asdict(draft),
+        **draft.fields(),
         prompts=tuple(TextPrompt(text=text) for text in texts),
     )
 

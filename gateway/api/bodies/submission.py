@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec import structs
 
-from gateway.api.bodies.conversations import with_kimi_ids
+from gateway.api.bodies.conversations import in_form
 from gateway.api.bodies.grammars import after_reasoning
 from gateway.api.bodies.messages import MessagesRequest
 from gateway.api.bodies.parameters import refused
@@ -119,8 +119,8 @@ def submission(
     wanted = _wanted(request, calls, served)
     sampling = _sampling(request, wanted, calls, _reasoning_parser(request, served))
     prompts = request.prompts(() if calls is None else calls.tools)
-    if served is not None and served.tool_parser == "kimi_k2":
-        prompts = tuple(map(_with_kimi_ids, prompts))
+    if served is not None:
+        prompts = tuple(in_form(prompt, served.tool_parser) for prompt in prompts)
     rendering = _rendering(request, request_id, int(created_at), prompts, calls, served, echoed)
     rendering = structs.replace(rendering, is_stored=is_stored)
     is_detached = request.detach if is_detached is None else is_detached
@@ -251,12 +251,6 @@ def _rendering(
         service_tier=request.tier,
         echoed=echoed,
     )
-
-
-def _with_kimi_ids(prompt: Prompt) -> Prompt:
-    if not isinstance(prompt, ChatPrompt):
-        return prompt
-    return structs.replace(prompt, messages=tuple(with_kimi_ids(prompt.messages)))
 
 
 def _num_calls(prompts: Iterable[Prompt]) -> int:

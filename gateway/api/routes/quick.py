@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from msgspec import structs
 from starlette.types import Send
 
 from gateway.api.bodies.counting import (
@@ -159,6 +160,8 @@ async def _answer(
     served = await gateway.workers.find(model)
     gateway.workers.admit(model)
     body.check(served)
+    if served is not None:
+        draft = structs.replace(draft, tool_parser=served.tool_parser)
     began = time.monotonic()
     async with gateway.limits.admit(caller, num_tokens) as grant:
         grant.is_published = True

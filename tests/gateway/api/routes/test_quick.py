@@ -8,7 +8,14 @@ import openai
 import pytest
 
 from shared.bus.memory import MemoryBus
-from shared.messages import MAX_EMBEDDING_INPUTS, Failed, QuickAnswer, QuickJob
+from shared.messages import (
+    MAX_EMBEDDING_INPUTS,
+    ChatPrompt,
+    Failed,
+    QuickAnswer,
+    QuickJob,
+    TokenizeJob,
+)
 from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway
 from tests.support.workers.scripted_worker import MODEL, ScriptedWorker, count_words
 
@@ -38,6 +45,74 @@ async def test_the_tokens_of_a_response_are_counted(gateway: LiveGateway) -> Non
     counted = await gateway.openai.responses.input_tokens.count(model=MODEL, input="one two")
 
     assert (counted.object, counted.input_tokens) == ("response.input_tokens", 2)
+
+
+_CHAT_CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+_CALL_BODIES: list[tuple[str, dict[str, Any]]] = [
+    (
+        "/v1/responses/input_tokens",
+        {
+            "input": [
+                {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c1", "output": "x"},
+            ]
+        },
+    ),
+    (
+        "/v1/messages/count_tokens",
+        {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "content": [{"type": "tool_use", "id": "c1", "name": "f", "input": {}}],
+                },
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "x"}],
+                },
+            ]
+        },
+    ),
+    (
+        "/tokenize",
+        {
+            "messages": [
+                {"role": "assistant", "tool_calls": [_CHAT_CALL]},
+                {"role": "tool", "tool_call_id": "c1", "content": "x"},
+            ]
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), _CALL_BODIES)
+@pytest.mark.parametrize(
+    ("parsers", "call_id"),
+    [({"tool_parser": "hermes"}, "c1"), ({"tool_parser": "kimi_k2"}, "functions.f:0")],
+)
+async def test_earlier_calls_are_counted_as_the_model_sees_them(
+    gateway: LiveGateway,
+    worker: ScriptedWorker,
+    path: str,
+    body: dict[str, Any],
+    call_id: str,
+) -> None:
+    asked = []
+
+    def count(job: QuickJob) -> QuickAnswer | Failed:
+        asked.append(job)
+        return count_words(job)
+
+    worker.quick_script = count
+
+    response = await gateway.post(path, model=MODEL, **body)
+
+    assert response.status_code == 200
+    (job,) = asked
+    assert isinstance(job, TokenizeJob)
+    assert isinstance(job.prompt, ChatPrompt)
+    made, result = job.prompt.messages
+    assert ([call.id for call in made.tool_calls], result.tool_call_id) == ([call_id], call_id)
 
 
 async def test_token_ids_become_text(gateway: LiveGateway) -> None:
