@@ -22,6 +22,7 @@ TEXTS = {
     "thought": "<think>hm</think>one",
     "call": f"Sure.{CALL}",
     "calls": f"<think>hm</think>{CALL}\n{CALL}",
+    "custom": '<tool_call>\n{"name": "p", "arguments": {"input": "a\\nb"}}\n</tool_call>',
     "rest": "<think>hm</think>Sure." + CALL[:50],
 }
 """What the worker writes if the prompt names it, and how that ends."""
@@ -33,6 +34,7 @@ PROMPTS = [
     "thought stop",
     "call stop",
     "calls stop",
+    "custom stop",
     "rest length",
     "rest failure",
 ]
@@ -56,6 +58,7 @@ CHATS: Mapping[str, dict[str, Any]] = {
     "tools": {**TOOLS, **USAGE},
     "tools and logprobs": {**TOOLS, "logprobs": True},
     "required": {**TOOLS, "tool_choice": "required"},
+    "custom tools": {"tools": [{"type": "custom", "custom": {"name": "p"}}], **USAGE},
     "one call": {**TOOLS, "tool_choice": NAMED, "parallel_tool_calls": False},
     "functions": {"functions": [FUNCTION]},
     "format": {"response_format": {"type": "json_object"}, **TOOLS},
@@ -86,6 +89,7 @@ RESPONSES: Mapping[str, dict[str, Any]] = {
         "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [FLAT_NAMED]},
     },
     "bare tool": {"tools": [{"type": "function", "name": "f"}], "tool_choice": NAMED},
+    "custom tools": {"tools": [{"type": "custom", "name": "p"}]},
     "other tools": {"tools": [{"type": "web_search"}, {"type": "custom", "name": "c"}]},
     "logprobs": {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
     "sampling": {"temperature": 0, "top_p": 1, "max_output_tokens": 5, "user": "u"},

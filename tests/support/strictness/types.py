@@ -37,13 +37,22 @@ from openai.types.responses import (
     ResponseReasoningTextDeltaEvent,
     ResponseTextDeltaEvent,
 )
-from pydantic import TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 from pydantic_core import SchemaValidator, ValidationError
 
 Schema: TypeAlias = dict[str, Any]
 """A schema of pydantic's core."""
 Fields: TypeAlias = Mapping[type, Mapping[str, Any]]
 """Types of fields, by their names, of some models."""
+
+
+class _CustomDelta(BaseModel):
+    """Part of a call of a custom tool."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str | None = None
+    input: str
 
 
 _FINGERPRINT = {"system_fingerprint": NotRequired[str]}
@@ -57,6 +66,11 @@ EXTENSIONS: Fields = {
     ChatCompletion: {"prompt_logprobs": NotRequired[list[dict[str, Any] | None]]},
     ChatCompletionMessage: {"reasoning_content": NotRequired[str]},
     chat_completion_chunk.ChoiceDelta: {"reasoning_content": NotRequired[str]},
+    # OpenAI's API sends these, too (openai/openai-openapi#576); its reference has only functions.
+    chat_completion_chunk.ChoiceDeltaToolCall: {
+        "type": NotRequired[Literal["function", "custom"]],
+        "custom": NotRequired[_CustomDelta],
+    },
     Model: {"root": str, "parent": None, "max_model_len": int},
     Response: _FINGERPRINT,
     ResponseError: {"reason": str},
@@ -66,6 +80,7 @@ EXTENSIONS: Fields = {
     webhooks.WebhookEndpointWithSecret: {"tenant": str},
 }
 """What Warren adds; most of it vLLM adds, too."""
+_Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 _PADDED = {"obfuscation": NotRequired[str]}
 REFERENCE: Fields = {
     Completion: _PADDED,
@@ -76,8 +91,8 @@ REFERENCE: Fields = {
     ResponseFunctionCallArgumentsDoneEvent: {"name": str},
     Response: {"store": bool},
     Embedding: {"embedding": list[float] | str},  # as the request asks for it
-    # As other stored items.
-    ResponseCustomToolCall: {"status": NotRequired[Literal["completed"]]},
+    # As other items.
+    ResponseCustomToolCall: {"status": NotRequired[_Status]},
     ResponseCustomToolCallOutput: {"status": NotRequired[Literal["completed"]]},
     # In a stream, all chunks but the last have no reason. An echoed prompt's first token has no
     # probability.
