@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from docs.site.endpoints import ENDPOINTS, NOTES, VLLM, Endpoint
+from docs.site.endpoints import ENDPOINTS, LLAMA_CPP, NOTES, VLLM, Endpoint
 from gateway.api.bodies.generations import GenerationRequest
 from gateway.app import create_app
 from shared import settings
@@ -84,12 +84,27 @@ def _section(endpoint: Endpoint) -> Iterator[str]:
     yield "| Parameter | From | Warren | Notes |"
     yield "|---|---|---|---|"
     for name in sorted(_names(endpoint)):
-        origin = endpoint.origins.get(name) or ("vLLM" if name in VLLM else "Warren")
-        yield f"| `{name}` | {origin} | {' | '.join(_verdict(endpoint, name))} |"
+        verdict = " | ".join(_verdict(endpoint, name))
+        yield f"| `{name}` | {_origin(endpoint, name)} | {verdict} |"
 
 
 def _names(endpoint: Endpoint) -> set[str]:
-    return {*endpoint.origins, *parameters(endpoint.operation)}
+    body = endpoint.body
+    refused = () if body is None else (*body.neutral, *body.renamed)
+    return {*endpoint.origins, *parameters(endpoint.operation), *refused}
+
+
+def _origin(endpoint: Endpoint, name: str) -> str:
+    """The API that has a parameter, if only for another operation."""
+    if name in endpoint.origins:
+        return endpoint.origins[name]
+    body = endpoint.body
+    if body is None or not (name in body.neutral or name in body.renamed):
+        return "vLLM" if name in VLLM else "Warren"
+    if name in LLAMA_CPP:
+        return "llama.cpp"
+    elsewhere = (one.origins[name] for one in ENDPOINTS if name in one.origins)
+    return next(elsewhere, endpoint.api if name in body.neutral else "Warren")
 
 
 def _verdict(endpoint: Endpoint, name: str) -> tuple[str, str]:
@@ -100,10 +115,12 @@ def _verdict(endpoint: Endpoint, name: str) -> tuple[str, str]:
         try:
             endpoint.body.check_names({name: "x"})
         except InvalidRequest:
-            notes = {**_REFUSED_HERE, **endpoint.notes}
+            called = {old: f"Called `{ours}`" for old, ours in endpoint.body.renamed.items()}
+            notes = {**_REFUSED_HERE, **endpoint.notes, **called}
             return "refused", notes.get(name, "400, except for its neutral value")
     ours = parameters(endpoint.operation)
     has_effect = endpoint.in_effect is None or name in endpoint.in_effect
+    has_effect &= name not in endpoint.without_effect
     if name not in ours or not has_effect:
         return "ignored", endpoint.notes.get(name, "") if has_effect else ""
     is_generation = endpoint.body is not None and issubclass(endpoint.body, GenerationRequest)

@@ -61,24 +61,28 @@ VLLM = (
     "chat_template",
     "chat_template_kwargs",
     "continue_final_message",
+    "detokenize",
     "documents",
     "guided_choice",
     "guided_grammar",
     "guided_json",
     "guided_json_object",
     "guided_regex",
+    "guided_whitespace_pattern",
     "ignore_eos",
     "include_reasoning",
     "include_stop_str_in_output",
     "kv_transfer_params",
     "length_penalty",
     "logits_processors",
+    "media_io_kwargs",
     "min_p",
     "min_tokens",
     "mm_processor_kwargs",
     "priority",
     "prompt_embeds",
     "prompt_logprobs",
+    "repetition_detection",
     "repetition_penalty",
     "request_id",
     "response_format",
@@ -96,6 +100,22 @@ VLLM = (
     "vllm_xargs",
 )
 """vLLM's parameters beyond OpenAI's, as its documentation lists them for both endpoints."""
+LLAMA_CPP = (
+    "cache_prompt",
+    "dry_multiplier",
+    "dynatemp_range",
+    "grammar",
+    "json_schema",
+    "mirostat",
+    "n_keep",
+    "n_predict",
+    "n_probs",
+    "post_sampling_probs",
+    "samplers",
+    "typical_p",
+    "xtc_probability",
+)
+"""Those of llama-server that are refused, because they change answers."""
 
 _POOLING = (
     "add_special_tokens",
@@ -212,7 +232,6 @@ _MESSAGES_NOTES: Mapping[str, str] = {
     "of the user's",
     "metadata": "",
     "output_config": "`effort` is passed to the chat template, `format` constrains the answer",
-    "stop": "Called `stop_sequences`",
     "stop_sequences": "Up to 16 strings of up to 256 characters",
     "stream_options": "The usage is always sent",
     "system": "A string or blocks. Claude Code's billing header is left out",
@@ -322,6 +341,8 @@ class Endpoint(NamedTuple):
     """Further parameters, by the name of their API."""
     in_effect: Collection[str] | None = None
     """The only parameters that have an effect; None: all that the body has."""
+    without_effect: Collection[str] = ()
+    """Parameters that the body has only because others have them."""
     notes: Mapping[str, str] = {}
     """Those that differ from `NOTES`, or from the descriptions in the OpenAPI document."""
 
@@ -402,6 +423,7 @@ ENDPOINTS = (
         message_create_params.MessageCreateParamsStreaming,
         "Anthropic",
         MessagesRequest,
+        without_effect=("return_tokens_as_token_ids",),  # there are no logprobs
         notes=_MESSAGES_NOTES,
     ),
     Endpoint(

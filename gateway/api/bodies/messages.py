@@ -152,6 +152,7 @@ class MessagesRequest(GenerationRequest, frozen=True, kw_only=True):
         "top_logprobs": (0,),
         "verbosity": (),
     }
+    renamed: ClassVar[Mapping[str, str]] = _NAMES
     n: ClassVar[int] = 1
     best_of: ClassVar[int] = 0
     echo: ClassVar[bool] = False
@@ -170,7 +171,7 @@ class MessagesRequest(GenerationRequest, frozen=True, kw_only=True):
 
     @classmethod
     def check_names(cls, body: Mapping[str, Any]) -> None:
-        for name, ours in _NAMES.items():
+        for name, ours in cls.renamed.items():
             if name in body:
                 raise InvalidRequest(f"{name} is called {ours} here.", param=name)
         super().check_names(body)

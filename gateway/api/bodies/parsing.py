@@ -19,6 +19,8 @@ class Body(Struct, frozen=True, kw_only=True):
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}
     """Parameters that are not supported, with the neutral values of each."""
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Parameters that are refused because they have another name here, and that name."""
 
     @classmethod
     def check_names(cls, body: Mapping[str, Any]) -> None:

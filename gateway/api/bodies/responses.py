@@ -135,6 +135,7 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
         "prompt": (),
         "prompt_logprobs": (),
     }
+    renamed: ClassVar[Mapping[str, str]] = _NAMES
     needs_stream: ClassVar[bool] = False
     n: ClassVar[int] = 1
     prompt_logprobs: ClassVar[int | None] = None
@@ -197,7 +198,7 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
 
     @classmethod
     def check_names(cls, body: Mapping[str, Any]) -> None:
-        for name, ours in _NAMES.items():
+        for name, ours in cls.renamed.items():
             if body.get(name, False) is not False:
                 raise InvalidRequest(f"{name} is called {ours} here.", param=name)
         super().check_names(body)
