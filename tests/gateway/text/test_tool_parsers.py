@@ -145,6 +145,8 @@ GLM45 = [
     ("<tool_call>f g</tool_call>", [Content("<tool_call>f g</tool_call>")]),
 ]
 PYTHONIC = [
+    ("[f(a=1), g()", [*call(0, "f", '{"a": 1}'), *call(1, "g", "{}")]),
+    ("[f(a=1), g(", [Content("[f(a=1), g(")]),
     (
         '[f(a="x)]", b=[1, -2.5, {"c": None}], d=true), g.h()]',
         call(0, "f", '{"a": "x)]", "b": [1, -2.5, {"c": null}], "d": true}') + call(1, "g.h", "{}"),
@@ -266,6 +268,17 @@ CASES = [
 @pytest.mark.parametrize(("parser", "text", "pieces"), CASES)
 def test_calls_are_told_from_content(parser: str, text: str, pieces: list[Piece]) -> None:
     assert pieces_of([text], parser) == pieces
+
+
+@pytest.mark.parametrize(("parser", "text", "pieces"), CASES)
+def test_wherever_a_text_is_cut_its_pieces_are_the_same(
+    parser: str, text: str, pieces: list[Piece]
+) -> None:
+    cuts = [[text[:k], text[k:]] for k in range(1, len(text))]
+
+    read = [pieces_of(parts, parser) for parts in [*cuts, list(text)]]
+
+    assert [one for one in read if one != pieces] == []
 
 
 @pytest.mark.parametrize(("parser", "text", "pieces"), CASES)
