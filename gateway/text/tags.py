@@ -37,19 +37,21 @@ class Until:
 
 
 class Opening:
-    """Decides whether a text starts with ``tag``, ignoring whitespace."""
+    """Decides whether a text starts with one of ``tags``, ignoring whitespace. None of them is the
+    beginning of another one."""
 
-    def __init__(self, tag: str) -> None:
-        self._tag = tag
+    def __init__(self, *tags: str) -> None:
+        self._tags = tags
         self._held = ""
 
     def read(self, text: str) -> tuple[bool | None, str]:
         """Returns whether it does, or None while undecided, and the remaining text."""
         self._held += text
         begun = self._held.lstrip()
-        if begun.startswith(self._tag):
-            return True, begun[len(self._tag) :]
-        if self._tag.startswith(begun):
+        for tag in self._tags:
+            if begun.startswith(tag):
+                return True, begun[len(tag) :]
+        if any(tag.startswith(begun) for tag in self._tags):
             return None, ""
         return False, self._held
 

@@ -1,7 +1,9 @@
 """A model's chat template, rendered as transformers would render it."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from datetime import datetime
 from functools import cached_property
 from typing import Any, NoReturn
@@ -16,7 +18,7 @@ from msgspec import structs
 from shared.errors import ContextLengthExceeded, InvalidRequest, StartupError
 from shared.messages import ChatMessage, ChatPrompt, Tool, ToolCall
 from worker.text.content_parts import parts_of, roles_with_parts
-from worker.text.written_tools import with_written_tools
+from worker.text.written_tools import with_written_tools, written_form
 
 # Errors that a syntactically correct template can raise for messages it was not written for.
 _RENDER_ERRORS = (
@@ -34,6 +36,7 @@ _NAMED_OUTPUT = "<start_function_response>"
 """Part of FunctionGemma's templates, which name the function of each output."""
 HARMONY = "<|channel|>analysis<|message|>"
 """Part of templates for models that answer in OpenAI's Harmony format."""
+_SERIALIZED_ARGUMENTS = re.compile(r"""arguments['"\]]*\s*\|\s*tojson""")
 _END = "<warren-the-final-message-ends-here> "
 """Without its space, the template has removed the whitespace at the end of the message."""
 
@@ -54,6 +57,8 @@ class ChatTemplate:
         self.source = source
         self.has_tools = "tools" in source
         """Whether the template describes tools; otherwise they are written into the messages."""
+        self.written_form = written_form(source)
+        """The form of calls that is asked for in the messages."""
         self.is_harmony = HARMONY in source
         """Whether the model answers in OpenAI's Harmony format."""
 
@@ -62,7 +67,7 @@ class ChatTemplate:
         the text has more than ``max_chars``. Raises `InvalidRequest` and `ContextLengthExceeded`.
         """
         if not self.has_tools:
-            prompt = with_written_tools(prompt)
+            prompt = with_written_tools(prompt, self.written_form)
         said = prompt.messages
         if _NAMED_OUTPUT in self.source:
             said = tuple(_with_names(said))
@@ -79,6 +84,13 @@ class ChatTemplate:
             fields["thinking"] += f"\n{fields.pop('content')}"
         elif message.part_chars and message.role in self._roles_with_parts:
             fields["content"] = parts_of(message) or message.content
+        if message.tool_calls and not self.has_tools:
+            # DeepSeek's templates add tags to any content, and some of them append the arguments
+            # to a text.
+            fields["content"] = message.content or None
+            if not _SERIALIZED_ARGUMENTS.search(self.source):
+                for called, call in zip(fields["tool_calls"], message.tool_calls, strict=True):
+                    called["function"]["arguments"] = call.arguments
         return fields
 
     @cached_property

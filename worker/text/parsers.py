@@ -6,19 +6,21 @@ from shared.errors import InvalidRequest
 from shared.messages import ChatMessage, ChatPrompt
 from worker.text.chat_template import HARMONY
 from worker.text.tokenizer import Tokenizer
+from worker.text.written_tools import DEEPSEEK
 
 _BY_ENTRY: Mapping[str, str] = {"[TOOL_CALLS]": "mistral", "<|tool_call_begin|>": "kimi_k2"}
 """Formats by an entry of the vocabulary. Chat templates that only repeat earlier calls may lack it.
 """
 _BY_TAG: Mapping[str, str] = {
     HARMONY: "harmony",
-    "<｜tool▁call▁begin｜>": "deepseek_v3",
+    DEEPSEEK: "deepseek_v3",
     "<start_function_call>": "functiongemma",
     "<|tool_call>": "gemma4",
     "<function=": "qwen3_coder",
     "<arg_key>": "glm45",
     "<tool_call>": "hermes",
     "[func_name1(": "pythonic",
+    '"parameters": dictionary of argument name': "llama3_json",  # also of Llama 4
 }
 """Formats by what their chat templates contain; the first one counts."""
 _QUESTION = ChatPrompt(messages=(ChatMessage(role="user", content="?"),))
@@ -32,7 +34,7 @@ def tool_parser(tokenizer: Tokenizer, setting: str = "auto") -> str | None:
         return None
     template = tokenizer.template.source
     if not tokenizer.template.has_tools:
-        return "hermes"
+        return tokenizer.template.written_form.parser
     for entry, parser in _BY_ENTRY.items():
         if entry in template or tokenizer.has_entry(entry):
             return parser

@@ -1,30 +1,76 @@
-"""Tools for models whose chat template has none: written into the messages, in Hermes' form."""
+"""Tools for models whose chat template has none: written into the messages, in Hermes' form.
+
+Some templates of DeepSeek have calls and their results, but no tools. For these only the tools are
+written, with an example of a call in the template's form.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from msgspec import structs
 
 from shared.messages import ChatMessage, ChatPrompt, Tool, ToolCall
 
-_INSTRUCTIONS = """\
+DEEPSEEK = "<｜tool▁call▁begin｜>"
+"""Part of templates of DeepSeek V3 and R1, and of the models that were distilled from R1."""
+_CODE_BLOCK = "```json"
+"""Around the arguments of a call, in the templates before V3.1."""
+_TOOLS = """\
 You may call functions to answer the user. Their signatures are given within <tools></tools>:
 <tools>
 {tools}
 </tools>
 
+{form}"""
+
+
+class WrittenForm(NamedTuple):
+    """The form of calls that a model is asked for."""
+
+    parser: str
+    """One of `TOOL_PARSERS`."""
+    instructions: str
+
+
+HERMES = WrittenForm(
+    "hermes",
+    """\
 For each call, return a JSON object with the function's name and its arguments within \
 <tool_call></tool_call>:
 <tool_call>
-{{"name": "function name", "arguments": {{"argument": "value"}}}}
-</tool_call>"""
+{"name": "function name", "arguments": {"argument": "value"}}
+</tool_call>""",
+)
 
 
-def with_written_tools(prompt: ChatPrompt) -> ChatPrompt:
-    """The prompt with its tools, calls and their results as text of system, assistant and user."""
-    messages = list(_messages(prompt.messages))
+def _deepseek(call: str) -> WrittenForm:
+    return WrittenForm(
+        "deepseek_v3",
+        f"""\
+Write calls in exactly this form, one or more of them between the outer tags:
+<｜tool▁calls▁begin｜>{DEEPSEEK}{call}<｜tool▁call▁end｜><｜tool▁calls▁end｜>""",
+    )
+
+
+_DEEPSEEK_R1 = _deepseek('function<｜tool▁sep｜>function name\n```json\n{"argument": "value"}\n```')
+_DEEPSEEK_V31 = _deepseek('function name<｜tool▁sep｜>{"argument": "value"}')
+
+
+def written_form(template: str) -> WrittenForm:
+    """The form of calls for a template without tools."""
+    if DEEPSEEK not in template:
+        return HERMES
+    return _DEEPSEEK_R1 if _CODE_BLOCK in template else _DEEPSEEK_V31
+
+
+def with_written_tools(prompt: ChatPrompt, form: WrittenForm = HERMES) -> ChatPrompt:
+    """The prompt with its tools as text of the system message. In Hermes' form, calls and their
+    results become text of assistant and user, too; other templates have them."""
+    messages = list(_messages(prompt.messages) if form is HERMES else prompt.messages)
     if prompt.tools:
-        written = _INSTRUCTIONS.format(tools="\n".join(map(_tool, prompt.tools)))
+        tools = "\n".join(map(_tool, prompt.tools))
+        written = _TOOLS.format(tools=tools, form=form.instructions)
         first = messages[0]
         if first.role == "system":
             messages[0] = structs.replace(first, content=f"{first.content}\n\n{written}".strip())

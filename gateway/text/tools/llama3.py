@@ -1,10 +1,11 @@
-"""Tool calls as bare JSON objects that make up the whole answer, as Llama 3 writes them."""
+"""Tool calls as bare JSON objects that make up the whole answer, as Llama 3 and 4 write them."""
 
 from gateway.text.pieces import Content, Piece
 from gateway.text.tags import Opening
 from gateway.text.tools.calls import CallObject, Names
 
-TAG = "<|python_tag|>"
+TAGS = ("<|python_tag|>", "<|python_start|><|python_end|>")
+"""Of Llama 3 and of Llama 4, which may stand before the first call."""
 _BETWEEN = " \t\r\n;,"
 
 
@@ -15,7 +16,7 @@ class Llama3Parser:
         self._names = names
         self._num_calls = 0
         self._call: CallObject | None = None
-        self._opening: Opening | None = Opening(TAG)
+        self._opening: Opening | None = Opening(*TAGS)
         self._held = ""
         self._is_content = False
 

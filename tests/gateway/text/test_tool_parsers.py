@@ -66,6 +66,8 @@ HERMES = [
 LLAMA3 = [
     ('{"name": "f", "parameters": {"q": 1}}', call(0, "f", '{"q": 1}')),
     ('<|python_tag|>{"name": "f", "parameters": {}}', call(0, "f", "{}")),
+    ('<|python_start|><|python_end|>{"name": "f", "parameters": {}}', call(0, "f", "{}")),
+    ("<|python_start|>1", [Content("<|python_start|>1")]),
     (
         '{"name": "f", "parameters": {}}; {"type": "function", "name": "g", "parameters": {}}\n',
         call(0, "f", "{}") + call(1, "g", "{}"),

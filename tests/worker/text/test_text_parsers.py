@@ -31,7 +31,14 @@ def load(directory: Path, template: str, *entries: str) -> Tokenizer:
         ("{% if tools %}<|tool_call>call:{% endif %}", [], "gemma4"),
         ("{% if tools %}<|channel|>analysis<|message|>{% endif %}", [], "harmony"),
         ("{% if tools %}[func_name1(a=b)]{% endif %}", ["<|python_tag|>"], "pythonic"),
+        (
+            '{% if tools %}{"name": function name, "parameters": dictionary of argument name'
+            "{% endif %}",
+            [],
+            "llama3_json",
+        ),
         ("{% if tools %}calls{% endif %}", [], None),
+        ("{% if message.tool_calls %}<｜tool▁call▁begin｜>{% endif %}", [], "deepseek_v3"),
         ("{{ messages[0].content }}", ["<|python_tag|>"], "hermes"),
     ],
     ids=[
@@ -47,7 +54,9 @@ def load(directory: Path, template: str, *entries: str) -> Tokenizer:
         "gemma4",
         "harmony",
         "pythonic",
+        "llama4",
         "of its own",
+        "deepseek without tools",
         "none",
     ],
 )

@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from shared.messages import ChatMessage, ChatPrompt, Tool, ToolCall
 from worker.text import Tokenizer
+from worker.text.chat_template import ChatTemplate
 from worker.text.written_tools import with_written_tools
 
 USER = ChatMessage(role="user", content="The weather in Rome?")
@@ -48,6 +51,46 @@ def test_calls_are_the_assistants_text_and_their_results_one_message_of_the_user
             content="<tool_response>\nhot\n</tool_response>\n<tool_response>\ndry\n</tool_response>",
         ),
     )
+
+
+DEEPSEEK = """\
+{%- for message in messages %}{{- message.role + ': ' }}
+{%- if message.role == 'assistant' and message['tool_calls'] %}
+{%- for one in message['tool_calls'] %}
+{{- '<｜tool▁call▁begin｜>' + one.type + '<｜tool▁sep｜>' + one.function.name + BLOCK }}
+{{- ARGUMENTS + '<｜tool▁call▁end｜>' }}
+{%- endfor %}
+{%- endif %}
+{%- if message['content'] is not none %}{{- message['content'] + '<end>' }}{% endif %}
+{%- endfor %}"""
+"""As DeepSeek's templates are: they have calls, but no tools."""
+
+
+@pytest.mark.parametrize(
+    ("block", "example"),
+    [
+        ("'\\n```json\\n'", '>function<｜tool▁sep｜>function name\n```json\n{"argument"'),
+        ("'<｜tool▁sep｜>'", '>function name<｜tool▁sep｜>{"argument"'),
+    ],
+)
+@pytest.mark.parametrize(
+    "arguments", ["one.function.arguments", "one['function']['arguments']|tojson"]
+)
+def test_deepseek_is_asked_for_calls_in_its_own_form(
+    arguments: str, block: str, example: str
+) -> None:
+    source = DEEPSEEK.replace("BLOCK", block).replace("ARGUMENTS", arguments)
+    template = ChatTemplate(source, {})
+    calling = ChatMessage(role="assistant", tool_calls=(CALL,))
+    result = ChatMessage(role="tool", content="hot", tool_call_id="c1")
+
+    text = template.render(ChatPrompt(messages=(USER, calling, result), tools=(WEATHER,)))
+
+    system, conversation = text.split("<end>", 1)
+    assert WRITTEN_TOOL in system
+    assert example in system
+    assert "<tool_call>" not in text
+    assert '{"city": "Rome"}<｜tool▁call▁end｜>tool: hot<end>' in conversation
 
 
 def test_a_conversation_without_tools_stays_as_it_is() -> None:
