@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -55,6 +55,7 @@ _EVENTS: Mapping[str, EventType] = {
     "incomplete": "response.incomplete",
 }
 """What the end of a background response announces, by its status."""
+_Request = TypeVar("_Request", bound=ResponsesRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +160,21 @@ async def prepare(
         return request, None
     own = stored_items(request.input)
     before = await _predecessor(state, request, tenant)
-    if before.items:
-        history = await _decoded(before.items, MAX_MESSAGES - len(own), entry)
-        request = msgspec.structs.replace(request, input=[*history, *own])
-        before = replace(before, items=())  # an answer may take minutes
+    request = await _after(before, request, own, entry)
     if not is_stored:
         return request, None
+    before = replace(before, items=())  # an answer may take minutes
     own_input = msgspec.json.encode(own)
     return request, Keeping(gateway, tenant, before, own_input, request.background)
+
+
+async def continued(gateway: Gateway, request: _Request, tenant: str, entry: Entry) -> _Request:
+    """The request with the items before it, if it continues a response or a conversation. Raises as
+    `prepare`."""
+    if request.previous_response_id is None and request.conversation is None:
+        return request
+    before = await _predecessor(await gateway.store.open(), request, tenant)
+    return await _after(before, request, stored_items(request.input), entry)
 
 
 async def finish(gateway: Gateway, tenant: str, response: ResponseObject) -> None:
@@ -205,6 +213,16 @@ async def input_items(gateway: Gateway, tenant: str, record: ResponseRecord) -> 
             raise _too_long()
         items += history[0]
     return items + items_of(record.input)
+
+
+async def _after(
+    before: _Predecessor, request: _Request, own: Sequence[Any], entry: Entry
+) -> _Request:
+    """Raises `ContextLengthExceeded` and `Overloaded`."""
+    if not before.items:
+        return request
+    history = await _decoded(before.items, MAX_MESSAGES - len(own), entry)
+    return msgspec.structs.replace(request, input=[*history, *own])
 
 
 async def _decoded(items: Sequence[StoredItem], max_items: int, entry: Entry) -> list[Any]:

@@ -2,8 +2,7 @@
 generation, so that a client can count what it is about to send; parameters that do not change the
 prompt have no effect."""
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from msgspec import Struct
 
@@ -44,12 +43,6 @@ class MessageTokensRequest(MessagesRequest, frozen=True, kw_only=True):
 
 class ResponseTokensRequest(ResponsesRequest, frozen=True, kw_only=True):
     """The body of ``POST /v1/responses/input_tokens``."""
-
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        **ResponsesRequest.neutral,
-        "conversation": (),
-        "previous_response_id": (),
-    }
 
     def job(self, draft: QuickDraft) -> TokenizeJob:
         """Raises `InvalidRequest`."""

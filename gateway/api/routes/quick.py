@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 from msgspec import structs
 from starlette.types import Send
 
+from gateway.api import keeping
 from gateway.api.bodies.counting import (
     MessageTokens,
     MessageTokensRequest,
@@ -131,6 +132,8 @@ async def _serve(gateway: Gateway, kind: type[QuickRequest], request: Request, s
         model = request.state.model = body.model or gateway.workers.only_model()
         caller: ApiKey = request.state.caller
         caller.require_model(model)
+        if isinstance(body, ResponseTokensRequest):
+            body = await keeping.continued(gateway, body, request.state.tenant, entry)
         await _answer(gateway, entry, caller, model, body, request, send)
 
 

@@ -13,9 +13,9 @@ from openai.types.responses import Response
 from gateway.intake.key_file import KeyFile
 from shared import topology
 from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.messages import ChatMessage, ChatPrompt, Failed
+from shared.messages import ChatMessage, ChatPrompt, Failed, QuickAnswer, QuickJob, TokenizeJob
 from tests.support.gateway.http import LiveGateway, eventually, hears_a_worker, live_gateway
-from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
+from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker, count_words
 
 TOOL: Any = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
 UNKNOWN = "0" * 32
@@ -80,6 +80,32 @@ async def test_a_response_continues_those_before_it(
     ]
     assert await stored.openai.responses.retrieve(third.id) == third
     assert strict(third).model_dump()["store"] is True
+
+
+async def test_the_tokens_of_a_continued_response_are_counted(
+    stored: LiveGateway, worker: ScriptedWorker
+) -> None:
+    asked: list[QuickJob] = []
+
+    def count_words_of(job: QuickJob) -> QuickAnswer | Failed:
+        asked.append(job)
+        return count_words(job)
+
+    worker.quick_script = count_words_of
+    conversation = await stored.openai.conversations.create()
+    first = await say(stored, "one", conversation=conversation.id)
+    count = stored.openai.responses.input_tokens.count
+
+    await count(model=MODEL, input="two", previous_response_id=first.id)
+    await count(model=MODEL, input="two", conversation=conversation.id)
+
+    for job in asked:
+        assert isinstance(job, TokenizeJob)
+        assert isinstance(job.prompt, ChatPrompt)
+        assert [message.content for message in job.prompt.messages] == ["one", "one", "two"]
+    assert len(asked) == 2
+    with pytest.raises(openai.NotFoundError):
+        await count(model=MODEL, input="two", conversation=f"conv_{UNKNOWN}")
 
 
 async def test_a_refusal_is_stored_and_continued(
