@@ -4,7 +4,7 @@ A check compiles the constraint in a separate process, with the worker's limits 
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
@@ -62,8 +62,9 @@ class Wanted(NamedTuple):
     constraint: Constraint
     parts: tuple["Wanted", ...] = ()
     """What it is made of, as far as the client asked for that by itself."""
-    is_optional: bool = False
-    """The job is published without it if no worker could obey."""
+    without: Callable[[str], "Wanted | None"] | None = None
+    """Of an optional constraint: what is left of it without the part of this parameter, which no
+    worker could obey. None: nothing is left."""
 
 
 def wanted_constraint(fields: Mapping[str, Any]) -> Wanted | None:

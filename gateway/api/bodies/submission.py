@@ -1,6 +1,7 @@
 """Builds jobs from bodies, and checks everything that does not need the model."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -41,6 +42,9 @@ _MAX_TOLD = 1024
 """Maximum number of logprobs for one position of all choices."""
 _MAX_SCORED = 1 << 23
 """Maximum number of logprobs of all prompts."""
+_MAX_DROPPED = 4
+"""Maximum number of schemas of optional calls that are dropped because no worker can obey them. To
+find each takes about a second."""
 _MAX_ECHOED = 4 << 20
 """Maximum number of characters of the prompts that the choices of an answer repeat."""
 _ECHOED_CHARS_PER_TOKEN = 16
@@ -67,13 +71,13 @@ class Submission(NamedTuple):
         return self._replace(job=job)
 
     async def checked(self) -> "Submission":
-        """The same, once workers are known to be able to obey its constraint; without it if it is
-        optional and they are not. Raises `InvalidRequest` and `Overloaded`."""
+        """The same, once workers are known to be able to obey its constraint; without what they are
+        not if that is optional. Raises `InvalidRequest` and `Overloaded`."""
         try:
             if self.wanted is not None:
                 await check(self.wanted, self.job.tenant)
         except InvalidRequest as error:
-            return self._unconstrained(error)
+            return await self._without_part(error).checked()
         return self
 
     def checked_now(self) -> "Submission":
@@ -82,14 +86,16 @@ class Submission(NamedTuple):
             if self.wanted is not None:
                 check_now(self.wanted)
         except InvalidRequest as error:
-            return self._unconstrained(error)
+            return self._without_part(error).checked_now()
         return self
 
-    def _unconstrained(self, error: InvalidRequest) -> "Submission":
-        if self.wanted is None or not self.wanted.is_optional:
+    def _without_part(self, error: InvalidRequest) -> "Submission":
+        if self.wanted is None or self.wanted.without is None:
             raise error
-        sampling = structs.replace(self.job.sampling, constraint=None)
-        return self._replace(job=structs.replace(self.job, sampling=sampling), wanted=None)
+        wanted = self.wanted.without(error.param or "")
+        constraint = None if wanted is None else wanted.constraint
+        sampling = structs.replace(self.job.sampling, constraint=constraint)
+        return self._replace(job=structs.replace(self.job, sampling=sampling), wanted=wanted)
 
 
 def submission(
@@ -157,12 +163,29 @@ def _wanted(
     if calls is not None and calls.is_required:
         return Wanted("tools", calls.constraint(parser), calls.schemas())
     if wanted is None:
-        bound = calls.constraint_after_tag(parser) if calls is not None else None
-        return None if bound is None else Wanted("tools", bound, is_optional=True)
+        return None if calls is None else _wanted_after_tag(calls, parser)
     if calls is not None:
         constraint = calls.constraint(parser, wanted.constraint)
         return Wanted("tools", constraint, (wanted, *calls.schemas()))
     return wanted._replace(constraint=after_reasoning(wanted.constraint, parser))
+
+
+def _wanted_after_tag(
+    calls: ToolUse, parser: str | None, max_dropped: int = _MAX_DROPPED
+) -> Wanted | None:
+    bound = calls.constraint_after_tag(parser)
+    if bound is None:
+        return None
+
+    def without(place: str) -> Wanted | None:
+        if place not in calls.callable or not max_dropped:
+            return None
+        return _wanted_after_tag(calls.with_any_arguments(place), parser, max_dropped - 1)
+
+    parts: tuple[Wanted, ...] = ()
+    with suppress(InvalidRequest):  # a schema may be too long with its descriptions
+        parts = calls.schemas()
+    return Wanted("tools", bound, parts, without)
 
 
 def _reasoning_parser(request: GenerationBody, served: Announcement | None) -> str | None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple, TypeAlias
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from gateway.api.bodies.argument_grammars import parameters, text_parameters
 from gateway.api.bodies.call_grammars import calls, text_with_calls
@@ -88,6 +88,11 @@ class ToolUse(NamedTuple):
         if self.parser not in TAGGED:
             return None
         return {tool.name: text_parameters(tool) for tool in self.callable.values()}
+
+    def with_any_arguments(self, place: str) -> "ToolUse":
+        """The same with any object as the arguments of the tool whose schema is at ``place``."""
+        tool = structs.replace(self.callable[place], parameters={"type": "object"})
+        return self._replace(callable={**self.callable, place: tool})
 
     def schemas(self) -> tuple[Wanted, ...]:
         """What the arguments of each of these have to match. Raises `InvalidRequest`."""

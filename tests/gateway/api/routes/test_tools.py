@@ -151,12 +151,30 @@ async def test_a_call_that_is_allowed_is_bound_to_the_tools(
 
 
 @pytest.mark.parametrize("parameters", [{"properties": 3}, {"not": {"type": "string"}}])
-async def test_a_call_that_is_allowed_is_free_if_its_schema_cannot_be_obeyed(
+async def test_a_call_that_is_allowed_is_free_only_if_its_own_schema_cannot_be_obeyed(
     gateway: LiveGateway, worker: ScriptedWorker, parameters: dict[str, Any]
 ) -> None:
     odd = {"type": "function", "function": {"name": "f", "parameters": parameters}}
 
     response = await gateway.chat(tools=[TOOL, odd])
+
+    assert response.status_code == 200
+    constraint = worker.jobs[0].job.sampling.constraint
+    assert constraint is not None
+    assert matches(constraint, '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>')
+    assert matches(constraint, CALL)
+    assert not matches(constraint, CALL.replace("city", "town"))
+
+
+async def test_calls_are_free_if_many_schemas_cannot_be_obeyed(
+    gateway: LiveGateway, worker: ScriptedWorker
+) -> None:
+    odd = [
+        {"type": "function", "function": {"name": f"f{k}", "parameters": {"properties": k}}}
+        for k in range(1, 9)
+    ]
+
+    response = await gateway.chat(tools=[TOOL, *odd])
 
     assert response.status_code == 200
     assert worker.jobs[0].job.sampling.constraint is None
