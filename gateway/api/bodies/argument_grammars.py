@@ -5,6 +5,7 @@ model has seen them sorted.
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -16,7 +17,7 @@ _DEFINITIONS = ("$defs", "definitions")
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 _MAX_REFERENCES = 16
 _MAX_DEPTH = 3
-"""The depth of lists up to which their values are bound to their schemas."""
+"""The depth of lists and objects up to which their values are bound to their schemas."""
 
 Arguments: TypeAlias = Callable[[str, Tool], Rules]
 """The rules of a tool's arguments, of which the first has the given name."""
@@ -129,9 +130,20 @@ class TaggedArguments:
 
 
 @dataclass(frozen=True)
+class _Scope:
+    """What the values of one tool's arguments share."""
+
+    root: Mapping[str, Any]
+    """Where references start."""
+    rules: dict[str, str] = field(default_factory=dict)
+    """Those of objects."""
+    objects: dict[tuple[int, int], str] = field(default_factory=dict)
+    """Their names, by the identity of a schema and the depth, because references may recur."""
+
+
+@dataclass(frozen=True)
 class LiteralArguments:
-    """Arguments by name, with commas between them, whose values are literals of some language. The
-    values in lists are bound to their schemas, those in objects are not."""
+    """Arguments by name, with commas between them, whose values are literals of some language."""
 
     assign: str
     """Between a parameter's name and its value."""
@@ -140,19 +152,36 @@ class LiteralArguments:
     """The rules ``string``, ``boolean``, ``null``, and ``key`` of an object."""
     quote: Callable[[str], str]
     """What stands for one string."""
+    key: "re.Pattern[str] | None" = None
+    """The keys of an object that stand without quotes."""
     is_sorted: bool = False
 
     def __call__(self, rule: str, tool: Tool) -> Rules:
         schema = parameters(tool)
+        scope = _Scope(schema)
+        written = {
+            name: f"{quoted(name)} {self.assign} {self._value(part, scope)}"
+            for name, part in self._ordered(schema)
+        }
+        return {
+            **self._sequence(rule, schema, written, "pair"),
+            **scope.rules,
+            **self._any(),
+        }
+
+    def _ordered(self, schema: Mapping[str, Any]) -> list[tuple[str, Any]]:
         properties = list(_properties(schema).items())
         if self.is_sorted:
             properties.sort(key=lambda item: item[0].lower())
-        written = [
-            f"{quoted(name)} {self.assign} {self._value(part, schema)}" for name, part in properties
-        ]
-        comma, required = self.separator, _required(schema)
-        needed = [k for k, (name, _) in enumerate(properties) if name in required]
-        more = f" ({comma} pair)*" if _is_open(schema) else ""
+        return properties
+
+    def _sequence(
+        self, rule: str, schema: Mapping[str, Any], named: Mapping[str, str], other: str
+    ) -> dict[str, str]:
+        """The rules of what is ``named``, in this order, and of others if the schema is open."""
+        comma, required, written = self.separator, _required(schema), list(named.values())
+        needed = [k for k, name in enumerate(named) if name in required]
+        more = f" ({comma} {other})*" if _is_open(schema) else ""
         if needed:
             first = needed[0]
             before = [f"({one} {comma})?" for one in written[:first]]
@@ -160,16 +189,16 @@ class LiteralArguments:
                 f"{comma} {one}" if k in needed else f"({comma} {one})?"
                 for k, one in enumerate(written[first + 1 :], first + 1)
             ]
-            return {rule: " ".join([*before, written[first], *after]) + more, **self._any()}
+            return {rule: " ".join([*before, written[first], *after]) + more}
         # All are optional: the first that is written has no comma before it.
         rules = {rule: f"{rule}_0"}
         for k, one in enumerate(written):
             rules[f"{rule}_{k}"] = f"{one} {rule}_n{k + 1} | {rule}_{k + 1}"
             rules[f"{rule}_n{k}"] = f"({comma} {one})? {rule}_n{k + 1}"
         last = len(written)
-        rules[f"{rule}_{last}"] = f"(pair{more})?" if more else '""'
+        rules[f"{rule}_{last}"] = f"({other}{more})?" if more else '""'
         rules[f"{rule}_n{last}"] = more or '""'
-        return {**rules, **self._any()}
+        return rules
 
     def _any(self) -> Rules:
         """The rules of any value."""
@@ -185,22 +214,43 @@ class LiteralArguments:
             "value": "string | number | boolean | null | list | object",
         }
 
-    def _value(self, schema: Any, root: Mapping[str, Any], depth: int = 0) -> str:
+    def _value(self, schema: Any, scope: _Scope, depth: int = 0) -> str:
         if depth > _MAX_DEPTH:
             return "value"
-        kind, schema = kind_of(schema, root), _resolved(schema, root)
+        kind, schema = kind_of(schema, scope.root), _resolved(schema, scope.root)
         if kind == "choices":
             return f"({' | '.join(map(self.quote, _values(schema) or ()))})"
         if not isinstance(schema, dict) or kind == "any" or _values(schema) is not None:
             return "value"
         match schema.get("type"):
+            case "object" if _properties(schema):
+                return self._object(schema, scope, depth)
             case "string" | "integer" | "number" | "boolean" | "null" | "object" as name:
                 return str(name)
             case "array":
-                item = self._value(schema.get("items", {}), root, depth + 1)
+                item = self._value(schema.get("items", {}), scope, depth + 1)
                 return f'("[" ({item} ({self.separator} {item})*)? "]")'
             case _:
                 return "value"
+
+    def _object(self, schema: Mapping[str, Any], scope: _Scope, depth: int) -> str:
+        """The rule of an object, of which equal ones have the same name."""
+        known = scope.objects.get((id(schema), depth))
+        if known is not None:
+            return known
+        members = {
+            name: f'{self._key(name)} ":" " "? {self._value(part, scope, depth + 1)}'
+            for name, part in self._ordered(schema)
+        }
+        parts = repr((members, _required(schema), _is_open(schema)))
+        rule = f"object_{hashlib.sha256(parts.encode()).hexdigest()[:8]}"
+        scope.objects[id(schema), depth] = rule
+        scope.rules[rule] = f'"{{" {rule}_in "}}"'
+        scope.rules.update(self._sequence(f"{rule}_in", schema, members, "member"))
+        return rule
+
+    def _key(self, name: str) -> str:
+        return quoted(name) if self.key and self.key.fullmatch(name) else self.quote(name)
 
 
 def _values(schema: Mapping[str, Any]) -> list[Any] | None:

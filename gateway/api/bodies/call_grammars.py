@@ -1,5 +1,6 @@
 """What a model may write as calls, in the form of its family: one row of a table for each."""
 
+import re
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -67,12 +68,15 @@ _OBJECT = {"call": r'"{\"name\":" " "? "\"NAME\"," " "? "\"arguments\":" " "? AR
 """A call as a JSON object."""
 
 
+_GEMMA_KEY = re.compile(r"[^\s:,{}\[\]<>]+")
+
+
 def _gemma(tokens: GemmaTokens) -> Form:
     literals = {
         "string": "entry_quote string_rest",
         "boolean": '"true" | "false"',
         "null": '"null" | "None"',
-        "key": r"/[^\s:,{}\[\]<>]+/ | string",
+        "key": f"/{_GEMMA_KEY.pattern}/ | string",
         **until("string_rest", "quote", tokens.quote),
     }
     return Form(
@@ -86,6 +90,7 @@ def _gemma(tokens: GemmaTokens) -> Form:
             '","',
             literals,
             lambda text: f"entry_quote {quoted(text)} entry_quote",
+            key=_GEMMA_KEY,
             is_sorted=True,
         ),
         after="entry_response",

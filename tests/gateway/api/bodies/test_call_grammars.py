@@ -295,6 +295,75 @@ def test_arguments_match_their_schemas(parser: str) -> None:
         assert not matches(constraint, plan(parser, **{name: f"{before}{bad}{after}"})), name
 
 
+ROUTE = {
+    "type": "function",
+    "function": {
+        "name": "route",
+        "parameters": {
+            "type": "object",
+            "properties": {"from": {"$ref": "#/$defs/place"}},
+            "required": ["from"],
+            "$defs": {
+                "place": {
+                    "type": "object",
+                    "properties": {
+                        "at": {"type": "array", "items": {"$ref": "#/$defs/point"}},
+                        "name": {"enum": ["Rome"]},
+                        "next to": {"$ref": "#/$defs/place"},
+                    },
+                    "required": ["name"],
+                },
+                "point": {
+                    "type": "object",
+                    "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}},
+                },
+            },
+        },
+    },
+}
+PLACES = {
+    "functiongemma": "{at:[{x:1,y:2},{y:3},{}],name:'Rome','next to':{name:'Rome'}}",
+    "gemma4": "{at:[{x:1,y:2},{y:3},{}],name:'Rome','next to':{name:'Rome'}}",
+    "pythonic": "{'at': [{'x': 1, 'y': 2}, {'y': 3}, {}], 'name': 'Rome', "
+    "'next to': {'name': 'Rome'}}",
+}
+QUOTES = {"functiongemma": "<escape>", "gemma4": '<|"|>', "pythonic": '"'}
+
+
+@pytest.mark.parametrize("parser", PLACES)
+def test_objects_in_arguments_match_their_schemas(parser: str) -> None:
+    use = use_of([ROUTE], "required", parser=parser)
+    assert use is not None
+    constraint = use.constraint(None)
+    check_now(Wanted("tools", constraint))
+    opening, _, _, closing = WRITTEN[parser]
+    opening = opening.replace("plan", "route")
+    place = PLACES[parser]
+
+    def written(place: str) -> str:
+        name = "from=" if parser == "pythonic" else "from:"
+        return opening + name + place.replace("'", QUOTES[parser]) + closing
+
+    assert matches(constraint, written(place))
+    for good, bad in [("at", "it"), ("Rome", "Oslo"), ("1", "true"), ("y", "z"), ("name", "x")]:
+        assert not matches(constraint, written(place.replace(good, bad, 1))), bad
+
+
+def test_schemas_that_recur_have_a_small_grammar() -> None:
+    names = {f"p{k}": {"$ref": "#/$defs/all"} for k in range(40)}
+    schema = {
+        "type": "object",
+        "properties": names,
+        "$defs": {"all": {"type": "object", "properties": names}},
+    }
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+
+    use = use_of([tool], "required", parser="pythonic")
+
+    assert use is not None
+    assert len(use.constraint(None).source) < 50_000
+
+
 @pytest.mark.parametrize("parser", FORMS)
 def test_a_tool_that_takes_anything_is_given_anything(parser: str) -> None:
     anything = {
