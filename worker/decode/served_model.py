@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shared.settings import WorkerSettings
 from worker.decode.constraints import Constraints
 from worker.engine.engine import Engine
-from worker.text import TextThreads, Tokenizer, reasoning_parser, tool_parser
+from worker.text import TextThreads, Tokenizer, reasoning_parser, with_known_calls
 
 if TYPE_CHECKING:
     from worker.model.embedder import Embedder
@@ -89,7 +89,7 @@ def load(settings: WorkerSettings) -> ServedModel:
         tenant_weights=settings.tenant_weights,
         max_draft_tokens=settings.max_draft_tokens if can_check_drafts(runner.decoder) else 0,
     )
-    tokenizer = Tokenizer.load(directory)
+    tokenizer, tool_parser = with_known_calls(Tokenizer.load(directory), settings.tool_parser)
     numerics = numerics_of(
         runner.decoder, settings.kernels, is_batch_invariant=settings.batch_invariant
     )
@@ -100,7 +100,7 @@ def load(settings: WorkerSettings) -> ServedModel:
         max_seq_len=min(runner.max_seq_len, runner.num_blocks * runner.block_size),
         fingerprint=loading.fingerprint(directory, settings.weight_format),
         numerics=numerics,
-        tool_parser=tool_parser(tokenizer, settings.tool_parser),
+        tool_parser=tool_parser,
         reasoning_parser=reasoning_parser(tokenizer, settings.reasoning_parser),
         embedder=embedder.start_embedder(
             directory, runner, max_num_batched_tokens=settings.max_num_batched_tokens

@@ -5,9 +5,16 @@
 detect the formats of a model's chat template.
 """
 
-from worker.text.parsers import reasoning_parser, tool_parser
+from worker.text.parsers import reasoning_parser, tool_parser, with_known_calls
 from worker.text.stream import TextStream
 from worker.text.threads import TextThreads
 from worker.text.tokenizer import Tokenizer
 
-__all__ = ["TextStream", "TextThreads", "Tokenizer", "reasoning_parser", "tool_parser"]
+__all__ = [
+    "TextStream",
+    "TextThreads",
+    "Tokenizer",
+    "reasoning_parser",
+    "tool_parser",
+    "with_known_calls",
+]

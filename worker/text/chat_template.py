@@ -56,11 +56,18 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self.source = source
         self.has_tools = "tools" in source
-        """Whether the template describes tools; otherwise they are written into the messages."""
+        """Whether tools are described by the template; otherwise they are written into the
+        messages."""
         self.written_form = written_form(source)
         """The form of calls that is asked for in the messages."""
         self.is_harmony = HARMONY in source
         """Whether the model answers in OpenAI's Harmony format."""
+
+    def with_written_tools(self) -> "ChatTemplate":
+        """The same with tools in the messages, even if the template describes some."""
+        template = copy(self)
+        template.has_tools = False
+        return template
 
     def render(self, prompt: ChatPrompt, *, max_chars: int | None = None) -> str:
         """The prompt, up to the point where the answer begins or continues. Rendering stops once

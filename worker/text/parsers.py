@@ -6,7 +6,7 @@ from shared.errors import InvalidRequest
 from shared.messages import ChatMessage, ChatPrompt
 from worker.text.chat_template import HARMONY
 from worker.text.tokenizer import Tokenizer
-from worker.text.written_tools import DEEPSEEK
+from worker.text.written_tools import DEEPSEEK, HERMES
 
 _BY_ENTRY: Mapping[str, str] = {"[TOOL_CALLS]": "mistral", "<|tool_call_begin|>": "kimi_k2"}
 """Formats by an entry of the vocabulary. Chat templates that only repeat earlier calls may lack it.
@@ -44,6 +44,15 @@ def tool_parser(tokenizer: Tokenizer, setting: str = "auto") -> str | None:
     if tokenizer.has_entry("<|python_tag|>"):
         return "llama3_json"
     return None
+
+
+def with_known_calls(tokenizer: Tokenizer, setting: str = "auto") -> tuple[Tokenizer, str | None]:
+    """The tokenizer and the format of the model's tool calls. If the template's own is unknown, the
+    tokenizer writes tools into the messages."""
+    parser = tool_parser(tokenizer, setting)
+    if parser is not None or setting != "auto" or tokenizer.template is None:
+        return tokenizer, parser
+    return tokenizer.with_written_tools(), HERMES.parser
 
 
 def reasoning_parser(tokenizer: Tokenizer, setting: str = "auto") -> str | None:

@@ -4,6 +4,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,13 @@ class Tokenizer:
             | _id_set(config.get("eos_token_id"))
             | _id_set([end_id for end in ends if (end_id := encoder.token_to_id(end)) is not None]),
         )
+
+    def with_written_tools(self) -> "Tokenizer":
+        """The same with tools in the messages, even if the chat template describes some."""
+        tokenizer = copy(self)
+        if self.template is not None:
+            tokenizer.template = self.template.with_written_tools()
+        return tokenizer
 
     def encode(
         self,

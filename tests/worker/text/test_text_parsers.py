@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from shared.messages import ChatMessage, ChatPrompt, Tool
 from tests.support.text.tokenizers import byte_level_tokenizer, save_tokenizer
-from worker.text import Tokenizer, reasoning_parser, tool_parser
+from worker.text import Tokenizer, reasoning_parser, tool_parser, with_known_calls
 
 
 def load(directory: Path, template: str, *entries: str) -> Tokenizer:
@@ -97,6 +98,25 @@ def test_a_setting_wins(tmp_path: Path) -> None:
     assert (tool_parser(tokenizer, "none"), reasoning_parser(tokenizer, "none")) == (None, None)
     assert tool_parser(tokenizer, "mistral") == "mistral"
     assert reasoning_parser(tokenizer, "deepseek_r1") == "deepseek_r1"
+
+
+def test_a_model_with_unknown_calls_is_asked_for_those_of_hermes(tmp_path: Path) -> None:
+    template = "{% if tools %}odd {% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    prompt = ChatPrompt(
+        messages=(ChatMessage(role="user", content="?"),), tools=(Tool(name="weather"),)
+    )
+    loaded = load(tmp_path, template)
+
+    tokenizer, parser = with_known_calls(loaded)
+
+    text = tokenizer.decode(tokenizer.encode(prompt))
+    assert parser == "hermes"
+    assert text.startswith("You may call functions")
+    assert "weather" in text
+    for setting, kept in (("pythonic", "pythonic"), ("none", None)):
+        tokenizer, parser = with_known_calls(loaded, setting)
+        assert parser == kept
+        assert tokenizer.decode(tokenizer.encode(prompt)) == "odd ?"
 
 
 def test_smollm2_calls_in_the_default_form(smollm2: Path) -> None:
