@@ -162,8 +162,9 @@ async def repeat_the_prompt(job: ScriptedJob) -> None:
     """Send each word of each prompt, as many as the request allows."""
     await job.start()
     limit = job.job.sampling.max_tokens
+    prompts = [words(prompt) for prompt in job.job.prompts]
     for choice in range(job.job.total_choices):
-        said = words(job.job.prompts[choice // job.job.num_choices])
+        said = prompts[choice // job.job.num_choices]
         kept = said if limit is None else said[:limit]
         for word in kept[:-1]:
             await job.say(f"{word} ", choice)

@@ -15,6 +15,7 @@ ALLOWED_WARNINGS: Mapping[str, str] = {}
 ALLOWED_REFUSALS: Mapping[str, str] = {
     "queue.declare: not_found": "a gateway or worker asks whether a log is there",
     "basic.consume: not_found": "a log was deleted before its reader attached",
+    "queue.bind: not_found": "a log was deleted while it was declared, which is done again",
     "basic.consume: access_refused": "a log has another reader still",
 }
 """Errors of a channel that Warren takes for an answer, with the reason of each."""
