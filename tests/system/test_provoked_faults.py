@@ -16,8 +16,8 @@ from shared.bus.rabbit import RabbitBus
 from tests.support.deployment import processes
 from tests.support.deployment.broker import RabbitNode
 from tests.support.deployment.processes import WarrenProcess
-from tests.support.network.amqp_proxy import AmqpProxy
-from tests.support.network.provocations import GATEWAYS_RATE, WORKERS_RATE, Provocations
+from tests.support.network.amqp.provocations import GATEWAYS_RATE, WORKERS_RATE, Provocations
+from tests.support.network.amqp.proxy import AmqpProxy
 from tests.system.chaos import ground
 from tests.system.chaos.callers import Question
 from tests.system.chaos.campaign import Campaign, answers, patient_client

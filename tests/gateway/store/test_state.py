@@ -9,6 +9,7 @@ from gateway.store.state import Store, StoredState
 from shared import settings
 from shared.errors import Unavailable
 from shared.settings import GatewaySettings
+from tests.support.network.connections import serving
 
 
 async def test_sweeps_go_on_after_one_that_does_not_reach_the_database(tmp_path: Path) -> None:
@@ -59,10 +60,8 @@ async def test_requests_do_not_try_one_after_the_other_to_open_a_database_that_i
     async def be_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         attempts.append(writer)
         await reader.read()
-        writer.close()
 
-    async with await asyncio.start_server(be_silent, "127.0.0.1") as server:
-        port = server.sockets[0].getsockname()[1]
+    async with serving(be_silent) as port:
         url = f"postgresql://nobody@127.0.0.1:{port}/none?ssl=disable"
         store = Store(settings.load(GatewaySettings, data_dir=tmp_path, database_url=url))
         opened = await asyncio.gather(*(store.open() for _ in range(5)), return_exceptions=True)

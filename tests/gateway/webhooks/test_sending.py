@@ -20,6 +20,7 @@ from gateway.webhooks.network import Resolve
 from gateway.webhooks.sending import NotSent, Sender, check_url
 from shared.errors import InvalidRequest
 from tests.support.gateway.webhooks import Receiver, receiving
+from tests.support.network.connections import serving
 
 SECRET, OLD, OTHER = "whsec_c2VjcmV0", "whsec_b2xk", "whsec_b3RoZXI="
 LOOPBACK = (ip_network("127.0.0.0/8"),)
@@ -229,18 +230,12 @@ async def test_an_endless_head_is_not_read() -> None:
 
 
 async def test_an_endpoint_that_does_not_answer_in_time_has_failed() -> None:
-    is_over = asyncio.Event()
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
 
-    async def never(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await is_over.wait()
-        writer.close()
-
-    async with await asyncio.start_server(never, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-
+    async with serving(never) as port:
         with pytest.raises(NotSent, match="no answer"):
-            await Sender(LOOPBACK, timeout_s=0.05).send(delivery(url))
-        is_over.set()
+            await Sender(LOOPBACK, timeout_s=0.05).send(delivery(f"http://127.0.0.1:{port}/"))
 
 
 async def test_a_name_without_an_address_has_failed() -> None:

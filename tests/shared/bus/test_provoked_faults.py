@@ -27,10 +27,10 @@ from shared.telemetry.incidents import Kind, num_reported
 from tests.shared.bus.deliveries import QUIET_S, numbered, take_bodies
 from tests.shared.bus.wires import DIRECT
 from tests.support.deployment.broker import Broker
-from tests.support.network.amqp_faults import ANSWER, FAULTS, INTERNAL_ERROR, Fault, is_ack, late
-from tests.support.network.amqp_frames import Frame
-from tests.support.network.amqp_proxy import AmqpProxy, Conversation, leave_alone
-from tests.support.network.provocations import CONNECTION_ENDS, Gate, Nth
+from tests.support.network.amqp.faults import ANSWER, FAULTS, INTERNAL_ERROR, Fault, is_ack, late
+from tests.support.network.amqp.frames import Frame
+from tests.support.network.amqp.provocations import CONNECTION_ENDS, Gate, Nth
+from tests.support.network.amqp.proxy import AmqpProxy, Conversation, leave_alone
 
 pytestmark = pytest.mark.rabbit
 

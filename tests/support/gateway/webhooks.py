@@ -11,6 +11,7 @@ import openai
 
 from gateway.store.batches import Batches, BatchRecord, Order
 from gateway.store.files.records import Files
+from tests.support.network.connections import serving
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 FAILED = b"HTTP/1.1 500 Failed\r\ncontent-length: 0\r\n\r\n"
@@ -74,7 +75,6 @@ class Receiver:
                 writer.write(b"x" * 65536)
                 await writer.drain()
             await writer.drain()
-        writer.close()
 
 
 @asynccontextmanager
@@ -82,12 +82,8 @@ async def receiving(
     host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[Receiver]:
     receiver = Receiver()
-    server = await asyncio.start_server(receiver.serve, host, 0, ssl=tls)
-    receiver.port = server.sockets[0].getsockname()[1]
-    try:
+    async with serving(receiver.serve, host, tls) as receiver.port:
         yield receiver
-    finally:
-        server.close()
 
 
 async def fail_a_batch(files: Files, batches: Batches, tenant: str = "") -> BatchRecord:

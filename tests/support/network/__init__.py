@@ -1,5 +1,5 @@
-"""Proxies that break connections: `tcp_proxy` at any byte, `amqp_proxy` at any frame of AMQP.
+"""Servers and proxies of tests: `tcp_proxy` breaks connections at any byte, `amqp` at any frame.
 
-`amqp_frames` splits streams into frames, `amqp_faults` are the faults by name, and `provocations`
-decide when they strike. `attacks` checks what hostile clients cost a gateway.
+`deadly_proxy` kills clients in the middle of their requests, `attacks` checks what hostile ones
+cost a gateway, and `connections` serves connections that no test leaves open.
 """

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from tests.support.deployment.broker import RabbitNode
-from tests.support.network.amqp_proxy import AmqpProxy
-from tests.support.network.provocations import GATEWAYS_RATE, WORKERS_RATE, Provocations
+from tests.support.network.amqp.provocations import GATEWAYS_RATE, WORKERS_RATE, Provocations
+from tests.support.network.amqp.proxy import AmqpProxy
 
 _RATES = {"worker": WORKERS_RATE, "gateway": GATEWAYS_RATE}
 

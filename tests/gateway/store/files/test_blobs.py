@@ -15,6 +15,7 @@ from gateway.store.files import blobs as blobs_module
 from gateway.store.files.blobs import Blobs
 from shared.errors import StartupError, Unavailable
 from tests.gateway.store.files.s3 import BUCKET, running_s3
+from tests.support.network.connections import serving
 
 LONG = bytes(range(256)) * 50_000
 """More than two parts of an upload."""
@@ -170,20 +171,17 @@ async def silent_s3(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[str]]
     """The requests to the S3 server of the environment, which sends nothing."""
     requests: list[str] = []
 
-    async def read_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def read_all(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
         requests.append((await reader.readline()).decode())
         await reader.read()
-        writer.close()
 
-    server = await asyncio.start_server(read_all, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    yield requests
-    server.close()
+    async with serving(read_all) as port:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        yield requests
 
 
 def test_a_request_may_take_an_hour_if_bytes_arrive_within_half_a_minute(

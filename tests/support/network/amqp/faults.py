@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pamqp.commands import Basic, Queue
 from pamqp.header import ContentHeader
 
-from tests.support.network.amqp_frames import Frame
-from tests.support.network.amqp_proxy import Conversation, Deal
+from tests.support.network.amqp.frames import Frame
+from tests.support.network.amqp.proxy import Conversation, Deal
 
 _UNKNOWN_KIND = 9
 _UNKNOWN_METHOD = b"\x00\x7b\x00\x7b"

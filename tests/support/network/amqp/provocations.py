@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from pamqp.commands import Basic
 
-from tests.support.network.amqp_faults import (
+from tests.support.network.amqp.faults import (
     CANCEL,
     FAULTS,
     INTERNAL_ERROR,
@@ -20,8 +20,8 @@ from tests.support.network.amqp_faults import (
     is_ack,
     late,
 )
-from tests.support.network.amqp_frames import Frame
-from tests.support.network.amqp_proxy import Conversation, Deal
+from tests.support.network.amqp.frames import Frame
+from tests.support.network.amqp.proxy import Conversation, Deal
 
 _HARMLESS_TO_LOSE = ("warren.workers", "warren.control", "warren.usage")
 """Exchanges whose messages may be unroutable, because they are sent again."""

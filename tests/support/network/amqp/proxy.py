@@ -10,7 +10,7 @@ from pamqp.base import Frame as Method
 from pamqp.commands import Basic, Channel, Connection
 from pamqp.frame import FrameTypes
 
-from tests.support.network.amqp_frames import Frame, Splitter, marshal
+from tests.support.network.amqp.frames import Frame, Splitter, marshal
 from tests.support.network.tcp_proxy import PassOn, TcpProxy
 
 _ABORTING = struct.pack("ii", 1, 0)
