@@ -4,10 +4,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
+compile() { # compile LOCK [OPTION...], with the requirements on standard input
+    uv pip compile - --generate-hashes --python-version 3.12 \
+        --python-platform x86_64-unknown-linux-gnu --no-annotate --no-header --quiet \
+        --output-file "infra/docker/$1.lock" "${@:2}" >/dev/null
+}
+
 lock() { # lock NAME EXTRA [OPTION...]
-    echo setuptools | uv pip compile pyproject.toml - --extra "$2" --constraint constraints.txt \
-        --generate-hashes --python-version 3.12 --python-platform x86_64-unknown-linux-gnu \
-        --no-annotate --no-header --quiet --output-file "infra/docker/$1.lock" "${@:3}" >/dev/null
+    echo setuptools | compile "$1" pyproject.toml --extra "$2" --constraint constraints.txt "${@:3}"
 }
 
 lock gateway gateway
@@ -15,3 +19,5 @@ lock worker-cuda worker
 # PyTorch's own index has the build for CPUs, which needs no CUDA libraries.
 mapfile -t cuda < <(grep -oE '^(torch|nvidia-[^=]+|cuda-[^=]+)' infra/docker/worker-cuda.lock)
 lock worker-cpu worker "${cuda[@]/#/--no-emit-package=}"
+grep '^torch==' constraints.txt \
+    | compile torch-cpu --no-deps --default-index https://download.pytorch.org/whl/cpu

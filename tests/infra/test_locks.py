@@ -47,6 +47,10 @@ def test_a_lock_has_every_requirement_of_its_image(name: str) -> None:
     assert required - set(locked(name)) == ({"torch"} if name == "worker-cpu" else set())
 
 
+def test_torch_for_cpus_has_the_version_of_the_constraints() -> None:
+    assert locked("torch-cpu") == {"torch": f"{pinned()['torch']}+cpu"}
+
+
 def test_only_the_lock_for_gpus_has_cuda() -> None:
     with_cuda = [name for name in EXTRAS if any(map(_CUDA.match, locked(name)))]
 
@@ -59,5 +63,7 @@ def test_an_image_installs_its_lock(side: str) -> None:
 
     installs = re.findall(r"pip install (.+?)(?=&&|\n[A-Z]|\Z)", dockerfile, re.DOTALL)
 
-    assert "--require-hashes" in installs[0]
+    *dependencies, project = installs
+    assert all("--require-hashes" in install for install in dependencies)
     assert all("--no-deps" in install for install in installs)
+    assert project.split()[-1] == "."
