@@ -39,7 +39,7 @@ class PostgresServer:
         if self._user is not None:
             owner = pwd.getpwnam(self._user)
             os.chown(directory, owner.pw_uid, owner.pw_gid)
-        self._run("initdb", "--auth=trust", f"--username={_USER}", "--no-sync", str(self._data))
+        self.run("initdb", "--auth=trust", f"--username={_USER}", "--no-sync", str(self._data))
 
     @property
     def url(self) -> str:
@@ -52,7 +52,7 @@ class PostgresServer:
     def create_database(self) -> str:
         """Create an empty database; returns its URL."""
         name = f"test_{secrets.token_hex(8)}"
-        self._run("createdb", "-h127.0.0.1", f"-p{self._port}", f"-U{_USER}", name)
+        self.run("createdb", "-h127.0.0.1", f"-p{self._port}", f"-U{_USER}", name)
         return self.url_of(name)
 
     def start(self) -> None:
@@ -97,11 +97,8 @@ class PostgresServer:
         self.kill()
         self.start()
 
-    @property
-    def _data(self) -> Path:
-        return self._directory / "data"
-
-    def _run(self, program: str, *args: str) -> None:
+    def run(self, program: str, *args: str) -> None:
+        """Run a program of PostgreSQL, in the server's directory and as its user."""
         subprocess.run(
             [_programs() / program, *args],
             check=True,
@@ -109,6 +106,10 @@ class PostgresServer:
             cwd=self._directory,
             stdout=subprocess.DEVNULL,
         )
+
+    @property
+    def _data(self) -> Path:
+        return self._directory / "data"
 
 
 @contextmanager

@@ -1,0 +1,87 @@
+"""A database that is copied while a gateway writes to it, as docs/deployment/backup.md says."""
+
+import asyncio
+import shutil
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+import pytest
+
+from gateway.store.database import SQLITE_FILE, Database
+from gateway.store.files.blobs import Blobs
+from gateway.store.files.records import FileRecord, Files
+
+CopyDatabase = Callable[[Path], str | None]
+"""Copies the database into a directory, or another database; returns the URL of the copy."""
+
+
+@pytest.fixture
+def copy_database(
+    request: pytest.FixtureRequest, database_url: str | None, tmp_path: Path
+) -> CopyDatabase:
+    def copy_sqlite(directory: Path) -> None:
+        with (
+            closing(sqlite3.connect(tmp_path / SQLITE_FILE)) as source,
+            closing(sqlite3.connect(directory / SQLITE_FILE)) as copy,
+        ):
+            source.backup(copy)
+
+    if database_url is None:
+        return copy_sqlite
+    server = request.getfixturevalue("postgres")
+
+    def copy_postgresql(_: Path) -> str:
+        copy: str = server.create_database()
+        server.run("pg_dump", "--format=custom", "--file=warren.dump", database_url)
+        server.run("pg_restore", "--clean", "--if-exists", f"--dbname={copy}", "warren.dump")
+        return copy
+
+    return copy_postgresql
+
+
+async def write(files: Files, content: bytes) -> str:
+    async with files.writing("a", "name.jsonl", "batch") as draft:
+        await draft.writer.write(content)
+    return draft.record.id
+
+
+@asynccontextmanager
+async def written_meanwhile(files: Files) -> AsyncIterator[None]:
+    async def write_on() -> None:
+        while True:
+            await write(files, b"meanwhile")
+
+    writing = asyncio.create_task(write_on())
+    yield
+    writing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+
+
+async def content(files: Files, file_id: str) -> bytes:
+    return b"".join([part async for part in files.content(file_id)])
+
+
+async def all_files(files: Files) -> list[FileRecord]:
+    return await files.page("a", purpose=None, after=None, limit=10_000, newest_first=False)
+
+
+async def test_a_copy_has_all_that_was_written_before_it_and_every_file_that_it_lists(
+    files: Files, copy_database: CopyDatabase, tmp_path: Path
+) -> None:
+    before = {await write(files, content): content for content in (b"1", b"2", b"3")}
+    directory = tmp_path / "copy"
+    directory.mkdir()
+
+    async with written_meanwhile(files):
+        url = await asyncio.to_thread(copy_database, directory)
+        await asyncio.to_thread(shutil.copytree, tmp_path / "files", directory / "files")
+
+    restored = await Database.open(url, directory)
+    copies = Files(restored, Blobs.in_directory(directory / "files"))
+    listed = {file.id: await content(copies, file.id) for file in await all_files(copies)}
+    await restored.close()
+    assert {file_id: listed.pop(file_id) for file_id in before} == before
+    assert set(listed.values()) <= {b"meanwhile"}

@@ -1,0 +1,69 @@
+"""The units of systemd, as far as they can be checked without an init system."""
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import typer
+
+from cli import main
+from shared.settings import GatewaySettings
+
+UNITS = sorted((Path(__file__).parents[2] / "infra" / "systemd").iterdir())
+
+per_unit = pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)
+
+
+def value(unit: Path, name: str) -> str:
+    (found,) = [
+        line.partition("=")[2]
+        for line in unit.read_text().splitlines()
+        if line.startswith(f"{name}=")
+    ]
+    return found
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+@per_unit
+def test_systemd_accepts_it(unit: Path, tmp_path: Path) -> None:
+    instance = tmp_path / unit.name.replace("@.", "@8001.")
+    instance.write_text(unit.read_text().replace("/opt/warren/bin/warren", "/bin/true"))
+
+    verified = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", instance], text=True, capture_output=True
+    )
+
+    assert (verified.returncode, verified.stderr) == (0, "")
+
+
+@per_unit
+def test_its_command_and_options_exist(unit: Path) -> None:
+    program, name, *arguments = shlex.split(value(unit, "ExecStart"))
+    command = typer.main.get_command(main.app).commands[name]  # type: ignore[attr-defined]
+
+    options = {option for parameter in command.params for option in parameter.opts}
+
+    assert program == "/opt/warren/bin/warren"
+    assert {argument for argument in arguments if argument.startswith("--")} <= options
+
+
+@pytest.mark.parametrize(("name", "beyond_s"), [("warren-gateway", 25), ("warren-worker@", 10)])
+def test_it_is_killed_only_after_its_drain(name: str, beyond_s: int) -> None:
+    (unit,) = [unit for unit in UNITS if unit.stem == name]
+
+    assert int(value(unit, "TimeoutStopSec")) >= GatewaySettings().drain_grace_s + beyond_s
+    assert value(unit, "KillMode") == "mixed"
+
+
+@per_unit
+def test_it_runs_without_privileges_and_gets_secrets_as_credentials(unit: Path) -> None:
+    text = unit.read_text()
+
+    assert value(unit, "User") == "warren"
+    assert value(unit, "NoNewPrivileges") == "true"
+    assert value(unit, "CapabilityBoundingSet") == ""
+    assert value(unit, "ProtectSystem") == "strict"
+    assert "LoadCredential=broker:" in text
+    assert "PASSWORD" not in text
