@@ -44,6 +44,14 @@ class Row:
         tally = self.tally
         return tally.num_lost + tally.num_repeated + tally.num_changed + tally.num_failed
 
+    def __str__(self) -> str:
+        tally = self.tally
+        return (
+            f"{self.fault}: {self.num_tries} tries, {tally.num_streams} streams,"
+            f" {tally.num_left} left, {tally.num_limited} limited, {tally.num_resumed} resumed,"
+            f" worst gap {tally.worst_gap_s:.2f} s, {self.duration_s:.0f} s, {self.num_wrong} wrong"
+        )
+
 
 class Campaign:
     """``expected`` contains the undisturbed answer to each question."""
@@ -70,8 +78,7 @@ class Campaign:
                 if time.monotonic() - struck_at > _OUTAGE_S and number + 1 < num_tries:
                     await self._recover(row.tally)
         row.duration_s = time.monotonic() - began_at
-        facts = (name, num_tries, row.tally.num_streams, row.duration_s, row.num_wrong)
-        logger.info("%s: %d tries, %d streams, %.0f s, %d wrong", *facts)
+        logger.info("%s", row)
         return row
 
     async def _recover(self, tally: Tally) -> None:

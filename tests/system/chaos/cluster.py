@@ -37,8 +37,8 @@ class ClusterFaults:
     """Each fault strikes another node than the last one, once all queues can do without it."""
 
     def __init__(self, cluster: RabbitCluster) -> None:
+        self._all = cluster.nodes
         self._nodes = itertools.cycle(cluster.nodes)
-        self._struck: RabbitNode | None = None
 
     async def kill_node(self) -> None:
         """It loses its connections and, until it returns, the logs that it keeps."""
@@ -85,19 +85,22 @@ class ClusterFaults:
 
     async def _next(self) -> RabbitNode:
         node = next(self._nodes)
-        wait = functools.partial(node.upgrade, "await_online_quorum_plus_one", "--timeout", _WAIT_S)
         try:
-            await asyncio.to_thread(wait)
+            await _wait_whole(node)
         except AssertionError as error:
-            if self._struck is None:
-                raise
-            # Some members of quorum queues may stay down after a partition.
-            logger.warning("restarted the node that was struck last: %s", error)
-            await asyncio.to_thread(self._struck.stop)
-            await asyncio.to_thread(self._struck.start)
-            await asyncio.to_thread(wait)
-        self._struck = node
+            # Members of quorum queues may stay down after a partition, on any node.
+            logger.warning("restarting all nodes, one after another: %s", error)
+            for one in self._all:
+                await asyncio.to_thread(one.stop)
+                await asyncio.to_thread(one.start)
+                await _wait_whole(one)
         return node
+
+
+async def _wait_whole(node: RabbitNode) -> None:
+    """Wait until every quorum queue of a node can do without one of its members."""
+    wait = functools.partial(node.upgrade, "await_online_quorum_plus_one", "--timeout", _WAIT_S)
+    await asyncio.to_thread(wait)
 
 
 def url_of(cluster: RabbitCluster, user: str) -> str:
