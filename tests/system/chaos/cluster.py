@@ -1,12 +1,13 @@
 """Every way to disturb a cluster of three nodes while at least two of them remain."""
 
 import asyncio
-import functools
 import itertools
+import json
 import logging
 import os
 import signal
 from collections.abc import Callable
+from typing import Any
 
 from tests.support.deployment.broker import RabbitCluster, RabbitNode
 from tests.system.chaos.deployment import SHORT_HEARTBEAT
@@ -20,6 +21,7 @@ FREEZE_S = 12.0
 """Shorter than the other nodes wait for one."""
 _WAIT_S = "60"
 """The longest time that a node takes to start, and to catch up with the others."""
+_MAX_REPAIRS = 4
 _PART = (
     "spawn(fun() ->"
     " Others = nodes(),"
@@ -85,22 +87,37 @@ class ClusterFaults:
 
     async def _next(self) -> RabbitNode:
         node = next(self._nodes)
-        try:
-            await _wait_whole(node)
-        except AssertionError as error:
-            # Members of quorum queues may stay down after a partition, on any node.
-            logger.warning("restarting all nodes, one after another: %s", error)
-            for one in self._all:
-                await asyncio.to_thread(one.stop)
-                await asyncio.to_thread(one.start)
-                await _wait_whole(one)
-        return node
+        for _ in range(_MAX_REPAIRS):
+            try:
+                await asyncio.to_thread(_wait_whole, node)
+            except AssertionError:
+                await asyncio.to_thread(self._repair)
+            else:
+                return node
+        raise AssertionError("members of quorum queues stay down")
+
+    def _repair(self) -> None:
+        """Restart the nodes whose members of quorum queues have stayed down after a partition."""
+        for node in self._all:
+            down = [queue["name"] for queue in _queues(node) if node.name not in queue["online"]]
+            if down:
+                logger.warning("restarting %s, whose members are down: %s", node.name, down)
+                node.stop()
+                node.start()
 
 
-async def _wait_whole(node: RabbitNode) -> None:
+def _wait_whole(node: RabbitNode) -> None:
     """Wait until every quorum queue of a node can do without one of its members."""
-    wait = functools.partial(node.upgrade, "await_online_quorum_plus_one", "--timeout", _WAIT_S)
-    await asyncio.to_thread(wait)
+    node.upgrade("await_online_quorum_plus_one", "--timeout", _WAIT_S)
+
+
+def _queues(node: RabbitNode) -> list[dict[str, Any]]:
+    """The quorum queues, each with its members and those that are online."""
+    columns = ("name", "members", "online")
+    listed = node.ctl(
+        *("--silent", "--formatter", "json", "list_queues", "--vhost", "warren"), *columns
+    )
+    return [queue for queue in json.loads(listed) if queue["members"]]
 
 
 def url_of(cluster: RabbitCluster, user: str) -> str:
