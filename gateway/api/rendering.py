@@ -26,6 +26,8 @@ class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Answers to each prompt that the client requests."""
     best_of: Annotated[int, Meta(ge=0, le=MAX_CHOICES)] = 0
     """Answers generated for each prompt, if more than requested; otherwise 0."""
+    max_tokens: int | None = None
+    """The limit of an answer that may end before it because the context does."""
     is_stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False

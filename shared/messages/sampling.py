@@ -38,6 +38,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     max_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
     """None: up to the model's context length."""
+    clamp_max_tokens: bool = False
+    """If ``max_tokens`` exceed what the prompt leaves of the context, end there."""
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = 1.0
     """0 is greedy: the most likely token, regardless of ``top_p``, ``top_k``, ``min_p`` and
     ``seed``."""

@@ -83,6 +83,9 @@ CLIENTS: Mapping[str, Callable[[Path], Program]] = {
     "autogen": _client("autogen", "autogen-agentchat", "autogen-ext[openai]"),
     "crewai": _client("crewai", "crewai"),
     "ai-sdk": partial(_node, "ai_sdk_client.mjs", ("zod", "@ai-sdk/openai-compatible", "ai")),
+    "claude-code": partial(
+        _node_command, "tests.clients.claude_code_client", "@anthropic-ai/claude-code"
+    ),
     "codex": partial(_node_command, "tests.clients.codex_client", "@openai/codex"),
     "lm-eval": _client("lm_eval", _TORCH, "lm-eval[api,hf]"),
     "guidellm": _client("guidellm", _TORCH, "guidellm"),

@@ -4,6 +4,7 @@ import json
 import time
 from typing import Any
 
+import httpx
 import litellm  # type: ignore[import-not-found]
 
 from tests.clients.checks import (
@@ -62,6 +63,25 @@ def check_chat_streamed() -> None:
     pieces = [chunk.choices[0].delta.content or "" for chunk in asked(stream=True)]
 
     equal("".join(pieces), ANSWER)
+
+
+def check_rerank_or_a_clear_refusal() -> None:
+    embedder = f"{TARGET.model}-embedder"
+    headers = {"authorization": f"Bearer {TARGET.api_key}"}
+    served = httpx.get(f"{TARGET.url}/v1/models", headers=headers).json()["data"]
+    documents = ["Bread is baked.", "Paris is the capital of France.", "Cats sleep."]
+
+    def reranked(model: str) -> Any:
+        return litellm.rerank(
+            model=f"hosted_vllm/{model}", query=CAPITAL, documents=documents, top_n=2, **ACCESS
+        )
+
+    if embedder not in [model["id"] for model in served]:
+        error = raised(litellm.exceptions.APIError, lambda: reranked(TARGET.model))
+        assert "no embeddings" in str(error), error
+        return
+    scores = [result["relevance_score"] for result in reranked(embedder).results]
+    equal((len(scores), scores), (2, sorted(scores, reverse=True)))
 
 
 def check_wrong_key() -> None:

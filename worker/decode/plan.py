@@ -99,8 +99,11 @@ def _plan(
     for prompt in job.prompts:
         prompt_ids = model.tokenizer.encode(prompt, max_bytes=max_bytes)
         room = model.max_seq_len - len(prompt_ids)
-        # Without max_tokens there must be room for at least one token.
-        wanted = 1 if job.sampling.max_tokens is None else job.sampling.max_tokens
+        max_tokens = job.sampling.max_tokens
+        limit = model.max_seq_len if max_tokens is None else max_tokens
+        # An answer that may end with the context needs room for its first token alone.
+        does_end_with_context = max_tokens is None or job.sampling.clamp_max_tokens
+        wanted = min(limit, 1) if does_end_with_context else limit
         if wanted > room:
             raise ContextLengthExceeded(
                 f"This model's maximum context length is {model.max_seq_len} tokens. However, you "
@@ -108,8 +111,7 @@ def _plan(
                 f"{wanted} in the completion).",
                 param="messages" if isinstance(prompt, ChatPrompt) else "prompt",
             )
-        max_tokens = room if job.sampling.max_tokens is None else wanted
-        plans.append(ChoicePlan(prompt_ids, max_tokens, vocabulary))
+        plans.append(ChoicePlan(prompt_ids, min(limit, room), vocabulary))
     return plans
 
 

@@ -90,6 +90,8 @@ class GenerationRequest(Body, frozen=True, kw_only=True):
 
     needs_stream: ClassVar[bool] = True
     """Whether `stream_options` are rejected without `stream`."""
+    clamps_max_tokens: ClassVar[bool] = False
+    """Whether an answer may be shorter than `max_tokens` where the context ends."""
 
     model: Annotated[str, Meta(description="May be left out if there is one model.")] = ""
     max_tokens: NumTokens | None = None

@@ -153,6 +153,7 @@ class MessagesRequest(GenerationRequest, frozen=True, kw_only=True):
         "verbosity": (),
     }
     renamed: ClassVar[Mapping[str, str]] = _NAMES
+    clamps_max_tokens: ClassVar[bool] = True
     n: ClassVar[int] = 1
     best_of: ClassVar[int] = 0
     echo: ClassVar[bool] = False

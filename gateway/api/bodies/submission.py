@@ -211,6 +211,7 @@ def _sampling(
     has_tags |= reasoning_parser is not None and THOUGHTS[reasoning_parser].are_special
     return SamplingParams(
         max_tokens=request.token_limit(),
+        clamp_max_tokens=request.clamps_max_tokens,
         temperature=request.temperature,
         top_p=request.top_p,
         top_k=max(request.top_k, 0),
@@ -251,6 +252,7 @@ def _rendering(
         created=created,
         num_prompts=len(prompts),
         num_choices=request.n,
+        max_tokens=request.token_limit() if request.clamps_max_tokens else None,
         best_of=num_drawn if num_drawn > request.n else 0,
         is_stream=request.stream,
         include_usage=request.include_usage,

@@ -26,7 +26,9 @@ from gateway.text.pieces import CallArguments, CallInput, CallStart, Content, Pi
 from shared.errors import WarrenError
 from shared.messages import Failed, Finished, FinishReason, PromptScores, Started, TokenDelta
 
-StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+StopReason: TypeAlias = Literal[
+    "end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"
+]
 Event: TypeAlias = dict[str, Any]
 
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
@@ -80,7 +82,7 @@ def whole_message(gathering: Gathering, usage: Usage) -> AnswerMessage:
     assert choice.finish_reason is not None
     pieces = [piece for pieces, _ in choice.parts for piece in pieces]
     reason, sequence = _stop(
-        choice.finish_reason, choice.stop_reason, has_called=choice.reader.has_called
+        choice.finish_reason, choice.stop_reason, rendering, usage, choice.reader
     )
     return AnswerMessage(
         id=rendering.request_id,
@@ -131,8 +133,9 @@ class MessageEncoder:
     def end(self) -> list[Payload]:
         last = self._last
         assert last is not None
-        has_called = self._reader.has_called
-        reason, sequence = _stop(last.finish_reason, last.stop_reason, has_called=has_called)
+        reason, sequence = _stop(
+            last.finish_reason, last.stop_reason, self._rendering, self.usage, self._reader
+        )
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         ended: Event = {"type": "message_delta", "delta": delta, "usage": _usage(self.usage)}
         if fingerprint := system_fingerprint(self._rendering, self._counts):
@@ -239,14 +242,19 @@ def _signature(rendering: Rendering, index: int) -> str:
 
 
 def _stop(
-    reason: FinishReason, stop_reason: str | int | None, *, has_called: bool
+    reason: FinishReason,
+    stop_reason: str | int | None,
+    rendering: Rendering,
+    usage: Usage,
+    reader: ChoiceReader,
 ) -> tuple[StopReason, str | None]:
     """Why the message ended, and the stop sequence if it was one."""
     if reason == "length":
-        return "max_tokens", None
+        is_at_limit = usage.completion_tokens >= (rendering.max_tokens or 0)
+        return "max_tokens" if is_at_limit else "model_context_window_exceeded", None
     if isinstance(stop_reason, str):
         return "stop_sequence", stop_reason
-    return ("tool_use" if has_called else "end_turn"), None
+    return ("tool_use" if reader.has_called else "end_turn"), None
 
 
 def _usage(usage: Usage) -> MessageUsage:

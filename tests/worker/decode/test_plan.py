@@ -2,13 +2,22 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
 from bench.echo_worker import echo_model
 from shared.errors import ContextLengthExceeded
-from shared.messages import ChatMessage, ChatPrompt, GenerationJob, Prompt, TextPrompt, ToolCall
+from shared.messages import (
+    ChatMessage,
+    ChatPrompt,
+    GenerationJob,
+    Prompt,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+    ToolCall,
+)
 from shared.settings import WorkerSettings
 from worker.decode.plan import plan
 from worker.decode.served_model import ServedModel
@@ -36,8 +45,10 @@ def model() -> ServedModel:
     return replace(echo_model(WorkerSettings(model="echo")), texts=CountedThreads())
 
 
-def job(prompt: Prompt) -> GenerationJob:
-    return GenerationJob(request_id="r", model="echo", prompts=(prompt,))
+def job(prompt: Prompt, **sampling: Any) -> GenerationJob:
+    return GenerationJob(
+        request_id="r", model="echo", prompts=(prompt,), sampling=SamplingParams(**sampling)
+    )
 
 
 def chat(message: ChatMessage) -> ChatPrompt:
@@ -80,3 +91,31 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(model: S
 
     with pytest.raises(ContextLengthExceeded, match="longer than"):
         await plan(job(TextPrompt(text=text)), model)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "max_tokens"),
+    [({}, 10), ({"max_tokens": 5}, 5), ({"max_tokens": 1 << 20, "clamp_max_tokens": True}, 10)],
+    ids=["no limit", "a limit", "a limit beyond the context"],
+)
+async def test_an_answer_ends_at_its_limit_or_with_the_context(
+    sampling: dict[str, Any], max_tokens: int, model: ServedModel
+) -> None:
+    prompt = TokenPrompt(token_ids=(1,) * (model.max_seq_len - 10))
+
+    (planned,) = await plan(job(prompt, **sampling), model)
+
+    assert planned.max_tokens == max_tokens
+
+
+@pytest.mark.parametrize(
+    ("room", "sampling"),
+    [(10, {"max_tokens": 11}), (0, {}), (0, {"max_tokens": 9, "clamp_max_tokens": True})],
+)
+async def test_an_answer_that_has_no_room_is_refused(
+    room: int, sampling: dict[str, Any], model: ServedModel
+) -> None:
+    prompt = TokenPrompt(token_ids=(1,) * (model.max_seq_len - room))
+
+    with pytest.raises(ContextLengthExceeded, match="maximum context length"):
+        await plan(job(prompt, **sampling), model)

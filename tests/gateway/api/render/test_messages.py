@@ -124,6 +124,13 @@ def test_a_message_says_why_it_ended(
         assert (message["stop_reason"], message["stop_sequence"]) == expected
 
 
+def test_a_message_that_the_context_has_ended_says_so() -> None:
+    log = message_log(max_tokens=9).say("Yes").finish("", "length")
+
+    for message in (log.whole(), assembled(log.chunks())):
+        assert message["stop_reason"] == "model_context_window_exceeded"
+
+
 def test_cached_tokens_are_counted_apart() -> None:
     log = message_log().say("Yes").finish(".", num_cached_tokens=2)
 

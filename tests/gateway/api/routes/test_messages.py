@@ -366,6 +366,7 @@ async def test_claude_codes_requests_are_served(
 
     assert response.status_code == 200, response.text
     assert response.headers["x-warren-ignored-tools"] == "web_search_20250305"
+    assert worker.jobs[0].job.sampling.clamp_max_tokens
     prompt = prompt_of(worker)
     assert [(message.role, message.content) for message in prompt.messages] == [
         ("system", "You are Claude Code.\nBe concise."),

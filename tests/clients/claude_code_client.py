@@ -1,0 +1,71 @@
+"""Claude Code: ``claude --print`` with its base URL in the environment, over /v1/messages.
+
+Its instructions are replaced by short ones, and it is offered few tools, because the context of the
+model that is served has 8192 tokens.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tests.clients.checks import CAPITAL, equal, run, target
+
+TARGET = target()
+CLAUDE = Path("node_modules/.bin/claude").absolute()
+STREAM = ("--output-format=stream-json", "--verbose", "--include-partial-messages")
+
+
+def lines(*options: str) -> list[Any]:
+    """What Claude Code prints, one object a line."""
+    with TemporaryDirectory() as home:
+        printed = subprocess.run(
+            [CLAUDE, "--bare", "--print", CAPITAL, "--system-prompt=Be brief.", *options],
+            cwd=home,
+            env={
+                "PATH": os.environ["PATH"],
+                "HOME": home,
+                "ANTHROPIC_BASE_URL": TARGET.url,
+                "ANTHROPIC_API_KEY": TARGET.api_key,
+                "ANTHROPIC_MODEL": TARGET.model,
+                "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=sys.stderr,
+            check=True,
+            text=True,
+        ).stdout
+    print(printed, file=sys.stderr)
+    return [json.loads(line) for line in printed.splitlines()]
+
+
+def check_answer() -> None:
+    (result,) = lines("--tools=", "--output-format=json")
+
+    equal((result["is_error"], result["terminal_reason"]), (False, "completed"))
+    assert result["result"]
+    assert result["usage"]["output_tokens"]
+
+
+def check_stream() -> None:
+    *printed, result = lines("--tools=", *STREAM)
+
+    events = [line["event"] for line in printed if line["type"] == "stream_event"]
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    equal((events[0]["type"], events[-1]["type"]), ("message_start", "message_stop"))
+    equal("".join(delta["text"] for delta in deltas), result["result"])
+
+
+def check_tools() -> None:
+    """A model of this size does not reliably call one and end its turn."""
+    *_, result = lines("--tools=Read", "--output-format=json")
+
+    equal(result["is_error"], False)
+
+
+if __name__ == "__main__":
+    run(globals())
