@@ -16,6 +16,8 @@ from tests.clients.checks import CAPITAL, equal, run, target
 
 TARGET = target()
 CLAUDE = Path("node_modules/.bin/claude").absolute()
+MAX_TOKENS = "2000"
+"""Of 32,000 by default, with which a model of this size may write until its context ends."""
 STREAM = ("--output-format=stream-json", "--verbose", "--include-partial-messages")
 
 
@@ -32,6 +34,7 @@ def lines(*options: str) -> list[Any]:
                 "ANTHROPIC_API_KEY": TARGET.api_key,
                 "ANTHROPIC_MODEL": TARGET.model,
                 "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+                "CLAUDE_CODE_MAX_OUTPUT_TOKENS": MAX_TOKENS,
             },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -77,7 +77,7 @@ def check_rerank_or_a_clear_refusal() -> None:
         )
 
     if embedder not in [model["id"] for model in served]:
-        error = raised(litellm.exceptions.APIError, lambda: reranked(TARGET.model))
+        error = raised(litellm.BadRequestError, lambda: reranked(TARGET.model))
         assert "no embeddings" in str(error), error
         return
     scores = [result["relevance_score"] for result in reranked(embedder).results]
