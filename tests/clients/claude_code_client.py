@@ -16,8 +16,8 @@ from tests.clients.checks import CAPITAL, equal, run, target
 
 TARGET = target()
 CLAUDE = Path("node_modules/.bin/claude").absolute()
-MAX_TOKENS = "2000"
-"""Of 32,000 by default, with which a model of this size may write until its context ends."""
+GREEDY = '{"temperature": 0}'
+"""With the temperature that it asks for, a model of this size writes nonsense for minutes."""
 STREAM = ("--output-format=stream-json", "--verbose", "--include-partial-messages")
 
 
@@ -34,7 +34,7 @@ def lines(*options: str) -> list[Any]:
                 "ANTHROPIC_API_KEY": TARGET.api_key,
                 "ANTHROPIC_MODEL": TARGET.model,
                 "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-                "CLAUDE_CODE_MAX_OUTPUT_TOKENS": MAX_TOKENS,
+                "CLAUDE_CODE_EXTRA_BODY": GREEDY,
             },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
