@@ -4,8 +4,10 @@ Programs run in environments that contain their client but not Warren.
 """
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 CAPITAL = "What is the capital of France?"
@@ -72,6 +74,22 @@ def batch_lines(model: str, content: str, **more: object) -> bytes:
         for custom_id in "12"
     )
     return "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+
+
+def printed_lines(command: Sequence[object], cwd: Path, env: Mapping[str, str]) -> list[Any]:
+    """The JSON objects that a command prints, one a line. Raises if it fails."""
+    printed = subprocess.run(
+        [str(argument) for argument in command],
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=sys.stderr,
+        check=True,
+        text=True,
+    ).stdout
+    print(printed, file=sys.stderr)
+    return [json.loads(line) for line in printed.splitlines()]
 
 
 def equal(found: object, expected: object) -> None:

@@ -4,15 +4,12 @@ Its instructions are replaced by short ones, and it is offered few tools, becaus
 model that is served has 8192 tokens.
 """
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.clients.checks import CAPITAL, equal, run, target
+from tests.clients.checks import CAPITAL, equal, printed_lines, run, target
 
 TARGET = target()
 CLAUDE = Path("node_modules/.bin/claude").absolute()
@@ -23,27 +20,18 @@ STREAM = ("--output-format=stream-json", "--verbose", "--include-partial-message
 
 def lines(*options: str) -> list[Any]:
     """What Claude Code prints, one object a line."""
+    command = [CLAUDE, "--bare", "--print", CAPITAL, "--system-prompt=Be brief.", *options]
     with TemporaryDirectory() as home:
-        printed = subprocess.run(
-            [CLAUDE, "--bare", "--print", CAPITAL, "--system-prompt=Be brief.", *options],
-            cwd=home,
-            env={
-                "PATH": os.environ["PATH"],
-                "HOME": home,
-                "ANTHROPIC_BASE_URL": TARGET.url,
-                "ANTHROPIC_API_KEY": TARGET.api_key,
-                "ANTHROPIC_MODEL": TARGET.model,
-                "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-                "CLAUDE_CODE_EXTRA_BODY": GREEDY,
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=sys.stderr,
-            check=True,
-            text=True,
-        ).stdout
-    print(printed, file=sys.stderr)
-    return [json.loads(line) for line in printed.splitlines()]
+        variables = {
+            "PATH": os.environ["PATH"],
+            "HOME": home,
+            "ANTHROPIC_BASE_URL": TARGET.url,
+            "ANTHROPIC_API_KEY": TARGET.api_key,
+            "ANTHROPIC_MODEL": TARGET.model,
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "CLAUDE_CODE_EXTRA_BODY": GREEDY,
+        }
+        return printed_lines(command, Path(home), variables)
 
 
 def check_answer() -> None:

@@ -5,15 +5,12 @@ the context of the model that is served has 8192 tokens. No command is asked for
 prompt, a model of this size does not reliably write one and end its turn.
 """
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.clients.checks import CAPITAL, equal, run, target
+from tests.clients.checks import CAPITAL, equal, printed_lines, run, target
 
 TARGET = target()
 CODEX = Path("node_modules/.bin/codex").absolute()
@@ -45,18 +42,9 @@ def events(home: Path, prompt: str) -> list[Any]:
     (home / "config.toml").write_text(CONFIG)
     (home / "instructions.md").write_text("Be brief.")
     (home / "work").mkdir()
-    printed = subprocess.run(
-        [CODEX, "exec", "--json", "--skip-git-repo-check", prompt],
-        cwd=home / "work",
-        env={**os.environ, "CODEX_HOME": str(home), "WARREN_KEY": TARGET.api_key},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=sys.stderr,
-        check=True,
-        text=True,
-    ).stdout
-    print(printed, file=sys.stderr)
-    return [json.loads(line) for line in printed.splitlines()]
+    command = [CODEX, "exec", "--json", "--skip-git-repo-check", prompt]
+    variables = {**os.environ, "CODEX_HOME": str(home), "WARREN_KEY": TARGET.api_key}
+    return printed_lines(command, home / "work", variables)
 
 
 def ended(found: list[Any]) -> list[Any]:
