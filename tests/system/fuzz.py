@@ -332,7 +332,7 @@ def check(it: Attack) -> None:
     assert len(it.honest) > 3
     assert len(set(it.honest)) == 1
     assert it.num_rejected > 0
-    assert not it.never_sent
+    assert it.never_sent == set()
 
 
 def memory_bytes() -> int:

@@ -14,7 +14,7 @@ from tests.system.fuzz import MORE_MEMORY_BYTES, OF_A_VICTIM, SINK, attack, chec
 NUM_IN_MEMORY = 1_500
 NUM_REQUESTS = 800
 NUM_OVER_RABBITMQ = 500
-MAX_ROUNDS = 4
+MAX_ROUNDS = 12
 """Which bodies are served in time depends on the machine; more are sent until each kind was."""
 
 
