@@ -332,7 +332,7 @@ def check(it: Attack) -> None:
     assert len(it.honest) > 3
     assert len(set(it.honest)) == 1
     assert it.num_rejected > 0
-    assert it.never_sent == set()
+    assert not it.never_sent, it.never_sent
 
 
 def memory_bytes() -> int:
