@@ -57,11 +57,11 @@ def main(
     ] = [1, 2, 4, 8, 16, 32],  # noqa: B006 (typer copies it)
     other_tokens: Annotated[
         list[int], typer.Option(min=1, help="Other lengths of answers. Repeatable.")
-    ] = [12, 120],  # noqa: B006
+    ] = [12, 96],  # noqa: B006
     gateways: Annotated[int, _positive("Gateways of the curve.")] = 2,
     cluster_workers: Annotated[int, _positive("Workers beside a broker of three nodes.")] = 4,
     seconds: Annotated[float, _positive("Of each load.")] = 8.0,
-    step_ms: Annotated[float, _positive("Of a worker in the curve.")] = 125.0,
+    step_ms: Annotated[float, _positive("Of a worker in the curve.")] = 300.0,
     streams: Annotated[int, _positive("Slow streams at once.")] = 10_000,
     stream_gateways: Annotated[int, _positive("Gateways of these streams.")] = 4,
     stream_workers: Annotated[int, _positive("Workers of these streams.")] = 16,

@@ -19,7 +19,8 @@ from tests.support.deployment.processes import NO_TLS
 _RUNNING = "warren_worker_sequences_running{"
 _POLL_S = 0.02
 _NUM_JOINS = 2
-"""Joining is measured between the first numbers of workers."""
+"""Joining is measured between the first numbers of workers, and leaving after them, while no core
+is full."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +84,7 @@ class _Measurement:
         numbers = self._plan.num_workers
         points: list[Point] = []
         joined_s: list[float] = []
+        num_left = 0
         for k, number in enumerate(numbers):
             if 0 < k <= _NUM_JOINS:
                 joined_s.append(await self._join())
@@ -91,10 +93,9 @@ class _Measurement:
             points.append(await self._loaded(self._plan.answer_tokens))
             if k == len(numbers) // 2:
                 points += [await self._loaded(tokens) for tokens in self._plan.other_tokens]
-        num_left = 0
-        if len(self._deployment.workers) > 1:
-            await self._leave()
-            num_left = 1
+            if number > 1 and k == min(_NUM_JOINS, len(numbers) - 1):
+                await self._leave()
+                num_left += 1
         return Curve(points=points, joined_s=joined_s, num_left=num_left)
 
     async def _add_workers(self, num_workers: int) -> None:
