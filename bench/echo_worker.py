@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from bench.fleet.clock import ClockRunner, words
+from cli.runtime import run
 from shared import settings
 from shared.bus.base import Bus
 from shared.bus.rabbit import RabbitBus
@@ -103,7 +104,7 @@ def main(
     )
     setup.configure(worker, "warren-echo-worker")
     model = echo_model(worker, step_ms / 1e3, num_blocks, numerics, is_clock=clock)
-    asyncio.run(_run(RabbitBus(broker), worker, model))
+    run(_run(RabbitBus(broker), worker, model))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""How the process of a service ends."""
+"""How the process of a service runs and ends."""
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -29,3 +30,25 @@ def test_a_signal_ends_a_process_that_still_loads_its_model() -> None:
     ended = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
 
     assert ended.returncode == INTERRUPTED
+
+
+def test_opening_streams_does_not_stop_a_service_again_and_again() -> None:
+    """As many objects as a thousand streams have, in a heap that has a tenth of them at first."""
+    program = textwrap.dedent(
+        """
+        import gc, json
+        from cli.runtime import run
+
+        async def open_streams():
+            streams = [{} for _ in range(30_000)]
+            before = gc.get_stats()[2]["collections"]
+            streams += [[stream] for stream in streams * 10]
+            print(json.dumps(gc.get_stats()[2]["collections"] - before))
+
+        run(open_streams())
+        """
+    )
+
+    ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+    assert json.loads(ended.stdout) == 0

@@ -6,11 +6,17 @@ from pathlib import Path
 import pytest
 
 from tests.support.deployment.broker import RabbitCluster, RabbitNode
+from tests.support.deployment.processes import WarrenProcess
 from tests.system.chaos import ground
 from tests.system.chaos.callers import Question
 from tests.system.chaos.campaign import Campaign, Plan, Row, answers
 from tests.system.chaos.cluster import ClusterFaults, url_of
-from tests.system.chaos.deployment import SHORT_GRACE, SHORT_SILENCE, Deployment
+from tests.system.chaos.deployment import (
+    SHORT_GRACE,
+    SHORT_SILENCE,
+    Deployment,
+    mortal_worker,
+)
 from tests.system.chaos.ledger import ledger_row
 from tests.system.chaos.poison import poison
 from tests.system.chaos.surroundings import surroundings
@@ -18,7 +24,12 @@ from tests.system.chaos.surroundings import surroundings
 pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(300)]
 
 QUESTIONS = [Question("echo", f"Question {k}", 40 + 10 * (k % 3), seed=k) for k in range(12)]
-NUM_CALLERS = 5
+NUM_CALLERS = 4
+
+
+def slow_worker(broker: str, log: Path) -> WarrenProcess:
+    """Streams are as many and as long as with a faster one, at a third of the processor time."""
+    return mortal_worker(broker, log, "--step-ms=60")
 
 
 def wrong(rows: list[Row]) -> list[str]:
@@ -33,6 +44,7 @@ async def test_no_death_of_a_process_takes_a_stream_with_it(
         worker_url=own_broker.url_of("worker"),
         gateway_url=own_broker.url_of("gateway"),
         gateway_options=[SHORT_GRACE],
+        start_worker=slow_worker,
         has_keys=True,
     ) as deployment:
         plan: Plan = {
@@ -59,6 +71,7 @@ async def test_no_fault_between_processes_takes_a_stream_with_it(
             worker_url=around.workers.url,
             gateway_url=around.gateways.url,
             gateway_options=[SHORT_SILENCE, SHORT_GRACE],
+            start_worker=slow_worker,
             num_workers=2,
             has_keys=True,
         ) as deployment,
@@ -87,6 +100,7 @@ async def test_no_node_of_a_cluster_takes_a_stream_with_it(
         worker_url=url_of(own_cluster, "worker"),
         gateway_url=url_of(own_cluster, "gateway"),
         gateway_options=[SHORT_GRACE],
+        start_worker=slow_worker,
         num_workers=2,
         has_keys=True,
     ) as deployment:
@@ -94,6 +108,7 @@ async def test_no_node_of_a_cluster_takes_a_stream_with_it(
         plan: Plan = {
             "broker node killed": (faults.kill_node, 1),
             "broker node cut off from the others": (faults.part_node, 1),
+            "broker node lost for good": (faults.lose_node, 1),
         }
         expected = await answers(deployment, QUESTIONS)
         rows = await Campaign(deployment, expected, NUM_CALLERS).run(plan)

@@ -135,6 +135,7 @@ async def cluster(_: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> 
                 "broker node frozen": (faults.freeze_node, 6),
                 "queue leaders moved": (faults.move_leaders, 10),
                 "disk of a broker node full": (faults.fill_disk, 6),
+                "broker node lost for good": (faults.lose_node, 1),
             }
             return await campaign(
                 nodes.nodes[0],

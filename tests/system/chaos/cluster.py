@@ -19,6 +19,8 @@ PARTITION_S = 8.0
 """Longer than a client waits for a heartbeat."""
 FREEZE_S = 12.0
 """Shorter than the other nodes wait for one."""
+LOSS_S = 10.0
+"""Until an operator takes a lost node out of the cluster, and how long clients are watched then."""
 _WAIT_S = "60"
 """The longest time that a node takes to start, and to catch up with the others."""
 _MAX_REPAIRS = 4
@@ -80,6 +82,16 @@ class ClusterFaults:
         await asyncio.sleep(ALARM_S)
         await asyncio.to_thread(node.ctl, "set_disk_free_limit", "50MB")
 
+    async def lose_node(self) -> None:
+        """It never returns, and an operator takes it out of the cluster. No other fault may follow,
+        as the two others cannot do without each other."""
+        first, *_, lost = self._all
+        await self._wait_whole(lost)
+        await asyncio.to_thread(lost.kill)
+        await asyncio.sleep(LOSS_S)
+        await asyncio.to_thread(first.ctl, "forget_cluster_node", lost.name)
+        await asyncio.sleep(LOSS_S)
+
     async def _replace(self, end: Callable[[RabbitNode], None]) -> None:
         node = await self._next()
         await asyncio.to_thread(end, node)
@@ -87,13 +99,18 @@ class ClusterFaults:
 
     async def _next(self) -> RabbitNode:
         node = next(self._nodes)
+        await self._wait_whole(node)
+        return node
+
+    async def _wait_whole(self, node: RabbitNode) -> None:
+        """Wait until all queues can do without a node."""
         for _ in range(_MAX_REPAIRS):
             try:
                 await asyncio.to_thread(_wait_whole, node)
             except AssertionError:
                 await asyncio.to_thread(self._repair)
             else:
-                return node
+                return
         raise AssertionError("members of quorum queues stay down")
 
     def _repair(self) -> None:

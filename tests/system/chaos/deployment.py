@@ -32,11 +32,11 @@ SHORT_GRACE = "--disconnect-grace-s=4"
 """What clients leave behind for good is gone sooner."""
 
 
-def mortal_worker(broker: str, log: Path) -> WarrenProcess:
+def mortal_worker(broker: str, log: Path, *options: str) -> WarrenProcess:
     """See `tests.system.chaos.worker`."""
     port = free_port()
     module = "tests.system.chaos.worker"
-    args = ["-m", module, f"--broker={broker}", f"--health-port={port}"]
+    args = ["-m", module, f"--broker={broker}", f"--health-port={port}", *options]
     return WarrenProcess(args, port, log, {"WARREN_TENANT_WEIGHTS": WEIGHTS})
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bench.echo_worker import MODEL, echo_model
+from cli.runtime import run
 from shared import settings
 from shared.bus.rabbit import RabbitBus
 from shared.settings import WorkerSettings
@@ -77,7 +78,7 @@ def main(
         drain_grace_s=drain_grace_s,
     )
     setup.configure(worker, "warren-chaos-worker")
-    asyncio.run(_run(broker, worker, step_ms / 1e3))
+    run(_run(broker, worker, step_ms / 1e3))
 
 
 if __name__ == "__main__":
