@@ -64,7 +64,7 @@ from shared.messages import (
     encode,
 )
 from tests.support.deployment import processes
-from tests.support.deployment.processes import NO_TLS, WarrenProcess
+from tests.support.deployment.processes import NO_TLS, ROOT, WarrenProcess
 
 RESULTS = Path(__file__).parent / "results"
 NUM_SLOTS = 16
@@ -423,6 +423,9 @@ def main(
     broker: Annotated[str | None, typer.Option(help="AMQP URL; none: a node of its own.")] = None,
     seconds: Annotated[float, typer.Option(help="Of each load.")] = 30.0,
     out: Out = RESULTS,
+    picture: Annotated[Path, typer.Option(help="Where the picture goes.")] = (
+        ROOT / "docs" / "images" / "fairness.svg"
+    ),
 ) -> None:
     with broker_node(broker) as node:
         runs = [run for engine in engines for run in measure_engine(node.url, engine, seconds)]
@@ -435,7 +438,7 @@ def main(
     about = {**describe([]), "environment": given, "slots": NUM_SLOTS, "step_ms": _STEP_MS}
     about["loads"] = loads
     report.write_json(out / "fairness.json", {**about, "rows": rows})
-    draw(out / "fairness.svg", runs)
+    draw(picture, runs)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,14 @@ def demand_of(point: Point, role: Role) -> Demand:
         "broker": point.num_nodes,
         "gateway": point.num_gateways,
     }
+    listeners: Mapping[Role, int] = {
+        "worker": point.num_workers,
+        "broker": point.num_workers + point.num_gateways,
+        "gateway": point.num_gateways,
+    }
     return Demand(
         num_processes=numbers[role],
-        num_pairs=0 if role == "worker" else point.num_workers * point.num_gateways,
+        num_pairs=point.num_workers * listeners[role],
         requests_per_s=point.received.requests_per_s,
         events_per_s=point.received.events_per_s,
     )

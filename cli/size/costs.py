@@ -19,7 +19,8 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
     num_processes: float
     num_pairs: float = 0.0
-    """Pairs of a worker and a gateway: each gateway receives each worker's announcements."""
+    """Pairs of a worker and a process of this kind that receives its announcements, which all
+    workers and all gateways do. The broker delivers those of all pairs."""
     requests_per_s: float = 0.0
     events_per_s: float = 0.0
     """Events with tokens. The other events of an answer are part of the cost of its request."""
@@ -31,7 +32,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     per_process: float
     """For each second of a process without load."""
     per_pair: float
-    """For each second and pair of a worker and a gateway."""
+    """For each second and pair of a worker and a process that receives its announcements."""
     per_request: float
     per_event: float
 

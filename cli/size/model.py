@@ -103,15 +103,16 @@ def size(load: Load, machines: Machines, costs: Costs) -> Size:
     fleet = _Fleet(load, machines, costs, num_gateways, num_workers)
     num_deployments, num_nodes = fleet.brokers()
     gateway_streams = load.num_streams / num_gateways
-    pairs = num_gateways * num_workers / num_deployments
+    to_gateways = num_gateways * num_workers / num_deployments
+    to_workers = num_workers**2 / num_deployments
     return Size(
         num_deployments=num_deployments,
         num_nodes=num_deployments * num_nodes,
         num_gateways=num_gateways,
         num_workers=num_workers,
         broker_cores=num_deployments * fleet.broker_cores(num_deployments, num_nodes),
-        gateway_cores=_cores(costs.gateway, load, num_gateways, pairs) / machines.core_speed,
-        worker_cores=_cores(costs.worker, load, num_workers) / machines.core_speed,
+        gateway_cores=_cores(costs.gateway, load, num_gateways, to_gateways) / machines.core_speed,
+        worker_cores=_cores(costs.worker, load, num_workers, to_workers) / machines.core_speed,
         node_bytes=fleet.node_bytes(num_deployments, num_nodes),
         gateway_bytes=costs.process_bytes["gateway"]
         + gateway_streams * costs.stream_bytes["gateway"],
@@ -175,7 +176,7 @@ class _Fleet:
         requests_per_s = self.load.requests_per_s / num_deployments
         usable = UTILIZATION * machines.core_speed
         node_cores = usable * machines.node_cores
-        announcing = self.num_workers / num_deployments * costs.gateway.per_pair
+        announcing = self.num_workers / num_deployments
         return [
             Limit(
                 name="CPU of the broker",
@@ -206,7 +207,12 @@ class _Fleet:
             ),
             Limit(
                 name="announcements of workers to each gateway",
-                used=announcing / machines.core_speed / ANNOUNCEMENT_SHARE,
+                used=announcing * costs.gateway.per_pair / machines.core_speed / ANNOUNCEMENT_SHARE,
+                remedy="WARREN_ANNOUNCE_INTERVAL_S; larger workers; more deployments",
+            ),
+            Limit(
+                name="announcements of workers to each other",
+                used=announcing * costs.worker.per_pair / machines.core_speed / ANNOUNCEMENT_SHARE,
                 remedy="WARREN_ANNOUNCE_INTERVAL_S; larger workers; more deployments",
             ),
         ]
@@ -219,7 +225,9 @@ class _Fleet:
         nearest = costs.cost("broker", num_nodes)
         work = Demand(
             num_processes=num_nodes,
-            num_pairs=self.num_gateways * self.num_workers / num_deployments**2,
+            num_pairs=self.num_workers
+            * (self.num_workers + self.num_gateways)
+            / num_deployments**2,
             requests_per_s=requests_per_s,
             events_per_s=self.load.events_per_s / num_deployments,
         )

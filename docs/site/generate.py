@@ -13,7 +13,7 @@ from docs.site.compatibility import tables
 from docs.site.messages import message_tables
 from docs.site.metrics import metric_tables
 from docs.site.models import families, formats, known_models
-from docs.site.scaling import cost_table, size_table
+from docs.site.scaling import cost_table, curve_table, size_table
 from shared.settings import CommonSettings, GatewaySettings, WorkerSettings, variable
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +25,7 @@ _BLOCKS: Mapping[str, Callable[[], str]] = {
     "clients": client_table,
     "compatibility": tables,
     "costs": cost_table,
+    "curve": curve_table,
     "messages": message_tables,
     "metrics": metric_tables,
     "models": known_models,

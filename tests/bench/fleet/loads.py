@@ -10,7 +10,7 @@ from bench.fleet.users import Received
 from cli.size.costs import ROLES, Cost, Role
 
 TRUE: dict[Role, Cost] = {
-    "worker": Cost(per_process=0.004, per_pair=0, per_request=0.002, per_event=0.0004),
+    "worker": Cost(per_process=0.004, per_pair=0.0002, per_request=0.002, per_event=0.0004),
     "broker": Cost(per_process=0.02, per_pair=0.0003, per_request=0.004, per_event=0.0005),
     "gateway": Cost(per_process=0.01, per_pair=0.0005, per_request=0.003, per_event=0.0003),
 }
