@@ -74,7 +74,12 @@ def _load(broker: BrokerNode, num_streams: int, tokens_per_s: float, seconds: fl
     with ExitStack() as stack:
         log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "gateway"
         source = stack.enter_context(_token_source(broker.url, tokens_per_s))
-        options = (f"--max-requests={_MAX_REQUESTS}", "--log-level=warning")
+        options = (
+            "--log-level=warning",
+            f"--max-requests={_MAX_REQUESTS}",
+            f"--max-connections={_MAX_REQUESTS}",
+            f"--max-connections-per-address={_MAX_REQUESTS}",
+        )
         gateway = stack.enter_context(processes.gateway(broker.url, log, *options))
         wait_served(gateway.url, MODEL)
         roles: Processes = {
