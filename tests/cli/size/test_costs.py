@@ -1,18 +1,31 @@
-"""The costs beside what `bench.queue` measured: a gateway and a worker under two loads."""
+"""The costs beside what `bench.fleet` and `bench.queue` measured."""
 
 import json
 from pathlib import Path
+from statistics import median
 
 import pytest
 
+from bench.fleet.fit import error
+from bench.fleet.results import Results
 from cli.size.costs import ROLES, Demand, load
 
-RESULTS = Path(__file__).parents[3] / "bench" / "results" / "queue.json"
+RESULTS = Path(__file__).parents[3] / "bench" / "results"
+
+
+def test_the_published_loads_are_predicted() -> None:
+    points = Results.read(RESULTS / "fleet.json").points
+
+    errors = [abs(error(load(), point)) for point in points if point.answer_tokens]
+
+    assert max(errors) < 0.25
+    assert median(errors) < 0.06
 
 
 @pytest.mark.parametrize("name", ["relay", "hold"])
-def test_the_cores_of_a_measured_load_are_predicted_within_15_percent(name: str) -> None:
-    measured = json.loads(RESULTS.read_text())[name]
+def test_a_gateway_under_high_load_is_not_underestimated(name: str) -> None:
+    """Processes handle several events at a time then, for less than the costs say."""
+    measured = json.loads((RESULTS / "queue.json").read_text())[name]
     demand = Demand(
         num_processes=1,
         num_pairs=1,
@@ -21,4 +34,4 @@ def test_the_cores_of_a_measured_load_are_predicted_within_15_percent(name: str)
 
     predicted = sum(load().cost(role).cores(demand) for role in ROLES)
 
-    assert predicted == pytest.approx(sum(measured["cores_used"][role] for role in ROLES), rel=0.15)
+    assert predicted > sum(measured["cores_used"][role] for role in ROLES)
