@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,10 +20,13 @@ if TYPE_CHECKING:
     from shared.bus.rabbit import RabbitBus
 
 INTERRUPTED = 130
-_GC_THRESHOLDS = (10_000, 10, 20)
-"""Python's own, 700, 10 and 10, have it look at all objects whenever their number has grown by a
-quarter. A gateway that opens thousands of streams then stands still for seconds, again and again,
-and the broker misses its heartbeats. These allow about two million new objects before."""
+_GC_THRESHOLDS = (10_000, 10, 1_000_000)
+"""Python itself would look at all objects whenever their number has grown by a quarter. A gateway
+that opens thousands of streams would stand still for seconds, again and again, and the broker miss
+its heartbeats."""
+_GC_INTERVAL_S = 10.0
+_GC_SHARE = 0.01
+"""The largest share of the time in which all objects are looked at."""
 
 _Result = TypeVar("_Result")
 
@@ -98,12 +102,27 @@ def run(main: Coroutine[Any, Any, _Result]) -> _Result:
     gc.set_threshold(*_GC_THRESHOLDS)
     try:
         with asyncio.Runner(loop_factory=_new_event_loop) as runner:
-            return runner.run(main)
+            return runner.run(_collecting_garbage(main))
     except asyncio.CancelledError:  # a signal arrived before there was anything to drain
         # A thread that loads a model cannot be stopped, and the interpreter's own end aborts in it.
         sys.stdout.flush()
         logging.shutdown()
         os._exit(INTERRUPTED)
+
+
+async def _collecting_garbage(main: Coroutine[Any, Any, _Result]) -> _Result:
+    async def collect() -> None:
+        while True:
+            began_at = time.perf_counter()
+            gc.collect()
+            took_s = time.perf_counter() - began_at
+            await asyncio.sleep(max(_GC_INTERVAL_S, took_s / _GC_SHARE))
+
+    collecting = asyncio.create_task(collect())
+    try:
+        return await main
+    finally:
+        collecting.cancel()
 
 
 def _new_event_loop() -> asyncio.AbstractEventLoop:

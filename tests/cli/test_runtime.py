@@ -32,6 +32,31 @@ def test_a_signal_ends_a_process_that_still_loads_its_model() -> None:
     assert ended.returncode == INTERRUPTED
 
 
+def test_old_garbage_is_collected_in_time() -> None:
+    program = textwrap.dedent(
+        """
+        import asyncio, gc, weakref
+        from cli import runtime
+
+        class Node:
+            pass
+
+        async def leave_garbage():
+            node = Node()
+            node.itself, found = node, weakref.ref(node)
+            gc.collect()  # a survivor, which only a full collection looks at
+            del node
+            while found() is not None:
+                await asyncio.sleep(0.01)
+
+        runtime._GC_INTERVAL_S = 0.1
+        runtime.run(leave_garbage())
+        """
+    )
+
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
 def test_opening_streams_does_not_stop_a_service_again_and_again() -> None:
     """As many objects as a thousand streams have, in a heap that has a tenth of them at first."""
     program = textwrap.dedent(
