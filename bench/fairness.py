@@ -41,7 +41,7 @@ from bench.figures import percentile
 from bench.interrupt import ends_on_sigterm
 from bench.load import FIRST_ID
 from bench.machine import describe
-from bench.options import Out
+from bench.options import IMAGES, RESULTS, Out
 from bench.other_load import OtherLoad
 from cli.terminal import notices
 from shared import topology
@@ -64,9 +64,8 @@ from shared.messages import (
     encode,
 )
 from tests.support.deployment import processes
-from tests.support.deployment.processes import NO_TLS, ROOT, WarrenProcess
+from tests.support.deployment.processes import NO_TLS, WarrenProcess
 
-RESULTS = Path(__file__).parent / "results"
 NUM_SLOTS = 16
 _STEP_MS = 25.0
 _WEIGHTS = {"light": 1.0, "heavy": 3.0}
@@ -424,7 +423,7 @@ def main(
     seconds: Annotated[float, typer.Option(help="Of each load.")] = 30.0,
     out: Out = RESULTS,
     picture: Annotated[Path, typer.Option(help="Where the picture goes.")] = (
-        ROOT / "docs" / "images" / "fairness.svg"
+        IMAGES / "fairness.svg"
     ),
 ) -> None:
     with broker_node(broker) as node:

@@ -13,6 +13,7 @@ from bench.interrupt import ends_on_sigterm
 from bench.systems import Room, System, peers, warren, warren_serve
 
 RESULTS = Path(__file__).parent / "results"
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
 
 Out: TypeAlias = Annotated[Path, typer.Option(help="Where the JSON file and the picture go.")]
 Runs: TypeAlias = Annotated[

@@ -32,12 +32,11 @@ from bench.interrupt import ends_on_sigterm
 from bench.queue_load import LoadFigures, Processes, measure_load
 from bench.queue_source import MODEL
 from bench.report import write_json
-from bench.servers import wait_served
+from bench.servers import MANY_STREAMS, wait_served
 from tests.support.deployment import processes
 from tests.support.deployment.processes import ROOT
 
 RESULTS = ROOT / "bench" / "results"
-_MAX_REQUESTS = 4096
 _RELAY = (200, 125.0)
 """Streams, and tokens/s of each: a quarter more than the goal of 20,000 tokens/s."""
 _HOLD_STREAMS = 2000
@@ -74,13 +73,7 @@ def _load(broker: BrokerNode, num_streams: int, tokens_per_s: float, seconds: fl
     with ExitStack() as stack:
         log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "gateway"
         source = stack.enter_context(_token_source(broker.url, tokens_per_s))
-        options = (
-            "--log-level=warning",
-            f"--max-requests={_MAX_REQUESTS}",
-            f"--max-connections={_MAX_REQUESTS}",
-            f"--max-connections-per-address={_MAX_REQUESTS}",
-        )
-        gateway = stack.enter_context(processes.gateway(broker.url, log, *options))
+        gateway = stack.enter_context(processes.gateway(broker.url, log, *MANY_STREAMS))
         wait_served(gateway.url, MODEL)
         roles: Processes = {
             "gateway": [psutil.Process(gateway.pid)],

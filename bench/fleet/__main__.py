@@ -11,7 +11,7 @@ machine.
 - ``streams``: many slow streams at once: memory, and the delay of their tokens
 - ``queues``: the broker's CPU for one request's queue, with many other queues, and for a job
 
-Each part takes less than ten minutes and replaces that of an earlier run in ``fleet.json``. From
+Each part takes at most eleven minutes and replaces that of an earlier run in ``fleet.json``. From
 all four follow the costs with which ``warren size`` computes.
 """
 
@@ -32,10 +32,9 @@ from bench.fleet.results import Results, write_costs
 from bench.fleet.slow_streams import measure_streams
 from bench.interrupt import ends_on_sigterm
 from bench.machine import describe
-from bench.options import RESULTS, Out
+from bench.options import IMAGES, RESULTS, Out
 from cli.size.costs import PATH as COSTS
 from cli.terminal import notices
-from tests.support.deployment.processes import ROOT
 
 
 class Part(StrEnum):
@@ -77,7 +76,7 @@ def main(
     out: Out = RESULTS,
     costs: Annotated[Path, typer.Option(help="Where the costs go.")] = COSTS,
     picture: Annotated[Path, typer.Option(help="Where the picture goes.")] = (
-        ROOT / "docs" / "images" / "scaling.svg"
+        IMAGES / "scaling.svg"
     ),
 ) -> None:
     def measure(part: Part) -> Coroutine[Any, Any, Any]:

@@ -62,7 +62,7 @@ class Plan:
     answer_tokens: int = 48
     num_slots: int = 8
     """Of a worker."""
-    step_s: float = 0.125
+    step_s: float = 0.3
     seconds: float = 8.0
     """Of each load."""
 

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from bench.other_load import OtherLoad
-from bench.servers import trees, wait_served
+from bench.servers import MANY_STREAMS, trees, wait_served
 from tests.support.deployment import processes
 from tests.support.deployment.broker import RabbitNode, running_cluster, running_node
 from tests.support.deployment.processes import WarrenProcess
@@ -18,10 +18,7 @@ from tests.support.deployment.processes import WarrenProcess
 MODEL = "echo"
 _STARTED_AT_ONCE = 2
 _GATEWAY = (
-    "--log-level=warning",
-    "--max-requests=4096",
-    "--max-connections=4608",
-    "--max-connections-per-address=4608",
+    *MANY_STREAMS,
     "--max-queue-wait-s=3600",
     "--disconnect-grace-s=0",  # what users leave behind does not run beside the next measurement
 )

@@ -9,7 +9,7 @@ import numpy as np
 from bench.fleet.curve import Point
 from bench.fleet.queues import QueuePoint, Queues
 from bench.fleet.slow_streams import SlowStreams
-from cli.size.costs import ROLES, Cost, Costs, Demand, Measured, Role
+from cli.size.costs import ROLES, Cost, Costs, Demand, Measured, Role, num_pairs
 
 _SMALLEST_CORES = 0.02
 """What uses less is measured with an error of its own, to which others are compared."""
@@ -22,14 +22,9 @@ def demand_of(point: Point, role: Role) -> Demand:
         "broker": point.num_nodes,
         "gateway": point.num_gateways,
     }
-    listeners: Mapping[Role, int] = {
-        "worker": point.num_workers,
-        "broker": point.num_workers + point.num_gateways,
-        "gateway": point.num_gateways,
-    }
     return Demand(
         num_processes=numbers[role],
-        num_pairs=point.num_workers * listeners[role],
+        num_pairs=num_pairs(role, point.num_workers, point.num_gateways),
         requests_per_s=point.received.requests_per_s,
         events_per_s=point.received.events_per_s,
     )

@@ -26,6 +26,16 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """Events with tokens. The other events of an answer are part of the cost of its request."""
 
 
+def num_pairs(role: Role, num_workers: float, num_gateways: float) -> float:
+    """See `Demand.num_pairs`."""
+    listeners = {
+        "worker": num_workers,
+        "broker": num_workers + num_gateways,
+        "gateway": num_gateways,
+    }
+    return num_workers * listeners[role]
+
+
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """CPU time in seconds, of all processes of one kind together. None is negative."""
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cli.size.costs import Cost, Costs, Demand
+from cli.size.costs import Cost, Costs, Demand, Role, num_pairs
 
 UTILIZATION = 0.7
 """The share of a core up to which a process is loaded. Beyond it, queues and delays grow."""
@@ -103,8 +103,8 @@ def size(load: Load, machines: Machines, costs: Costs) -> Size:
     fleet = _Fleet(load, machines, costs, num_gateways, num_workers)
     num_deployments, num_nodes = fleet.brokers()
     gateway_streams = load.num_streams / num_gateways
-    to_gateways = num_gateways * num_workers / num_deployments
-    to_workers = num_workers**2 / num_deployments
+    to_gateways = num_deployments * fleet.num_pairs("gateway", num_deployments)
+    to_workers = num_deployments * fleet.num_pairs("worker", num_deployments)
     return Size(
         num_deployments=num_deployments,
         num_nodes=num_deployments * num_nodes,
@@ -205,17 +205,21 @@ class _Fleet:
                 used=streams * costs.stream_erlang_processes / num_nodes / ERLANG_PROCESSES,
                 remedy="more nodes; RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS='+P 5000000'",
             ),
-            Limit(
-                name="announcements of workers to each gateway",
-                used=announcing * costs.gateway.per_pair / machines.core_speed / ANNOUNCEMENT_SHARE,
-                remedy="WARREN_ANNOUNCE_INTERVAL_S; larger workers; more deployments",
-            ),
-            Limit(
-                name="announcements of workers to each other",
-                used=announcing * costs.worker.per_pair / machines.core_speed / ANNOUNCEMENT_SHARE,
-                remedy="WARREN_ANNOUNCE_INTERVAL_S; larger workers; more deployments",
+            *(
+                Limit(
+                    name=f"announcements of workers to each {listener}",
+                    used=announcing * cost.per_pair / machines.core_speed / ANNOUNCEMENT_SHARE,
+                    remedy="WARREN_ANNOUNCE_INTERVAL_S; larger workers; more deployments",
+                )
+                for listener, cost in (("gateway", costs.gateway), ("other", costs.worker))
             ),
         ]
+
+    def num_pairs(self, role: Role, num_deployments: int) -> float:
+        """Of one deployment: see `Demand.num_pairs`."""
+        return num_pairs(
+            role, self.num_workers / num_deployments, self.num_gateways / num_deployments
+        )
 
     def broker_cores(self, num_deployments: int, num_nodes: int) -> float:
         """Of one deployment."""
@@ -225,9 +229,7 @@ class _Fleet:
         nearest = costs.cost("broker", num_nodes)
         work = Demand(
             num_processes=num_nodes,
-            num_pairs=self.num_workers
-            * (self.num_workers + self.num_gateways)
-            / num_deployments**2,
+            num_pairs=self.num_pairs("broker", num_deployments),
             requests_per_s=requests_per_s,
             events_per_s=self.load.events_per_s / num_deployments,
         )

@@ -1,15 +1,13 @@
 """The tables of the page on scaling: the measured curve, the costs of ``warren size``, and what it
 predicts."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
-from cli.size.costs import load
+from bench.fleet.results import Results, of_curve, of_linear
+from bench.options import RESULTS
+from cli.size.costs import ROLES, load
 from cli.size.model import Load, Machines, size
 
-_FLEET = Path(__file__).parents[2] / "bench" / "results" / "fleet.json"
-_ROLES = ("worker", "broker", "gateway", "client")
 _MIB = 1 << 20
 _SIZES = (1000, 10_000, 100_000, 1_000_000)
 _TOKENS_PER_S = 20
@@ -18,19 +16,16 @@ _TOKENS_PER_REQUEST = 300
 
 def curve_table() -> str:
     """The throughput by the number of workers, and the cores that each kind of process uses."""
-    loads = json.loads(_FLEET.read_text())["curve"]["points"]
-    tokens_per_answer = next(filter(None, (point["answer_tokens"] for point in loads)))
-    curve = [point for point in loads if point["answer_tokens"] == tokens_per_answer]
-    one = curve[0]["received"]["tokens_per_s"] / curve[0]["num_workers"]
+    first, *_ = line = of_curve(Results.read(RESULTS / "fleet.json").part("curve"))
     rows = (
         (
-            str(point["num_workers"]),
-            f"{point['received']['tokens_per_s']:.0f}",
-            f"{point['received']['tokens_per_s'] / (one * point['num_workers']):.2f}",
-            f"{point['received']['requests_per_s']:.1f}",
-            *(f"{point['cores'][role]:.2f}" for role in _ROLES),
+            str(point.num_workers),
+            f"{point.received.tokens_per_s:.0f}",
+            f"{of_linear(point, first):.2f}",
+            f"{point.received.requests_per_s:.1f}",
+            *(f"{point.cores[role]:.2f}" for role in (*ROLES, "client")),
         )
-        for point in curve
+        for point in line
     )
     headings = ("Workers", "Tokens/s", "Of linear", "Requests/s", "Workers' cores", "Broker's")
     return _table((*headings, "Gateways'", "Client's"), rows)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from bench.fairness import ALONE, FLOODED, ONE_TENANT, RESULTS, Run, Stream, summary
+from bench.fairness import ALONE, FLOODED, ONE_TENANT, Run, Stream, summary
+from bench.options import IMAGES, RESULTS
 
 WEIGHTED = "two tenants"
 MAX_P95_RATIO = 1.3
@@ -101,3 +102,10 @@ def test_the_published_shares_are_fair(engine: str) -> None:
     assert WEIGHTS[0] <= weighted["heavy_to_light_tokens"] <= WEIGHTS[1]
     longest_ms = max(row["gap_max_ms"] for row in others)
     assert longest_ms - rows[ALONE]["gap_max_ms"] <= MAX_ADDED_GAP_MS
+
+
+def test_the_page_has_the_published_picture() -> None:
+    picture = IMAGES / "fairness.svg"
+
+    assert picture.exists()
+    assert f"](images/{picture.name})" in (IMAGES.parent / "benchmarks.md").read_text()

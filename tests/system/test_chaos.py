@@ -28,7 +28,7 @@ NUM_CALLERS = 4
 
 
 def slow_worker(broker: str, log: Path) -> WarrenProcess:
-    """Streams are as many and as long as with a faster one, at a third of the processor time."""
+    """As many streams are open as with a faster one, for a third of its CPU time."""
     return mortal_worker(broker, log, "--step-ms=60")
 
 

@@ -1,16 +1,14 @@
 """The costs beside what `bench.fleet` and `bench.queue` measured."""
 
 import json
-from pathlib import Path
 from statistics import median
 
 import pytest
 
 from bench.fleet.fit import error
 from bench.fleet.results import Results
+from bench.options import RESULTS
 from cli.size.costs import ROLES, Demand, load
-
-RESULTS = Path(__file__).parents[3] / "bench" / "results"
 
 
 def test_the_published_loads_are_predicted() -> None:

@@ -103,10 +103,12 @@ class ClusterFaults:
         return node
 
     async def _wait_whole(self, node: RabbitNode) -> None:
-        """Wait until all queues can do without a node."""
+        """Wait until every quorum queue of a node can do without one of its members."""
         for _ in range(_MAX_REPAIRS):
             try:
-                await asyncio.to_thread(_wait_whole, node)
+                await asyncio.to_thread(
+                    node.upgrade, "await_online_quorum_plus_one", "--timeout", _WAIT_S
+                )
             except AssertionError:
                 await asyncio.to_thread(self._repair)
             else:
@@ -121,11 +123,6 @@ class ClusterFaults:
                 logger.warning("restarting %s, whose members are down: %s", node.name, down)
                 node.stop()
                 node.start()
-
-
-def _wait_whole(node: RabbitNode) -> None:
-    """Wait until every quorum queue of a node can do without one of its members."""
-    node.upgrade("await_online_quorum_plus_one", "--timeout", _WAIT_S)
 
 
 def _queues(node: RabbitNode) -> list[dict[str, Any]]:
