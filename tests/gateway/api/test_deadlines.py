@@ -10,6 +10,10 @@ from tests.support.gateway.http import LiveGateway, events, live_gateway
 from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker
 
 
+TIMEOUT_S = 3
+"""Long enough for a busy machine: `Cancel` is sent only to a worker that is known to have started."""
+
+
 async def never_end(job: ScriptedJob) -> None:
     await job.start()
     await job.say("one")
@@ -21,7 +25,7 @@ async def test_an_answer_that_is_late_is_an_error_that_forbids_a_retry(
 ) -> None:
     worker.script = never_end
 
-    response = await gateway.chat(timeout=1)
+    response = await gateway.chat(timeout=TIMEOUT_S)
 
     assert response.status_code == 504
     assert response.headers["x-should-retry"] == "false"
@@ -34,7 +38,7 @@ async def test_a_stream_that_is_late_ends_with_an_error(
 ) -> None:
     worker.script = never_end
 
-    body = (await gateway.chat(stream=True, timeout=1)).text
+    body = (await gateway.chat(stream=True, timeout=TIMEOUT_S)).text
 
     assert events(body)[-1]["error"]["code"] == "deadline_exceeded"
     await worker.wait_cancelled(worker.jobs[0].job.request_id)
