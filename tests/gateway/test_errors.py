@@ -210,7 +210,7 @@ async def test_a_deadline_that_passes_is_a_504_not_to_be_retried(
 
     worker.script = say_one_word
 
-    # Long enough for a busy machine: `Cancel` is sent only to a worker that is known to have started.
+    # Time for a busy machine: only a worker that is known to have started is sent `Cancel`.
     async with live_gateway(bus, request_timeout_s=3) as gateway:
         response = await gateway.chat()
         assert response.status_code == 504

@@ -9,9 +9,8 @@ from shared.bus.memory import MemoryBroker, MemoryBus
 from tests.support.gateway.http import LiveGateway, events, live_gateway
 from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker
 
-
 TIMEOUT_S = 3
-"""Long enough for a busy machine: `Cancel` is sent only to a worker that is known to have started."""
+"""Time for a busy machine: only a worker that is known to have started is sent `Cancel`."""
 
 
 async def never_end(job: ScriptedJob) -> None:
